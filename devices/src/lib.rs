@@ -1,0 +1,1 @@
+//! The bus and the few devices that Tally's guests need.

@@ -1,0 +1,1 @@
+//! Builds what Tally boots: the default guest and bare-metal payloads.

@@ -1,0 +1,1 @@
+//! The lab: a simulated host with an exact PMU.

@@ -1,0 +1,2 @@
+//! The command `tally-lab`.
+fn main() {}

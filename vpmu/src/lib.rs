@@ -1,0 +1,1 @@
+//! The virtual PMU of Tally's guests.
