@@ -1,1 +1,27 @@
-//! The bus and the few devices that Tally's guests need.
+//! The port bus and the few devices that Tally's guests need.
+//!
+//! A device is registers and nothing more: it knows no KVM and no thread. What a guest does to it may end the
+//! machine; it then says so with an [`End`], and whoever runs the vCPU acts on it.
+
+mod bus;
+mod fw_cfg;
+mod power;
+mod serial;
+
+pub use bus::{Overlap, PortBus, PortDevice};
+pub use fw_cfg::FwCfg;
+pub use power::{AcpiSleep, CommandStatus, DebugExit, Keyboard, ResetRegister};
+pub use serial::{Serial, SerialError};
+
+/// How a guest asked for its machine to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It switched itself off.
+    PowerOff,
+    /// It asked for a reset.
+    Reboot,
+    /// It wrote this byte to the debug-exit port.
+    DebugExit(u8),
+    /// The command that the default guest was given has ended with this status.
+    Command(u8),
+}

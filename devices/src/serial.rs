@@ -1,0 +1,140 @@
+//! A 16550A serial port: vm-superio's model behind a lock, so that the vCPUs and whoever feeds its input share it.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_superio::Trigger;
+use vm_superio::serial::SerialEvents;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{End, PortDevice};
+
+/// Input that the port would not take.
+#[derive(Debug, thiserror::Error)]
+#[error("the serial port's interrupt cannot be raised: {0}")]
+pub struct SerialError(io::Error);
+
+/// The eventfd that KVM turns into the port's interrupt.
+struct Interrupt(EventFd);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Tells the feeder that the guest has read all that was there.
+struct RoomEvent(EventFd);
+
+impl SerialEvents for RoomEvent {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+    fn in_buffer_empty(&self) {
+        // A non-blocking eventfd refuses only when it has been signalled 2^64 - 2 times without being read: then it is readable already.
+        let _ = self.0.write(1);
+    }
+}
+
+type Model = vm_superio::Serial<Interrupt, RoomEvent, Box<dyn Write + Send>>;
+
+/// The port. A clone is the same port.
+#[derive(Clone)]
+pub struct Serial(Arc<Mutex<Model>>);
+
+impl Serial {
+    /// The number of ports that it takes on the bus.
+    pub const PORTS: u16 = 8;
+
+    /// A port that raises `interrupt`, signals `room` when the guest has read its input, and sends to `out`.
+    pub fn new(interrupt: EventFd, room: EventFd, out: Box<dyn Write + Send>) -> Self {
+        Self(Arc::new(Mutex::new(Model::with_events(Interrupt(interrupt), RoomEvent(room), out))))
+    }
+
+    /// Offers input to the guest; says how much of it there was room for.
+    pub fn receive(&self, input: &[u8]) -> Result<usize, SerialError> {
+        let mut model = self.model();
+        if model.fifo_capacity() == 0 {
+            return Ok(0);
+        }
+        model.enqueue_raw_bytes(input).map_err(|e| match e {
+            vm_superio::serial::Error::Trigger(e) | vm_superio::serial::Error::IOError(e) => SerialError(e),
+            vm_superio::serial::Error::FullFifo => SerialError(io::ErrorKind::WouldBlock.into()),
+        })
+    }
+
+    fn model(&self) -> MutexGuard<'_, Model> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PortDevice for Serial {
+    fn read(&self, offset: u16, data: &mut [u8]) {
+        let mut model = self.model();
+        for (byte, register) in data.iter_mut().zip(offset..) {
+            *byte = model.read(register.to_le_bytes()[0]);
+        }
+    }
+
+    fn write(&self, offset: u16, data: &[u8]) -> Option<End> {
+        let mut model = self.model();
+        for (byte, register) in data.iter().zip(offset..) {
+            // Output that nobody takes any more (a closed pipe) is lost, as on a line with nobody at its other end.
+            let _ = model.write(register.to_le_bytes()[0], *byte);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Collects what the guest sent.
+    #[derive(Clone, Default)]
+    struct Line(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Line {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn event() -> EventFd {
+        EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK).unwrap()
+    }
+
+    #[test]
+    fn what_the_guest_sends_comes_out() {
+        let line = Line::default();
+        let port = Serial::new(event(), event(), Box::new(line.clone()));
+        for byte in b"tally" {
+            assert_eq!(port.write(0, &[*byte]), None);
+        }
+        assert_eq!(*line.0.lock().unwrap(), b"tally");
+    }
+
+    #[test]
+    fn input_beyond_the_fifo_waits_until_the_guest_has_read() {
+        let room = event();
+        let port = Serial::new(event(), room.try_clone().unwrap(), Box::new(Line::default()));
+        let input = [b'x'; 200];
+        let taken = port.receive(&input).unwrap();
+        assert!(taken > 0 && taken < input.len());
+        assert_eq!(port.receive(&input).unwrap(), 0);
+        assert!(room.read().is_err(), "nothing was read yet");
+        for _ in 0..taken {
+            let mut byte = [0];
+            port.read(0, &mut byte);
+            assert_eq!(byte, [b'x']);
+        }
+        assert_eq!(room.read().unwrap(), 1);
+        assert!(port.receive(&input).unwrap() > 0);
+    }
+}
