@@ -1,0 +1,3 @@
+//! What an access to a PMU register means, one file for each kind of PMU that a guest can be shown.
+
+pub mod none;

@@ -1,0 +1,100 @@
+//! Where x86 processors keep their PMUs: model-specific registers and CPUID bits, of either vendor.
+
+use std::ops::RangeInclusive;
+
+/// All MSRs that belong to a PMU, few enough ranges for a KVM MSR filter (16).
+///
+/// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2.
+pub const PMU_MSRS: [RangeInclusive<u32>; 13] = [
+    // Intel: counters, event selects.
+    0xc1..=0xc8,
+    0x186..=0x18d,
+    // Intel: fixed counters, PERF_CAPABILITIES, global control and status, PEBS, full-width counters.
+    0x309..=0x30c,
+    0x345..=0x345,
+    0x38d..=0x392,
+    0x3f1..=0x3f1,
+    0x4c1..=0x4c8,
+    0x600..=0x600,
+    // AMD: PerfMonV2's global registers, K7 counters, core counters, northbridge counters, instruction-based sampling.
+    0xc000_0300..=0xc000_0303,
+    0xc001_0000..=0xc001_0007,
+    0xc001_0200..=0xc001_020b,
+    0xc001_0240..=0xc001_024f,
+    0xc001_1030..=0xc001_103d,
+];
+
+/// Whether the register belongs to a PMU.
+pub fn is_pmu_msr(msr: u32) -> bool {
+    PMU_MSRS.iter().any(|range| range.contains(&msr))
+}
+
+/// The four registers that CPUID returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Leaf {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+}
+
+/// Takes everything about a PMU out of what CPUID says at `function`.
+pub fn hide_pmu(function: u32, leaf: &mut Leaf) {
+    const DTES64: u32 = 1 << 2;
+    const DS_CPL: u32 = 1 << 4;
+    const PDCM: u32 = 1 << 15;
+    const DEBUG_STORE: u32 = 1 << 21;
+    const ARCH_LBR: u32 = 1 << 19;
+    const IBS: u32 = 1 << 10;
+    /// `PerfCtrExtCore`, `PerfCtrExtNB`, `PerfTsc`, `PerfCtrExtLLC`.
+    const COUNTER_EXTENSIONS: u32 = 1 << 23 | 1 << 24 | 1 << 27 | 1 << 28;
+    match function {
+        1 => {
+            leaf.ecx &= !(DTES64 | DS_CPL | PDCM);
+            leaf.edx &= !DEBUG_STORE;
+        }
+        7 => leaf.edx &= !ARCH_LBR,
+        0x8000_0001 => leaf.ecx &= !(IBS | COUNTER_EXTENSIONS),
+        // Architectural monitoring, Intel's LBRs; AMD's sampling, PerfMonV2.
+        0xa | 0x1c | 0x23 | 0x8000_001b | 0x8000_0022 => *leaf = Leaf::default(),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Leaf = Leaf { eax: !0, ebx: !0, ecx: !0, edx: !0 };
+
+    #[test]
+    fn a_filter_can_hold_all_ranges() {
+        assert!(PMU_MSRS.len() <= 16);
+        assert!(PMU_MSRS.windows(2).all(|w| w[0].end() < w[1].start()), "ascending and apart");
+    }
+
+    #[test]
+    fn cpuid_shows_no_pmu_of_either_vendor() {
+        for function in [0xa, 0x8000_0022, 0x8000_001b] {
+            let mut leaf = ALL;
+            hide_pmu(function, &mut leaf);
+            assert_eq!(leaf, Leaf::default(), "{function:#x}");
+        }
+        let mut leaf = ALL;
+        hide_pmu(0x8000_0001, &mut leaf);
+        assert_eq!(leaf.ecx, !(1 << 10 | 1 << 23 | 1 << 24 | 1 << 27 | 1 << 28));
+    }
+
+    #[test]
+    fn other_leaves_stay_as_they_are() {
+        for function in [0, 2, 0xb, 0x4000_0001, 0x8000_0008] {
+            let mut leaf = ALL;
+            hide_pmu(function, &mut leaf);
+            assert_eq!(leaf, ALL, "{function:#x}");
+        }
+    }
+}
