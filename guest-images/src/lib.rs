@@ -1,1 +1,28 @@
 //! Builds what Tally boots: the default guest and bare-metal payloads.
+//!
+//! The default guest is the distribution's own kernel, untouched, and an initrd made of the distribution's busybox and
+//! `perf` and one small shell script. Its packages are downloaded and unpacked, never installed, and the result is kept
+//! in a [cache](cache::Cache) outside the work tree, so that only the first call takes time.
+//!
+//! The parts are public because the lab builds its host image from the same ones.
+
+pub mod cache;
+pub mod command;
+pub mod cpio;
+mod error;
+pub mod guest;
+pub mod image;
+pub mod packages;
+pub mod payloads;
+pub mod progress;
+mod sources;
+mod tool;
+
+pub use error::Error;
+pub use guest::{Guest, Kernel, default_guest, guest, kernel};
+pub use packages::Suite;
+pub use progress::Progress;
+pub use tool::run as run_tool;
+
+/// What every fallible function here returns.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,149 @@
+//! The default guest: an unmodified kernel of the distribution, and an initrd that runs one command.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Cache, Key};
+use crate::cpio::Archive;
+use crate::image::{self, Unpacked};
+use crate::packages::{Apt, Suite};
+use crate::{Error, Progress, Result, payloads};
+
+const INIT: &str = include_str!("../guest/init");
+const DECODE: &str = include_str!("../guest/decode.sh");
+/// What is taken from the distribution for the initrd.
+const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
+/// Terminals that full-screen programs know how to draw on.
+const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xterm-256color", "s/screen"];
+/// Counts up when the way of building changes, as the kinds of input below do not show that.
+const RECIPE: &str = "1";
+
+/// A kernel and the initrd to boot it with.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// The bzImage.
+    pub kernel: PathBuf,
+    /// The compressed initrd.
+    pub initrd: PathBuf,
+}
+
+/// A kernel of the distribution, unpacked.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The bzImage.
+    pub image: PathBuf,
+    /// The folder of its modules, as `/lib/modules/RELEASE`.
+    pub modules: PathBuf,
+}
+
+/// The guest that is booted when no other is named: the one in the folder `TALLY_GUEST`, if that is set, or else one
+/// built from the distribution's stable release.
+pub fn default_guest(progress: &mut Progress) -> Result<Guest> {
+    if let Some(folder) = env::var_os("TALLY_GUEST").filter(|value| !value.is_empty()) {
+        return guest_in(folder.into());
+    }
+    guest(&Cache::open()?, Suite::default(), progress)
+}
+
+fn guest_in(folder: PathBuf) -> Result<Guest> {
+    let (kernel, initrd) = (folder.join("kernel"), folder.join("initrd"));
+    for (path, file) in [(&kernel, "kernel"), (&initrd, "initrd")] {
+        if !path.is_file() {
+            return Err(Error::GuestFolder { folder, file });
+        }
+    }
+    Ok(Guest { kernel, initrd })
+}
+
+/// The guest with the kernel of a release. Its programs are those of the stable release, whichever the kernel is.
+pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Guest> {
+    let kernel = kernel(cache, suite, progress)?.image;
+    let mut key = Key::new("guest-initrd").with(RECIPE).with(INIT).with(DECODE).with(payloads::OUTB);
+    key = PACKAGES.iter().fold(key, Key::with);
+    let entry = cache.entry(&key, progress, |progress, entry| pack_initrd(cache, entry, progress))?;
+    Ok(Guest { kernel, initrd: entry.join("initrd") })
+}
+
+/// The distribution's kernel for virtual machines.
+pub fn kernel(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Kernel> {
+    let key = Key::new(&format!("kernel-{suite}")).with(RECIPE);
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        let apt = Apt::open(cache, suite, progress)?;
+        let mut packages = apt.resolve(&["linux-image-cloud-amd64"])?;
+        // One package in older releases, an image and a modules package in newer ones.
+        packages.retain(|package| {
+            ["linux-image-", "linux-binary-", "linux-modules-"]
+                .iter()
+                .any(|prefix| package.name.starts_with(prefix))
+        });
+        let unpacked = entry.join("unpacked");
+        apt.unpack(&packages, &unpacked, progress)?;
+        let modules = [unpacked.join("lib/modules"), unpacked.join("usr/lib/modules")]
+            .iter()
+            .find_map(|folder| image::only_folder(folder, ""))
+            .ok_or_else(|| missing(suite, "the kernel's modules"))?;
+        let release = modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let image = Unpacked::new(&unpacked, suite)
+            .find(&[&format!("boot/vmlinuz-{release}"), &format!("usr/lib/modules/{release}/vmlinuz")])?;
+        let rename = |from: &Path, to: PathBuf| fs::rename(from, &to).map_err(Error::io("create", to));
+        rename(&image, entry.join("vmlinuz"))?;
+        rename(&modules, entry.join("modules"))?;
+        fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
+    })?;
+    Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
+}
+
+fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
+    let suite = Suite::default();
+    let unpacked = entry.join("unpacked");
+    let apt = Apt::open(cache, suite, progress)?;
+    let mut packages = apt.resolve(&PACKAGES)?;
+    packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
+    apt.unpack(&packages, &unpacked, progress)?;
+
+    progress.step("packing the guest's initrd");
+    let files = Unpacked::new(&unpacked, suite);
+    let mut archive = Archive::new();
+    // The kernel opens this for init before anything is mounted.
+    archive.device("dev/console", 5, 1);
+    for folder in ["proc", "sys", "tmp", "run", "root", "etc"] {
+        archive.folder(folder);
+    }
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
+    archive.file("lib/tally/outb", 0o755, payloads::OUTB);
+    archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
+    archive.file("etc/group", 0o644, b"root:x:0:\n");
+    image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;
+    files.add_programs(&mut archive, &["usr/bin/perf"])?;
+    // `perf report` ends with a line from it, and complains without it.
+    let tips = "usr/share/doc/linux-perf/tips.txt";
+    archive.copy(tips, &files.find(&[tips])?)?;
+    for terminal in TERMINALS {
+        let path = format!("lib/terminfo/{terminal}");
+        archive.copy(&path, &files.find(&[&path, &format!("usr/share/terminfo/{terminal}")])?)?;
+    }
+    let initrd = entry.join("initrd");
+    fs::write(&initrd, image::compress(&archive.finish())).map_err(Error::io("write", &initrd))?;
+    fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
+}
+
+fn missing(suite: Suite, what: &str) -> Error {
+    Error::NotInPackages { suite: suite.name(), what: what.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_in_a_folder_needs_both_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("kernel"), "").unwrap();
+        let error = guest_in(folder.path().into()).unwrap_err();
+        assert!(error.to_string().contains("no file `initrd`"), "{error}");
+        fs::write(folder.path().join("initrd"), "").unwrap();
+        assert_eq!(guest_in(folder.path().into()).unwrap().kernel, folder.path().join("kernel"));
+    }
+}

@@ -1,0 +1,255 @@
+//! Fetches and unpacks Debian packages without installing them.
+//!
+//! apt does the work, with a configuration and a state of its own in the cache: the machine's sources, lists and
+//! installed packages are neither changed nor looked at, except for the address of the mirror and the settings that say
+//! how to reach it. Signatures are checked as always. Any user can do it.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::cache::{Cache, Guard};
+use crate::sources::Archive;
+use crate::{Error, Progress, Result, tool};
+
+/// Package lists older than this are fetched again before something is built from them.
+const LISTS_STAY_FRESH: Duration = Duration::from_secs(3600);
+
+/// A release of the distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Suite {
+    /// Debian 12, with Linux 6.1.
+    #[default]
+    Bookworm,
+    /// Debian 13, with Linux 6.12.
+    Trixie,
+    /// Debian unstable, with the newest Linux.
+    Sid,
+}
+
+impl Suite {
+    /// Its name in the archive.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+            Self::Sid => "sid",
+        }
+    }
+}
+
+impl fmt::Display for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Suite {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [Self::Bookworm, Self::Trixie, Self::Sid]
+            .into_iter()
+            .find(|suite| suite.name() == name)
+            .ok_or_else(|| Error::UnknownSuite(name.to_owned()))
+    }
+}
+
+/// A package in the archive, as apt would download it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// The name of its file.
+    file: String,
+    size: u64,
+}
+
+impl Package {
+    /// Reads a line of `apt-get --print-uris`: `'URI' FILE SIZE HASH`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace().skip(1);
+        let file = words.next()?.to_owned();
+        let size = words.next()?.parse().ok()?;
+        Some(Self { name: file.split('_').next()?.to_owned(), file, size })
+    }
+
+    /// Whether the package has shared libraries. The data and the interpreters' modules that some of them come with
+    /// are of no use to a program that is only linked against them.
+    pub fn is_library(&self) -> bool {
+        const RUNTIME_DATA: [&str; 4] = ["-common", "-data", "-stdlib", "-minimal"];
+        (self.name.starts_with("lib") || self.name.starts_with("zlib"))
+            && !RUNTIME_DATA.iter().any(|suffix| self.name.ends_with(suffix))
+    }
+}
+
+/// One suite of the archive. Other processes wait while it is used.
+pub struct Apt {
+    suite: Suite,
+    config: PathBuf,
+    debs: PathBuf,
+    sources: PathBuf,
+    _guard: Guard,
+}
+
+impl Apt {
+    /// Prepares apt for one suite and brings its lists up to date.
+    pub fn open(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Self> {
+        let guard = cache.lock(&format!("apt-{suite}"), progress)?;
+        let folder = cache.folder(&format!("apt/{suite}"))?;
+        for sub in ["lists/partial", "cache/archives/partial", "state", "sources.d"] {
+            cache.folder(&format!("apt/{suite}/{sub}"))?;
+        }
+        let apt = Self {
+            suite,
+            config: folder.join("apt.conf"),
+            debs: cache.folder("downloads")?,
+            sources: cache.folder("downloads/source")?,
+            _guard: guard,
+        };
+        let write = |name: &str, text: String| {
+            fs::write(folder.join(name), text).map_err(Error::io("write", folder.join(name)))
+        };
+        let archive = stanza(&Archive::of_this_machine()?, suite);
+        let known = fs::read_to_string(folder.join("sources.d/tally.sources")).unwrap_or_default();
+        write("apt.conf", configuration(&folder)?)?;
+        write("sources.d/tally.sources", archive.clone())?;
+        write("empty", String::new())?;
+        let stamp = folder.join("updated");
+        let fresh = fs::metadata(&stamp)
+            .and_then(|file| file.modified())
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < LISTS_STAY_FRESH));
+        if !fresh || known != archive {
+            progress.step(format!("fetching the package lists of {suite}"));
+            let mut update = apt.get();
+            tool::run(update.args(["update", "--error-on=any"]), "apt")?;
+            write("updated", String::new())?;
+        }
+        Ok(apt)
+    }
+
+    /// The packages with these names and everything that they depend on.
+    pub fn resolve(&self, names: &[&str]) -> Result<Vec<Package>> {
+        let mut command = self.get();
+        command.args(["install", "--quiet=2", "--no-install-recommends", "--print-uris"]).args(names);
+        Ok(tool::run(&mut command, "apt")?.lines().filter_map(Package::parse).collect())
+    }
+
+    /// Downloads packages, except those that were downloaded before, and unpacks them into one folder.
+    pub fn unpack(&self, packages: &[Package], into: &Path, progress: &mut Progress) -> Result<()> {
+        let missing: Vec<&Package> = packages.iter().filter(|package| !self.has(package)).collect();
+        if !missing.is_empty() {
+            let bytes: u64 = missing.iter().map(|package| package.size).sum();
+            progress.step(format!(
+                "fetching {} packages of {} ({} MB)",
+                missing.len(),
+                self.suite,
+                bytes / 1_000_000
+            ));
+            let names = missing.iter().map(|package| format!("{}/{}", package.name, self.suite));
+            // In a folder of its own, so that what an interrupted download left is never taken for a package.
+            let arriving = self.debs.join("arriving");
+            fs::create_dir_all(&arriving).map_err(Error::io("create", &arriving))?;
+            tool::run(self.get().arg("download").args(names).current_dir(&arriving), "apt")?;
+            for package in missing {
+                let (from, to) = (arriving.join(&package.file), self.debs.join(&package.file));
+                fs::rename(&from, &to).map_err(Error::io("find", &from))?;
+            }
+        }
+        for package in packages {
+            progress.detail(&package.name);
+            let deb = self.debs.join(&package.file);
+            tool::run(Command::new("dpkg-deb").arg("-x").arg(deb).arg(into), "dpkg")?;
+        }
+        Ok(())
+    }
+
+    /// Downloads a source package and unpacks it, with the distribution's patches, into a new folder.
+    pub fn unpack_source(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
+        progress.step(format!("fetching the source of {name} from {}", self.suite));
+        tool::run(
+            self.get().args(["source", "--download-only", "--only-source", name]).current_dir(&self.sources),
+            "apt",
+        )?;
+        let listed =
+            tool::run(self.get().args(["source", "--print-uris", "--only-source", "-qq", name]), "apt")?;
+        let dsc = listed
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .find(|file| Path::new(file).extension().is_some_and(|extension| extension == "dsc"))
+            .ok_or_else(|| Error::NotInPackages {
+                suite: self.suite.name(),
+                what: format!("source of {name}"),
+            })?;
+        progress.step(format!("unpacking the source of {name}"));
+        let mut command = Command::new("dpkg-source");
+        command.args(["--no-check", "--extract"]).arg(self.sources.join(dsc)).arg(into);
+        tool::run(&mut command, "dpkg-dev").map(drop)
+    }
+
+    fn has(&self, package: &Package) -> bool {
+        fs::metadata(self.debs.join(&package.file)).is_ok_and(|file| file.len() == package.size)
+    }
+
+    fn get(&self) -> Command {
+        let mut command = Command::new("apt-get");
+        command.env("APT_CONFIG", &self.config).env("LC_ALL", "C");
+        command
+    }
+}
+
+/// Both kinds of package from one suite, in the format of `.sources` files.
+fn stanza(archive: &Archive, suite: Suite) -> String {
+    let signed_by = archive.signed_by.as_ref().map(|keys| format!("Signed-By: {keys}\n")).unwrap_or_default();
+    format!("Types: deb deb-src\nURIs: {}\nSuites: {suite}\nComponents: main\n{signed_by}", archive.uri)
+}
+
+/// Everything in `folder`, and of the machine's configuration only how it reaches the network.
+fn configuration(folder: &Path) -> Result<String> {
+    let folder = folder.display();
+    let machine = tool::run(Command::new("apt-config").args(["dump", "Acquire"]), "apt")?;
+    let reach: String = machine
+        .lines()
+        .filter(|line| !line.starts_with("Acquire::IndexTargets") && !line.starts_with("Acquire::Languages"))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    Ok(format!(
+        "Dir::Etc::main \"/dev/null\";\nDir::Etc::parts \"/dev/null\";\nDir::Etc::preferences \"/dev/null\";\n\
+         Dir::Etc::preferencesparts \"/dev/null\";\nDir::Etc::sourcelist \"/dev/null\";\n\
+         Dir::Etc::sourceparts \"{folder}/sources.d\";\nDir::State \"{folder}/state\";\n\
+         Dir::State::lists \"{folder}/lists\";\nDir::State::status \"{folder}/empty\";\nDir::Cache \"{folder}/cache\";\n\
+         APT::Architecture \"amd64\";\nAPT::Architectures {{ \"amd64\"; }};\nAPT::Sandbox::User \"root\";\n\
+         APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n{reach}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(name: &str) -> Package {
+        Package { name: name.into(), file: format!("{name}_1_amd64.deb"), size: 1 }
+    }
+
+    #[test]
+    fn a_line_of_apt_is_read() {
+        let line = "'http://mirror.example/pool/libc6_2.36_amd64.deb' libc6_2.36_amd64.deb 2759320 SHA256:00";
+        let expected = Package { name: "libc6".into(), file: "libc6_2.36_amd64.deb".into(), size: 2_759_320 };
+        assert_eq!(Package::parse(line), Some(expected));
+    }
+
+    #[test]
+    fn libraries_are_told_from_what_comes_with_them() {
+        assert!(package("libpython3.11").is_library() && package("zlib1g").is_library());
+        assert!(!package("libpython3.11-stdlib").is_library() && !package("python3").is_library());
+    }
+
+    #[test]
+    fn a_suite_that_does_not_exist_is_named() {
+        assert!("woody".parse::<Suite>().unwrap_err().to_string().contains("woody"));
+        assert_eq!("sid".parse::<Suite>().unwrap(), Suite::Sid);
+    }
+}
