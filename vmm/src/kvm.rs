@@ -1,0 +1,119 @@
+//! The host's KVM: opening it, and what it must be able to do.
+
+use std::io;
+
+use kvm_ioctls::{Cap, Kvm};
+
+use crate::pmu::{self, Pmu};
+
+/// KVM's interface has had this version since 2007.
+const API_VERSION: i32 = 12;
+const DEVICE: &std::ffi::CStr = c"/dev/kvm";
+
+/// What every machine needs.
+const NEEDS: [(Cap, &str); 8] = [
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    (Cap::Pit2, "KVM_CAP_PIT2"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
+];
+
+/// What KVM refused.
+#[derive(Debug, thiserror::Error)]
+pub enum KvmError {
+    /// There is no KVM.
+    #[error(
+        "no /dev/kvm: this host has no KVM, or its module is not loaded (`modprobe kvm-amd` or `modprobe kvm-intel`); `tally lab run` needs none"
+    )]
+    Absent,
+    /// It is not for this user.
+    #[error(
+        "/dev/kvm: permission denied: join the group that owns it (`sudo usermod -aG kvm $USER`, then log in again)"
+    )]
+    Forbidden,
+    /// It cannot be opened for another reason.
+    #[error("/dev/kvm: {0}")]
+    Open(io::Error),
+    /// Not the interface that we know.
+    #[error("/dev/kvm speaks version {0} of its interface, not {API_VERSION}")]
+    Version(i32),
+    /// It lacks something.
+    #[error("this host's KVM lacks {0}")]
+    Lacks(String),
+    /// More CPUs than it can give.
+    #[error("--cpus {asked}: this host's KVM allows 1 to {most}")]
+    Cpus {
+        /// What was asked for.
+        asked: u32,
+        /// The most there can be.
+        most: u32,
+    },
+    /// An operation failed.
+    #[error("KVM cannot {what}: {source}")]
+    Operation {
+        /// What was tried.
+        what: &'static str,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// Gives a failed KVM operation its name.
+pub trait Doing<T> {
+    /// `what` completes the sentence "KVM cannot ...".
+    fn doing(self, what: &'static str) -> Result<T, KvmError>;
+}
+
+impl<T> Doing<T> for Result<T, kvm_ioctls::Error> {
+    fn doing(self, what: &'static str) -> Result<T, KvmError> {
+        self.map_err(|source| KvmError::Operation { what, source })
+    }
+}
+
+/// Opens KVM and checks that a machine with this PMU can run on it.
+pub fn open(pmu: Pmu) -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new_with_path(DEVICE).map_err(|e| match io::Error::from(e) {
+        e if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
+        e if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
+        e => KvmError::Open(e),
+    })?;
+    let version = kvm.get_api_version();
+    if version != API_VERSION {
+        return Err(KvmError::Version(version));
+    }
+    let lacking = lacking(NEEDS.iter().chain(pmu::needs(pmu)), |cap| kvm.check_extension(cap));
+    if lacking.is_empty() { Ok(kvm) } else { Err(KvmError::Lacks(lacking.join(", "))) }
+}
+
+fn lacking<'a>(
+    needs: impl Iterator<Item = &'a (Cap, &'static str)>,
+    has: impl Fn(Cap) -> bool,
+) -> Vec<&'static str> {
+    needs.filter(|(cap, _)| !has(*cap)).map(|(_, name)| *name).collect()
+}
+
+/// Checks a number of CPUs against KVM's limit and ours: an APIC id has 8 bits, and 255 means "all".
+pub fn check_cpus(kvm: &Kvm, asked: u32) -> Result<u8, KvmError> {
+    let most = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);
+    match u8::try_from(asked) {
+        Ok(cpus) if (1..=most).contains(&asked) => Ok(cpus),
+        _ => Err(KvmError::Cpus { asked, most }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kvm_lacks_is_named() {
+        let names = lacking(NEEDS.iter().chain(pmu::needs(Pmu::None)), |cap| {
+            !matches!(cap, Cap::Pit2 | Cap::X86MsrFilter)
+        });
+        assert_eq!(names, ["KVM_CAP_PIT2", "KVM_CAP_X86_MSR_FILTER"]);
+    }
+}

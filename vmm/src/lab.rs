@@ -1,0 +1,29 @@
+//! `tally lab`: runs the program `tally-lab`, as git runs its subcommands. The product does not depend on its tests.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const PROGRAM: &str = "tally-lab";
+
+/// Becomes `tally-lab`, found beside this program or else in `PATH`.
+pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
+    let program = beside_us().unwrap_or_else(|| PROGRAM.into());
+    let error = Command::new(&program).args(arguments).exec();
+    if error.kind() == ErrorKind::NotFound {
+        bail!(
+            "`{PROGRAM}` is neither beside tally nor in PATH: build it with `cargo build --release -p {PROGRAM}`"
+        );
+    }
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}
+
+fn beside_us() -> Option<PathBuf> {
+    let program = env::current_exe().ok()?.with_file_name(PROGRAM);
+    program.is_file().then_some(program)
+}

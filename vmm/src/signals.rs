@@ -1,0 +1,53 @@
+//! Signals that end the machine, taken as events rather than by surprise.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// What ends the machine when it arrives.
+const ENDING: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+
+/// The signals, readable as a file.
+#[derive(Debug)]
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Takes the signals away from this thread and those that it starts from now on.
+    pub fn take() -> io::Result<Self> {
+        // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is valid.
+        unsafe { libc::sigemptyset(&raw mut set) };
+        for signal in ENDING {
+            // SAFETY: `set` is valid, and so is the signal.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: `set` is initialised; the old mask is not asked for.
+        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        // SAFETY: `set` is initialised.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else has it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The next signal, if one has arrived.
+    pub fn next(&self) -> Option<i32> {
+        // SAFETY: all-zero is a valid `signalfd_siginfo`, a plain C structure of integers.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&info);
+        // SAFETY: `info` is valid for `size` bytes.
+        let count = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size) };
+        (usize::try_from(count) == Ok(size)).then(|| info.ssi_signo.cast_signed())
+    }
+}
+
+impl AsRawFd for Signals {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

@@ -1,0 +1,139 @@
+//! The user's terminal while the guest's console is on it: raw, and put back whatever happens.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+/// How the terminal was before.
+static SAVED: OnceLock<libc::termios> = OnceLock::new();
+
+/// Signals that end the process from within; the terminal is put back on their way.
+const FATAL: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT];
+
+/// The terminal in raw mode, until this is dropped.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Raw {
+    /// Makes standard input raw, if it is a terminal and ours to change.
+    pub fn enter() -> io::Result<Option<Self>> {
+        let stdin = io::stdin();
+        if !stdin.is_terminal() || !in_foreground() {
+            return Ok(None);
+        }
+        let fd = stdin.as_raw_fd();
+        // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
+        let mut termios: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, and `termios` is a valid place for the answer.
+        if unsafe { libc::tcgetattr(fd, &raw mut termios) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        SAVED.get_or_init(|| termios);
+        restore_on_panic();
+        restore_on_fatal_signals();
+        // SAFETY: `termios` is a valid structure to change.
+        unsafe { libc::cfmakeraw(&raw mut termios) };
+        // SAFETY: the descriptor is open, and `termios` is initialised.
+        if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const termios) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Some(Self(())))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// A process in the background that changed the terminal would be stopped for it.
+fn in_foreground() -> bool {
+    // SAFETY: takes no pointer; a closed descriptor gives an error, which equals no process group.
+    let foreground = unsafe { libc::tcgetpgrp(libc::STDIN_FILENO) };
+    // SAFETY: cannot fail and takes nothing.
+    foreground == unsafe { libc::getpgrp() }
+}
+
+/// Puts the terminal back; safe in a signal handler, for all it does is one system call.
+fn restore() {
+    if let Some(saved) = SAVED.get() {
+        // SAFETY: `saved` is initialised and never changes; a closed descriptor gives an error, which nobody can mend here.
+        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
+    }
+}
+
+fn restore_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        restore();
+        report(info);
+    }));
+}
+
+fn restore_on_fatal_signals() {
+    extern "C" fn handler(_signal: libc::c_int) {
+        // The handler is used once (SA_RESETHAND): on return the instruction faults again, or `abort` goes on, and the process ends as it would have.
+        restore();
+    }
+    // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESETHAND;
+    for signal in FATAL {
+        // SAFETY: the action is valid, and its handler does only what a handler may.
+        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    }
+}
+
+/// Finds Ctrl-A X in what the user types. Ctrl-A twice sends one to the guest; before any other key it sends both.
+#[derive(Debug, Default)]
+pub struct Escape {
+    pending: bool,
+}
+
+impl Escape {
+    const PREFIX: u8 = 1;
+
+    /// Adds to `guest` what is meant for it; says whether the user asked for the end.
+    pub fn feed(&mut self, typed: &[u8], guest: &mut impl Extend<u8>) -> bool {
+        for &byte in typed {
+            if std::mem::take(&mut self.pending) {
+                match byte {
+                    b'x' | b'X' => return true,
+                    Self::PREFIX => guest.extend([Self::PREFIX]),
+                    _ => guest.extend([Self::PREFIX, byte]),
+                }
+            } else if byte == Self::PREFIX {
+                self.pending = true;
+            } else {
+                guest.extend([byte]);
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn type_in(chunks: &[&[u8]]) -> (Vec<u8>, bool) {
+        let (mut escape, mut guest) = (Escape::default(), Vec::new());
+        let quit = chunks.iter().any(|chunk| escape.feed(chunk, &mut guest));
+        (guest, quit)
+    }
+
+    #[test]
+    fn ctrl_a_x_ends_even_when_it_comes_in_two_reads() {
+        assert_eq!(type_in(&[b"ls\x01x"]), (b"ls".to_vec(), true));
+        assert_eq!(type_in(&[b"\x01", b"X"]), (vec![], true));
+    }
+
+    #[test]
+    fn everything_else_reaches_the_guest() {
+        assert_eq!(type_in(&[b"\x03\x04x"]), (b"\x03\x04x".to_vec(), false));
+        assert_eq!(type_in(&[b"\x01\x01x"]), (b"\x01x".to_vec(), false));
+        assert_eq!(type_in(&[b"\x01c"]), (b"\x01c".to_vec(), false));
+    }
+}

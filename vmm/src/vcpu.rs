@@ -1,0 +1,189 @@
+//! One vCPU: the loop around `KVM_RUN`. Nothing outside this file sees what KVM's exits look like.
+
+use std::fmt;
+use std::sync::Arc;
+
+use devices::{End, PortBus};
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vpmu::Outcome;
+
+use crate::console::Coalescing;
+use crate::pmu::Pmu;
+
+/// A vCPU, ready to run on a thread of its own.
+pub struct Vcpu {
+    /// Its number, which is its APIC id.
+    pub id: u8,
+    /// KVM's side of it.
+    pub fd: VcpuFd,
+    /// The machine's devices.
+    pub bus: Arc<PortBus>,
+    /// The console bytes that KVM holds back.
+    pub coalescing: Arc<Coalescing>,
+    /// What answers the PMU's registers.
+    pub pmu: Pmu,
+}
+
+/// Why a vCPU cannot go on.
+#[derive(Debug)]
+pub enum Reason {
+    /// A fault while handling a fault while handling a fault.
+    TripleFault,
+    /// KVM met something that it cannot emulate.
+    InternalError(u32),
+    /// The processor refused to enter the guest.
+    EntryFailed(u64),
+    /// `KVM_RUN` itself failed.
+    RunFailed(kvm_ioctls::Error),
+    /// An exit that no machine of ours causes.
+    Unexpected(String),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TripleFault => write!(f, "triple fault"),
+            Self::InternalError(kind) => {
+                let what = match *kind {
+                    kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => "it cannot emulate an instruction",
+                    kvm_bindings::KVM_INTERNAL_ERROR_SIMUL_EX => "two exceptions at once",
+                    kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV => "it cannot deliver an event",
+                    kvm_bindings::KVM_INTERNAL_ERROR_UNEXPECTED_EXIT_REASON => {
+                        "an exit that it does not know"
+                    }
+                    _ => "unknown",
+                };
+                write!(f, "KVM internal error {kind}: {what}")
+            }
+            Self::EntryFailed(reason) => {
+                write!(f, "KVM error: the processor refused to enter the guest ({reason:#x})")
+            }
+            Self::RunFailed(error) => write!(f, "KVM error: {error}"),
+            Self::Unexpected(exit) => write!(f, "KVM error: unexpected exit {exit}"),
+        }
+    }
+}
+
+/// A vCPU that cannot go on: which one, where, why.
+#[derive(Debug, thiserror::Error)]
+#[error("vCPU {vcpu} at RIP {rip:#x}: {reason}")]
+pub struct Failure {
+    /// Its number.
+    pub vcpu: u8,
+    /// Its instruction pointer. AMD's processors lose it in a triple fault: KVM then shows that of a reset.
+    pub rip: u64,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What `KVM_RUN` came back for, free of the borrow of the vCPU's file.
+enum Exit {
+    /// An `in`, to be answered into this memory.
+    In(u16, *mut [u8]),
+    /// An `out` of what is in this memory.
+    Out(u16, *const [u8]),
+    /// A signal, or nothing that concerns us.
+    Nothing,
+    /// The guest asked KVM itself for its end.
+    End(End),
+    /// It cannot go on.
+    Dead(Reason),
+}
+
+impl Vcpu {
+    /// Runs until the guest ends or cannot go on.
+    pub fn run(&mut self) -> Result<End, Failure> {
+        loop {
+            let exit = self.enter();
+            self.coalescing.drain(&mut self.fd, &self.bus);
+            match exit {
+                Exit::Nothing => {}
+                Exit::In(port, data) => self.input(port, data),
+                Exit::Out(port, data) => {
+                    if let Some(end) = self.output(port, data) {
+                        return Ok(end);
+                    }
+                }
+                Exit::End(end) => return Ok(end),
+                Exit::Dead(reason) => return Err(self.failure(reason)),
+            }
+        }
+    }
+
+    fn enter(&mut self) -> Exit {
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => Exit::In(port, data),
+            Ok(VcpuExit::IoOut(port, data)) => Exit::Out(port, data),
+            Ok(VcpuExit::MmioRead(_, data)) => {
+                // No device has memory-mapped registers: the bus floats.
+                data.fill(0xff);
+                Exit::Nothing
+            }
+            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => Exit::Nothing,
+            Ok(VcpuExit::X86Rdmsr(exit)) => {
+                match self.pmu.access(exit.index) {
+                    Outcome::Value(value) => *exit.data = value,
+                    Outcome::Handled | Outcome::Fault | Outcome::NotMine => *exit.error = 1,
+                }
+                Exit::Nothing
+            }
+            Ok(VcpuExit::X86Wrmsr(exit)) => {
+                if self.pmu.access(exit.index) != Outcome::Handled {
+                    *exit.error = 1;
+                }
+                Exit::Nothing
+            }
+            Ok(VcpuExit::SystemEvent(event, _)) => match event {
+                KVM_SYSTEM_EVENT_SHUTDOWN => Exit::End(End::PowerOff),
+                KVM_SYSTEM_EVENT_RESET => Exit::End(End::Reboot),
+                KVM_SYSTEM_EVENT_CRASH => Exit::Dead(Reason::Unexpected("guest crash".into())),
+                other => Exit::Dead(Reason::Unexpected(format!("system event {other}"))),
+            },
+            Ok(VcpuExit::Shutdown) => Exit::Dead(Reason::TripleFault),
+            Ok(VcpuExit::FailEntry(reason, _)) => Exit::Dead(Reason::EntryFailed(reason)),
+            Ok(VcpuExit::InternalError) => {
+                Exit::Dead(Reason::InternalError(internal_error(self.fd.get_kvm_run())))
+            }
+            Ok(other) => Exit::Dead(Reason::Unexpected(format!("{other:?}"))),
+            Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => Exit::Nothing,
+            Err(e) => Exit::Dead(Reason::RunFailed(e)),
+        }
+    }
+
+    fn input(&mut self, port: u16, data: *mut [u8]) {
+        let width = access_width(self.fd.get_kvm_run());
+        // SAFETY: KVM gave this slice of the vCPU's shared pages, which stay mapped as long as `self.fd` is open;
+        // the borrow it came with is over, and nothing else touches it before the next `KVM_RUN`.
+        let data = unsafe { &mut *data };
+        for item in data.chunks_exact_mut(width) {
+            self.bus.read(port, item);
+        }
+    }
+
+    fn output(&mut self, port: u16, data: *const [u8]) -> Option<End> {
+        let width = access_width(self.fd.get_kvm_run());
+        // SAFETY: as for input.
+        let data = unsafe { &*data };
+        data.chunks_exact(width).find_map(|item| {
+            self.coalescing.watch(port, item);
+            self.bus.write(port, item)
+        })
+    }
+
+    fn failure(&self, reason: Reason) -> Failure {
+        Failure { vcpu: self.id, rip: self.fd.get_regs().map_or(0, |regs| regs.rip), reason }
+    }
+}
+
+/// How wide each access of the port exit is; a string instruction makes several of them at once.
+fn access_width(run: &kvm_run) -> usize {
+    // SAFETY: called for a port exit only, where the kernel has filled in this member of the union.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    usize::from(io.size).max(1)
+}
+
+fn internal_error(run: &kvm_run) -> u32 {
+    // SAFETY: called for an internal error only, where the kernel has filled in this member of the union.
+    unsafe { run.__bindgen_anon_1.internal.suberror }
+}

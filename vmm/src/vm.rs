@@ -1,0 +1,198 @@
+//! A virtual machine put together: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use devices::{
+    AcpiSleep, CommandStatus, DebugExit, FwCfg, Keyboard, Overlap, PortBus, ResetRegister, Serial,
+};
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
+
+use crate::console::{Coalescing, Output};
+use crate::kvm::{Doing, KvmError};
+use crate::loader::{Boot, Entry, Kernel, LoadError};
+use crate::machine::{COM, SerialPort, port};
+use crate::memory::GuestRam;
+use crate::pmu::Pmu;
+use crate::vcpu::Vcpu;
+use crate::{acpi, cpuid, registers};
+
+/// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+
+/// What a machine is made from.
+pub struct Config<'a> {
+    /// The kernel, not loaded yet.
+    pub kernel: &'a Kernel,
+    /// The initrd, or a multiboot kernel's modules.
+    pub initrd: Option<&'a Path>,
+    /// The kernel's command line.
+    pub command_line: &'a str,
+    /// How many vCPUs.
+    pub cpus: u8,
+    /// The guest's memory.
+    pub ram: GuestRam,
+    /// Which PMU it sees.
+    pub pmu: Pmu,
+    /// Where each serial port's output goes; there are as many ports.
+    pub outputs: Vec<Output>,
+    /// Whether a command's status is awaited.
+    pub command: bool,
+}
+
+/// A machine that cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// KVM refused something.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The kernel cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// Two devices at one place.
+    #[error(transparent)]
+    Bus(#[from] Overlap),
+    /// The host is out of files.
+    #[error("cannot make an eventfd: {0}")]
+    Event(std::io::Error),
+    /// The guest's memory does not hold what belongs into its first MiB.
+    #[error("cannot write the ACPI tables: {0}")]
+    Acpi(vm_memory::GuestMemoryError),
+}
+
+/// A machine ready to run.
+pub struct Vm {
+    /// Its vCPUs.
+    pub vcpus: Vec<Vcpu>,
+    /// The console's port, for input.
+    pub console: Serial,
+    /// Signalled when the console has taken its input.
+    pub console_room: EventFd,
+    // Unmapped only after the vCPUs are gone: fields drop in this order.
+    _ram: GuestRam,
+}
+
+impl Vm {
+    /// Builds it.
+    pub fn new(kvm: &Kvm, config: Config) -> Result<Self, VmError> {
+        let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
+        config.pmu.configure(&vm)?;
+        add_interrupt_controllers(&vm)?;
+        add_memory(&vm, &config.ram)?;
+
+        let command_line = config.command_line;
+        let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd };
+        let entry = config.kernel.load(&boot)?;
+        acpi::write(&config.ram.mapped, config.cpus, &COM[..config.outputs.len()]).map_err(VmError::Acpi)?;
+
+        let linux = config.kernel.is_linux();
+        let Devices { bus, console, console_room } = Devices::new(&vm, &config, linux)?;
+        let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
+        let coalescing = Arc::new(Coalescing::new(Arc::clone(&vm), coalesce)?);
+        let bus = Arc::new(bus);
+        let supported =
+            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
+        let vcpus = (0..config.cpus)
+            .map(|id| {
+                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu);
+                new_vcpu(&vm, id, &cpuid, entry, &config, &bus, &coalescing)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { vcpus, console, console_room, _ram: config.ram })
+    }
+}
+
+fn add_interrupt_controllers(vm: &VmFd) -> Result<(), KvmError> {
+    vm.set_tss_address(TSS_ADDRESS).doing("place the TSS")?;
+    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).doing("place the identity map")?;
+    vm.create_irq_chip().doing("make the interrupt controllers")?;
+    let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+    vm.create_pit2(pit).doing("make the timer")
+}
+
+fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
+    for (slot, region) in (0..).zip(ram.mapped.iter()) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the region is mapped, and `Vm` unmaps it only after the vCPUs are closed.
+        unsafe { vm.set_user_memory_region(region) }.doing("give the guest its memory")?;
+    }
+    Ok(())
+}
+
+struct Devices {
+    bus: PortBus,
+    console: Serial,
+    console_room: EventFd,
+}
+
+impl Devices {
+    fn new(vm: &VmFd, config: &Config, linux: bool) -> Result<Self, VmError> {
+        let mut bus = PortBus::default();
+        let mut ports = COM.iter().zip(&config.outputs).map(|(com, output)| {
+            let (serial, room) = serial_port(vm, *com, output.clone())?;
+            bus.attach(com.base, Serial::PORTS, serial.clone())?;
+            Ok::<_, VmError>((serial, room))
+        });
+        let (console, console_room) = ports.next().expect("the console is always there")?;
+        ports.collect::<Result<Vec<_>, _>>()?;
+
+        bus.attach(port::KEYBOARD, 1, Keyboard)?;
+        bus.attach(port::DEBUG_EXIT, 4, DebugExit)?;
+        bus.attach(port::SLEEP, 2, AcpiSleep)?;
+        bus.attach(port::RESET, 1, ResetRegister)?;
+        if config.command {
+            bus.attach(port::COMMAND_STATUS, 1, CommandStatus)?;
+        }
+        if !linux {
+            bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
+        }
+        Ok(Self { bus, console, console_room })
+    }
+}
+
+fn serial_port(vm: &VmFd, com: SerialPort, output: Output) -> Result<(Serial, EventFd), VmError> {
+    let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event);
+    let (interrupt, room) = (event()?, event()?);
+    vm.register_irqfd(&interrupt, com.gsi).doing("connect a serial port's interrupt")?;
+    let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, Box::new(output));
+    Ok((serial, room))
+}
+
+fn new_vcpu(
+    vm: &VmFd,
+    id: u8,
+    cpuid: &CpuId,
+    entry: Entry,
+    config: &Config,
+    bus: &Arc<PortBus>,
+    coalescing: &Arc<Coalescing>,
+) -> Result<Vcpu, KvmError> {
+    let mut fd = vm.create_vcpu(id.into()).doing("make a vCPU")?;
+    fd.set_cpuid2(cpuid).doing("set a vCPU's CPUID")?;
+    registers::prepare(&fd, id == 0, entry, &config.ram.mapped)?;
+    coalescing.attach(&mut fd)?;
+    Ok(Vcpu { id, fd, bus: Arc::clone(bus), coalescing: Arc::clone(coalescing), pmu: config.pmu })
+}
+
+/// The outputs of a machine's serial ports, and the timer by which they ask to be flushed.
+pub fn outputs(
+    files: impl IntoIterator<Item = Option<File>>,
+) -> std::io::Result<(Vec<Output>, Arc<Mutex<TimerFd>>)> {
+    let timer = Arc::new(Mutex::new(TimerFd::new()?));
+    let outputs = files.into_iter().map(|file| Output::new(file, Arc::clone(&timer))).collect();
+    Ok((outputs, timer))
+}
