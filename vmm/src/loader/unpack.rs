@@ -1,0 +1,140 @@
+//! The compressed kernel inside a bzImage, unpacked.
+//!
+//! A bzImage is recognised to be compressed with one of seven programs by the first bytes of its payload, as the boot
+//! protocol's description of `payload_offset` lists them. Tally unpacks what distributions use. All of them end with
+//! the unpacked size: gzip by its own format, the others because the kernel's build appends it.
+
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Take};
+use std::ops::Range;
+
+use super::LARGEST;
+use super::bytes::u32_at;
+use super::error::Problem;
+use super::file::read_range;
+
+const SIZE_LEN: u64 = 4;
+const BUFFER: usize = 64 << 10;
+const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+/// What a block of `lz4 -l` unpacks to at most, and the most bytes that it can take for that ("LZ4 Frame Format
+/// Description", "Legacy frame").
+const LZ4_BLOCK: usize = 8 << 20;
+const LZ4_BLOCK_PACKED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
+
+#[derive(Debug, Clone, Copy)]
+enum Compression {
+    Gzip,
+    Xz,
+    Lz4,
+    Zstd,
+}
+
+impl Compression {
+    fn of(magic: &[u8]) -> Result<Self, Problem> {
+        match magic {
+            [0x1f, 0x8b, ..] => Ok(Self::Gzip),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Ok(Self::Xz),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Self::Zstd),
+            _ if magic.starts_with(&LZ4_MAGIC) => Ok(Self::Lz4),
+            [b'B', b'Z', b'h', ..] => Err(Problem::Compression("bzip2")),
+            [0x5d, 0, 0, ..] => Err(Problem::Compression("lzma")),
+            [0x89, b'L', b'Z', b'O', ..] => Err(Problem::Compression("lzo")),
+            _ => Err(Problem::UnknownCompression),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// Unpacks the payload that is there in the file, to `limit` bytes at most.
+pub fn unpack(file: &mut (impl Read + Seek), payload: Range<u64>, limit: u64) -> Result<Vec<u8>, Problem> {
+    const SHORT: Problem = Problem::Damaged("its payload is too short");
+    let len = payload.end.saturating_sub(payload.start);
+    let size_at = payload.end.checked_sub(SIZE_LEN).filter(|at| *at > payload.start).ok_or(SHORT)?;
+    let magic = read_range(file, payload.start..payload.start + len.min(8))?;
+    let compression = Compression::of(&magic)?;
+    let announced = u32_at(&read_range(file, size_at..payload.end)?, 0).ok_or(SHORT)?;
+
+    let limit = limit.min(LARGEST);
+    if u64::from(announced) > limit {
+        return Err(Problem::TooLarge { size: announced.into(), limit });
+    }
+    file.seek(SeekFrom::Start(payload.start))?;
+    let packed = match compression {
+        Compression::Gzip => file.take(len),
+        Compression::Xz | Compression::Lz4 | Compression::Zstd => file.take(len - SIZE_LEN),
+    };
+    let unpacked = decode(compression, packed, announced as usize)
+        .map_err(|error| Problem::Unpack { how: compression.name(), error })?;
+    if unpacked.len() == announced as usize {
+        Ok(unpacked)
+    } else {
+        Err(Problem::UnpackedSize(announced.into()))
+    }
+}
+
+/// Gives `size` bytes; fewer if there are not so many, one more if there are more.
+fn decode(compression: Compression, packed: Take<impl Read>, size: usize) -> io::Result<Vec<u8>> {
+    match compression {
+        Compression::Gzip => read_all(flate2::bufread::GzDecoder::new(buffered(packed)), size),
+        Compression::Xz => {
+            let memory = u32::try_from(LARGEST >> 10).map_err(io::Error::other)?;
+            read_all(lzma_rust2::XzReader::new_mem_limit(buffered(packed), false, memory), size)
+        }
+        Compression::Lz4 => lz4_legacy(packed, size),
+        Compression::Zstd => zstd(packed, size),
+    }
+}
+
+fn buffered<R: Read>(packed: R) -> BufReader<R> {
+    BufReader::with_capacity(BUFFER, packed)
+}
+
+fn read_all(decoder: impl Read, size: usize) -> io::Result<Vec<u8>> {
+    let mut unpacked = Vec::new();
+    unpacked.try_reserve_exact(size)?;
+    decoder.take(size as u64 + 1).read_to_end(&mut unpacked)?;
+    Ok(unpacked)
+}
+
+/// The kernel's build pipes into `zstd -22 --ultra`, which then announces a window of 128 MiB: the decoder's own limit.
+fn zstd(packed: impl Read, size: usize) -> io::Result<Vec<u8>> {
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(buffered(packed)).map_err(io::Error::other)?;
+    let unpacked = read_all(&mut decoder, size)?;
+    let (given, computed) =
+        (decoder.decoder.get_checksum_from_data(), decoder.decoder.get_calculated_checksum());
+    if unpacked.len() == size && given.is_some() && given != computed {
+        return Err(io::Error::other("checksum mismatch"));
+    }
+    Ok(unpacked)
+}
+
+/// A run of blocks, each with its length in front; the magic number may come again where frames were concatenated.
+fn lz4_legacy(mut packed: Take<impl Read>, size: usize) -> io::Result<Vec<u8>> {
+    let mut unpacked = vec![0; size];
+    let mut filled = 0;
+    let mut block = Vec::new();
+    while packed.limit() > 0 {
+        let mut len = [0; 4];
+        packed.read_exact(&mut len)?;
+        if len == LZ4_MAGIC {
+            continue;
+        }
+        let len = u32::from_le_bytes(len) as usize;
+        if len > LZ4_BLOCK_PACKED {
+            return Err(io::Error::other("a block is longer than blocks can be"));
+        }
+        block.resize(len, 0);
+        packed.read_exact(&mut block)?;
+        filled +=
+            lz4_flex::block::decompress_into(&block, &mut unpacked[filled..]).map_err(io::Error::other)?;
+    }
+    unpacked.truncate(filled);
+    Ok(unpacked)
+}
