@@ -1,1 +1,21 @@
-//! The lab: a simulated host with an exact PMU.
+//! The lab: a simulated host with an exact PMU, for machines that have none.
+//!
+//! A patched QEMU simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`), an
+//! unmodified Debian kernel with KVM runs on it (`host`), and a [`Scenario`] is a script that runs there. Virtual time
+//! is counted in instructions, so that a scenario does the same thing every time and a test can say `==`.
+
+mod cpu;
+mod error;
+mod host;
+mod machine;
+pub mod programs;
+mod scenario;
+mod tools;
+
+pub use cpu::{LabCpu, build as build_cpu};
+pub use error::Error;
+pub use host::{HostImage, build as build_host};
+pub use scenario::{Outcome, Scenario};
+
+/// What every fallible function here returns.
+pub type Result<T> = std::result::Result<T, Error>;

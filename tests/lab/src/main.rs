@@ -1,2 +1,151 @@
 //! The command `tally-lab`.
-fn main() {}
+
+use std::ffi::OsString;
+use std::io::{stderr, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite};
+use tally_lab::{Error, Result, Scenario};
+
+/// The status of failures of the lab itself, so that they cannot be taken for the script's.
+const LAB_FAILED: u8 = 125;
+
+/// A simulated host with an exact PMU and real KVM, for machines that have none.
+#[derive(Parser)]
+#[command(name = "tally-lab", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Subcommands,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    /// Builds the lab: the CPU, the host, the default guest.
+    Build,
+    /// Runs a shell script on the simulated host, in a folder with the files given to it.
+    ///
+    /// Its output and its exit status become this command's. Failures of the lab itself have the status 125.
+    Exec(Exec),
+}
+
+#[derive(Args)]
+struct Exec {
+    /// Puts a file where the script starts, under its own or another name.
+    #[arg(long, value_name = "FILE[:NAME]")]
+    with: Vec<String>,
+    /// Puts the default guest there, as guest/kernel and guest/initrd.
+    #[arg(long)]
+    with_guest: bool,
+    /// Brings back what the script leaves in $OUT.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// The script.
+    script: PathBuf,
+    /// Arguments for the script.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+#[derive(Args)]
+struct Machine {
+    /// Kills the script after this time and says where it was.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    limit: u64,
+    /// The host's processors.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    smp: u32,
+    /// The host's memory in MiB, or with a suffix: 2G.
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
+    memory: u32,
+    /// The release whose kernel the host runs: bookworm, trixie or sid.
+    #[arg(long, value_name = "SUITE", default_value_t)]
+    host_suite: Suite,
+    /// The release whose kernel the default guest runs.
+    #[arg(long, value_name = "SUITE", default_value_t)]
+    guest_suite: Suite,
+    /// Shows the host's console.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+impl Machine {
+    fn apply(&self, scenario: Scenario) -> Scenario {
+        scenario
+            .limit(Duration::from_secs(self.limit))
+            .processors(self.smp)
+            .memory_mib(self.memory)
+            .host(self.host_suite)
+            .show_console(self.verbose)
+    }
+}
+
+fn memory(text: &str) -> std::result::Result<u32, String> {
+    let (number, unit) = match text.strip_suffix(['G', 'g']) {
+        Some(number) => (number, 1024),
+        None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),
+    };
+    number
+        .parse::<u32>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .filter(|mib| *mib >= 256)
+        .ok_or_else(|| "a size of at least 256M, such as 512M or 2G".to_owned())
+}
+
+fn main() -> ExitCode {
+    let mut progress = Progress::stderr("tally-lab");
+    let result = match Arguments::parse().command {
+        Subcommands::Build => build(&mut progress),
+        Subcommands::Exec(exec) => exec.run(&mut progress),
+    };
+    drop(progress);
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("tally-lab: {error}");
+            ExitCode::from(LAB_FAILED)
+        }
+    }
+}
+
+fn build(progress: &mut Progress) -> Result<u8> {
+    let cache = Cache::open()?;
+    guest_images::guest(&cache, Suite::default(), progress)?;
+    tally_lab::build_host(&cache, Suite::default(), progress)?;
+    tally_lab::build_cpu(&cache, progress)?;
+    Ok(0)
+}
+
+impl Exec {
+    fn run(self, progress: &mut Progress) -> Result<u8> {
+        let script = std::fs::read(&self.script).map_err(|source| Error::File {
+            action: "read",
+            path: self.script.clone(),
+            source,
+        })?;
+        let mut scenario = self.machine.apply(Scenario::new(script).arguments(self.arguments));
+        for file in &self.with {
+            let (path, name) = match file.rsplit_once(':') {
+                Some((path, name)) => (path, name.to_owned()),
+                None => (
+                    &**file,
+                    PathBuf::from(file).file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                ),
+            };
+            scenario = scenario.file(path, &name);
+        }
+        if self.with_guest {
+            scenario = scenario.guest(self.machine.guest_suite, progress)?;
+        }
+        if let Some(out) = self.out {
+            scenario = scenario.keep_output_in(out);
+        }
+        scenario.run_with(progress, &mut stdout(), &mut stderr())
+    }
+}

@@ -1,0 +1,56 @@
+//! Embeds the lab CPU's sources, so that the program can build it anywhere, and compiles the programs of known length.
+
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    embed_cpu(&root.join("cpu"), &out);
+    println!("cargo::rerun-if-changed=programs");
+    let mut programs: Vec<PathBuf> = files(&root.join("programs"));
+    programs.retain(|path| path.extension().is_some_and(|extension| extension == "S"));
+    for program in programs {
+        compile(&program, &out);
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()))
+        .map(|entry| entry.expect("a folder can be read to its end").path())
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    files
+}
+
+fn embed_cpu(folder: &Path, out: &Path) {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let mut table = String::from("&[\n");
+    fs::create_dir_all(folder).expect("the source tree can be written");
+    for path in files(folder) {
+        let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
+        if [".c", ".h", ".inc", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
+            writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
+                .expect("writing to a string cannot fail");
+        }
+    }
+    table.push_str("]\n");
+    fs::write(out.join("cpu_files.rs"), table).expect("OUT_DIR can be written");
+}
+
+/// The programs use no library, so the C compiler that Rust links with does.
+fn compile(source: &Path, out: &Path) {
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let program = out.join(source.file_stem().expect("a source has a name"));
+    let status = Command::new(&compiler)
+        .args(["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-o"])
+        .args([&program, source])
+        .status()
+        .unwrap_or_else(|error| panic!("cannot run the C compiler `{compiler}`: {error}"));
+    assert!(status.success(), "`{compiler}` could not compile {}", source.display());
+}

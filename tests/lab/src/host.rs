@@ -1,0 +1,175 @@
+//! Builds the simulated host: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU, which
+//! is the peer that Tally is compared with.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::cpio::Archive;
+use guest_images::image::{self, Unpacked};
+use guest_images::packages::Apt;
+use guest_images::{Progress, Suite, kernel, run_tool};
+
+use crate::{Error, Result};
+
+const INIT: &str = include_str!("../host/init");
+const PACKAGES: [&str; 5] =
+    ["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"];
+const PROGRAMS: [&str; 2] = ["usr/bin/perf", "usr/bin/qemu-system-x86_64"];
+/// What the peer needs to boot kernels and multiboot images on its default and its microvm machine.
+const FIRMWARE: [&str; 8] = [
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/seabios/bios-microvm.bin",
+    "usr/share/qemu/qboot.rom",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/share/qemu/multiboot_dma.bin",
+    "usr/share/qemu/pvh.bin",
+    "usr/share/qemu/multiboot.bin",
+];
+/// Loaded by the host's init with what they depend on, in this order.
+const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm-amd"];
+const RECIPE: &str = "1";
+
+/// What the lab CPU boots.
+#[derive(Debug, Clone)]
+pub struct HostImage {
+    /// The unmodified kernel.
+    pub kernel: PathBuf,
+    /// An initramfs that more archives may follow.
+    pub initrd: PathBuf,
+}
+
+/// The host with the kernel of a release, built if it has not been. Its programs are the stable release's.
+pub fn build(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<HostImage> {
+    let kernel = kernel(cache, suite, progress)?;
+    let mut key = Key::new(&format!("lab-host-{suite}")).with(RECIPE).with(INIT);
+    key = PACKAGES.iter().chain(&PROGRAMS).chain(&FIRMWARE).chain(&MODULES).fold(key, Key::with);
+    let entry =
+        cache.entry(&key, progress, |progress, entry| pack(cache, &kernel.modules, entry, progress))?;
+    Ok(HostImage { kernel: kernel.image, initrd: entry.join("initrd") })
+}
+
+fn pack(cache: &Cache, modules: &Path, entry: &Path, progress: &mut Progress) -> Result<()> {
+    let unpacked = entry.join("unpacked");
+    let apt = Apt::open(cache, Suite::default(), progress)?;
+    let mut packages = apt.resolve(&PACKAGES)?;
+    packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
+    apt.unpack(&packages, &unpacked, progress)?;
+
+    progress.step("packing the simulated host");
+    let files = Unpacked::new(&unpacked, Suite::default());
+    let mut archive = Archive::new();
+    archive.device("dev/console", 5, 1);
+    for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "work"] {
+        archive.folder(folder);
+    }
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
+    archive.file("etc/group", 0o644, b"root:x:0:\n");
+    image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;
+    files.add_programs(&mut archive, &PROGRAMS)?;
+    for file in FIRMWARE {
+        archive.copy(file, &files.find(&[file])?)?;
+    }
+    add_modules(&mut archive, modules)?;
+    let initrd = entry.join("initrd");
+    // Not compressed: the simulated processor would have to undo it at every boot.
+    fs::write(&initrd, archive.finish()).map_err(Error::file("write", &initrd))?;
+    fs::remove_dir_all(&unpacked).map_err(Error::file("remove", unpacked))
+}
+
+/// Adds the modules and a list of the order to load them in.
+fn add_modules(archive: &mut Archive, folder: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    find_modules(folder, &mut files)?;
+    let mut order = String::new();
+    let mut added = HashSet::new();
+    for module in MODULES {
+        add_module(archive, &files, module, &mut added, &mut order)?;
+    }
+    archive.file("lib/modules/order", 0o644, order.as_bytes());
+    Ok(())
+}
+
+fn find_modules(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
+        let path = entry.map_err(Error::file("read", folder))?.path();
+        if path.is_dir() && !path.is_symlink() {
+            find_modules(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn add_module(
+    archive: &mut Archive,
+    files: &[PathBuf],
+    name: &str,
+    added: &mut HashSet<String>,
+    order: &mut String,
+) -> Result<()> {
+    let name = name.replace('-', "_");
+    if !added.insert(name.clone()) {
+        return Ok(());
+    }
+    // A module that is in the kernel itself has no file, and needs none.
+    let Some(path) = files.iter().find(|path| module_name(path) == name) else { return Ok(()) };
+    let content = module_content(path)?;
+    for dependency in dependencies(&content) {
+        add_module(archive, files, &dependency, added, order)?;
+    }
+    archive.file(&format!("lib/modules/{name}.ko"), 0o644, &content);
+    order.push_str(&name);
+    order.push_str(".ko\n");
+    Ok(())
+}
+
+fn module_name(path: &Path) -> String {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    file.split(".ko").next().unwrap_or_default().replace('-', "_")
+}
+
+fn module_content(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension == "ko") {
+        return fs::read(path).map_err(Error::file("read", path));
+    }
+    let scratch = tempfile::tempdir().map_err(Error::system("create a temporary folder"))?;
+    let copy = scratch.path().join(path.file_name().unwrap_or_default());
+    fs::copy(path, &copy).map_err(Error::file("read", path))?;
+    run_tool(Command::new("xz").arg("--decompress").arg(&copy), "xz-utils")?;
+    let plain = copy.with_extension("");
+    fs::read(&plain).map_err(Error::file("read", plain))
+}
+
+/// The names after `depends=` in a module's `.modinfo` section.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    const FIELD: &[u8] = b"\0depends=";
+    let Some(start) = module.windows(FIELD.len()).position(|window| window == FIELD) else {
+        return Vec::new();
+    };
+    let value = module[start + FIELD.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(value).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dependencies_of_a_module_are_read_from_it() {
+        let module = b"\x7fELF\0license=GPL\0depends=virtio_ring,virtio\0retpoline=Y\0";
+        assert_eq!(dependencies(module), ["virtio_ring", "virtio"]);
+        assert!(dependencies(b"\0depends=\0name=x\0").is_empty());
+    }
+
+    #[test]
+    fn a_module_is_found_however_its_file_is_compressed() {
+        assert_eq!(module_name(Path::new("/m/kvm-amd.ko.xz")), "kvm_amd");
+        assert_eq!(module_name(Path::new("/m/virtio_pci.ko")), "virtio_pci");
+    }
+}

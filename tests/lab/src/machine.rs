@@ -1,0 +1,184 @@
+//! One run of the lab CPU: a QEMU process that cannot outlive this one, and the channels to the host that it simulates.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crate::{Error, LabCpu, Result};
+
+/// The processor: an AMD with virtualisation that does not look like a virtual machine itself.
+const CPU: &str = "max,+svm,-hypervisor,+perfctr-core";
+/// The host's kernel command line. `nokaslr` and a fixed seed make every boot the same; the watchdog would hold a
+/// counter; the rest spares the simulated processor work.
+const COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
+                            random.trust_cpu=on panic=-1 oops=panic";
+/// How long the monitor has to answer when the host hangs.
+const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The size of a machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub processors: u32,
+    pub memory_mib: u32,
+}
+
+/// What a machine writes, to be read by whoever runs it.
+pub struct Output {
+    pub stdout: PipeReader,
+    pub stderr: PipeReader,
+    pub console: PipeReader,
+    pub files: PipeReader,
+}
+
+/// A running machine. It is killed when this is dropped.
+pub struct Machine {
+    child: Child,
+    control: BufReader<UnixStream>,
+    monitor: UnixStream,
+}
+
+impl Machine {
+    /// Boots `kernel` with an initrd that needs no name.
+    pub fn start(cpu: &LabCpu, kernel: &Path, initrd: &File, size: Size) -> Result<(Self, Output)> {
+        let (stdout, stdout_end) = pipe()?;
+        let (stderr, stderr_end) = pipe()?;
+        let (console, console_end) = pipe()?;
+        let (files, files_end) = pipe()?;
+        let (control, control_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+        let (monitor, monitor_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+
+        let mut command = Command::new(&cpu.program);
+        command.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-machine",
+            "pc,usb=off",
+        ]);
+        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-cpu", CPU]);
+        command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
+        command.args(["-smp", &size.processors.to_string(), "-m", &size.memory_mib.to_string()]);
+        command.arg("-L").arg(&cpu.firmware).args(["-bios", "qboot.rom"]);
+        command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
+        command.args(["-append", COMMAND_LINE, "-device", "virtio-serial-pci,max_ports=5"]);
+        for (name, number, end) in
+            [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
+        {
+            command.arg("-chardev").arg(format!("file,id={name},path={}", fd_path(end.as_raw_fd())));
+            command.arg("-device").arg(format!("virtserialport,chardev={name},nr={number}"));
+        }
+        command.arg("-chardev").arg(format!("file,id=console,path={}", fd_path(console_end.as_raw_fd())));
+        command.args(["-serial", "chardev:console"]);
+        command.arg("-chardev").arg(format!("socket,id=control,fd={}", control_end.as_raw_fd()));
+        command.args(["-device", "virtserialport,chardev=control,nr=3"]);
+        command.arg("-chardev").arg(format!("socket,id=monitor,fd={}", monitor_end.as_raw_fd()));
+        command.args(["-mon", "chardev=monitor,mode=control"]);
+
+        let ends: [OwnedFd; 6] = [
+            stdout_end.into(),
+            stderr_end.into(),
+            console_end.into(),
+            files_end.into(),
+            control_end.into(),
+            monitor_end.into(),
+        ];
+        let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
+        inherited.push(initrd.as_raw_fd());
+        bind_to_this_process(&mut command, inherited);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(Error::file("run", &cpu.program))?;
+        drop(ends);
+        let machine = Self { child, control: BufReader::new(control), monitor };
+        Ok((machine, Output { stdout, stderr, console, files }))
+    }
+
+    /// The next line from the host's init, if one comes in time; an empty one when the machine has ended.
+    pub fn next_line(&mut self, patience: Duration) -> Option<String> {
+        let mut line = String::new();
+        let patience = patience.max(Duration::from_millis(1));
+        self.control.get_ref().set_read_timeout(Some(patience)).ok()?;
+        self.control.read_line(&mut line).ok()?;
+        Some(line)
+    }
+
+    /// Asks the host's init something.
+    pub fn ask(&mut self, question: &str) {
+        // A host that has died answers nothing, which the caller finds out.
+        let _ = writeln!(self.control.get_mut(), "{question}");
+    }
+
+    /// The registers of the first processor, from outside.
+    pub fn registers(&mut self) -> Option<String> {
+        self.monitor.set_read_timeout(Some(MONITOR_PATIENCE)).ok()?;
+        let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
+                       \"arguments\": {\"command-line\": \"info registers\"}}\n";
+        self.monitor.write_all(request.as_bytes()).ok()?;
+        BufReader::new(&self.monitor)
+            .lines()
+            .map_while(std::result::Result::ok)
+            .find(|line| line.contains("RIP="))
+            .map(|line| line.replace("\\r\\n", "\n"))
+    }
+
+    /// Ends the machine, if it has not ended itself, and says how it ended.
+    pub fn stop(mut self) -> Option<ExitStatus> {
+        let ended = self.child.try_wait().ok().flatten();
+        drop(self);
+        ended
+    }
+
+    /// Waits for a machine whose channels are closed, and says how it ended.
+    pub fn wait(mut self) -> Option<ExitStatus> {
+        self.child.wait().ok()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn pipe() -> Result<(PipeReader, PipeWriter)> {
+    std::io::pipe().map_err(Error::system("create a pipe"))
+}
+
+fn fd_path(fd: RawFd) -> String {
+    format!("/dev/fd/{fd}")
+}
+
+/// The child gets these descriptors under their own numbers, and dies with this process, however that ends.
+fn bind_to_this_process(command: &mut Command, inherited: Vec<RawFd>) {
+    let parent = std::process::id();
+    let prepare = move || {
+        for &fd in &inherited {
+            // SAFETY: clearing the flags of a descriptor number touches no memory.
+            if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        // SAFETY: this option takes a signal number and touches no memory.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // The parent may have died before the line above.
+        if std::os::unix::process::parent_id() == parent {
+            Ok(())
+        } else {
+            Err(std::io::ErrorKind::Interrupted.into())
+        }
+    };
+    // SAFETY: between fork and exec, `prepare` makes three system calls and neither allocates nor locks.
+    unsafe { command.pre_exec(prepare) };
+}

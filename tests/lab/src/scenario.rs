@@ -1,0 +1,372 @@
+//! A script that runs on the simulated host, with files given to it and files taken from it.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::cache::Cache;
+use guest_images::cpio::Archive;
+use guest_images::{Progress, Suite};
+
+use crate::machine::{Machine, Output, Size};
+use crate::{Error, Result, cpu, host};
+
+/// How much of the console an error repeats.
+const CONSOLE_LINES: usize = 25;
+/// How long the simulated host has to say where a script hangs, in real time.
+const WHERE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a script ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its exit status; 128 and the signal's number if one killed it.
+    pub status: u8,
+    /// What it wrote to its standard output, unless that was passed on.
+    pub stdout: Vec<u8>,
+    /// What it wrote to its standard error, unless that was passed on.
+    pub stderr: Vec<u8>,
+}
+
+impl Outcome {
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// A script and what it needs.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    script: Vec<u8>,
+    arguments: Vec<OsString>,
+    variables: Vec<(String, String)>,
+    files: Vec<(String, Content)>,
+    keep: Option<PathBuf>,
+    limit: Duration,
+    processors: u32,
+    memory_mib: u32,
+    host: Suite,
+    show_console: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    File(PathBuf),
+    Program(Vec<u8>),
+}
+
+impl Scenario {
+    /// A scenario of one processor and 2 GiB that runs a shell script.
+    pub fn new(script: impl Into<Vec<u8>>) -> Self {
+        Self {
+            script: script.into(),
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            files: Vec::new(),
+            keep: None,
+            limit: Duration::from_secs(300),
+            processors: 1,
+            memory_mib: 2048,
+            host: Suite::default(),
+            show_console: false,
+        }
+    }
+
+    /// Arguments for the script.
+    #[must_use]
+    pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// A variable in the script's environment.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A file of this machine, to be at `name` in the folder that the script starts in.
+    #[must_use]
+    pub fn file(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
+        self.files.push((name.to_owned(), Content::File(path.into())));
+        self
+    }
+
+    /// A program to be at `name` in the folder that the script starts in.
+    #[must_use]
+    pub fn program(mut self, content: impl Into<Vec<u8>>, name: &str) -> Self {
+        self.files.push((name.to_owned(), Content::Program(content.into())));
+        self
+    }
+
+    /// The default guest with the kernel of a release: `guest/kernel` and `guest/initrd`, where Tally finds it.
+    pub fn guest(self, suite: Suite, progress: &mut Progress) -> Result<Self> {
+        let guest = guest_images::guest(&Cache::open()?, suite, progress)?;
+        Ok(self
+            .file(guest.kernel, "guest/kernel")
+            .file(guest.initrd, "guest/initrd")
+            .variable("TALLY_GUEST", "/work/guest"))
+    }
+
+    /// Where what the script leaves in `$OUT` is to go.
+    #[must_use]
+    pub fn keep_output_in(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.keep = Some(folder.into());
+        self
+    }
+
+    /// How long it may run, in real time.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How many processors the host has.
+    #[must_use]
+    pub fn processors(mut self, processors: u32) -> Self {
+        self.processors = processors;
+        self
+    }
+
+    /// How much memory the host has.
+    #[must_use]
+    pub fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.memory_mib = memory_mib;
+        self
+    }
+
+    /// The release whose kernel the host runs.
+    #[must_use]
+    pub fn host(mut self, suite: Suite) -> Self {
+        self.host = suite;
+        self
+    }
+
+    /// Shows the host's console on standard error.
+    #[must_use]
+    pub fn show_console(mut self, show: bool) -> Self {
+        self.show_console = show;
+        self
+    }
+
+    /// Runs the script and keeps what it writes.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let status = self.run_with(progress, &mut stdout, &mut stderr)?;
+        Ok(Outcome { status, stdout, stderr })
+    }
+
+    /// Runs the script and passes on what it writes while it does.
+    pub fn run_with(
+        &self,
+        progress: &mut Progress,
+        stdout: &mut (impl Write + Send),
+        stderr: &mut (impl Write + Send),
+    ) -> Result<u8> {
+        let cache = Cache::open()?;
+        let cpu = cpu::build(&cache, progress)?;
+        let image = host::build(&cache, self.host, progress)?;
+        let initrd = self.initrd(&image.initrd)?;
+        let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
+        let size = Size { processors: self.processors, memory_mib: self.memory_mib };
+        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, size)?;
+        let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
+        thread::scope(|scope| {
+            scope.spawn(|| pass_on(from_stdout, stdout));
+            scope.spawn(|| pass_on(from_stderr, stderr));
+            let console = scope.spawn(|| self.watch_console(console));
+            let files = scope.spawn(|| match unpacker {
+                Some(mut unpacker) => {
+                    pass_on(files, &mut unpacker.stdin.take().expect("it was made with a pipe"));
+                    let _ = unpacker.wait();
+                }
+                None => pass_on(files, &mut io::sink()),
+            });
+            let ended = self.watch(machine);
+            // The machine is gone, so the other ends of all pipes are closed.
+            let _ = files.join();
+            let console = console.join().unwrap_or_default();
+            match ended {
+                End::Status(status) => Ok(status),
+                End::Died(cause) => Err(Error::HostDied { cause, console }),
+                End::Hung(Some(place)) => Err(Error::Hung { limit: self.limit, place }),
+                End::Hung(None) => Err(Error::Hung { limit: self.limit, place: console }),
+            }
+        })
+    }
+
+    /// Waits for the script's end, and ends the machine.
+    fn watch(&self, mut machine: Machine) -> End {
+        let deadline = Instant::now() + self.limit;
+        loop {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            match machine.next_line(remaining).as_deref().map(str::trim_end) {
+                Some("") => {
+                    let status =
+                        machine.wait().map_or_else(|| "unknown".to_owned(), |status| status.to_string());
+                    return End::Died(status);
+                }
+                Some(line) => {
+                    if let Some(status) = line.strip_prefix("status ").and_then(|status| status.parse().ok())
+                    {
+                        machine.stop();
+                        return End::Status(status);
+                    }
+                }
+                None => {
+                    let place = where_it_hangs(&mut machine);
+                    machine.stop();
+                    return End::Hung(place);
+                }
+            }
+        }
+    }
+
+    fn watch_console(&self, mut console: impl Read) -> String {
+        let mut tail = VecDeque::new();
+        let mut chunk = [0; 4096];
+        while let Ok(length @ 1..) = console.read(&mut chunk) {
+            if self.show_console {
+                let _ = io::stderr().write_all(&chunk[..length]);
+            }
+            tail.extend(&chunk[..length]);
+            let excess = tail.len().saturating_sub(64 << 10);
+            tail.drain(..excess);
+        }
+        let text = String::from_utf8_lossy(&Vec::from(tail)).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+    }
+
+    /// The host's initrd followed by what belongs to this run, in a file without a name that goes when it is closed.
+    fn initrd(&self, base: &Path) -> Result<File> {
+        let mut archive = Archive::new();
+        archive.file("lab/script", 0o755, &self.script);
+        archive.file("lab/run", 0o644, &self.run_command());
+        if self.keep.is_some() {
+            archive.file("lab/keep-out", 0o644, b"");
+        }
+        for (name, content) in &self.files {
+            let name = format!("work/{name}");
+            match content {
+                Content::File(path) => archive.copy(&name, path)?,
+                Content::Program(bytes) => archive.file(&name, 0o755, bytes),
+            }
+        }
+        let mut initrd = anonymous_file().map_err(Error::system("create a file in memory"))?;
+        let mut base_file = File::open(base).map_err(Error::file("open", base))?;
+        io::copy(&mut base_file, &mut initrd).map_err(Error::file("copy", base))?;
+        initrd.write_all(&archive.finish()).map_err(Error::system("write to memory"))?;
+        initrd.rewind().map_err(Error::system("rewind a file"))?;
+        Ok(initrd)
+    }
+
+    /// What the host's init runs: the script with its environment and arguments.
+    fn run_command(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        for (name, value) in &self.variables {
+            text.extend_from_slice(format!("export {name}=").as_bytes());
+            text.extend(quoted(value.as_ref()));
+            text.push(b'\n');
+        }
+        let interpreter: &[u8] = if self.script.starts_with(b"#!") { b"" } else { b"sh " };
+        text.extend_from_slice(b"exec ");
+        text.extend_from_slice(interpreter);
+        text.extend_from_slice(b"/lab/script");
+        for argument in &self.arguments {
+            text.push(b' ');
+            text.extend(quoted(argument));
+        }
+        text.push(b'\n');
+        text
+    }
+}
+
+enum End {
+    Status(u8),
+    Died(String),
+    Hung(Option<String>),
+}
+
+fn where_it_hangs(machine: &mut Machine) -> Option<String> {
+    machine.ask("where");
+    let deadline = Instant::now() + WHERE_PATIENCE;
+    let mut place = String::new();
+    while let Some(line) = machine.next_line(deadline.saturating_duration_since(Instant::now())) {
+        if line.is_empty() {
+            return None;
+        }
+        if line.trim_end() == "end" {
+            return Some(place);
+        }
+        place.push_str(&line);
+    }
+    let registers = machine.registers()?;
+    Some(format!("{place}the simulated host does not answer; its first processor:\n{registers}"))
+}
+
+/// Copies everything, also when whoever listens has gone: the machine must not wait for them.
+fn pass_on(mut from: impl Read, to: &mut impl Write) {
+    let mut chunk = [0; 4096];
+    let mut listening = true;
+    while let Ok(length @ 1..) = from.read(&mut chunk) {
+        listening = listening && to.write_all(&chunk[..length]).and_then(|()| to.flush()).is_ok();
+    }
+}
+
+fn unpacker(folder: &Path) -> Result<std::process::Child> {
+    fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+    Command::new("tar")
+        .args(["--extract", "--no-same-owner", "--directory"])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(Error::system("run tar"))
+}
+
+fn anonymous_file() -> io::Result<File> {
+    // SAFETY: the name is a string that ends with a zero.
+    let fd = unsafe { libc::memfd_create(c"initrd".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has just made this descriptor, and nothing else owns it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// An argument as a shell reads it back.
+fn quoted(argument: &OsStr) -> Vec<u8> {
+    let mut text = vec![b'\''];
+    for &byte in argument.as_bytes() {
+        if byte == b'\'' { text.extend_from_slice(b"'\\''") } else { text.push(byte) }
+    }
+    text.push(b'\'');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_reach_the_script_as_they_are() {
+        let scenario = Scenario::new("").arguments(["a b", "it's", ""]).variable("X", "$y");
+        let command = String::from_utf8(scenario.run_command()).unwrap();
+        assert_eq!(command, "export X='$y'\nexec sh /lab/script 'a b' 'it'\\''s' ''\n");
+    }
+
+    #[test]
+    fn a_script_may_name_its_interpreter() {
+        let command = Scenario::new("#!/bin/busybox awk -f\n").run_command();
+        assert_eq!(command, b"exec /lab/script\n");
+    }
+}

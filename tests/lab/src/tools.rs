@@ -1,0 +1,54 @@
+//! What compiling the lab CPU needs on this machine.
+
+use std::process::{Command, Stdio};
+
+use guest_images::{Progress, run_tool};
+
+use crate::{Error, Result};
+
+const PACKAGES: [&str; 14] = [
+    "bison",
+    "dpkg-dev",
+    "flex",
+    "gcc",
+    "libc6-dev",
+    "libfdt-dev",
+    "libglib2.0-dev",
+    "libpixman-1-dev",
+    "meson",
+    "ninja-build",
+    "patch",
+    "pkg-config",
+    "python3-venv",
+    "xz-utils",
+];
+
+/// Installs what is missing if this user may, and says how to otherwise.
+pub fn ensure(progress: &mut Progress) -> Result<()> {
+    let missing: Vec<&str> = PACKAGES.into_iter().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err(Error::MissingPackages(missing));
+    }
+    progress.step(format!("installing {}", missing.join(" ")));
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
+    install.env("DEBIAN_FRONTEND", "noninteractive");
+    // A fresh machine has no package lists yet.
+    if run_tool(&mut install, "apt").is_err() {
+        run_tool(Command::new("apt-get").args(["update", "--quiet=2"]), "apt")?;
+        run_tool(&mut install, "apt")?;
+    }
+    Ok(())
+}
+
+fn is_installed(package: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["--show", "--showformat=${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output()
+        .is_ok_and(|output| output.stdout == b"installed")
+}
