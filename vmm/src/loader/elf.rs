@@ -23,7 +23,7 @@ pub enum Class {
     Bits64,
 }
 
-/// What a program header file says about where to load what.
+/// What an ELF file says about what to load where.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Elf {
     /// The width of its addresses.
@@ -42,9 +42,8 @@ pub fn is_elf(head: &[u8]) -> bool {
 impl Elf {
     /// Reads the headers of an executable for x86.
     pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<Self, Problem> {
-        const TRUNCATED: &str = "ELF header";
         let head = read_range(file, 0..len.min(LONGEST_HEADER))?;
-        let truncated = || Problem::Truncated { what: TRUNCATED, needs: LONGEST_HEADER, has: len };
+        let truncated = || Problem::Truncated { what: "ELF header", needs: LONGEST_HEADER, has: len };
         let class = check_kind(&head).ok_or_else(truncated)??;
         let header = Header::parse(class, &head).ok_or_else(truncated)?;
 
@@ -193,7 +192,7 @@ impl ProgramHeader {
         }
         let memory_end = self.physical_address.checked_add(self.memory_len).ok_or(NOWHERE)?;
         let file_end = self.offset.checked_add(self.file_len).ok_or(NOWHERE)?;
-        check_in_file("last segment", file_end, file_len)?;
+        check_in_file("code and data", file_end, file_len)?;
         let offset = |at| usize::try_from(at).map_err(|_| NOWHERE);
         Ok(Segment {
             memory: self.physical_address..memory_end,

@@ -33,7 +33,7 @@ pub enum Problem {
     #[error("{0}, not a kernel")]
     OtherElf(&'static str),
     /// Shorter than it says itself.
-    #[error("truncated: its {what} reaches to byte {needs}, the file has {has}")]
+    #[error("truncated: its {what} should reach byte {needs}, the file has {has}")]
     Truncated {
         /// What lacks its end.
         what: &'static str,
@@ -88,15 +88,26 @@ pub enum Problem {
         end: u64,
     },
     /// The guest is too small.
-    #[error("{what} does not fit: it needs --memory {}M or more, and below 3G; the guest has {}M there",
-        .needs.div_ceil(1 << 20), .has >> 20)]
+    #[error("{what} does not fit: it needs --memory {}M, the guest has {}M", .needs.div_ceil(1 << 20), .has >> 20)]
     Memory {
         /// What does not fit.
         what: &'static str,
         /// The size of memory with which it would.
         needs: u64,
-        /// The memory below the hole.
+        /// The guest's.
         has: u64,
+    },
+    /// The guest is large, but has its devices in the way.
+    #[error(
+        "{what} does not fit: it would end at {end:#x}, and the memory below the devices ends at {hole:#x}"
+    )]
+    Hole {
+        /// What does not fit.
+        what: &'static str,
+        /// Where it would end.
+        end: u64,
+        /// Where the hole for devices begins.
+        hole: u64,
     },
     /// An initrd that fits, but not where the kernel can reach it.
     #[error(

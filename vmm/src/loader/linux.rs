@@ -114,7 +114,7 @@ impl Linux {
             return Err(file.error(Problem::InitrdTooLarge { limit, kernel_end }));
         }
         if at < kernel_end {
-            return Err(file.error(Problem::Memory { what: "the initrd", needs, has: ram.low_end() }));
+            return Err(file.error(segment::too_small("the initrd", needs, ram)));
         }
         file.place(ram, at)?;
         Ok(Initrd { at, len })
@@ -168,11 +168,10 @@ fn read_elf(file: &mut (impl Read + Seek), len: u64) -> Result<Elf, Problem> {
 }
 
 fn write(ram: &GuestRam, bytes: &[u8], at: u64) -> Result<(), Problem> {
-    ram.mapped.write_slice(bytes, GuestAddress(at)).map_err(|_| Problem::Memory {
-        what: "the command line",
-        needs: at + bytes.len() as u64,
-        has: ram.low_end(),
-    })
+    let end = at + bytes.len() as u64;
+    ram.mapped
+        .write_slice(bytes, GuestAddress(at))
+        .map_err(|_| segment::too_small("the command line", end, ram))
 }
 
 #[cfg(test)]

@@ -105,12 +105,9 @@ impl Multiboot {
         let taken = |s: &Segment| s.memory.start < low_end && low::MULTIBOOT_INFO < s.memory.end;
         let fits = low_end <= low::PAGE_TABLES && !self.segments.iter().any(taken);
         let at = if fits { low::MULTIBOOT_INFO } else { free };
-        let too_large = || Problem::Memory {
-            what: "the multiboot information",
-            needs: at.saturating_add(len),
-            has: info.ram.low_end(),
-        };
-        segment::check_end("the multiboot information", at.saturating_add(len), info.ram)?;
+        let end = at.saturating_add(len);
+        let too_large = || segment::too_small("the multiboot information", end, info.ram);
+        segment::check_end("the multiboot information", end, info.ram)?;
         let address = u32::try_from(at).map_err(|_| too_large())?;
         info.ram.mapped.write_slice(&info.bytes(address), GuestAddress(at)).map_err(|_| too_large())?;
         Ok(address)
@@ -182,13 +179,12 @@ impl Module {
         let name = text.split(|byte| *byte == b' ').next().unwrap_or_default();
         let file = UserFile::open(Path::new(OsStr::from_bytes(name)))?;
         let end = at.saturating_add(file.len);
-        let has = ram.low_end();
-        let too_large = || file.error(Problem::Memory { what: "the module", needs: end, has });
-        let (Ok(start), Ok(module_end), true) = (u32::try_from(at), u32::try_from(end), end <= has) else {
-            return Err(too_large());
-        };
+        segment::check_end("the module", end, ram).map_err(|problem| file.error(problem))?;
+        let address =
+            |at| u32::try_from(at).map_err(|_| file.error(segment::too_small("the module", end, ram)));
+        let (start, end) = (address(at)?, address(end)?);
         file.place(ram, at)?;
-        Ok(Self { start, end: module_end, text })
+        Ok(Self { start, end, text })
     }
 }
 

@@ -59,8 +59,16 @@ pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), P
 
 /// Whether the guest has memory up to that address, below its hole.
 pub fn check_end(what: &'static str, end: u64, ram: &GuestRam) -> Result<(), Problem> {
-    let has = ram.low_end();
-    if end > has { Err(Problem::Memory { what, needs: end, has }) } else { Ok(()) }
+    if end > ram.low_end() { Err(too_small(what, end, ram)) } else { Ok(()) }
+}
+
+/// What to say of something that would end beyond the guest's memory, or beyond where its hole begins.
+pub fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
+    if ram.size() > ram.low_end() {
+        Problem::Hole { what, end, hole: ram.low_end() }
+    } else {
+        Problem::Memory { what, needs: end, has: ram.low_end() }
+    }
 }
 
 /// The next page boundary; absurd addresses stay absurd.
