@@ -26,6 +26,13 @@ _start:
 2:  hlt
     jmp 2b
 
+    // `iret`, which KVMs that interpret instructions do not know in protected mode.
+    .macro return_from_interrupt
+    pushl 8(%esp)                       // EFLAGS, above EIP and CS
+    popf
+    lret $4
+    .endm
+
 // Exceptions leave their vector, and the address to continue at is looked up in C.
     .macro exception vector, has_code
     .globl exception_\vector
@@ -40,7 +47,7 @@ exception_\vector:
     mov %eax, 36(%esp)                  // where to continue
     popa
     add $4, %esp
-    iret
+    return_from_interrupt
     .endm
     exception 6, 0
     exception 13, 1
@@ -52,7 +59,7 @@ interrupt_\name:
     pusha
     call \name
     popa
-    iret
+    return_from_interrupt
     .endm
     interrupt on_timer
     interrupt on_serial
