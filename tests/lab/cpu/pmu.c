@@ -1,0 +1,656 @@
+/*
+ * The lab CPU's performance-monitoring unit: registers, counting, overflow.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * The machine executes one instruction a cycle, and icount knows how many
+ * each CPU has executed. So cycles and instructions cost nothing while they
+ * are counted: account() adds the difference whenever something asks, or the
+ * mode that counters are filtered by changes. Other events are reported one
+ * by one, by code that is only there while a counter wants it (the HF_PMU_*
+ * bits of hflags).
+ *
+ * Manual: AMD64 Architecture Programmer's Manual (APM) volume 2, section 13.2.
+ */
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/timer.h"
+#include "cpu.h"
+#include "exec/exec-all.h"
+#include "exec/helper-proto.h"
+#include "hw/i386/apic.h"
+#include "sysemu/cpu-timers.h"
+#include "tcg/helper-tcg.h"
+#include "pmu-model.h"
+
+/* PERF_CTL (APM 13.2.1) */
+#define SEL_USR        (1ull << 16)
+#define SEL_OS         (1ull << 17)
+#define SEL_EDGE       (1ull << 18)
+#define SEL_INT        (1ull << 20)
+#define SEL_EN         (1ull << 22)
+#define SEL_INV        (1ull << 23)
+#define SEL_GUEST_ONLY (1ull << 40)
+#define SEL_HOST_ONLY  (1ull << 41)
+/* Reserved bits read as zero whatever is written. */
+#define SEL_VALID      (0xffffull | SEL_USR | SEL_OS | SEL_EDGE | SEL_INT | \
+                        SEL_EN | SEL_INV | 0xffull << 24 | 0xfull << 32 |   \
+                        SEL_GUEST_ONLY | SEL_HOST_ONLY)
+
+#define COUNTER_MASK   ((1ull << 48) - 1)
+#define ALL_COUNTERS   ((1u << X86_PMU_COUNTERS) - 1)
+
+#define MSR_K7_SEL0    0xc0010000
+#define MSR_K7_CTR0    0xc0010004
+#define MSR_CORE_SEL0  0xc0010200
+#define K7_COUNTERS    4
+
+#define MSR_GLOBAL_STATUS       0xc0000300
+#define MSR_GLOBAL_CTL          0xc0000301
+#define MSR_GLOBAL_STATUS_CLEAR 0xc0000302
+#define MSR_GLOBAL_STATUS_SET   0xc0000303
+
+typedef enum EventClass {
+    CLASS_NONE,         /* not implemented: never counts */
+    CLASS_CYCLES,
+    CLASS_INSTRUCTIONS,
+    CLASS_BRANCH,       /* reported by translated branches */
+    CLASS_MEMORY,       /* reported for data accesses */
+} EventClass;
+
+static unsigned event_of(uint64_t select)
+{
+    return (select & 0xff) | (select >> 24 & 0xf00);
+}
+
+static unsigned unit_mask_of(uint64_t select)
+{
+    return select >> 8 & 0xff;
+}
+
+static unsigned count_mask_of(uint64_t select)
+{
+    return select >> 24 & 0xff;
+}
+
+/* INV inverts the comparison with CNT_MASK; without a CNT_MASK there is none. */
+static bool inverted(uint64_t select)
+{
+    return (select & SEL_INV) && count_mask_of(select);
+}
+
+static EventClass class_of(uint64_t select)
+{
+    switch (event_of(select)) {
+    case 0x76:
+        return CLASS_CYCLES;
+    case 0xc0:
+        return CLASS_INSTRUCTIONS;
+    case 0xc2:
+    case 0xc3:
+    case 0xc4:
+    case 0xd1:
+        return CLASS_BRANCH;
+    case 0x40:
+    case 0x60:
+    case 0x64:
+        return CLASS_MEMORY;
+    default:
+        return CLASS_NONE;
+    }
+}
+
+static bool branch_matches(uint64_t select, X86PMUBranch kind, bool mispredicted)
+{
+    switch (event_of(select)) {
+    case 0xc2:
+        return true;
+    case 0xc3:
+        return mispredicted;
+    case 0xc4:
+        return kind != X86_PMU_COND_NOT_TAKEN;
+    case 0xd1:
+        return kind == X86_PMU_COND_NOT_TAKEN || kind == X86_PMU_COND_TAKEN;
+    default:
+        return false;
+    }
+}
+
+/* The unit masks are those of the PPR for family 17h; see README.md. */
+static bool access_matches(uint64_t select, PMUCacheOutcome outcome, bool store)
+{
+    unsigned mask = 0;
+
+    switch (event_of(select)) {
+    case 0x40:
+        return true;
+    case 0x60:
+        if (outcome != PMU_L1_HIT) {
+            mask = store ? 0x40 : 0x80;
+        }
+        break;
+    case 0x64:
+        if (outcome == PMU_L2_MISS) {
+            mask = 0x08;
+        } else if (outcome == PMU_L2_HIT) {
+            mask = store ? 0x10 : 0x40;
+        }
+        break;
+    }
+    return unit_mask_of(select) & mask;
+}
+
+/* Whether a counter that is switched on counts in the mode of these hflags. */
+static bool filter_passes(uint64_t select, uint32_t hflags)
+{
+    uint64_t restriction = select & (SEL_GUEST_ONLY | SEL_HOST_ONLY);
+
+    if (!(select & (hflags & HF_CPL_MASK ? SEL_USR : SEL_OS))) {
+        return false;
+    }
+    if (!restriction || restriction == (SEL_GUEST_ONLY | SEL_HOST_ONLY)) {
+        return true;
+    }
+    /* As hardware does: with EFER.SVME clear, either bit stops the counter. */
+    if (!(hflags & HF_SVME_MASK)) {
+        return false;
+    }
+    return restriction == (hflags & HF_GUEST_MASK ? SEL_GUEST_ONLY
+                                                  : SEL_HOST_ONLY);
+}
+
+static int counters_of(CPUX86State *env)
+{
+    return env->features[FEAT_8000_0001_ECX] & CPUID_EXT3_PERFCORE
+        ? X86_PMU_COUNTERS : K7_COUNTERS;
+}
+
+/*
+ * The overflow interrupt, taken before the next instruction. icount wants
+ * interrupts to be raised by the last instruction of a block only, so that
+ * their moment is exact; every caller is at one, or outside of a block.
+ */
+static void deliver_pmi(CPUX86State *env)
+{
+    CPUState *cs = env_cpu(env);
+    bool locked = qemu_mutex_iothread_locked();
+    uint32_t can_do_io = cs->can_do_io;
+
+    if (!locked) {
+        qemu_mutex_lock_iothread();
+    }
+    cs->can_do_io = 1;
+    apic_deliver_pmi(env_archcpu(env)->apic_state);
+    cs->can_do_io = can_do_io;
+    if (!locked) {
+        qemu_mutex_unlock_iothread();
+    }
+}
+
+static void add(CPUX86State *env, int i, uint64_t n)
+{
+    X86PMUCounter *c = &env->pmu.counter[i];
+    uint64_t sum = c->value + n;
+
+    c->value = sum & COUNTER_MASK;
+    if (sum != c->value) {
+        env->pmu.global_status |= 1u << i;
+        if (c->select & SEL_INT) {
+            deliver_pmi(env);
+        }
+    }
+}
+
+/* A signal that is true for `high` of `cycles` cycles, the first ones. */
+static uint64_t level_or_edge(X86PMUCounter *c, uint64_t cycles, uint64_t high)
+{
+    uint64_t rising;
+
+    if (!(c->select & SEL_EDGE)) {
+        return high;
+    }
+    rising = high && c->true_cycle != c->cycles;
+    if (high) {
+        c->true_cycle = c->cycles + cycles;
+    }
+    return rising;
+}
+
+/* What an event that is reported one by one adds in cycles without it. */
+static uint64_t idle_cycles(X86PMUCounter *c, uint64_t cycles)
+{
+    bool first_is_true = c->true_cycle == c->cycles + 1;
+    uint64_t idle = cycles - first_is_true;
+    uint64_t n = idle;
+
+    if (!inverted(c->select)) {
+        return 0;
+    }
+    if (c->select & SEL_EDGE) {
+        c->in_false_run &= !first_is_true;
+        n = idle && !c->in_false_run;
+        c->in_false_run |= idle > 0;
+    }
+    return n;
+}
+
+/* Accounts for this CPU's instructions up to number `now`. */
+static void account_to(CPUX86State *env, int64_t now)
+{
+    X86PMU *pmu = &env->pmu;
+    int64_t cycles = now - pmu->now;
+    uint64_t unretired, n;
+    int i;
+
+    if (cycles <= 0) {
+        return;
+    }
+    unretired = pmu->unretired - pmu->unretired_seen;
+    pmu->now = now;
+    pmu->unretired_seen = pmu->unretired;
+
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        X86PMUCounter *c = &pmu->counter[i];
+        EventClass class = class_of(c->select);
+
+        if (!(pmu->running & 1u << i) || class == CLASS_NONE) {
+            continue;
+        }
+        if (class == CLASS_CYCLES || class == CLASS_INSTRUCTIONS) {
+            /* At most one event a cycle, so a larger CNT_MASK is never met. */
+            n = class == CLASS_CYCLES ? cycles : cycles - unretired;
+            if (count_mask_of(c->select) > 1) {
+                n = 0;
+            }
+            if (inverted(c->select)) {
+                n = cycles - n;
+            }
+            n = level_or_edge(c, cycles, n);
+        } else {
+            n = idle_cycles(c, cycles);
+        }
+        c->cycles += cycles;
+        if (n) {
+            add(env, i, n);
+        }
+    }
+}
+
+static void account(CPUX86State *env)
+{
+    account_to(env, icount_get_cpu_total(env_cpu(env)));
+}
+
+/* One event for one counter, in the cycle that is running. */
+static void count_event(CPUX86State *env, int i)
+{
+    X86PMUCounter *c = &env->pmu.counter[i];
+    unsigned count_mask = count_mask_of(c->select);
+    bool accounted = env->pmu.now == icount_get_cpu_total(env_cpu(env));
+    uint64_t cycle = c->cycles + !accounted;
+    bool rising;
+
+    c->hits = c->hit_cycle == cycle ? c->hits + 1 : 1;
+    c->hit_cycle = cycle;
+    if (!count_mask && !(c->select & SEL_EDGE)) {
+        add(env, i, 1);
+        return;
+    }
+    if (c->hits != MAX(count_mask, 1)) {
+        return;
+    }
+    rising = c->true_cycle + 1 != cycle;
+    c->true_cycle = cycle;
+    if (!inverted(c->select)) {
+        add(env, i, c->select & SEL_EDGE ? rising : 1);
+    } else if (accounted && !(c->select & SEL_EDGE)) {
+        /* account_to() took the cycle for one without the event. */
+        c->value = (c->value - 1) & COUNTER_MASK;
+    }
+}
+
+static void report_branch(CPUX86State *env, uint32_t hflags, X86PMUBranch kind,
+                          uint64_t ip, uint64_t next_ip, uint64_t target)
+{
+    bool mispredicted = false, predicted = false;
+    int i;
+
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        uint64_t select = env->pmu.counter[i].select;
+
+        if (!(env->pmu.enabled & 1u << i) || class_of(select) != CLASS_BRANCH ||
+            !filter_passes(select, hflags)) {
+            continue;
+        }
+        if (event_of(select) == 0xc3 && !predicted) {
+            mispredicted = pmu_model_mispredicted(env_archcpu(env)->pmu_model,
+                                                  kind, ip, next_ip, target);
+            predicted = true;
+        }
+        if (branch_matches(select, kind, mispredicted)) {
+            count_event(env, i);
+        }
+    }
+}
+
+/* A near branch retires; it is the last instruction of its block. */
+void helper_pmu_branch(CPUX86State *env, uint32_t kind_and_len,
+                       target_ulong ip, target_ulong target)
+{
+    account_to(env, icount_get_cpu_total(env_cpu(env)) - 1);
+    report_branch(env, env->hflags, kind_and_len & 0xff, ip,
+                  ip + (kind_and_len >> 8), target);
+}
+
+/* A far transfer has retired; it belongs to the mode it came from. */
+void helper_pmu_far_branch(CPUX86State *env, uint32_t cpl)
+{
+    account(env);
+    report_branch(env, (env->hflags & ~HF_CPL_MASK) | cpl, X86_PMU_FAR, 0, 0, 0);
+}
+
+/* An exception or interrupt has been delivered: a branch of its handler's mode. */
+void x86_pmu_interrupt(CPUX86State *env)
+{
+    if (env->hflags & HF_PMU_BRANCH_MASK) {
+        account(env);
+        report_branch(env, env->hflags, X86_PMU_FAR, 0, 0, 0);
+    }
+}
+
+/* MOV to CR3: linear addresses mean something else now. */
+void x86_pmu_address_space_changed(CPUX86State *env)
+{
+    PMUModel *model = env_archcpu(env)->pmu_model;
+
+    if (model) {
+        memset(model, 0, sizeof(*model));
+    }
+}
+
+static void report_access(CPUX86State *env, uint64_t line, bool store)
+{
+    PMUCacheOutcome outcome =
+        pmu_model_access(env_archcpu(env)->pmu_model, line);
+    int i;
+
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        uint64_t select = env->pmu.counter[i].select;
+
+        if ((env->pmu.running & 1u << i) && class_of(select) == CLASS_MEMORY &&
+            access_matches(select, outcome, store)) {
+            count_event(env, i);
+        }
+    }
+}
+
+/*
+ * QEMU makes one operand several accesses when it is misaligned, and many
+ * when a helper reads or writes it. All of them come from one site in one
+ * instruction: such an operand counts once for each line it touches.
+ * Delivering an exception has no site; its stack frame is not counted.
+ */
+static void observe_access(CPUState *cs, vaddr addr, vaddr len, int flags,
+                           uintptr_t site)
+{
+    CPUX86State *env = cs->env_ptr;
+    X86PMU *pmu = &env->pmu;
+    int64_t now;
+    uint64_t line;
+
+    if (!site || !(env->hflags & HF_PMU_STEP_MASK)) {
+        return;
+    }
+    now = icount_get_cpu_total(cs);
+    if (now != pmu->access_cycle || site != pmu->access_site) {
+        pmu->access_cycle = now;
+        pmu->access_site = site;
+        pmu->access_line[0] = pmu->access_line[1] = UINT64_MAX;
+    }
+    account_to(env, now - 1);
+    for (line = addr >> PMU_LINE_BITS;
+         line <= (addr + len - 1) >> PMU_LINE_BITS; line++) {
+        if (line != pmu->access_line[0] && line != pmu->access_line[1]) {
+            pmu->access_line[1] = pmu->access_line[0];
+            pmu->access_line[0] = line;
+            report_access(env, line, flags & BP_MEM_WRITE);
+        }
+    }
+}
+
+/*
+ * Overflow of what account() counts. Such a counter adds at most one a cycle, so
+ * it cannot overflow before the timer; if it has not when the timer fires
+ * (other CPUs ran meanwhile, or REP rounds did not retire), the timer is set
+ * again for what is left.
+ */
+static void arm_timer(CPUX86State *env)
+{
+    X86CPU *cpu = env_archcpu(env);
+    CPUState *cs = env_cpu(env);
+    uint32_t can_do_io = cs->can_do_io;
+    uint64_t left = UINT64_MAX;
+    int i;
+
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        X86PMUCounter *c = &env->pmu.counter[i];
+        EventClass class = class_of(c->select);
+
+        if ((env->pmu.running & 1u << i) && (c->select & SEL_INT) &&
+            (class == CLASS_CYCLES || class == CLASS_INSTRUCTIONS ||
+             (class != CLASS_NONE && inverted(c->select)))) {
+            left = MIN(left, COUNTER_MASK + 1 - c->value);
+        }
+    }
+    /* A counter further away than a day is one nobody waits for. */
+    if (left >= 1ull << 47) {
+        timer_del(cpu->pmu_timer);
+        return;
+    }
+    /* The clock is exact here: see deliver_pmi(). */
+    cs->can_do_io = 1;
+    timer_mod(cpu->pmu_timer, qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
+                              icount_to_ns(left));
+    cs->can_do_io = can_do_io;
+}
+
+static void timer_fired(void *opaque)
+{
+    CPUX86State *env = opaque;
+
+    account(env);
+    arm_timer(env);
+}
+
+static void update_running(CPUX86State *env)
+{
+    X86PMU *pmu = &env->pmu;
+    int i;
+
+    pmu->running = 0;
+    env->hflags &= ~(HF_PMU_BRANCH_MASK | HF_PMU_STEP_MASK);
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        uint64_t select = pmu->counter[i].select;
+        EventClass class = class_of(select);
+
+        if (!(pmu->enabled & 1u << i) || !filter_passes(select, env->hflags)) {
+            continue;
+        }
+        pmu->running |= 1u << i;
+        if (class == CLASS_BRANCH) {
+            env->hflags |= HF_PMU_BRANCH_MASK;
+        } else if (class == CLASS_MEMORY) {
+            env->hflags |= HF_PMU_STEP_MASK;
+        }
+    }
+}
+
+void x86_pmu_update_mode(CPUX86State *env)
+{
+    uint8_t before = env->pmu.running;
+
+    account(env);
+    update_running(env);
+    if (env->pmu.running != before) {
+        arm_timer(env);
+    }
+}
+
+/* A control register has changed: which counters are on, and what they need. */
+static void apply_controls(CPUX86State *env)
+{
+    X86CPU *cpu = env_archcpu(env);
+    CPUState *cs = env_cpu(env);
+    bool observe = false;
+    int i;
+
+    if (!icount_enabled()) {
+        warn_report_once("the lab CPU's counters stand still without "
+                         "-icount shift=0,sleep=off");
+        return;
+    }
+    if (!cpu->pmu_timer) {
+        cpu->pmu_timer = timer_new_ns(QEMU_CLOCK_VIRTUAL, timer_fired, env);
+        cpu->pmu_model = g_new0(PMUModel, 1);
+    }
+    env->pmu.enabled = 0;
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        uint64_t select = env->pmu.counter[i].select;
+
+        if ((select & SEL_EN) && !(env->pmu.global_off & 1u << i)) {
+            env->pmu.enabled |= 1u << i;
+            observe |= class_of(select) == CLASS_MEMORY;
+        }
+    }
+    /*
+     * Pages that are in the TLB already must come back as observed ones.
+     * The other way round they may stay: they are slow, not wrong.
+     */
+    if (observe && !cs->mem_observer) {
+        tlb_flush(cs);
+    }
+    cs->mem_observer = observe ? observe_access : NULL;
+    update_running(env);
+    arm_timer(env);
+}
+
+/*
+ * A counter of another event knows no earlier cycle: the event is taken to
+ * have happened before the first one. Neither switching off and on nor a new
+ * value restarts: a kernel does both whenever it switches tasks, and an edge
+ * must not depend on where that happens.
+ */
+static void restart_edges(X86PMUCounter *c)
+{
+    c->cycles = c->true_cycle = 1;
+    c->hit_cycle = 0;
+    c->in_false_run = false;
+}
+
+static void write_select(CPUX86State *env, int i, uint64_t val)
+{
+    X86PMUCounter *c = &env->pmu.counter[i];
+
+    val &= SEL_VALID;
+    if ((val ^ c->select) & ~SEL_EN) {
+        restart_edges(c);
+    }
+    c->select = val;
+    apply_controls(env);
+}
+
+/* The counter behind an MSR, or -1; its select register or its value? */
+static int find_counter(CPUX86State *env, uint32_t msr, bool *is_select)
+{
+    if (!IS_AMD_CPU(env)) {
+        return -1;
+    }
+    if (msr >= MSR_K7_SEL0 && msr < MSR_K7_CTR0 + K7_COUNTERS) {
+        *is_select = msr < MSR_K7_CTR0;
+        return (msr - MSR_K7_SEL0) % K7_COUNTERS;
+    }
+    if (msr >= MSR_CORE_SEL0 && msr < MSR_CORE_SEL0 + 2 * X86_PMU_COUNTERS &&
+        counters_of(env) == X86_PMU_COUNTERS) {
+        *is_select = !(msr & 1);
+        return (msr - MSR_CORE_SEL0) / 2;
+    }
+    return -1;
+}
+
+static bool is_global(CPUX86State *env, uint32_t msr)
+{
+    return env_archcpu(env)->perfmon_v2 && msr >= MSR_GLOBAL_STATUS &&
+           msr <= MSR_GLOBAL_STATUS_SET;
+}
+
+/* Both return false if the MSR is none of the PMU's. */
+bool x86_pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val, uintptr_t ra)
+{
+    X86PMU *pmu = &env->pmu;
+    bool is_select;
+    int i = find_counter(env, msr, &is_select);
+
+    if (i < 0 && !is_global(env, msr)) {
+        return false;
+    }
+    account(env);
+    if (i >= 0 && is_select) {
+        write_select(env, i, val);
+        return true;
+    }
+    if (i >= 0) {
+        pmu->counter[i].value = val & COUNTER_MASK;
+        if (pmu->running & 1u << i) {
+            arm_timer(env);
+        }
+        return true;
+    }
+    switch (msr) {
+    case MSR_GLOBAL_STATUS:
+        raise_exception_err_ra(env, EXCP0D_GPF, 0, ra);
+    case MSR_GLOBAL_CTL:
+        pmu->global_off = ~val & ALL_COUNTERS;
+        apply_controls(env);
+        break;
+    case MSR_GLOBAL_STATUS_CLEAR:
+        pmu->global_status &= ~val;
+        break;
+    case MSR_GLOBAL_STATUS_SET:
+        pmu->global_status |= val & ALL_COUNTERS;
+        break;
+    }
+    return true;
+}
+
+bool x86_pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
+{
+    X86PMU *pmu = &env->pmu;
+    bool is_select;
+    int i = find_counter(env, msr, &is_select);
+
+    if (i < 0 && !is_global(env, msr)) {
+        return false;
+    }
+    account(env);
+    if (i >= 0) {
+        *val = is_select ? pmu->counter[i].select : pmu->counter[i].value;
+    } else if (msr == MSR_GLOBAL_STATUS) {
+        *val = pmu->global_status;
+    } else if (msr == MSR_GLOBAL_CTL) {
+        *val = ~pmu->global_off & ALL_COUNTERS;
+    } else {
+        *val = 0;
+    }
+    return true;
+}
+
+bool x86_pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
+{
+    if (!IS_AMD_CPU(env) || index >= counters_of(env)) {
+        return false;
+    }
+    account(env);
+    *val = env->pmu.counter[index].value;
+    return true;
+}
