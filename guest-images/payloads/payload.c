@@ -214,7 +214,8 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
     } else if ((at = is(word, "poke"))) {
         uint32_t address = number(&at);
         *(volatile uint32_t *)address = number(&at);
-    } else if ((at = is(word, "loop"))) {
+    } else if ((at = is(word, "jump"))) ((void (*)(void))number(&at))();
+    else if ((at = is(word, "loop"))) {
         uint32_t times = number(&at);
         __asm__ volatile("1: dec %0; jnz 1b" : "+r"(times) : : "cc");
     } else if (is(word, "spin")) for (;;) __asm__ volatile("");

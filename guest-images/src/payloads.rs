@@ -16,6 +16,7 @@
 /// | `cpuid=LEAF,SUBLEAF` | `cpuid LEAF EAX EBX ECX EDX` |
 /// | `in=PORT,SIZE`, `out=PORT,VALUE,SIZE` | port I/O of 1, 2 or 4 bytes: `in PORT VALUE` |
 /// | `peek=ADDRESS`, `poke=ADDRESS,VALUE` | 32-bit memory access: `peek ADDRESS VALUE` |
+/// | `jump=ADDRESS` | continues there |
 /// | `loop=N` | a loop of exactly 2 × N instructions |
 /// | `spin`, `halt` | loops, or sleeps with interrupts off, for ever |
 /// | `reset`, `triple` | asks the i8042 for a reset; faults thrice |

@@ -2,9 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
+use crate::FAILURE;
 use crate::memory::Size;
 use crate::pmu::Pmu;
 
@@ -34,8 +37,8 @@ pub enum Command {
 /// The options of `tally run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With COMMAND, the default guest runs it; its output and status become Tally's. Without, the guest's console is on the
-terminal: Ctrl-A X ends the machine. Failures of Tally itself have status 125.
+With COMMAND, the default guest runs it; its output and status become Tally's. Without, the guest's console
+is on the terminal, and Ctrl-A X ends the machine. Failures of Tally itself have status 125.
 
 Examples:
   tally run -- perf stat -e task-clock true
@@ -65,4 +68,47 @@ pub struct Run {
     /// What the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Answers a command line that is not to be carried out: with what was asked for (help, the version), or with one
+/// line that says what is wrong with it.
+pub fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Should standard output be closed, nobody reads it.
+        let _ = error.print();
+        return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
+    }
+    eprintln!("tally: {}", one_line(&error.render().to_string()));
+    ExitCode::from(FAILURE)
+}
+
+/// The first paragraph of what clap says; the rest repeats the usage.
+fn one_line(text: &str) -> String {
+    let paragraph = text.split("\n\n").next().unwrap_or(text);
+    let words: Vec<&str> = paragraph.split_whitespace().collect();
+    format!("{} (`tally --help` tells more)", words.join(" ").trim_start_matches("error: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(arguments: &[&str]) -> String {
+        one_line(&Cli::try_parse_from(arguments).unwrap_err().render().to_string())
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_command_line_fits_one_line() {
+        assert!(refusal(&["tally", "run", "--bogus"]).starts_with("unexpected argument '--bogus' found"));
+        let unknown_pmu = refusal(&["tally", "run", "--pmu", "foo"]);
+        assert!(unknown_pmu.contains("'foo'") && unknown_pmu.contains("none, kvm"), "{unknown_pmu}");
+        assert!(!refusal(&["tally", "run", "--memory", "12X"]).contains('\n'));
+    }
+
+    #[test]
+    fn everything_behind_two_dashes_is_the_command() {
+        let cli = Cli::try_parse_from(["tally", "run", "--", "perf", "--version", "--", "x"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        assert_eq!(run.command, ["perf", "--version", "--", "x"]);
+    }
 }

@@ -33,11 +33,7 @@ const FAILURE: u8 = 125;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help and version are no failures, and go to standard output; should that be closed, nobody reads them.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
-        }
+        Err(error) => return cli::refuse(&error),
     };
     let result = match &cli.command {
         Command::Run(options) => run::run(options),
