@@ -304,9 +304,12 @@ static void count_event(CPUX86State *env, int i)
     c->true_cycle = cycle;
     if (!inverted(c->select)) {
         add(env, i, c->select & SEL_EDGE ? rising : 1);
-    } else if (accounted && !(c->select & SEL_EDGE)) {
+    } else if (accounted) {
         /* account_to() took the cycle for one without the event. */
-        c->value = (c->value - 1) & COUNTER_MASK;
+        c->in_false_run = false;
+        if (!(c->select & SEL_EDGE)) {
+            c->value = (c->value - 1) & COUNTER_MASK;
+        }
     }
 }
 
