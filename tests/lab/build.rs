@@ -11,11 +11,10 @@ fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     embed_cpu(&root.join("cpu"), &out);
     println!("cargo::rerun-if-changed=programs");
-    let mut programs: Vec<PathBuf> = files(&root.join("programs"));
-    programs.retain(|path| path.extension().is_some_and(|extension| extension == "S"));
-    for program in programs {
-        compile(&program, &out);
-    }
+    compile(&root.join("programs/loop.S"), &out.join("loop"), &[]);
+    // A flat image: what a processor finds at its reset address.
+    let flat = ["-Wl,--oformat=binary", "-Wl,-Ttext=0"];
+    compile(&root.join("programs/guest-loop.rom.S"), &out.join("guest-loop.rom"), &flat);
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -31,7 +30,6 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn embed_cpu(folder: &Path, out: &Path) {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut table = String::from("&[\n");
-    fs::create_dir_all(folder).expect("the source tree can be written");
     for path in files(folder) {
         let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
         if [".c", ".h", ".inc", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
@@ -44,12 +42,13 @@ fn embed_cpu(folder: &Path, out: &Path) {
 }
 
 /// The programs use no library, so the C compiler that Rust links with does.
-fn compile(source: &Path, out: &Path) {
+fn compile(source: &Path, program: &Path, options: &[&str]) {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let program = out.join(source.file_stem().expect("a source has a name"));
     let status = Command::new(&compiler)
-        .args(["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-o"])
-        .args([&program, source])
+        .args(["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none"])
+        .args(options)
+        .arg("-o")
+        .args([program, source])
         .status()
         .unwrap_or_else(|error| panic!("cannot run the C compiler `{compiler}`: {error}"));
     assert!(status.success(), "`{compiler}` could not compile {}", source.display());

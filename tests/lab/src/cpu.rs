@@ -153,7 +153,7 @@ fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<(
     fs::create_dir_all(objects).map_err(Error::file("create", objects))?;
     // The distribution's Python, which its meson belongs to, and not another one that may come first in PATH.
     let mut command = Command::new(source.join("configure"));
-    run_tool(command.args(CONFIGURE).arg("--python=/usr/bin/python3").current_dir(objects), "bash")?;
+    run_tool(command.args(CONFIGURE).env("PYTHON", "/usr/bin/python3").current_dir(objects), "bash")?;
     fs::write(&configured, flags).map_err(Error::file("write", configured))
 }
 

@@ -8,13 +8,16 @@ mod cpu;
 mod error;
 mod host;
 mod machine;
+pub mod peer;
 pub mod programs;
 mod scenario;
+pub mod self_test;
 mod tools;
 
 pub use cpu::{LabCpu, build as build_cpu};
 pub use error::Error;
 pub use host::{HostImage, build as build_host};
+pub use machine::HostPmu;
 pub use scenario::{Outcome, Scenario};
 
 /// What every fallible function here returns.

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use crate::{Error, LabCpu, Result};
 
-/// The processor: an AMD with virtualisation that does not look like a virtual machine itself.
-const CPU: &str = "max,+svm,-hypervisor,+perfctr-core";
+/// The processor: an AMD Zen with virtualisation that does not look like a virtual machine itself. The family decides
+/// which events Linux uses; see `cpu/README.md`.
+const CPU: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-core";
 /// The host's kernel command line. `nokaslr` and a fixed seed make every boot the same; the watchdog would hold a
 /// counter; the rest spares the simulated processor work.
 const COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
@@ -20,11 +21,22 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=relia
 /// How long the monitor has to answer when the host hangs.
 const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The size of a machine.
+/// What can differ between machines.
 #[derive(Debug, Clone, Copy)]
-pub struct Size {
+pub struct Shape {
     pub processors: u32,
     pub memory_mib: u32,
+    pub pmu: HostPmu,
+}
+
+/// Which interface the host's PMU has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HostPmu {
+    /// Six core counters, each switched on and off by itself.
+    #[default]
+    PerfCtrCore,
+    /// The same with the global registers of PerfMonV2.
+    PerfMonV2,
 }
 
 /// What a machine writes, to be read by whoever runs it.
@@ -44,7 +56,7 @@ pub struct Machine {
 
 impl Machine {
     /// Boots `kernel` with an initrd that needs no name.
-    pub fn start(cpu: &LabCpu, kernel: &Path, initrd: &File, size: Size) -> Result<(Self, Output)> {
+    pub fn start(cpu: &LabCpu, kernel: &Path, initrd: &File, shape: Shape) -> Result<(Self, Output)> {
         let (stdout, stdout_end) = pipe()?;
         let (stderr, stderr_end) = pipe()?;
         let (console, console_end) = pipe()?;
@@ -62,9 +74,13 @@ impl Machine {
             "-machine",
             "pc,usb=off",
         ]);
-        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-cpu", CPU]);
+        let cpu_model = match shape.pmu {
+            HostPmu::PerfCtrCore => CPU.to_owned(),
+            HostPmu::PerfMonV2 => format!("{CPU},+perfmon-v2"),
+        };
+        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-cpu", &cpu_model]);
         command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
-        command.args(["-smp", &size.processors.to_string(), "-m", &size.memory_mib.to_string()]);
+        command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
         command.arg("-L").arg(&cpu.firmware).args(["-bios", "qboot.rom"]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
         command.args(["-append", COMMAND_LINE, "-device", "virtio-serial-pci,max_ports=5"]);
@@ -117,8 +133,8 @@ impl Machine {
         let _ = writeln!(self.control.get_mut(), "{question}");
     }
 
-    /// The registers of the first processor, from outside.
-    pub fn registers(&mut self) -> Option<String> {
+    /// Where the first processor is, seen from outside.
+    pub fn instruction_pointer(&mut self) -> Option<String> {
         self.monitor.set_read_timeout(Some(MONITOR_PATIENCE)).ok()?;
         let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
                        \"arguments\": {\"command-line\": \"info registers\"}}\n";
@@ -127,7 +143,7 @@ impl Machine {
             .lines()
             .map_while(std::result::Result::ok)
             .find(|line| line.contains("RIP="))
-            .map(|line| line.replace("\\r\\n", "\n"))
+            .map(|line| line.split("\\r\\n").filter(|line| line.contains("RIP=")).collect())
     }
 
     /// Ends the machine, if it has not ended itself, and says how it ended.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
-use tally_lab::{Error, Result, Scenario};
+use tally_lab::self_test::{self, Check};
+use tally_lab::{Error, HostPmu, Result, Scenario};
 
 /// The status of failures of the lab itself, so that they cannot be taken for the script's.
 const LAB_FAILED: u8 = 125;
@@ -30,6 +31,8 @@ enum Subcommands {
     ///
     /// Its output and its exit status become this command's. Failures of the lab itself have the status 125.
     Exec(Exec),
+    /// Proves that the lab counts exactly, before anything of ours runs on it.
+    SelfTest,
 }
 
 #[derive(Args)]
@@ -63,6 +66,9 @@ struct Machine {
     /// The host's memory in MiB, or with a suffix: 2G.
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
+    /// Gives the host's PMU the registers of PerfMonV2.
+    #[arg(long)]
+    perfmon_v2: bool,
     /// The release whose kernel the host runs: bookworm, trixie or sid.
     #[arg(long, value_name = "SUITE", default_value_t)]
     host_suite: Suite,
@@ -80,6 +86,7 @@ impl Machine {
             .limit(Duration::from_secs(self.limit))
             .processors(self.smp)
             .memory_mib(self.memory)
+            .pmu(if self.perfmon_v2 { HostPmu::PerfMonV2 } else { HostPmu::PerfCtrCore })
             .host(self.host_suite)
             .show_console(self.verbose)
     }
@@ -103,6 +110,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Subcommands::Build => build(&mut progress),
         Subcommands::Exec(exec) => exec.run(&mut progress),
+        Subcommands::SelfTest => self_test(&mut progress),
     };
     drop(progress);
     match result {
@@ -120,6 +128,20 @@ fn build(progress: &mut Progress) -> Result<u8> {
     tally_lab::build_host(&cache, Suite::default(), progress)?;
     tally_lab::build_cpu(&cache, progress)?;
     Ok(0)
+}
+
+fn self_test(progress: &mut Progress) -> Result<u8> {
+    progress.step("self-test on the simulated host");
+    let mut checks = self_test::on_the_host(progress)?;
+    progress.step("self-test in a guest of the peer");
+    checks.extend(self_test::in_a_guest(progress)?);
+    progress.step("self-test of counting guest and host apart");
+    checks.extend(self_test::guest_and_host_apart(progress)?);
+    progress.done();
+    for check in &checks {
+        println!("{check}");
+    }
+    Ok(u8::from(!checks.iter().all(Check::holds)))
 }
 
 impl Exec {

@@ -15,7 +15,7 @@ use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
 use guest_images::{Progress, Suite};
 
-use crate::machine::{Machine, Output, Size};
+use crate::machine::{HostPmu, Machine, Output, Shape};
 use crate::{Error, Result, cpu, host};
 
 /// How much of the console an error repeats.
@@ -50,8 +50,7 @@ pub struct Scenario {
     files: Vec<(String, Content)>,
     keep: Option<PathBuf>,
     limit: Duration,
-    processors: u32,
-    memory_mib: u32,
+    shape: Shape,
     host: Suite,
     show_console: bool,
 }
@@ -72,8 +71,7 @@ impl Scenario {
             files: Vec::new(),
             keep: None,
             limit: Duration::from_secs(300),
-            processors: 1,
-            memory_mib: 2048,
+            shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
             host: Suite::default(),
             show_console: false,
         }
@@ -109,10 +107,30 @@ impl Scenario {
 
     /// The default guest with the kernel of a release: `guest/kernel` and `guest/initrd`, where Tally finds it.
     pub fn guest(self, suite: Suite, progress: &mut Progress) -> Result<Self> {
+        self.guest_with(suite, &[], progress)
+    }
+
+    /// The default guest with more programs in the folder that its command starts in.
+    pub fn guest_with(
+        self,
+        suite: Suite,
+        programs: &[(&str, &[u8])],
+        progress: &mut Progress,
+    ) -> Result<Self> {
         let guest = guest_images::guest(&Cache::open()?, suite, progress)?;
+        let mut initrd = Vec::new();
+        if !programs.is_empty() {
+            let mut archive = Archive::new();
+            for (name, content) in programs {
+                archive.file(&format!("root/{name}"), 0o755, content);
+            }
+            // In front, because only a plain archive can be followed by another one.
+            initrd = archive.finish();
+        }
+        initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
         Ok(self
             .file(guest.kernel, "guest/kernel")
-            .file(guest.initrd, "guest/initrd")
+            .program(initrd, "guest/initrd")
             .variable("TALLY_GUEST", "/work/guest"))
     }
 
@@ -133,14 +151,21 @@ impl Scenario {
     /// How many processors the host has.
     #[must_use]
     pub fn processors(mut self, processors: u32) -> Self {
-        self.processors = processors;
+        self.shape.processors = processors;
         self
     }
 
     /// How much memory the host has.
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
-        self.memory_mib = memory_mib;
+        self.shape.memory_mib = memory_mib;
+        self
+    }
+
+    /// The interface of the host's PMU.
+    #[must_use]
+    pub fn pmu(mut self, pmu: HostPmu) -> Self {
+        self.shape.pmu = pmu;
         self
     }
 
@@ -177,8 +202,7 @@ impl Scenario {
         let image = host::build(&cache, self.host, progress)?;
         let initrd = self.initrd(&image.initrd)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
-        let size = Size { processors: self.processors, memory_mib: self.memory_mib };
-        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, size)?;
+        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, self.shape)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
         thread::scope(|scope| {
             scope.spawn(|| pass_on(from_stdout, stdout));
@@ -306,11 +330,12 @@ fn where_it_hangs(machine: &mut Machine) -> Option<String> {
             return None;
         }
         if line.trim_end() == "end" {
-            return Some(place);
+            let begun = if place.is_empty() { "the simulated host had only just booted" } else { &place };
+            return Some(begun.to_owned());
         }
         place.push_str(&line);
     }
-    let registers = machine.registers()?;
+    let registers = machine.instruction_pointer()?;
     Some(format!("{place}the simulated host does not answer; its first processor:\n{registers}"))
 }
 

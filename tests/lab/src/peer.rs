@@ -1,0 +1,50 @@
+//! The peer: the distribution's QEMU on the simulated host, with KVM's own virtual PMU.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+
+use guest_images::command;
+
+/// A machine of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// Its default PC.
+    Default,
+    /// The small one, made for quick boots.
+    Microvm,
+}
+
+impl Machine {
+    /// Its name on the peer's command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "pc",
+            Self::Microvm => "microvm",
+        }
+    }
+}
+
+const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qemu -nodefaults -no-user-config \
+                      -no-reboot -display none -serial stdio -accel kvm -cpu host,pmu=on,+perfctr-core";
+
+/// The shell command that boots the default guest and runs `arguments` in it; see [`crate::Scenario::guest`].
+/// What they print comes out on standard output, and then `tally: status N`.
+pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
+    let mut text = String::from(COMMON);
+    write!(
+        text,
+        " -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
+         -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
+        machine.name(),
+        command::encode(arguments)
+    )
+    .expect("writing to a string cannot fail");
+    text
+}
+
+/// The shell command that starts a machine with nothing but a firmware image, which ends it through port 0xf4.
+pub fn firmware(image: &str) -> String {
+    format!(
+        "{COMMON} -machine pc -m 64 -device isa-debug-exit,iobase=0xf4,iosize=1 -bios ./{image} </dev/null"
+    )
+}
