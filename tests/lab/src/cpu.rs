@@ -36,6 +36,8 @@ const FIRMWARE_PACKAGES: [&str; 2] = ["seabios", "qemu-system-data"];
 const FIRMWARE: [&str; 4] =
     ["seabios/bios-256k.bin", "qemu/qboot.rom", "qemu/kvmvapic.bin", "qemu/linuxboot_dma.bin"];
 const RECIPE: &str = "1";
+/// The folder in the cache where QEMU's source and objects stay.
+const TREE: &str = "lab-cpu-tree";
 /// How many lines of a failed compilation an error repeats.
 const TAIL_LINES: usize = 20;
 
@@ -64,6 +66,11 @@ pub fn build(cache: &Cache, progress: &mut Progress) -> Result<LabCpu> {
     Ok(LabCpu { program: entry.join(TARGET), firmware })
 }
 
+/// Whether this machine has compiled a lab CPU before.
+pub fn was_built(cache: &Cache) -> bool {
+    cache.root().join(TREE).exists()
+}
+
 fn build_firmware(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
     let key = FIRMWARE.iter().fold(Key::new("lab-firmware").with(RECIPE), Key::with);
     cache.entry(&key, progress, |progress, entry| {
@@ -82,8 +89,8 @@ fn build_firmware(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
 }
 
 fn compile(cache: &Cache, program: &Path, progress: &mut Progress) -> Result<()> {
-    let _guard = cache.lock("lab-cpu-tree", progress)?;
-    let tree = cache.folder("lab-cpu-tree")?;
+    let _guard = cache.lock(TREE, progress)?;
+    let tree = cache.folder(TREE)?;
     let source = tree.join("source");
     let half_patched = tree.join("half-patched");
     if half_patched.exists() && source.exists() {

@@ -14,11 +14,42 @@ mod scenario;
 pub mod self_test;
 mod tools;
 
-pub use cpu::{LabCpu, build as build_cpu};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite};
+
 pub use error::Error;
-pub use host::{HostImage, build as build_host};
 pub use machine::HostPmu;
 pub use scenario::{Outcome, Scenario};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Builds all of the lab that has not been built: the CPU, the host, the default guest. How long the first build took
+/// is kept, because it cannot be measured again without throwing everything away.
+pub fn build(progress: &mut Progress) -> Result<()> {
+    let cache = Cache::open()?;
+    let begun = Instant::now();
+    let first = !cpu::was_built(&cache);
+    guest_images::guest(&cache, Suite::default(), progress)?;
+    host::build(&cache, Suite::default(), progress)?;
+    cpu::build(&cache, progress)?;
+    if first {
+        let path = first_build_time_path(&cache);
+        let seconds = begun.elapsed().as_secs().to_string();
+        std::fs::write(&path, seconds).map_err(Error::file("write", path))?;
+    }
+    Ok(())
+}
+
+/// How many seconds the first build took, if [`build`] made it.
+pub fn first_build_seconds() -> Result<Option<u64>> {
+    let path = first_build_time_path(&Cache::open()?);
+    Ok(std::fs::read_to_string(path).ok().and_then(|seconds| seconds.parse().ok()))
+}
+
+fn first_build_time_path(cache: &Cache) -> PathBuf {
+    cache.root().join("first-build-seconds")
+}

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::{Error, LabCpu, Result};
+use crate::cpu::LabCpu;
+use crate::{Error, Result};
 
 /// The processor: an AMD Zen with virtualisation that does not look like a virtual machine itself. The family decides
 /// which events Linux uses; see `cpu/README.md`.

@@ -1,5 +1,9 @@
 //! The command `tally-lab`.
 
+mod demo;
+mod figures;
+mod tally;
+
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
 use std::path::PathBuf;
@@ -7,7 +11,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
 use tally_lab::self_test::{self, Check};
 use tally_lab::{Error, HostPmu, Result, Scenario};
@@ -31,8 +34,37 @@ enum Subcommands {
     ///
     /// Its output and its exit status become this command's. Failures of the lab itself have the status 125.
     Exec(Exec),
+    /// Runs `tally run` on the simulated host, with its options and its command; the files that they name come along.
+    Run(Run),
     /// Proves that the lab counts exactly, before anything of ours runs on it.
+    #[command(visible_alias = "test")]
     SelfTest,
+    /// Boots an unmodified guest and runs a command in it: on this machine if its KVM can, or else in the lab.
+    Demo,
+    /// Measures how long the lab's own work takes.
+    Figures,
+}
+
+#[derive(Args)]
+struct Run {
+    /// Kills the machine after this time and says where it was.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    lab_limit: u64,
+    /// The host's processors.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    lab_smp: u32,
+    /// The host's memory.
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
+    lab_memory: u32,
+    /// The release whose kernel the host runs: bookworm, trixie or sid.
+    #[arg(long, value_name = "SUITE", default_value_t)]
+    host_suite: Suite,
+    /// The release whose kernel the default guest runs.
+    #[arg(long, value_name = "SUITE", default_value_t)]
+    guest_suite: Suite,
+    /// What `tally run` is given.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 #[derive(Args)]
@@ -108,9 +140,12 @@ fn memory(text: &str) -> std::result::Result<u32, String> {
 fn main() -> ExitCode {
     let mut progress = Progress::stderr("tally-lab");
     let result = match Arguments::parse().command {
-        Subcommands::Build => build(&mut progress),
+        Subcommands::Build => tally_lab::build(&mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
+        Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
+        Subcommands::Demo => demo::run(&mut progress),
+        Subcommands::Figures => figures::print(&mut progress),
     };
     drop(progress);
     match result {
@@ -122,12 +157,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn build(progress: &mut Progress) -> Result<u8> {
-    let cache = Cache::open()?;
-    guest_images::guest(&cache, Suite::default(), progress)?;
-    tally_lab::build_host(&cache, Suite::default(), progress)?;
-    tally_lab::build_cpu(&cache, progress)?;
-    Ok(0)
+impl Run {
+    fn run(self, progress: &mut Progress) -> Result<u8> {
+        tally::scenario(self.arguments, self.guest_suite, progress)?
+            .limit(Duration::from_secs(self.lab_limit))
+            .processors(self.lab_smp)
+            .memory_mib(self.lab_memory)
+            .host(self.host_suite)
+            .run_with(progress, &mut stdout(), &mut stderr())
+    }
 }
 
 fn self_test(progress: &mut Progress) -> Result<u8> {

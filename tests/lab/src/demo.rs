@@ -1,0 +1,68 @@
+//! The README's first command: an unmodified guest that runs a command, wherever it is tried.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{stderr, stdout};
+use std::process::Command;
+
+use guest_images::{Progress, Suite, default_guest};
+use tally_lab::{Error, Result};
+
+use crate::tally;
+
+/// What the guest runs.
+const COMMAND: [&str; 3] =
+    ["sh", "-c", "uname -a; perf stat -e task-clock,context-switches,page-faults -- ls -d /*"];
+
+/// Builds what is missing, and boots.
+pub fn run(progress: &mut Progress) -> Result<u8> {
+    build_tally(progress)?;
+    let Err(obstacle) = kvm_runs_linux() else {
+        default_guest(progress)?;
+        progress.done();
+        let program = tally::program()?;
+        let status = Command::new(&program).args(["run", "--"]).args(COMMAND).status();
+        let status = status.map_err(|source| Error::File { action: "run", path: program, source })?;
+        return Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+    };
+    progress.done();
+    eprintln!(
+        "tally-lab: {obstacle}, so the guest runs on a simulated host (building that takes minutes, once)"
+    );
+    let scenario = tally::scenario(COMMAND.map(OsString::from).into(), Suite::default(), progress)?;
+    tally_lab::build(progress)?;
+    progress.step("booting the simulated host, and the guest in it");
+    let status = scenario.run_with(progress, &mut stdout(), &mut stderr());
+    progress.done();
+    status
+}
+
+/// Builds `tally` if this was started by cargo; a program that was installed has it beside it.
+fn build_tally(progress: &mut Progress) -> Result<()> {
+    let (Some(cargo), Some(folder)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR")) else {
+        return Ok(());
+    };
+    progress.step("building tally");
+    let mut build = Command::new(cargo);
+    build.args(["build", "--release", "--quiet", "--package", "tally"]).current_dir(folder);
+    let status = build.status().map_err(|source| Error::System { action: "run cargo", source })?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Error::Command("cargo build --release --package tally".to_owned()))
+    }
+}
+
+/// Whether this machine can run an unmodified Linux guest, or why not.
+fn kvm_runs_linux() -> std::result::Result<(), String> {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Err(format!("/dev/kvm cannot be used here ({error})"));
+    }
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    if flags.split_whitespace().any(|flag| flag == "svm" || flag == "vmx") {
+        Ok(())
+    } else {
+        Err("this machine's KVM has no hardware virtualisation and cannot run Linux".to_owned())
+    }
+}

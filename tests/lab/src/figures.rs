@@ -1,0 +1,56 @@
+//! What the lab itself costs, in seconds of real time.
+
+use std::time::{Duration, Instant};
+
+use guest_images::{Progress, Suite};
+use tally_lab::peer::{self, Machine};
+use tally_lab::{Error, Result, Scenario};
+
+/// Measures and prints a table.
+pub fn print(progress: &mut Progress) -> Result<u8> {
+    tally_lab::build(progress)?;
+    let (warm, ()) = timed(|| tally_lab::build(progress))?;
+    let first = tally_lab::first_build_seconds()?;
+
+    progress.step("booting the simulated host");
+    let (boot, output) = timed(|| run(&Scenario::new("cut -d' ' -f1 /proc/uptime"), progress))?;
+    progress.step("booting the simulated host and a guest in it");
+    let command = ["sh", "-c", "perf stat true; perf record -q -o /tmp/data true"];
+    let both = Scenario::new(peer::linux(Machine::Default, &command)).guest(Suite::default(), progress)?;
+    let (scenario, _) = timed(|| run(&both, progress))?;
+    progress.done();
+
+    println!("| figure | measured |\n|---|---|");
+    match first {
+        Some(seconds) => row("building the lab for the first time", &format!("{seconds} s")),
+        None => row("building the lab for the first time", "not known: an older program built it"),
+    }
+    row("building the lab when it has been built", &format!("{:.3} s", warm.as_secs_f64()));
+    row("booting the simulated host, to the end of a script", &seconds(boot));
+    row("of that, virtual time until the script", &format!("{} s", output.trim()));
+    row("host and guest: boot, `perf stat`, `perf record`, power-off", &seconds(scenario));
+    Ok(0)
+}
+
+fn row(figure: &str, measured: &str) {
+    println!("| {figure} | {measured} |");
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
+    let begun = Instant::now();
+    let result = work()?;
+    Ok((begun.elapsed(), result))
+}
+
+fn run(scenario: &Scenario, progress: &mut Progress) -> Result<String> {
+    let outcome = scenario.run(progress)?;
+    if outcome.status == 0 {
+        Ok(outcome.text())
+    } else {
+        Err(Error::Command("the measured script".to_owned()))
+    }
+}
