@@ -72,9 +72,12 @@ fn restore_on_panic() {
 }
 
 fn restore_on_fatal_signals() {
-    extern "C" fn handler(_signal: libc::c_int) {
-        // The handler is used once (SA_RESETHAND): on return the instruction faults again, or `abort` goes on, and the process ends as it would have.
+    extern "C" fn handler(signal: libc::c_int) {
         restore();
+        // The handler is used once (SA_RESETHAND): when it returns, the signal arrives again and ends the process as it
+        // would have, also if somebody sent it rather than a fault.
+        // SAFETY: takes no pointer, and may be called in a handler.
+        unsafe { libc::raise(signal) };
     }
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

@@ -1,0 +1,164 @@
+//! A terminal with somebody at it: runs a program on a pseudo-terminal, types, and waits for what should appear.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A program on a terminal of its own.
+pub struct Session {
+    terminal: File,
+    child: Child,
+    output: Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+    matched: usize,
+}
+
+/// How the terminal treats what is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Line by line, with echo and signals.
+    Cooked,
+    /// Key by key, as it is.
+    Raw,
+}
+
+impl Session {
+    /// Starts the program with the terminal as its standard streams and as its controlling terminal.
+    pub fn start(mut command: Command) -> io::Result<Self> {
+        let (terminal, end) = open_terminal()?;
+        let copy = || end.try_clone().map(Stdio::from);
+        command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
+        // SAFETY: between fork and exec the closure makes two system calls and touches no memory of the parent's.
+        unsafe { command.pre_exec(take_terminal) };
+        let child = command.spawn()?;
+        // The last copies of the other end here, so that reading ends when the program does.
+        drop((command, end));
+        let mut reader = terminal.try_clone()?;
+        let (sender, output) = channel();
+        thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            // Linux says EIO when nobody has the other end open any more.
+            while let Ok(length @ 1..) = reader.read(&mut chunk) {
+                if sender.send(chunk[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { terminal, child, output, seen: Vec::new(), matched: 0 })
+    }
+
+    /// Waits until this text has appeared after the one that was last waited for; says so if it does not.
+    pub fn expect(&mut self, text: &str, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let new = &self.seen[self.matched..];
+            if let Some(at) = new.windows(text.len()).position(|window| window == text.as_bytes()) {
+                self.matched += at + text.len();
+                return Ok(());
+            }
+            match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(chunk) => self.seen.extend(chunk),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("`{text}` did not appear:\n{}", self.seen()));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(format!("it ended before `{text}` appeared:\n{}", self.seen()));
+                }
+            }
+        }
+    }
+
+    /// Types.
+    pub fn type_in(&mut self, keys: &[u8]) -> io::Result<()> {
+        self.terminal.write_all(keys)
+    }
+
+    /// All that has appeared so far.
+    pub fn seen(&self) -> String {
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+
+    /// How the terminal is set now.
+    pub fn mode(&self) -> Mode {
+        // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
+        let mut termios: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and `termios` a valid place; both ends of a pseudo-terminal have one setting.
+        let failed = unsafe { libc::tcgetattr(self.terminal.as_raw_fd(), &raw mut termios) } != 0;
+        assert!(!failed, "a pseudo-terminal has settings");
+        let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
+        if termios.c_lflag & cooked == cooked { Mode::Cooked } else { Mode::Raw }
+    }
+
+    /// The program's process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the program's end, but not for ever.
+    pub fn wait(&mut self, limit: Duration) -> io::Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        let status = loop {
+            match self.child.try_wait()? {
+                Some(status) => break status,
+                None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+                None => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        // The other end is closed now, so this ends.
+        while let Ok(chunk) = self.output.recv() {
+            self.seen.extend(chunk);
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A failed test must not leave a machine running; it has ended already if this fails.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn open_terminal() -> io::Result<(File, OwnedFd)> {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: the two places are valid, and no name, settings or size are passed.
+    let failed = unsafe {
+        libc::openpty(
+            &raw mut ours,
+            &raw mut theirs,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    for fd in [ours, theirs] {
+        // SAFETY: takes no pointer, and the descriptor is open.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+    // SAFETY: the call above has just made this descriptor, and nothing else owns it.
+    let ours = unsafe { OwnedFd::from_raw_fd(ours) };
+    // SAFETY: likewise.
+    let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
+    Ok((File::from(ours), theirs))
+}
+
+fn take_terminal() -> io::Result<()> {
+    // SAFETY: takes nothing.
+    if unsafe { libc::setsid() } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the argument of this request is a number.
+    if unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

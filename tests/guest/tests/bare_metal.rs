@@ -1,0 +1,197 @@
+//! Guests without an operating system, on this machine's own KVM: fast tests of everything but Linux.
+//! They run on software-only KVMs too.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use guest_tests::terminal::{Mode, Session};
+use guest_tests::{bare_metal, has_kvm, stderr, stdout, temporary};
+
+const FAILURE: Option<i32> = Some(125);
+const SOON: Duration = Duration::from_secs(20);
+
+/// Runs a guest; its output and its status.
+fn run(words: &str, options: &[&str]) -> (String, Option<i32>, String) {
+    let output = bare_metal(words).args(options).output().expect("tally runs");
+    (stdout(&output), output.status.code(), stderr(&output))
+}
+
+#[test]
+fn a_number_written_to_the_debug_port_becomes_the_status() {
+    if !has_kvm() {
+        return;
+    }
+    assert_eq!(run("hello", &[]), ("Hello from the guest\n".into(), Some(1), String::new()));
+    assert_eq!(run("exit=5", &[]).1, Some(11));
+    assert_eq!(run("exit=255", &[]).1, Some(255));
+    assert_eq!(run("out=0xf4,3,4", &[]).1, Some(7), "a wide write reaches the port too");
+}
+
+#[test]
+fn a_multiboot_kernel_finds_its_command_line_modules_and_memory() {
+    if !has_kvm() {
+        return;
+    }
+    let module = temporary(&[1, 2, 3, 4]);
+    let path = module.path().display().to_string();
+    let (out, status, err) =
+        run("machine", &["--initrd", &format!("{path} one,{path} two"), "--memory", "5G"]);
+    assert_eq!(status, Some(1), "{err}");
+    assert!(out.contains("magic 2badb002\n"), "{out}");
+    assert!(out.contains(" machine\n"), "{out}");
+    for module in ["one", "two"] {
+        assert!(out.contains(&format!("{path} {module}: 4 bytes, sum 10\n")), "{out}");
+    }
+    assert!(out.contains("memory 0000000000100000 00000000bff00000 1\n"), "RAM ends below the hole: {out}");
+    assert!(out.contains("memory 0000000100000000 0000000080000000 1\n"), "and goes on above 4 GiB: {out}");
+}
+
+#[test]
+fn test_kernels_find_the_number_of_cpus_where_qemu_has_it() {
+    if !has_kvm() {
+        return;
+    }
+    let (out, ..) = run("out=0x510,5,2 in=0x511,1 in=0x511,1", &["--cpus", "4"]);
+    assert_eq!(out, "in 0511 04\nin 0511 00\n");
+}
+
+#[test]
+fn ports_where_nothing_is_read_all_ones() {
+    if !has_kvm() {
+        return;
+    }
+    assert_eq!(
+        run("in=0x999,1 in=0x999,2 in=0x999,4 out=0x999,1,4", &[]).0,
+        "in 0999 ff\nin 0999 ffff\nin 0999 ffffffff\n"
+    );
+    assert_eq!(run("poke=0xd0000000,1 peek=0xd0000000", &[]).0, "peek d0000000 ffffffff\n");
+}
+
+#[test]
+fn every_processor_starts_and_timer_interrupts_arrive() {
+    if !has_kvm() {
+        return;
+    }
+    assert_eq!(run("smp=4", &["--cpus", "4"]).0, "processors 4\n");
+    assert_eq!(run("timer=100", &[]).0, "timer 100\n");
+}
+
+#[test]
+fn without_a_pmu_its_registers_fault_and_cpuid_is_silent() {
+    if !has_kvm() {
+        return;
+    }
+    let words = "rdmsr=0xc0010000 rdmsr=0xc0010007 wrmsr=0xc0010200,0:0x430076 rdmsr=0xc0000300 rdmsr=0xc1 \
+                 wrmsr=0x38f,0:1 rdpmc=0 cpuid=0xa,0 cpuid=0x80000022,0";
+    let (out, status, _) = run(words, &["--pmu", "none"]);
+    assert_eq!(status, Some(1));
+    assert_eq!(
+        out,
+        "rdmsr c0010000 fault\nrdmsr c0010007 fault\nwrmsr c0010200 fault\nrdmsr c0000300 fault\nrdmsr 000000c1 fault\n\
+         wrmsr 0000038f fault\nrdpmc 00000000 fault\n\
+         cpuid 0000000a 00000000 00000000 00000000 00000000\ncpuid 80000022 00000000 00000000 00000000 00000000\n"
+    );
+}
+
+#[test]
+fn a_reset_ends_with_zero() {
+    if !has_kvm() {
+        return;
+    }
+    assert_eq!(run("reset", &[]), (String::new(), Some(0), String::new()));
+    assert_eq!(run("out=0x602,1,1", &[]).1, Some(0), "by ACPI's register");
+    assert_eq!(run("out=0x600,0x34,1", &[]).1, Some(0), "ACPI's power-off");
+}
+
+#[test]
+fn a_guest_that_cannot_go_on_is_reported_with_its_vcpu_rip_and_reason() {
+    if !has_kvm() {
+        return;
+    }
+    let (_, status, err) = run("triple", &[]);
+    assert_eq!(status, FAILURE);
+    assert!(err.starts_with("tally: vCPU 0 at RIP 0x") && err.ends_with(": triple fault\n"), "{err}");
+    let (_, status, err) = run("jump=0xd0000000", &[]);
+    assert_eq!(status, FAILURE);
+    assert!(err.starts_with("tally: vCPU 0 at RIP 0xd0000000: KVM internal error 1: "), "{err}");
+}
+
+#[test]
+fn the_status_of_a_command_means_nothing_where_no_command_was_given() {
+    if !has_kvm() {
+        return;
+    }
+    assert_eq!(run("out=0x608,7,1 hello", &[]).1, Some(1));
+}
+
+#[test]
+fn sigterm_ends_even_a_guest_that_spins() {
+    if !has_kvm() {
+        return;
+    }
+    let mut child = bare_metal("spin").spawn().expect("tally runs");
+    std::thread::sleep(Duration::from_millis(300));
+    let killed = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
+    assert!(killed.success());
+    let begun = Instant::now();
+    assert_eq!(child.wait().expect("a child can be waited for").code(), Some(0));
+    assert!(begun.elapsed() < SOON, "it took {:?}", begun.elapsed());
+}
+
+#[test]
+fn what_is_typed_reaches_the_guest_and_ctrl_c_is_just_a_key() {
+    if !has_kvm() {
+        return;
+    }
+    let mut session = typing("hello echo-irq");
+    session.expect("Hello from the guest", SOON).unwrap();
+    assert_eq!(session.mode(), Mode::Raw);
+    session.type_in(b"typed \x03 and \x01\x01 too").unwrap();
+    session.expect("typed \x03 and \x01 too", SOON).unwrap();
+    session.type_in(b"\x01x").unwrap();
+    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+    assert_eq!(session.mode(), Mode::Cooked);
+}
+
+#[test]
+fn a_page_of_pasted_text_arrives_whole() {
+    if !has_kvm() {
+        return;
+    }
+    let mut session = typing("hello echo-irq");
+    session.expect("Hello from the guest", SOON).unwrap();
+    let page: String = (0..100).map(|line| format!("line {line} of the page\r")).collect();
+    session.type_in(page.as_bytes()).unwrap();
+    session.expect(&page, SOON).unwrap();
+    session.type_in(b"\x01x").unwrap();
+    session.wait(SOON).unwrap();
+}
+
+#[test]
+fn the_terminal_is_as_it_was_however_the_machine_ends() {
+    if !has_kvm() {
+        return;
+    }
+    for words in ["hello echo exit=3", "hello echo triple", "hello echo reset"] {
+        let mut session = typing(words);
+        session.expect("Hello from the guest", SOON).unwrap();
+        assert_eq!(session.mode(), Mode::Raw);
+        session.type_in(b"q").unwrap();
+        session.wait(SOON).unwrap();
+        assert_eq!(session.mode(), Mode::Cooked, "{words}");
+    }
+    for signal in ["TERM", "HUP", "INT", "QUIT", "SEGV", "ABRT"] {
+        let mut session = typing("hello spin");
+        session.expect("Hello from the guest", SOON).unwrap();
+        let killed = Command::new("kill").args(["-s", signal, &session.id().to_string()]).status();
+        assert!(killed.expect("kill runs").success());
+        session.wait(SOON).unwrap();
+        assert_eq!(session.mode(), Mode::Cooked, "SIG{signal}");
+    }
+}
+
+fn typing(words: &str) -> Session {
+    let mut command = Command::new(guest_tests::program("tally"));
+    command.args(["run", "--kernel", guest_tests::payload(), "--append", words]);
+    Session::start(command).expect("tally runs on a terminal")
+}
