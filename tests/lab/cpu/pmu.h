@@ -37,7 +37,7 @@ typedef struct X86PMUCounter {
     uint64_t hit_cycle; /* the last cycle with an event */
     uint32_t hits;      /* events in that cycle */
     uint64_t true_cycle; /* the last cycle with at least CNT_MASK events */
-    bool in_false_run;  /* inverted edge: this run of false cycles has counted */
+    bool in_false_run;  /* inverted edge: this run has been counted */
 } X86PMUCounter;
 
 typedef struct X86PMU {
