@@ -139,7 +139,15 @@ fn memory(text: &str) -> std::result::Result<u32, String> {
 
 fn main() -> ExitCode {
     let mut progress = Progress::stderr("tally-lab");
-    let result = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Should the stream be closed, nobody reads it.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(LAB_FAILED) } else { ExitCode::SUCCESS };
+        }
+    };
+    let result = match arguments.command {
         Subcommands::Build => tally_lab::build(&mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
         Subcommands::Run(run) => run.run(&mut progress),

@@ -1,0 +1,112 @@
+//! What a user of the lab sees: a script's output, status and files come back, and a failure says where it was.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use guest_images::Progress;
+use tally_lab::{Error, Scenario};
+
+fn run(scenario: &Scenario) -> tally_lab::Result<tally_lab::Outcome> {
+    scenario.run(&mut Progress::stderr("tally-lab"))
+}
+
+fn tally_lab(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tally-lab")).args(arguments).output().expect("tally-lab was built")
+}
+
+#[test]
+fn a_script_gives_back_its_output_its_status_and_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let given = folder.path().join("given");
+    let bytes: Vec<u8> = (0..=255).cycle().take(70_000).collect();
+    fs::write(&given, &bytes).unwrap();
+    let kept = folder.path().join("kept");
+    let script = "cat data/given; echo \"$1|$2\" >&2; mkdir $OUT/sub; cp data/given $OUT/sub/copy; exit 42";
+    let scenario = Scenario::new(script)
+        .file(&given, "data/given")
+        .arguments(["it's", "a  b"])
+        .keep_output_in(&kept)
+        .limit(Duration::from_secs(120));
+    let outcome = run(&scenario).unwrap();
+    assert_eq!(outcome.status, 42);
+    assert!(outcome.stdout == bytes, "{} bytes of {}", outcome.stdout.len(), bytes.len());
+    assert_eq!(outcome.stderr, b"it's|a  b\n");
+    assert!(fs::read(kept.join("sub/copy")).unwrap() == bytes);
+}
+
+#[test]
+fn several_processors_run_at_the_same_time_and_kvm_is_there() {
+    let script = "nproc; test -w /dev/kvm && echo kvm; kill -9 $$";
+    let outcome = run(&Scenario::new(script).processors(2)).unwrap();
+    assert_eq!((outcome.text().as_str(), outcome.status), ("2\nkvm\n", 137));
+}
+
+#[test]
+fn a_script_that_hangs_is_killed_and_its_place_is_told() {
+    let scenario =
+        Scenario::new("echo begun; sleep 1000 & cat /dev/zero >/dev/null").limit(Duration::from_secs(40));
+    let Err(error) = run(&scenario) else { panic!("it ended") };
+    let text = error.to_string();
+    for part in ["after 40 s", "sleep 1000", "hrtimer_nanosleep", "cat /dev/zero"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_host_that_dies_shows_its_last_words() {
+    let Err(error) = run(&Scenario::new("echo c >/proc/sysrq-trigger")) else { panic!("it lived") };
+    assert!(matches!(error, Error::HostDied { .. }), "{error}");
+    assert!(error.to_string().contains("sysrq_trigger"), "{error}");
+}
+
+#[test]
+fn a_script_that_is_not_there_is_named() {
+    let output = tally_lab(&["exec", "/no/such/script"]);
+    assert_eq!(output.status.code(), Some(125));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text, "tally-lab: cannot read /no/such/script: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    for arguments in [
+        &["exec", "--smp", "0", "x"][..],
+        &["exec", "--memory", "1M", "x"],
+        &["exec", "--host-suite", "woody", "x"],
+    ] {
+        let output = tally_lab(arguments);
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_killed_lab_leaves_no_machine_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, "sleep 1000").unwrap();
+    run(&Scenario::new("true")).unwrap();
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_tally-lab"))
+        .arg("exec")
+        .arg(&script)
+        .spawn()
+        .expect("tally-lab was built");
+    let children = format!("/proc/{0}/task/{0}/children", lab.id());
+    let machine = loop {
+        let found = fs::read_to_string(&children).unwrap();
+        if let Some(child) = found.split_whitespace().next() {
+            break format!("/proc/{child}/stat");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    lab.kill().unwrap();
+    lab.wait().unwrap();
+    let alive =
+        || fs::read_to_string(&machine).is_ok_and(|stat| stat.contains("qemu") && !stat.contains(") Z "));
+    let gone = (0..250).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        !alive()
+    });
+    assert!(gone, "the machine is still there");
+}
