@@ -6,12 +6,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The programs in `cpu/programs.S`, and the size of each, for which `src/self_test.rs` has the counts.
+const PROGRAMS: [(&str, u32); 10] = [
+    ("loop", 10_000_000),
+    ("rep", 100_000),
+    ("fault", 1000),
+    ("ud", 1000),
+    ("call", 100_000),
+    ("alternate", 100_000),
+    ("never", 100_000),
+    ("stream", 4),
+    ("small", 10),
+    ("operands", 1000),
+];
+
 fn main() {
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     embed_cpu(&root.join("cpu"), &out);
     println!("cargo::rerun-if-changed=programs");
     compile(&root.join("programs/loop.S"), &out.join("loop"), &[]);
+    let mut table = String::from("&[\n");
+    for (name, size) in PROGRAMS {
+        let options = [&*format!("-DPROGRAM_{name}"), &*format!("-DN={size}")];
+        let program = out.join(format!("known-{name}"));
+        compile(&root.join("cpu/programs.S"), &program, &options);
+        writeln!(table, "    ({name:?}, include_bytes!({:?})),", program.display().to_string())
+            .expect("writing to a string cannot fail");
+    }
+    table.push_str("]\n");
+    fs::write(out.join("programs.rs"), table).expect("OUT_DIR can be written");
     // A flat image: what a processor finds at its reset address.
     let flat = ["-Wl,--oformat=binary", "-Wl,-Ttext=0"];
     compile(&root.join("programs/guest-loop.rom.S"), &out.join("guest-loop.rom"), &flat);

@@ -185,7 +185,7 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
     checks.extend(self_test::guest_and_host_apart(progress)?);
     progress.done();
     for check in &checks {
-        println!("{check}");
+        println!("{:<6} {check}", if check.holds() { "ok" } else { "FAILED" });
     }
     Ok(u8::from(!checks.iter().all(Check::holds)))
 }

@@ -13,3 +13,6 @@ pub const LOOP_BRANCHES: u64 = LOOP_CONDITIONAL_BRANCHES + 1;
 pub const GUEST_LOOP_ROM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest-loop.rom"));
 /// How many instructions [`GUEST_LOOP_ROM`] executes in user mode.
 pub const GUEST_LOOP_INSTRUCTIONS: u64 = 100_000_002;
+
+/// The programs of `cpu/programs.S`, which end soon and whose counts `cpu/README.md` lists.
+pub const KNOWN: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/programs.rs"));
