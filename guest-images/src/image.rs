@@ -92,42 +92,9 @@ pub fn add_busybox(image: &mut Archive, busybox: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compresses an archive in the lz4 format that the kernel's unpacker reads: quick to undo even where every
-/// instruction is simulated.
-pub fn compress(archive: &[u8]) -> Vec<u8> {
-    // `Documentation/admin-guide/initrd.rst` leaves the format to lz4's own documents: the "legacy frame" is a magic
-    // number, then blocks of at most 8 MiB of content, each after its compressed length.
-    const MAGIC: u32 = 0x184c_2102;
-    const BLOCK: usize = 8 << 20;
-    let mut packed = MAGIC.to_le_bytes().to_vec();
-    for block in archive.chunks(BLOCK) {
-        let compressed = lz4_flex::block::compress(block);
-        let length = u32::try_from(compressed.len()).expect("a block is smaller than 4 GiB");
-        packed.extend_from_slice(&length.to_le_bytes());
-        packed.extend_from_slice(&compressed);
-    }
-    packed
-}
-
 /// The only folder in `folder` whose name begins with `prefix`.
 pub fn only_folder(folder: &Path, prefix: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).find(|path| {
         path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn compressed_blocks_come_back() {
-        let content: Vec<u8> = (0..9_000_000_u32).map(|i| (i / 1000).to_le_bytes()[0]).collect();
-        let packed = compress(&content);
-        assert_eq!(packed[..4], [0x02, 0x21, 0x4c, 0x18]);
-        let length = u32::from_le_bytes(packed[4..8].try_into().unwrap()) as usize;
-        let first = lz4_flex::block::decompress(&packed[8..8 + length], 8 << 20).unwrap();
-        assert_eq!(first, content[..8 << 20]);
-        assert!(packed.len() < content.len() / 10);
-    }
 }

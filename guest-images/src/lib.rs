@@ -12,6 +12,7 @@ pub mod cpio;
 mod error;
 pub mod guest;
 pub mod image;
+mod lz4;
 pub mod packages;
 pub mod payloads;
 pub mod progress;
