@@ -12,6 +12,9 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Progress, Result};
 
+/// How many entries of a kind are kept: those of a few work trees.
+const KEPT: usize = 6;
+
 /// The name of an entry and everything that its content depends on.
 pub struct Key {
     name: String,
@@ -110,7 +113,29 @@ impl Cache {
         }
         let place = self.root.join(&name);
         fs::rename(&begun, &place).map_err(Error::io("create", &place))?;
+        self.remove_old(&key.name);
         Ok(place)
+    }
+
+    /// Removes all but the newest entries of a kind. Those in use lately are among the newest, or are open.
+    fn remove_old(&self, kind: &str) {
+        let is_of_kind = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let hash = name.strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
+            hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        };
+        let Ok(folder) = fs::read_dir(&self.root) else { return };
+        let mut entries: Vec<_> = folder
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| is_of_kind(path))
+            .filter_map(|path| Some((fs::metadata(&path).and_then(|entry| entry.modified()).ok()?, path)))
+            .collect();
+        entries.sort();
+        entries.truncate(entries.len().saturating_sub(KEPT));
+        for (_, path) in entries {
+            // Tidying up is no reason to fail.
+            let _ = fs::remove_dir_all(path);
+        }
     }
 
     /// A folder that is kept between builds, such as one for downloads.
@@ -189,6 +214,23 @@ mod tests {
         fs::write(begun.join("half"), "").unwrap();
         let entry = cache.entry(&key, &mut Progress::silent(), write("whole")).unwrap();
         assert!(!entry.join("half").exists());
+    }
+
+    #[test]
+    fn old_entries_make_room_and_other_kinds_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let other = cache.entry(&Key::new("thing-else"), &mut Progress::silent(), write("one")).unwrap();
+        let build = |input: usize| {
+            // File systems tell times apart only so finely.
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            let key = Key::new("thing").with(input.to_string());
+            cache.entry(&key, &mut Progress::silent(), write("one")).unwrap()
+        };
+        let entries: Vec<PathBuf> = (0..KEPT + 2).map(build).collect();
+        let kept: Vec<bool> = entries.iter().map(|path| path.exists()).collect();
+        assert_eq!(kept[..2], [false, false]);
+        assert!(kept[2..].iter().all(|kept| *kept) && other.exists());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use guest_images::cache::{Cache, Key};
 use guest_images::packages::Apt;
 use guest_images::{Progress, Suite, run_tool};
 
-use crate::{Error, Result, tools};
+use crate::{Error, Result, child, tools};
 
 /// The PMU's sources and the patch that hooks them into QEMU.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cpu_files.rs"));
@@ -166,13 +166,11 @@ fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<(
 
 fn ninja(objects: &Path, progress: &mut Progress) -> Result<()> {
     progress.step("compiling the lab CPU");
-    let mut child = Command::new("ninja")
-        .arg(TARGET)
-        .current_dir(objects)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(Error::system("run ninja"))?;
+    let mut command = Command::new("ninja");
+    command.arg(TARGET).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
+    // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.
+    child::die_with_this_process(&mut command, libc::SIGTERM);
+    let mut child = command.spawn().map_err(Error::system("run ninja"))?;
     let mut tail = VecDeque::new();
     let output = child.stdout.take().map(BufReader::new);
     for line in output.into_iter().flat_map(BufRead::lines).map_while(std::result::Result::ok) {

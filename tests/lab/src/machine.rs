@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use crate::child;
 use crate::cpu::LabCpu;
 use crate::{Error, Result};
 
@@ -108,7 +108,8 @@ impl Machine {
         ];
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
-        bind_to_this_process(&mut command, inherited);
+        child::inherit(&mut command, inherited);
+        child::die_with_this_process(&mut command, libc::SIGKILL);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -173,29 +174,4 @@ fn pipe() -> Result<(PipeReader, PipeWriter)> {
 
 fn fd_path(fd: RawFd) -> String {
     format!("/dev/fd/{fd}")
-}
-
-/// The child gets these descriptors under their own numbers, and dies with this process, however that ends.
-fn bind_to_this_process(command: &mut Command, inherited: Vec<RawFd>) {
-    let parent = std::process::id();
-    let prepare = move || {
-        for &fd in &inherited {
-            // SAFETY: clearing the flags of a descriptor number touches no memory.
-            if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
-                return Err(std::io::Error::last_os_error());
-            }
-        }
-        // SAFETY: this option takes a signal number and touches no memory.
-        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // The parent may have died before the line above.
-        if std::os::unix::process::parent_id() == parent {
-            Ok(())
-        } else {
-            Err(std::io::ErrorKind::Interrupted.into())
-        }
-    };
-    // SAFETY: between fork and exec, `prepare` makes three system calls and neither allocates nor locks.
-    unsafe { command.pre_exec(prepare) };
 }
