@@ -8,6 +8,7 @@ mod cli;
 mod console;
 mod cpuid;
 mod events;
+mod firmware;
 mod kvm;
 mod lab;
 mod loader;

@@ -34,7 +34,8 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     // From here on signals are events, in every thread that follows.
     let signals = Signals::take().context("cannot take signals")?;
     let (outputs, timer) = outputs(output_files(options)?).context("cannot prepare the console")?;
-    let outputs = if has_command { with_tail(outputs) } else { outputs };
+    // A console that nobody sees is kept for a guest's last words.
+    let outputs = if has_command && !options.verbose { with_tail(outputs) } else { outputs };
     let console_output = outputs[0].clone();
     let mut events = EventLoop::new()?;
     events.add_signals(signals);
@@ -116,6 +117,10 @@ fn command_line(options: &Run, kernel: &Kernel) -> String {
         let ports = if options.command.is_empty() { 1 } else { COM.len() };
         // A panic ends in a reset, which ends the machine; there is no PCI bus to look for.
         words.push(format!("console=ttyS0 8250.nr_uarts={ports} panic=-1 pci=off"));
+        if options.initrd.is_none() {
+            // A tmpfs takes half of the memory at most, too little for the default guest's files in the smallest guests.
+            words.push("rootfstype=ramfs".to_owned());
+        }
         if !options.command.is_empty() {
             words.push(format!("tally.out=ttyS1 tally.err=ttyS2 tally.status={:#x}", port::COMMAND_STATUS));
             words.push(format!("tally.run={}", guest_images::command::encode(&options.command)));

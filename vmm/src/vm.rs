@@ -22,7 +22,7 @@ use crate::machine::{COM, SerialPort, port};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::vcpu::Vcpu;
-use crate::{acpi, cpuid, registers};
+use crate::{cpuid, firmware, registers};
 
 /// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -64,8 +64,8 @@ pub enum VmError {
     #[error("cannot make an eventfd: {0}")]
     Event(std::io::Error),
     /// The guest's memory does not hold what belongs into its first MiB.
-    #[error("cannot write the ACPI tables: {0}")]
-    Acpi(vm_memory::GuestMemoryError),
+    #[error("cannot write the firmware: {0}")]
+    Firmware(vm_memory::GuestMemoryError),
 }
 
 /// A machine ready to run.
@@ -91,7 +91,8 @@ impl Vm {
         let command_line = config.command_line;
         let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd };
         let entry = config.kernel.load(&boot)?;
-        acpi::write(&config.ram.mapped, config.cpus, &COM[..config.outputs.len()]).map_err(VmError::Acpi)?;
+        firmware::write(&config.ram.mapped, config.cpus, &COM[..config.outputs.len()])
+            .map_err(VmError::Firmware)?;
 
         let linux = config.kernel.is_linux();
         let Devices { bus, console, console_room } = Devices::new(&vm, &config, linux)?;

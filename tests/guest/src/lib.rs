@@ -1,6 +1,7 @@
 //! What the tests with real guests share: the program under test, bare-metal guests on this machine's own KVM, and a
 //! terminal for tests to type on.
 
+pub mod lab;
 pub mod terminal;
 
 use std::env;

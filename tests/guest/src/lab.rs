@@ -1,0 +1,120 @@
+//! Steps on the lab's simulated host: one boot, many commands, and a test for each looks at what its own did.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guest_images::{Progress, Suite};
+use tally_lab::Scenario;
+
+use crate::program;
+
+/// What one step did.
+#[derive(Debug, Clone)]
+pub struct Done {
+    /// Its exit status.
+    pub status: i32,
+    /// Its standard output.
+    pub out: Vec<u8>,
+    /// Its standard error.
+    pub err: String,
+}
+
+impl Done {
+    /// Its standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+}
+
+/// Commands by name, and what the host is like that they run on.
+#[derive(Default)]
+pub struct Steps {
+    changes: Vec<Change>,
+    guest_programs: Vec<(&'static str, &'static [u8])>,
+    script: String,
+    names: Vec<&'static str>,
+}
+
+type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
+
+/// What all steps did, by name.
+pub struct Results(BTreeMap<&'static str, Done>);
+
+impl Results {
+    /// What that step did.
+    pub fn of(&self, name: &str) -> &Done {
+        self.0.get(name).unwrap_or_else(|| panic!("there is no step `{name}`"))
+    }
+}
+
+impl Steps {
+    /// Steps on a host that has the program under test as `tally`, the typist as `typist`, and the default guest.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts a program into the guest.
+    #[must_use]
+    pub fn in_guest(mut self, name: &'static str, program: &'static [u8]) -> Self {
+        self.guest_programs.push((name, program));
+        self
+    }
+
+    /// Changes the host.
+    #[must_use]
+    pub fn on(mut self, change: impl FnOnce(Scenario) -> Scenario + 'static) -> Self {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// Puts a file where the steps run.
+    #[must_use]
+    pub fn file(self, path: impl Into<PathBuf>, name: &'static str) -> Self {
+        let path = path.into();
+        self.on(move |scenario| scenario.file(path, name))
+    }
+
+    /// Adds a step: shell commands, in a shell of their own.
+    #[must_use]
+    pub fn step(mut self, name: &'static str, commands: &str) -> Self {
+        writeln!(
+            self.script,
+            "echo 'step {name}' >&2\n({commands}) >$OUT/{name}.out 2>$OUT/{name}.err\necho $? >$OUT/{name}.status"
+        )
+        .expect("writing to a string cannot fail");
+        self.names.push(name);
+        self
+    }
+
+    /// Boots the host and takes the steps.
+    pub fn run(self) -> Results {
+        let folder = tempfile::tempdir().expect("temporary folders can be made");
+        let scenario = Scenario::new(self.script)
+            .file(program("tally"), "tally")
+            .file(program("typist"), "typist")
+            .limit(Duration::from_secs(600))
+            .keep_output_in(folder.path())
+            .guest_with(Suite::default(), &self.guest_programs, &mut Progress::stderr("lab"))
+            .unwrap_or_else(|error| panic!("the default guest: {error}"));
+        let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
+        let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(outcome.status, 0, "{}", String::from_utf8_lossy(&outcome.stderr));
+        Results(self.names.into_iter().map(|name| (name, done(folder.path(), name))).collect())
+    }
+}
+
+fn done(folder: &Path, name: &str) -> Done {
+    let read = |suffix: &str| {
+        let path = folder.join(format!("{name}.{suffix}"));
+        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let text = |suffix: &str| String::from_utf8_lossy(&read(suffix)).into_owned();
+    Done {
+        status: text("status").trim().parse().expect("a status is a number"),
+        out: read("out"),
+        err: text("err"),
+    }
+}
