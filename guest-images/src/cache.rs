@@ -6,7 +6,10 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -101,9 +104,7 @@ impl Cache {
         }
         // Only the holder of the lock touches this folder: what is there is left from a build that was interrupted.
         let begun = self.folder("unfinished")?.join(&name);
-        if begun.exists() {
-            fs::remove_dir_all(&begun).map_err(Error::io("remove", &begun))?;
-        }
+        remove_folder(&begun)?;
         fs::create_dir(&begun).map_err(Error::io("create", &begun))?;
         let outcome = make(progress, &begun);
         progress.done();
@@ -154,6 +155,22 @@ impl Cache {
             file.lock().map_err(Error::io("lock", &path))?;
         }
         Ok(Guard { _file: file })
+    }
+}
+
+/// Removes a folder, if it exists, that a program of an interrupted build may still be writing to for a moment.
+pub fn remove_folder(folder: &Path) -> Result<()> {
+    const ATTEMPTS: u32 = 50;
+    let mut attempt = 1;
+    loop {
+        match fs::remove_dir_all(folder) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty && attempt < ATTEMPTS => {}
+            Err(error) => return Err(Error::io("remove", folder)(error)),
+        }
+        attempt += 1;
+        thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -223,7 +240,7 @@ mod tests {
         let other = cache.entry(&Key::new("thing-else"), &mut Progress::silent(), write("one")).unwrap();
         let build = |input: usize| {
             // File systems tell times apart only so finely.
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
             let key = Key::new("thing").with(input.to_string());
             cache.entry(&key, &mut Progress::silent(), write("one")).unwrap()
         };
@@ -238,14 +255,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let built = AtomicU32::new(0);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let key = Key::new("thing");
                     cache
                         .entry(&key, &mut Progress::silent(), |progress, begun| {
                             built.fetch_add(1, Ordering::Relaxed);
-                            std::thread::sleep(std::time::Duration::from_millis(20));
+                            thread::sleep(Duration::from_millis(20));
                             write("one")(progress, begun)
                         })
                         .unwrap();

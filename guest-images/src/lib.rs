@@ -7,6 +7,7 @@
 //! The parts are public because the lab builds its host image from the same ones.
 
 pub mod cache;
+pub mod child;
 pub mod command;
 pub mod cpio;
 mod error;

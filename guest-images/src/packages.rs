@@ -186,7 +186,7 @@ impl Apt {
             })?;
         progress.step(format!("unpacking the source of {name}"));
         let mut command = Command::new("dpkg-source");
-        command.args(["--no-check", "--extract"]).arg(self.sources.join(dsc)).arg(into);
+        command.args(["--no-check", "--no-copy", "--extract"]).arg(self.sources.join(dsc)).arg(into);
         tool::run(&mut command, "dpkg-dev").map(drop)
     }
 

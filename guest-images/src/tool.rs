@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
+use crate::child::{self, Death};
 use crate::{Error, Result};
 
 /// How much of a failed program's output an error repeats.
@@ -11,6 +12,7 @@ const TAIL_LINES: usize = 6;
 /// Runs `command` to its end and returns what it wrote to its standard output.
 /// `package` is where the program comes from, for the message when it is missing.
 pub fn run(command: &mut Command, package: &'static str) -> Result<String> {
+    child::die_with_this_process(command, Death::Asked);
     let output = command.stdin(Stdio::null()).output().map_err(|source| {
         let program = command.get_program().to_string_lossy().into_owned();
         if source.kind() == ErrorKind::NotFound {

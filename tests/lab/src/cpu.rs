@@ -10,11 +10,11 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use guest_images::cache::{Cache, Key};
+use guest_images::cache::{Cache, Key, remove_folder};
 use guest_images::packages::Apt;
-use guest_images::{Progress, Suite, run_tool};
+use guest_images::{Progress, Suite, child, run_tool};
 
-use crate::{Error, Result, child, tools};
+use crate::{Error, Result, tools};
 
 /// The PMU's sources and the patch that hooks them into QEMU.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cpu_files.rs"));
@@ -94,16 +94,18 @@ fn compile(cache: &Cache, program: &Path, progress: &mut Progress) -> Result<()>
     let source = tree.join("source");
     let half_patched = tree.join("half-patched");
     if half_patched.exists() && source.exists() {
-        fs::remove_dir_all(&source).map_err(Error::file("remove", &source))?;
+        remove_folder(&source)?;
     }
     if !source.exists() {
+        // In a folder of its own, where what an interrupted unpacking left is cleared away.
         let arriving = tree.join("arriving");
-        if arriving.exists() {
-            fs::remove_dir_all(&arriving).map_err(Error::file("remove", &arriving))?;
-        }
-        Apt::open(cache, SUITE, progress)?.unpack_source("qemu", &arriving, progress)?;
+        remove_folder(&arriving)?;
+        fs::create_dir(&arriving).map_err(Error::file("create", &arriving))?;
+        let unpacked = arriving.join("qemu");
+        Apt::open(cache, SUITE, progress)?.unpack_source("qemu", &unpacked, progress)?;
         let _ = fs::remove_file(tree.join(HOOKS));
-        fs::rename(&arriving, &source).map_err(Error::file("create", &source))?;
+        fs::rename(&unpacked, &source).map_err(Error::file("create", &source))?;
+        remove_folder(&arriving)?;
     }
     fs::write(&half_patched, "").map_err(Error::file("write", &half_patched))?;
     add_pmu(&tree, &source)?;
@@ -154,9 +156,7 @@ fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<(
         return Ok(());
     }
     progress.step("configuring the lab CPU");
-    if objects.exists() {
-        fs::remove_dir_all(objects).map_err(Error::file("remove", objects))?;
-    }
+    remove_folder(objects)?;
     fs::create_dir_all(objects).map_err(Error::file("create", objects))?;
     // The distribution's Python, which its meson belongs to, and not another one that may come first in PATH.
     let mut command = Command::new(source.join("configure"));
@@ -169,7 +169,7 @@ fn ninja(objects: &Path, progress: &mut Progress) -> Result<()> {
     let mut command = Command::new("ninja");
     command.arg(TARGET).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
     // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.
-    child::die_with_this_process(&mut command, libc::SIGTERM);
+    child::die_with_this_process(&mut command, child::Death::Asked);
     let mut child = command.spawn().map_err(Error::system("run ninja"))?;
     let mut tail = VecDeque::new();
     let output = child.stdout.take().map(BufReader::new);

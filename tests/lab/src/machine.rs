@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::child;
+use guest_images::child;
+
 use crate::cpu::LabCpu;
 use crate::{Error, Result};
 
@@ -109,7 +110,7 @@ impl Machine {
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
         child::inherit(&mut command, inherited);
-        child::die_with_this_process(&mut command, libc::SIGKILL);
+        child::die_with_this_process(&mut command, child::Death::Sudden);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -37,8 +37,9 @@ pub fn ensure(progress: &mut Progress) -> Result<()> {
     let mut install = Command::new("apt-get");
     install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
-    // A fresh machine has no package lists yet.
+    // A fresh machine has no package lists yet, and an installation that was interrupted has to be ended first.
     if run_tool(&mut install, "apt").is_err() {
+        let _ = run_tool(Command::new("dpkg").args(["--configure", "--pending"]), "dpkg");
         run_tool(Command::new("apt-get").args(["update", "--quiet=2"]), "apt")?;
         run_tool(&mut install, "apt")?;
     }

@@ -20,9 +20,22 @@ pub fn inherit(command: &mut Command, descriptors: Vec<RawFd>) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// The child gets `signal` when the thread that starts it ends, however that happens.
-pub fn die_with_this_process(command: &mut Command, signal: libc::c_int) {
+/// How a child is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    /// It is asked to, and can end its own children.
+    Asked,
+    /// At once.
+    Sudden,
+}
+
+/// The child ends when the thread that starts it does, however that happens.
+pub fn die_with_this_process(command: &mut Command, death: Death) {
     let parent = std::process::id();
+    let signal = match death {
+        Death::Asked => libc::SIGTERM,
+        Death::Sudden => libc::SIGKILL,
+    };
     let prepare = move || {
         // SAFETY: this option takes a signal number and touches no memory.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) } < 0 {
