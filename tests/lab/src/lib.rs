@@ -12,7 +12,9 @@ pub mod peer;
 pub mod programs;
 mod scenario;
 pub mod self_test;
+mod symbols;
 mod tools;
+mod watch;
 
 use std::path::PathBuf;
 use std::time::Instant;

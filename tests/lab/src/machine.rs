@@ -49,6 +49,15 @@ pub struct Output {
     pub files: PipeReader,
 }
 
+/// What came from a machine while it was listened to.
+pub enum Heard {
+    Line(String),
+    /// Nothing in time.
+    Nothing,
+    /// The machine has ended.
+    End,
+}
+
 /// A running machine. It is killed when this is dropped.
 pub struct Machine {
     child: Child,
@@ -121,13 +130,17 @@ impl Machine {
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
-    /// The next line from the host's init, if one comes in time; an empty one when the machine has ended.
-    pub fn next_line(&mut self, patience: Duration) -> Option<String> {
+    /// The next line from the host's init.
+    pub fn next_line(&mut self, patience: Duration) -> Heard {
         let mut line = String::new();
+        // A timeout of zero would mean none.
         let patience = patience.max(Duration::from_millis(1));
-        self.control.get_ref().set_read_timeout(Some(patience)).ok()?;
-        self.control.read_line(&mut line).ok()?;
-        Some(line)
+        let heard = self.control.get_ref().set_read_timeout(Some(patience));
+        match heard.and_then(|()| self.control.read_line(&mut line)) {
+            Ok(0) => Heard::End,
+            Ok(_) => Heard::Line(line.trim_end().to_owned()),
+            Err(_) => Heard::Nothing,
+        }
     }
 
     /// Asks the host's init something.
@@ -136,24 +149,16 @@ impl Machine {
         let _ = writeln!(self.control.get_mut(), "{question}");
     }
 
-    /// Where the first processor is, seen from outside.
-    pub fn instruction_pointer(&mut self) -> Option<String> {
+    /// The address that the first processor executes, seen from outside.
+    pub fn instruction_pointer(&mut self) -> Option<u64> {
         self.monitor.set_read_timeout(Some(MONITOR_PATIENCE)).ok()?;
         let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
                        \"arguments\": {\"command-line\": \"info registers\"}}\n";
         self.monitor.write_all(request.as_bytes()).ok()?;
-        BufReader::new(&self.monitor)
-            .lines()
-            .map_while(std::result::Result::ok)
-            .find(|line| line.contains("RIP="))
-            .map(|line| line.split("\\r\\n").filter(|line| line.contains("RIP=")).collect())
-    }
-
-    /// Ends the machine, if it has not ended itself, and says how it ended.
-    pub fn stop(mut self) -> Option<ExitStatus> {
-        let ended = self.child.try_wait().ok().flatten();
-        drop(self);
-        ended
+        BufReader::new(&self.monitor).lines().map_while(std::result::Result::ok).find_map(|line| {
+            let (_, rest) = line.split_once("RIP=")?;
+            u64::from_str_radix(rest.get(..16)?, 16).ok()
+        })
     }
 
     /// Waits for a machine whose channels are closed, and says how it ended.

@@ -9,19 +9,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
 use guest_images::{Progress, Suite};
 
 use crate::machine::{HostPmu, Machine, Output, Shape};
+use crate::symbols::Symbols;
+use crate::watch::{End, Place, watch};
 use crate::{Error, Result, cpu, host};
 
 /// How much of the console an error repeats.
 const CONSOLE_LINES: usize = 25;
-/// How long the simulated host has to say where a script hangs, in real time.
-const WHERE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a script ended.
 #[derive(Debug)]
@@ -53,6 +53,7 @@ pub struct Scenario {
     shape: Shape,
     host: Suite,
     show_console: bool,
+    names_addresses: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -74,6 +75,7 @@ impl Scenario {
             shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
             host: Suite::default(),
             show_console: false,
+            names_addresses: true,
         }
     }
 
@@ -183,6 +185,13 @@ impl Scenario {
         self
     }
 
+    /// Does not look for the name of the place where the host hangs, for the scenario that finds names.
+    #[must_use]
+    pub(crate) fn without_names(mut self) -> Self {
+        self.names_addresses = false;
+        self
+    }
+
     /// Runs the script and keeps what it writes.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -215,44 +224,32 @@ impl Scenario {
                 }
                 None => pass_on(files, &mut io::sink()),
             });
-            let ended = self.watch(machine);
+            let ended = watch(machine, self.limit);
             // The machine is gone, so the other ends of all pipes are closed.
             let _ = files.join();
             let console = console.join().unwrap_or_default();
             match ended {
                 End::Status(status) => Ok(status),
                 End::Died(cause) => Err(Error::HostDied { cause, console }),
-                End::Hung(Some(place)) => Err(Error::Hung { limit: self.limit, place }),
-                End::Hung(None) => Err(Error::Hung { limit: self.limit, place: console }),
+                End::Hung(place) => {
+                    let place = self.describe(place, &console, progress);
+                    Err(Error::Hung { limit: self.limit, place })
+                }
             }
         })
     }
 
-    /// Waits for the script's end, and ends the machine.
-    fn watch(&self, mut machine: Machine) -> End {
-        let deadline = Instant::now() + self.limit;
-        loop {
-            let remaining = deadline.saturating_duration_since(Instant::now());
-            match machine.next_line(remaining).as_deref().map(str::trim_end) {
-                Some("") => {
-                    let status =
-                        machine.wait().map_or_else(|| "unknown".to_owned(), |status| status.to_string());
-                    return End::Died(status);
-                }
-                Some(line) => {
-                    if let Some(status) = line.strip_prefix("status ").and_then(|status| status.parse().ok())
-                    {
-                        machine.stop();
-                        return End::Status(status);
-                    }
-                }
-                None => {
-                    let place = where_it_hangs(&mut machine);
-                    machine.stop();
-                    return End::Hung(place);
-                }
+    fn describe(&self, place: Place, console: &str, progress: &mut Progress) -> String {
+        let address = match place {
+            Place::Told(text) => return text,
+            Place::Silent => "unknown".to_owned(),
+            Place::Address(address) => {
+                let symbols = self.names_addresses.then(|| Symbols::of_host(self.host, progress));
+                let name = symbols.and_then(Result::ok).and_then(|symbols| symbols.name(address));
+                format!("{address:#x} {}", name.unwrap_or_default())
             }
-        }
+        };
+        format!("the simulated host does not answer; its first processor is at {address}\n{console}")
     }
 
     fn watch_console(&self, mut console: impl Read) -> String {
@@ -313,30 +310,6 @@ impl Scenario {
         text.push(b'\n');
         text
     }
-}
-
-enum End {
-    Status(u8),
-    Died(String),
-    Hung(Option<String>),
-}
-
-fn where_it_hangs(machine: &mut Machine) -> Option<String> {
-    machine.ask("where");
-    let deadline = Instant::now() + WHERE_PATIENCE;
-    let mut place = String::new();
-    while let Some(line) = machine.next_line(deadline.saturating_duration_since(Instant::now())) {
-        if line.is_empty() {
-            return None;
-        }
-        if line.trim_end() == "end" {
-            let begun = if place.is_empty() { "the simulated host had only just booted" } else { &place };
-            return Some(begun.to_owned());
-        }
-        place.push_str(&line);
-    }
-    let registers = machine.instruction_pointer()?;
-    Some(format!("{place}the simulated host does not answer; its first processor:\n{registers}"))
 }
 
 /// Copies everything, also when whoever listens has gone: the machine must not wait for them.

@@ -54,6 +54,14 @@ fn a_script_that_hangs_is_killed_and_its_place_is_told() {
 }
 
 #[test]
+fn a_host_that_hangs_itself_is_looked_at_from_outside() {
+    let scenario = Scenario::new("halt -f").limit(Duration::from_secs(40));
+    let Err(error) = run(&scenario) else { panic!("it ended") };
+    let text = error.to_string();
+    assert!(text.contains("does not answer") && text.contains("halt"), "{text}");
+}
+
+#[test]
 fn a_host_that_dies_shows_its_last_words() {
     let Err(error) = run(&Scenario::new("echo c >/proc/sysrq-trigger")) else { panic!("it lived") };
     assert!(matches!(error, Error::HostDied { .. }), "{error}");

@@ -1,0 +1,76 @@
+//! Names for addresses in the simulated host's kernel.
+//!
+//! Debian ships no `System.map`, but the host's addresses are the same at every boot, so another boot can tell them. That
+//! takes seconds and is done only when a host hangs so badly that it cannot say itself where it is.
+
+use std::fs;
+use std::time::Duration;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::{Progress, Suite};
+
+use crate::{Error, Result, Scenario, host};
+
+/// How long that other boot may take.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+
+/// The kernel's symbols, sorted by address.
+pub struct Symbols(Vec<(u64, String)>);
+
+impl Symbols {
+    /// Those of the host with the kernel of a release.
+    pub fn of_host(suite: Suite, progress: &mut Progress) -> Result<Self> {
+        let cache = Cache::open()?;
+        let image = host::build(&cache, suite, progress)?;
+        let identity = image.initrd.as_os_str().as_encoded_bytes();
+        let key = Key::new(&format!("lab-symbols-{suite}"))
+            .with(identity)
+            .with(image.kernel.as_os_str().as_encoded_bytes());
+        let entry = cache.entry(&key, progress, |progress, entry| {
+            let scenario = Scenario::new("cat /proc/kallsyms").host(suite);
+            let scenario = scenario.limit(BOOT_LIMIT).without_names();
+            let symbols = scenario.run(progress)?.stdout;
+            let path = entry.join("kallsyms");
+            fs::write(&path, symbols).map_err(Error::file("write", path))
+        })?;
+        let path = entry.join("kallsyms");
+        Ok(Self::parse(&fs::read_to_string(&path).map_err(Error::file("read", path))?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut symbols: Vec<(u64, String)> = text
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                let address = u64::from_str_radix(words.next()?, 16).ok()?;
+                let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
+                is_code.then_some((address, words.next()?.to_owned()))
+            })
+            .collect();
+        symbols.sort();
+        Self(symbols)
+    }
+
+    /// The function at an address and how far into it that is.
+    pub fn name(&self, address: u64) -> Option<String> {
+        let after = self.0.partition_point(|(start, _)| *start <= address);
+        let (start, name) = self.0.get(after.checked_sub(1)?)?;
+        Some(format!("{name}+{:#x}", address - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_named_after_the_function_before_it() {
+        let symbols = Symbols::parse(
+            "ffffffff81000010 T second\nffffffff81000000 t first\nffffffff81000018 D data\nffffffffc0000000 t third\t[kvm]\n",
+        );
+        assert_eq!(symbols.name(0xffff_ffff_8100_0018).as_deref(), Some("second+0x8"));
+        assert_eq!(symbols.name(0xffff_ffff_8100_0000).as_deref(), Some("first+0x0"));
+        assert_eq!(symbols.name(0xffff_ffff_c000_0004).as_deref(), Some("third+0x4"));
+        assert_eq!(symbols.name(0x1000), None);
+    }
+}
