@@ -20,7 +20,9 @@ const PATIENCE: Duration = Duration::from_millis(5);
 /// How much waits at most.
 const LONGEST: usize = 4096;
 /// How much of a hidden console is kept, to be shown should the guest die.
-const TAIL: usize = 4096;
+const TAIL: usize = 8192;
+/// How much of that is shown: what a kernel prints when it panics, from its first line on.
+const LAST_LINES: usize = 60;
 
 struct Buffer {
     waiting: Vec<u8>,
@@ -59,7 +61,7 @@ impl Output {
         let bytes: Vec<u8> = buffer.tail.iter().flatten().copied().collect();
         let text = String::from_utf8_lossy(&bytes).replace('\r', "");
         let lines: Vec<&str> = text.trim_end().lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
     }
 
     fn buffer(&self) -> MutexGuard<'_, Buffer> {

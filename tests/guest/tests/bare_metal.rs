@@ -160,7 +160,7 @@ fn a_page_of_pasted_text_arrives_whole() {
     }
     let mut session = typing("hello echo-irq");
     session.expect("Hello from the guest", SOON).unwrap();
-    let page: String = (0..100).map(|line| format!("line {line} of the page\r")).collect();
+    let page: String = (0..100).map(|line| format!("line {line} of the page\r")).collect::<Vec<_>>().concat();
     session.type_in(page.as_bytes()).unwrap();
     session.expect(&page, SOON).unwrap();
     session.type_in(b"\x01x").unwrap();

@@ -52,7 +52,8 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "shell",
             &format!(
-                "./typist 'expect:# ' 'type:cat\\r' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
+                "./typist 'expect:# ' 'type:echo st\"\"arted; cat\\r' \
+                 'expect:started' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
                  'type:echo $((6 * 7)) $?\\r' 'expect:42 130' 'type:exit\\r' -- ./tally run {QUICK}"
             ),
         )

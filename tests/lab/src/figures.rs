@@ -6,6 +6,8 @@ use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::{Error, Result, Scenario};
 
+use crate::boot_figures;
+
 /// Measures and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
     tally_lab::build(progress)?;
@@ -18,17 +20,29 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
     let command = ["sh", "-c", "perf stat true; perf record -q -o /tmp/data true"];
     let both = Scenario::new(peer::linux(Machine::Default, &command)).guest(Suite::default(), progress)?;
     let (scenario, _) = timed(|| run(&both, progress))?;
+    progress.step("booting Tally's guest and the peer's");
+    let costs = boot_figures::measure(progress)?;
     progress.done();
 
     println!("| figure | measured |\n|---|---|");
     match first {
         Some(seconds) => row("building the lab for the first time", &format!("{seconds} s")),
-        None => row("building the lab for the first time", "not known: an older program built it"),
+        None => row("building the lab for the first time", "not known: it was built in parts"),
     }
-    row("building the lab when it has been built", &format!("{:.3} s", warm.as_secs_f64()));
+    row("building the lab when it has been built", &format!("{:.1} ms", warm.as_secs_f64() * 1000.0));
     row("booting the simulated host, to the end of a script", &seconds(boot));
     row("of that, virtual time until the script", &format!("{} s", output.trim()));
     row("host and guest: boot, `perf stat`, `perf record`, power-off", &seconds(scenario));
+    for boot in &costs.boots {
+        row(
+            &format!(
+                "{}: exits to user space, and virtual time, from the first `KVM_RUN` to init",
+                boot.monitor
+            ),
+            &format!("{}, {:.2} s", boot.exits, boot.seconds),
+        );
+    }
+    row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));
     Ok(0)
 }
 

@@ -1,5 +1,6 @@
 //! The command `tally-lab`.
 
+mod boot_figures;
 mod demo;
 mod figures;
 mod tally;

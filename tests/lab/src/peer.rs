@@ -42,6 +42,15 @@ pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
     text
 }
 
+/// The command that boots the default guest's kernel and initrd with this command line; a write to port 0xf4 ends it.
+pub fn to_debug_exit(machine: Machine, command_line: &str) -> String {
+    format!(
+        "{COMMON} -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
+         -device isa-debug-exit,iobase=0xf4,iosize=4 -append '{command_line}'",
+        machine.name()
+    )
+}
+
 /// The shell command that starts a machine with nothing but a firmware image, which ends it through port 0xf4.
 pub fn firmware(image: &str) -> String {
     format!(
