@@ -63,7 +63,7 @@ fn pack(cache: &Cache, modules: &Path, entry: &Path, progress: &mut Progress) ->
     let files = Unpacked::new(&unpacked, Suite::default());
     let mut archive = Archive::new();
     archive.device("dev/console", 5, 1);
-    for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "work"] {
+    for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "scenario"] {
         archive.folder(folder);
     }
     archive.file("init", 0o755, INIT.as_bytes());

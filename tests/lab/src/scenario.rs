@@ -133,7 +133,7 @@ impl Scenario {
         Ok(self
             .file(guest.kernel, "guest/kernel")
             .program(initrd, "guest/initrd")
-            .variable("TALLY_GUEST", "/work/guest"))
+            .variable("TALLY_GUEST", "/scenario/guest"))
     }
 
     /// Where what the script leaves in `$OUT` is to go.
@@ -277,7 +277,7 @@ impl Scenario {
             archive.file("lab/keep-out", 0o644, b"");
         }
         for (name, content) in &self.files {
-            let name = format!("work/{name}");
+            let name = format!("scenario/{name}");
             match content {
                 Content::File(path) => archive.copy(&name, path)?,
                 Content::Program(bytes) => archive.file(&name, 0o755, bytes),
