@@ -2,7 +2,8 @@
 //!
 //! Booting takes most of the time, so tests share boots: each group of steps is one, and each test looks at one step.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Once};
+use std::thread;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
@@ -12,6 +13,17 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const QUICK: &str = "--append cryptomgr.notests";
+
+/// Boots a group, and the others meanwhile: each takes a core for a minute or two.
+fn group(group: &'static LazyLock<Results>) -> &'static Results {
+    static OTHERS: Once = Once::new();
+    OTHERS.call_once(|| {
+        for other in [&COMMANDS, &SHAPES, &KERNELS] {
+            thread::spawn(|| LazyLock::force(other));
+        }
+    });
+    group
+}
 
 /// Commands in the default guest.
 static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
@@ -107,32 +119,32 @@ fn unpacked_kernel() -> Vec<u8> {
 
 #[test]
 fn a_commands_output_errors_and_status_come_out_apart() {
-    let done = COMMANDS.of("streams");
+    let done = group(&COMMANDS).of("streams");
     assert_eq!((done.text().as_str(), done.err.as_str(), done.status), ("out\n", "err\n", 3));
 }
 
 #[test]
 fn a_commands_output_is_the_same_byte_for_byte() {
-    let (sent, same) = (COMMANDS.of("binary"), COMMANDS.of("same"));
+    let (sent, same) = (group(&COMMANDS).of("binary"), group(&COMMANDS).of("same"));
     assert_eq!(sent.out.len(), 65536);
     assert!(sent.out == same.out);
 }
 
 #[test]
 fn arguments_reach_the_command_as_they_are() {
-    assert_eq!(COMMANDS.of("arguments").text(), "a b||$HOME|\"|x,y%|it's|");
+    assert_eq!(group(&COMMANDS).of("arguments").text(), "a b||$HOME|\"|x,y%|it's|");
 }
 
 #[test]
 fn a_command_that_is_missing_has_the_shells_status() {
-    let done = COMMANDS.of("missing");
+    let done = group(&COMMANDS).of("missing");
     assert_eq!(done.status, 127);
     assert!(done.err.contains("no-such-program"), "{}", done.err);
 }
 
 #[test]
 fn a_guest_without_a_pmu_says_so_to_perf() {
-    let done = COMMANDS.of("no-pmu");
+    let done = group(&COMMANDS).of("no-pmu");
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.err.contains("<not supported>,,cycles"), "{}", done.err);
     assert!(done.err.contains(",msec,task-clock"), "software events count all the same: {}", done.err);
@@ -140,20 +152,20 @@ fn a_guest_without_a_pmu_says_so_to_perf() {
 
 #[test]
 fn with_kvms_own_pmu_a_guest_counts() {
-    let done = COMMANDS.of("kvms-pmu");
+    let done = group(&COMMANDS).of("kvms-pmu");
     assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
 #[test]
 fn a_guest_that_ends_before_its_command_is_no_success() {
-    let done = COMMANDS.of("switched-off");
+    let done = group(&COMMANDS).of("switched-off");
     assert_eq!(done.status, 125);
     assert!(
         done.err.starts_with("tally: the guest switched itself off before its command ended\n"),
         "{}",
         done.err
     );
-    let done = COMMANDS.of("panic");
+    let done = group(&COMMANDS).of("panic");
     assert_eq!(done.status, 125);
     assert!(done.err.starts_with("tally: the guest reset before its command ended\n"), "{}", done.err);
     assert!(done.err.contains("Kernel panic"), "its last words are shown: {}", done.err);
@@ -161,14 +173,14 @@ fn a_guest_that_ends_before_its_command_is_no_success() {
 
 #[test]
 fn sigterm_ends_a_guest_at_its_work() {
-    let done = COMMANDS.of("terminated");
+    let done = group(&COMMANDS).of("terminated");
     assert_eq!(done.status, 128 + 15);
     assert_eq!(done.text(), "0\n", "seconds until it was gone");
 }
 
 /// CPUs, memory in KiB and complaints of the kernel.
 fn facts(name: &str) -> Vec<u64> {
-    let done = SHAPES.of(name);
+    let done = group(&SHAPES).of(name);
     let facts: Vec<u64> = done.text().lines().map(|line| line.parse().expect("numbers")).collect();
     assert_eq!(facts.len(), 3, "{}{}", done.text(), done.err);
     facts
@@ -190,19 +202,19 @@ fn memory_may_go_round_the_hole_below_4_gib() {
 
 #[test]
 fn every_cpu_runs_programs() {
-    assert_eq!(SHAPES.of("every-cpu").text(), "4\n", "{}", SHAPES.of("every-cpu").err);
+    assert_eq!(group(&SHAPES).of("every-cpu").text(), "4\n", "{}", group(&SHAPES).of("every-cpu").err);
 }
 
 #[test]
 fn a_kernel_may_be_a_vmlinux_file() {
-    assert_eq!(SHAPES.of("vmlinux").text(), "Linux\n", "{}", SHAPES.of("vmlinux").err);
+    assert_eq!(group(&SHAPES).of("vmlinux").text(), "Linux\n", "{}", group(&SHAPES).of("vmlinux").err);
 }
 
 #[test]
 fn a_shell_on_the_console_can_be_typed_into_and_interrupted() {
-    let done = SHAPES.of("shell");
+    let done = group(&SHAPES).of("shell");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
-    let done = SHAPES.of("shell-of-four");
+    let done = group(&SHAPES).of("shell-of-four");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
 }
 
@@ -213,7 +225,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
         ("initrd-too-large", ["big: the initrd does not fit", "128M"]),
         ("truncated", ["half: truncated", "3000000"]),
     ] {
-        let done = SHAPES.of(step);
+        let done = group(&SHAPES).of(step);
         assert_eq!((done.status, done.err.lines().count()), (125, 1), "{step}: {}", done.err);
         for word in words {
             assert!(done.err.contains(word), "{step}: {}", done.err);
@@ -223,8 +235,8 @@ fn what_does_not_fit_is_refused_in_one_line() {
 
 #[test]
 fn kernels_of_newer_releases_boot() {
-    assert!(KERNELS.of("trixie").text().starts_with("6.12."), "{}", KERNELS.of("trixie").err);
-    let newest = KERNELS.of("sid");
+    assert!(group(&KERNELS).of("trixie").text().starts_with("6.12."), "{}", group(&KERNELS).of("trixie").err);
+    let newest = group(&KERNELS).of("sid");
     let major: u32 = newest.text().split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
     assert!(major >= 7, "{}{}", newest.text(), newest.err);
 }
