@@ -50,6 +50,14 @@ pub enum Error {
         /// Where it was.
         place: String,
     },
+    /// The simulated host did not get as far as the script.
+    #[error("the simulated host did not boot within {} s; it was here:\n{place}", limit.as_secs())]
+    NotBooted {
+        /// How long it had.
+        limit: Duration,
+        /// Where it was.
+        place: String,
+    },
     /// The program `tally` is not where it is looked for.
     #[error("no program `tally` in {}: cargo build --release --package tally", .0.display())]
     NoTally(PathBuf),

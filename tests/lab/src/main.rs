@@ -48,7 +48,7 @@ enum Subcommands {
 
 #[derive(Args)]
 struct Run {
-    /// Kills the machine after this time and says where it was.
+    /// Ends `tally` after this time and says where it was.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     lab_limit: u64,
     /// The host's processors.

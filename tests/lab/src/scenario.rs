@@ -17,7 +17,7 @@ use guest_images::{Progress, Suite};
 
 use crate::machine::{HostPmu, Machine, Output, Shape};
 use crate::symbols::Symbols;
-use crate::watch::{End, Place, watch};
+use crate::watch::{BOOT_LIMIT, End, Place, watch};
 use crate::{Error, Result, cpu, host};
 
 /// How much of the console an error repeats.
@@ -143,7 +143,7 @@ impl Scenario {
         self
     }
 
-    /// How long it may run, in real time.
+    /// How long the script may run, in real time.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -234,6 +234,10 @@ impl Scenario {
                 End::Hung(place) => {
                     let place = self.describe(place, &console, progress);
                     Err(Error::Hung { limit: self.limit, place })
+                }
+                End::NotBooted(place) => {
+                    let place = self.describe(place, &console, progress);
+                    Err(Error::NotBooted { limit: BOOT_LIMIT, place })
                 }
             }
         })

@@ -4,15 +4,11 @@
 //! takes seconds and is done only when a host hangs so badly that it cannot say itself where it is.
 
 use std::fs;
-use std::time::Duration;
 
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Suite};
 
 use crate::{Error, Result, Scenario, host};
-
-/// How long that other boot may take.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// The kernel's symbols, sorted by address.
 pub struct Symbols(Vec<(u64, String)>);
@@ -28,7 +24,7 @@ impl Symbols {
             .with(image.kernel.as_os_str().as_encoded_bytes());
         let entry = cache.entry(&key, progress, |progress, entry| {
             let scenario = Scenario::new("cat /proc/kallsyms").host(suite);
-            let scenario = scenario.limit(BOOT_LIMIT).without_names();
+            let scenario = scenario.without_names();
             let symbols = scenario.run(progress)?.stdout;
             let path = entry.join("kallsyms");
             fs::write(&path, symbols).map_err(Error::file("write", path))
