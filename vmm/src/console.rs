@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use devices::PortBus;
@@ -16,7 +16,7 @@ use crate::kvm::{Doing, KvmError};
 use crate::machine::COM;
 
 /// How long a byte may wait for the rest of its line.
-const PATIENCE: Duration = Duration::from_millis(5);
+pub const PATIENCE: Duration = Duration::from_millis(5);
 /// How much waits at most.
 const LONGEST: usize = 4096;
 /// How much of a hidden console is kept, to be shown should the guest die.
@@ -38,7 +38,7 @@ pub struct Output(Arc<Mutex<Buffer>>);
 
 impl Output {
     /// Output into a file, if there is one; `timer` is armed whenever bytes wait, and whoever sees it fire calls
-    /// [`Output::flush_waiting`].
+    /// [`Output::try_flush`].
     pub fn new(file: Option<File>, timer: Arc<Mutex<TimerFd>>) -> Self {
         Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer, armed: false })))
     }
@@ -49,8 +49,23 @@ impl Output {
         self
     }
 
-    /// Writes out what waits.
-    pub fn flush_waiting(&self) {
+    /// Writes out what waits, but never waits itself: a reader that takes nothing may stop a vCPU that prints, and must
+    /// not stop whoever would end the machine. Says whether it could.
+    pub fn try_flush(&self) -> bool {
+        let mut buffer = match self.0.try_lock() {
+            Ok(buffer) => buffer,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if !buffer.has_room() {
+            return false;
+        }
+        buffer.write_out();
+        true
+    }
+
+    /// Writes out what waits, however long that takes.
+    pub fn flush_all(&self) {
         self.buffer().write_out();
     }
 
@@ -82,6 +97,14 @@ impl Buffer {
             let _ = file.write_all(&self.waiting);
         }
         self.waiting.clear();
+    }
+
+    /// Whether the file would take what waits; a pipe that can be written to takes as much as ever waits.
+    fn has_room(&self) -> bool {
+        let Some(file) = &self.file else { return true };
+        let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: the one entry is valid, and with a time-out of zero the call returns at once.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
     fn arm(&mut self) {
@@ -203,5 +226,49 @@ impl Coalescing {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn output() -> (Output, tempfile::NamedTempFile) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
+        (Output::new(Some(file.reopen().unwrap()), timer), file)
+    }
+
+    #[test]
+    fn bytes_go_out_with_their_line_or_when_asked() {
+        let (mut output, file) = output();
+        output.write_all(b"login:").unwrap();
+        assert_eq!(fs::read(file.path()).unwrap(), b"");
+        assert!(output.try_flush());
+        assert_eq!(fs::read(file.path()).unwrap(), b"login:");
+        output.write_all(b" root\n").unwrap();
+        assert_eq!(fs::read(file.path()).unwrap(), b"login: root\n");
+    }
+
+    #[test]
+    fn bytes_that_wait_set_the_timer() {
+        let (mut output, _file) = output();
+        output.write_all(b"# ").unwrap();
+        let timer = Arc::clone(&output.buffer().timer);
+        assert!(timer.lock().unwrap().is_armed().unwrap());
+    }
+
+    #[test]
+    fn a_hidden_console_keeps_its_last_lines() {
+        let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
+        let mut output = Output::new(None, timer).keeping_tail();
+        for line in 0..10_000 {
+            write!(output, "line {line}\r\n").unwrap();
+        }
+        let tail = output.tail();
+        assert_eq!(tail.lines().count(), LAST_LINES);
+        assert!(tail.ends_with("line 9998\nline 9999"), "{tail}");
     }
 }

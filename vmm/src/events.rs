@@ -11,7 +11,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::console::Output;
+use crate::console::{Output, PATIENCE};
 use crate::signals::Signals;
 use crate::terminal::Escape;
 use crate::vcpu::Failure;
@@ -171,8 +171,10 @@ impl MutEventSubscriber for FlushDue {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
         // It has fired, so this does not block; should it fail, the bytes go out all the same.
         let _ = self.timer().wait();
-        for output in &self.outputs {
-            output.flush_waiting();
+        let blocked = self.outputs.iter().filter(|output| !output.try_flush()).count();
+        if blocked > 0 {
+            // Without a timer the bytes wait for their line's end.
+            let _ = self.timer().reset(PATIENCE, None);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm, outputs};
-use crate::{FAILURE, kvm};
+use crate::{FAILURE, kvm, signals};
 
 /// Boots what the options say and waits for its end.
 pub fn run(options: &Run) -> Result<ExitCode> {
@@ -68,10 +68,15 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         start(vcpu, events.reporter()?)?;
     }
     let ending = events.run()?;
-    for output in &outputs {
-        output.flush_waiting();
-    }
     drop(raw);
+    // What a guest has said is passed on to its end, unless the user is tired of it; a second signal ends that too.
+    signals::give_back().context("cannot give signals back")?;
+    for output in &outputs {
+        match ending {
+            Ending::Guest(_) | Ending::Failed(_) => output.flush_all(),
+            Ending::Quit | Ending::Signal(_) => drop(output.try_flush()),
+        }
+    }
     Ok(conclude(&ending, has_command, &console_output))
 }
 

@@ -13,19 +13,8 @@ pub struct Signals(OwnedFd);
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
-        // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
-        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `set` is valid.
-        unsafe { libc::sigemptyset(&raw mut set) };
-        for signal in ENDING {
-            // SAFETY: `set` is valid, and so is the signal.
-            unsafe { libc::sigaddset(&raw mut set, signal) };
-        }
-        // SAFETY: `set` is initialised; the old mask is not asked for.
-        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
+        let set = ending_set();
+        mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
@@ -44,6 +33,29 @@ impl Signals {
         let count = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size) };
         (usize::try_from(count) == Ok(size)).then(|| info.ssi_signo.cast_signed())
     }
+}
+
+/// Lets the signals do again what they do by themselves.
+pub fn give_back() -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, &ending_set())
+}
+
+fn ending_set() -> libc::sigset_t {
+    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is valid.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    for signal in ENDING {
+        // SAFETY: `set` is valid, and so is the signal.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    }
+    set
+}
+
+fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: `set` is initialised; the old mask is not asked for.
+    let error = unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 impl AsRawFd for Signals {
