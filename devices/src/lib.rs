@@ -10,7 +10,7 @@ mod serial;
 
 pub use bus::{Overlap, PortBus, PortDevice};
 pub use fw_cfg::FwCfg;
-pub use power::{AcpiSleep, CommandStatus, DebugExit, Keyboard, ResetRegister};
+pub use power::{AcpiSleep, Report, ResetOn};
 pub use serial::{Serial, SerialError};
 
 /// How a guest asked for its machine to end.

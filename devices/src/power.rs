@@ -26,69 +26,38 @@ impl PortDevice for AcpiSleep {
     }
 }
 
-/// The reset register that the ACPI tables name.
+/// A register that resets the machine when one certain value is written to it, and reads as zero.
 #[derive(Debug)]
-pub struct ResetRegister;
+pub struct ResetOn(pub u8);
 
-impl ResetRegister {
-    /// What must be written to it.
-    pub const VALUE: u8 = 1;
+impl ResetOn {
+    /// The register that the ACPI tables name; they name this value too.
+    pub const ACPI: Self = Self(1);
+    /// All that is left of the keyboard controller: command 0xfe pulses the reset line. Reads find its buffers empty.
+    pub const KEYBOARD: Self = Self(0xfe);
 }
 
-impl PortDevice for ResetRegister {
+impl PortDevice for ResetOn {
     fn read(&self, _offset: u16, data: &mut [u8]) {
         data.fill(0);
     }
 
     fn write(&self, _offset: u16, data: &[u8]) -> Option<End> {
-        (*data.first()? == Self::VALUE).then_some(End::Reboot)
+        (*data.first()? == self.0).then_some(End::Reboot)
     }
 }
 
-/// All that is left of the keyboard controller: the reset line, pulsed by command 0xfe.
-/// It stands at the command port, 0x64, where reads find its buffers empty.
+/// A register by which a guest ends with a number.
 #[derive(Debug)]
-pub struct Keyboard;
+pub struct Report(pub fn(u8) -> End);
 
-impl Keyboard {
-    const PULSE_RESET: u8 = 0xfe;
-}
-
-impl PortDevice for Keyboard {
-    fn read(&self, _offset: u16, data: &mut [u8]) {
-        data.fill(0);
-    }
-
-    fn write(&self, _offset: u16, data: &[u8]) -> Option<End> {
-        (*data.first()? == Self::PULSE_RESET).then_some(End::Reboot)
-    }
-}
-
-/// The port by which a test kernel ends with a number.
-#[derive(Debug)]
-pub struct DebugExit;
-
-impl PortDevice for DebugExit {
+impl PortDevice for Report {
     fn read(&self, _offset: u16, data: &mut [u8]) {
         data.fill(0xff);
     }
 
     fn write(&self, _offset: u16, data: &[u8]) -> Option<End> {
-        data.first().copied().map(End::DebugExit)
-    }
-}
-
-/// The port by which the default guest's init says with what status its command ended.
-#[derive(Debug)]
-pub struct CommandStatus;
-
-impl PortDevice for CommandStatus {
-    fn read(&self, _offset: u16, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write(&self, _offset: u16, data: &[u8]) -> Option<End> {
-        data.first().copied().map(End::Command)
+        data.first().copied().map(self.0)
     }
 }
 
@@ -107,15 +76,21 @@ mod tests {
     #[test]
     fn only_the_named_values_reset() {
         for value in 0..=0xff {
-            assert_eq!(ResetRegister.write(0, &[value]), (value == 1).then_some(End::Reboot));
-            assert_eq!(Keyboard.write(0, &[value]), (value == 0xfe).then_some(End::Reboot));
+            assert_eq!(ResetOn::ACPI.write(0, &[value]), (value == 1).then_some(End::Reboot));
+            assert_eq!(ResetOn::KEYBOARD.write(0, &[value]), (value == 0xfe).then_some(End::Reboot));
         }
     }
 
     #[test]
     fn a_keyboard_that_is_not_there_is_never_busy() {
         let mut status = [0xff];
-        Keyboard.read(0, &mut status);
+        ResetOn::KEYBOARD.read(0, &mut status);
         assert_eq!(status, [0]);
+    }
+
+    #[test]
+    fn a_number_is_carried_out_as_what_it_is() {
+        assert_eq!(Report(End::Command).write(0, &[7]), Some(End::Command(7)));
+        assert_eq!(Report(End::DebugExit).write(0, &[7, 8, 9, 10]), Some(End::DebugExit(7)));
     }
 }

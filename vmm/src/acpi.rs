@@ -11,7 +11,7 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml::ZERO};
-use devices::{AcpiSleep, ResetRegister};
+use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::machine::{SerialPort, port};
@@ -85,7 +85,7 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
         .flag(Flags::HwReducedAcpi);
     fadt.iapc_boot_arch = (VGA_NOT_PRESENT | CMOS_RTC_NOT_PRESENT).into();
     fadt.reset_reg = register(port::RESET);
-    fadt.reset_value = ResetRegister::VALUE;
+    fadt.reset_value = ResetOn::ACPI.0;
     fadt.sleep_control_reg = register(port::SLEEP);
     fadt.sleep_status_reg = register(port::SLEEP + 1);
     fadt.finalize()

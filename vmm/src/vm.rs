@@ -4,9 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use devices::{
-    AcpiSleep, CommandStatus, DebugExit, FwCfg, Keyboard, Overlap, PortBus, ResetRegister, Serial,
-};
+use devices::{AcpiSleep, End, FwCfg, Overlap, PortBus, Report, ResetOn, Serial};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
 };
@@ -151,12 +149,12 @@ impl Devices {
         let (console, console_room) = ports.next().expect("the console is always there")?;
         ports.collect::<Result<Vec<_>, _>>()?;
 
-        bus.attach(port::KEYBOARD, 1, Keyboard)?;
-        bus.attach(port::DEBUG_EXIT, 4, DebugExit)?;
+        bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
+        bus.attach(port::DEBUG_EXIT, 4, Report(End::DebugExit))?;
         bus.attach(port::SLEEP, 2, AcpiSleep)?;
-        bus.attach(port::RESET, 1, ResetRegister)?;
+        bus.attach(port::RESET, 1, ResetOn::ACPI)?;
         if config.command {
-            bus.attach(port::COMMAND_STATUS, 1, CommandStatus)?;
+            bus.attach(port::COMMAND_STATUS, 1, Report(End::Command))?;
         }
         if !linux {
             bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
