@@ -2,11 +2,10 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
 use std::io::{stderr, stdout};
 use std::process::Command;
 
-use guest_images::{Progress, Suite, default_guest};
+use guest_images::{Progress, Suite, default_guest, host};
 use tally_lab::{Error, Result};
 
 use crate::tally;
@@ -18,7 +17,7 @@ const COMMAND: [&str; 3] =
 /// Builds what is missing, and boots.
 pub fn run(progress: &mut Progress) -> Result<u8> {
     build_tally(progress)?;
-    let Err(obstacle) = kvm_runs_linux() else {
+    let Some(obstacle) = host::obstacle() else {
         default_guest(progress)?;
         progress.done();
         let program = tally::program()?;
@@ -51,18 +50,5 @@ fn build_tally(progress: &mut Progress) -> Result<()> {
         Ok(())
     } else {
         Err(Error::Command("cargo build --release --package tally".to_owned()))
-    }
-}
-
-/// Whether this machine can run an unmodified Linux guest, or why not.
-fn kvm_runs_linux() -> std::result::Result<(), String> {
-    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Err(format!("/dev/kvm cannot be used here ({error})"));
-    }
-    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    if flags.split_whitespace().any(|flag| flag == "svm" || flag == "vmx") {
-        Ok(())
-    } else {
-        Err("this machine's KVM has no hardware virtualisation and cannot run Linux".to_owned())
     }
 }

@@ -95,7 +95,9 @@ impl Machine {
         command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
         command.arg("-L").arg(&cpu.firmware).args(["-bios", "qboot.rom"]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
-        command.args(["-append", COMMAND_LINE, "-device", "virtio-serial-pci,max_ports=5"]);
+        // Without `ioeventfd` what is written leaves the machine at once, and not when another thread gets to it: that
+        // moment, and the interrupt that follows, would be different every time.
+        command.args(["-append", COMMAND_LINE, "-device", "virtio-serial-pci,max_ports=5,ioeventfd=off"]);
         for (name, number, end) in
             [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
         {

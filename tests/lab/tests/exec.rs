@@ -33,6 +33,16 @@ fn a_script_gives_back_its_output_its_status_and_its_files() {
 }
 
 #[test]
+fn two_runs_are_the_same_to_the_last_instruction_of_the_kernel() {
+    let script = "perf stat -a -x, -e instructions:k,instructions:u sh -c 'ls -lR /sys/devices; head -c 300000 /dev/zero'
+                  cat /proc/uptime /proc/interrupts";
+    let scenario = Scenario::new(script).processors(2);
+    let (first, second) = (run(&scenario).unwrap(), run(&scenario).unwrap());
+    assert_eq!(String::from_utf8_lossy(&first.stderr), String::from_utf8_lossy(&second.stderr));
+    assert!(first.stdout == second.stdout, "they printed something else");
+}
+
+#[test]
 fn several_processors_run_at_the_same_time_and_kvm_is_there() {
     let script = "nproc; test -w /dev/kvm && echo kvm; kill -9 $$";
     let outcome = run(&Scenario::new(script).processors(2)).unwrap();
