@@ -12,6 +12,7 @@ pub mod command;
 pub mod cpio;
 mod error;
 pub mod guest;
+pub mod host;
 pub mod image;
 mod lz4;
 pub mod packages;

@@ -31,6 +31,12 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         bail!("a COMMAND needs the default guest, and {} is no Linux kernel", path(options));
     }
 
+    if kernel.is_linux()
+        && let Some(obstacle) = guest_images::host::obstacle()
+    {
+        bail!("{obstacle}: `tally lab run` runs it on a simulated host");
+    }
+
     // From here on signals are events, in every thread that follows.
     let signals = Signals::take().context("cannot take signals")?;
     let (outputs, timer) = outputs(output_files(options)?).context("cannot prepare the console")?;

@@ -59,6 +59,19 @@ fn files_that_are_no_kernels_are_named() {
 }
 
 #[test]
+fn linux_on_a_kvm_that_cannot_run_it_is_refused_at_once() {
+    if !has_kvm() || guest_images::host::obstacle().is_none() {
+        eprintln!("skipped: only for machines with a KVM that cannot run Linux");
+        return;
+    }
+    let cache = guest_images::cache::Cache::open().unwrap();
+    let suite = guest_images::Suite::default();
+    let kernel = guest_images::kernel(&cache, suite, &mut guest_images::Progress::silent()).unwrap().image;
+    let words = ["no hardware virtualisation", "tally lab run"];
+    refused(&["run", "--kernel", kernel.to_str().unwrap(), "--initrd", "/dev/null", "--", "true"], &words);
+}
+
+#[test]
 fn modules_that_are_missing_are_named() {
     if !has_kvm() {
         return;
