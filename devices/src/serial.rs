@@ -38,19 +38,28 @@ impl SerialEvents for RoomEvent {
     }
 }
 
-type Model = vm_superio::Serial<Interrupt, RoomEvent, Box<dyn Write + Send>>;
+/// The model collects what it sends, so that it is passed on when nobody waits for the model any more.
+type Model = vm_superio::Serial<Interrupt, RoomEvent, Vec<u8>>;
 
 /// The port. A clone is the same port.
 #[derive(Clone)]
-pub struct Serial(Arc<Mutex<Model>>);
+pub struct Serial {
+    model: Arc<Mutex<Model>>,
+    /// May block a vCPU that sends, but nobody who offers input.
+    out: Arc<Mutex<dyn Write + Send>>,
+}
+
+/// The widest access is of four bytes, each of which sends one at most.
+const MOST_SENT: usize = 4;
 
 impl Serial {
     /// The number of ports that it takes on the bus.
     pub const PORTS: u16 = 8;
 
     /// A port that raises `interrupt`, signals `room` when the guest has read its input, and sends to `out`.
-    pub fn new(interrupt: EventFd, room: EventFd, out: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Model::with_events(Interrupt(interrupt), RoomEvent(room), out))))
+    pub fn new(interrupt: EventFd, room: EventFd, out: impl Write + Send + 'static) -> Self {
+        let model = Model::with_events(Interrupt(interrupt), RoomEvent(room), Vec::with_capacity(MOST_SENT));
+        Self { model: Arc::new(Mutex::new(model)), out: Arc::new(Mutex::new(out)) }
     }
 
     /// Offers input to the guest; says how much of it there was room for.
@@ -66,7 +75,7 @@ impl Serial {
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,10 +88,21 @@ impl PortDevice for Serial {
     }
 
     fn write(&self, offset: u16, data: &[u8]) -> Option<End> {
+        let (mut sent, mut count) = ([0; MOST_SENT], 0);
         let mut model = self.model();
         for (byte, register) in data.iter().zip(offset..) {
-            // Output that nobody takes any more (a closed pipe) is lost, as on a line with nobody at its other end.
+            // Fails only if the interrupt cannot be raised: a driver that waits for it misses it, as it would on a loose line.
             let _ = model.write(register.to_le_bytes()[0], *byte);
+        }
+        for (place, byte) in sent.iter_mut().zip(model.writer_mut().drain(..)) {
+            *place = byte;
+            count += 1;
+        }
+        drop(model);
+        if count > 0 {
+            let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+            // Output that nobody takes any more is lost, as on a line with nobody at its other end.
+            let _ = out.write_all(&sent[..count]);
         }
         None
     }
@@ -113,7 +133,7 @@ mod tests {
     #[test]
     fn what_the_guest_sends_comes_out() {
         let line = Line::default();
-        let port = Serial::new(event(), event(), Box::new(line.clone()));
+        let port = Serial::new(event(), event(), line.clone());
         for byte in b"tally" {
             assert_eq!(port.write(0, &[*byte]), None);
         }
@@ -123,7 +143,7 @@ mod tests {
     #[test]
     fn input_beyond_the_fifo_waits_until_the_guest_has_read() {
         let room = event();
-        let port = Serial::new(event(), room.try_clone().unwrap(), Box::new(Line::default()));
+        let port = Serial::new(event(), room.try_clone().unwrap(), Line::default());
         let input = [b'x'; 200];
         let taken = port.receive(&input).unwrap();
         assert!(taken > 0 && taken < input.len());

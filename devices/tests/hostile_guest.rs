@@ -21,7 +21,7 @@ enum Access {
 
 fn bus() -> (PortBus, Serial) {
     let event = || EventFd::new(EFD_NONBLOCK).unwrap();
-    let serial = Serial::new(event(), event(), Box::new(sink()));
+    let serial = Serial::new(event(), event(), sink());
     let mut bus = PortBus::default();
     bus.attach(COM1, Serial::PORTS, serial.clone()).unwrap();
     bus.attach(FW_CFG, 2, FwCfg::new(4, 1 << 30)).unwrap();

@@ -16,7 +16,7 @@ use crate::sources::Archive;
 use crate::{Error, Progress, Result, tool};
 
 /// Package lists older than this are fetched again before something is built from them.
-const LISTS_STAY_FRESH: Duration = Duration::from_secs(3600);
+const LISTS_STAY_FRESH: Duration = Duration::from_hours(1);
 
 /// A release of the distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

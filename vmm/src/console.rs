@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -12,11 +12,12 @@ use devices::PortBus;
 use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 use vmm_sys_util::timerfd::TimerFd;
 
+use crate::events::{Ending, Reporter};
 use crate::kvm::{Doing, KvmError};
 use crate::machine::COM;
 
 /// How long a byte may wait for the rest of its line.
-pub const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_millis(5);
 /// How much waits at most.
 const LONGEST: usize = 4096;
 /// How much of a hidden console is kept, to be shown should the guest die.
@@ -24,12 +25,56 @@ const TAIL: usize = 8192;
 /// How much of that is shown: what a kernel prints when it panics, from its first line on.
 const LAST_LINES: usize = 60;
 
+/// Goes off when bytes have waited long enough, whichever output's they are.
+pub struct FlushTimer {
+    fd: Mutex<TimerFd>,
+    /// Set while it runs, so that an output that is always busy does not put off another one's turn.
+    armed: AtomicBool,
+}
+
+impl FlushTimer {
+    /// A timer that does not run.
+    pub fn new() -> io::Result<Self> {
+        let fd = TimerFd::new()?;
+        // SAFETY: the descriptor is open, and this command takes a number.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd: Mutex::new(fd), armed: AtomicBool::new(false) })
+    }
+
+    /// Starts it, unless it runs.
+    pub fn arm(&self) {
+        if !self.armed.swap(true, Ordering::AcqRel) && self.fd().reset(PATIENCE, None).is_err() {
+            // Without a timer the bytes wait for their line's end.
+            self.armed.store(false, Ordering::Release);
+        }
+    }
+
+    /// Takes note that it went off.
+    pub fn acknowledge(&self) {
+        self.armed.store(false, Ordering::Release);
+        // Non-blocking: an error says that it has been started again meanwhile.
+        let _ = self.fd().wait();
+    }
+
+    fn fd(&self) -> MutexGuard<'_, TimerFd> {
+        self.fd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsRawFd for FlushTimer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd().as_raw_fd()
+    }
+}
+
 struct Buffer {
     waiting: Vec<u8>,
     file: Option<File>,
     tail: Option<VecDeque<u8>>,
-    timer: Arc<Mutex<TimerFd>>,
-    armed: bool,
+    timer: Arc<FlushTimer>,
+    closed: Option<Reporter>,
 }
 
 /// Where a serial port's output goes. A clone is the same place.
@@ -39,8 +84,14 @@ pub struct Output(Arc<Mutex<Buffer>>);
 impl Output {
     /// Output into a file, if there is one; `timer` is armed whenever bytes wait, and whoever sees it fire calls
     /// [`Output::try_flush`].
-    pub fn new(file: Option<File>, timer: Arc<Mutex<TimerFd>>) -> Self {
-        Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer, armed: false })))
+    pub fn new(file: Option<File>, timer: Arc<FlushTimer>) -> Self {
+        Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer, closed: None })))
+    }
+
+    /// Ends the machine when nobody reads this output any more, as SIGPIPE ends a program.
+    pub fn ending_when_closed(self, reporter: Reporter) -> Self {
+        self.buffer().closed = Some(reporter);
+        self
     }
 
     /// Keeps the last of the output, for [`Output::tail`].
@@ -86,32 +137,47 @@ impl Output {
 
 impl Buffer {
     fn write_out(&mut self) {
-        self.armed = false;
         if let Some(tail) = &mut self.tail {
             tail.extend(&self.waiting);
             let excess = tail.len().saturating_sub(TAIL);
             tail.drain(..excess);
         }
         if let Some(file) = &mut self.file {
-            // A reader that went away does not stop the guest; what it is sent is lost.
-            let _ = file.write_all(&self.waiting);
+            let written = write_all(file, &self.waiting);
+            if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+                && let Some(reporter) = self.closed.take()
+            {
+                reporter.report(Ending::Signal(libc::SIGPIPE));
+            }
         }
         self.waiting.clear();
     }
 
     /// Whether the file would take what waits; a pipe that can be written to takes as much as ever waits.
     fn has_room(&self) -> bool {
-        let Some(file) = &self.file else { return true };
-        let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: the one entry is valid, and with a time-out of zero the call returns at once.
-        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+        self.file.as_ref().is_none_or(|file| wait_for_room(file, 0))
     }
+}
 
-    fn arm(&mut self) {
-        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without a timer the bytes wait for their line's end.
-        self.armed = timer.reset(PATIENCE, None).is_ok();
+/// Writes everything, also where somebody made the file non-blocking.
+fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(wait_for_room(file, -1)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
+    Ok(())
+}
+
+/// Whether the file takes bytes within that many milliseconds; without end for -1.
+fn wait_for_room(file: &File, limit: libc::c_int) -> bool {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the one entry is valid.
+    unsafe { libc::poll(&raw mut poll, 1, limit) == 1 }
 }
 
 impl Write for Output {
@@ -120,8 +186,8 @@ impl Write for Output {
         buffer.waiting.extend_from_slice(bytes);
         if bytes.contains(&b'\n') || buffer.waiting.len() >= LONGEST {
             buffer.write_out();
-        } else if !buffer.armed {
-            buffer.arm();
+        } else {
+            buffer.timer.arm();
         }
         Ok(bytes.len())
     }
@@ -237,7 +303,7 @@ mod tests {
 
     fn output() -> (Output, tempfile::NamedTempFile) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
+        let timer = Arc::new(FlushTimer::new().unwrap());
         (Output::new(Some(file.reopen().unwrap()), timer), file)
     }
 
@@ -257,12 +323,12 @@ mod tests {
         let (mut output, _file) = output();
         output.write_all(b"# ").unwrap();
         let timer = Arc::clone(&output.buffer().timer);
-        assert!(timer.lock().unwrap().is_armed().unwrap());
+        assert!(timer.fd().is_armed().unwrap());
     }
 
     #[test]
     fn a_hidden_console_keeps_its_last_lines() {
-        let timer = Arc::new(Mutex::new(TimerFd::new().unwrap()));
+        let timer = Arc::new(FlushTimer::new().unwrap());
         let mut output = Output::new(None, timer).keeping_tail();
         for line in 0..10_000 {
             write!(output, "line {line}\r\n").unwrap();

@@ -1,17 +1,16 @@
 //! The one event loop, on the main thread: the user's input, signals, console output that waits, vCPUs that ended.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::{End, Serial};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
-use vmm_sys_util::timerfd::TimerFd;
 
-use crate::console::{Output, PATIENCE};
+use crate::console::{FlushTimer, Output};
 use crate::signals::Signals;
 use crate::terminal::Escape;
 use crate::vcpu::Failure;
@@ -96,16 +95,16 @@ impl EventLoop {
     }
 
     /// Flushes these outputs when the timer that they share fires.
-    pub fn add_outputs(&mut self, timer: Arc<Mutex<TimerFd>>, outputs: Vec<Output>) {
+    pub fn add_outputs(&mut self, timer: Arc<FlushTimer>, outputs: Vec<Output>) {
         self.add(FlushDue { timer, outputs });
     }
 
     /// Feeds standard input to a serial port; `room` says when the port has taken what it was given.
     pub fn add_input(&mut self, serial: Serial, room: EventFd) {
         let endings = self.sender.clone();
+        let escape = io::stdin().is_terminal().then(Escape::default);
         let waiting = VecDeque::new();
-        let input =
-            Input { serial, room, endings, escape: Escape::default(), waiting, stdin: Stdin::Watched };
+        let input = Input { serial, room, endings, escape, waiting, stdin: Stdin::Watched };
         self.add(input);
     }
 
@@ -157,30 +156,21 @@ impl MutEventSubscriber for SignalArrives {
 }
 
 struct FlushDue {
-    timer: Arc<Mutex<TimerFd>>,
+    timer: Arc<FlushTimer>,
     outputs: Vec<Output>,
-}
-
-impl FlushDue {
-    fn timer(&self) -> std::sync::MutexGuard<'_, TimerFd> {
-        self.timer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl MutEventSubscriber for FlushDue {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        // It has fired, so this does not block; should it fail, the bytes go out all the same.
-        let _ = self.timer().wait();
+        self.timer.acknowledge();
         let blocked = self.outputs.iter().filter(|output| !output.try_flush()).count();
         if blocked > 0 {
-            // Without a timer the bytes wait for their line's end.
-            let _ = self.timer().reset(PATIENCE, None);
+            self.timer.arm();
         }
     }
 
     fn init(&mut self, ops: &mut EventOps) {
-        let fd = self.timer().as_raw_fd();
-        watch(ops, fd);
+        watch(ops, self.timer.as_raw_fd());
     }
 }
 
@@ -201,12 +191,17 @@ struct Input {
     serial: Serial,
     room: EventFd,
     endings: Sender<Ending>,
-    escape: Escape,
+    /// For what a person types; a file or a pipe has no keys.
+    escape: Option<Escape>,
     waiting: VecDeque<u8>,
     stdin: Stdin,
 }
 
 impl Input {
+    /// How much a person may type ahead of a guest that does not read. The rest is lost, as on a real line; were it held
+    /// back, the keys that end the machine would be too.
+    const TYPE_AHEAD: usize = 4096;
+
     fn read(&mut self, ops: &mut EventOps) {
         let mut typed = [0; 64];
         // SAFETY: the buffer is valid for its length.
@@ -214,10 +209,16 @@ impl Input {
         match usize::try_from(count) {
             Ok(0) => self.end(ops),
             Ok(count) => {
-                if self.escape.feed(&typed[..count], &mut self.waiting) {
+                let typed = &typed[..count];
+                let Some(escape) = &mut self.escape else {
+                    self.waiting.extend(typed);
+                    return;
+                };
+                if escape.feed(typed, &mut self.waiting) {
                     // The receiver lives as long as the loop that calls this.
                     let _ = self.endings.send(Ending::Quit);
                 }
+                self.waiting.truncate(Self::TYPE_AHEAD);
             }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
@@ -239,7 +240,7 @@ impl Input {
         }
     }
 
-    /// Gives the port what waits, and reads on only when all of it was taken.
+    /// Gives the port what waits, and, unless somebody types, reads on only when all of it was taken.
     fn pump(&mut self, ops: &mut EventOps) {
         loop {
             while !self.waiting.is_empty() {
@@ -250,7 +251,7 @@ impl Input {
             }
             match (self.stdin, self.waiting.is_empty()) {
                 (Stdin::File, true) => self.read(ops),
-                (Stdin::Watched, false) => {
+                (Stdin::Watched, false) if self.escape.is_none() => {
                     self.unwatch(ops);
                     self.stdin = Stdin::Held;
                     return;

@@ -11,14 +11,13 @@ const API_VERSION: i32 = 12;
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 
 /// What every machine needs.
-const NEEDS: [(Cap, &str); 8] = [
+const NEEDS: [(Cap, &str); 7] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
     (Cap::Pit2, "KVM_CAP_PIT2"),
     (Cap::Irqfd, "KVM_CAP_IRQFD"),
     (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
-    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
     (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
 ];
 
@@ -52,6 +51,9 @@ pub enum KvmError {
         /// The most there can be.
         most: u32,
     },
+    /// It has more to say of its processor than it can be told.
+    #[error("this host's KVM supports {0} CPUID leaves, which is more than it takes")]
+    Cpuid(usize),
     /// An operation failed.
     #[error("KVM cannot {what}: {source}")]
     Operation {

@@ -32,6 +32,7 @@ use cli::{Cli, Command};
 const FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
+    end_on_panic();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),
@@ -44,4 +45,16 @@ fn main() -> ExitCode {
         eprintln!("tally: {error:#}");
         ExitCode::from(FAILURE)
     })
+}
+
+/// A mistake of ours, in whichever thread, ends the machine like every other failure: with one line and our status.
+fn end_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        terminal::restore();
+        let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
+        let what = info.payload_as_str().unwrap_or("no message");
+        eprintln!("tally: internal error{place}: {what}");
+        // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
+        unsafe { libc::_exit(FAILURE.into()) };
+    }));
 }

@@ -7,6 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use crate::kvm::{Doing, KvmError};
 use crate::loader::Entry;
 use crate::memory::low;
+use crate::pmu::Pmu;
 
 /// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
 const CODE_SELECTOR: u16 = 0x10;
@@ -29,8 +30,14 @@ mod cr {
 
 /// Prepares what every vCPU needs, and on the first one the entry into the kernel.
 /// The others wait for the kernel to start them (INIT, SIPI), in the state of a processor after reset.
-pub fn prepare(vcpu: &VcpuFd, first: bool, entry: Entry, memory: &GuestMemoryMmap) -> Result<(), KvmError> {
-    set_msrs(vcpu)?;
+pub fn prepare(
+    vcpu: &VcpuFd,
+    first: bool,
+    entry: Entry,
+    memory: &GuestMemoryMmap,
+    pmu: Pmu,
+) -> Result<(), KvmError> {
+    set_msrs(vcpu, pmu)?;
     set_local_interrupts(vcpu)?;
     if !first {
         return Ok(());
@@ -117,16 +124,40 @@ fn put(memory: &GuestMemoryMmap, at: u64, value: u64) {
     memory.write_obj(value, GuestAddress(at)).expect("every guest has a first MiB");
 }
 
-fn set_msrs(vcpu: &VcpuFd) -> Result<(), KvmError> {
-    const MISC_ENABLE: u32 = 0x1a0;
-    const FAST_STRINGS: u64 = 1;
+fn set_msrs(vcpu: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
     const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
     const MTRRS_ON: u64 = 1 << 11;
     const WRITE_BACK: u64 = 6;
-    let entries = [(MISC_ENABLE, FAST_STRINGS), (MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK)]
-        .map(|(index, data)| kvm_msr_entry { index, data, ..Default::default() });
+    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+
+    // What KVM says here of monitoring depends on the host.
+    let mut misc_enable = Msrs::from_entries(&[entry(misc_enable::MSR, 0)]).expect("one entry fits");
+    let read = vcpu.get_msrs(&mut misc_enable).doing("read the MSRs")?;
+    let found = misc_enable.as_slice()[..read].first().map_or(0, |entry| entry.data);
+    let entries = [
+        entry(misc_enable::MSR, misc_enable::value(found, pmu)),
+        entry(MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK),
+    ];
     let msrs = Msrs::from_entries(&entries).expect("two entries fit");
     vcpu.set_msrs(&msrs).doing("set the MSRs").map(drop)
+}
+
+/// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.
+mod misc_enable {
+    use crate::pmu::Pmu;
+
+    pub const MSR: u32 = 0x1a0;
+    const FAST_STRINGS: u64 = 1;
+    const MONITORING: u64 = 1 << 7;
+    const NO_BRANCH_TRACE: u64 = 1 << 11;
+    const NO_PEBS: u64 = 1 << 12;
+
+    pub fn value(found: u64, pmu: Pmu) -> u64 {
+        match pmu {
+            Pmu::Kvm => found | FAST_STRINGS,
+            Pmu::None => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+        }
+    }
 }
 
 /// LINT0 takes interrupts from a PIC and LINT1 NMIs, as firmware leaves them.
@@ -147,6 +178,12 @@ fn set_local_interrupts(vcpu: &VcpuFd) -> Result<(), KvmError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_pmu_no_kind_of_monitoring_is_announced() {
+        assert_eq!(misc_enable::value(1 << 7, Pmu::None), 1 | 1 << 11 | 1 << 12);
+        assert_eq!(misc_enable::value(1 << 7 | 1 << 11, Pmu::Kvm), 1 | 1 << 7 | 1 << 11);
+    }
 
     #[test]
     fn flat_segments_are_the_descriptors_that_manuals_show() {

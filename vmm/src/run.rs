@@ -44,13 +44,14 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     let outputs = if has_command && !options.verbose { with_tail(outputs) } else { outputs };
     let console_output = outputs[0].clone();
     let mut events = EventLoop::new()?;
+    let outputs = if has_command { ending_when_closed(outputs, &mut events)? } else { outputs };
     events.add_signals(signals);
     events.add_outputs(timer, outputs.clone());
 
     let command_line = command_line(options, &kernel);
     let vm = Vm::new(
         &kvm,
-        Config {
+        &Config {
             kernel: &kernel,
             initrd: initrd.as_deref(),
             command_line: &command_line,
@@ -75,12 +76,16 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     }
     let ending = events.run()?;
     drop(raw);
-    // What a guest has said is passed on to its end, unless the user is tired of it; a second signal ends that too.
-    signals::give_back().context("cannot give signals back")?;
-    for output in &outputs {
-        match ending {
-            Ending::Guest(_) | Ending::Failed(_) => output.flush_all(),
-            Ending::Quit | Ending::Signal(_) => drop(output.try_flush()),
+    match ending {
+        Ending::Guest(_) | Ending::Failed(_) => {
+            // What the guest has said is passed on to its end, however long that takes: signals do again what they do.
+            signals::give_back().context("cannot give signals back")?;
+            outputs.iter().for_each(Output::flush_all);
+        }
+        Ending::Quit | Ending::Signal(_) => {
+            for output in &outputs {
+                output.try_flush();
+            }
         }
     }
     Ok(conclude(&ending, has_command, &console_output))
@@ -113,6 +118,14 @@ fn output_files(options: &Run) -> io::Result<Vec<Option<std::fs::File>>> {
     }
     let console = if options.verbose { Some(stderr.try_clone()?) } else { None };
     Ok(vec![console, Some(stdout), Some(stderr)])
+}
+
+/// A command ends with its reader, as in a pipeline; a console without one goes on.
+fn ending_when_closed(outputs: Vec<Output>, events: &mut EventLoop) -> Result<Vec<Output>> {
+    let mut outputs = outputs.into_iter();
+    let (console, stdout) = (outputs.next(), outputs.next());
+    let stdout = stdout.map(|output| events.reporter().map(|reporter| output.ending_when_closed(reporter)));
+    Ok(console.into_iter().chain(stdout.transpose()?).chain(outputs).collect())
 }
 
 fn with_tail(mut outputs: Vec<Output>) -> Vec<Output> {

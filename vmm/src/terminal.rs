@@ -8,7 +8,17 @@ use std::sync::OnceLock;
 static SAVED: OnceLock<libc::termios> = OnceLock::new();
 
 /// Signals that end the process from within; the terminal is put back on their way.
-const FATAL: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT];
+const FATAL: [libc::c_int; 9] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGABRT,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+];
 
 /// The terminal in raw mode, until this is dropped.
 #[derive(Debug)]
@@ -29,8 +39,10 @@ impl Raw {
             return Err(io::Error::last_os_error());
         }
         SAVED.get_or_init(|| termios);
-        restore_on_panic();
         restore_on_fatal_signals();
+        // Nobody stops us for putting the terminal back from the background.
+        // SAFETY: ignoring a signal runs no code.
+        unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
         // SAFETY: `termios` is a valid structure to change.
         unsafe { libc::cfmakeraw(&raw mut termios) };
         // SAFETY: the descriptor is open, and `termios` is initialised.
@@ -56,19 +68,11 @@ fn in_foreground() -> bool {
 }
 
 /// Puts the terminal back; safe in a signal handler, for all it does is one system call.
-fn restore() {
+pub fn restore() {
     if let Some(saved) = SAVED.get() {
         // SAFETY: `saved` is initialised and never changes; a closed descriptor gives an error, which nobody can mend here.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
     }
-}
-
-fn restore_on_panic() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        restore();
-        report(info);
-    }));
 }
 
 fn restore_on_fatal_signals() {
@@ -82,7 +86,7 @@ fn restore_on_fatal_signals() {
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    action.sa_flags = libc::SA_RESETHAND;
+    action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
     for signal in FATAL {
         // SAFETY: the action is valid, and its handler does only what a handler may.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };

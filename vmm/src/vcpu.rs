@@ -9,6 +9,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::Outcome;
 
 use crate::console::Coalescing;
+use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 
 /// A vCPU, ready to run on a thread of its own.
@@ -23,6 +24,8 @@ pub struct Vcpu {
     pub coalescing: Arc<Coalescing>,
     /// What answers the PMU's registers.
     pub pmu: Pmu,
+    /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
+    pub _ram: GuestRam,
 }
 
 /// Why a vCPU cannot go on.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use devices::{AcpiSleep, End, FwCfg, Overlap, PortBus, Report, ResetOn, Serial};
 use kvm_bindings::{
@@ -11,9 +11,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
-use vmm_sys_util::timerfd::TimerFd;
 
-use crate::console::{Coalescing, Output};
+use crate::console::{Coalescing, FlushTimer, Output};
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
 use crate::machine::{COM, SerialPort, port};
@@ -74,13 +73,11 @@ pub struct Vm {
     pub console: Serial,
     /// Signalled when the console has taken its input.
     pub console_room: EventFd,
-    // Unmapped only after the vCPUs are gone: fields drop in this order.
-    _ram: GuestRam,
 }
 
 impl Vm {
     /// Builds it.
-    pub fn new(kvm: &Kvm, config: Config) -> Result<Self, VmError> {
+    pub fn new(kvm: &Kvm, config: &Config) -> Result<Self, VmError> {
         let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
         config.pmu.configure(&vm)?;
         add_interrupt_controllers(&vm)?;
@@ -93,7 +90,7 @@ impl Vm {
             .map_err(VmError::Firmware)?;
 
         let linux = config.kernel.is_linux();
-        let Devices { bus, console, console_room } = Devices::new(&vm, &config, linux)?;
+        let Devices { bus, console, console_room } = Devices::new(&vm, config, linux)?;
         let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
         let coalescing = Arc::new(Coalescing::new(Arc::clone(&vm), coalesce)?);
         let bus = Arc::new(bus);
@@ -101,11 +98,11 @@ impl Vm {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
         let vcpus = (0..config.cpus)
             .map(|id| {
-                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu);
-                new_vcpu(&vm, id, &cpuid, entry, &config, &bus, &coalescing)
+                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu)?;
+                new_vcpu(&vm, id, &cpuid, entry, config, &bus, &coalescing)
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { vcpus, console, console_room, _ram: config.ram })
+        Ok(Self { vcpus, console, console_room })
     }
 }
 
@@ -126,7 +123,7 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped, and `Vm` unmaps it only after the vCPUs are closed.
+        // SAFETY: the region is mapped, and stays so as long as there are vCPUs: each has a share in it.
         unsafe { vm.set_user_memory_region(region) }.doing("give the guest its memory")?;
     }
     Ok(())
@@ -167,7 +164,7 @@ fn serial_port(vm: &VmFd, com: SerialPort, output: Output) -> Result<(Serial, Ev
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event);
     let (interrupt, room) = (event()?, event()?);
     vm.register_irqfd(&interrupt, com.gsi).doing("connect a serial port's interrupt")?;
-    let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, Box::new(output));
+    let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, output);
     Ok((serial, room))
 }
 
@@ -182,16 +179,23 @@ fn new_vcpu(
 ) -> Result<Vcpu, KvmError> {
     let mut fd = vm.create_vcpu(id.into()).doing("make a vCPU")?;
     fd.set_cpuid2(cpuid).doing("set a vCPU's CPUID")?;
-    registers::prepare(&fd, id == 0, entry, &config.ram.mapped)?;
+    registers::prepare(&fd, id == 0, entry, &config.ram.mapped, config.pmu)?;
     coalescing.attach(&mut fd)?;
-    Ok(Vcpu { id, fd, bus: Arc::clone(bus), coalescing: Arc::clone(coalescing), pmu: config.pmu })
+    Ok(Vcpu {
+        id,
+        fd,
+        bus: Arc::clone(bus),
+        coalescing: Arc::clone(coalescing),
+        pmu: config.pmu,
+        _ram: config.ram.clone(),
+    })
 }
 
 /// The outputs of a machine's serial ports, and the timer by which they ask to be flushed.
 pub fn outputs(
     files: impl IntoIterator<Item = Option<File>>,
-) -> std::io::Result<(Vec<Output>, Arc<Mutex<TimerFd>>)> {
-    let timer = Arc::new(Mutex::new(TimerFd::new()?));
+) -> std::io::Result<(Vec<Output>, Arc<FlushTimer>)> {
+    let timer = Arc::new(FlushTimer::new()?);
     let outputs = files.into_iter().map(|file| Output::new(file, Arc::clone(&timer))).collect();
     Ok((outputs, timer))
 }

@@ -2,25 +2,30 @@
 
 use std::ops::RangeInclusive;
 
-/// All MSRs that belong to a PMU, few enough ranges for a KVM MSR filter (16).
+/// The MSRs of PMUs: counters, what selects and controls them, and sampling. Few enough ranges for a KVM MSR filter (16).
 ///
-/// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2.
-pub const PMU_MSRS: [RangeInclusive<u32>; 13] = [
-    // Intel: counters, event selects.
+/// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2. Branch records (LBR) are no counters:
+/// KVM gives them to no guest that lacks their CPUID bits.
+pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
+    // Intel: counters, event selects, off-core responses.
     0xc1..=0xc8,
     0x186..=0x18d,
-    // Intel: fixed counters, PERF_CAPABILITIES, global control and status, PEBS, full-width counters.
+    0x1a6..=0x1a7,
+    // Intel: fixed counters, metrics, PERF_CAPABILITIES, global control and status, PEBS, full-width counters, debug store.
     0x309..=0x30c,
+    0x329..=0x329,
     0x345..=0x345,
     0x38d..=0x392,
-    0x3f1..=0x3f1,
+    0x3f1..=0x3f7,
     0x4c1..=0x4c8,
     0x600..=0x600,
-    // AMD: PerfMonV2's global registers, K7 counters, core counters, northbridge counters, instruction-based sampling.
+    // Intel: version 6's counters.
+    0x1900..=0x19ff,
+    // AMD: PerfMonV2's global registers, K7 counters, core counters, L3 and northbridge counters, instruction-based sampling.
     0xc000_0300..=0xc000_0303,
     0xc001_0000..=0xc001_0007,
     0xc001_0200..=0xc001_020b,
-    0xc001_0240..=0xc001_024f,
+    0xc001_0230..=0xc001_024f,
     0xc001_1030..=0xc001_103d,
 ];
 
@@ -42,8 +47,8 @@ pub struct Leaf {
     pub edx: u32,
 }
 
-/// Takes everything about a PMU out of what CPUID says at `function`.
-pub fn hide_pmu(function: u32, leaf: &mut Leaf) {
+/// Takes everything about a PMU out of what CPUID says at `function` and, where it matters, `index`.
+pub fn hide_pmu(function: u32, index: u32, leaf: &mut Leaf) {
     const DTES64: u32 = 1 << 2;
     const DS_CPL: u32 = 1 << 4;
     const PDCM: u32 = 1 << 15;
@@ -52,15 +57,15 @@ pub fn hide_pmu(function: u32, leaf: &mut Leaf) {
     const IBS: u32 = 1 << 10;
     /// `PerfCtrExtCore`, `PerfCtrExtNB`, `PerfTsc`, `PerfCtrExtLLC`.
     const COUNTER_EXTENSIONS: u32 = 1 << 23 | 1 << 24 | 1 << 27 | 1 << 28;
-    match function {
-        1 => {
+    match (function, index) {
+        (1, _) => {
             leaf.ecx &= !(DTES64 | DS_CPL | PDCM);
             leaf.edx &= !DEBUG_STORE;
         }
-        7 => leaf.edx &= !ARCH_LBR,
-        0x8000_0001 => leaf.ecx &= !(IBS | COUNTER_EXTENSIONS),
+        (7, 0) => leaf.edx &= !ARCH_LBR,
+        (0x8000_0001, _) => leaf.ecx &= !(IBS | COUNTER_EXTENSIONS),
         // Architectural monitoring, Intel's LBRs; AMD's sampling, PerfMonV2.
-        0xa | 0x1c | 0x23 | 0x8000_001b | 0x8000_0022 => *leaf = Leaf::default(),
+        (0xa | 0x1c | 0x23 | 0x8000_001b | 0x8000_0022, _) => *leaf = Leaf::default(),
         _ => {}
     }
 }
@@ -81,19 +86,19 @@ mod tests {
     fn cpuid_shows_no_pmu_of_either_vendor() {
         for function in [0xa, 0x8000_0022, 0x8000_001b] {
             let mut leaf = ALL;
-            hide_pmu(function, &mut leaf);
+            hide_pmu(function, 0, &mut leaf);
             assert_eq!(leaf, Leaf::default(), "{function:#x}");
         }
         let mut leaf = ALL;
-        hide_pmu(0x8000_0001, &mut leaf);
+        hide_pmu(0x8000_0001, 0, &mut leaf);
         assert_eq!(leaf.ecx, !(1 << 10 | 1 << 23 | 1 << 24 | 1 << 27 | 1 << 28));
     }
 
     #[test]
     fn other_leaves_stay_as_they_are() {
-        for function in [0, 2, 0xb, 0x4000_0001, 0x8000_0008] {
+        for (function, index) in [(0, 0), (2, 0), (7, 1), (0xb, 0), (0x4000_0001, 0), (0x8000_0008, 0)] {
             let mut leaf = ALL;
-            hide_pmu(function, &mut leaf);
+            hide_pmu(function, index, &mut leaf);
             assert_eq!(leaf, ALL, "{function:#x}");
         }
     }

@@ -1,6 +1,7 @@
 //! Guests without an operating system, on this machine's own KVM: fast tests of everything but Linux.
 //! They run on software-only KVMs too.
 
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -147,6 +148,45 @@ fn sigterm_ends_a_guest_whose_output_nobody_reads() {
     end(&mut child);
 }
 
+#[test]
+fn sigterm_ends_a_guest_whose_output_nobody_reads_while_somebody_types() {
+    if !has_kvm() {
+        return;
+    }
+    let mut command = bare_metal(&"machine ".repeat(500));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("tally runs");
+    std::thread::sleep(Duration::from_secs(1));
+    child.stdin.as_mut().expect("a pipe").write_all(b"a").expect("a pipe takes a byte");
+    std::thread::sleep(Duration::from_millis(200));
+    end(&mut child);
+}
+
+#[test]
+fn ctrl_a_x_works_however_much_was_typed_to_a_guest_that_does_not_read() {
+    if !has_kvm() {
+        return;
+    }
+    let mut session = typing("hello halt");
+    session.expect("Hello from the guest", SOON).unwrap();
+    session.type_in(&[b'k'; 3000]).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    session.type_in(&[b'k'; 2000]).unwrap();
+    session.type_in(b"\x01x").unwrap();
+    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+}
+
+#[test]
+fn cpus_are_cores_of_one_package() {
+    if !has_kvm() {
+        return;
+    }
+    let (out, ..) = run("cpuid=0xb,0 cpuid=0xb,1", &["--cpus", "4"]);
+    assert_eq!(
+        out,
+        "cpuid 0000000b 00000000 00000001 00000100 00000000\ncpuid 0000000b 00000002 00000004 00000201 00000000\n"
+    );
+}
+
 /// Sends SIGTERM, and checks that this ends the machine soon.
 fn end(child: &mut Child) {
     let killed = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
@@ -205,7 +245,7 @@ fn the_terminal_is_as_it_was_however_the_machine_ends() {
         session.wait(SOON).unwrap();
         assert_eq!(session.mode(), Mode::Cooked, "{words}");
     }
-    for signal in ["TERM", "HUP", "INT", "QUIT", "SEGV", "ABRT"] {
+    for signal in ["TERM", "HUP", "INT", "QUIT", "ALRM", "USR1", "SEGV", "ABRT"] {
         let mut session = typing("hello spin");
         session.expect("Hello from the guest", SOON).unwrap();
         let killed = Command::new("kill").args(["-s", signal, &session.id().to_string()]).status();

@@ -38,6 +38,7 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
         .step("no-pmu", &format!("{run} --pmu none -- perf stat -x, -e cycles,task-clock true"))
         .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         .step("switched-off", &format!("{run} -- poweroff -f"))
+        .step("reader-leaves", &format!("({run} -- yes; echo status $? >&2) | head -n 1"))
         .step("panic", &format!("{run} -- sh -c 'echo c >/proc/sysrq-trigger'"))
         .step(
             "terminated",
@@ -53,7 +54,8 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
 static SHAPES: LazyLock<Results> = LazyLock::new(|| {
     let vmlinux = temporary(&unpacked_kernel());
     let facts = "sh -c 'nproc; sed -n \"s/MemTotal: *\\([0-9]*\\) kB/\\1/p\" /proc/meminfo; dmesg -l err,warn | grep -ciE \"bug|oops|trace\"'";
-    let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc'";
+    let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc; \
+                    cd /sys/devices/system/cpu/cpu3/topology; cat core_id physical_package_id'";
     Steps::new()
         .on(|scenario| scenario.memory_mib(7 << 10))
         .file(vmlinux.path(), "vmlinux")
@@ -178,6 +180,12 @@ fn sigterm_ends_a_guest_at_its_work() {
     assert_eq!(done.text(), "0\n", "seconds until it was gone");
 }
 
+#[test]
+fn a_command_ends_when_its_reader_has_enough() {
+    let done = group(&COMMANDS).of("reader-leaves");
+    assert_eq!((done.text().as_str(), done.err.as_str()), ("y\n", "status 141\n"));
+}
+
 /// CPUs, memory in KiB and complaints of the kernel.
 fn facts(name: &str) -> Vec<u64> {
     let done = group(&SHAPES).of(name);
@@ -202,7 +210,7 @@ fn memory_may_go_round_the_hole_below_4_gib() {
 
 #[test]
 fn every_cpu_runs_programs() {
-    assert_eq!(group(&SHAPES).of("every-cpu").text(), "4\n", "{}", group(&SHAPES).of("every-cpu").err);
+    assert_eq!(group(&SHAPES).of("every-cpu").text(), "4\n3\n0\n", "{}", group(&SHAPES).of("every-cpu").err);
 }
 
 #[test]
