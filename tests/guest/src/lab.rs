@@ -95,7 +95,7 @@ impl Steps {
         let scenario = Scenario::new(self.script)
             .file(program("tally"), "tally")
             .file(program("typist"), "typist")
-            .limit(Duration::from_secs(600))
+            .limit(Duration::from_mins(10))
             .keep_output_in(folder.path())
             .guest_with(Suite::default(), &self.guest_programs, &mut Progress::stderr("lab"))
             .unwrap_or_else(|error| panic!("the default guest: {error}"));

@@ -71,7 +71,7 @@ impl Scenario {
             variables: Vec::new(),
             files: Vec::new(),
             keep: None,
-            limit: Duration::from_secs(300),
+            limit: Duration::from_mins(5),
             shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
             host: Suite::default(),
             show_console: false,

@@ -7,7 +7,7 @@ use crate::machine::{Heard, Machine};
 /// How long the simulated host has to say where a script hangs, in real time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the simulated host may take to begin with the script, on a machine that is busy with other things too.
-pub const BOOT_LIMIT: Duration = Duration::from_secs(120);
+pub const BOOT_LIMIT: Duration = Duration::from_mins(2);
 
 /// How a run ended.
 pub enum End {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use guest_tests::terminal::Session;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 const FAILED: u8 = 124;
 
 fn main() -> ExitCode {
