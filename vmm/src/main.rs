@@ -5,6 +5,7 @@
 
 mod acpi;
 mod cli;
+mod coalescing;
 mod console;
 mod cpuid;
 mod events;

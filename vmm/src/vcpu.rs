@@ -8,7 +8,7 @@ use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EV
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::Outcome;
 
-use crate::console::Coalescing;
+use crate::coalescing::Coalescing;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 

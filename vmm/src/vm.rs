@@ -12,7 +12,8 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::console::{Coalescing, FlushTimer, Output};
+use crate::coalescing::Coalescing;
+use crate::console::{FlushTimer, Output};
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
 use crate::machine::{COM, SerialPort, port};
