@@ -85,15 +85,13 @@ impl Output {
     }
 
     /// Ends the machine when nobody reads this output any more, as SIGPIPE ends a program.
-    pub fn ending_when_closed(self, reporter: Reporter) -> Self {
+    pub fn end_when_closed(&self, reporter: Reporter) {
         self.buffer().closed = Some(reporter);
-        self
     }
 
     /// Keeps the last of the output, for [`Output::tail`].
-    pub fn keeping_tail(self) -> Self {
+    pub fn keep_tail(&self) {
         self.buffer().tail = Some(VecDeque::with_capacity(TAIL));
-        self
     }
 
     /// Writes out what waits, but never waits itself: a reader that takes nothing may stop a vCPU that prints, and must
@@ -129,6 +127,13 @@ impl Output {
     fn buffer(&self) -> MutexGuard<'_, Buffer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Outputs into these files, and the timer that they share.
+pub fn outputs(files: impl IntoIterator<Item = Option<File>>) -> io::Result<(Vec<Output>, Arc<FlushTimer>)> {
+    let timer = Arc::new(FlushTimer::new()?);
+    let outputs = files.into_iter().map(|file| Output::new(file, Arc::clone(&timer))).collect();
+    Ok((outputs, timer))
 }
 
 impl Buffer {
@@ -235,7 +240,8 @@ mod tests {
     #[test]
     fn a_hidden_console_keeps_its_last_lines() {
         let timer = Arc::new(FlushTimer::new().unwrap());
-        let mut output = Output::new(None, timer).keeping_tail();
+        let mut output = Output::new(None, timer);
+        output.keep_tail();
         for line in 0..10_000 {
             write!(output, "line {line}\r\n").unwrap();
         }

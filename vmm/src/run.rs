@@ -9,7 +9,7 @@ use devices::End;
 use guest_images::Progress;
 
 use crate::cli::Run;
-use crate::console::{Output, standard_stream};
+use crate::console::{Output, outputs, standard_stream};
 use crate::events::{Ending, EventLoop, Reporter};
 use crate::loader::Kernel;
 use crate::machine::{COM, port};
@@ -17,7 +17,7 @@ use crate::memory::GuestRam;
 use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
-use crate::vm::{Config, Vm, outputs};
+use crate::vm::{Config, Vm};
 use crate::{FAILURE, kvm, signals};
 
 /// Boots what the options say and waits for its end.
@@ -40,11 +40,14 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     // From here on signals are events, in every thread that follows.
     let signals = Signals::take().context("cannot take signals")?;
     let (outputs, timer) = outputs(output_files(options)?).context("cannot prepare the console")?;
-    // A console that nobody sees is kept for a guest's last words.
-    let outputs = if has_command && !options.verbose { with_tail(outputs) } else { outputs };
-    let console_output = outputs[0].clone();
     let mut events = EventLoop::new()?;
-    let outputs = if has_command { ending_when_closed(outputs, &mut events)? } else { outputs };
+    if let [console, stdout, ..] = outputs.as_slice() {
+        // A command ends with its reader, as in a pipeline; a console that nobody sees is kept for a guest's last words.
+        stdout.end_when_closed(events.reporter()?);
+        if !options.verbose {
+            console.keep_tail();
+        }
+    }
     events.add_signals(signals);
     events.add_outputs(timer, outputs.clone());
 
@@ -88,7 +91,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             }
         }
     }
-    Ok(conclude(&ending, has_command, &console_output))
+    Ok(conclude(&ending, has_command, &outputs[0]))
 }
 
 fn path(options: &Run) -> String {
@@ -118,20 +121,6 @@ fn output_files(options: &Run) -> io::Result<Vec<Option<std::fs::File>>> {
     }
     let console = if options.verbose { Some(stderr.try_clone()?) } else { None };
     Ok(vec![console, Some(stdout), Some(stderr)])
-}
-
-/// A command ends with its reader, as in a pipeline; a console without one goes on.
-fn ending_when_closed(outputs: Vec<Output>, events: &mut EventLoop) -> Result<Vec<Output>> {
-    let mut outputs = outputs.into_iter();
-    let (console, stdout) = (outputs.next(), outputs.next());
-    let stdout = stdout.map(|output| events.reporter().map(|reporter| output.ending_when_closed(reporter)));
-    Ok(console.into_iter().chain(stdout.transpose()?).chain(outputs).collect())
-}
-
-fn with_tail(mut outputs: Vec<Output>) -> Vec<Output> {
-    let console = outputs.remove(0).keeping_tail();
-    outputs.insert(0, console);
-    outputs
 }
 
 /// What the kernel is told: what Tally needs, what the default guest's init needs, what the user adds.

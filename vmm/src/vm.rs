@@ -1,6 +1,5 @@
 //! A virtual machine put together: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::coalescing::Coalescing;
-use crate::console::{FlushTimer, Output};
+use crate::console::Output;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
 use crate::machine::{COM, SerialPort, port};
@@ -190,13 +189,4 @@ fn new_vcpu(
         pmu: config.pmu,
         _ram: config.ram.clone(),
     })
-}
-
-/// The outputs of a machine's serial ports, and the timer by which they ask to be flushed.
-pub fn outputs(
-    files: impl IntoIterator<Item = Option<File>>,
-) -> std::io::Result<(Vec<Output>, Arc<FlushTimer>)> {
-    let timer = Arc::new(FlushTimer::new()?);
-    let outputs = files.into_iter().map(|file| Output::new(file, Arc::clone(&timer))).collect();
-    Ok((outputs, timer))
 }
