@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::FAILURE;
 use crate::memory::Size;
-use crate::pmu::Pmu;
+use crate::pmu::Choice;
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
@@ -41,7 +41,7 @@ With COMMAND, the default guest runs it; its output and status become Tally's. W
 is on the terminal, and Ctrl-A X ends the machine. Failures of Tally itself have status 125.
 
 Examples:
-  tally run -- perf stat -e task-clock true
+  tally run -- perf stat true
   tally run --kernel vmlinux --append 'single' --cpus 4 --memory 2G")]
 pub struct Run {
     /// vmlinux, bzImage or a multiboot image [default: the default guest's kernel]
@@ -60,8 +60,14 @@ pub struct Run {
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
     /// The PMU that the guest sees
-    #[arg(long, value_enum, default_value_t = Pmu::None)]
-    pub pmu: Pmu,
+    #[arg(long, value_enum, default_value_t = Choice::None)]
+    pub pmu: Choice,
+    /// How many of the PMU's counters the guest sees [default: as many as the host has free]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub counters: Option<u32>,
+    /// Where to log what happens to the guest's counters
+    #[arg(long, value_name = "FILE")]
+    pub pmu_log: Option<PathBuf>,
     /// Show the guest's console on standard error while a command runs
     #[arg(long, short)]
     pub verbose: bool,
@@ -101,7 +107,10 @@ mod tests {
     fn what_is_wrong_with_a_command_line_fits_one_line() {
         assert!(refusal(&["tally", "run", "--bogus"]).starts_with("unexpected argument '--bogus' found"));
         let unknown_pmu = refusal(&["tally", "run", "--pmu", "foo"]);
-        assert!(unknown_pmu.contains("'foo'") && unknown_pmu.contains("none, kvm"), "{unknown_pmu}");
+        assert!(
+            unknown_pmu.contains("'foo'") && unknown_pmu.contains("amd-legacy, kvm, none"),
+            "{unknown_pmu}"
+        );
         assert!(!refusal(&["tally", "run", "--memory", "12X"]).contains('\n'));
     }
 

@@ -1,9 +1,10 @@
 //! What CPUID tells each vCPU: what KVM supports on this host, less what Tally does not show, with the guest's own topology.
 
-use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::Kvm;
 use vpmu::x86::Leaf;
 
-use crate::kvm::KvmError;
+use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
 
 mod function {
@@ -11,6 +12,7 @@ mod function {
     pub const CACHES: u32 = 4;
     pub const TOPOLOGY: u32 = 0xb;
     pub const TOPOLOGY_V2: u32 = 0x1f;
+    pub const LAST_EXTENDED: u32 = 0x8000_0000;
     pub const EXTENDED_FEATURES: u32 = 0x8000_0001;
     pub const SIZES: u32 = 0x8000_0008;
     pub const SVM: u32 = 0x8000_000a;
@@ -29,10 +31,11 @@ pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8, pmu: Pmu) -> Result<Cp
         .copied()
         .filter(|entry| !matches!(entry.function, function::TOPOLOGY | function::TOPOLOGY_V2))
         .collect();
+    if let Some(last) = pmu.last_extended_function() {
+        extend(&mut entries, last);
+    }
     for entry in &mut entries {
-        if !matches!(pmu, Pmu::Kvm) {
-            hide_pmu(entry);
-        }
+        show_pmu(entry, pmu);
         hide_virtualisation(entry);
         set_features(entry, apic_id, cpus, amd);
         set_topology(entry, apic_id, cpus, amd);
@@ -46,6 +49,16 @@ pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8, pmu: Pmu) -> Result<Cp
     CpuId::from_entries(&entries).map_err(|_| KvmError::Cpuid(entries.len()))
 }
 
+/// Makes room for extended functions up to `last`, for a PMU that the host's processor need not have.
+fn extend(entries: &mut Vec<kvm_cpuid_entry2>, last: u32) {
+    for entry in entries.iter_mut().filter(|entry| entry.function == function::LAST_EXTENDED) {
+        entry.eax = entry.eax.max(last);
+    }
+    if entries.iter().all(|entry| entry.function != last) {
+        entries.push(kvm_cpuid_entry2 { function: last, ..Default::default() });
+    }
+}
+
 /// Hygon's processors are AMD's in this respect.
 fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     let vendors = [b"AuthenticAMD", b"HygonGenuine"];
@@ -55,9 +68,15 @@ fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     })
 }
 
-fn hide_pmu(entry: &mut kvm_cpuid_entry2) {
+/// Whether the host's processor is AMD's.
+pub fn is_amd_host(kvm: &Kvm) -> Result<bool, KvmError> {
+    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
+    Ok(is_amd(supported.as_slice()))
+}
+
+fn show_pmu(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
     let mut leaf = Leaf { eax: entry.eax, ebx: entry.ebx, ecx: entry.ecx, edx: entry.edx };
-    vpmu::x86::hide_pmu(entry.function, entry.index, &mut leaf);
+    pmu.show(entry.function, entry.index, &mut leaf);
     (entry.eax, entry.ebx, entry.ecx, entry.edx) = (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx);
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
 
-use crate::pmu::{self, Pmu};
+use crate::pmu::{self, Choice};
 
 /// KVM's interface has had this version since 2007.
 const API_VERSION: i32 = 12;
@@ -77,7 +77,7 @@ impl<T> Doing<T> for Result<T, kvm_ioctls::Error> {
 }
 
 /// Opens KVM and checks that a machine with this PMU can run on it.
-pub fn open(pmu: Pmu) -> Result<Kvm, KvmError> {
+pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
     let kvm = Kvm::new_with_path(DEVICE).map_err(|e| match io::Error::from(e) {
         e if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
         e if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_a_kvm_lacks_is_named() {
-        let names = lacking(NEEDS.iter().chain(pmu::needs(Pmu::None)), |cap| {
+        let names = lacking(NEEDS.iter().chain(pmu::needs(Choice::None)), |cap| {
             !matches!(cap, Cap::Pit2 | Cap::X86MsrFilter)
         });
         assert_eq!(names, ["KVM_CAP_PIT2", "KVM_CAP_X86_MSR_FILTER"]);

@@ -13,6 +13,7 @@ mod firmware;
 mod kvm;
 mod lab;
 mod loader;
+mod log;
 mod machine;
 mod memory;
 mod pmu;

@@ -1,23 +1,32 @@
-//! Which PMU the guest sees, and how KVM is made to show it.
+//! Which PMU the guest sees, and what it takes for KVM to show it.
+//!
+//! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). KVM is told which
+//! registers to hand over ([`filter`]); each vCPU's thread answers for them with counters of its own ([`thread`]), is called
+//! out of the guest when one has overflowed ([`alarm`]) and then interrupts the guest ([`interrupt`]).
 
-use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_PMU_CAP_DISABLE,
-    kvm_enable_cap,
-};
-use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
-use vpmu::Outcome;
-use vpmu::model::none;
-use vpmu::x86::PMU_MSRS;
+pub mod alarm;
+mod filter;
+mod interrupt;
+mod offer;
+pub mod thread;
 
-use crate::kvm::{Doing, KvmError};
+use kvm_ioctls::{Cap, VmFd};
+use vpmu::model::amd::Version;
+use vpmu::x86::Leaf;
+
+use crate::kvm::KvmError;
+
+pub use self::offer::{Choice, Offer, offer};
 
 /// What the guest sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pmu {
-    /// No PMU: CPUID shows none, and its registers fault
+    /// No PMU: CPUID shows none, and its registers fault.
     None,
-    /// KVM's own in-kernel vPMU, for comparison
+    /// KVM's own in-kernel vPMU.
     Kvm,
+    /// Tally's, of AMD's kind.
+    Amd(Version),
 }
 
 impl Pmu {
@@ -25,66 +34,42 @@ impl Pmu {
     pub fn configure(self, vm: &VmFd) -> Result<(), KvmError> {
         match self {
             Self::Kvm => Ok(()),
-            Self::None => {
-                disable_kvms_own(vm)?;
-                trap_registers(vm)
-            }
+            Self::None => filter::take_registers(vm, filter::Rdpmc::Left),
+            Self::Amd(_) => filter::take_registers(vm, filter::Rdpmc::Taken),
         }
     }
 
-    /// What becomes of an access to a register that was trapped.
-    pub fn access(self, msr: u32) -> Outcome {
+    /// Changes what CPUID says at `function` and, where it matters, `index`.
+    pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
+        if self != Self::Kvm {
+            vpmu::x86::hide_pmu(function, index, leaf);
+        }
+        if let Self::Amd(version) = self {
+            version.show(function, leaf);
+        }
+    }
+
+    /// The last extended CPUID function in which it has something to show, if there is one.
+    pub fn last_extended_function(self) -> Option<u32> {
         match self {
-            Self::None => none::access(msr),
-            Self::Kvm => Outcome::NotMine,
+            Self::Amd(Version::V2(_)) => Some(Version::LAST_FUNCTION),
+            _ => None,
         }
     }
-}
 
-fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
-    // No such capability, or a value of 0: this KVM has no vPMU, or its operator left it off.
-    if vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) <= 0 {
-        return Ok(());
+    /// Whether RDPMC has to be made something that can be handed over.
+    pub fn needs_rdpmc(self) -> bool {
+        matches!(self, Self::Amd(_))
     }
-    let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
-    cap.args[0] = KVM_PMU_CAP_DISABLE.into();
-    vm.enable_cap(&cap).doing("switch KVM's own vPMU off")
 }
 
-/// A clear bit denies. KVM wants whole 64-bit words, whatever the number of registers.
-const DENIED: [u8; 32] = [0; 32];
-
-fn trap_registers(vm: &VmFd) -> Result<(), KvmError> {
-    let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
-    cap.args[0] = KVM_MSR_EXIT_REASON_FILTER.into();
-    vm.enable_cap(&cap).doing("have MSR accesses handed over")?;
-
-    let ranges = PMU_MSRS.map(|range| MsrFilterRange {
-        flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-        base: *range.start(),
-        msr_count: range.end() - range.start() + 1,
-        bitmap: &DENIED,
-    });
-    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).doing("set the MSR filter")
-}
-
-/// What a KVM must be able to do for this PMU, beyond what every machine needs.
-pub fn needs(pmu: Pmu) -> &'static [(Cap, &'static str)] {
-    match pmu {
-        Pmu::Kvm => &[],
-        Pmu::None => &[
+/// What a KVM must be able to do for this choice, beyond what every machine needs.
+pub fn needs(choice: Choice) -> &'static [(Cap, &'static str)] {
+    match choice {
+        Choice::Kvm => &[],
+        Choice::None | Choice::Auto | Choice::Amd | Choice::AmdLegacy => &[
             (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
             (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
         ],
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bitmap_holds_every_range() {
-        assert!(PMU_MSRS.iter().all(|range| (range.end() - range.start()) as usize / 8 < DENIED.len()));
     }
 }

@@ -155,7 +155,7 @@ mod misc_enable {
     pub fn value(found: u64, pmu: Pmu) -> u64 {
         match pmu {
             Pmu::Kvm => found | FAST_STRINGS,
-            Pmu::None => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+            Pmu::None | Pmu::Amd(_) => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
         }
     }
 }

@@ -12,18 +12,21 @@ use crate::cli::Run;
 use crate::console::{Output, outputs, standard_stream};
 use crate::events::{Ending, EventLoop, Reporter};
 use crate::loader::Kernel;
+use crate::log::Log;
 use crate::machine::{COM, port};
 use crate::memory::GuestRam;
+use crate::pmu::{Offer, alarm, offer};
 use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm};
-use crate::{FAILURE, kvm, signals};
+use crate::{FAILURE, cpuid, kvm, signals};
 
 /// Boots what the options say and waits for its end.
 pub fn run(options: &Run) -> Result<ExitCode> {
     let kvm = kvm::open(options.pmu)?;
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;
+    let log = log(options)?;
     let ram = GuestRam::new(&options.memory)?;
     let (kernel, initrd) = boot_files(options)?;
     let has_command = !options.command.is_empty();
@@ -37,8 +40,14 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         bail!("{obstacle}: `tally lab run` runs it on a simulated host");
     }
 
+    let Offer { pmu, remark } = offer(options.pmu, options.counters, cpuid::is_amd_host(&kvm)?)?;
+    if let Some(remark) = remark {
+        log.warn(remark);
+    }
+
     // From here on signals are events, in every thread that follows.
     let signals = Signals::take().context("cannot take signals")?;
+    alarm::install().context("cannot handle the signals of perf events")?;
     let (outputs, timer) = outputs(output_files(options)?).context("cannot prepare the console")?;
     let mut events = EventLoop::new()?;
     if let [console, stdout, ..] = outputs.as_slice() {
@@ -60,7 +69,8 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             command_line: &command_line,
             cpus,
             ram,
-            pmu: options.pmu,
+            pmu,
+            log,
             outputs: outputs.clone(),
             command: has_command,
         },
@@ -96,6 +106,13 @@ pub fn run(options: &Run) -> Result<ExitCode> {
 
 fn path(options: &Run) -> String {
     options.kernel.as_ref().map_or_else(String::new, |path| path.display().to_string())
+}
+
+fn log(options: &Run) -> Result<Log> {
+    let path = options.pmu_log.as_deref();
+    Log::new(path, options.verbose).with_context(|| {
+        format!("{}: cannot be written", path.map_or("-".into(), |path| path.display().to_string()))
+    })
 }
 
 /// The kernel and the initrd: those named, and the default guest's where none is.

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use devices::{End, PortBus};
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vpmu::Outcome;
 
 use crate::coalescing::Coalescing;
+use crate::kvm::KvmError;
+use crate::log::Log;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
+use crate::pmu::thread::ThreadPmu;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -22,8 +25,12 @@ pub struct Vcpu {
     pub bus: Arc<PortBus>,
     /// The console bytes that KVM holds back.
     pub coalescing: Arc<Coalescing>,
-    /// What answers the PMU's registers.
+    /// Which PMU it has.
     pub pmu: Pmu,
+    /// The machine.
+    pub vm: Arc<VmFd>,
+    /// Where the operator is told of it.
+    pub log: Log,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
     pub _ram: GuestRam,
 }
@@ -39,6 +46,8 @@ pub enum Reason {
     EntryFailed(u64),
     /// `KVM_RUN` itself failed.
     RunFailed(kvm_ioctls::Error),
+    /// Something that must be done before it goes on cannot be done.
+    Refused(KvmError),
     /// An exit that no machine of ours causes.
     Unexpected(String),
 }
@@ -63,6 +72,7 @@ impl fmt::Display for Reason {
                 write!(f, "KVM error: the processor refused to enter the guest ({reason:#x})")
             }
             Self::RunFailed(error) => write!(f, "KVM error: {error}"),
+            Self::Refused(error) => write!(f, "{error}"),
             Self::Unexpected(exit) => write!(f, "KVM error: unexpected exit {exit}"),
         }
     }
@@ -97,9 +107,11 @@ enum Exit {
 impl Vcpu {
     /// Runs until the guest ends or cannot go on.
     pub fn run(&mut self) -> Result<End, Failure> {
+        let mut pmu = ThreadPmu::new(self.pmu, &mut self.fd);
         loop {
-            let exit = self.enter();
+            let exit = self.enter(&mut pmu);
             self.coalescing.drain(&mut self.fd, &self.bus);
+            self.settle(&mut pmu)?;
             match exit {
                 Exit::Nothing => {}
                 Exit::In(port, data) => self.input(port, data),
@@ -114,7 +126,17 @@ impl Vcpu {
         }
     }
 
-    fn enter(&mut self) -> Exit {
+    /// Has the PMU do what is due before the guest goes on.
+    fn settle(&mut self, pmu: &mut ThreadPmu) -> Result<(), Failure> {
+        let notices =
+            pmu.settle(&self.vm, &mut self.fd).map_err(|error| self.failure(Reason::Refused(error)))?;
+        for notice in notices {
+            self.log.warn(format_args!("vCPU {}: {notice}", self.id));
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, pmu: &mut ThreadPmu) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => Exit::In(port, data),
             Ok(VcpuExit::IoOut(port, data)) => Exit::Out(port, data),
@@ -125,14 +147,14 @@ impl Vcpu {
             }
             Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => Exit::Nothing,
             Ok(VcpuExit::X86Rdmsr(exit)) => {
-                match self.pmu.access(exit.index) {
+                match pmu.read(exit.index) {
                     Outcome::Value(value) => *exit.data = value,
                     Outcome::Handled | Outcome::Fault | Outcome::NotMine => *exit.error = 1,
                 }
                 Exit::Nothing
             }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
-                if self.pmu.access(exit.index) != Outcome::Handled {
+                if pmu.write(exit.index, exit.data) != Outcome::Handled {
                     *exit.error = 1;
                 }
                 Exit::Nothing

@@ -15,6 +15,7 @@ use crate::coalescing::Coalescing;
 use crate::console::Output;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
+use crate::log::Log;
 use crate::machine::{COM, SerialPort, port};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
@@ -39,6 +40,8 @@ pub struct Config<'a> {
     pub ram: GuestRam,
     /// Which PMU it sees.
     pub pmu: Pmu,
+    /// Where the operator is told of it.
+    pub log: Log,
     /// Where each serial port's output goes; there are as many ports.
     pub outputs: Vec<Output>,
     /// Whether a command's status is awaited.
@@ -169,7 +172,7 @@ fn serial_port(vm: &VmFd, com: SerialPort, output: Output) -> Result<(Serial, Ev
 }
 
 fn new_vcpu(
-    vm: &VmFd,
+    vm: &Arc<VmFd>,
     id: u8,
     cpuid: &CpuId,
     entry: Entry,
@@ -187,6 +190,8 @@ fn new_vcpu(
         bus: Arc::clone(bus),
         coalescing: Arc::clone(coalescing),
         pmu: config.pmu,
+        vm: Arc::clone(vm),
+        log: config.log.clone(),
         _ram: config.ram.clone(),
     })
 }

@@ -29,6 +29,13 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     0xc001_1030..=0xc001_103d,
 ];
 
+/// The first and the last "MSR" that are counters: the loader makes RDPMC, which no monitor gets to see, an RDMSR of the
+/// counter's number. None of them is a register that an AMD processor has, but for the machine-check registers of the
+/// Pentium, 0 and 1.
+pub const RDPMC_FIRST: u32 = 0;
+/// See [`RDPMC_FIRST`].
+pub const RDPMC_LAST: u32 = 5;
+
 /// Whether the register belongs to a PMU.
 pub fn is_pmu_msr(msr: u32) -> bool {
     PMU_MSRS.iter().any(|range| range.contains(&msr))

@@ -1,0 +1,74 @@
+//! How a vCPU's thread leaves the guest when one of its counters has overflowed: the perf event sends a signal to this very
+//! thread, and the handler asks `KVM_RUN` to return at once. No other thread and no lock is involved, and no alarm can
+//! come between the last look and the entry into the guest.
+
+use std::cell::Cell;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use kvm_ioctls::VcpuFd;
+
+thread_local! {
+    /// `immediate_exit` of the vCPU that this thread runs.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// The signal that perf events send.
+pub fn signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+/// Handles the signal from now on, and the one that comes in its place when the queue of signals is full.
+pub fn install() -> io::Result<()> {
+    // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int) = on_alarm;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    for number in [signal(), libc::SIGIO] {
+        // SAFETY: the handler only touches thread-local memory that needs no set-up, and the vCPU's shared page.
+        if unsafe { libc::sigaction(number, &raw const action, ptr::null_mut()) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn on_alarm(_signal: libc::c_int) {
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: it points into the vCPU's shared page, which is mapped as long as `Alarm` lives.
+        unsafe { flag.write_volatile(1) };
+    }
+}
+
+/// This thread's alarm. While it lives, signals have the vCPU leave the guest.
+pub struct Alarm(*mut u8);
+
+impl Alarm {
+    /// The alarm of the vCPU that this thread is going to run.
+    pub fn of(fd: &mut VcpuFd) -> Self {
+        let flag = &raw mut fd.get_kvm_run().immediate_exit;
+        IMMEDIATE_EXIT.set(flag);
+        Self(flag)
+    }
+
+    /// Whether the alarm has come since this was last asked. What it is about must be looked at after that.
+    pub fn take(&mut self) -> bool {
+        // SAFETY: as in the handler, which is the only other one to write, on this thread.
+        let came = unsafe { self.0.read_volatile() } != 0;
+        if came {
+            // SAFETY: as above.
+            unsafe { self.0.write_volatile(0) };
+        }
+        compiler_fence(Ordering::SeqCst);
+        came
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+    }
+}

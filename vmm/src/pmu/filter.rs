@@ -1,0 +1,115 @@
+//! How KVM is made to hand over the PMU's registers: its own vPMU off, and an MSR filter.
+
+use std::ops::RangeInclusive;
+
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_PMU_CAP_DISABLE,
+    kvm_enable_cap,
+};
+use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use vpmu::x86::{PMU_MSRS, RDPMC_FIRST, RDPMC_LAST};
+
+use crate::kvm::{Doing, KvmError};
+
+/// What becomes of the "MSRs" that are RDPMC's counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rdpmc {
+    /// Their reads are handed over. They are the numbers of real MSRs too, whose writes are KVM's.
+    Taken,
+    /// They are KVM's.
+    Left,
+}
+
+/// Has all accesses to the PMU's registers handed over.
+pub fn take_registers(vm: &VmFd, rdpmc: Rdpmc) -> Result<(), KvmError> {
+    disable_kvms_own(vm)?;
+    let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
+    cap.args[0] = KVM_MSR_EXIT_REASON_FILTER.into();
+    vm.enable_cap(&cap).doing("have MSR accesses handed over")?;
+
+    let registers = gather(&PMU_MSRS);
+    let counters = match rdpmc {
+        Rdpmc::Taken => gather(&[RDPMC_FIRST..=RDPMC_LAST]),
+        Rdpmc::Left => Vec::new(),
+    };
+    let read_and_write = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
+    let ranges: Vec<_> = registers
+        .iter()
+        .map(|range| range.with(read_and_write))
+        .chain(counters.iter().map(|range| range.with(MsrFilterRangeFlags::READ)))
+        .collect();
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).doing("set the MSR filter")
+}
+
+fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
+    // No such capability, or a value of 0: this KVM has no vPMU, or its operator left it off.
+    if vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) <= 0 {
+        return Ok(());
+    }
+    let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
+    cap.args[0] = KVM_PMU_CAP_DISABLE.into();
+    vm.enable_cap(&cap).doing("switch KVM's own vPMU off")
+}
+
+/// A bitmap over a range of MSRs; a clear bit hands the access over.
+struct Bitmap {
+    base: u32,
+    count: u32,
+    bits: Vec<u8>,
+}
+
+impl Bitmap {
+    /// As many MSRs as one range of a filter can hold.
+    const MOST: u32 = 0x600 * 8;
+
+    fn with(&self, flags: MsrFilterRangeFlags) -> MsrFilterRange<'_> {
+        MsrFilterRange { flags, base: self.base, msr_count: self.count, bitmap: &self.bits }
+    }
+}
+
+/// As few bitmaps as hold all of these ranges, which ascend: a filter takes sixteen, and KVM goes through all of them.
+fn gather(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
+    let mut bitmaps: Vec<Bitmap> = Vec::new();
+    for range in ranges {
+        if bitmaps.last().is_none_or(|bitmap| range.end() - bitmap.base >= Bitmap::MOST) {
+            bitmaps.push(Bitmap { base: *range.start(), count: 0, bits: Vec::new() });
+        }
+        let bitmap = bitmaps.last_mut().expect("there is one now");
+        bitmap.count = range.end() - bitmap.base + 1;
+        // KVM wants whole words of 64 bits, whatever the number of registers.
+        bitmap.bits.resize(bitmap.count.div_ceil(64) as usize * 8, 0xff);
+        for msr in range.clone() {
+            let bit = msr - bitmap.base;
+            bitmap.bits[bit as usize / 8] &= !(1 << (bit % 8));
+        }
+    }
+    bitmaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_takes_every_pmu_register_and_no_other() {
+        let bitmaps = gather(&PMU_MSRS);
+        assert_eq!(bitmaps.len(), 3, "Intel's, and two of AMD's");
+        let taken = |msr: u32| {
+            bitmaps.iter().any(|map| {
+                let bit = msr.wrapping_sub(map.base);
+                bit < map.count && map.bits[bit as usize / 8] & 1 << (bit % 8) == 0
+            })
+        };
+        for msr in (0..0x2_0000).chain(0xc000_0000..0xc001_2000) {
+            assert_eq!(taken(msr), vpmu::x86::is_pmu_msr(msr), "{msr:#x}");
+        }
+    }
+
+    #[test]
+    fn bitmaps_are_of_sizes_that_kvm_takes() {
+        for bitmap in gather(&PMU_MSRS).iter().chain(&gather(&[RDPMC_FIRST..=RDPMC_LAST])) {
+            assert!(bitmap.bits.len().is_multiple_of(8) && bitmap.bits.len() <= 0x600);
+            assert!(bitmap.count as usize <= bitmap.bits.len() * 8);
+        }
+    }
+}

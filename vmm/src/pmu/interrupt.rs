@@ -1,0 +1,101 @@
+//! The interrupt of an overflow, as the guest's local APIC has it (APM volume 2, 16.4.3 and 16.4.5; SDM volume 3, 11.5.1).
+//!
+//! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
+//! is due. It is never written: that would undo what other interrupts have set meanwhile. AMD's does not mask itself.
+
+use kvm_bindings::{kvm_lapic_state, kvm_msi};
+use kvm_ioctls::{VcpuFd, VmFd};
+
+use crate::kvm::{Doing, KvmError};
+
+/// Offsets in the APIC's page.
+const ID: usize = 0x20;
+const SPURIOUS: usize = 0xf0;
+const PERFORMANCE: usize = 0x340;
+
+const SOFTWARE_ENABLE: u32 = 1 << 8;
+const MASKED: u32 = 1 << 16;
+/// In `APIC_BASE`.
+const GLOBAL_ENABLE: u64 = 1 << 11;
+
+/// What the APIC makes of an overflow.
+#[derive(Debug, PartialEq, Eq)]
+enum Delivery {
+    /// Nothing: the entry is masked, the APIC is off, or the entry's type is none that a counter has.
+    None,
+    /// A non-maskable interrupt.
+    Nmi,
+    /// An ordinary interrupt.
+    Fixed {
+        /// Its vector.
+        vector: u8,
+        /// Of this APIC.
+        id: u8,
+    },
+}
+
+/// Delivers one.
+pub fn deliver(vm: &VmFd, fd: &mut VcpuFd) -> Result<(), KvmError> {
+    if fd.get_kvm_run().apic_base & GLOBAL_ENABLE == 0 {
+        return Ok(());
+    }
+    let apic = fd.get_lapic().doing("read the local APIC")?;
+    match delivery(&apic) {
+        Delivery::None => Ok(()),
+        Delivery::Nmi => fd.nmi().doing("send an NMI"),
+        Delivery::Fixed { vector, id } => {
+            let address_lo = 0xfee0_0000 | u32::from(id) << 12;
+            let message = kvm_msi { address_lo, data: vector.into(), ..Default::default() };
+            // It is no error if the guest's APIC does not take it.
+            vm.signal_msi(message).doing("send an interrupt").map(drop)
+        }
+    }
+}
+
+fn delivery(apic: &kvm_lapic_state) -> Delivery {
+    const FIXED: u32 = 0;
+    const NMI: u32 = 4;
+    /// Below are exceptions: the APIC notes an error and delivers nothing.
+    const FIRST_VECTOR: u8 = 16;
+    let entry = register(apic, PERFORMANCE);
+    if entry & MASKED != 0 || register(apic, SPURIOUS) & SOFTWARE_ENABLE == 0 {
+        return Delivery::None;
+    }
+    let [vector, ..] = entry.to_le_bytes();
+    let [.., id] = register(apic, ID).to_le_bytes();
+    match entry >> 8 & 7 {
+        NMI => Delivery::Nmi,
+        FIXED if vector >= FIRST_VECTOR => Delivery::Fixed { vector, id },
+        _ => Delivery::None,
+    }
+}
+
+fn register(apic: &kvm_lapic_state, offset: usize) -> u32 {
+    let byte = |at: usize| apic.regs[offset + at].cast_unsigned();
+    u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apic(spurious: u32, entry: u32) -> kvm_lapic_state {
+        let mut apic = kvm_lapic_state::default();
+        for (offset, value) in [(ID, 3 << 24), (SPURIOUS, spurious), (PERFORMANCE, entry)] {
+            for (at, byte) in value.to_le_bytes().into_iter().enumerate() {
+                apic.regs[offset + at] = byte.cast_signed();
+            }
+        }
+        apic
+    }
+
+    #[test]
+    fn the_entry_says_how_an_overflow_is_delivered() {
+        assert_eq!(delivery(&apic(0x1ff, 0x400)), Delivery::Nmi);
+        assert_eq!(delivery(&apic(0x1ff, 0xf3)), Delivery::Fixed { vector: 0xf3, id: 3 });
+        assert_eq!(delivery(&apic(0x1ff, 0x10400)), Delivery::None, "masked");
+        assert_eq!(delivery(&apic(0xff, 0x400)), Delivery::None, "disabled by software");
+        assert_eq!(delivery(&apic(0x1ff, 0x0f)), Delivery::None, "the vector of an exception");
+        assert_eq!(delivery(&apic(0x1ff, 0x500)), Delivery::None, "INIT");
+    }
+}

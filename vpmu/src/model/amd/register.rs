@@ -1,0 +1,61 @@
+//! Which register an MSR number is.
+
+use super::{K7_COUNTERS, Version};
+use crate::x86;
+
+/// A register of the PMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Register {
+    /// `PERF_CTL`.
+    Select(usize),
+    /// `PERF_CTR`, by its number as an MSR or by that for RDPMC.
+    Counter(usize),
+    /// `PerfCntrGlobalStatus`.
+    Status,
+    /// `PerfCntrGlobalCtl`.
+    Control,
+    /// `PerfCntrGlobalStatusClr`.
+    StatusClear,
+    /// `PerfCntrGlobalStatusSet`.
+    StatusSet,
+    /// One of a PMU, but not of this one.
+    Absent,
+    /// None of a PMU.
+    Other,
+}
+
+const K7_SELECT: u32 = 0xc001_0000;
+const K7_COUNTER: u32 = 0xc001_0004;
+const CORE: u32 = 0xc001_0200;
+const STATUS: u32 = 0xc000_0300;
+const CONTROL: u32 = 0xc000_0301;
+const STATUS_CLEAR: u32 = 0xc000_0302;
+const STATUS_SET: u32 = 0xc000_0303;
+
+impl Register {
+    /// The register with this number.
+    pub fn at(msr: u32, version: Version) -> Self {
+        let existing = |base: u32, step: u32| {
+            let counter = usize::try_from((msr - base) / step).ok()?;
+            (counter < version.counters()).then_some(counter)
+        };
+        let found = match msr {
+            x86::RDPMC_FIRST..=x86::RDPMC_LAST => existing(x86::RDPMC_FIRST, 1).map(Self::Counter),
+            K7_SELECT..K7_COUNTER => existing(K7_SELECT, 1).map(Self::Select),
+            K7_COUNTER..=0xc001_0007 => existing(K7_COUNTER, 1).map(Self::Counter),
+            CORE..=0xc001_020b if version.has_core_addresses() => {
+                let register = if (msr - CORE).is_multiple_of(2) { Self::Select } else { Self::Counter };
+                existing(CORE, 2).map(register)
+            }
+            STATUS if version.has_global_registers() => Some(Self::Status),
+            CONTROL if version.has_global_registers() => Some(Self::Control),
+            STATUS_CLEAR if version.has_global_registers() => Some(Self::StatusClear),
+            STATUS_SET if version.has_global_registers() => Some(Self::StatusSet),
+            _ if x86::is_pmu_msr(msr) => None,
+            _ => return Self::Other,
+        };
+        found.unwrap_or(Self::Absent)
+    }
+}
+
+const _: () = assert!(K7_COUNTERS == (K7_COUNTER - K7_SELECT) as usize);

@@ -1,0 +1,102 @@
+//! What a `PERF_CTL` register says (APM volume 2, 13.2.1).
+//!
+//! A write to one never faults: processors of every generation drop the reserved bits. (Zen 3 keeps two of them, 19 and 42, without a meaning.)
+
+use crate::bank::Alarm;
+use crate::event::{Event, Filter, Selection};
+
+/// The event: bits 7..0 and 35..32.
+const EVENT: u64 = 0xf_0000_00ff;
+const UNIT_MASK: u64 = 0xff << 8;
+const USER: u64 = 1 << 16;
+const OS: u64 = 1 << 17;
+const EDGE: u64 = 1 << 18;
+const INTERRUPT: u64 = 1 << 20;
+const ENABLE: u64 = 1 << 22;
+const INVERT: u64 = 1 << 23;
+const COUNTER_MASK: u64 = 0xff << 24;
+/// Guest and host, of which a guest's guests would be the guest: it has none, so these are kept and mean nothing.
+const GUEST_HOST: u64 = 3 << 40;
+
+/// What selects an event, rather than when it is counted.
+const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
+const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_HOST;
+
+/// "Merge" (PPR, "Large Increment per Cycle Events"): the counter holds the upper bits of the one below, which has an event
+/// that counts by more than 15 a cycle. The host's kernel pairs counters for such an event by itself.
+const MERGE: u64 = 0xf_0000_00ff;
+
+/// The register's value, without the reserved bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Select(u64);
+
+impl From<u64> for Select {
+    fn from(value: u64) -> Self {
+        Self(value & DEFINED)
+    }
+}
+
+impl Select {
+    /// What a read gives.
+    pub fn value(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the counter counts, as far as this register has a say.
+    pub fn is_enabled(self) -> bool {
+        self.0 & ENABLE != 0
+    }
+
+    /// Whether an overflow raises an interrupt.
+    pub fn interrupts(self) -> bool {
+        self.0 & INTERRUPT != 0
+    }
+
+    /// Whether an overflow is to be known when it happens.
+    pub fn alarm(self) -> Alarm {
+        if self.interrupts() { Alarm::AtOverflow } else { Alarm::Off }
+    }
+
+    /// What is counted; nothing without a privilege level.
+    pub fn selection(self) -> Option<Selection> {
+        if self.0 & EVENT == MERGE {
+            return None;
+        }
+        let filter = match (self.0 & USER != 0, self.0 & OS != 0) {
+            (true, true) => Filter::All,
+            (true, false) => Filter::User,
+            (false, true) => Filter::Kernel,
+            (false, false) => return None,
+        };
+        Some(Selection { event: Event::Raw(self.0 & SELECTS), filter })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_bits_are_dropped() {
+        assert_eq!(Select::from(u64::MAX).value(), 0x0000_030f_ffd7_ffff);
+    }
+
+    #[test]
+    fn the_host_gets_what_selects_the_event_and_nothing_else() {
+        let select = Select::from(0x0000_0301_05d7_31c0);
+        let selection = Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All };
+        assert_eq!(select.selection(), Some(selection));
+    }
+
+    #[test]
+    fn without_a_privilege_level_nothing_is_counted() {
+        assert_eq!(Select::from(0x53_00c0 & !(USER | OS)).selection(), None);
+        assert_eq!(Select::from(0x51_00c0).selection().map(|s| s.filter), Some(Filter::User));
+        assert_eq!(Select::from(0x52_00c0).selection().map(|s| s.filter), Some(Filter::Kernel));
+    }
+
+    #[test]
+    fn the_upper_half_of_a_pair_counts_nothing_by_itself() {
+        assert_eq!(Select::from(0xf_0053_00ff).selection(), None);
+    }
+}

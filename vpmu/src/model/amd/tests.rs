@@ -1,0 +1,393 @@
+//! The model as a guest sees it: by its registers, against a plain reference that counts one by one.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Amd, Version};
+use crate::Outcome::{self, Fault, Handled, NotMine, Value};
+use crate::source::script::Script;
+
+const K7_SELECT: u32 = 0xc001_0000;
+const K7_COUNTER: u32 = 0xc001_0004;
+const SELECT: u32 = 0xc001_0200;
+const COUNTER: u32 = 0xc001_0201;
+const STATUS: u32 = 0xc000_0300;
+const CONTROL: u32 = 0xc000_0301;
+const STATUS_CLEAR: u32 = 0xc000_0302;
+const STATUS_SET: u32 = 0xc000_0303;
+
+/// Instructions, user and kernel, enabled; with and without an interrupt.
+const COUNTING: u64 = 0x43_00c0;
+const SAMPLING: u64 = 0x53_00c0;
+const MASK: u64 = (1 << 48) - 1;
+
+fn pmu(version: Version) -> (Amd<Script>, Script) {
+    let host = Script::default();
+    (Amd::new(version, host.clone()), host)
+}
+
+/// The guest runs, and whoever runs it tells the PMU of alarms; the counts at which it interrupts the guest.
+fn run(pmu: &mut Amd<Script>, host: &Script, counts: u64) -> Vec<u64> {
+    let mut interrupts = Vec::new();
+    host.guest_runs(counts, |left| {
+        pmu.alarm();
+        if pmu.take_interrupt() {
+            interrupts.push(counts - left);
+        }
+    });
+    interrupts
+}
+
+#[test]
+fn k7_and_core_addresses_are_the_same_counters() {
+    let (mut pmu, _) = pmu(Version::V2(6));
+    for counter in 0..4 {
+        assert_eq!(pmu.write(K7_SELECT + counter, 0x1_0000), Handled);
+        assert_eq!(pmu.read(SELECT + 2 * counter), Value(0x1_0000));
+        assert_eq!(pmu.write(COUNTER + 2 * counter, 5), Handled);
+        assert_eq!(pmu.read(K7_COUNTER + counter), Value(5));
+        assert_eq!(pmu.read(counter), Value(5), "by RDPMC");
+    }
+}
+
+#[test]
+fn counters_have_48_bits() {
+    let (mut pmu, _) = pmu(Version::Core);
+    pmu.write(COUNTER, u64::MAX);
+    assert_eq!(pmu.read(COUNTER), Value(MASK));
+}
+
+#[test]
+fn every_version_has_its_registers_and_no_others() {
+    let has = |version: Version, msr: u32| match pmu(version).0.read(msr) {
+        Value(_) => true,
+        Fault => false,
+        other => panic!("{msr:#x}: {other:?}"),
+    };
+    for (version, k7, core, global) in [
+        (Version::K7, 4, 0, false),
+        (Version::Core, 4, 6, false),
+        (Version::V2(6), 4, 6, true),
+        (Version::V2(2), 2, 2, true),
+    ] {
+        for counter in 0..4 {
+            assert_eq!(has(version, K7_SELECT + counter), counter < k7);
+            assert_eq!(has(version, K7_COUNTER + counter), counter < k7);
+        }
+        for counter in 0..6 {
+            assert_eq!(has(version, SELECT + 2 * counter), counter < core);
+            assert_eq!(has(version, COUNTER + 2 * counter), counter < core);
+            assert_eq!(has(version, counter), counter < k7.max(core), "by RDPMC");
+        }
+        for msr in [STATUS, CONTROL, STATUS_CLEAR, STATUS_SET] {
+            assert_eq!(has(version, msr), global);
+        }
+        for foreign in [0xc1, 0x186, 0x38f, 0xc001_0230, 0xc001_1030] {
+            assert!(!has(version, foreign), "{foreign:#x}");
+        }
+        assert_eq!(pmu(version).0.read(0x10), NotMine);
+    }
+}
+
+#[test]
+fn the_status_is_read_only_and_its_helpers_read_as_zero() {
+    let (mut pmu, _) = pmu(Version::V2(6));
+    assert_eq!(pmu.write(STATUS, 0), Fault);
+    assert_eq!(pmu.write(STATUS_SET, u64::MAX), Handled);
+    assert_eq!(pmu.read(STATUS), Value(0x3f));
+    assert_eq!(pmu.write(STATUS_CLEAR, 0x5), Handled);
+    assert_eq!(pmu.read(STATUS), Value(0x3a));
+    assert_eq!((pmu.read(STATUS_CLEAR), pmu.read(STATUS_SET)), (Value(0), Value(0)));
+    assert!(!pmu.take_interrupt(), "a bit that software sets is no overflow");
+}
+
+#[test]
+fn after_reset_global_control_has_all_counters_on() {
+    let (mut pmu, _) = pmu(Version::V2(5));
+    assert_eq!(pmu.read(CONTROL), Value(0x1f));
+    pmu.write(CONTROL, u64::MAX);
+    assert_eq!(pmu.read(CONTROL), Value(0x1f));
+}
+
+#[test]
+fn a_frozen_counter_does_not_move() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(SELECT, COUNTING);
+    run(&mut pmu, &host, 100);
+    assert_eq!(pmu.read(COUNTER), Value(100));
+    pmu.write(CONTROL, 0);
+    run(&mut pmu, &host, 1000);
+    assert_eq!(pmu.read(COUNTER), Value(100));
+    pmu.write(CONTROL, 1);
+    run(&mut pmu, &host, 7);
+    assert_eq!(pmu.read(COUNTER), Value(107));
+}
+
+#[test]
+fn freezing_thawing_and_reading_ask_nothing_of_the_host() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    for counter in 0..6 {
+        pmu.write(SELECT + 2 * counter, COUNTING);
+    }
+    let before = host.requests();
+    for _ in 0..100 {
+        pmu.write(CONTROL, 0);
+        run(&mut pmu, &host, 10);
+        for counter in 0..6 {
+            pmu.read(counter);
+        }
+        pmu.write(CONTROL, 0x3f);
+        run(&mut pmu, &host, 10);
+    }
+    assert_eq!(host.requests(), before);
+    assert_eq!(pmu.read(5), Value(1000));
+}
+
+#[test]
+fn an_overflow_interrupts_at_its_very_count() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(COUNTER, 1000_u64.wrapping_neg());
+    pmu.write(SELECT, SAMPLING);
+    assert_eq!(run(&mut pmu, &host, 1_000_000), [1000]);
+    assert_eq!(pmu.read(STATUS), Value(1));
+    assert_eq!(pmu.read(COUNTER), Value(999_000));
+}
+
+#[test]
+fn a_counter_without_an_interrupt_shows_its_overflow_in_the_status() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(COUNTER, MASK);
+    pmu.write(SELECT, COUNTING);
+    assert!(run(&mut pmu, &host, 10).is_empty());
+    assert_eq!(pmu.read(STATUS), Value(1));
+    assert!(!pmu.take_interrupt());
+}
+
+#[test]
+fn counts_in_the_handler_do_not_bring_the_next_overflow_forward() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(COUNTER, 1000_u64.wrapping_neg());
+    pmu.write(SELECT, SAMPLING);
+    run(&mut pmu, &host, 1000);
+    pmu.write(CONTROL, 0);
+    assert!(run(&mut pmu, &host, 5000).is_empty());
+    pmu.write(COUNTER, 1000_u64.wrapping_neg());
+    pmu.write(STATUS_CLEAR, 1);
+    pmu.write(CONTROL, 1);
+    assert_eq!(run(&mut pmu, &host, 1500), [1000]);
+}
+
+#[test]
+fn a_short_period_does_not_fire_again_while_the_handler_runs() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(COUNTER, 2_u64.wrapping_neg());
+    pmu.write(SELECT, SAMPLING);
+    run(&mut pmu, &host, 2);
+    pmu.write(CONTROL, 0);
+    let before = host.requests();
+    run(&mut pmu, &host, 100_000);
+    assert_eq!(host.requests(), before);
+}
+
+#[test]
+fn counters_that_overflow_together_interrupt_once() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(CONTROL, 0);
+    for counter in 0..6 {
+        pmu.write(COUNTER + 2 * counter, 500_u64.wrapping_neg());
+        pmu.write(SELECT + 2 * counter, SAMPLING);
+    }
+    pmu.write(CONTROL, 0x3f);
+    assert_eq!(run(&mut pmu, &host, 1000), [500]);
+    assert_eq!(pmu.read(STATUS), Value(0x3f));
+}
+
+#[test]
+fn a_flood_meets_the_floor_and_the_operator_hears_of_it() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(SELECT, SAMPLING);
+    let mut interrupts = 0;
+    for _ in 0..1000 {
+        pmu.write(COUNTER, MASK);
+        interrupts += run(&mut pmu, &host, 100).len();
+        host.time_passes(Duration::from_micros(1));
+    }
+    assert!((250..260).contains(&interrupts), "{interrupts}");
+    let notices = pmu.take_notices();
+    assert_eq!(notices.len(), 1);
+    assert!(notices[0].to_string().contains("rate floor"), "{}", notices[0]);
+}
+
+#[test]
+fn an_event_that_the_host_refuses_stands_still_and_the_operator_hears_of_it() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    for _ in 0..100 {
+        pmu.write(SELECT, COUNTING & !0xffff | 0xbad);
+        pmu.write(SELECT, 0);
+    }
+    run(&mut pmu, &host, 100);
+    assert_eq!(pmu.read(COUNTER), Value(0));
+    assert_eq!(pmu.take_notices().len(), 33);
+}
+
+#[test]
+fn starvation_is_told_with_its_length() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(SELECT, COUNTING);
+    host.starve(true);
+    pmu.read(COUNTER);
+    host.time_passes(Duration::from_millis(30));
+    host.starve(false);
+    pmu.read(COUNTER);
+    pmu.read(COUNTER);
+    let told: Vec<String> = pmu.take_notices().iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].contains("counter 0 (rc0:uk) is starved"), "{told:?}");
+    assert!(told[1].contains("30.000ms"), "{told:?}");
+}
+
+/// What the manual says, one count after the other.
+#[derive(Default)]
+struct Reference {
+    selects: [u64; 6],
+    values: [u64; 6],
+    control: u64,
+    status: u64,
+}
+
+impl Reference {
+    fn new() -> Self {
+        Self { control: 0x3f, ..Self::default() }
+    }
+
+    fn counts(&self, counter: usize) -> bool {
+        let select = self.selects[counter];
+        select & 1 << 22 != 0 && select & 3 << 16 != 0 && self.control & 1 << counter != 0
+    }
+
+    /// The counts at which there is an interrupt.
+    fn run(&mut self, counts: u64) -> Vec<u64> {
+        let mut interrupts = Vec::new();
+        for counter in 0..6 {
+            if !self.counts(counter) {
+                continue;
+            }
+            let until = MASK + 1 - self.values[counter];
+            if counts >= until {
+                self.status |= 1 << counter;
+                if self.selects[counter] & 1 << 20 != 0 {
+                    interrupts.push(until);
+                }
+            }
+            self.values[counter] = (self.values[counter] + counts) & MASK;
+        }
+        interrupts.sort_unstable();
+        interrupts.dedup();
+        interrupts
+    }
+
+    fn write(&mut self, msr: u32, value: u64) {
+        let core = usize::try_from(msr.wrapping_sub(SELECT)).unwrap();
+        match msr {
+            K7_SELECT..K7_COUNTER => self.selects[(msr - K7_SELECT) as usize] = value & 0x30f_ffd7_ffff,
+            K7_COUNTER..=0xc001_0007 => self.values[(msr - K7_COUNTER) as usize] = value & MASK,
+            SELECT..=0xc001_020b if core.is_multiple_of(2) => {
+                self.selects[core / 2] = value & 0x30f_ffd7_ffff;
+            }
+            SELECT..=0xc001_020b => self.values[core / 2] = value & MASK,
+            CONTROL => self.control = value & 0x3f,
+            STATUS_CLEAR => self.status &= !value,
+            STATUS_SET => self.status |= value & 0x3f,
+            _ => {}
+        }
+    }
+
+    fn read(&self, msr: u32) -> Outcome {
+        let core = usize::try_from(msr.wrapping_sub(SELECT)).unwrap();
+        Value(match msr {
+            0..=5 => self.values[msr as usize],
+            K7_SELECT..K7_COUNTER => self.selects[(msr - K7_SELECT) as usize],
+            K7_COUNTER..=0xc001_0007 => self.values[(msr - K7_COUNTER) as usize],
+            SELECT..=0xc001_020b if core.is_multiple_of(2) => self.selects[core / 2],
+            SELECT..=0xc001_020b => self.values[core / 2],
+            STATUS => self.status,
+            CONTROL => self.control,
+            _ => 0,
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(u32, u64),
+    Read(u32),
+    Run(u64),
+}
+
+fn register() -> impl Strategy<Value = u32> {
+    prop_oneof![0xc001_0000_u32..0xc001_0008, 0xc001_0200_u32..0xc001_020c, 0xc000_0301_u32..0xc000_0304]
+}
+
+fn value() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(0),
+        Just(u64::MAX),
+        Just(SAMPLING),
+        Just(COUNTING),
+        any::<u64>(),
+        (1_u64..1000).prop_map(u64::wrapping_neg),
+        (1_u64..1_000_000).prop_map(|distance| MASK + 1 - distance),
+        (0_u32..64).prop_map(|bit| 1 << bit),
+        any::<u64>().prop_map(|bits| bits & 0x30f_ffd7_ffff | SAMPLING),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (register(), value()).prop_map(|(msr, value)| Step::Write(msr, value)),
+        2 => prop_oneof![register(), 0_u32..6, Just(STATUS)].prop_map(Step::Read),
+        3 => prop_oneof![1_u64..20, 1_u64..2_000_000, 1_u64..1 << 47].prop_map(Step::Run),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn whatever_a_guest_does_its_counters_are_those_of_the_manual(steps in proptest::collection::vec(step(), 1..60)) {
+        let (mut pmu, host) = pmu(Version::V2(6));
+        let mut reference = Reference::new();
+        for step in steps {
+            match step {
+                Step::Write(msr, value) => {
+                    // The upper half of a pair of counters, and events that the scripted host refuses, count nothing.
+                    let value = if value & 0xf_0000_00ff == 0xf_0000_00ff { value & !0xff } else { value };
+                    prop_assert_eq!(pmu.write(msr, value), Handled);
+                    reference.write(msr, value);
+                }
+                Step::Read(msr) => prop_assert_eq!(pmu.read(msr), reference.read(msr), "{:#x}", msr),
+                Step::Run(counts) => prop_assert_eq!(run(&mut pmu, &host, counts), reference.run(counts)),
+            }
+            prop_assert!(!pmu.take_interrupt(), "interrupts come while the guest runs");
+            host.time_passes(Duration::from_millis(20));
+        }
+        for msr in (0..6).chain([STATUS]) {
+            prop_assert_eq!(pmu.read(msr), reference.read(msr), "{:#x}", msr);
+        }
+    }
+
+    #[test]
+    fn no_access_to_any_register_of_any_version_is_too_much(
+        steps in proptest::collection::vec((any::<bool>(), prop_oneof![register(), any::<u32>()], any::<u64>()), 1..100),
+        version in prop_oneof![Just(Version::K7), Just(Version::Core), (1_usize..7).prop_map(Version::V2)],
+    ) {
+        let (mut pmu, host) = pmu(version);
+        for (write, msr, value) in steps {
+            let outcome = if write { pmu.write(msr, value) } else { pmu.read(msr) };
+            prop_assert_eq!(outcome == NotMine, !(crate::x86::is_pmu_msr(msr) || msr < 6));
+            host.guest_runs(value >> 16, |_| pmu.alarm());
+            prop_assert!(host.counters() <= version.counters());
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What the operator is to know: every count that is not what the guest takes it for.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::event::Selection;
+
+/// Something that happened to a vCPU's counters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// The host does not count this event: the counter stands still.
+    Refused {
+        /// Which counter.
+        counter: usize,
+        /// What it was to count.
+        selection: Selection,
+        /// What the host said.
+        why: String,
+    },
+    /// Too many events were refused to go on telling.
+    NoMoreRefusals,
+    /// The host has taken the counter's hardware away: it misses counts from here on.
+    Starved {
+        /// Which counter.
+        counter: usize,
+        /// What it counts.
+        selection: Selection,
+    },
+    /// It counts again.
+    Recovered {
+        /// Which counter.
+        counter: usize,
+        /// What it counts.
+        selection: Selection,
+        /// For how long it may have missed counts.
+        missed: Duration,
+    },
+    /// The guest has asked for so many interrupts that its periods are raised for a while.
+    RateFloor {
+        /// To at least so many counts.
+        period: u64,
+        /// How often that has happened since the guest started.
+        times: u64,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { counter, selection, why } => {
+                write!(f, "counter {counter} stands still: the host refuses {selection}: {why}")
+            }
+            Self::NoMoreRefusals => write!(f, "further refused events are not told"),
+            Self::Starved { counter, selection } => {
+                write!(f, "counter {counter} ({selection}) is starved: others on the host hold the hardware")
+            }
+            Self::Recovered { counter, selection, missed } => {
+                write!(f, "counter {counter} ({selection}) counts again, after up to {missed:.3?}")
+            }
+            Self::RateFloor { period, times } => write!(
+                f,
+                "rate floor: the guest's overflows come too fast, periods under {period} are raised to it for some \
+                 milliseconds (so far {times} times)"
+            ),
+        }
+    }
+}

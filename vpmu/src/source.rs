@@ -1,0 +1,48 @@
+//! Who counts: for a guest on a host with a PMU the host's perf events; in unit tests a script.
+
+pub mod perf;
+#[cfg(test)]
+pub mod script;
+
+use std::time::Duration;
+
+use crate::event::Selection;
+
+/// As far ahead as an alarm can be: hosts' counters have 48 bits, and Linux uses 47 of them at a time.
+pub const FAR: u64 = 1 << 46;
+
+/// What makes counters.
+pub trait Source {
+    /// One counter.
+    type Backing: Backing;
+
+    /// Starts to count, from now on and from zero, with an alarm in `alarm` counts.
+    fn start(&mut self, selection: Selection, alarm: u64) -> Result<Self::Backing, Refusal>;
+
+    /// How late it is, from any point that stays the same.
+    fn now(&self) -> Duration;
+}
+
+/// A counter that only ever counts up, while its guest runs.
+pub trait Backing {
+    /// How much was counted since the start.
+    fn count(&mut self) -> Count;
+
+    /// Sets the counter's one alarm, for when it has counted `distance` more; any alarm before is off. When it is due, the
+    /// vCPU's thread leaves the guest. It may be repeated until it is set anew.
+    fn arm(&mut self, distance: u64);
+}
+
+/// What a counter has to show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// All there was to count.
+    Exact(u64),
+    /// All that was counted; there was more, because the counter was without hardware for a time.
+    Starved(u64),
+}
+
+/// Why an event is not counted.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);

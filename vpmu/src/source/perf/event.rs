@@ -1,0 +1,158 @@
+//! One perf event: opening it, reading it, setting its period.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use perf_event_open_sys as sys;
+use sys::bindings::{
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED,
+    PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr,
+};
+
+use super::page::Page;
+use crate::event::{Event, Filter, Selection};
+use crate::source::{Count, FAR};
+
+/// A pinned event of this thread that counts in the guest only.
+pub struct PerfEvent {
+    fd: OwnedFd,
+    page: Option<Page>,
+    /// What was counted when it was last read.
+    last: u64,
+    /// For how long it was enabled without counting, as of the last reading by system call.
+    missed: u64,
+    /// It means something on the thread that opened it only.
+    _this_thread: PhantomData<*const ()>,
+}
+
+/// What `read` gives in our format.
+#[repr(C)]
+#[derive(Default)]
+struct Reading {
+    value: u64,
+    enabled: u64,
+    running: u64,
+}
+
+impl PerfEvent {
+    /// Opens it; it counts at once.
+    pub fn open(selection: Selection, period: u64) -> io::Result<Self> {
+        let Event::Raw(config) = selection.event;
+        let mut attr = attributes(period);
+        attr.type_ = PERF_TYPE_RAW;
+        attr.config = config;
+        attr.set_exclude_user((selection.filter == Filter::Kernel).into());
+        attr.set_exclude_kernel((selection.filter == Filter::User).into());
+        Self::from_attributes(attr)
+    }
+
+    /// Opens one that stands for any other, to see whether there is room for it.
+    pub fn sample() -> io::Result<Self> {
+        let mut attr = attributes(FAR);
+        attr.type_ = PERF_TYPE_HARDWARE;
+        attr.config = PERF_COUNT_HW_INSTRUCTIONS.into();
+        Self::from_attributes(attr)
+    }
+
+    fn from_attributes(mut attr: perf_event_attr) -> io::Result<Self> {
+        const THIS_THREAD: libc::pid_t = 0;
+        const ANY_CPU: libc::c_int = -1;
+        const NO_GROUP: libc::c_int = -1;
+        let flags = PERF_FLAG_FD_CLOEXEC.into();
+        // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
+        let fd = unsafe { sys::perf_event_open(&raw mut attr, THIS_THREAD, ANY_CPU, NO_GROUP, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // Without its page (too much locked memory, say) it can still be read by a system call.
+        let page = Page::map(&fd).ok();
+        Ok(Self { fd, page, last: 0, missed: 0, _this_thread: PhantomData })
+    }
+
+    /// Has every overflow send a signal to this thread, and to no other.
+    pub fn signal_this_thread(&self, signal: libc::c_int) -> io::Result<()> {
+        #[repr(C)]
+        struct Owner {
+            kind: libc::c_int,
+            id: libc::pid_t,
+        }
+        const F_SETSIG: libc::c_int = 10;
+        const F_SETOWN_EX: libc::c_int = 15;
+        const F_OWNER_TID: libc::c_int = 0;
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: takes nothing.
+        let id = unsafe { libc::gettid() };
+        let owner = Owner { kind: F_OWNER_TID, id };
+        // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
+        done(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+        // SAFETY: takes a number.
+        done(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
+        // SAFETY: takes flags; those that an event has are these.
+        done(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
+    }
+
+    /// What was counted so far.
+    pub fn read(&mut self) -> Count {
+        if let Some(count) = self.page.as_ref().and_then(Page::read) {
+            self.last = self.last.max(count);
+            return Count::Exact(self.last);
+        }
+        // This thread runs, so the event should be on the PMU: either it cannot be read directly, or others hold the PMU.
+        let Some(reading) = self.read_by_call() else {
+            // In error state until it is enabled again.
+            self.enable();
+            return Count::Starved(self.last);
+        };
+        self.last = self.last.max(reading.value);
+        let missed = reading.enabled.saturating_sub(reading.running);
+        if missed > std::mem::replace(&mut self.missed, missed) {
+            Count::Starved(self.last)
+        } else {
+            Count::Exact(self.last)
+        }
+    }
+
+    /// The next overflow comes in so many counts, and then again and again.
+    pub fn set_period(&self, period: u64) {
+        // SAFETY: the kernel reads a number there.
+        let result =
+            unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
+        debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+
+    /// Whether it counts: a pinned event that found no room has nothing to read.
+    pub fn has_room(&self) -> bool {
+        self.read_by_call().is_some()
+    }
+
+    fn enable(&self) {
+        // SAFETY: takes no pointer.
+        unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
+    }
+
+    fn read_by_call(&self) -> Option<Reading> {
+        let mut reading = Reading::default();
+        let size = size_of::<Reading>();
+        // SAFETY: `reading` is valid for `size` bytes.
+        let count = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut reading).cast(), size) };
+        (usize::try_from(count) == Ok(size)).then_some(reading)
+    }
+}
+
+fn attributes(period: u64) -> perf_event_attr {
+    let size = u32::try_from(size_of::<perf_event_attr>()).expect("it is small");
+    let mut attr = perf_event_attr { size, ..Default::default() };
+    attr.sample_period = period;
+    attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
+    attr.set_pinned(1);
+    attr.set_exclude_host(1);
+    attr.set_exclude_hv(1);
+    attr
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,85 @@
+//! Why this host gives no events, and what to do about it.
+
+use std::fs;
+use std::io;
+
+/// What is in the way.
+#[derive(Debug, thiserror::Error)]
+pub enum Obstacle {
+    /// There is no PMU.
+    #[error(
+        "this host has no PMU that counts guests (its perf says: {0}); cloud instances often have none: `tally lab run` simulates a host that has"
+    )]
+    NoPmu(String),
+    /// Users without privileges may not.
+    #[error(
+        "kernel.perf_event_paranoid is {0}, which forbids to count a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
+    )]
+    Paranoid(String),
+    /// A sandbox is in the way.
+    #[error(
+        "perf_event_open is forbidden here, by a seccomp filter or a security module ({0}): for a container `docker run --security-opt seccomp=unconfined --cap-add PERFMON ...`"
+    )]
+    Forbidden(String),
+    /// A virtual machine that has the PMU to itself keeps others from counting guests.
+    #[error(
+        "this host's KVM has handed the PMU through to a guest, or may not count guests ({0}): end the other virtual machines, or load KVM without it: `sudo modprobe kvm enable_mediated_pmu=0`"
+    )]
+    Mediated(String),
+    /// Others hold them all.
+    #[error(
+        "all counters of this host's PMU are in use: `sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
+    )]
+    NoneFree,
+    /// No more events for this process.
+    #[error("cannot open perf events: {0}")]
+    Other(String),
+}
+
+impl Obstacle {
+    /// What an error of `perf_event_open` means.
+    pub fn from_error(error: &io::Error) -> Self {
+        let said = error.to_string();
+        match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) if has_pmu() => Self::Mediated(said),
+            Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => Self::NoPmu(said),
+            Some(libc::EACCES) => Self::Paranoid(paranoid()),
+            Some(libc::EPERM | libc::ENOSYS) => Self::Forbidden(said),
+            _ => Self::Other(said),
+        }
+    }
+
+    /// Whether there is nothing that anybody could do about it on this host.
+    pub fn is_for_good(&self) -> bool {
+        matches!(self, Self::NoPmu(_))
+    }
+}
+
+fn paranoid() -> String {
+    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")
+        .map_or_else(|_| "not readable".to_owned(), |value| value.trim().to_owned())
+}
+
+fn has_pmu() -> bool {
+    fs::exists("/sys/bus/event_source/devices/cpu").unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_obstacle_is_one_line_with_a_way_out() {
+        for (errno, words) in [
+            (libc::ENOENT, "tally lab run"),
+            (libc::EACCES, "sysctl kernel.perf_event_paranoid=1"),
+            (libc::EPERM, "seccomp"),
+            (libc::ENOSYS, "seccomp"),
+            (libc::EMFILE, "cannot open perf events"),
+        ] {
+            let text = Obstacle::from_error(&io::Error::from_raw_os_error(errno)).to_string();
+            assert!(text.contains(words) && !text.contains('\n'), "{errno}: {text}");
+        }
+        assert!(Obstacle::NoneFree.to_string().contains("sysctl kernel.nmi_watchdog=0"));
+    }
+}

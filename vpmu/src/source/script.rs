@@ -1,0 +1,116 @@
+//! A source for tests: what is counted, and when it is starved, is written down by the test.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use super::{Backing, Count, FAR, Refusal, Source};
+use crate::event::{Event, Selection};
+
+/// The events that the scripted host refuses.
+pub const REFUSED: Event = Event::Raw(0xbad);
+
+/// The host: it makes counters, and the test has a share in it.
+#[derive(Clone, Default)]
+pub struct Script(Rc<RefCell<Host>>);
+
+#[derive(Default)]
+struct Host {
+    counters: Vec<Weak<RefCell<Counter>>>,
+    now: Duration,
+    requests: usize,
+    starved: bool,
+}
+
+/// One of the host's counters.
+pub struct Scripted {
+    counter: Rc<RefCell<Counter>>,
+    host: Rc<RefCell<Host>>,
+}
+
+struct Counter {
+    count: u64,
+    period: u64,
+    left: u64,
+}
+
+impl Script {
+    /// The guest runs for so many counts of every event. When an alarm comes `on_alarm` is called at once, with the
+    /// counts that are left; the host repeats alarms.
+    pub fn guest_runs(&self, counts: u64, mut on_alarm: impl FnMut(u64)) {
+        let mut left = counts;
+        while left > 0 {
+            let counters: Vec<_> = self.0.borrow().counters.iter().filter_map(Weak::upgrade).collect();
+            let step = counters.iter().map(|c| c.borrow().left).min().unwrap_or(left).min(left);
+            left -= step;
+            let mut alarms = 0;
+            for counter in counters {
+                let mut counter = counter.borrow_mut();
+                counter.count += step;
+                counter.left -= step;
+                if counter.left == 0 {
+                    counter.left = counter.period;
+                    alarms += 1;
+                }
+            }
+            if alarms > 0 {
+                on_alarm(left);
+            }
+        }
+    }
+
+    /// Time goes by.
+    pub fn time_passes(&self, time: Duration) {
+        self.0.borrow_mut().now += time;
+    }
+
+    /// Others take the hardware away, or give it back.
+    pub fn starve(&self, starved: bool) {
+        self.0.borrow_mut().starved = starved;
+    }
+
+    /// How many counters there are.
+    pub fn counters(&self) -> usize {
+        self.0.borrow().counters.iter().filter(|counter| counter.strong_count() > 0).count()
+    }
+
+    /// How often the host was asked for something.
+    pub fn requests(&self) -> usize {
+        self.0.borrow().requests
+    }
+}
+
+impl Source for Script {
+    type Backing = Scripted;
+
+    fn start(&mut self, selection: Selection, alarm: u64) -> Result<Scripted, Refusal> {
+        let mut host = self.0.borrow_mut();
+        host.requests += 1;
+        if selection.event == REFUSED {
+            return Err(Refusal("it does not exist".to_owned()));
+        }
+        assert!((1..=FAR).contains(&alarm), "{alarm}");
+        let counter = Rc::new(RefCell::new(Counter { count: 0, period: alarm, left: alarm }));
+        host.counters.retain(|counter| counter.strong_count() > 0);
+        host.counters.push(Rc::downgrade(&counter));
+        Ok(Scripted { counter, host: Rc::clone(&self.0) })
+    }
+
+    fn now(&self) -> Duration {
+        self.0.borrow().now
+    }
+}
+
+impl Backing for Scripted {
+    fn count(&mut self) -> Count {
+        let count = self.counter.borrow().count;
+        if self.host.borrow().starved { Count::Starved(count) } else { Count::Exact(count) }
+    }
+
+    fn arm(&mut self, distance: u64) {
+        assert!((1..=FAR).contains(&distance), "{distance}");
+        self.host.borrow_mut().requests += 1;
+        let mut counter = self.counter.borrow_mut();
+        (counter.period, counter.left) = (distance, distance);
+    }
+}
