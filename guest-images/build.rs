@@ -20,7 +20,13 @@ fn main() {
             "-Wl,-m,elf_i386",
             "-Wl,-z,max-page-size=4096",
             "payloads/start.S",
+            "payloads/instructions.S",
             "payloads/payload.c",
+            "payloads/text.c",
+            "payloads/cpu.c",
+            "payloads/apic.c",
+            "payloads/pmu.c",
+            "payloads/hostile.c",
         ],
     );
     compile("outb", &out, &["payloads/outb.S"]);

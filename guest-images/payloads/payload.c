@@ -1,90 +1,28 @@
 // A bare-metal program that does what its command line says, one word after the other, and reports on COM1.
 // It exercises a machine monitor's run loop without an operating system. `../src/payloads.rs` lists the words.
 
-#include <stdint.h>
+#include "payload.h"
 
-enum { COM1 = 0x3f8, DEBUG_EXIT = 0xf4, I8042 = 0x64, PIC1 = 0x20, PIC2 = 0xa0 };
-enum { VECTOR_TIMER = 0x40, VECTOR_SERIAL = 0x24 };
+enum { I8042 = 0x64, PIC1 = 0x20, PIC2 = 0xa0 };
 
 struct multiboot {
     uint32_t flags, mem_lower, mem_upper, boot_device, cmdline, mods_count, mods_addr, syms[4], mmap_length, mmap_addr;
 };
 struct module { uint32_t start, end, string, reserved; };
 struct region { uint32_t size; uint64_t base, length; uint32_t type; } __attribute__((packed));
-struct gate { uint16_t low, selector, flags, high; };
 
-extern char exception_6[], exception_13[], exception_14[], interrupt_on_timer[], interrupt_on_serial[];
-extern char rdmsr_at[], rdpmc_at[], wrmsr_at[], faulted[], trampoline[], trampoline_end[];
-int try_rdmsr(uint32_t index, uint32_t value[2]);
-int try_rdpmc(uint32_t index, uint32_t value[2]);
-int try_wrmsr(uint32_t index, uint32_t low, uint32_t high);
-
-static struct gate idt[256];
 static volatile uint32_t timer_interrupts, serial_interrupts;
 
-static void outb(uint16_t port, uint8_t value) { __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
 static void outw(uint16_t port, uint16_t value) { __asm__ volatile("outw %0, %1" : : "a"(value), "Nd"(port)); }
 static void outl(uint16_t port, uint32_t value) { __asm__ volatile("outl %0, %1" : : "a"(value), "Nd"(port)); }
-static uint8_t inb(uint16_t port) { uint8_t v; __asm__ volatile("inb %1, %0" : "=a"(v) : "Nd"(port)); return v; }
 static uint16_t inw(uint16_t port) { uint16_t v; __asm__ volatile("inw %1, %0" : "=a"(v) : "Nd"(port)); return v; }
 static uint32_t inl(uint16_t port) { uint32_t v; __asm__ volatile("inl %1, %0" : "=a"(v) : "Nd"(port)); return v; }
 
-static volatile uint32_t *apic(uint32_t offset) { return (volatile uint32_t *)(0xfee00000u + offset); }
-
-static void put(char c) { outb(COM1, (uint8_t)c); }
-static void say(const char *text) { while (*text) put(*text++); }
-static void hex(uint32_t value, int digits) {
-    while (digits--) put("0123456789abcdef"[(value >> (4 * digits)) & 15]);
-}
-static void hex64(uint64_t value) { hex((uint32_t)(value >> 32), 8); hex((uint32_t)value, 8); }
-static void decimal(uint32_t value) {
-    if (value >= 10) decimal(value / 10);
-    put((char)('0' + value % 10));
-}
-
-static void set_gate(int vector, const char *handler) {
-    uint32_t at = (uint32_t)handler;
-    idt[vector] = (struct gate){(uint16_t)at, 0x08, 0x8e00, (uint16_t)(at >> 16)};
-}
-
-// Where to continue: after one of the instructions that may fault, or nowhere.
-uint32_t exception(uint32_t vector, uint32_t edi, uint32_t esi, uint32_t ebp, uint32_t esp, uint32_t ebx, uint32_t edx,
-                   uint32_t ecx, uint32_t eax, uint32_t code, uint32_t eip) {
-    (void)edi, (void)esi, (void)ebp, (void)esp, (void)ebx, (void)edx, (void)ecx, (void)eax, (void)code;
-    const char *at = (const char *)eip;
-    if (at == rdmsr_at || at == rdpmc_at || at == wrmsr_at) return (uint32_t)faulted;
-    say("exception "); decimal(vector); say(" at "); hex(eip, 8); put('\n');
-    outb(DEBUG_EXIT, 0x7f);
-    for (;;) __asm__ volatile("cli; hlt");
-}
-
-void on_timer(void) { timer_interrupts++; *apic(0xb0) = 0; }
+void on_timer(void) { timer_interrupts++; apic_write(APIC_EOI, 0); }
 void on_serial(void) {
     serial_interrupts++;
     while (inb(COM1 + 5) & 1) put((char)inb(COM1));
     outb(PIC1, 0x20);
-}
-
-static uint32_t number(const char **text) {
-    uint32_t value = 0, base = 10;
-    const char *at = *text;
-    if (at[0] == '0' && at[1] == 'x') { base = 16; at += 2; }
-    for (;; at++) {
-        uint32_t digit;
-        if (*at >= '0' && *at <= '9') digit = (uint32_t)(*at - '0');
-        else if (base == 16 && *at >= 'a' && *at <= 'f') digit = (uint32_t)(*at - 'a' + 10);
-        else break;
-        value = value * base + digit;
-    }
-    *text = *at == ',' || *at == ':' ? at + 1 : at;
-    return value;
-}
-
-// The rest of the word after `name`, which ends it or is followed by '='; 0 if the word is another.
-static const char *is(const char *word, const char *name) {
-    while (*name) if (*word++ != *name++) return 0;
-    if (*word == '=') return word + 1;
-    return *word == ' ' || *word == 0 ? word : 0;
 }
 
 static void report(const char *what, uint32_t index, int worked, const uint32_t value[2]) {
@@ -122,30 +60,16 @@ static void say_machine(const struct multiboot *info, uint32_t magic) {
 }
 
 static void wait_for_timer(uint32_t times) {
-    *apic(0xf0) = 0x1ff;                        // on, spurious vector 0xff
-    *apic(0x3e0) = 0xb;                         // divide by 1
+    apic_write(APIC_SPURIOUS, APIC_ON);
+    apic_write(APIC_TIMER_DIVIDE, 0xb);         // by 1
     for (uint32_t i = 0; i < times; i++) {
         uint32_t before = timer_interrupts;
-        *apic(0x320) = VECTOR_TIMER;            // one shot
-        *apic(0x380) = 20000;
+        apic_write(APIC_LVT_TIMER, VECTOR_TIMER);   // one shot
+        apic_write(APIC_TIMER_START, 20000);
         // Interrupts open only at `hlt`, so that none is lost between the look and the sleep.
         while (timer_interrupts == before) __asm__ volatile("sti; hlt; cli" ::: "memory");
     }
     say("timer "); decimal(timer_interrupts); put('\n');
-}
-
-static void start_processors(uint32_t expected) {
-    volatile uint16_t *started = (volatile uint16_t *)0x7ff0;
-    *started = 0;
-    for (char *from = trampoline, *to = (char *)0x8000; from < trampoline_end;) *to++ = *from++;
-    *apic(0xf0) = 0x1ff;
-    *apic(0x300) = 0xc4500;                     // INIT to all others
-    for (volatile uint32_t i = 0; i < 10000; i++) {}
-    for (int again = 0; again < 2; again++) {
-        *apic(0x300) = 0xc4608;                 // start at page 8
-        for (volatile uint32_t i = 0; i < 100000 && *started + 1u < expected; i++) {}
-    }
-    say("processors "); decimal(*started + 1u); put('\n');
 }
 
 static void echo(int by_interrupt) {
@@ -178,6 +102,13 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
     else if (is(word, "echo-irq")) echo(1);
     else if ((at = is(word, "timer"))) wait_for_timer(number(&at));
     else if ((at = is(word, "smp"))) start_processors(number(&at));
+    else if (is(word, "x2apic")) use_x2apic();
+    else if ((at = is(word, "count"))) count(at, loop_here);
+    else if ((at = is(word, "count-user"))) count(at, loop_as_user);
+    else if ((at = is(word, "pmi"))) take_overflows(at);
+    else if ((at = is(word, "fuzz-msrs"))) fuzz_msrs(at);
+    else if ((at = is(word, "flood"))) flood(at);
+    else if ((at = is(word, "reprogram"))) reprogram(at);
     else if ((at = is(word, "rdmsr"))) {
         uint32_t index = number(&at);
         int worked = try_rdmsr(index, value);
@@ -216,8 +147,7 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
         *(volatile uint32_t *)address = number(&at);
     } else if ((at = is(word, "jump"))) ((void (*)(void))number(&at))();
     else if ((at = is(word, "loop"))) {
-        uint32_t times = number(&at);
-        __asm__ volatile("1: dec %0; jnz 1b" : "+r"(times) : : "cc");
+        loop_here(number(&at));
     } else if (is(word, "spin")) for (;;) __asm__ volatile("");
     else if (is(word, "halt")) for (;;) __asm__ volatile("cli; hlt");
     else if (is(word, "reset")) { outb(I8042, 0xfe); for (;;) __asm__ volatile("hlt"); }
@@ -228,14 +158,7 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
 }
 
 void payload_main(uint32_t magic, const struct multiboot *info) {
-    struct { uint16_t limit; uint32_t base; } __attribute__((packed)) pointer = {sizeof idt - 1, (uint32_t)idt};
-    set_gate(6, exception_6);
-    set_gate(13, exception_13);
-    set_gate(14, exception_14);
-    set_gate(VECTOR_TIMER, interrupt_on_timer);
-    set_gate(VECTOR_SERIAL, interrupt_on_serial);
-    __asm__ volatile("lidt %0" : : "m"(pointer));
-
+    start_cpu();
     const char *word = info->flags & 4 ? (const char *)info->cmdline : "hello";
     while (*word) {
         do_word(word, info, magic);

@@ -1,5 +1,7 @@
-// Entry of the multiboot payload: descriptor tables, a stack, and the interrupt stubs that C cannot write.
+// Entry of the multiboot payload: descriptor tables, stacks, and the interrupt stubs that C cannot write.
 // (Multiboot Specification 0.6.96; Intel SDM volume 3, sections 6.12 and 9.9 for the tables.)
+
+#include "segments.h"
 
     .set MAGIC, 0x1badb002
     .set FLAGS, 0x3                     // modules on page boundaries; tell us about memory
@@ -7,24 +9,31 @@
     .balign 4
     .long MAGIC, FLAGS, -(MAGIC + FLAGS)
 
+    // Data may be the user's everywhere but on the kernel's stack, so that no interrupt needs to change it.
+    .macro load_data_segments
+    mov $KERNEL_DATA, %ecx
+    mov %ecx, %ss
+    mov $USER_DATA, %ecx
+    mov %ecx, %ds
+    mov %ecx, %es
+    mov %ecx, %fs
+    mov %ecx, %gs
+    .endm
+
     .text
     .globl _start
 _start:
     cli
-    mov $stack_top, %esp
+    mov $stacks + STACK_SIZE, %esp
     lgdt gdt_pointer
-    ljmp $0x08, $1f
-1:  mov $0x10, %ecx
-    mov %ecx, %ds
-    mov %ecx, %es
-    mov %ecx, %ss
-    mov %ecx, %fs
-    mov %ecx, %gs
+    ljmp $KERNEL_CODE, $1f
+1:  load_data_segments
     push %ebx
     push %eax
     call payload_main
-2:  hlt
-    jmp 2b
+rest:
+    hlt
+    jmp rest
 
     // `iret`, which KVMs that interpret instructions do not know in protected mode.
     .macro return_from_interrupt
@@ -63,48 +72,22 @@ interrupt_\name:
     .endm
     interrupt on_timer
     interrupt on_serial
+    interrupt on_work
 
-// Instructions that may fault: each has a second way out, which exception() continues at.
-    .globl try_rdmsr, try_rdmsr_fault
-try_rdmsr:                              // (index, uint32_t value[2]) -> 1 if it worked
-    push %ebx
-    mov 8(%esp), %ecx
-    mov 12(%esp), %ebx
-    .globl rdmsr_at
-rdmsr_at:
-    rdmsr
-    jmp store
-    .globl try_rdpmc
-try_rdpmc:
-    push %ebx
-    mov 8(%esp), %ecx
-    mov 12(%esp), %ebx
-    .globl rdpmc_at
-rdpmc_at:
-    rdpmc
-store:
-    mov %eax, (%ebx)
-    mov %edx, 4(%ebx)
-    mov $1, %eax
-    pop %ebx
-    ret
-    .globl try_wrmsr
-try_wrmsr:                              // (index, low, high) -> 1 if it worked
-    push %ebx
-    mov 8(%esp), %ecx
-    mov 12(%esp), %eax
-    mov 16(%esp), %edx
-    .globl wrmsr_at
-wrmsr_at:
-    wrmsr
-    mov $1, %eax
-    pop %ebx
-    ret
-    .globl faulted
-faulted:
-    xor %eax, %eax
-    pop %ebx
-    ret
+// The PMU's interrupts come from user mode too, and may come again at once: only `iret` opens the door for both at the
+// moment that it leaves. They pass on what they found.
+    .macro pmu_interrupt name
+    .globl interrupt_\name
+interrupt_\name:
+    pusha
+    push %esp
+    call \name
+    add $4, %esp
+    popa
+    iret
+    .endm
+    pmu_interrupt on_nmi
+    pmu_interrupt on_performance_interrupt
 
 // Copied to 0x8000: where the other processors start, in real mode.
     .code16
@@ -113,24 +96,49 @@ trampoline:
     cli
     xor %ax, %ax
     mov %ax, %ds
-    lock incw 0x7ff0
-1:  hlt
-    jmp 1b
+    lgdtl 0x8000 + trampoline_gdt - trampoline
+    mov %cr0, %eax
+    or $1, %al
+    mov %eax, %cr0
+    ljmpl $KERNEL_CODE, $processor_start
+trampoline_gdt:
+    .word gdt_end - gdt - 1
+    .long gdt
 trampoline_end:
     .code32
 
+processor_start:
+    load_data_segments
+    mov $1, %eax
+    lock xadd %eax, numbers_taken
+    cmp $PROCESSORS, %eax
+    jae rest
+    mov %eax, %esp
+    inc %esp
+    imul $STACK_SIZE, %esp
+    add $stacks, %esp
+    push %eax
+    call processor_main
+
     .data
     .balign 8
+    .globl gdt, gdt_end
 gdt:
     .quad 0
-    .quad 0x00cf9b000000ffff            // code, 0 to 4 GiB
-    .quad 0x00cf93000000ffff            // data, 0 to 4 GiB
+    .quad 0x00cf9b000000ffff            // the kernel's code and data, 0 to 4 GiB
+    .quad 0x00cf93000000ffff
+    .quad 0x00cffb000000ffff            // the user's
+    .quad 0x00cff3000000ffff
+    .skip 8 * PROCESSORS                // task states, which hold the stack that interrupts of user mode use
+gdt_end:
 gdt_pointer:
-    .word . - gdt - 1
+    .word gdt_end - gdt - 1
     .long gdt
+numbers_taken:
+    .long 1
 
     .bss
     .balign 16
-    .skip 16384
-stack_top:
+stacks:
+    .skip STACK_SIZE * PROCESSORS
     .section .note.GNU-stack, "", @progbits

@@ -1,0 +1,92 @@
+// Instructions that C cannot write.
+
+#include "segments.h"
+
+    .text
+// Those that may fault: each has a second way out, which exception() continues at.
+    .balign 16
+    .globl try_rdmsr
+try_rdmsr:                              // (index, uint32_t value[2]) -> 1 if it worked
+    push %ebx
+    mov 8(%esp), %ecx
+    mov 12(%esp), %ebx
+    .globl rdmsr_at
+rdmsr_at:
+    rdmsr
+    jmp store
+    .balign 16
+    .globl try_rdpmc
+try_rdpmc:
+    push %ebx
+    mov 8(%esp), %ecx
+    mov 12(%esp), %ebx
+    .globl rdpmc_at
+rdpmc_at:
+    rdpmc
+store:
+    mov %eax, (%ebx)
+    mov %edx, 4(%ebx)
+    mov $1, %eax
+    pop %ebx
+    ret
+    .balign 16
+    .globl try_wrmsr
+try_wrmsr:                              // (index, low, high) -> 1 if it worked
+    push %ebx
+    mov 8(%esp), %ecx
+    mov 12(%esp), %eax
+    mov 16(%esp), %edx
+    .globl wrmsr_at
+wrmsr_at:
+    wrmsr
+    mov $1, %eax
+    pop %ebx
+    ret
+    .globl faulted
+faulted:
+    xor %eax, %eax
+    pop %ebx
+    ret
+
+// Loops of exactly 2 instructions a round.
+    .balign 16
+    .globl loop_here
+loop_here:                              // (rounds)
+    mov 4(%esp), %ecx
+1:  dec %ecx
+    jnz 1b
+    ret
+
+// The user's program: it has no stack, and its interrupts use the one that is left here.
+    .balign 16
+    .globl loop_as_user
+loop_as_user:                           // (rounds)
+    push %ebp
+    push %edi
+    push %esi
+    push %ebx
+    call task_stack
+    mov 20(%esp), %ecx
+    pushf
+    mov %esp, (%eax)
+    pushl $USER_DATA
+    pushl $0
+    pushl 8(%esp)                       // interrupts stay as they are
+    pushl $USER_CODE
+    pushl $user_loop
+    iret
+    .globl user_loop
+user_loop:
+    dec %ecx
+    jnz user_loop
+    int $VECTOR_USER_DONE
+    .globl user_done
+user_done:
+    add $20, %esp
+    popf
+    pop %ebx
+    pop %esi
+    pop %edi
+    pop %ebp
+    ret
+    .section .note.GNU-stack, "", @progbits
