@@ -60,7 +60,7 @@ pub struct Run {
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
     /// The PMU that the guest sees
-    #[arg(long, value_enum, default_value_t = Choice::None)]
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub pmu: Choice,
     /// How many of the PMU's counters the guest sees [default: as many as the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

@@ -1,0 +1,128 @@
+//! What a guest is offered, and what is refused, on hosts whose PMU is busy, forbidden or not there. All of it on the lab's
+//! simulated host, which can be all of these.
+
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Results, Steps};
+use guest_tests::{payload, program};
+
+/// CPUID's word on PerfMonV2 and its counters, and whether there are core counters.
+const CPUID: &str = "--append 'cpuid=0x80000022,0 cpuid=0x80000001,0'";
+
+static OFFERS: LazyLock<Results> = LazyLock::new(|| {
+    let run = "./tally run --kernel payload";
+    // Keeps so many counters of the only CPU busy while a command runs.
+    let busy = |counters: usize, command: &str| {
+        let events = vec!["instructions:D"; counters].join(",");
+        format!(
+            "perf stat -a -e {events} sleep 1000 2>/dev/null & sleep 1; {command}; status=$?; {{ kill $!; wait $!; }} 2>/dev/null; exit $status"
+        )
+    };
+    let paranoid = |level: i32, how: &str| {
+        format!(
+            "chmod 666 /dev/kvm; echo {level} >/proc/sys/kernel/perf_event_paranoid; ./restricted {how} {run} --pmu amd \
+             --append hello; status=$?; echo -1 >/proc/sys/kernel/perf_event_paranoid; exit $status"
+        )
+    };
+    Steps::new()
+        .file(payload(), "payload")
+        .file(program("restricted"), "restricted")
+        .step("default", &format!("{run} {CPUID}"))
+        .step("legacy", &format!("{run} --pmu amd-legacy {CPUID}"))
+        .step("three", &format!("{run} --counters 3 {CPUID}"))
+        .step("four-legacy", &format!("{run} --pmu amd-legacy --counters 4 {CPUID}"))
+        .step("watchdog", &format!("echo 1 >/proc/sys/kernel/nmi_watchdog; {run} {CPUID}; status=$?; echo 0 >/proc/sys/kernel/nmi_watchdog; exit $status"))
+        .step("busy", &busy(2, &format!("{run} {CPUID}")))
+        .step("busy-log", &busy(2, &format!("{run} --pmu-log log {CPUID} 2>/dev/null >&2; cat log")))
+        .step("too-busy", &busy(2, &format!("{run} --counters 5")))
+        .step("legacy-too-busy", &busy(3, &format!("{run} --pmu amd-legacy")))
+        .step("all-busy", &busy(6, run))
+        .step("too-many", &format!("{run} --counters 7"))
+        .step("none", &format!("{run} --counters 0"))
+        .step("negative", &format!("{run} --counters -1"))
+        .step("odd", &format!("{run} --pmu amd-legacy --counters 5"))
+        .step("not-ours", &format!("{run} --pmu kvm --counters 4"))
+        .step("unknown", &format!("{run} --pmu vax"))
+        .step("no-log", &format!("{run} --pmu-log /does/not/exist"))
+        .step("paranoid", &paranoid(2, "unprivileged"))
+        .step("paranoid-enough", &paranoid(1, "unprivileged"))
+        .step("seccomp", &paranoid(-1, "seccomp"))
+        .run()
+});
+
+/// What CPUID said: PerfMonV2, how many counters it has, core counters.
+fn offered(step: &str) -> (bool, u32, bool) {
+    let done = OFFERS.of(step);
+    let text = done.text();
+    let leaf = |function: &str| -> Vec<u32> {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpuid {function} ")));
+        let line = line.unwrap_or_else(|| panic!("{text}{}", done.err));
+        line.split(' ').map(|word| u32::from_str_radix(word, 16).expect("hexadecimal")).collect()
+    };
+    let (v2, features) = (leaf("80000022"), leaf("80000001"));
+    (v2[0] & 1 != 0, v2[1] & 0xf, features[2] & 1 << 23 != 0)
+}
+
+#[test]
+fn a_guest_is_offered_perfmonv2_and_all_counters() {
+    assert_eq!(offered("default"), (true, 6, true));
+    assert_eq!(OFFERS.of("default").err, "");
+}
+
+#[test]
+fn legacy_guests_have_six_counters_or_four() {
+    assert_eq!(offered("legacy"), (false, 0, true));
+    assert_eq!(offered("four-legacy"), (false, 0, false));
+}
+
+#[test]
+fn fewer_counters_can_be_asked_for() {
+    assert_eq!(offered("three"), (true, 3, true));
+    assert_eq!(OFFERS.of("three").err, "");
+}
+
+#[test]
+fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
+    for (step, counters) in [("watchdog", 5), ("busy", 4)] {
+        assert_eq!(offered(step), (true, counters, true));
+        let err = &OFFERS.of(step).err;
+        assert!(err.contains(&format!("the guest gets {counters} counters of 6")), "{err}");
+        assert!(err.contains("sysctl kernel.nmi_watchdog=0") && err.lines().count() == 1, "{err}");
+    }
+    let log = OFFERS.of("busy-log").text();
+    assert!(log.contains("the guest gets 4 counters of 6"), "{log}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_line() {
+    for (step, words) in [
+        ("too-busy", &["--counters 5", "4 free", "nmi_watchdog"][..]),
+        ("legacy-too-busy", &["3 free", "--pmu amd "]),
+        ("all-busy", &["all counters", "nmi_watchdog", "--pmu none"]),
+        ("too-many", &["--counters 7", "1 to 6"]),
+        ("none", &["--counters 0", "1 to 6"]),
+        ("negative", &["-1", "--counters"]),
+        ("odd", &["--counters 5", "4 or 6"]),
+        ("not-ours", &["--counters", "--pmu kvm"]),
+        ("unknown", &["vax", "amd", "none"]),
+        ("no-log", &["/does/not/exist"]),
+        (
+            "paranoid",
+            &["kernel.perf_event_paranoid is 2", "sysctl kernel.perf_event_paranoid=1", "cap_perfmon"],
+        ),
+        ("seccomp", &["seccomp", "--cap-add PERFMON"]),
+    ] {
+        let done = OFFERS.of(step);
+        assert_eq!((done.status, done.err.lines().count()), (125, 1), "{step}: {}{}", done.text(), done.err);
+        assert_eq!(done.text(), "", "{step}");
+        for word in words {
+            assert!(done.err.contains(word), "{step}: {}", done.err);
+        }
+    }
+}
+
+#[test]
+fn users_without_privileges_may_have_a_pmu_if_the_operator_lets_them() {
+    let done = OFFERS.of("paranoid-enough");
+    assert_eq!((done.status, done.text().as_str()), (1, "Hello from the guest\n"), "{}", done.err);
+}
