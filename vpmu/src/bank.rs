@@ -7,10 +7,18 @@
 
 mod floor;
 
+use std::time::Duration;
+
 use crate::event::Selection;
 use crate::notice::Notice;
 use crate::source::{Backing, Count, FAR, Source};
 use floor::{Floor, Tell};
+
+/// An alarm that repeats after at least so many counts and so much time may be left to repeat: the guest's handler is
+/// done before it comes again, and the host does not take the event for one that fires too often and stop it (Linux:
+/// `kernel.perf_event_max_sample_rate`, 100,000 a second).
+const LONG: u64 = 8192;
+const SLOW: Duration = Duration::from_micros(20);
 
 /// After so many, refused events are told no more: a guest can ask for any number of them.
 const REFUSALS_TOLD: u32 = 32;
@@ -49,12 +57,22 @@ struct Backed<B> {
     backing: B,
     /// Its count when the counter was last looked at while it ran.
     mark: u64,
-    /// The count at which its alarm comes.
-    alarm_at: u64,
-    /// The count at which its last alarm came.
-    last_alarm: u64,
+    alarm: Armed,
+    /// The count at which its last alarm came, and when that was.
+    last_alarm: (u64, Duration),
     /// Since when it misses counts.
-    starved: Option<std::time::Duration>,
+    starved: Option<Duration>,
+}
+
+/// The alarm that is set.
+#[derive(Debug, Clone, Copy)]
+struct Armed {
+    /// The count at which it comes.
+    at: u64,
+    /// How many counts after it was set; the host repeats it with this distance.
+    distance: u64,
+    /// Whether it has come and been left to repeat.
+    repeats: bool,
 }
 
 impl<S: Source> Bank<S> {
@@ -171,7 +189,7 @@ impl<S: Source> Bank<S> {
             this.value = value;
             backed.mark = count;
         }
-        if count >= backed.alarm_at {
+        if count >= backed.alarm.at {
             self.alarm_came(counter, count);
         }
     }
@@ -200,17 +218,25 @@ impl<S: Source> Bank<S> {
         Some(count)
     }
 
-    /// An alarm is set for once. The host would repeat it with the same distance, however short that was; in a guest
-    /// that has stopped its counters to handle the overflow, a short one could come over and over.
+    /// The host repeats an alarm with the same distance, however short that was. In a guest that has stopped its counters to
+    /// handle the overflow a short one could come over and over, and the guest never get on. So an alarm is for once,
+    /// unless one repetition is harmless: the guest's next overflow is often at the same distance, and then needs nothing more.
     fn alarm_came(&mut self, counter: usize, count: u64) {
+        let now = self.source.now();
         let Some(backed) = &mut self.counters[counter].backed else { return };
-        let short = backed.alarm_at.saturating_sub(backed.last_alarm) < floor::PERIOD;
-        backed.last_alarm = count;
-        if short && let Tell::Raised(times) = self.floor.short_alarm(self.source.now()) {
+        let (last_count, last_time) = std::mem::replace(&mut backed.last_alarm, (count, now));
+        if backed.alarm.at.saturating_sub(last_count) < floor::PERIOD
+            && let Tell::Raised(times) = self.floor.short_alarm(now)
+        {
             self.notices.push(Notice::RateFloor { period: floor::PERIOD, times });
         }
-        let at = self.wanted(counter).unwrap_or(count + FAR);
-        self.arm(counter, count, at);
+        let Armed { distance, repeats, .. } = backed.alarm;
+        let harmless = !repeats && distance >= LONG && now.saturating_sub(last_time) >= SLOW;
+        match self.wanted(counter) {
+            Some(at) if at < count + FAR => self.arm(counter, count, at),
+            Some(_) if harmless => self.leave_to_repeat(counter),
+            _ => self.arm(counter, count, count + FAR),
+        }
     }
 
     /// Lets a counter that runs take over counts from now on.
@@ -231,13 +257,15 @@ impl<S: Source> Bank<S> {
     fn start(&mut self, counter: usize) {
         let this = &self.counters[counter];
         let Some(selection) = this.selection else { return };
-        let alarm_at = match this.alarm {
+        let distance = match this.alarm {
             Alarm::AtOverflow => self.until_overflow(counter).max(self.least_distance()),
             Alarm::Off => FAR,
         };
-        match self.source.start(selection, alarm_at) {
+        match self.source.start(selection, distance) {
             Ok(backing) => {
-                let backed = Backed { backing, mark: 0, alarm_at, last_alarm: 0, starved: None };
+                let alarm = Armed { at: distance, distance, repeats: false };
+                let backed =
+                    Backed { backing, mark: 0, alarm, last_alarm: (0, Duration::ZERO), starved: None };
                 self.counters[counter].backed = Some(backed);
             }
             Err(refusal) => self.refuse(counter, selection, refusal.0),
@@ -256,10 +284,9 @@ impl<S: Source> Bank<S> {
     /// Sets the alarm of a counter that was just looked at, unless one is set that comes early enough.
     fn set_alarm(&mut self, counter: usize) {
         let Some(at) = self.wanted(counter) else { return };
-        if let Some(backed) = &self.counters[counter].backed
-            && at < backed.alarm_at
-        {
-            let mark = backed.mark;
+        let Some(Backed { mark, alarm, .. }) = self.counters[counter].backed else { return };
+        // One that repeats would always come early by what was counted in the handler.
+        if at < alarm.at || at > alarm.at && alarm.repeats {
             self.arm(counter, mark, at);
         }
     }
@@ -273,7 +300,7 @@ impl<S: Source> Bank<S> {
         let distance = self.until_overflow(counter);
         let backed = self.counters[counter].backed.as_ref()?;
         // The last alarm is behind the mark, so that the floor does not move while the guest rewrites its counter.
-        Some((backed.mark + distance).max(backed.last_alarm + least))
+        Some((backed.mark + distance).max(backed.last_alarm.0 + least))
     }
 
     fn until_overflow(&self, counter: usize) -> u64 {
@@ -286,8 +313,15 @@ impl<S: Source> Bank<S> {
 
     fn arm(&mut self, counter: usize, count: u64, at: u64) {
         if let Some(backed) = &mut self.counters[counter].backed {
-            backed.backing.arm(at.saturating_sub(count).max(1));
-            backed.alarm_at = at;
+            let distance = at.saturating_sub(count).max(1);
+            backed.backing.arm(distance);
+            backed.alarm = Armed { at, distance, repeats: false };
+        }
+    }
+
+    fn leave_to_repeat(&mut self, counter: usize) {
+        if let Some(Backed { alarm, .. }) = &mut self.counters[counter].backed {
+            *alarm = Armed { at: alarm.at + alarm.distance, distance: alarm.distance, repeats: true };
         }
     }
 }

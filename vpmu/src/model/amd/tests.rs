@@ -191,6 +191,37 @@ fn a_short_period_does_not_fire_again_while_the_handler_runs() {
 }
 
 #[test]
+fn a_steady_period_asks_nothing_of_the_host() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    let period = 100_000_u64;
+    pmu.write(COUNTER, period.wrapping_neg());
+    pmu.write(SELECT, SAMPLING);
+    let before = host.requests();
+    for _ in 0..100 {
+        host.time_passes(Duration::from_micros(100));
+        assert_eq!(run(&mut pmu, &host, period), [period]);
+        pmu.write(CONTROL, 0);
+        pmu.write(COUNTER, period.wrapping_neg());
+        pmu.write(CONTROL, 0x3f);
+    }
+    assert_eq!(host.requests(), before);
+}
+
+#[test]
+fn a_guest_that_ignores_an_overflow_is_interrupted_once() {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(COUNTER, 100_000_u64.wrapping_neg());
+    pmu.write(SELECT, SAMPLING);
+    host.time_passes(Duration::from_millis(1));
+    let mut alarms = 0;
+    host.guest_runs(10_000_000, |_| {
+        pmu.alarm();
+        alarms += 1;
+    });
+    assert_eq!(alarms, 2, "one of them repeats, to no avail");
+}
+
+#[test]
 fn counters_that_overflow_together_interrupt_once() {
     let (mut pmu, host) = pmu(Version::V2(6));
     pmu.write(CONTROL, 0);
