@@ -284,10 +284,13 @@ impl<S: Source> Bank<S> {
     /// Sets the alarm of a counter that was just looked at, unless one is set that comes early enough.
     fn set_alarm(&mut self, counter: usize) {
         let Some(at) = self.wanted(counter) else { return };
-        let Some(Backed { mark, alarm, .. }) = self.counters[counter].backed else { return };
-        // One that repeats would always come early by what was counted in the handler.
+        let Some(Backed { mark, alarm, .. }) = &mut self.counters[counter].backed else { return };
+        // One that repeats would always come early by what was counted in the handler, unless it comes just right.
         if at < alarm.at || at > alarm.at && alarm.repeats {
+            let mark = *mark;
             self.arm(counter, mark, at);
+        } else {
+            alarm.repeats = false;
         }
     }
 
