@@ -1,0 +1,144 @@
+//! The buffer that the kernel writes samples into, and the page in front of it that tells about both it and the counter.
+
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use perf_event_open_sys::bindings::{self, perf_event_mmap_page};
+
+use crate::event::Counter;
+use crate::failure::{Failure, equal};
+
+const PAGE: usize = 4096;
+
+/// What every sample has.
+pub const SAMPLE_FIELDS: u64 = (bindings::PERF_SAMPLE_IP
+    | bindings::PERF_SAMPLE_TID
+    | bindings::PERF_SAMPLE_TIME
+    | bindings::PERF_SAMPLE_PERIOD) as u64;
+
+/// A counter's buffer, mapped.
+pub struct Ring {
+    page: *mut perf_event_mmap_page,
+    pages: usize,
+}
+
+/// What the kernel wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    Sample(Sample),
+    /// So many records found no room.
+    Lost(u64),
+    /// Another kind, and what it has.
+    Other(u32, Vec<u8>),
+}
+
+/// Where the counter overflowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    pub ip: u64,
+    pub task: i32,
+    pub time: u64,
+    pub period: u64,
+    /// What else the event asked for.
+    pub rest: Vec<u64>,
+}
+
+impl Ring {
+    /// Maps a buffer of so many pages, a power of two; with none, the page in front of it alone.
+    pub fn map(counter: &Counter, pages: usize) -> Result<Self, Failure> {
+        let length = (pages + 1) * PAGE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the kernel chooses a place that is free.
+        let page = unsafe { libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, counter.fd(), 0) };
+        if page == libc::MAP_FAILED {
+            return Err(Failure::last("map a counter's buffer"));
+        }
+        Ok(Self { page: page.cast(), pages })
+    }
+
+    /// The page in front of the buffer, as it is now.
+    pub fn page(&self) -> perf_event_mmap_page {
+        // SAFETY: the page is mapped for as long as `self` lives, and the kernel may change it at any time.
+        unsafe { ptr::read_volatile(self.page) }
+    }
+
+    /// The number of bytes that the kernel has written.
+    fn head(&self) -> &AtomicU64 {
+        self.number(offset_of!(perf_event_mmap_page, data_head))
+    }
+
+    /// The number of bytes that we have read.
+    fn tail(&self) -> &AtomicU64 {
+        self.number(offset_of!(perf_event_mmap_page, data_tail))
+    }
+
+    fn number(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the number is a field of the page, which is mapped for as long as `self` lives.
+        unsafe { AtomicU64::from_ptr(self.page.wrapping_byte_add(offset).cast()) }
+    }
+
+    /// Takes all records out.
+    pub fn records(&mut self) -> Vec<Record> {
+        let (mut tail, head) = (self.tail().load(Ordering::Relaxed), self.head().load(Ordering::Acquire));
+        let mut records = Vec::new();
+        while tail < head {
+            let header = u64::from_le_bytes(self.copy(tail, 8).try_into().expect("eight bytes"));
+            let size = header >> 48;
+            let kind = u32::try_from(header & 0xffff_ffff).expect("a half");
+            let body = self.copy(tail + 8, usize::try_from(size).expect("16 bits") - 8);
+            records.push(record(kind, body));
+            tail += size;
+        }
+        self.tail().store(tail, Ordering::Release);
+        records
+    }
+
+    /// Takes all records out, which must be samples.
+    pub fn samples(&mut self) -> Result<Vec<Sample>, Failure> {
+        let mut samples = Vec::new();
+        for record in self.records() {
+            match record {
+                Record::Sample(sample) => samples.push(sample),
+                other => equal("among the samples", Some(other), None)?,
+            }
+        }
+        Ok(samples)
+    }
+
+    fn copy(&self, from: u64, length: usize) -> Vec<u8> {
+        let size = self.pages * PAGE;
+        let from = usize::try_from(from).expect("addresses have 64 bits");
+        (from..from + length)
+            .map(|at| {
+                // SAFETY: the offset is inside the buffer, which begins behind the first page.
+                unsafe { ptr::read_volatile(self.page.cast::<u8>().wrapping_add(PAGE + at % size)) }
+            })
+            .collect()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: this is what was mapped, and nothing borrowed from it outlives `self`.
+        unsafe { libc::munmap(self.page.cast(), (self.pages + 1) * PAGE) };
+    }
+}
+
+fn record(kind: u32, body: Vec<u8>) -> Record {
+    let words: Vec<u64> = body
+        .chunks_exact(8)
+        .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+        .collect();
+    match (kind, words.as_slice()) {
+        (bindings::PERF_RECORD_SAMPLE, &[ip, tasks, time, period, ref rest @ ..]) => Record::Sample(Sample {
+            ip,
+            task: i32::try_from(tasks >> 32).expect("thread numbers are positive"),
+            time,
+            period,
+            rest: rest.to_vec(),
+        }),
+        (bindings::PERF_RECORD_LOST, &[_, number]) => Record::Lost(number),
+        _ => Record::Other(kind, body),
+    }
+}

@@ -1,0 +1,141 @@
+//! Who is on the PMU, when there are more events than counters or one wants it for itself.
+//!
+//! The loops last for many of the turns that Linux gives to events that must share (4 ms). What is counted in user mode is
+//! exact all the same: turns change in the kernel, so each instruction of the loop has as many witnesses as there are
+//! counters in use.
+
+use crate::COUNTERS;
+use crate::code::instructions;
+use crate::event::{Counter, Event, Reading, over_all, values};
+use crate::failure::{Failure, Verdict, equal, within};
+
+/// 40 ms, if each instruction takes a nanosecond.
+const ROUNDS: u64 = 20_000_000;
+const TOTAL: u64 = instructions(ROUNDS);
+
+/// An event that need not share has run for all the time that it was enabled; when it is disabled no time passes.
+pub fn times() -> Verdict {
+    let counter = Event::instructions().open()?;
+    equal("at first", (counter.counts()?.enabled, counter.counts()?.running), (0, 0))?;
+    counter.over(ROUNDS)?;
+    let counts = counter.counts()?;
+    within("nanoseconds", counts.enabled, 1..)?;
+    equal("time running", counts.running, counts.enabled)?;
+    crate::code::spin(ROUNDS);
+    equal("after a time of being disabled", counter.counts()?, counts)?;
+    counter.request(perf_event_open_sys::bindings::RESET, 0)?;
+    let reset = counter.counts()?;
+    equal("reset", (reset.value, reset.enabled, reset.running), (0, counts.enabled, counts.running))?;
+    Ok(format!("enabled {} ns, running {} ns", counts.enabled, counts.running))
+}
+
+/// One event more than there are counters: all take turns, and every counter is always in use.
+pub fn multiplexing() -> Verdict {
+    let counters = Event::instructions().open_each(COUNTERS + 1)?;
+    over_all(ROUNDS)?;
+    for counter in &counters {
+        let counts = counter.counts()?;
+        within("the time that one of them ran", counts.running, 1..counts.enabled)?;
+        within("instructions of one of them", counts.value, 1..TOTAL)?;
+    }
+    let values = values(&counters)?;
+    equal("instructions of all", values.iter().sum(), COUNTERS as u64 * TOTAL)?;
+    Ok(format!("{values:?}"))
+}
+
+/// A pinned event keeps its counter while the others take turns on the rest.
+pub fn pinned() -> Verdict {
+    let others = Event::instructions().open_each(COUNTERS)?;
+    let pinned = Event::instructions().pinned().open()?;
+    over_all(ROUNDS)?;
+    let counts = pinned.counts()?;
+    equal("time running", counts.running, counts.enabled)?;
+    equal("instructions", counts.value, TOTAL)?;
+    let others = values(&others)?;
+    for &other in &others {
+        within("instructions of one of the others", other, 1..TOTAL)?;
+    }
+    equal("instructions of the others", others.iter().sum(), (COUNTERS as u64 - 1) * TOTAL)?;
+    Ok(format!("{TOTAL} beside {others:?}"))
+}
+
+/// A pinned event that finds no place is in the error state, the others are not; when there is a place it can come back.
+pub fn pinned_without_room() -> Verdict {
+    let rounds = 1_000_000;
+    let mut counters = Event::instructions().pinned().open_each(COUNTERS + 1)?;
+    let last = counters.pop().expect("there are seven");
+    for counter in &counters {
+        counter.enable()?;
+    }
+    last.over(rounds)?;
+    equal("the one too many", last.read()?, Reading::EndOfFile)?;
+    for counter in &counters {
+        counter.disable()?;
+        let counts = counter.counts()?;
+        equal("time running of one that was there before", counts.running, counts.enabled)?;
+    }
+    counters.pop();
+    for counter in &counters {
+        counter.enable()?;
+    }
+    last.over(rounds)?;
+    let value = last.value()?;
+    equal("when there is a place", value, instructions(rounds))?;
+    Ok(format!("end of file, then {value}"))
+}
+
+/// An exclusive event shares the PMU with nobody: at any time it is on it, or the others are.
+pub fn exclusive() -> Verdict {
+    let alone = Event::instructions().exclusive().open()?;
+    let others = Event::instructions().open_group(2)?;
+    over_all(ROUNDS)?;
+    let (alone, others) = (alone.counts()?, agreed(&others)?);
+    within("the time that it ran", alone.running, 1..alone.enabled)?;
+    within("its instructions", alone.value, 1..TOTAL)?;
+    equal("instructions of it and the others", alone.value + others, TOTAL)?;
+    Ok(format!("{} alone, {others} beside each other", alone.value))
+}
+
+/// Two groups that do not fit beside each other: each is on the PMU as a whole or not at all.
+pub fn group() -> Verdict {
+    let (one, other) = (Event::instructions().open_group(4)?, Event::instructions().open_group(4)?);
+    over_all(ROUNDS)?;
+    let (first, second) = (agreed(&one)?, agreed(&other)?);
+    within("instructions of the first", first, 1..TOTAL)?;
+    equal("instructions of both", first + second, TOTAL)?;
+    Ok(format!("{first} and {second}"))
+}
+
+/// What all members of a group say.
+fn agreed(group: &[Counter]) -> Result<u64, Failure> {
+    let leader = group[0].counts()?;
+    for member in group {
+        equal("what a member says", member.counts()?, leader)?;
+    }
+    Ok(leader.value)
+}
+
+/// A group with more members than there are counters cannot be made; without the last one, it can be.
+pub fn group_too_large() -> Verdict {
+    let rounds = 1_000_000;
+    let group = Event::instructions().open_group(COUNTERS)?;
+    let error = Event::instructions().open_with(&group[0]).err().and_then(|error| error.raw_os_error());
+    equal("the error for one more", error, Some(libc::EINVAL))?;
+    group[0].over(rounds)?;
+    equal("instructions", agreed(&group)?, instructions(rounds))?;
+    Ok(format!("EINVAL for one more than {COUNTERS}; {} without it", instructions(rounds)))
+}
+
+/// A group that would need a counter which somebody else holds does not run at all.
+pub fn group_without_room() -> Verdict {
+    let pinned = Event::instructions().pinned().open()?;
+    let group = Event::instructions().open_group(COUNTERS)?;
+    over_all(ROUNDS)?;
+    equal("the pinned one", pinned.value()?, TOTAL)?;
+    for member in &group {
+        let counts = member.counts()?;
+        within("the time that it was enabled", counts.enabled, 1..)?;
+        equal("its time and instructions", (counts.running, counts.value), (0, 0))?;
+    }
+    Ok(format!("{TOTAL} beside a group that never ran"))
+}
