@@ -15,12 +15,14 @@ const INTERRUPT: u64 = 1 << 20;
 const ENABLE: u64 = 1 << 22;
 const INVERT: u64 = 1 << 23;
 const COUNTER_MASK: u64 = 0xff << 24;
-/// Guest and host, of which a guest's guests would be the guest: it has none, so these are kept and mean nothing.
-const GUEST_HOST: u64 = 3 << 40;
+/// "Guest only" and "host only", of which a guest's guests would be the guest. It has none, and no `EFER.SVME`: as on a
+/// processor on which that is clear, a counter with one of them set does not count, whichever it is. With both it does.
+const GUEST_ONLY: u64 = 1 << 40;
+const HOST_ONLY: u64 = 1 << 41;
 
 /// What selects an event, rather than when it is counted.
 const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
-const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_HOST;
+const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_ONLY | HOST_ONLY;
 
 /// "Merge" (PPR, "Large Increment per Cycle Events"): the counter holds the upper bits of the one below, which has an event
 /// that counts by more than 15 a cycle. The host's kernel pairs counters for such an event by itself.
@@ -57,9 +59,10 @@ impl Select {
         if self.interrupts() { Alarm::AtOverflow } else { Alarm::Off }
     }
 
-    /// What is counted; nothing without a privilege level.
+    /// What is counted, if anything.
     pub fn selection(self) -> Option<Selection> {
-        if self.0 & EVENT == MERGE {
+        let one_side = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
+        if self.0 & EVENT == MERGE || one_side {
             return None;
         }
         let filter = match (self.0 & USER != 0, self.0 & OS != 0) {
@@ -83,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_host_gets_what_selects_the_event_and_nothing_else() {
-        let select = Select::from(0x0000_0301_05d7_31c0);
+        let select = Select::from(0x0000_0001_05d7_31c0);
         let selection = Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All };
         assert_eq!(select.selection(), Some(selection));
     }
@@ -93,6 +96,13 @@ mod tests {
         assert_eq!(Select::from(0x53_00c0 & !(USER | OS)).selection(), None);
         assert_eq!(Select::from(0x51_00c0).selection().map(|s| s.filter), Some(Filter::User));
         assert_eq!(Select::from(0x52_00c0).selection().map(|s| s.filter), Some(Filter::Kernel));
+    }
+
+    #[test]
+    fn guests_of_the_guest_are_not_counted_for_there_are_none() {
+        for (side, counts) in [(0, true), (1, false), (2, false), (3, true)] {
+            assert_eq!(Select::from(side << 40 | 0x53_00c0).selection().is_some(), counts, "{side}");
+        }
     }
 
     #[test]

@@ -294,7 +294,10 @@ impl Reference {
 
     fn counts(&self, counter: usize) -> bool {
         let select = self.selects[counter];
-        select & 1 << 22 != 0 && select & 3 << 16 != 0 && self.control & 1 << counter != 0
+        matches!(select >> 40 & 3, 0 | 3)
+            && select & 1 << 22 != 0
+            && select & 3 << 16 != 0
+            && self.control & 1 << counter != 0
     }
 
     /// The counts at which there is an interrupt.
