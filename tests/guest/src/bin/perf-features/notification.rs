@@ -14,7 +14,7 @@ use crate::worker::{Worker, this_thread};
 
 const ROUNDS: u64 = 10_000_000;
 const TOTAL: u64 = instructions(ROUNDS);
-const PERIOD: u64 = 200_000;
+const PERIOD: u64 = 1_000_000;
 
 /// What `poll` says of a counter, after at most so many milliseconds; 0 for nothing.
 fn poll(counter: &Counter, milliseconds: i32) -> Result<i16, Failure> {

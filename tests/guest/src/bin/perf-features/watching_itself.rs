@@ -10,7 +10,7 @@ use crate::handler::{self, LAST_OVERFLOW, Seen, send_to, until_overflow};
 use crate::worker::{Worker, this_thread};
 
 const ROUNDS: u64 = 1_000_000;
-const PERIOD: u64 = 200_000;
+const PERIOD: u64 = 1_000_000;
 
 /// An event for oneself.
 fn own() -> Event {
@@ -32,7 +32,7 @@ fn watch(period: u64) -> Result<(), Failure> {
     let counter = own().every(period).open()?;
     send_to(&counter, this_thread())?;
     for times in 1..=10 {
-        let place = until_overflow(&counter, 10 * ROUNDS)?;
+        let place = until_overflow(&counter, period)?;
         let expected = Seen { times, thread: this_thread(), ip: place.jump, code: LAST_OVERFLOW };
         equal("what the handler has seen", handler::seen(&counter), expected)?;
         equal("the count", counter.value()?, times * period)?;
