@@ -136,18 +136,18 @@ pub fn ring_buffer() -> Verdict {
     let mut ring = Ring::map(&counter, 1)?;
     let page = ring.page();
     equal("where the buffer begins and its size", (page.data_offset, page.data_size), (4096, 4096))?;
-    let (mut samples, mut counted, rounds) = (0, 0, 9_000_000);
+    let (mut samples, mut total, rounds) = (0, 0, 9_000_000);
     for _ in 0..5 {
         counter.over(rounds)?;
         for sample in ring.samples()? {
             samples += 1;
-            let left = rounds - (samples * PERIOD - counted - BEFORE_LOOP).div_ceil(2);
+            let left = rounds - (samples * PERIOD - total - BEFORE_LOOP).div_ceil(2);
             equal("R8 in a sample", sample.rest[1 + R8], left)?;
         }
-        counted += instructions(rounds);
-        equal("samples so far", samples, counted / PERIOD)?;
+        total += instructions(rounds);
+        equal("samples so far", samples, total / PERIOD)?;
     }
-    equal("the count", counter.value()?, counted)?;
+    equal("the count", counter.value()?, total)?;
     let written = ring.page().data_head;
     within("bytes written", written, 4 * 4096..)?;
     equal("bytes read", ring.page().data_tail, written)?;
