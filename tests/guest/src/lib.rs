@@ -1,7 +1,9 @@
-//! What the tests with real guests share: the program under test, bare-metal guests on this machine's own KVM, and a
-//! terminal for tests to type on.
+//! What the tests with real guests share: the program under test, bare-metal guests on this machine's own KVM, a
+//! terminal for tests to type on, and perf in Linux guests.
 
 pub mod lab;
+pub mod perf;
+pub mod programs;
 pub mod terminal;
 
 use std::env;

@@ -1,0 +1,221 @@
+//! Unmodified `perf`: many commands in one shell script, and what they printed, read back.
+//!
+//! The same script runs in a guest and on the simulated host, which is what the guest is compared with.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::lab::Done;
+
+/// `perf stat` for [`counts`] to read. Names of events have commas and colons in them, never this.
+pub const STAT: &str = "perf stat -x'|'";
+
+/// What begins a line that is the script's own.
+const MARK: &str = "####";
+
+/// A shell script in sections.
+#[derive(Default)]
+pub struct Script(String);
+
+impl Script {
+    /// An empty script.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a section: commands in a shell of their own, whose output and errors are kept together.
+    #[must_use]
+    pub fn section(mut self, name: &str, commands: &str) -> Self {
+        writeln!(self.0, "echo '{MARK} {name}'\n({commands}) 2>&1\necho \"{MARK} status $?\"")
+            .expect("writing to a string cannot fail");
+        self
+    }
+
+    /// The script itself.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0.into_bytes()
+    }
+}
+
+/// What the sections of a script printed.
+pub struct Sections {
+    by_name: BTreeMap<String, Section>,
+    /// All that came out, to show when something is missing.
+    everything: String,
+}
+
+#[derive(Default)]
+struct Section {
+    text: String,
+    succeeded: bool,
+}
+
+impl Sections {
+    /// Takes apart what a step printed that ran a script.
+    pub fn of(done: &Done) -> Self {
+        let mut by_name = BTreeMap::new();
+        let mut current = None;
+        let text = done.text();
+        for line in text.lines() {
+            match line.strip_prefix(MARK).map(str::trim) {
+                None => {
+                    if let Some((_, Section { text, .. })) = &mut current {
+                        text.push_str(line);
+                        text.push('\n');
+                    }
+                }
+                Some(mark) => match mark.strip_prefix("status ") {
+                    None => current = Some((mark.to_owned(), Section::default())),
+                    Some(status) => {
+                        let (name, section) = current.take().expect("only a section has a status");
+                        by_name.insert(name, Section { succeeded: status == "0", ..section });
+                    }
+                },
+            }
+        }
+        Self { by_name, everything: format!("{text}{}status {}", done.err, done.status) }
+    }
+
+    /// What a section printed that succeeded.
+    pub fn text(&self, name: &str) -> &str {
+        match self.by_name.get(name) {
+            Some(Section { text, succeeded: true }) => text,
+            Some(Section { text, .. }) => panic!("`{name}` failed: {text}"),
+            None => panic!("`{name}` did not come to its end:\n{}", self.everything),
+        }
+    }
+
+    /// The one number that a section printed.
+    pub fn number(&self, name: &str) -> u64 {
+        let text = self.text(name);
+        text.trim().parse().unwrap_or_else(|_| panic!("`{name}` is to print a number: {text}"))
+    }
+
+    /// What `perf stat` counted in a section.
+    pub fn counts(&self, name: &str) -> Vec<Count> {
+        let counts = counts(self.text(name));
+        assert!(!counts.is_empty(), "`{name}` counted nothing: {}", self.text(name));
+        counts
+    }
+
+    /// The values of what `perf stat` counted in a section, all of it all of the time.
+    pub fn values(&self, name: &str) -> Vec<u64> {
+        self.counts(name).iter().map(Count::exact).collect()
+    }
+
+    /// Numbers by name, as a section printed them: `NAME NUMBER` in each line.
+    pub fn tally(&self, name: &str) -> BTreeMap<&str, u64> {
+        let text = self.text(name);
+        text.lines()
+            .map(|line| {
+                let entry = line.rsplit_once(' ').and_then(|(key, number)| Some((key, number.parse().ok()?)));
+                entry.unwrap_or_else(|| panic!("`{name}` is to print names and numbers: {text}"))
+            })
+            .collect()
+    }
+}
+
+/// A line of [`STAT`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Count {
+    /// What was in front of the value: a CPU or a time.
+    pub label: String,
+    /// What was counted.
+    pub event: String,
+    /// How often.
+    pub value: Value,
+    /// For how much of the time, in percent.
+    pub running: f64,
+}
+
+/// What `perf stat` says of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// It happened so often.
+    Counted(u64),
+    /// It never had a counter.
+    NotCounted,
+    /// There is no such event.
+    NotSupported,
+}
+
+impl Count {
+    /// The value of an event that had a counter all of the time.
+    pub fn exact(&self) -> u64 {
+        match self.value {
+            Value::Counted(value) if (self.running - 100.0).abs() < 0.005 => value,
+            _ => panic!("not an exact count: {self:?}"),
+        }
+    }
+}
+
+/// The lines of [`STAT`] in a text, with or without a label in front (`-A`, `-I`).
+pub fn counts(text: &str) -> Vec<Count> {
+    text.lines().filter_map(count).collect()
+}
+
+fn count(line: &str) -> Option<Count> {
+    let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+    let (label, value, event, running) = match fields.as_slice() {
+        [value, _unit, event, _time, running, _metric, _its_unit] => ("", value, event, running),
+        [label, value, _unit, event, _time, running, _metric, _its_unit] => (*label, value, event, running),
+        _ => return None,
+    };
+    Some(Count {
+        label: label.to_owned(),
+        event: (*event).to_owned(),
+        value: self::value(value)?,
+        running: running.parse().ok()?,
+    })
+}
+
+fn value(text: &str) -> Option<Value> {
+    match text {
+        "<not counted>" => Some(Value::NotCounted),
+        "<not supported>" => Some(Value::NotSupported),
+        number => number.parse().ok().map(Value::Counted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(label: &str, event: &str, value: Value, running: f64) -> Count {
+        Count { label: label.to_owned(), event: event.to_owned(), value, running }
+    }
+
+    #[test]
+    fn lines_of_perf_stat_are_read_with_and_without_labels() {
+        let text = "some warning\n\
+                    4005||cpu/event=0xc0,umask=0x0/u|100145407|100.00||\n\
+                    <not supported>||bus-cycles|0|100.00||\n\
+                    <not counted>||r76|0|0.00||\n\
+                    CPU3|17||cycles:u|100|59.50||\n     \
+                    0.050123456|18||cycles:u|100|100.00||\n\
+                    79518835||instructions|55819348|69.00|1.00|insn per cycle\n";
+        assert_eq!(
+            counts(text),
+            [
+                count("", "cpu/event=0xc0,umask=0x0/u", Value::Counted(4005), 100.0),
+                count("", "bus-cycles", Value::NotSupported, 100.0),
+                count("", "r76", Value::NotCounted, 0.0),
+                count("CPU3", "cycles:u", Value::Counted(17), 59.5),
+                count("0.050123456", "cycles:u", Value::Counted(18), 100.0),
+                count("", "instructions", Value::Counted(79_518_835), 69.0),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_section_has_what_was_printed_in_it() {
+        let done = Done {
+            status: 0,
+            out: b"#### one\na 1\nb c 2\n#### status 0\n#### two\n#### status 1\n".to_vec(),
+            err: String::new(),
+        };
+        let sections = Sections::of(&done);
+        assert_eq!(sections.tally("one"), BTreeMap::from([("a", 1), ("b c", 2)]));
+        assert!(!sections.by_name["two"].succeeded);
+    }
+}

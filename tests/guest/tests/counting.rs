@@ -1,0 +1,375 @@
+//! What `perf stat` counts in a guest: to the instruction, what it counts on hardware.
+//!
+//! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so two boots of the
+//! simulated host serve all tests, one with guests of one CPU and one with guests of four, and each test looks at a
+//! section of the script that ran there. Every test holds for every PMU that a guest can have.
+
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Once};
+use std::thread;
+
+use guest_tests::lab::{Results, Steps};
+use guest_tests::perf::{Count, STAT, Script, Sections, Value};
+use guest_tests::programs::{
+    BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
+    INTERVAL, INTERVAL_INSTRUCTIONS, MIGRATE, MIGRATE_INSTRUCTIONS, MIGRATE_INSTRUCTIONS_BY_CPU, YIELD,
+    YIELD_INSTRUCTIONS,
+};
+use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
+
+/// The PMUs that a guest can have.
+const MODELS: [&str; 1] = ["kvm"];
+
+/// How many instructions `loop` executes, the short one of [`KNOWN`]; [`LOOP`] is `long` here.
+const SHORT_LOOP_INSTRUCTIONS: u64 = 20_000_004;
+
+/// All events that have a name and that the kernel asks the processor for.
+const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses branches branch-misses bus-cycles \
+    stalled-cycles-frontend stalled-cycles-backend ref-cycles \
+    L1-dcache-loads L1-dcache-load-misses L1-dcache-stores L1-dcache-store-misses L1-dcache-prefetches \
+    L1-dcache-prefetch-misses L1-icache-loads L1-icache-load-misses L1-icache-prefetches \
+    L1-icache-prefetch-misses LLC-loads LLC-load-misses LLC-stores LLC-store-misses LLC-prefetches \
+    LLC-prefetch-misses dTLB-loads dTLB-load-misses dTLB-stores dTLB-store-misses dTLB-prefetches \
+    dTLB-prefetch-misses iTLB-loads iTLB-load-misses branch-loads branch-load-misses node-loads \
+    node-load-misses node-stores node-store-misses node-prefetches node-prefetch-misses";
+
+/// Events by number, as many at a time as there are counters, and none that a task switch disturbs: plain ones, then
+/// branches with a threshold, inverted, and by edges, in both of perf's notations.
+const RAW_EVENTS: [&str; 3] = [
+    "rc0:u,r76:u,rc2:u,rd1:u,rc4:u,r40:u",
+    "r10000c2:u,r18000c2:u,r20000c2:u,r28000c2:u,r400c2:u,r18400c2:u",
+    "cpu/event=0xc2,cmask=1/u,cpu/event=0xc2,cmask=1,inv/u,cpu/event=0xc2,cmask=2/u,\
+     cpu/event=0xc2,cmask=2,inv/u,cpu/event=0xc2,edge/u,cpu/event=0xd1,umask=0x0/u",
+];
+
+/// In user mode, in the kernel, and in both.
+const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
+
+static REFERENCE: LazyLock<Vec<u8>> = LazyLock::new(|| reference().into_bytes());
+static ONE_CPU_SCRIPT: LazyLock<Vec<u8>> = LazyLock::new(|| one_cpu().into_bytes());
+static FOUR_CPU_SCRIPT: LazyLock<Vec<u8>> = LazyLock::new(|| four_cpus().into_bytes());
+
+/// Guests of one CPU, and the host that they are compared with.
+static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
+    let steps = programs().fold(Steps::new(), |steps, (name, program)| {
+        steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
+    });
+    let steps = steps
+        .in_guest("reference", &REFERENCE)
+        .in_guest("script", &ONE_CPU_SCRIPT)
+        .on(|scenario| scenario.program(REFERENCE.as_slice(), "reference"))
+        .step("host", "sh ./reference");
+    MODELS
+        .iter()
+        .fold(steps, |steps, pmu| {
+            steps.step(pmu, &observed_guest(pmu, 1, "sh -c '. ./reference; . ./script'"))
+        })
+        .run()
+});
+
+/// Guests of four CPUs.
+static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
+    let steps = programs().fold(Steps::new(), |steps, (name, program)| steps.in_guest(name, program));
+    MODELS
+        .iter()
+        .fold(steps.in_guest("script", &FOUR_CPU_SCRIPT), |steps, pmu| {
+            steps.step(pmu, &observed_guest(pmu, 4, "sh ./script"))
+        })
+        .run()
+});
+
+fn programs() -> impl Iterator<Item = (&'static str, &'static [u8])> {
+    let ours: [(&str, &[u8]); 5] =
+        [("long", LOOP), ("family", FAMILY), ("interval", INTERVAL), ("migrate", MIGRATE), ("yield", YIELD)];
+    ours.into_iter().chain(KNOWN.iter().copied())
+}
+
+/// A guest that runs a command, in the course of which it says `ready` and `done`: in between the host counts what its
+/// CPUs' threads execute in the guest.
+fn observed_guest(pmu: &str, cpus: u32, command: &str) -> String {
+    format!(
+        "./tally run --append cryptomgr.notests --pmu {pmu} --cpus {cpus} -- {command} >guest.out & tally=$!\n\
+         until grep -qx ready guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
+         threads=$(cd /proc/$tally/task; grep -l '^vcpu' */comm | sed 's:/comm::' | tr '\\n' ,)\n\
+         {STAT} -e instructions:uG,branches:uG -t ${{threads%,}} 2>host.out & perf=$!\n\
+         until grep -qx 'done' guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
+         kill -INT $perf; wait $perf; wait $tally; status=$?\n\
+         cat guest.out; echo '#### observed'; cat host.out; echo '#### status 0'; exit $status"
+    )
+}
+
+/// What host and guest must agree on.
+fn reference() -> Script {
+    let script = Script::new()
+        .section("named", &format!("for event in {NAMED_EVENTS}; do {STAT} -e $event:u ./stream; done"))
+        .section("listed", "perf list --no-desc hw cache | sort");
+    KNOWN.iter().fold(script, |script, (name, _)| {
+        let events = RAW_EVENTS.map(|events| format!("{STAT} -e {events} ./{name}"));
+        script.section(&format!("raw {name}"), &events.join("; "))
+    })
+}
+
+fn one_cpu() -> Script {
+    let ten = ["cycles:u,instructions:u"; 5].join(",");
+    Script::new()
+        .section("alone", &format!("for event in instructions:u cycles:u branches:u rd1:u branch-misses:u; do {STAT} -e $event ./long; done"))
+        .section("six", &format!("{STAT} -e '{{instructions:u,cycles:u,branches:u,rd1:u,rc4:u,r28000c2:u}}' ./long"))
+        .section("modes", &format!("{STAT} -e '{BY_MODE}' ./yield"))
+        .section("system-wide, short", &format!("{STAT} -a -e '{BY_MODE}' ./loop"))
+        .section("system-wide, long", &format!("{STAT} -a -e '{BY_MODE}' ./long"))
+        .section("one CPU, short", &format!("{STAT} -C 0 -e instructions:u ./loop"))
+        .section("one CPU, long", &format!("{STAT} -C 0 -e instructions:u ./long"))
+        .section("by intervals", &format!("{STAT} -I 20 -e instructions:u,branches:u ./long"))
+        .section("repeated", &format!("{STAT} -r 3 -e instructions:u ./loop"))
+        .section("more than counters", &format!("{STAT} -e {ten} ./long"))
+        .section("family", &format!("{STAT} -e instructions:u ./family"))
+        .section("parent alone", &format!("{STAT} -i -e instructions:u ./family"))
+        .section("by process", &format!("./interval >/dev/null & sleep 1; {STAT} -e instructions:u -p $!"))
+        .section("observed from inside", &format!("{STAT} -e instructions:u ./interval"))
+}
+
+fn four_cpus() -> Script {
+    Script::new()
+        .section("migrating", &format!("{STAT} -e instructions:u,cycles:u ./migrate"))
+        .section("by CPU", &format!("taskset 1 {STAT} -C 1,2,3 -A -e instructions:u ./migrate"))
+        .section("by CPU, nothing", &format!("taskset 1 {STAT} -C 1,2,3 -A -e instructions:u ./loop"))
+        .section("system-wide", &format!("{STAT} -a -A -e '{BY_MODE}' ./migrate"))
+        .section("family", &format!("{STAT} -e instructions:u ./family"))
+        .section(
+            "at once",
+            &format!(
+                "for cpus in 1 2 4 8; do taskset $cpus {STAT} -o at-once.$cpus -e instructions:u,cycles:u ./long & done; \
+                 wait; cat at-once.*"
+            ),
+        )
+        .section("by process", &format!("./interval >/dev/null & sleep 1; {STAT} -e instructions:u -p $!"))
+        .section("observed from inside", &format!("{STAT} -e instructions:u ./interval"))
+}
+
+/// The guests of a group, by their PMUs. The other group boots meanwhile: each takes a core for a minute or two.
+fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static str, Sections)> {
+    static OTHERS: Once = Once::new();
+    OTHERS.call_once(|| {
+        for other in [&ONE_CPU, &FOUR_CPUS] {
+            thread::spawn(|| LazyLock::force(other));
+        }
+    });
+    MODELS.into_iter().map(|pmu| (pmu, Sections::of(group.of(pmu))))
+}
+
+fn host() -> Sections {
+    Sections::of(ONE_CPU.of("host"))
+}
+
+/// That both modes together are what each of them is, and how much that is in user mode.
+fn user_part(pmu: &str, by_mode: &[u64]) -> u64 {
+    let [user, kernel, both] = by_mode else { panic!("{pmu}: {by_mode:?} are not three counts") };
+    assert!(*kernel > 0, "{pmu}: nothing is done without the kernel: {by_mode:?}");
+    // KVM's PMU has no register that starts and stops all counters at once, so one counts how the next is started.
+    if pmu != "kvm" {
+        assert_eq!(user + kernel, *both, "{pmu}: {by_mode:?}");
+    }
+    *user
+}
+
+#[test]
+fn a_program_of_known_length_is_counted_to_the_instruction() {
+    let loops = [LOOP_INSTRUCTIONS, LOOP_INSTRUCTIONS, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES];
+    for (pmu, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("alone")[..4], loops, "{pmu}");
+    }
+}
+
+#[test]
+fn six_events_in_a_group_are_all_exact() {
+    let taken = LOOP_CONDITIONAL_BRANCHES;
+    for (pmu, guest) in guests(&ONE_CPU) {
+        assert_eq!(
+            guest.values("six"),
+            [
+                LOOP_INSTRUCTIONS,
+                LOOP_INSTRUCTIONS,
+                LOOP_BRANCHES,
+                LOOP_CONDITIONAL_BRANCHES,
+                taken,
+                LOOP_INSTRUCTIONS
+            ],
+            "{pmu}"
+        );
+    }
+}
+
+#[test]
+fn user_and_kernel_mode_make_up_the_whole() {
+    for (pmu, guest) in guests(&ONE_CPU) {
+        assert_eq!(user_part(pmu, &guest.values("modes")), YIELD_INSTRUCTIONS, "{pmu}");
+    }
+}
+
+#[test]
+fn system_wide_counts_differ_by_what_the_programs_do() {
+    for (pmu, guest) in guests(&ONE_CPU) {
+        let user = |name: &str| user_part(pmu, &guest.values(name));
+        let difference = user("system-wide, long") - user("system-wide, short");
+        assert_eq!(difference, LOOP_INSTRUCTIONS - SHORT_LOOP_INSTRUCTIONS, "{pmu}");
+        let difference = guest.values("one CPU, long")[0] - guest.values("one CPU, short")[0];
+        assert_eq!(difference, LOOP_INSTRUCTIONS - SHORT_LOOP_INSTRUCTIONS, "{pmu}");
+    }
+}
+
+#[test]
+fn intervals_add_up_to_the_whole() {
+    for (pmu, guest) in guests(&ONE_CPU) {
+        let mut sums = BTreeMap::new();
+        let counts = guest.counts("by intervals");
+        for count in &counts {
+            *sums.entry(count.event.as_str()).or_default() += count.exact();
+        }
+        assert!(counts.len() > 2 * sums.len(), "{pmu}: more than one interval: {counts:?}");
+        assert_eq!(
+            sums,
+            BTreeMap::from([("instructions:u", LOOP_INSTRUCTIONS), ("branches:u", LOOP_BRANCHES)]),
+            "{pmu}"
+        );
+    }
+}
+
+#[test]
+fn a_repeated_run_counts_the_same() {
+    for (pmu, guest) in guests(&ONE_CPU) {
+        let text = guest.text("repeated");
+        let expected = format!("{SHORT_LOOP_INSTRUCTIONS}||instructions:u|0.00%|");
+        assert!(text.contains(&expected), "{pmu}: {text}");
+    }
+}
+
+#[test]
+fn more_events_than_counters_take_turns_and_are_scaled() {
+    for (pmu, guest) in guests(&ONE_CPU) {
+        let counts = guest.counts("more than counters");
+        assert_eq!(counts.len(), 10, "{pmu}");
+        for count in counts {
+            let Value::Counted(value) = count.value else { panic!("{pmu}: {count:?}") };
+            assert!(count.running > 0.0 && count.running < 100.0, "{pmu}: {count:?}");
+            assert!(value.abs_diff(LOOP_INSTRUCTIONS) <= LOOP_INSTRUCTIONS / 20, "{pmu}: {count:?}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_has_the_named_events_that_its_host_has() {
+    let supported = |count: &Count| count.value != Value::NotSupported;
+    let on_the_host = host().counts("named");
+    assert!(on_the_host.iter().any(supported) && !on_the_host.iter().all(supported), "{on_the_host:?}");
+    for (pmu, guest) in guests(&ONE_CPU) {
+        for (there, here) in on_the_host.iter().zip(guest.counts("named")) {
+            assert_eq!(supported(there), supported(&here), "{pmu}: {there:?} {here:?}");
+            // The program has the processor to itself as long as it runs.
+            if let Value::Counted(there) = there.value {
+                assert_eq!(here.value == Value::Counted(0), there == 0, "{pmu}: {here:?}, {there}");
+            }
+        }
+        assert_eq!(guest.text("listed"), host().text("listed"), "{pmu}");
+    }
+}
+
+#[test]
+fn raw_events_reach_the_hardware_as_they_are() {
+    let host = host();
+    assert_eq!(
+        host.values("raw call"),
+        [
+            [800_006, 800_006, 700_001, 100_000, 700_000, 400_000],
+            [700_001, 100_005, 0, 800_006, 100_002, 100_002],
+            [700_001, 100_005, 0, 800_006, 100_002, 100_000],
+        ]
+        .concat()
+    );
+    for (pmu, guest) in guests(&ONE_CPU) {
+        for (name, _) in KNOWN {
+            let section = format!("raw {name}");
+            assert_eq!(guest.counts(&section), host.counts(&section), "{pmu}: {name}");
+        }
+    }
+}
+
+#[test]
+fn children_are_counted_with_their_parents_and_what_they_become() {
+    for group in [&ONE_CPU, &FOUR_CPUS] {
+        for (pmu, guest) in guests(group) {
+            assert_eq!(guest.values("family"), [FAMILY_INSTRUCTIONS + SHORT_LOOP_INSTRUCTIONS], "{pmu}");
+        }
+    }
+    for (pmu, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("parent alone"), [FAMILY_PARENT_INSTRUCTIONS], "{pmu}");
+    }
+}
+
+#[test]
+fn a_process_is_counted_from_when_perf_finds_it() {
+    /// What `interval` executes after its second pause.
+    const EXIT: u64 = 3;
+    for group in [&ONE_CPU, &FOUR_CPUS] {
+        for (pmu, guest) in guests(group) {
+            assert_eq!(guest.values("by process"), [BETWEEN_PAUSES + EXIT], "{pmu}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_moves_from_cpu_to_cpu_loses_nothing() {
+    for (pmu, guest) in guests(&FOUR_CPUS) {
+        assert_eq!(guest.values("migrating"), [MIGRATE_INSTRUCTIONS; 2], "{pmu}");
+    }
+}
+
+#[test]
+fn each_cpu_counts_what_ran_on_it() {
+    for (pmu, guest) in guests(&FOUR_CPUS) {
+        // Perf itself visits each CPU, to read its counters there.
+        let visits = guest.counts("by CPU, nothing");
+        let counts = guest.counts("by CPU");
+        let by_cpu: Vec<_> = counts
+            .iter()
+            .zip(&visits)
+            .map(|(count, visit)| (count.label.as_str(), count.exact() - visit.exact()))
+            .collect();
+        assert_eq!(by_cpu, MIGRATE_INSTRUCTIONS_BY_CPU, "{pmu}");
+    }
+}
+
+#[test]
+fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
+    for (pmu, guest) in guests(&FOUR_CPUS) {
+        let mut by_cpu = BTreeMap::<_, Vec<_>>::new();
+        for count in guest.counts("system-wide") {
+            by_cpu.entry(count.label.clone()).or_default().push(count.exact());
+        }
+        assert_eq!(by_cpu.len(), 4, "{pmu}: {by_cpu:?}");
+        for counts in by_cpu.values() {
+            user_part(pmu, counts);
+        }
+    }
+}
+
+#[test]
+fn programs_on_four_cpus_count_apart() {
+    for (pmu, guest) in guests(&FOUR_CPUS) {
+        assert_eq!(guest.values("at once"), [LOOP_INSTRUCTIONS; 8], "{pmu}");
+    }
+}
+
+#[test]
+fn guest_and_host_agree_to_the_instruction() {
+    for group in [&ONE_CPU, &FOUR_CPUS] {
+        for (pmu, guest) in guests(group) {
+            assert_eq!(
+                guest.values("observed"),
+                [BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES],
+                "{pmu}: the host"
+            );
+            let inside: Vec<u64> = guest.counts("observed from inside").iter().map(Count::exact).collect();
+            assert_eq!(inside, [INTERVAL_INSTRUCTIONS], "{pmu}: the guest");
+        }
+    }
+}
