@@ -18,6 +18,7 @@ mod lz4;
 pub mod packages;
 pub mod payloads;
 pub mod progress;
+mod small_kernel;
 mod sources;
 mod tool;
 
@@ -25,6 +26,7 @@ pub use error::Error;
 pub use guest::{Guest, Kernel, default_guest, guest, kernel};
 pub use packages::Suite;
 pub use progress::Progress;
+pub use small_kernel::{SmallKernel, small_kernel};
 pub use tool::run as run_tool;
 
 /// What every fallible function here returns.
