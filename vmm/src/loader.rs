@@ -10,13 +10,15 @@ mod error;
 mod file;
 mod linux;
 mod multiboot;
+mod retarget;
+mod sections;
 mod segment;
 mod unpack;
 
 #[cfg(test)]
 mod testing;
 
-use std::io::{Read, Seek};
+use std::io::{Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
 pub use self::error::LoadError;
@@ -25,6 +27,7 @@ use self::error::Problem;
 use self::file::UserFile;
 use self::linux::Linux;
 use self::multiboot::Multiboot;
+use self::sections::Sections;
 use crate::memory::GuestRam;
 
 /// The most bytes of a kernel that Tally reads or unpacks.
@@ -37,6 +40,8 @@ pub struct Kernel {
     path: PathBuf,
     /// The ELF file as far as its segments reach, or the whole of a multiboot image that is not ELF.
     image: Vec<u8>,
+    /// What an ELF file says about its parts, most of it from behind its segments.
+    sections: Sections,
     kind: Kind,
 }
 
@@ -85,7 +90,15 @@ impl Kernel {
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let mut user = UserFile::open(path)?;
         let (kind, image) = classify(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
-        Ok(Self { path: path.to_owned(), image, kind })
+        let sections = Sections::read(&mut user.file, user.len);
+        Ok(Self::new(path, kind, image, sections))
+    }
+
+    /// `sections` are those of the file; a packed kernel has its own inside.
+    fn new(path: &Path, kind: Kind, image: Vec<u8>, sections: Option<Sections>) -> Self {
+        let packed = || Sections::read(&mut Cursor::new(&image), image.len() as u64);
+        let sections = sections.or_else(packed).unwrap_or_default();
+        Self { path: path.to_owned(), image, sections, kind }
     }
 
     /// Puts the kernel and what it is booted with into the guest's memory.

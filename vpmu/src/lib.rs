@@ -9,6 +9,7 @@ pub mod bank;
 pub mod event;
 pub mod model;
 pub mod notice;
+pub mod retarget;
 pub mod source;
 pub mod x86;
 

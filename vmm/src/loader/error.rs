@@ -119,6 +119,12 @@ pub enum Problem {
         /// One past the kernel's last.
         kernel_end: u64,
     },
+    /// Bytes that may or may not be an instruction.
+    #[error(
+        "the bytes 0f 33 at {0:#x} may be an RDPMC instruction or not, and Tally's PMU has to know: \
+         --pmu kvm and --pmu none do without"
+    )]
+    Rdpmc(u64),
     /// The command line is too long.
     #[error("a command line of {len} bytes: this kernel takes at most {max}")]
     CommandLine {

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::elf::{Class, Elf};
 use super::error::{LoadError, Problem};
 use super::file::{UserFile, read_range};
-use super::segment::{self, page_down, page_up};
+use super::segment::{self, Segment, page_down, page_up};
 use super::{Boot, Entry, bzimage};
 use crate::memory::{GuestRam, HIGH_RAM, RangeKind, low};
 
@@ -65,6 +65,11 @@ impl Linux {
         let (header, image) = bzimage::read(file, len)?;
         let elf = read_elf(&mut Cursor::new(&image), image.len() as u64)?;
         Ok((Self { header, elf }, image))
+    }
+
+    /// What is loaded.
+    pub fn segments(&self) -> &[Segment] {
+        &self.elf.segments
     }
 
     /// Puts everything into memory.

@@ -80,6 +80,16 @@ impl Multiboot {
         Ok((Self { segments, entry }, image))
     }
 
+    /// What is loaded.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The physical address of the first instruction.
+    pub fn entry(&self) -> u32 {
+        self.entry
+    }
+
     /// Puts everything into memory: the image, above it the modules, and the information structure where the image
     /// leaves room for it.
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {

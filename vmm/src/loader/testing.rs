@@ -3,6 +3,7 @@
 use std::io::{Cursor, Write as _};
 use std::path::Path;
 
+use super::sections::Sections;
 use super::{Kernel, LoadError, classify};
 use crate::memory::GuestRam;
 
@@ -130,9 +131,9 @@ pub fn multiboot_elf(address: u64) -> ElfFile {
 /// What [`Kernel::read`] makes of a file of that content, named `kernel`.
 pub fn read(content: &[u8]) -> Result<Kernel, LoadError> {
     let path = Path::new("kernel");
-    let (kind, image) =
-        classify(&mut Cursor::new(content), content.len() as u64).map_err(|p| p.with(path))?;
-    Ok(Kernel { path: path.to_owned(), image, kind })
+    let len = content.len() as u64;
+    let (kind, image) = classify(&mut Cursor::new(content), len).map_err(|p| p.with(path))?;
+    Ok(Kernel::new(path, kind, image, Sections::read(&mut Cursor::new(content), len)))
 }
 
 /// Why a file of that content is no kernel.

@@ -183,9 +183,10 @@ fn old_and_32_bit_bzimages_are_refused() {
     assert!(refusal(&narrow).contains("32-bit kernel"));
 }
 
-/// Reads a tampered file and, should it still be taken for a kernel, loads it. Nothing may panic.
+/// Reads a tampered file and, should it still be taken for a kernel, changes and loads it. Nothing may panic.
 fn survive(content: &[u8], ram: &GuestRam) {
-    if let Ok(kernel) = read(content) {
+    if let Ok(mut kernel) = read(content) {
+        let _ = kernel.retarget_rdpmc();
         // A refusal is as good as a boot.
         let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None });
     }

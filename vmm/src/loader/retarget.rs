@@ -1,0 +1,95 @@
+//! Changes the RDPMC instructions of a kernel that has been read into RDMSR (see [`vpmu::retarget`]).
+
+use vpmu::retarget::{self, Content, Image, Section, Site, Symbol};
+
+use super::error::{LoadError, Problem};
+use super::segment::Segment;
+use super::{Kernel, Kind};
+
+/// What was changed in a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Retargeted {
+    /// The instructions that were changed.
+    pub sites: Vec<Site>,
+    /// Where the bytes of an RDPMC are in an image that does not tell code from data, and nothing leads there. They were
+    /// left alone: should one be an instruction after all, it faults in the guest, for all to see.
+    pub left: Vec<u64>,
+}
+
+impl Kernel {
+    /// Makes every RDPMC an RDMSR of the same register, or says why that cannot be done without a doubt.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the run loop calls it with the PMU that needs it"))]
+    pub fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
+        let findings = retarget::find(&self.describe());
+        let tells_code = self.is_linux() || self.sections.tell_code();
+        if let (true, Some(address)) = (tells_code, findings.undecided.first()) {
+            return Err(Problem::Rdpmc(*address).with(&self.path));
+        }
+        for site in &findings.sites {
+            match self.byte_mut(site.byte) {
+                Some(byte) if *byte == Site::BEFORE => *byte = Site::AFTER,
+                _ => return Err(Problem::Rdpmc(site.address).with(&self.path)),
+            }
+        }
+        Ok(Retargeted { sites: findings.sites, left: findings.undecided })
+    }
+
+    fn describe(&self) -> Image<'_> {
+        let (kind, written) = match &self.kind {
+            // Linux maps what it writes to so that it cannot run.
+            Kind::Linux(_) => (retarget::Kind::Linux, Content::Data),
+            Kind::Multiboot(multiboot) => {
+                let entry = link_address(multiboot.segments(), multiboot.entry().into());
+                (retarget::Kind::BareMetal { entry }, Content::Code)
+            }
+        };
+        if !self.sections.tell_code() {
+            return Image { sections: self.whole_segments(), symbols: Vec::new(), kind };
+        }
+        let sections = self.sections.list(&self.image, written);
+        let code: Vec<&Section> =
+            sections.iter().filter(|section| section.content == Content::Code).collect();
+        let in_code = |symbol: &Symbol| {
+            code.iter()
+                .any(|section| symbol.address.wrapping_sub(section.address) < section.bytes.len() as u64)
+        };
+        let symbols = self.sections.symbols().filter(in_code).collect();
+        Image { sections, symbols, kind }
+    }
+
+    /// The image as it is loaded, where nothing says which parts of it are code.
+    fn whole_segments(&self) -> Vec<Section<'_>> {
+        let section = |segment: &Segment| Section {
+            name: "",
+            address: segment.virtual_address,
+            bytes: self.image.get(segment.file.clone()).unwrap_or_default(),
+            content: Content::Code,
+        };
+        self.segments().iter().map(section).collect()
+    }
+
+    /// The byte at an address for which the kernel was linked.
+    fn byte_mut(&mut self, address: u64) -> Option<&mut u8> {
+        let offset = self.segments().iter().find_map(|segment| {
+            let offset = usize::try_from(address.checked_sub(segment.virtual_address)?).ok()?;
+            (offset < segment.file.len()).then_some(segment.file.start + offset)
+        })?;
+        self.image.get_mut(offset)
+    }
+
+    fn segments(&self) -> &[Segment] {
+        match &self.kind {
+            Kind::Linux(linux) => linux.segments(),
+            Kind::Multiboot(multiboot) => multiboot.segments(),
+        }
+    }
+}
+
+/// The address that the kernel itself has for a physical one.
+fn link_address(segments: &[Segment], physical: u64) -> u64 {
+    let there = segments.iter().find(|segment| segment.memory.contains(&physical));
+    there.map_or(physical, |segment| segment.virtual_address.wrapping_add(physical - segment.memory.start))
+}
+
+#[cfg(test)]
+mod tests;

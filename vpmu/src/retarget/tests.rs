@@ -1,0 +1,278 @@
+//! Small images with the two bytes in every place that they can be in.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+/// Where 32-bit code can be.
+const LOW_TEXT: u64 = 0x10_0000;
+const TABLES: u64 = 0xffff_ffff_8200_0000;
+const RDPMC_FUNCTION: &[u8] = &[0x89, 0xf9, 0x0f, 0x33, 0xc3];
+
+fn section<'a>(name: &'a str, address: u64, bytes: &'a [u8], content: Content) -> Section<'a> {
+    Section { name, address, bytes, content }
+}
+
+fn function(name: &str, offset: u64, len: u64) -> Symbol<'_> {
+    Symbol { name, address: TEXT + offset, len, content: Content::Code }
+}
+
+/// What is found in the text of a Linux with these symbols: offsets of instructions, offsets of what is undecided.
+fn with_symbols(text: &[u8], symbols: &[Symbol]) -> (Vec<u64>, Vec<u64>) {
+    let sections = vec![section(".text", TEXT, text, Content::Code)];
+    offsets(&find(&Image { sections, symbols: symbols.to_vec(), kind: Kind::Linux }))
+}
+
+fn offsets(findings: &Findings) -> (Vec<u64>, Vec<u64>) {
+    let sites = findings.sites.iter().map(|site| site.address - TEXT).collect();
+    (sites, findings.undecided.iter().map(|address| address - TEXT).collect())
+}
+
+/// The numbers as the kernel's tables have them: 32 bits, counted from where they are.
+fn relative_to(at: u64, address: u64) -> [u8; 4] {
+    u32::try_from(address.wrapping_sub(at) & 0xffff_ffff).unwrap().to_le_bytes()
+}
+
+fn unwind_table(offsets: &[u64]) -> Vec<u8> {
+    let places = (TABLES..).step_by(4);
+    offsets.iter().zip(places).flat_map(|(offset, at)| relative_to(at, TEXT + offset)).collect()
+}
+
+fn with_unwind_table(text: &[u8], entries: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    let table = unwind_table(entries);
+    let sections = vec![
+        section(".text", TEXT, text, Content::Code),
+        section(".orc_unwind_ip", TABLES, &table, Content::Data),
+    ];
+    offsets(&find(&Image { sections, symbols: Vec::new(), kind: Kind::Linux }))
+}
+
+/// What is found in a bare-metal image without symbols that starts at its first byte.
+fn by_flow(text: &[u8]) -> (Vec<u64>, Vec<u64>) {
+    let sections = vec![section("", LOW_TEXT, text, Content::Code)];
+    let findings = find(&Image { sections, symbols: Vec::new(), kind: Kind::BareMetal { entry: LOW_TEXT } });
+    assert!(findings.sites.iter().all(|site| site.proof == Proof::Flow));
+    let sites = findings.sites.iter().map(|site| site.address - LOW_TEXT).collect();
+    (sites, findings.undecided.iter().map(|address| address - LOW_TEXT).collect())
+}
+
+#[test]
+fn an_rdpmc_is_found_and_its_function_named() {
+    let sections = vec![section(".text", TEXT, RDPMC_FUNCTION, Content::Code)];
+    let symbols = vec![function("native_read_pmc", 0, 5)];
+    let site = Site {
+        address: TEXT + 2,
+        byte: TEXT + 3,
+        function: Some("native_read_pmc".into()),
+        proof: Proof::Function,
+    };
+    let findings = find(&Image { sections, symbols, kind: Kind::Linux });
+    assert_eq!(findings, Findings { sites: vec![site], undecided: vec![] });
+}
+
+#[test]
+fn a_prefix_belongs_to_the_instruction_and_is_left_alone() {
+    let text = [0x48, 0x0f, 0x33, 0xc3];
+    let sections = vec![section(".text", TEXT, &text, Content::Code)];
+    let findings = find(&Image { sections, symbols: vec![function("f", 0, 4)], kind: Kind::Linux });
+    assert_eq!((findings.sites[0].address, findings.sites[0].byte), (TEXT, TEXT + 2));
+}
+
+#[test]
+fn the_bytes_in_other_instructions_are_left_alone() {
+    let nothing = (vec![], vec![]);
+    for text in [
+        // MOV EAX, 0x330f
+        &[0xb8, 0x0f, 0x33, 0, 0, 0xc3][..],
+        // MOV RSI, [RIP - 0x21ccf1]
+        &[0x48, 0x8b, 0x35, 0x0f, 0x33, 0xde, 0xff, 0xc3],
+        // MOV EAX, 0x0f000000; XOR EAX, [RAX]
+        &[0xb8, 0, 0, 0, 0x0f, 0x33, 0x00, 0xc3],
+        // JMP +0x330f
+        &[0xe9, 0x0f, 0x33, 0, 0],
+    ] {
+        let len = text.len() as u64;
+        assert_eq!(with_symbols(text, &[function("f", 0, len)]), nothing, "{text:x?}");
+        assert_eq!(with_unwind_table(text, &[0, 0, len]).0, [0; 0], "{text:x?}");
+    }
+}
+
+#[test]
+fn a_table_in_the_text_is_left_alone_if_the_image_says_that_it_is_one() {
+    let text = [&[0xc3, 0, 0, 0, 0x0f, 0x33, 0, 0][..], RDPMC_FUNCTION].concat();
+    let functions = [function("jumps", 0, 1), function("reads", 8, 5)];
+    let table = Symbol { name: "table", address: TEXT + 4, len: 4, content: Content::Data };
+    assert_eq!(with_symbols(&text, &[functions[0], table, functions[1]]), (vec![10], vec![]));
+    assert_eq!(with_symbols(&text, &functions), (vec![10], vec![4]));
+}
+
+#[test]
+fn an_rdpmc_that_a_branch_cuts_in_two_is_undecided() {
+    // JMP into the RDPMC, where XOR EAX, [RAX] would begin.
+    let text = [0xeb, 1, 0x0f, 0x33, 0x00, 0xc3];
+    assert_eq!(with_symbols(&text, &[function("f", 0, 6)]), (vec![], vec![2]));
+    assert_eq!(by_flow(&text), (vec![], vec![]), "only the second reading is ever reached");
+    // The same by a conditional jump: both are.
+    assert_eq!(by_flow(&[0x74, 1, 0x0f, 0x33, 0x00, 0xc3]), (vec![], vec![2]));
+}
+
+#[test]
+fn a_function_that_does_not_end_where_its_last_instruction_does_proves_nothing() {
+    let text = [RDPMC_FUNCTION, &[0xe8, 0, 0, 0, 0]].concat();
+    assert_eq!(with_symbols(&text, &[function("f", 0, 8)]), (vec![], vec![2]));
+    assert_eq!(with_symbols(&text, &[function("f", 0, 10)]), (vec![2], vec![]));
+}
+
+#[test]
+fn bytes_that_are_no_instruction_prove_nothing() {
+    // 0x06 is PUSH ES, which 64-bit mode does not have.
+    let text = [&[0x06], RDPMC_FUNCTION].concat();
+    assert_eq!(with_symbols(&text, &[function("f", 0, 6)]), (vec![], vec![3]));
+}
+
+#[test]
+fn two_entries_of_the_unwind_table_have_to_agree() {
+    let text = [&[0x53], RDPMC_FUNCTION].concat();
+    assert_eq!(with_unwind_table(&text, &[0, 1, 6]), (vec![3], vec![]));
+    assert_eq!(with_unwind_table(&text, &[0, 6]), (vec![], vec![3]));
+    // The second is wrong: in the middle of MOV ECX, EDI it reads STC.
+    assert_eq!(with_unwind_table(&text, &[0, 1, 2, 6]), (vec![3], vec![]));
+    // The last is wrong: no instruction ends there.
+    assert_eq!(with_unwind_table(&text, &[0, 1, 4]), (vec![], vec![3]));
+}
+
+/// An image with one alternative: five bytes of text at an offset, and what replaces them.
+fn with_alternative(layout: usize, replacement: &[u8]) -> Findings {
+    let (table_at, replacements_at) = (TABLES + 0x1000, TABLES + 0x2000);
+    // MOV EAX, 0x330f; then CALL [RIP], which is replaced.
+    let text = [0x90, 0x90, 0xb8, 0x0f, 0x33, 0, 0, 0xff, 0x15, 0, 0, 0, 0, 0xc3];
+    let mut entry = [relative_to(table_at, TEXT + 7), relative_to(table_at + 4, replacements_at)].concat();
+    entry.resize(layout, 0);
+    entry[if layout == 14 { 12 } else { 10 }] = 6;
+    // The tables know of an instruction in the middle of the call: the replacement's second.
+    let unwind = unwind_table(&[0, 1, 8, 9, 13]);
+    let sections = vec![
+        section(".text", TEXT, &text, Content::Code),
+        section(".orc_unwind_ip", TABLES, &unwind, Content::Data),
+        section(".altinstructions", table_at, &entry, Content::Data),
+        section(".altinstr_replacement", replacements_at, replacement, Content::Code),
+    ];
+    find(&Image { sections, symbols: Vec::new(), kind: Kind::Linux })
+}
+
+#[test]
+fn what_an_alternative_puts_in_another_place_does_not_count_there_before() {
+    for layout in [12, 13, 14] {
+        assert_eq!(with_alternative(layout, &[0x9c, 0x58]), Findings::default());
+    }
+}
+
+#[test]
+fn an_rdpmc_that_an_alternative_brings_is_found() {
+    for layout in [12, 13, 14] {
+        let findings = with_alternative(layout, RDPMC_FUNCTION);
+        assert_eq!(findings.sites[0].proof, Proof::Alternative);
+        assert_eq!(findings.sites[0].address, TABLES + 0x2002);
+    }
+    // A table of no known kind: then the section has to be nothing but code.
+    assert_eq!(with_alternative(16, RDPMC_FUNCTION).sites[0].proof, Proof::WholeSection);
+}
+
+#[test]
+fn without_any_table_a_section_that_is_all_code_is_proof_enough() {
+    let text = [RDPMC_FUNCTION, &[0x74, 0xf9, 0xb8, 0x0f, 0x33, 0, 0, 0xc3]].concat();
+    assert_eq!(with_symbols(&text, &[]), (vec![2], vec![]));
+    let branch_into_middle = [RDPMC_FUNCTION, &[0x74, 0xfa, 0xb8, 0x0f, 0x33, 0, 0, 0xc3]].concat();
+    assert_eq!(with_symbols(&branch_into_middle, &[]), (vec![], vec![2, 8]));
+    let with_data = [RDPMC_FUNCTION, &[0x06]].concat();
+    assert_eq!(with_symbols(&with_data, &[]), (vec![], vec![2]));
+}
+
+#[test]
+fn data_is_not_looked_at() {
+    let sections = vec![section(".rodata", TEXT, RDPMC_FUNCTION, Content::Data)];
+    let findings = find(&Image { sections, symbols: Vec::new(), kind: Kind::Linux });
+    assert_eq!(findings, Findings::default());
+}
+
+#[test]
+fn a_bare_metal_rdpmc_is_found_where_the_code_goes_and_only_there() {
+    // CALL over a string to POP; RDPMC; JNE to HLT; JMP SHORT -2; data; HLT.
+    let text =
+        [0xe8, 2, 0, 0, 0, 0x0f, 0x33, 0x58, 0x0f, 0x33, 0x75, 4, 0xeb, 0xfe, 0x0f, 0x33, 0xf4, 0xeb, 0xfd];
+    let (sites, undecided) = by_flow(&text);
+    // Calls are taken to return, so what is behind the first one counts as code.
+    assert_eq!((sites, undecided), (vec![5, 8], vec![14]));
+}
+
+#[test]
+fn a_bare_metal_image_may_go_on_in_64_bit_mode() {
+    // JMP FAR to the seventh byte; there MOV RAX, RCX and RDPMC.
+    let mut text = vec![0xea];
+    text.extend_from_slice(&u32::try_from(LOW_TEXT + 7).unwrap().to_le_bytes());
+    text.extend_from_slice(&[8, 0, 0x48, 0x89, 0xc8, 0x0f, 0x33, 0xf4]);
+    assert_eq!(by_flow(&text), (vec![10], vec![]));
+}
+
+#[test]
+fn a_bare_metal_function_that_is_only_called_by_pointer_is_found_by_its_symbol() {
+    let text = [&[0xf4, 0xeb, 0xfd], RDPMC_FUNCTION].concat();
+    let sections = vec![section(".text", TEXT, &text, Content::Code)];
+    let kind = Kind::BareMetal { entry: TEXT };
+    let image = Image { sections, symbols: vec![function("handler", 3, 5)], kind };
+    assert_eq!(offsets(&find(&image)), (vec![5], vec![]));
+}
+
+/// Instructions, most of them with the two bytes in them or a part of them at their ends.
+const INSTRUCTIONS: [&[u8]; 10] = [
+    &[0x0f, 0x33],
+    &[0x48, 0x0f, 0x33],
+    &[0x90],
+    &[0xb8, 0x0f, 0x33, 0x0f, 0x33],
+    &[0xb8, 0x33, 0x0f, 0x33, 0x0f],
+    &[0x33, 0x00],
+    &[0x48, 0xb8, 0x0f, 0x33, 0x0f, 0x33, 0x0f, 0x33, 0x0f, 0x33],
+    &[0x48, 0x8b, 0x05, 0x0f, 0x33, 0x0f, 0x33],
+    &[0x0f, 0x1f, 0x84, 0x00, 0x0f, 0x33, 0x33, 0x0f],
+    &[0x6a, 0x0f],
+];
+
+proptest! {
+    #[test]
+    fn exactly_the_instructions_are_found(chosen in prop::collection::vec(0..INSTRUCTIONS.len(), 1..64)) {
+        let mut text = Vec::new();
+        let mut expected = Vec::new();
+        for index in chosen {
+            if index < 2 {
+                expected.push(text.len() as u64);
+            }
+            text.extend_from_slice(INSTRUCTIONS[index]);
+        }
+        let found = with_symbols(&text, &[function("f", 0, text.len() as u64)]);
+        prop_assert_eq!(found, (expected.clone(), vec![]));
+        prop_assert_eq!(with_symbols(&text, &[]), (expected, vec![]));
+    }
+
+    #[test]
+    fn whatever_the_tables_say_only_the_two_bytes_are_touched(
+        text in prop::collection::vec(prop::sample::select(vec![0x0f, 0x33, 0x48, 0xe8, 0x74, 0xea, 0xc3, 0x90]), 1..200),
+        unwind in prop::collection::vec(any::<u8>(), 0..64),
+        alternatives in prop::collection::vec(any::<u8>(), 0..64),
+        functions in prop::collection::vec((0..200_u64, 0..20_u64), 0..8),
+        bare_metal in any::<bool>(),
+    ) {
+        let kind = if bare_metal { Kind::BareMetal { entry: TEXT } } else { Kind::Linux };
+        let sections = vec![
+            section(".text", TEXT, &text, Content::Code),
+            section(".orc_unwind_ip", TABLES, &unwind, Content::Data),
+            section(".altinstructions", TABLES, &alternatives, Content::Data),
+            section(".altinstr_replacement", TEXT + 0x1000, &text, Content::Code),
+        ];
+        let symbols = functions.iter().map(|(offset, len)| function("f", *offset, *len)).collect();
+        for site in find(&Image { sections, symbols, kind }).sites {
+            let offset = usize::try_from((site.byte - TEXT) & 0xfff).unwrap();
+            prop_assert_eq!(&text[offset - 1..=offset], &[ESCAPE, Site::BEFORE]);
+        }
+    }
+}
