@@ -9,6 +9,7 @@ use crate::code::{self, branches, instructions};
 use crate::event::{Counter, Event, over_all, raw, values};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 use crate::ring::Ring;
+use crate::worker::in_child;
 
 /// A counter counts each instruction, however many there are.
 pub fn counting() -> Verdict {
@@ -165,21 +166,11 @@ pub fn rdpmc_is_off() -> Verdict {
     // SAFETY: all fields of the union are numbers.
     let capabilities = unsafe { page.__bindgen_anon_1.__bindgen_anon_1 };
     equal("cap_user_rdpmc", capabilities.cap_user_rdpmc(), 0)?;
-    equal("the signal that ends a program that uses it", rdpmc_in_a_child()?, libc::SIGSEGV)?;
-    Ok("cap_user_rdpmc 0; SIGSEGV".into())
-}
-
-/// The signal that ends a child which reads counter 0 itself.
-fn rdpmc_in_a_child() -> Result<i32, Failure> {
-    // SAFETY: the child executes one instruction and leaves.
-    let child = unsafe { libc::fork() };
-    if checked("fork", child)? == 0 {
+    let status = in_child(|| {
         code::read_counter_zero();
-        // SAFETY: ends the child without running anything of its parent's.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = 0;
-    // SAFETY: the status is a valid place.
-    checked("wait for a child", unsafe { libc::waitpid(child, &raw mut status, 0) })?;
-    Ok(if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
+        0
+    })?;
+    let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+    equal("the signal that ends a program that uses it", signal, Some(libc::SIGSEGV))?;
+    Ok("cap_user_rdpmc 0; SIGSEGV".into())
 }

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use perf_event_open_sys::bindings;
 
-use crate::code::{self, Loop};
+use crate::code;
 use crate::event::Counter;
-use crate::failure::{Failure, checked};
+use crate::failure::{Failure, checked, equal};
 use crate::worker::this_thread;
 
 /// How far descriptors are told apart.
 const DESCRIPTORS: usize = 64;
 
 /// The `si_code` of an overflow after which the counter is off: `POLL_HUP`, which the C library's binding does not have.
-pub const LAST_OVERFLOW: i32 = 6;
+const LAST_OVERFLOW: i32 = 6;
 
 struct Last {
     times: AtomicU64,
@@ -35,11 +35,11 @@ static LAST: [Last; DESCRIPTORS] = [const {
 
 /// What the handler has seen of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    pub times: u64,
-    pub thread: i32,
-    pub ip: u64,
-    pub code: i32,
+struct Seen {
+    times: u64,
+    thread: i32,
+    ip: u64,
+    code: i32,
 }
 
 /// A signal that is queued as often as it is sent, and not used by anybody else.
@@ -62,7 +62,7 @@ pub fn install() -> Result<(), Failure> {
 }
 
 /// What the handler has seen of this counter.
-pub fn seen(counter: &Counter) -> Seen {
+fn seen(counter: &Counter) -> Seen {
     let last = &LAST[usize::try_from(counter.fd()).expect("descriptors are not negative")];
     Seen {
         times: last.times.load(Ordering::Relaxed),
@@ -115,7 +115,12 @@ pub fn send_to(counter: &Counter, thread: i32) -> Result<(), Failure> {
     checked("ask for signals", unsafe { libc::fcntl(counter.fd(), libc::F_SETFL, libc::O_ASYNC) }).map(drop)
 }
 
-/// Goes round the loop until the counter overflows, which switches it off, and then without it.
-pub fn until_overflow(counter: &Counter, rounds: u64) -> Result<Loop, Failure> {
-    code::run(counter.call(bindings::REFRESH, 1), rounds, counter.call(bindings::DISABLE, 0))
+/// Goes round the loop, in the middle of which the counter overflows and is switched off, for the n-th time; demands that
+/// the handler was called there and then, and that nothing was counted after it.
+pub fn overflow(counter: &Counter, period: u64, times: u64) -> Result<(), Failure> {
+    let last_one = counter.call(bindings::REFRESH, 1);
+    let place = code::run(last_one, period, counter.call(bindings::DISABLE, 0))?;
+    let expected = Seen { times, thread: this_thread(), ip: place.jump, code: LAST_OVERFLOW };
+    equal("what the handler has seen", seen(counter), expected)?;
+    equal("the count", counter.value()?, times * period)
 }

@@ -8,7 +8,7 @@ use perf_event_open_sys::bindings;
 use crate::code::{self, instructions};
 use crate::event::{Counter, Event, Target};
 use crate::failure::{Failure, Verdict, checked, equal, within};
-use crate::handler::{self, LAST_OVERFLOW, Seen, send_to, signal, until_overflow};
+use crate::handler::{self, overflow, send_to, signal};
 use crate::ring::Ring;
 use crate::worker::{Worker, this_thread};
 
@@ -109,10 +109,7 @@ pub fn refresh() -> Verdict {
     let counter = Event::instructions().every(PERIOD).open()?;
     send_to(&counter, this_thread())?;
     for times in 1..=5 {
-        let place = until_overflow(&counter, ROUNDS)?;
-        let expected = Seen { times, thread: this_thread(), ip: place.jump, code: LAST_OVERFLOW };
-        equal("what the handler has seen", handler::seen(&counter), expected)?;
-        equal("the count", counter.value()?, times * PERIOD)?;
+        overflow(&counter, PERIOD, times)?;
     }
     Ok(format!("{} instructions in 5 overflows", counter.value()?))
 }

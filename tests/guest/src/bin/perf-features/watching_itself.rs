@@ -5,9 +5,9 @@ use perf_event_open_sys::bindings;
 
 use crate::code::{PARENT_INSTRUCTIONS, instructions, run_in_child};
 use crate::event::{Event, Reading, over_all, values};
-use crate::failure::{Failure, Verdict, checked, equal, within};
-use crate::handler::{self, LAST_OVERFLOW, Seen, send_to, until_overflow};
-use crate::worker::{Worker, this_thread};
+use crate::failure::{Failure, Verdict, equal, within};
+use crate::handler::{self, overflow, send_to};
+use crate::worker::{Worker, in_child, this_thread};
 
 const ROUNDS: u64 = 1_000_000;
 const PERIOD: u64 = 1_000_000;
@@ -31,13 +31,7 @@ pub fn own_signal_on_own_thread() -> Verdict {
 fn watch(period: u64) -> Result<(), Failure> {
     let counter = own().every(period).open()?;
     send_to(&counter, this_thread())?;
-    for times in 1..=10 {
-        let place = until_overflow(&counter, period)?;
-        let expected = Seen { times, thread: this_thread(), ip: place.jump, code: LAST_OVERFLOW };
-        equal("what the handler has seen", handler::seen(&counter), expected)?;
-        equal("the count", counter.value()?, times * period)?;
-    }
-    Ok(())
+    (1..=10).try_for_each(|times| overflow(&counter, period, times))
 }
 
 /// While it counts, no event runs that is not pinned; when it is gone, they do.
@@ -85,19 +79,10 @@ pub fn own_counter_stays_behind() -> Verdict {
     let counter = own().open()?;
     run_in_child(counter.call(bindings::ENABLE, 0), ROUNDS, counter.call(bindings::DISABLE, 0))?;
     equal("the parent", counter.value()?, PARENT_INSTRUCTIONS)?;
-    // SAFETY: this process has one thread, so the child is as whole as its parent.
-    let child = unsafe { libc::fork() };
-    if checked("fork", child)? == 0 {
-        let exact = own()
-            .open()
-            .and_then(|counter| counter.over(ROUNDS).and_then(|_| counter.value()))
-            .is_ok_and(|value| value == instructions(ROUNDS));
-        // SAFETY: ends the child without running anything of its parent's.
-        unsafe { libc::_exit(i32::from(!exact)) };
-    }
-    let mut status = 0;
-    // SAFETY: the status is a valid place.
-    checked("wait for a child", unsafe { libc::waitpid(child, &raw mut status, 0) })?;
+    let status = in_child(|| {
+        let value = own().open().and_then(|counter| counter.over(ROUNDS).and_then(|_| counter.value()));
+        i32::from(value.ok() != Some(instructions(ROUNDS)))
+    })?;
     equal("the status of the child, which counted itself", status, 0)?;
     equal("the parent, after that", counter.value()?, PARENT_INSTRUCTIONS)?;
     Ok(format!("{PARENT_INSTRUCTIONS} in the parent, {} in the child", instructions(ROUNDS)))

@@ -1,10 +1,10 @@
-//! A second thread, which waits in the kernel until it is given something to do.
+//! Others to count: a second thread, which waits in the kernel until it is given something to do, and children.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, checked};
 
 type Job = Box<dyn FnOnce() -> Result<(), Failure> + Send>;
 
@@ -61,4 +61,19 @@ impl Worker {
 pub fn this_thread() -> i32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::gettid() }
+}
+
+/// Forks a child that does this and exits with what it gives; the status that `waitpid` then has.
+pub fn in_child(job: impl FnOnce() -> i32) -> Result<i32, Failure> {
+    // SAFETY: those who call this have no other threads, so the child is as whole as its parent.
+    let child = unsafe { libc::fork() };
+    if checked("fork", child)? == 0 {
+        let status = job();
+        // SAFETY: ends the child without running anything of its parent's.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is a valid place.
+    checked("wait for a child", unsafe { libc::waitpid(child, &raw mut status, 0) })?;
+    Ok(status)
 }
