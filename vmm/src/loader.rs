@@ -22,6 +22,7 @@ use std::io::{Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
 pub use self::error::LoadError;
+pub use self::retarget::Retargeted;
 
 use self::error::Problem;
 use self::file::UserFile;

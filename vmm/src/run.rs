@@ -11,7 +11,7 @@ use guest_images::Progress;
 use crate::cli::Run;
 use crate::console::{Output, outputs, standard_stream};
 use crate::events::{Ending, EventLoop, Reporter};
-use crate::loader::Kernel;
+use crate::loader::{Kernel, Retargeted};
 use crate::log::Log;
 use crate::machine::{COM, port};
 use crate::memory::GuestRam;
@@ -28,7 +28,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;
     let log = log(options)?;
     let ram = GuestRam::new(&options.memory)?;
-    let (kernel, initrd) = boot_files(options)?;
+    let (mut kernel, initrd) = boot_files(options)?;
     let has_command = !options.command.is_empty();
     if has_command && !kernel.is_linux() {
         bail!("a COMMAND needs the default guest, and {} is no Linux kernel", path(options));
@@ -43,6 +43,10 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     let Offer { pmu, remark } = offer(options.pmu, options.counters, cpuid::is_amd_host(&kvm)?)?;
     if let Some(remark) = remark {
         log.warn(remark);
+    }
+
+    if pmu.needs_rdpmc() {
+        retarget(&mut kernel, &log)?;
     }
 
     // From here on signals are events, in every thread that follows.
@@ -128,6 +132,20 @@ fn boot_files(options: &Run) -> Result<(Kernel, Option<std::path::PathBuf>)> {
             Ok((kernel, Some(options.initrd.clone().unwrap_or(guest.initrd))))
         }
     }
+}
+
+/// Has the kernel read its counters in a way that can be handed over, and logs what was changed for that.
+fn retarget(kernel: &mut Kernel, log: &Log) -> Result<()> {
+    let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
+    for site in sites {
+        log.note(format_args!("RDPMC became RDMSR at {site}"));
+    }
+    for address in left {
+        log.note(format_args!(
+            "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
+        ));
+    }
+    Ok(())
 }
 
 /// Where the serial ports' output goes. With a command there are three: console, output, errors.

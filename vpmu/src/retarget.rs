@@ -21,6 +21,7 @@ mod starts;
 mod sweep;
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use self::decode::Mode;
 use self::flow::Flow;
@@ -118,6 +119,23 @@ pub struct Site {
     pub function: Option<String>,
     /// How that is known.
     pub proof: Proof,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.address)?;
+        if let Some(function) = &self.function {
+            write!(f, " in {function}")?;
+        }
+        let known_from = match self.proof {
+            Proof::Unwind => "the unwind tables",
+            Proof::Alternative => "the table of alternatives",
+            Proof::Function => "the symbol table",
+            Proof::WholeSection => "all of its section",
+            Proof::Flow => "the control flow",
+        };
+        write!(f, " (known from {known_from})")
+    }
 }
 
 impl Site {

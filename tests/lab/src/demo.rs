@@ -10,9 +10,15 @@ use tally_lab::{Error, Result};
 
 use crate::tally;
 
-/// What the guest runs.
-const COMMAND: [&str; 3] =
-    ["sh", "-c", "uname -a; perf stat -e task-clock,context-switches,page-faults -- ls -d /*"];
+/// What the guest runs: `perf` counts a program and samples another. The kernel's random numbers are work with symbols.
+const COMMAND: [&str; 3] = [
+    "sh",
+    "-c",
+    "uname -a
+     perf stat -e instructions,cycles,branches,branch-misses -- md5sum /bin/busybox
+     perf record -q -F 4000 -e cycles -o /tmp/data -- dd if=/dev/urandom of=/dev/null bs=64k count=64 2>/dev/null
+     perf report -i /tmp/data --stdio --sort symbol 2>/dev/null | head -n 20",
+];
 
 /// Builds what is missing, and boots.
 pub fn run(progress: &mut Progress) -> Result<u8> {

@@ -18,7 +18,6 @@ pub struct Retargeted {
 
 impl Kernel {
     /// Makes every RDPMC an RDMSR of the same register, or says why that cannot be done without a doubt.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the run loop calls it with the PMU that needs it"))]
     pub fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
         let findings = retarget::find(&self.describe());
         let tells_code = self.is_linux() || self.sections.tell_code();
