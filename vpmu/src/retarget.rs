@@ -61,7 +61,7 @@ pub enum Kind {
 pub struct Section<'a> {
     /// Its name, empty if it has none.
     pub name: &'a str,
-    /// Where it is while the kernel runs; not at the very end of the address space.
+    /// Where it is while the kernel runs.
     pub address: u64,
     /// What it is loaded with.
     pub bytes: &'a [u8],
@@ -243,7 +243,14 @@ impl Symbol<'_> {
     }
 }
 
-impl Section<'_> {
+impl<'a> Section<'a> {
+    /// A section, unless it is at the very end of the address space, where no kernel has one and addresses overflow.
+    pub fn new(name: &'a str, address: u64, bytes: &'a [u8], content: Content) -> Option<Self> {
+        const ROOM_BEHIND: u64 = 4096;
+        address.checked_add(bytes.len() as u64)?.checked_add(ROOM_BEHIND)?;
+        Some(Self { name, address, bytes, content })
+    }
+
     /// Where the two bytes of an RDPMC are, whatever they are here.
     fn occurrences(&self) -> impl Iterator<Item = u64> + Clone {
         const CHUNK: usize = 64;

@@ -58,13 +58,11 @@ impl Kernel {
 
     /// The image as it is loaded, where nothing says which parts of it are code.
     fn whole_segments(&self) -> Vec<Section<'_>> {
-        let section = |segment: &Segment| Section {
-            name: "",
-            address: segment.virtual_address,
-            bytes: self.image.get(segment.file.clone()).unwrap_or_default(),
-            content: Content::Code,
+        let section = |segment: &Segment| {
+            let bytes = self.image.get(segment.file.clone())?;
+            Section::new("", segment.virtual_address, bytes, Content::Code)
         };
-        self.segments().iter().map(section).collect()
+        self.segments().iter().filter_map(section).collect()
     }
 
     /// The byte at an address for which the kernel was linked.

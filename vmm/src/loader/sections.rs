@@ -91,16 +91,12 @@ impl Sections {
         let section = |header: &'a Header| {
             let start = usize::try_from(header.file.start).ok()?;
             let end = usize::try_from(header.file.end).ok()?;
-            Some(Section {
-                name: text(&self.names, header.name),
-                address: header.address,
-                bytes: image.get(start..end)?,
-                content: match header.flags & (SHF_WRITE | SHF_EXECINSTR) {
-                    SHF_EXECINSTR => Content::Code,
-                    flags if flags & SHF_EXECINSTR != 0 => written,
-                    _ => Content::Data,
-                },
-            })
+            let content = match header.flags & (SHF_WRITE | SHF_EXECINSTR) {
+                SHF_EXECINSTR => Content::Code,
+                flags if flags & SHF_EXECINSTR != 0 => written,
+                _ => Content::Data,
+            };
+            Section::new(text(&self.names, header.name), header.address, image.get(start..end)?, content)
         };
         self.loaded.iter().filter_map(section).collect()
     }

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use guest_images::cache::Cache;
 use guest_images::payloads::BARE_METAL;
 use guest_images::{Progress, Suite};
@@ -48,6 +50,96 @@ fn a_flat_image_keeps_what_nothing_leads_to() {
     assert_eq!(told.left, [0x10_0027]);
     let expected = [&header[..], &RDMSR, &RDPMC].concat();
     assert_eq!(kernel.image, expected);
+}
+
+/// Numbers of so many bytes each.
+fn numbers(numbers: &[(u64, usize)]) -> Vec<u8> {
+    numbers.iter().flat_map(|(value, len)| value.to_le_bytes().into_iter().take(*len)).collect()
+}
+
+/// A file with two sections, one of code and one of data, and a symbol for the first bytes of the code.
+fn with_sections(file: &ElfFile, code: Range<u64>) -> Vec<u8> {
+    const NAMES: &[u8] = b"\0.text\0.rodata\0read_counter\0";
+    const CONTENT: u64 = ElfFile::CONTENT as u64;
+    let wide = file.bits == 64;
+    let word = if wide { 8 } else { 4 };
+    let data = code.end..file.content.len() as u64;
+    let (base, address, len) = (file.virtual_address, file.virtual_address + code.start, RDPMC.len() as u64);
+
+    let mut bytes = file.build();
+    let names = bytes.len() as u64;
+    bytes.extend_from_slice(NAMES);
+    let symbols = bytes.len() as u64;
+    bytes.extend(if wide {
+        numbers(&[(15, 4), (2, 1), (0, 1), (1, 2), (address, 8), (len, 8)])
+    } else {
+        numbers(&[(15, 4), (address, 4), (len, 4), (2, 1), (0, 1), (1, 2)])
+    });
+    let table = bytes.len() as u64;
+    // Name, kind, flags, address, offset, length; all links to names are to the first section.
+    for [name, kind, flags, address, offset, len] in [
+        [0, 3, 0, 0, names, NAMES.len() as u64],
+        [1, 1, 6, address, CONTENT + code.start, code.end - code.start],
+        [7, 1, 2, base + data.start, CONTENT + data.start, data.end - data.start],
+        [0, 2, 0, 0, symbols, table - symbols],
+    ] {
+        let fields = [(name, 4), (kind, 4), (flags, word), (address, word), (offset, word), (len, word)];
+        bytes.extend(numbers(&[&fields[..], &[(0, 4), (0, 4), (0, word), (0, word)]].concat()));
+    }
+    let (table_at, count_at) = if wide { (40, 58) } else { (32, 46) };
+    bytes[table_at..table_at + word].copy_from_slice(&numbers(&[(table, word)]));
+    bytes[count_at..count_at + 6].copy_from_slice(&numbers(&[
+        (if wide { 64 } else { 40 }, 2),
+        (4, 2),
+        (0, 2),
+    ]));
+    bytes
+}
+
+/// A Linux and a bare-metal image that read a counter in a function of their own, and have the same bytes as data.
+fn files_with_sections() -> [Vec<u8>; 2] {
+    let content = [RDPMC, RDPMC].concat();
+    let bare_metal = multiboot_elf(0x10_0000);
+    let code = bare_metal.content.len() as u64;
+    let content_behind = [&bare_metal.content[..], &content].concat();
+    [
+        with_sections(&linux(&content), 0..5),
+        with_sections(&ElfFile { content: content_behind, ..bare_metal }, code..code + 5),
+    ]
+}
+
+#[test]
+fn code_is_changed_data_is_not_and_the_function_is_named() {
+    for file in files_with_sections() {
+        let mut kernel = read(&file).unwrap();
+        let told = kernel.retarget_rdpmc().unwrap();
+        assert_eq!(told.left, [0; 0]);
+        let [site] = &told.sites[..] else { panic!("{told:?}") };
+        assert_eq!(site.function.as_deref(), Some("read_counter"));
+        let changed: Vec<usize> =
+            (0..kernel.image.len()).filter(|at| kernel.image[*at] != file[*at]).collect();
+        assert_eq!(changed, [kernel.image.len() - 7]);
+    }
+}
+
+#[test]
+fn no_change_of_a_number_in_a_section_header_panics() {
+    for mut file in files_with_sections() {
+        let headers = file.len() - if file[4] == 2 { 256 } else { 160 };
+        // The addresses of segments, too; a file whose sections were lost is read by those.
+        for at in (16..ElfFile::CONTENT - 8).chain(headers - 40..file.len() - 8) {
+            let good: [u8; 8] = file[at..at + 8].try_into().unwrap();
+            for bad in [0, u64::MAX, 1 << 63, 0xffff_ffff_ffff_f000, u64::from_le_bytes(good) ^ 1] {
+                file[at..at + 8].copy_from_slice(&bad.to_le_bytes());
+                if let Ok(mut kernel) = read(&file) {
+                    // A refusal is as good as a change.
+                    let _ = kernel.retarget_rdpmc();
+                }
+                file[at..at + 8].copy_from_slice(&good);
+            }
+        }
+        assert_eq!(read(&file).unwrap().retarget_rdpmc().unwrap().sites.len(), 1);
+    }
 }
 
 #[test]
