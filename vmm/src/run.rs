@@ -41,9 +41,6 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     }
 
     let Offer { pmu, remark } = offer(options.pmu, options.counters, cpuid::is_amd_host(&kvm)?)?;
-    if let Some(remark) = remark {
-        log.warn(remark);
-    }
 
     if pmu.needs_rdpmc() {
         retarget(&mut kernel, &log)?;
@@ -74,7 +71,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             cpus,
             ram,
             pmu,
-            log,
+            log: log.clone(),
             outputs: outputs.clone(),
             command: has_command,
         },
@@ -88,6 +85,9 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         events.add_input(vm.console, vm.console_room);
         Raw::enter().context("cannot make the terminal raw")?
     };
+    if let Some(remark) = remark {
+        log.warn(remark);
+    }
     for vcpu in vm.vcpus {
         start(vcpu, events.reporter()?)?;
     }

@@ -84,7 +84,7 @@ fn without_a_pmu_its_registers_fault_and_cpuid_is_silent() {
     }
     let words = "rdmsr=0xc0010000 rdmsr=0xc0010007 wrmsr=0xc0010200,0:0x430076 rdmsr=0xc0000300 rdmsr=0xc1 \
                  wrmsr=0x38f,0:1 rdpmc=0 cpuid=0xa,0 cpuid=0x80000022,0";
-    let (out, status, _) = run(words, &["--pmu", "none"]);
+    let (out, status, _) = run(words, &[]);
     assert_eq!(status, Some(1));
     assert_eq!(
         out,

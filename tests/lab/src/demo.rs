@@ -17,7 +17,7 @@ const COMMAND: [&str; 3] = [
     "uname -a
      perf stat -e instructions,cycles,branches,branch-misses -- md5sum /bin/busybox
      perf record -q -F 4000 -e cycles -o /tmp/data -- dd if=/dev/urandom of=/dev/null bs=64k count=64 2>/dev/null
-     perf report -i /tmp/data --stdio --sort symbol 2>/dev/null | head -n 20",
+     perf report -i /tmp/data --stdio -F overhead,sym 2>/dev/null | head -n 20",
 ];
 
 /// Builds what is missing, and boots.
