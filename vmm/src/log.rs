@@ -23,14 +23,14 @@ impl Log {
     /// Something to look up later.
     pub fn note(&self, text: impl Display) {
         if self.verbose {
-            eprintln!("tally: {text}");
+            say(&text);
         }
         self.write(&text);
     }
 
     /// Something to know now.
     pub fn warn(&self, text: impl Display) {
-        eprintln!("tally: {text}");
+        say(&text);
         self.write(&text);
     }
 
@@ -38,7 +38,12 @@ impl Log {
         let Some(file) = &self.file else { return };
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = writeln!(file, "{text}") {
-            eprintln!("tally: the log cannot be written: {error}");
+            say(&format_args!("the log cannot be written: {error}"));
         }
     }
+}
+
+/// A guest is not to end because nobody reads standard error.
+fn say(text: &impl Display) {
+    let _ = writeln!(io::stderr(), "tally: {text}");
 }
