@@ -108,6 +108,7 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
     else if ((at = is(word, "pmi"))) take_overflows(at);
     else if ((at = is(word, "fuzz-msrs"))) fuzz_msrs(at);
     else if ((at = is(word, "flood"))) flood(at);
+    else if ((at = is(word, "rearm"))) rearm(at);
     else if ((at = is(word, "reprogram"))) reprogram(at);
     else if ((at = is(word, "rdmsr"))) {
         uint32_t index = number(&at);

@@ -93,6 +93,7 @@ void take_overflows(const char *at);
 // hostile.c: words that a well-behaved guest would not say.
 void fuzz_msrs(const char *at);
 void flood(const char *at);
+void rearm(const char *at);
 void reprogram(const char *at);
 
 #endif

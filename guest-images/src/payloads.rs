@@ -22,7 +22,7 @@
 /// | `spin`, `halt` | loops, or sleeps with interrupts off, for ever |
 /// | `reset`, `triple` | asks the i8042 for a reset; faults thrice |
 ///
-/// Words for an AMD PMU. Every processor that `smp` has started does what the last four say, and prints a line:
+/// Words for an AMD PMU. Every processor that `smp` has started does what the last five say:
 ///
 /// | word | what it does, and prints |
 /// |---|---|
@@ -31,6 +31,7 @@
 /// | `pmi=HOW,N,PERIOD,COUNTERS,HIGH:LOW` | N overflows, PERIOD instructions apart, of a loop in user mode; see below |
 /// | `fuzz-msrs=SEED,N` | writes nonsense to every PMU register there is, 76 patterns each and N at random: `fuzz-msrs WRITES writes, FAULTS faults, N surprises`, and before it `surprise REGISTER WRITTEN READ` for what is not as documented, RDPMC included |
 /// | `flood=PERIOD,N` | all counters overflow after every PERIOD instructions, or 1 to 16 if it is 0, the handler's too, for ever or for N interrupts: `flood over` |
+/// | `rearm=N` | has a counter overflow for ever or N times, with the interrupt masked: `rearm over` |
 /// | `reprogram=SEED,N` | selects random events in random counters, for ever or N times: `reprogram N changes, M interrupts` |
 ///
 /// `pmi` has overflows delivered as HOW says: `nmi`; `fixed`, an ordinary interrupt; `masked` in the local vector table; with
