@@ -9,7 +9,7 @@ use std::time::Duration;
 use guest_images::{Progress, Suite};
 use tally_lab::Scenario;
 
-use crate::program;
+use crate::{payload, program};
 
 /// What one step did.
 #[derive(Debug, Clone)]
@@ -35,13 +35,13 @@ pub struct Steps {
     changes: Vec<Change>,
     guest_programs: Vec<(&'static str, &'static [u8])>,
     script: String,
-    names: Vec<&'static str>,
+    names: Vec<String>,
 }
 
 type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
 
 /// What all steps did, by name.
-pub struct Results(BTreeMap<&'static str, Done>);
+pub struct Results(BTreeMap<String, Done>);
 
 impl Results {
     /// What that step did.
@@ -51,7 +51,8 @@ impl Results {
 }
 
 impl Steps {
-    /// Steps on a host that has the program under test as `tally`, the typist as `typist`, and the default guest.
+    /// Steps on a host that has the program under test as `tally`, the typist as `typist`, our bare-metal program as
+    /// `payload`, and the default guest.
     pub fn new() -> Self {
         Self::default()
     }
@@ -79,14 +80,20 @@ impl Steps {
 
     /// Adds a step: shell commands, in a shell of their own.
     #[must_use]
-    pub fn step(mut self, name: &'static str, commands: &str) -> Self {
+    pub fn step(mut self, name: &str, commands: &str) -> Self {
         writeln!(
             self.script,
             "echo 'step {name}' >&2\n({commands}) >$OUT/{name}.out 2>$OUT/{name}.err\necho $? >$OUT/{name}.status"
         )
         .expect("writing to a string cannot fail");
-        self.names.push(name);
+        self.names.push(name.to_owned());
         self
+    }
+
+    /// Adds a step: a guest of our bare-metal program, which does what these words say.
+    #[must_use]
+    pub fn bare_metal(self, name: &str, options: &str, words: &str) -> Self {
+        self.step(name, &format!("./tally run --kernel payload {options} --append '{words}'"))
     }
 
     /// Boots the host and takes the steps.
@@ -95,6 +102,7 @@ impl Steps {
         let scenario = Scenario::new(self.script)
             .file(program("tally"), "tally")
             .file(program("typist"), "typist")
+            .file(payload(), "payload")
             .limit(Duration::from_mins(10))
             .keep_output_in(folder.path())
             .guest_with(Suite::default(), &self.guest_programs, &mut Progress::stderr("lab"))
@@ -102,7 +110,7 @@ impl Steps {
         let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
         let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(outcome.status, 0, "{}", String::from_utf8_lossy(&outcome.stderr));
-        Results(self.names.into_iter().map(|name| (name, done(folder.path(), name))).collect())
+        Results(self.names.iter().map(|name| (name.clone(), done(folder.path(), name))).collect())
     }
 }
 

@@ -1,0 +1,104 @@
+//! Guests that mean harm: they get what the registers promise and no more, and the host keeps its own.
+
+use guest_tests::lab::Steps;
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+use crate::{LONG, OURS, Pmu, group, on_each, said};
+
+/// In a shell: the time since the host's boot in seconds, with hundredths.
+const NOW: &str = "$(cut -d ' ' -f 1 /proc/uptime)";
+
+/// Guests that do nothing but overflow, and never end by themselves.
+const FLOODS: [(&str, &str); 3] = [("flood", "flood=0"), ("flood-of-ones", "flood=1"), ("rearm", "rearm=0")];
+/// Others that never end.
+const OTHERS: [(&str, &str); 3] =
+    [("changes", "reprogram=5"), ("flood-by-two", "smp=2 flood=16"), ("changes-by-two", "smp=2 reprogram=5")];
+
+/// How often a neighbour runs its loop on the host's only CPU.
+const NEIGHBOURS_LOOPS: u64 = 2;
+
+pub fn guests(steps: Steps) -> Steps {
+    let steps = on_each(steps, &OURS, "nonsense", "fuzz-msrs=1,2000");
+    let steps = on_each(steps, &OURS, "nonsense-by-two", "smp=2 fuzz-msrs=2,1000");
+    let steps = on_each(steps, &OURS, "changes", "smp=2 reprogram=1,2000");
+    on_each(steps, &OURS, "some-floods", "smp=2 flood=1,500 flood=16,500 flood=0,500")
+}
+
+pub fn endless_guests(steps: Steps) -> Steps {
+    let guest =
+        |words| format!("./tally run --kernel payload {} --append '{words}' & sleep 0.5", Pmu::V2.options());
+    let steps = FLOODS.into_iter().chain(OTHERS).fold(steps, |steps, (name, words)| {
+        let end = format!(
+            "begun={NOW}; kill $!; wait $!; status=$?; awk \"BEGIN {{ print ({NOW} - $begun < 1) }}\"; exit $status"
+        );
+        steps.step(name, &format!("{}; {end}", guest(words)))
+    });
+    let work = format!("for i in $(seq {NEIGHBOURS_LOOPS}); do ./loop; done");
+    FLOODS.into_iter().fold(steps.on(|host| host.program(LOOP, "loop")), |steps, (name, words)| {
+        let neighbour = format!("begun={NOW}; {work}; awk \"BEGIN {{ print {NOW} - $begun }}\"");
+        steps.step(&beside(name), &format!("{}; {neighbour}; kill $!; wait $!", guest(words)))
+    })
+}
+
+fn beside(name: &str) -> String {
+    format!("beside-{name}")
+}
+
+#[test]
+fn nonsense_in_every_register_changes_what_the_manual_says() {
+    for pmu in OURS {
+        for name in ["nonsense", "nonsense-by-two"] {
+            let text = said(pmu, name);
+            assert!(text.contains(" 0 surprises\n") && !text.contains("surprise "), "{pmu:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn random_events_come_and_go() {
+    for pmu in OURS {
+        let text = said(pmu, "changes");
+        let changes: Vec<_> =
+            text.lines().filter(|line| line.starts_with("reprogram 2000 changes, ")).collect();
+        assert_eq!(changes.len(), 2, "{pmu:?}: {text}");
+        assert!(changes.iter().all(|line| !line.contains(", 0 interrupts")), "{pmu:?}: {text}");
+    }
+}
+
+#[test]
+fn a_flood_gets_through() {
+    for pmu in OURS {
+        let over = "flood over\n".repeat(3);
+        assert_eq!(said(pmu, "some-floods"), format!("processors 2\n{over}"), "{pmu:?}");
+    }
+}
+
+#[test]
+fn sigterm_ends_a_guest_that_does_nothing_but_overflow() {
+    for (name, words) in FLOODS.into_iter().chain(OTHERS) {
+        let done = group(&LONG).of(name);
+        assert_eq!(done.status, 0, "{words}: {}", done.err);
+        assert!(done.text().ends_with("1\n"), "{words}: it was not gone within a second: {}", done.text());
+    }
+}
+
+#[test]
+fn the_operator_hears_of_a_flood_that_is_held_back() {
+    let done = group(&LONG).of("rearm");
+    assert!(done.err.starts_with("tally: vCPU 0: rate floor: "), "{}", done.err);
+}
+
+#[test]
+fn a_neighbour_on_the_same_cpu_keeps_its_half() {
+    for (name, words) in FLOODS {
+        let done = group(&LONG).of(&beside(name));
+        let text = done.text();
+        let elapsed: f64 =
+            text.lines().last().and_then(|line| line.parse().ok()).expect("a number of seconds");
+        // One instruction is one nanosecond.
+        #[expect(clippy::cast_precision_loss, reason = "it has ten digits")]
+        let alone = (NEIGHBOURS_LOOPS * LOOP_INSTRUCTIONS) as f64 / 1e9;
+        let share = alone / elapsed;
+        assert!((0.4..0.6).contains(&share), "{words}: {share:.2} of the CPU");
+    }
+}

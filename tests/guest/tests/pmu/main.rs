@@ -1,0 +1,97 @@
+//! The guest's PMU as a program without an operating system sees it, on the lab's simulated host: what the registers
+//! say, what is counted, how overflows arrive, and what becomes of guests that mean harm.
+//!
+//! Guests share two boots of the host, a group of quick ones and one of those that are long or never end; each module adds its
+//! own, and its tests look at what they said. What the words mean that they do is listed at
+//! [`guest_images::payloads::BARE_METAL`].
+
+mod counting;
+mod delivery;
+mod hostile;
+mod registers;
+
+use std::sync::{LazyLock, Once};
+use std::thread;
+
+use guest_tests::lab::{Done, Results, Steps};
+
+/// What the guest sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pmu {
+    /// AMD's with PerfMonV2: six counters and global registers.
+    V2,
+    /// Six counters, each with an event select of its own.
+    Core,
+    /// The four of the K7.
+    K7,
+    /// KVM's own, to compare with. It is like `Core`.
+    Kvm,
+}
+
+/// Tally's own.
+const OURS: [Pmu; 3] = [Pmu::V2, Pmu::Core, Pmu::K7];
+const ALL: [Pmu; 4] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Kvm];
+
+impl Pmu {
+    /// The options of `tally run`.
+    fn options(self) -> &'static str {
+        match self {
+            Self::V2 => "--pmu amd --cpus 2",
+            Self::Core => "--pmu amd-legacy --cpus 2",
+            Self::K7 => "--pmu amd-legacy --counters 4 --cpus 2",
+            Self::Kvm => "--pmu kvm --cpus 2",
+        }
+    }
+
+    fn counters(self) -> u32 {
+        if self == Self::K7 { 4 } else { 6 }
+    }
+
+    /// The step that is called so, for this PMU.
+    fn step(self, name: &str) -> String {
+        format!("{name}-{self:?}")
+    }
+}
+
+/// Steps of that name, one for each of these PMUs, with the same words.
+fn on_each(steps: Steps, pmus: &[Pmu], name: &str, words: &str) -> Steps {
+    pmus.iter().fold(steps, |steps, pmu| steps.bare_metal(&pmu.step(name), pmu.options(), words))
+}
+
+/// What the guests did that end soon.
+static QUICK: LazyLock<Results> = LazyLock::new(|| {
+    [registers::guests, counting::guests, delivery::guests, hostile::guests]
+        .into_iter()
+        .fold(Steps::new(), |steps, add| add(steps))
+        .run()
+});
+
+/// What the others did.
+static LONG: LazyLock<Results> = LazyLock::new(|| {
+    [delivery::long_guests, hostile::endless_guests]
+        .into_iter()
+        .fold(Steps::new(), |steps, add| add(steps))
+        .run()
+});
+
+/// Boots a group, and the other one meanwhile: each takes a core.
+fn group(group: &'static LazyLock<Results>) -> &'static Results {
+    static OTHERS: Once = Once::new();
+    OTHERS.call_once(|| {
+        for other in [&QUICK, &LONG] {
+            thread::spawn(|| LazyLock::force(other));
+        }
+    });
+    group
+}
+
+/// What a guest printed that did all of its words, while Tally had nothing to say.
+fn output(done: &Done) -> String {
+    assert_eq!((done.status, done.err.as_str()), (1, ""), "{}", done.text());
+    done.text()
+}
+
+/// What the quick guest of that name printed.
+fn said(pmu: Pmu, name: &str) -> String {
+    output(group(&QUICK).of(&pmu.step(name)))
+}
