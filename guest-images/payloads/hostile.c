@@ -202,9 +202,11 @@ static void flood_again(const struct frame *frame) {
 
 static void overflow_everywhere(void) {
     uint32_t processor = this_processor(), random = seed_of(plan.seed);
+    // The first counter's first interrupt comes before the others are started.
+    for (uint32_t i = 0; i < pmu.counters; i++)
+        periods[processor][i] = plan.period ? plan.period : random32(&random) % 16 + 1;
     open_for_nmis();
     for (uint32_t i = 0; i < pmu.counters; i++) {
-        periods[processor][i] = plan.period ? plan.period : random32(&random) % 16 + 1;
         start_counter(i, SELECT_ON | SELECT_INTERRUPT | SELECT_USER | SELECT_KERNEL | EVENT_INSTRUCTIONS,
                       -(uint64_t)periods[processor][i]);
     }

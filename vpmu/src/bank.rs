@@ -10,8 +10,8 @@ mod floor;
 use std::time::Duration;
 
 use crate::event::Selection;
-use crate::notice::Notice;
-use crate::source::{Backing, Count, FAR, Source};
+use crate::notice::{Notice, Notices};
+use crate::source::{Backing, Count, FAR, Refusal, Source};
 use floor::{Floor, Tell};
 
 /// An alarm that repeats after at least so many counts and so much time may be left to repeat: the guest's handler is
@@ -19,9 +19,6 @@ use floor::{Floor, Tell};
 /// `kernel.perf_event_max_sample_rate`, 100,000 a second).
 const LONG: u64 = 8192;
 const SLOW: Duration = Duration::from_micros(20);
-
-/// After so many, refused events are told no more: a guest can ask for any number of them.
-const REFUSALS_TOLD: u32 = 32;
 
 /// Whether anybody is to know of an overflow when it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +37,7 @@ pub struct Bank<S: Source> {
     running: u64,
     overflowed: u64,
     floor: Floor,
-    refusals: u32,
-    notices: Vec<Notice>,
+    notices: Notices,
 }
 
 struct Counter<B> {
@@ -60,8 +56,8 @@ struct Backed<B> {
     alarm: Armed,
     /// The count at which its last alarm came, and when that was.
     last_alarm: (u64, Duration),
-    /// Since when it misses counts.
-    starved: Option<Duration>,
+    /// Since when it misses counts, and whether that was told.
+    starved: Option<(Duration, bool)>,
 }
 
 /// The alarm that is set.
@@ -90,8 +86,7 @@ impl<S: Source> Bank<S> {
             running: 0,
             overflowed: 0,
             floor: Floor::default(),
-            refusals: 0,
-            notices: Vec::new(),
+            notices: Notices::default(),
         }
     }
 
@@ -155,7 +150,7 @@ impl<S: Source> Bank<S> {
 
     /// What the operator is to know since this was last asked.
     pub fn take_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+        self.notices.take()
     }
 
     fn mask(&self) -> u64 {
@@ -205,13 +200,17 @@ impl<S: Source> Bank<S> {
         };
         match (starved, backed.starved) {
             (true, None) => {
-                backed.starved = Some(self.source.now());
-                self.notices.push(Notice::Starved { counter, selection });
+                let now = self.source.now();
+                let told = self.notices.tell(Notice::Starved { counter, selection }, now);
+                backed.starved = Some((now, told));
             }
-            (false, Some(since)) => {
+            (false, Some((since, told))) => {
                 backed.starved = None;
-                let missed = self.source.now().saturating_sub(since);
-                self.notices.push(Notice::Recovered { counter, selection, missed });
+                let now = self.source.now();
+                let missed = now.saturating_sub(since);
+                if told {
+                    self.notices.tell(Notice::Recovered { counter, selection, missed }, now);
+                }
             }
             _ => {}
         }
@@ -228,7 +227,7 @@ impl<S: Source> Bank<S> {
         if backed.alarm.at.saturating_sub(last_count) < floor::PERIOD
             && let Tell::Raised(times) = self.floor.short_alarm(now)
         {
-            self.notices.push(Notice::RateFloor { period: floor::PERIOD, times });
+            self.notices.tell(Notice::RateFloor { period: floor::PERIOD, times }, now);
         }
         let Armed { distance, repeats, .. } = backed.alarm;
         let harmless = !repeats && distance >= LONG && now.saturating_sub(last_time) >= SLOW;
@@ -268,17 +267,11 @@ impl<S: Source> Bank<S> {
                     Backed { backing, mark: 0, alarm, last_alarm: (0, Duration::ZERO), starved: None };
                 self.counters[counter].backed = Some(backed);
             }
-            Err(refusal) => self.refuse(counter, selection, refusal.0),
+            Err(Refusal(why)) => {
+                let now = self.source.now();
+                self.notices.tell(Notice::Refused { counter, selection, why }, now);
+            }
         }
-    }
-
-    fn refuse(&mut self, counter: usize, selection: Selection, why: String) {
-        if self.refusals < REFUSALS_TOLD {
-            self.notices.push(Notice::Refused { counter, selection, why });
-        } else if self.refusals == REFUSALS_TOLD {
-            self.notices.push(Notice::NoMoreRefusals);
-        }
-        self.refusals = self.refusals.saturating_add(1);
     }
 
     /// Sets the alarm of a counter that was just looked at, unless one is set that comes early enough.

@@ -5,6 +5,40 @@ use std::time::Duration;
 
 use crate::event::Selection;
 
+/// In one second no more than these are told of one vCPU: a hostile guest can cause any number of them.
+const A_SECOND: usize = 16;
+
+/// Notices that wait to be told.
+#[derive(Debug, Default)]
+pub struct Notices {
+    waiting: Vec<Notice>,
+    second: u64,
+    told: usize,
+}
+
+impl Notices {
+    /// Has this told, unless there were too many in this second; says whether it will be.
+    pub fn tell(&mut self, notice: Notice, now: Duration) -> bool {
+        if now.as_secs() != self.second {
+            (self.second, self.told) = (now.as_secs(), 0);
+        }
+        self.told = self.told.saturating_add(1);
+        if self.told == A_SECOND {
+            self.waiting.push(Notice::TooMany);
+        }
+        let tells = self.told < A_SECOND;
+        if tells {
+            self.waiting.push(notice);
+        }
+        tells
+    }
+
+    /// What is to be told, once.
+    pub fn take(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.waiting)
+    }
+}
+
 /// Something that happened to a vCPU's counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
@@ -17,8 +51,8 @@ pub enum Notice {
         /// What the host said.
         why: String,
     },
-    /// Too many events were refused to go on telling.
-    NoMoreRefusals,
+    /// There was more to tell than anybody wants to read.
+    TooMany,
     /// The host has taken the counter's hardware away: it misses counts from here on.
     Starved {
         /// Which counter.
@@ -50,7 +84,7 @@ impl fmt::Display for Notice {
             Self::Refused { counter, selection, why } => {
                 write!(f, "counter {counter} stands still: the host refuses {selection}: {why}")
             }
-            Self::NoMoreRefusals => write!(f, "further refused events are not told"),
+            Self::TooMany => write!(f, "more of this kind in the same second is not told"),
             Self::Starved { counter, selection } => {
                 write!(f, "counter {counter} ({selection}) is starved: others on the host hold the hardware")
             }

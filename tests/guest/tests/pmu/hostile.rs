@@ -84,8 +84,10 @@ fn sigterm_ends_a_guest_that_does_nothing_but_overflow() {
 
 #[test]
 fn the_operator_hears_of_a_flood_that_is_held_back() {
-    let done = group(&LONG).of("rearm");
-    assert!(done.err.starts_with("tally: vCPU 0: rate floor: "), "{}", done.err);
+    for (name, words) in FLOODS {
+        let done = group(&LONG).of(name);
+        assert!(done.err.starts_with("tally: vCPU 0: rate floor: "), "{words}: {}", done.err);
+    }
 }
 
 #[test]

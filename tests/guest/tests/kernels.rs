@@ -1,0 +1,96 @@
+//! Guest kernels of several makes count and sample on Tally's PMU: their drivers differ, and so does where they read counters.
+
+use std::sync::LazyLock;
+
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite, kernel, small_kernel};
+use guest_tests::lab::{Results, Steps};
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// Each kernel by name, and the model that it is shown.
+const GUESTS: [(&str, &str, &str); 8] = [
+    ("stable", "guest/kernel", "amd"),
+    ("stable-legacy", "guest/kernel", "amd-legacy"),
+    ("testing", "trixie", "amd"),
+    ("testing-legacy", "trixie", "amd-legacy"),
+    ("newest", "sid", "amd"),
+    ("newest-legacy", "sid", "amd-legacy"),
+    ("small", "small", "amd"),
+    ("small-legacy", "small", "amd-legacy"),
+];
+
+const PERIOD: u64 = 1_000_000;
+
+static KERNELS: LazyLock<Results> = LazyLock::new(|| {
+    let cache = Cache::open().expect("there is a cache");
+    let mut progress = Progress::stderr("lab");
+    let mut distributed =
+        |suite| kernel(&cache, suite, &mut progress).unwrap_or_else(|error| panic!("{error}")).image;
+    let steps = Steps::new()
+        .in_guest("loop", LOOP)
+        .file(distributed(Suite::Trixie), "trixie")
+        .file(distributed(Suite::Sid), "sid")
+        .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
+    let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
+    let sample = format!(
+        "perf record -q -c {PERIOD} -e instructions:u -o /tmp/data ./loop; perf script -i /tmp/data -F period,ip | sort | uniq -c"
+    );
+    GUESTS
+        .iter()
+        .fold(steps, |steps, (name, kernel, model)| {
+            steps.step(
+                name,
+                &format!(
+                    "./tally run --pmu {model} --pmu-log {name}.log --append cryptomgr.notests --kernel {kernel} -- \
+                     sh -c '{count}; {sample}'; status=$?; cat {name}.log >&2; exit $status"
+                ),
+            )
+        })
+        .run()
+});
+
+fn counts_and_samples(name: &str) {
+    let done = KERNELS.of(name);
+    let text = done.text();
+    let mut lines = text.lines();
+    let counted = lines.next().and_then(|line| line.split(',').next());
+    assert_eq!(counted, Some(LOOP_INSTRUCTIONS.to_string().as_str()), "{text}{}", done.err);
+    let samples: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+    let (taken, period) = ((LOOP_INSTRUCTIONS / PERIOD).to_string(), PERIOD.to_string());
+    assert_eq!(samples, [[taken.as_str(), &period, "401007"]], "all at one place: {text}{}", done.err);
+}
+
+/// How many of the kernel's instructions were changed, as the log has it.
+fn changed(name: &str) -> usize {
+    KERNELS.of(name).err.lines().filter(|line| line.contains("RDPMC became RDMSR at 0x")).count()
+}
+
+macro_rules! kernels {
+    ($($test:ident: $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                counts_and_samples($name);
+            }
+        )*
+    };
+}
+
+kernels! {
+    debian_stables_kernel: "stable",
+    debian_stables_kernel_without_perfmonv2: "stable-legacy",
+    debian_testings_kernel: "testing",
+    debian_testings_kernel_without_perfmonv2: "testing-legacy",
+    the_newest_kernel: "newest",
+    the_newest_kernel_without_perfmonv2: "newest-legacy",
+    a_kernel_that_reads_counters_in_several_places: "small",
+    a_kernel_that_reads_counters_in_several_places_without_perfmonv2: "small-legacy",
+}
+
+#[test]
+fn what_was_changed_in_a_kernel_is_logged() {
+    for name in ["stable", "testing", "newest"] {
+        assert_eq!(changed(name), 1, "{name}: {}", KERNELS.of(name).err);
+    }
+    assert!(changed("small") > 1, "{}", KERNELS.of("small").err);
+}
