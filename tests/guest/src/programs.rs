@@ -11,7 +11,9 @@ pub const FAMILY_PARENT_INSTRUCTIONS: u64 = 40_000_015;
 pub const INTERVAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/interval"));
 /// How many instructions [`INTERVAL`] executes in user mode.
 pub const INTERVAL_INSTRUCTIONS: u64 = 100_000_022;
-/// How many of them are from one pause to the other.
+/// How many of them are branches.
+pub const INTERVAL_BRANCHES: u64 = 50_000_005;
+/// How many instructions are from one pause to the other.
 pub const BETWEEN_PAUSES: u64 = 100_000_010;
 /// How many of these are branches.
 pub const BRANCHES_BETWEEN_PAUSES: u64 = 50_000_002;
