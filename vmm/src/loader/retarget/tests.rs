@@ -157,7 +157,7 @@ fn read_by_the_look(kernel: &Kernel) -> Vec<u64> {
     let description = kernel.describe();
     let code = description.sections.iter().filter(|section| section.content == Content::Code);
     let looks = code.flat_map(|section| {
-        let windows = (section.address..).zip(section.bytes.windows(12));
+        let windows = (section.address..).zip(section.bytes.windows(16));
         windows.filter(|(_, bytes)| bytes.starts_with(&[0x0f, 0x33]) && bytes.windows(4).any(|w| w == SHIFT))
     });
     looks.map(|(address, _)| address).collect()
