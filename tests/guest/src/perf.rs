@@ -85,12 +85,6 @@ impl Sections {
         }
     }
 
-    /// The one number that a section printed.
-    pub fn number(&self, name: &str) -> u64 {
-        let text = self.text(name);
-        text.trim().parse().unwrap_or_else(|_| panic!("`{name}` is to print a number: {text}"))
-    }
-
     /// What `perf stat` counted in a section.
     pub fn counts(&self, name: &str) -> Vec<Count> {
         let counts = counts(self.text(name));
