@@ -98,6 +98,17 @@ fn lacking<'a>(
     needs.filter(|(cap, _)| !has(*cap)).map(|(_, name)| *name).collect()
 }
 
+/// Lets this process have as many open files as it may: a vCPU has one, and one more for each of its counters.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is initialised. Should it be refused, the old limit stays.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
 /// Checks a number of CPUs against KVM's limit and ours: an APIC id has 8 bits, and 255 means "all".
 pub fn check_cpus(kvm: &Kvm, asked: u32) -> Result<u8, KvmError> {
     let most = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);

@@ -25,6 +25,7 @@ use crate::{FAILURE, cpuid, kvm, signals};
 /// Boots what the options say and waits for its end.
 pub fn run(options: &Run) -> Result<ExitCode> {
     let kvm = kvm::open(options.pmu)?;
+    kvm::raise_file_limit();
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;
     let log = log(options)?;
     let ram = GuestRam::new(&options.memory)?;

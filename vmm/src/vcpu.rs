@@ -107,7 +107,8 @@ enum Exit {
 impl Vcpu {
     /// Runs until the guest ends or cannot go on.
     pub fn run(&mut self) -> Result<End, Failure> {
-        let mut pmu = ThreadPmu::new(self.pmu, &mut self.fd);
+        // SAFETY: it is gone when this function ends, and `self` is not.
+        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &mut self.fd) };
         loop {
             let exit = self.enter(&mut pmu);
             self.coalescing.drain(&mut self.fd, &self.bus);

@@ -14,11 +14,9 @@ use crate::notice::{Notice, Notices};
 use crate::source::{Backing, Count, FAR, Refusal, Source};
 use floor::{Floor, Tell};
 
-/// An alarm that repeats after at least so many counts and so much time may be left to repeat: the guest's handler is
-/// done before it comes again, and the host does not take the event for one that fires too often and stop it (Linux:
-/// `kernel.perf_event_max_sample_rate`, 100,000 a second).
+/// An alarm that repeats after at least so many counts may be left to repeat, as far as the guest is concerned: its handler is
+/// done before it comes again.
 const LONG: u64 = 8192;
-const SLOW: Duration = Duration::from_micros(20);
 
 /// Whether anybody is to know of an overflow when it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,12 +189,14 @@ impl<S: Source> Bank<S> {
 
     /// What was counted behind a counter; the operator hears of gaps.
     fn count(&mut self, counter: usize) -> Option<u64> {
+        let runs = self.runs(counter);
         let this = &mut self.counters[counter];
         let selection = this.selection?;
         let backed = this.backed.as_mut()?;
         let (count, starved) = match backed.backing.count() {
             Count::Exact(count) => (count, false),
-            Count::Starved(count) => (count, true),
+            // One that stands still misses nothing.
+            Count::Starved(count) => (count, runs),
         };
         match (starved, backed.starved) {
             (true, None) => {
@@ -230,7 +230,7 @@ impl<S: Source> Bank<S> {
             self.notices.tell(Notice::RateFloor { period: floor::PERIOD, times }, now);
         }
         let Armed { distance, repeats, .. } = backed.alarm;
-        let harmless = !repeats && distance >= LONG && now.saturating_sub(last_time) >= SLOW;
+        let harmless = !repeats && distance >= LONG && self.source.may_repeat(now.saturating_sub(last_time));
         match self.wanted(counter) {
             Some(at) if at < count + FAR => self.arm(counter, count, at),
             Some(_) if harmless => self.leave_to_repeat(counter),
@@ -310,8 +310,10 @@ impl<S: Source> Bank<S> {
     fn arm(&mut self, counter: usize, count: u64, at: u64) {
         if let Some(backed) = &mut self.counters[counter].backed {
             let distance = at.saturating_sub(count).max(1);
-            backed.backing.arm(distance);
             backed.alarm = Armed { at, distance, repeats: false };
+            if let Err(Refusal(why)) = backed.backing.arm(distance) {
+                self.notices.tell(Notice::Unarmed { counter, why }, self.source.now());
+            }
         }
     }
 

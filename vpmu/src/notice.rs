@@ -5,32 +5,36 @@ use std::time::Duration;
 
 use crate::event::Selection;
 
-/// In one second no more than these are told of one vCPU: a hostile guest can cause any number of them.
-const A_SECOND: usize = 16;
+/// So many are told of one vCPU at once, and then one in each pause: a hostile guest can cause any number of them.
+const AT_ONCE: u32 = 16;
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Notices that wait to be told.
 #[derive(Debug, Default)]
 pub struct Notices {
     waiting: Vec<Notice>,
-    second: u64,
-    told: usize,
+    /// How many were told of late; it goes down by one in each pause.
+    told: u32,
+    since: Duration,
 }
 
 impl Notices {
-    /// Has this told, unless there were too many in this second; says whether it will be.
+    /// Has this told, unless there were too many of late; says whether it will be.
     pub fn tell(&mut self, notice: Notice, now: Duration) -> bool {
-        if now.as_secs() != self.second {
-            (self.second, self.told) = (now.as_secs(), 0);
+        let pauses = now.saturating_sub(self.since).as_secs() / PAUSE.as_secs();
+        if pauses > 0 {
+            self.told = self.told.saturating_sub(u32::try_from(pauses).unwrap_or(u32::MAX));
+            self.since = now;
         }
-        self.told = self.told.saturating_add(1);
-        if self.told == A_SECOND {
+        if self.told >= AT_ONCE {
+            return false;
+        }
+        self.told += 1;
+        self.waiting.push(notice);
+        if self.told == AT_ONCE {
             self.waiting.push(Notice::TooMany);
         }
-        let tells = self.told < A_SECOND;
-        if tells {
-            self.waiting.push(notice);
-        }
-        tells
+        true
     }
 
     /// What is to be told, once.
@@ -48,6 +52,13 @@ pub enum Notice {
         counter: usize,
         /// What it was to count.
         selection: Selection,
+        /// What the host said.
+        why: String,
+    },
+    /// The host did not take the request to say when a counter overflows: the guest may miss an interrupt.
+    Unarmed {
+        /// Which counter.
+        counter: usize,
         /// What the host said.
         why: String,
     },
@@ -84,7 +95,10 @@ impl fmt::Display for Notice {
             Self::Refused { counter, selection, why } => {
                 write!(f, "counter {counter} stands still: the host refuses {selection}: {why}")
             }
-            Self::TooMany => write!(f, "more of this kind in the same second is not told"),
+            Self::TooMany => write!(f, "that is a lot: for some seconds no more of it is told"),
+            Self::Unarmed { counter, why } => {
+                write!(f, "counter {counter}: the host does not say when it overflows: {why}")
+            }
             Self::Starved { counter, selection } => {
                 write!(f, "counter {counter} ({selection}) is starved: others on the host hold the hardware")
             }

@@ -139,6 +139,8 @@ impl fmt::Display for Site {
 }
 
 impl Site {
+    /// The byte in front of it.
+    pub const ESCAPE: u8 = ESCAPE;
     /// The byte that makes it RDPMC.
     pub const BEFORE: u8 = RDPMC;
     /// The byte that makes it RDMSR.

@@ -16,11 +16,14 @@ pub trait Source {
     /// One counter.
     type Backing: Backing;
 
-    /// Starts to count, from now on and from zero, with an alarm in `alarm` counts.
-    fn start(&mut self, selection: Selection, alarm: u64) -> Result<Self::Backing, Refusal>;
+    /// Starts to count, from now on and from zero, with its alarm in `distance` counts.
+    fn start(&mut self, selection: Selection, distance: u64) -> Result<Self::Backing, Refusal>;
 
     /// How late it is, from any point that stays the same.
     fn now(&self) -> Duration;
+
+    /// Whether a counter whose alarms are so far apart may go on like that: hosts stop those that are too fast.
+    fn may_repeat(&mut self, interval: Duration) -> bool;
 }
 
 /// A counter that only ever counts up, while its guest runs.
@@ -30,7 +33,7 @@ pub trait Backing {
 
     /// Sets the counter's one alarm, for when it has counted `distance` more; any alarm before is off. When it is due, the
     /// vCPU's thread leaves the guest. It may be repeated until it is set anew.
-    fn arm(&mut self, distance: u64);
+    fn arm(&mut self, distance: u64) -> Result<(), Refusal>;
 }
 
 /// What a counter has to show.

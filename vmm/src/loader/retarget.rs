@@ -25,8 +25,8 @@ impl Kernel {
             return Err(Problem::Rdpmc(*address).with(&self.path));
         }
         for site in &findings.sites {
-            match self.byte_mut(site.byte) {
-                Some(byte) if *byte == Site::BEFORE => *byte = Site::AFTER,
+            match self.instruction_mut(site.byte) {
+                Some([Site::ESCAPE, byte]) if *byte == Site::BEFORE => *byte = Site::AFTER,
                 _ => return Err(Problem::Rdpmc(site.address).with(&self.path)),
             }
         }
@@ -65,13 +65,13 @@ impl Kernel {
         self.segments().iter().filter_map(section).collect()
     }
 
-    /// The byte at an address for which the kernel was linked.
-    fn byte_mut(&mut self, address: u64) -> Option<&mut u8> {
+    /// The two bytes that end at an address for which the kernel was linked.
+    fn instruction_mut(&mut self, address: u64) -> Option<&mut [u8; 2]> {
         let offset = self.segments().iter().find_map(|segment| {
             let offset = usize::try_from(address.checked_sub(segment.virtual_address)?).ok()?;
             (offset < segment.file.len()).then_some(segment.file.start + offset)
         })?;
-        self.image.get_mut(offset)
+        self.image.get_mut(offset.checked_sub(1)?..=offset)?.try_into().ok()
     }
 
     fn segments(&self) -> &[Segment] {

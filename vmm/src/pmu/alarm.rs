@@ -32,29 +32,47 @@ pub fn install() -> io::Result<()> {
             return Err(io::Error::last_os_error());
         }
     }
-    Ok(())
+    unblock()
+}
+
+/// Whoever started this program may have left the signals blocked.
+fn unblock() -> io::Result<()> {
+    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is valid.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    for number in [signal(), libc::SIGIO] {
+        // SAFETY: `set` is valid, and so is the signal.
+        unsafe { libc::sigaddset(&raw mut set, number) };
+    }
+    // SAFETY: `set` is initialised; the old mask is not asked for.
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut()) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 extern "C" fn on_alarm(_signal: libc::c_int) {
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: it points into the vCPU's shared page, which is mapped as long as `Alarm` lives.
+        // SAFETY: it points into the vCPU's shared page, which is mapped as long as the `ExitFlag` lives.
         unsafe { flag.write_volatile(1) };
     }
 }
 
-/// This thread's alarm. While it lives, signals have the vCPU leave the guest.
-pub struct Alarm(*mut u8);
+/// The flag that has this thread's vCPU leave the guest. While it lives, signals set it.
+pub struct ExitFlag(*mut u8);
 
-impl Alarm {
-    /// The alarm of the vCPU that this thread is going to run.
-    pub fn of(fd: &mut VcpuFd) -> Self {
+impl ExitFlag {
+    /// That of the vCPU that this thread is going to run, one at a time.
+    ///
+    /// # Safety
+    /// `fd` has to outlive it.
+    pub unsafe fn of(fd: &mut VcpuFd) -> Self {
         let flag = &raw mut fd.get_kvm_run().immediate_exit;
         IMMEDIATE_EXIT.set(flag);
         Self(flag)
     }
 
-    /// Whether the alarm has come since this was last asked. What it is about must be looked at after that.
+    /// Whether a signal has come since this was last asked. What it is about must be looked at after that.
     pub fn take(&mut self) -> bool {
         // SAFETY: as in the handler, which is the only other one to write, on this thread.
         let came = unsafe { self.0.read_volatile() } != 0;
@@ -67,7 +85,7 @@ impl Alarm {
     }
 }
 
-impl Drop for Alarm {
+impl Drop for ExitFlag {
     fn drop(&mut self) {
         IMMEDIATE_EXIT.set(ptr::null_mut());
     }

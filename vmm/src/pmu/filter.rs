@@ -42,7 +42,8 @@ pub fn take_registers(vm: &VmFd, rdpmc: Rdpmc) -> Result<(), KvmError> {
 }
 
 fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
-    // No such capability, or a value of 0: this KVM has no vPMU, or its operator left it off.
+    // A value of 0: this KVM has no vPMU, or its operator left it off. No such capability (before Linux 5.18): it cannot
+    // be switched off, but its registers are handed over like the others, and what is left of it is RDPMC, which reads 0.
     if vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) <= 0 {
         return Ok(());
     }

@@ -100,7 +100,7 @@ fn of_amds(choice: Choice, asked: Option<u32>, free: usize) -> Result<Offer, Una
     let remark = (asked.is_none() && version.counters() < MOST_COUNTERS).then(|| {
         format!(
             "the guest gets {} counters of {MOST_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
-             frees the one of the NMI watchdog)",
+             frees the one of the NMI watchdog); Linux before 5.19 as a guest needs --pmu amd-legacy then",
             version.counters()
         )
     });

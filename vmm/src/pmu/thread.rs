@@ -7,14 +7,14 @@ use vpmu::model::none;
 use vpmu::notice::Notice;
 use vpmu::source::perf::PerfEvents;
 
-use super::alarm::{self, Alarm};
+use super::alarm::{self, ExitFlag};
 use super::{Pmu, interrupt};
 use crate::kvm::KvmError;
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
     model: Model,
-    alarm: Alarm,
+    flag: ExitFlag,
 }
 
 enum Model {
@@ -25,13 +25,17 @@ enum Model {
 
 impl ThreadPmu {
     /// The PMU of a vCPU that this thread is going to run.
-    pub fn new(pmu: Pmu, fd: &mut VcpuFd) -> Self {
+    ///
+    /// # Safety
+    /// `fd` has to outlive it.
+    pub unsafe fn new(pmu: Pmu, fd: &mut VcpuFd) -> Self {
         let model = match pmu {
             Pmu::None => Model::None,
             Pmu::Kvm => Model::Kvm,
             Pmu::Amd(version) => Model::Amd(Box::new(Amd::new(version, PerfEvents::new(alarm::signal())))),
         };
-        Self { model, alarm: Alarm::of(fd) }
+        // SAFETY: the caller's promise.
+        Self { model, flag: unsafe { ExitFlag::of(fd) } }
     }
 
     /// The guest reads a register that was handed over.
@@ -55,7 +59,7 @@ impl ThreadPmu {
     /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that. What the operator is
     /// to know comes back.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Vec<Notice>, KvmError> {
-        let came = self.alarm.take();
+        let came = self.flag.take();
         let Model::Amd(amd) = &mut self.model else { return Ok(Vec::new()) };
         if came {
             amd.alarm();

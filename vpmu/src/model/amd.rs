@@ -13,7 +13,7 @@ use crate::Outcome;
 use crate::bank::Bank;
 use crate::notice::Notice;
 use crate::source::Source;
-use crate::x86::Leaf;
+use crate::x86::{self, Leaf};
 use register::Register;
 use select::Select;
 
@@ -21,6 +21,7 @@ use select::Select;
 const WIDTH: u32 = 48;
 /// There can be no more core counters than these.
 pub const MOST_COUNTERS: usize = 6;
+const _: () = assert!(MOST_COUNTERS == (x86::RDPMC_LAST - x86::RDPMC_FIRST) as usize + 1);
 /// What was there before there was a CPUID bit for it.
 pub const K7_COUNTERS: usize = 4;
 

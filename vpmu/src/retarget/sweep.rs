@@ -27,15 +27,17 @@ pub fn decide(section: &Section, mode: Mode, starts: &[Start], at: u64) -> Verdi
     let asked = starts[..behind].iter().rev().take(ASKED);
     let usable: Vec<&Start> = asked.filter(|start| start.end.is_none_or(|end| at < end)).collect();
     let Some(nearest) = usable.first() else { return Verdict::Unreached };
-    let found: Vec<Instruction> = usable
+    let found: Option<Vec<Instruction>> = usable
         .iter()
-        .filter_map(|start| {
+        .map(|start| {
             let end = start.end.map_or(next, |end| end.min(next));
             let boundaries = boundaries(section, mode, start.address..end)?;
             let covering = boundaries.partition_point(|boundary| *boundary <= at).checked_sub(1)?;
             Instruction::decode(section, mode, boundaries[covering])
         })
         .collect();
+    // One that finds no instructions there speaks against the others.
+    let Some(found) = found else { return Verdict::Contradiction };
     match found.first() {
         Some(first) if found.iter().any(|other| other != first) => Verdict::Contradiction,
         Some(first) if found.len() >= nearest.kind.witnesses() => {

@@ -83,14 +83,14 @@ impl Script {
 impl Source for Script {
     type Backing = Scripted;
 
-    fn start(&mut self, selection: Selection, alarm: u64) -> Result<Scripted, Refusal> {
+    fn start(&mut self, selection: Selection, distance: u64) -> Result<Scripted, Refusal> {
         let mut host = self.0.borrow_mut();
         host.requests += 1;
         if selection.event == REFUSED {
             return Err(Refusal("it does not exist".to_owned()));
         }
-        assert!((1..=FAR).contains(&alarm), "{alarm}");
-        let counter = Rc::new(RefCell::new(Counter { count: 0, period: alarm, left: alarm }));
+        assert!((1..=FAR).contains(&distance), "{distance}");
+        let counter = Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance }));
         host.counters.retain(|counter| counter.strong_count() > 0);
         host.counters.push(Rc::downgrade(&counter));
         Ok(Scripted { counter, host: Rc::clone(&self.0) })
@@ -98,6 +98,10 @@ impl Source for Script {
 
     fn now(&self) -> Duration {
         self.0.borrow().now
+    }
+
+    fn may_repeat(&mut self, interval: Duration) -> bool {
+        interval >= Duration::from_micros(20)
     }
 }
 
@@ -107,10 +111,11 @@ impl Backing for Scripted {
         if self.host.borrow().starved { Count::Starved(count) } else { Count::Exact(count) }
     }
 
-    fn arm(&mut self, distance: u64) {
+    fn arm(&mut self, distance: u64) -> Result<(), Refusal> {
         assert!((1..=FAR).contains(&distance), "{distance}");
         self.host.borrow_mut().requests += 1;
         let mut counter = self.counter.borrow_mut();
         (counter.period, counter.left) = (distance, distance);
+        Ok(())
     }
 }

@@ -259,10 +259,10 @@ fn an_event_that_the_host_refuses_stands_still_and_the_operator_hears_of_it() {
     }
     run(&mut pmu, &host, 100);
     assert_eq!(pmu.read(COUNTER), Value(0));
-    assert_eq!(pmu.take_notices().len(), 16, "no more than that in a second");
-    host.time_passes(Duration::from_secs(1));
+    assert_eq!(pmu.take_notices().len(), 16 + 1, "and that there are more");
+    host.time_passes(Duration::from_secs(10));
     pmu.write(SELECT, COUNTING & !0xffff | 0xbad);
-    assert_eq!(pmu.take_notices().len(), 1);
+    assert!(pmu.take_notices()[0].to_string().contains("it does not exist"));
 }
 
 #[test]

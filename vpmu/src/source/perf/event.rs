@@ -3,6 +3,7 @@
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
@@ -22,6 +23,8 @@ pub struct PerfEvent {
     last: u64,
     /// For how long it was enabled without counting, as of the last reading by system call.
     missed: u64,
+    /// When it was last tried to have it counted again.
+    tried: Option<Instant>,
     /// It means something on the thread that opened it only.
     _this_thread: PhantomData<*const ()>,
 }
@@ -69,7 +72,7 @@ impl PerfEvent {
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // Without its page (too much locked memory, say) it can still be read by a system call.
         let page = Page::map(&fd).ok();
-        Ok(Self { fd, page, last: 0, missed: 0, _this_thread: PhantomData })
+        Ok(Self { fd, page, last: 0, missed: 0, tried: None, _this_thread: PhantomData })
     }
 
     /// Has every overflow send a signal to this thread, and to no other.
@@ -102,8 +105,7 @@ impl PerfEvent {
         }
         // This thread runs, so the event should be on the PMU: either it cannot be read directly, or others hold the PMU.
         let Some(reading) = self.read_by_call() else {
-            // In error state until it is enabled again.
-            self.enable();
+            self.try_again();
             return Count::Starved(self.last);
         };
         self.last = self.last.max(reading.value);
@@ -116,19 +118,27 @@ impl PerfEvent {
     }
 
     /// The next overflow comes in so many counts, and then again and again.
-    pub fn set_period(&self, period: u64) {
+    pub fn set_period(&self, period: u64) -> io::Result<()> {
         // SAFETY: the kernel reads a number there.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
-        debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        done(result)
     }
 
-    /// Whether it counts: a pinned event that found no room has nothing to read.
-    pub fn has_room(&self) -> bool {
-        self.read_by_call().is_some()
+    /// What it has counted; a pinned event that found no room has nothing to read.
+    pub fn counted(&self) -> Option<u64> {
+        self.read_by_call().map(|reading| reading.value)
     }
 
-    fn enable(&self) {
+    /// An event for which there was no room is in error state until it is enabled again. Linux since 6.15 sends a
+    /// signal when that fails, so a thread that tried at every signal would do nothing else.
+    fn try_again(&mut self) {
+        const PAUSE: Duration = Duration::from_millis(10);
+        let now = Instant::now();
+        if self.tried.is_some_and(|tried| now.duration_since(tried) < PAUSE) {
+            return;
+        }
+        self.tried = Some(now);
         // SAFETY: takes no pointer.
         unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
     }

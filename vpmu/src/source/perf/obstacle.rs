@@ -15,7 +15,7 @@ pub enum Obstacle {
     #[error(
         "kernel.perf_event_paranoid is {0}, which forbids to count a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
     )]
-    Paranoid(String),
+    Paranoid(i32),
     /// A sandbox is in the way.
     #[error(
         "perf_event_open is forbidden here, by a seccomp filter or a security module ({0}): for a container `docker run --security-opt seccomp=unconfined --cap-add PERFMON ...`"
@@ -26,6 +26,11 @@ pub enum Obstacle {
         "this host's KVM has handed the PMU through to a guest, or may not count guests ({0}): end the other virtual machines, or load KVM without it: `sudo modprobe kvm enable_mediated_pmu=0`"
     )]
     Mediated(String),
+    /// Events that are to count guests only count the host as well.
+    #[error(
+        "this host's PMU does not tell guests from the host, as that of a virtual machine whose monitor does not either: counts would be wrong"
+    )]
+    CountsHost,
     /// Others hold them all.
     #[error(
         "all counters of this host's PMU are in use: `sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
@@ -43,7 +48,10 @@ impl Obstacle {
         match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) if has_pmu() => Self::Mediated(said),
             Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => Self::NoPmu(said),
-            Some(libc::EACCES) => Self::Paranoid(paranoid()),
+            Some(libc::EACCES) => match paranoid() {
+                Some(level) if level > 1 => Self::Paranoid(level),
+                _ => Self::Forbidden(said),
+            },
             Some(libc::EPERM | libc::ENOSYS) => Self::Forbidden(said),
             _ => Self::Other(said),
         }
@@ -55,9 +63,8 @@ impl Obstacle {
     }
 }
 
-fn paranoid() -> String {
-    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")
-        .map_or_else(|_| "not readable".to_owned(), |value| value.trim().to_owned())
+fn paranoid() -> Option<i32> {
+    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
 
 fn has_pmu() -> bool {
@@ -72,7 +79,6 @@ mod tests {
     fn every_obstacle_is_one_line_with_a_way_out() {
         for (errno, words) in [
             (libc::ENOENT, "tally lab run"),
-            (libc::EACCES, "sysctl kernel.perf_event_paranoid=1"),
             (libc::EPERM, "seccomp"),
             (libc::ENOSYS, "seccomp"),
             (libc::EMFILE, "cannot open perf events"),
@@ -80,6 +86,7 @@ mod tests {
             let text = Obstacle::from_error(&io::Error::from_raw_os_error(errno)).to_string();
             assert!(text.contains(words) && !text.contains('\n'), "{errno}: {text}");
         }
+        assert!(Obstacle::Paranoid(2).to_string().contains("sysctl kernel.perf_event_paranoid=1"));
         assert!(Obstacle::NoneFree.to_string().contains("sysctl kernel.nmi_watchdog=0"));
     }
 }

@@ -85,8 +85,9 @@ fn hardware_counter(index: u32) -> Option<u64> {
     let (low, high): (u32, u32);
     // SAFETY: reads a counter. The kernel has said that it may be read from user space and that there is one of this index.
     unsafe {
+        // Not `nomem`: it must stay between the two looks at the lock.
         std::arch::asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high,
-                        options(nomem, nostack, preserves_flags));
+                        options(nostack, preserves_flags));
     }
     Some(u64::from(high) << 32 | u64::from(low))
 }

@@ -10,10 +10,12 @@ pub fn free_counters(most: usize) -> Result<usize, Obstacle> {
     let mut held = Vec::new();
     while held.len() < most {
         let event = PerfEvent::sample().map_err(|error| Obstacle::from_error(&error))?;
-        if !event.has_room() {
-            break;
+        match event.counted() {
+            None => break,
+            Some(0) => held.push(event),
+            // This thread is in no guest.
+            Some(_) => return Err(Obstacle::CountsHost),
         }
-        held.push(event);
     }
     if held.is_empty() { Err(Obstacle::NoneFree) } else { Ok(held.len()) }
 }
