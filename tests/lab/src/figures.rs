@@ -1,12 +1,13 @@
-//! What the lab itself costs, in seconds of real time.
+//! What the lab itself costs, in seconds of real time, and what is done in it, exactly.
 
 use std::time::{Duration, Instant};
 
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
+use tally_lab::pmu_figures::{self, Programs};
 use tally_lab::{Error, Result, Scenario};
 
-use crate::boot_figures;
+use crate::{boot_figures, tally};
 
 /// Measures and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
@@ -43,6 +44,17 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
         );
     }
     row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));
+    Ok(0)
+}
+
+/// Measures what a guest's use of its counters costs, and prints tables.
+pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
+    progress.step("using counters in guests of Tally's PMUs and of KVM's");
+    let tally = tally::program()?;
+    let programs = Programs { workload: tally.with_file_name("pmu-workload"), tally };
+    let figures = pmu_figures::measure(&["amd", "amd-legacy", "kvm"], &programs, progress)?;
+    progress.done();
+    println!("{}\n{}", pmu_figures::costs(&figures), pmu_figures::overflow_calls(&figures));
     Ok(0)
 }
 

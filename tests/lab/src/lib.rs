@@ -9,6 +9,7 @@ mod error;
 mod host;
 mod machine;
 pub mod peer;
+pub mod pmu_figures;
 pub mod programs;
 mod scenario;
 pub mod self_test;

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_images::{Progress, Suite};
 use tally_lab::self_test::{self, Check};
 use tally_lab::{Error, HostPmu, Result, Scenario};
@@ -42,8 +42,20 @@ enum Subcommands {
     SelfTest,
     /// Boots an unmodified guest and runs a command in it: on this machine if its KVM can, or else in the lab.
     Demo,
-    /// Measures how long the lab's own work takes.
-    Figures,
+    /// Measures what things cost.
+    Figures {
+        /// What to measure.
+        #[arg(value_enum, default_value_t = Measured::Boot)]
+        what: Measured,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Measured {
+    /// The lab itself, and booting a guest.
+    Boot,
+    /// A guest's use of its counters.
+    Pmu,
 }
 
 #[derive(Args)]
@@ -154,7 +166,8 @@ fn main() -> ExitCode {
         Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
         Subcommands::Demo => demo::run(&mut progress),
-        Subcommands::Figures => figures::print(&mut progress),
+        Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
+        Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
     };
     drop(progress);
     match result {

@@ -1,0 +1,171 @@
+//! A guest's program that uses its counters in the ways whose costs are measured, between marks that the host sees.
+//!
+//! Everything is done a few times and then twice as often, over and over: the difference is what it costs without the mark,
+//! and the repetitions show where a clock's interrupt came between.
+
+use std::fs;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use perf_event_open_sys as sys;
+use sys::bindings::{
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
+    PERF_TYPE_HARDWARE, perf_event_attr,
+};
+use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work};
+
+fn main() -> io::Result<()> {
+    // Overflows in quick succession are the point here.
+    fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
+    read()?;
+    for events in [1, 6] {
+        switch(events)?;
+        overflow(events)?;
+    }
+    Ok(())
+}
+
+/// Does this as often as is asked, for each window between two marks.
+fn windows(work: Work, events: u8, mut body: impl FnMut(u8) -> io::Result<()>) -> io::Result<()> {
+    // Whatever has to be set up at the first time is.
+    body(UNITS[0])?;
+    for _ in 0..ROUNDS {
+        for units in UNITS {
+            mark(Mark { work, events, units }.code());
+            body(units)?;
+        }
+    }
+    mark(END);
+    Ok(())
+}
+
+fn mark(code: u32) {
+    // SAFETY: a hypercall of a user program does nothing but return an error.
+    unsafe {
+        std::arch::asm!("vmmcall", inout("rax") u64::from(code) => _, options(nostack));
+    }
+}
+
+fn read() -> io::Result<()> {
+    let event = count()?;
+    windows(Work::Read, 1, |units| {
+        let mut value = 0_u64;
+        for _ in 0..units {
+            // SAFETY: `value` has eight bytes.
+            checked(unsafe { libc::read(event.as_raw_fd(), (&raw mut value).cast(), 8) })?;
+        }
+        Ok(())
+    })
+}
+
+fn switch(events: u8) -> io::Result<()> {
+    let (from_parent, mut to_child) = io::pipe()?;
+    let (mut from_child, to_parent) = io::pipe()?;
+    // SAFETY: this process has one thread.
+    let child = checked(unsafe { libc::fork() } as isize)?;
+    if child == 0 {
+        drop((to_child, from_child));
+        let failed = echo(events, from_parent, to_parent).is_err();
+        std::process::exit(failed.into());
+    }
+    drop((from_parent, to_parent));
+    let counters = (0..events).map(|_| count()).collect::<io::Result<Vec<_>>>()?;
+    windows(Work::Switch, events, |units| {
+        for _ in 0..units / 2 {
+            to_child.write_all(b"x")?;
+            from_child.read_exact(&mut [0])?;
+        }
+        Ok(())
+    })?;
+    drop((to_child, counters));
+    // SAFETY: no status is asked for.
+    unsafe { libc::wait(std::ptr::null_mut()) };
+    Ok(())
+}
+
+/// The other task: sends back what comes, until nothing does.
+fn echo(events: u8, mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> {
+    let _counters = (0..events).map(|_| count()).collect::<io::Result<Vec<_>>>()?;
+    let mut byte = [0];
+    while from.read(&mut byte)? == 1 {
+        to.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+/// Events that take turns: the next overflow is always [`SPACING`] instructions away.
+fn overflow(events: u8) -> io::Result<()> {
+    let period = u32::from(events) * SPACING;
+    let first = sample(period)?;
+    let _buffer = Buffer::map(&first)?;
+    let mut others = Vec::new();
+    for _ in 1..events {
+        spin(SPACING);
+        let event = sample(period)?;
+        // SAFETY: takes a number.
+        checked(unsafe { sys::ioctls::SET_OUTPUT(event.as_raw_fd(), first.as_raw_fd()) } as isize)?;
+        others.push(event);
+    }
+    windows(Work::Overflow, events, |units| {
+        spin(u32::from(units) * SPACING);
+        Ok(())
+    })
+}
+
+/// Executes so many instructions, and some to get there.
+fn spin(instructions: u32) {
+    // SAFETY: touches nothing else.
+    unsafe {
+        std::arch::asm!("2: dec {0:e}", "jnz 2b", inout(reg) instructions / 2 => _, options(nomem, nostack));
+    }
+}
+
+fn count() -> io::Result<OwnedFd> {
+    open(perf_event_attr::default())
+}
+
+/// What `perf record -c` asks for.
+fn sample(period: u32) -> io::Result<OwnedFd> {
+    let mut attr = perf_event_attr::default();
+    attr.__bindgen_anon_1.sample_period = period.into();
+    attr.sample_type = u64::from(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_PERIOD);
+    attr.set_exclude_kernel(1);
+    open(attr)
+}
+
+fn open(mut attr: perf_event_attr) -> io::Result<OwnedFd> {
+    attr.size = u32::try_from(size_of::<perf_event_attr>()).expect("it is small");
+    attr.type_ = PERF_TYPE_HARDWARE;
+    attr.config = PERF_COUNT_HW_INSTRUCTIONS.into();
+    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
+    let fd = checked(unsafe { sys::perf_event_open(&raw mut attr, 0, -1, -1, 0) } as isize)?;
+    // SAFETY: the descriptor is new and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).expect("descriptors are small")) })
+}
+
+/// Where samples go. It is written over when it is full, so that nobody has to empty it.
+struct Buffer(*mut libc::c_void);
+
+impl Buffer {
+    const SIZE: usize = 9 * 4096;
+
+    fn map(event: &OwnedFd) -> io::Result<Self> {
+        let fd = event.as_raw_fd();
+        // SAFETY: a new mapping, which replaces none.
+        let buffer =
+            unsafe { libc::mmap(std::ptr::null_mut(), Self::SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if buffer == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(buffer)) }
+    }
+}
+
+impl Drop for Buffer {
+    /// Without this the event would go on, closed or not.
+    fn drop(&mut self) {
+        // SAFETY: it was mapped by `map`, with this size, and nothing refers to it.
+        unsafe { libc::munmap(self.0, Self::SIZE) };
+    }
+}
+
+fn checked(result: isize) -> io::Result<isize> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

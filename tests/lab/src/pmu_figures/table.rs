@@ -1,0 +1,79 @@
+//! The figures as tables, for people and for the README.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::mark::Work;
+use super::windows::{PerUnit, Quantity};
+use super::{Figures, SPACING};
+
+const WORKS: [(Work, u8, &str); 5] = [
+    (Work::Read, 1, "a read(2) of a counter"),
+    (Work::Switch, 1, "a task switch, one counter each"),
+    (Work::Switch, 6, "a task switch, six counters each"),
+    (Work::Overflow, 1, "a sample, one event"),
+    (Work::Overflow, 6, "a sample, six events"),
+];
+
+/// What everything costs, a column for each PMU.
+pub fn costs(figures: &[Figures]) -> String {
+    let mut table = header("", figures);
+    for (work, events, name) in WORKS {
+        let mut add = |what: &str, cost: &dyn Fn(&Figures) -> Option<PerUnit>| {
+            let cell = |pmu| cost(pmu).map_or_else(|| "?".to_owned(), |cost| cost.to_string());
+            row(&mut table, &format!("{name}: {what}"), figures.iter().map(cell));
+        };
+        let plain = |quantity: Quantity| move |pmu: &Figures| pmu.cost(work, events, &quantity);
+        add("exits", &plain(Quantity::Exits));
+        add("of these to user space", &plain(Quantity::Runs));
+        add("system calls beside `KVM_RUN`", &plain(Quantity::OtherCalls));
+        add("instructions, host and guest", &|pmu| total(pmu, work, events));
+        if events == 1 {
+            add("of these in the guest", &|pmu| {
+                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - own(work))
+            });
+            add("in Tally", &plain(Quantity::HostUserInstructions));
+        }
+    }
+    table
+}
+
+/// All instructions that a unit costs, without those that the program was executing anyway.
+fn total(pmu: &Figures, work: Work, events: u8) -> Option<PerUnit> {
+    Some(pmu.cost(work, events, &Quantity::Nanoseconds)? - own(work))
+}
+
+fn own(work: Work) -> PerUnit {
+    PerUnit::whole(if work == Work::Overflow { SPACING.into() } else { 0 })
+}
+
+/// Which system calls an overflow costs the vCPU's thread, a column for each PMU.
+pub fn overflow_calls(figures: &[Figures]) -> String {
+    let mut table = header("a sample, one event", figures);
+    let mut calls: BTreeMap<String, Vec<PerUnit>> = BTreeMap::new();
+    for (column, pmu) in figures.iter().enumerate() {
+        let runs = pmu.cost(Work::Overflow, 1, &Quantity::Runs).map(|runs| ("KVM_RUN".to_owned(), runs));
+        for (name, cost) in pmu.calls(Work::Overflow, 1).into_iter().chain(runs) {
+            calls.entry(name).or_insert_with(|| vec![PerUnit::default(); figures.len()])[column] = cost;
+        }
+    }
+    for (name, costs) in calls {
+        row(&mut table, &format!("`{name}`"), costs.iter().map(PerUnit::to_string));
+    }
+    table
+}
+
+fn header(what: &str, figures: &[Figures]) -> String {
+    let mut table = String::new();
+    row(&mut table, what, figures.iter().map(|pmu| format!("`{}`", pmu.pmu)));
+    row(&mut table, "---", figures.iter().map(|_| "---:".to_owned()));
+    table
+}
+
+fn row(table: &mut String, name: &str, cells: impl Iterator<Item = String>) {
+    write!(table, "| {name} |").expect("writing to a string cannot fail");
+    for cell in cells {
+        write!(table, " {cell} |").expect("writing to a string cannot fail");
+    }
+    table.push('\n');
+}

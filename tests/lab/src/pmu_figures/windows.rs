@@ -1,0 +1,242 @@
+//! What was counted in the windows between marks, read from what ftrace and `perf script` print.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::mark::{END, Mark, Work};
+use super::{ROUNDS, UNITS};
+
+/// What is counted.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Quantity {
+    /// Exits from the guest, whoever handles them.
+    Exits,
+    /// `KVM_RUN`s: each ends with an exit to user space.
+    Runs,
+    /// The vCPU thread's other system calls together.
+    OtherCalls,
+    /// One of them.
+    Call(String),
+    /// Virtual time, which is all instructions.
+    Nanoseconds,
+    /// The vCPU thread's instructions in user mode of the host.
+    HostUserInstructions,
+    /// Instructions in the guest.
+    GuestInstructions,
+}
+
+/// How much of something a unit of work costs, exact to the half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct PerUnit {
+    halves: i64,
+}
+
+impl PerUnit {
+    /// So many whole ones.
+    pub fn whole(number: i64) -> Self {
+        Self { halves: number * 2 }
+    }
+}
+
+impl std::ops::Sub for PerUnit {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self { halves: self.halves - other.halves }
+    }
+}
+
+impl fmt::Display for PerUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let half = if self.halves % 2 == 0 { "" } else { ".5" };
+        write!(f, "{}{half}", self.halves / 2)
+    }
+}
+
+type Counts = BTreeMap<Quantity, i64>;
+
+/// What was counted from each mark to the next, in order.
+#[derive(Default)]
+pub struct Windows(Vec<(Option<Mark>, Counts)>);
+
+impl Windows {
+    /// From ftrace's text: the exits and system calls of the thread that the marks are from.
+    pub fn from_trace(text: &str) -> Self {
+        let mut windows = Self::default();
+        let mut vcpu = "";
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [thread, _processor, _flags, _time, event, rest @ ..] = &*words else { continue };
+            if let ("kvm_hypercall:", Some(mark)) = (*event, mark(rest)) {
+                vcpu = thread;
+                windows.0.push((mark, Counts::new()));
+            } else if *thread == vcpu
+                && let Some((_, counts)) = windows.0.last_mut()
+            {
+                count(counts, event, rest);
+            }
+        }
+        windows
+    }
+
+    /// From `perf script`'s text: each mark comes with the time, and with what was counted since the last.
+    pub fn from_samples(text: &str) -> Self {
+        let mut windows = Self::default();
+        let mut last = 0;
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [time, period, event, rest @ ..] = &*words else { continue };
+            let (quantity, number) = match *event {
+                "kvm:kvm_hypercall:" => {
+                    let Some(mark) = mark(rest) else { continue };
+                    windows.0.push((mark, Counts::new()));
+                    let now = number(&time.replace('.', ""));
+                    (Quantity::Nanoseconds, now - std::mem::replace(&mut last, now))
+                }
+                "instructions:Hu:" => (Quantity::HostUserInstructions, number(period)),
+                "instructions:G:" => (Quantity::GuestInstructions, number(period)),
+                _ => continue,
+            };
+            // The newest window has just begun; what was counted is the one's before it.
+            if let [.., (_, counts), _] = &mut *windows.0 {
+                counts.insert(quantity, number);
+            }
+        }
+        windows
+    }
+
+    /// What a unit costs, if all its windows were seen.
+    pub fn cost(&self, work: Work, events: u8, quantity: &Quantity) -> Option<PerUnit> {
+        let [few, many] = UNITS.map(|units| self.median(Mark { work, events, units }, quantity));
+        let times = i64::from(UNITS[1] - UNITS[0]);
+        Some(PerUnit { halves: (many? - few?) * 2 / times })
+    }
+
+    /// The system calls in the windows of this work, except `KVM_RUN`, and what a unit costs of each.
+    pub fn calls(&self, work: Work, events: u8) -> Vec<(String, PerUnit)> {
+        let of_this =
+            |mark: &Option<Mark>| mark.is_some_and(|mark| (mark.work, mark.events) == (work, events));
+        let seen: BTreeSet<&Quantity> =
+            self.0.iter().filter(|(mark, _)| of_this(mark)).flat_map(|(_, counts)| counts.keys()).collect();
+        seen.into_iter()
+            .filter_map(|quantity| match quantity {
+                Quantity::Call(name) => Some((name.clone(), self.cost(work, events, quantity)?)),
+                _ => None,
+            })
+            .filter(|(_, cost)| *cost != PerUnit::default())
+            .collect()
+    }
+
+    fn median(&self, mark: Mark, quantity: &Quantity) -> Option<i64> {
+        let windows = self.0.iter().filter(|(of, _)| *of == Some(mark));
+        let mut numbers: Vec<i64> =
+            windows.map(|(_, counts)| counts.get(quantity).copied().unwrap_or(0)).collect();
+        numbers.sort_unstable();
+        (numbers.len() == usize::from(ROUNDS)).then(|| numbers[numbers.len() / 2])
+    }
+}
+
+/// The mark that a hypercall is, or the end of all; nothing if it is none of ours.
+#[expect(clippy::option_option, reason = "the end is a mark too")]
+fn mark(words: &[&str]) -> Option<Option<Mark>> {
+    let ["nr", code, ..] = words else { return None };
+    let code = u32::from_str_radix(code.strip_prefix("0x")?, 16).ok()?;
+    let mark = Mark::from_code(code);
+    (mark.is_some() || code == END).then_some(mark)
+}
+
+fn number(text: &str) -> i64 {
+    text.trim_end_matches(':').parse().unwrap_or_default()
+}
+
+fn count(counts: &mut Counts, event: &str, words: &[&str]) {
+    let mut add = |quantity| *counts.entry(quantity).or_default() += 1;
+    match (event, words) {
+        ("kvm_exit:", _) => add(Quantity::Exits),
+        ("sys_enter:", ["NR", call, _first, second, ..]) => match name(call, second.trim_end_matches(',')) {
+            name if name == "KVM_RUN" => add(Quantity::Runs),
+            name => {
+                add(Quantity::OtherCalls);
+                add(Quantity::Call(name));
+            }
+        },
+        _ => {}
+    }
+}
+
+/// A system call's name, and that of a request for those of `ioctl`.
+fn name(call: &str, argument: &str) -> String {
+    let known = match (call, argument) {
+        ("16", "ae80") => "KVM_RUN",
+        ("16", "ae9a") => "KVM_NMI",
+        ("16", "8400ae8e") => "KVM_GET_LAPIC",
+        ("16", "40082404") => "PERF_EVENT_IOC_PERIOD",
+        ("15", _) => "rt_sigreturn",
+        ("0", _) => "read",
+        ("16", request) => return format!("ioctl {request}"),
+        (call, _) => return format!("system call {call}"),
+    };
+    known.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Windows as marks open them: each is of the number of units that its mark says, and costs three, and one more for each.
+    fn windows(line: impl Fn(u8, u32) -> String, mark: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        for _ in 0..ROUNDS {
+            for units in UNITS {
+                text += &mark(Mark { work: Work::Read, events: 1, units }.code());
+                text += &line(units, 3 + u32::from(units));
+            }
+        }
+        text + &mark(END)
+    }
+
+    #[test]
+    fn what_a_unit_costs_is_read_from_a_trace() {
+        let trace = windows(
+            |_, exits| {
+                let exit = "vcpu0-9 [000] ..... 1.0: kvm_exit: vcpu 0 reason msr rip 0x0\n\
+                            vcpu0-9 [000] ..... 1.0: sys_enter: NR 16 (10, ae80, 0, 0, 0, 0)\n\
+                            tally-8 [000] ..... 1.0: sys_enter: NR 0 (3, 0, 0, 0, 0, 0)\n";
+                exit.repeat(exits as usize) + "vcpu0-9 [000] ..... 1.0: sys_enter: NR 15 (0, 0, 0, 0, 0, 0)\n"
+            },
+            |code| format!("vcpu0-9 [000] ..... 1.0: kvm_hypercall: nr {code:#x} a0 0x0\n"),
+        );
+        let windows = Windows::from_trace(&trace);
+        let cost = |quantity| windows.cost(Work::Read, 1, &quantity);
+        assert_eq!(cost(Quantity::Exits), Some(PerUnit::whole(1)));
+        assert_eq!(cost(Quantity::Runs), Some(PerUnit::whole(1)));
+        assert_eq!(
+            cost(Quantity::OtherCalls),
+            Some(PerUnit::whole(0)),
+            "one in each window, and another thread's"
+        );
+        assert_eq!(windows.cost(Work::Read, 6, &Quantity::Exits), None, "that was not done");
+        assert_eq!(windows.calls(Work::Read, 1), []);
+    }
+
+    #[test]
+    fn what_a_unit_costs_is_read_from_samples() {
+        let clock = std::cell::Cell::new(5_000_000_000_u64);
+        let samples = windows(
+            |_, time| {
+                clock.update(|now| now + u64::from(time) * 100);
+                String::new()
+            },
+            |code| {
+                let now = clock.get();
+                let time = format!("{}.{:09}", now / 1_000_000_000, now % 1_000_000_000);
+                let guest = now / 100;
+                format!(
+                    "{time}: 1 kvm:kvm_hypercall: nr {code:#x} a0 0x0\n{time}: {guest} instructions:G: \n"
+                )
+            },
+        );
+        let windows = Windows::from_samples(&samples);
+        assert_eq!(windows.cost(Work::Read, 1, &Quantity::Nanoseconds), Some(PerUnit::whole(100)));
+    }
+}
