@@ -78,7 +78,7 @@ pub fn measure(pmus: &[&'static str], programs: &Programs, progress: &mut Progre
     }
     let text = outcome.text();
     let section = |pmu: &str, kind: &str| {
-        let (_, rest) = text.split_once(&format!("begin {pmu} {kind}\n"))?;
+        let (_, rest) = text.split_once(&format!("begin {pmu}.{kind}\n"))?;
         Some(rest.split_once("\nend\n")?.0)
     };
     let figures = |&pmu| {
@@ -112,14 +112,7 @@ sample() {
     done
     thread=${thread%/comm}
     perf record -q -o data -e \"$3\" -t ${thread##*/} && wait $! || exit
-    perf script -i data --ns -F time,event,period,trace >text 2>errors || { cat errors >&2; exit 1; }
-    show $1 $2 text
-}
-# With dd, because cat splices, and what is spliced may still be under way when the machine ends.
-show() {
-    echo begin $1 $2
-    dd if=$3 bs=64k 2>errors || exit
-    echo end
+    perf script -i data --ns -F time,event,period,trace >$1.$2 2>errors || { cat errors >&2; exit 1; }
 }
 echo 16384 >$T/buffer_size_kb
 echo traceon >$T/events/kvm/kvm_hypercall/trigger
@@ -132,11 +125,19 @@ echo traceon >$T/events/kvm/kvm_hypercall/trigger
 trace 1
 (run {pmu}) || exit
 trace 0
-show {pmu} exits $T/trace
+cat $T/trace >{pmu}.exits
 sample {pmu} time kvm:kvm_hypercall
 sample {pmu} instructions '{{kvm:kvm_hypercall,instructions:Hu,instructions:G}}:S'"
         )
         .expect("writing to a string cannot fail");
     }
+    // At the end, because how long output takes depends on who reads it. With dd, because cat splices, and what is
+    // spliced may still be under way when the machine ends.
+    script += "for file in *.exits *.time *.instructions; do
+    echo begin $file
+    dd if=$file bs=64k 2>errors || exit
+    echo end
+done
+";
     script
 }
