@@ -23,7 +23,7 @@ pub struct Signals(OwnedFd);
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
-        let set = ending_set();
+        let set = set_of(&ENDING);
         mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
@@ -47,17 +47,22 @@ impl Signals {
 
 /// Lets the signals do again what they do by themselves.
 pub fn give_back() -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK, &ending_set())
+    unblock(&ENDING)
 }
 
-fn ending_set() -> libc::sigset_t {
+/// Lets these signals arrive in this thread and those that it starts from now on.
+pub fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, &set_of(signals))
+}
+
+fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is valid.
     unsafe { libc::sigemptyset(&raw mut set) };
-    for signal in ENDING {
+    for signal in signals {
         // SAFETY: `set` is valid, and so is the signal.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
+        unsafe { libc::sigaddset(&raw mut set, *signal) };
     }
     set
 }

@@ -9,6 +9,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use kvm_ioctls::VcpuFd;
 
+use crate::signals::unblock;
+
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
@@ -26,28 +28,15 @@ pub fn install() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int) = on_alarm;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
-    for number in [signal(), libc::SIGIO] {
+    let signals = [signal(), libc::SIGIO];
+    for number in signals {
         // SAFETY: the handler only touches thread-local memory that needs no set-up, and the vCPU's shared page.
         if unsafe { libc::sigaction(number, &raw const action, ptr::null_mut()) } < 0 {
             return Err(io::Error::last_os_error());
         }
     }
-    unblock()
-}
-
-/// Whoever started this program may have left the signals blocked.
-fn unblock() -> io::Result<()> {
-    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    for number in [signal(), libc::SIGIO] {
-        // SAFETY: `set` is valid, and so is the signal.
-        unsafe { libc::sigaddset(&raw mut set, number) };
-    }
-    // SAFETY: `set` is initialised; the old mask is not asked for.
-    let error = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut()) };
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    // Whoever started this program may have left them blocked.
+    unblock(&signals)
 }
 
 extern "C" fn on_alarm(_signal: libc::c_int) {
