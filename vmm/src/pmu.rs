@@ -2,12 +2,13 @@
 //!
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). KVM is told which
 //! registers to hand over ([`filter`]); each vCPU's thread answers for them with counters of its own ([`thread`]), is called
-//! out of the guest when one has overflowed ([`alarm`]) and then interrupts the guest ([`interrupt`]).
+//! out of the guest when one has overflowed ([`alarm`]), or once in a while ([`pulse`]), and interrupts the guest ([`interrupt`]).
 
 pub mod alarm;
 mod filter;
 mod interrupt;
 mod offer;
+mod pulse;
 pub mod thread;
 
 use kvm_ioctls::{Cap, VmFd};

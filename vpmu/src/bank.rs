@@ -54,6 +54,8 @@ struct Backed<B> {
     alarm: Armed,
     /// The count at which its last alarm came, and when that was.
     last_alarm: (u64, Duration),
+    /// Whether nobody has used it since it was last asked for.
+    idle: bool,
     /// Since when it misses counts, and whether that was told.
     starved: Option<(Duration, bool)>,
 }
@@ -139,6 +141,22 @@ impl<S: Source> Bank<S> {
         for counter in 0..self.size() {
             self.look(counter);
         }
+    }
+
+    /// Gives back to the host what counts for counters that have stood still since this was last called.
+    pub fn release_idle(&mut self) {
+        for counter in 0..self.size() {
+            let runs = self.runs(counter);
+            let backed = &mut self.counters[counter].backed;
+            if backed.as_mut().is_some_and(|backed| !runs && std::mem::replace(&mut backed.idle, true)) {
+                *backed = None;
+            }
+        }
+    }
+
+    /// Whether the host counts for any of the counters.
+    pub fn is_backed(&self) -> bool {
+        self.counters.iter().any(|counter| counter.backed.is_some())
     }
 
     /// The counters that have overflowed since this was last asked, as far as they were looked at.
@@ -249,6 +267,7 @@ impl<S: Source> Bank<S> {
             && let Some(backed) = &mut self.counters[counter].backed
         {
             backed.mark = count;
+            backed.idle = false;
             self.set_alarm(counter);
         }
     }
@@ -263,8 +282,14 @@ impl<S: Source> Bank<S> {
         match self.source.start(selection, distance) {
             Ok(backing) => {
                 let alarm = Armed { at: distance, distance, repeats: false };
-                let backed =
-                    Backed { backing, mark: 0, alarm, last_alarm: (0, Duration::ZERO), starved: None };
+                let backed = Backed {
+                    backing,
+                    mark: 0,
+                    alarm,
+                    last_alarm: (0, Duration::ZERO),
+                    idle: false,
+                    starved: None,
+                };
                 self.counters[counter].backed = Some(backed);
             }
             Err(Refusal(why)) => {

@@ -44,6 +44,13 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         .step("not-ours", &format!("{run} --pmu kvm --counters 4"))
         .step("unknown", &format!("{run} --pmu vax"))
         .step("no-log", &format!("{run} --pmu-log /does/not/exist"))
+        .step(
+            "given-back",
+            &format!(
+                "{run} --append 'wrmsr=0xc0010200,0:0x4300c0 loop=1000000 hello wrmsr=0xc0010200,0:0x300c0 spin' >said & sleep 0.5; \
+                 ls -l /proc/$!/fd | grep -c perf_event; sleep 3; ls -l /proc/$!/fd | grep -c perf_event; kill $!; wait $!"
+            ),
+        )
         .step("paranoid", &paranoid(2, "unprivileged"))
         .step("paranoid-enough", &paranoid(1, "unprivileged"))
         .step("seccomp", &paranoid(-1, "seccomp"))
@@ -119,6 +126,11 @@ fn what_cannot_be_is_refused_in_one_line() {
             assert!(done.err.contains(word), "{step}: {}", done.err);
         }
     }
+}
+
+#[test]
+fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
+    assert_eq!(OFFERS.of("given-back").text(), "1\n0\n", "{}", OFFERS.of("given-back").err);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use vpmu::notice::Notice;
 use vpmu::source::perf::PerfEvents;
 
 use super::alarm::{self, ExitFlag};
+use super::pulse::Pulse;
 use super::{Pmu, interrupt};
 use crate::kvm::KvmError;
 
@@ -15,6 +16,8 @@ use crate::kvm::KvmError;
 pub struct ThreadPmu {
     model: Model,
     flag: ExitFlag,
+    /// Without one (too many timers) everything works but for what it is for.
+    pulse: Option<Pulse>,
 }
 
 enum Model {
@@ -35,7 +38,7 @@ impl ThreadPmu {
             Pmu::Amd(version) => Model::Amd(Box::new(Amd::new(version, PerfEvents::new(alarm::signal())))),
         };
         // SAFETY: the caller's promise.
-        Self { model, flag: unsafe { ExitFlag::of(fd) } }
+        Self { model, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
     }
 
     /// The guest reads a register that was handed over.
@@ -62,7 +65,14 @@ impl ThreadPmu {
         let came = self.flag.take();
         let Model::Amd(amd) = &mut self.model else { return Ok(Vec::new()) };
         if came {
-            amd.alarm();
+            if self.pulse.as_mut().is_some_and(Pulse::take) {
+                amd.time_has_passed();
+            } else {
+                amd.alarm();
+            }
+        }
+        if let Some(pulse) = &mut self.pulse {
+            pulse.beat(amd.holds_counters());
         }
         if amd.take_interrupt() {
             interrupt::deliver(vm, fd)?;

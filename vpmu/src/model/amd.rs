@@ -149,6 +149,18 @@ impl<S: Source> Amd<S> {
         self.take_overflows();
     }
 
+    /// Some time has passed: counters that have lost their hardware are found out, and what no counter uses is given back.
+    pub fn time_has_passed(&mut self) {
+        self.bank.look_at_all();
+        self.take_overflows();
+        self.bank.release_idle();
+    }
+
+    /// Whether it holds counters of the host.
+    pub fn holds_counters(&self) -> bool {
+        self.bank.is_backed()
+    }
+
     /// Whether the PMU has asked for an interrupt since this was last asked.
     pub fn take_interrupt(&mut self) -> bool {
         std::mem::take(&mut self.interrupt)
