@@ -239,12 +239,12 @@ fn a_flood_meets_the_floor_and_the_operator_hears_of_it() {
     let (mut pmu, host) = pmu(Version::V2(6));
     pmu.write(SELECT, SAMPLING);
     let mut interrupts = 0;
-    for _ in 0..1000 {
+    for _ in 0..5000 {
         pmu.write(COUNTER, MASK);
         interrupts += run(&mut pmu, &host, 100).len();
         host.time_passes(Duration::from_micros(1));
     }
-    assert!((150..160).contains(&interrupts), "{interrupts}");
+    assert!((1000..1010).contains(&interrupts), "{interrupts}");
     let notices = pmu.take_notices();
     assert_eq!(notices.len(), 1);
     assert!(notices[0].to_string().contains("rate floor"), "{}", notices[0]);
