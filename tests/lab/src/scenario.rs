@@ -21,7 +21,7 @@ use crate::watch::{BOOT_LIMIT, End, Place, watch};
 use crate::{Error, Result, cpu, host};
 
 /// How much of the console an error repeats.
-const CONSOLE_LINES: usize = 25;
+const CONSOLE_LINES: usize = 50;
 
 /// How a script ended.
 #[derive(Debug)]
