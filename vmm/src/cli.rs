@@ -108,7 +108,7 @@ mod tests {
         assert!(refusal(&["tally", "run", "--bogus"]).starts_with("unexpected argument '--bogus' found"));
         let unknown_pmu = refusal(&["tally", "run", "--pmu", "foo"]);
         assert!(
-            unknown_pmu.contains("'foo'") && unknown_pmu.contains("amd-legacy, kvm, none"),
+            unknown_pmu.contains("'foo'") && unknown_pmu.contains("amd-legacy, intel, intel-v2, kvm, none"),
             "{unknown_pmu}"
         );
         assert!(!refusal(&["tally", "run", "--memory", "12X"]).contains('\n'));

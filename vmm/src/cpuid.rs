@@ -2,7 +2,7 @@
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
-use vpmu::x86::Leaf;
+use vpmu::x86::{Leaf, Vendor};
 
 use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
@@ -22,7 +22,19 @@ mod function {
 }
 
 /// The CPUID of the vCPU with that APIC id, one of `cpus` cores in one package.
-pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8, pmu: Pmu) -> Result<CpuId, KvmError> {
+/// Whose processor the guest takes its own for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    Host,
+    Generic(Vendor),
+}
+pub fn for_vcpu(
+    supported: &CpuId,
+    apic_id: u8,
+    cpus: u8,
+    pmu: Pmu,
+    identity: Identity,
+) -> Result<CpuId, KvmError> {
     let amd = is_amd(supported.as_slice());
     // KVM gives as much of the topology leaves as it likes; ours replace them.
     let mut entries: Vec<_> = supported
@@ -31,7 +43,20 @@ pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8, pmu: Pmu) -> Result<Cp
         .copied()
         .filter(|entry| !matches!(entry.function, function::TOPOLOGY | function::TOPOLOGY_V2))
         .collect();
-    if let Some(last) = pmu.last_extended_function() {
+    if identity == Identity::Generic(Vendor::Intel) {
+        for entry in &mut entries {
+            match entry.function {
+                0 => {
+                    entry.ebx = 0x756e_6547;
+                    entry.edx = 0x4965_6e69;
+                    entry.ecx = 0x6c65_746e;
+                }
+                1 => entry.eax = 0x2_0600,
+                _ => {}
+            }
+        }
+    }
+    if let Some(last) = pmu.last_function().filter(|l| *l >= 0x8000_0000) {
         extend(&mut entries, last);
     }
     for entry in &mut entries {
@@ -69,9 +94,9 @@ fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
 }
 
 /// Whether the host's processor is AMD's.
-pub fn is_amd_host(kvm: &Kvm) -> Result<bool, KvmError> {
+pub fn host_vendor(kvm: &Kvm) -> Result<Option<Vendor>, KvmError> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
-    Ok(is_amd(supported.as_slice()))
+    Ok(Some(if is_amd(supported.as_slice()) { Vendor::Amd } else { Vendor::Intel }))
 }
 
 fn show_pmu(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
@@ -165,7 +190,7 @@ mod tests {
 
     fn seen(entries: &[kvm_cpuid_entry2], apic_id: u8, cpus: u8) -> Vec<kvm_cpuid_entry2> {
         let supported = CpuId::from_entries(entries).unwrap();
-        for_vcpu(&supported, apic_id, cpus, Pmu::None).unwrap().as_slice().to_vec()
+        for_vcpu(&supported, apic_id, cpus, Pmu::None, Identity::Host).unwrap().as_slice().to_vec()
     }
 
     /// Leaf 0 of an AMD processor with leaves up to `last`.

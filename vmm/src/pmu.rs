@@ -12,9 +12,11 @@ mod pulse;
 pub mod thread;
 
 use kvm_ioctls::{Cap, VmFd};
-use vpmu::model::amd::Version;
-use vpmu::x86::Leaf;
+use vpmu::model::{Model, amd, intel};
+use vpmu::source::perf::{HostPmu, PerfEvents};
+use vpmu::x86::{Leaf, Vendor};
 
+use crate::cpuid::Identity;
 use crate::kvm::KvmError;
 
 pub use self::offer::{Choice, Offer, offer};
@@ -26,8 +28,45 @@ pub enum Pmu {
     None,
     /// KVM's own in-kernel vPMU.
     Kvm,
-    /// Tally's, of AMD's kind.
-    Amd(Version),
+    /// Tally's.
+    Ours(Shown, Host),
+}
+
+/// The PMU of Tally's that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// Of AMD's kind.
+    Amd(amd::Version),
+    /// Of Intel's kind.
+    Intel(intel::Shape),
+}
+
+/// Who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// Who made the processor.
+    pub vendor: Vendor,
+    /// Its PMU.
+    pub pmu: HostPmu,
+}
+
+impl Shown {
+    /// Whose PMUs are like this.
+    pub fn vendor(self) -> Vendor {
+        match self {
+            Self::Amd(_) => Vendor::Amd,
+            Self::Intel(_) => Vendor::Intel,
+        }
+    }
+
+    /// A vCPU's, on its own thread.
+    fn model(self, host: Host) -> Box<dyn Model<PerfEvents>> {
+        let source = PerfEvents::new(host.pmu, alarm::signal());
+        match self {
+            Self::Amd(version) => Box::new(amd::Amd::new(version, host.vendor, source)),
+            Self::Intel(shape) => Box::new(intel::Intel::new(shape, host.vendor, source)),
+        }
+    }
 }
 
 impl Pmu {
@@ -35,8 +74,8 @@ impl Pmu {
     pub fn configure(self, vm: &VmFd) -> Result<(), KvmError> {
         match self {
             Self::Kvm => Ok(()),
-            Self::None => filter::take_registers(vm, filter::Rdpmc::Left),
-            Self::Amd(_) => filter::take_registers(vm, filter::Rdpmc::Taken),
+            Self::None => filter::take_registers(vm, None),
+            Self::Ours(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
         }
     }
 
@@ -45,22 +84,40 @@ impl Pmu {
         if self != Self::Kvm {
             vpmu::x86::hide_pmu(function, index, leaf);
         }
-        if let Self::Amd(version) = self {
-            version.show(function, leaf);
+        match self {
+            Self::Ours(Shown::Amd(version), _) => version.show(function, leaf),
+            Self::Ours(Shown::Intel(shape), _) => shape.show(function, leaf),
+            Self::None | Self::Kvm => {}
         }
     }
 
-    /// The last extended CPUID function in which it has something to show, if there is one.
-    pub fn last_extended_function(self) -> Option<u32> {
+    /// The last CPUID function in which it has something to show, if there is one.
+    pub fn last_function(self) -> Option<u32> {
         match self {
-            Self::Amd(Version::V2(_)) => Some(Version::LAST_FUNCTION),
+            Self::Ours(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
+            Self::Ours(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
             _ => None,
         }
     }
 
     /// Whether RDPMC has to be made something that can be handed over.
     pub fn needs_rdpmc(self) -> bool {
-        matches!(self, Self::Amd(_))
+        matches!(self, Self::Ours(..))
+    }
+
+    /// Whether `IA32_MISC_ENABLE` is to say that counters are there.
+    pub fn is_monitoring(self) -> bool {
+        matches!(self, Self::Ours(Shown::Intel(_), _))
+    }
+
+    /// What processor the guest has to see, for its kernel to find this PMU. That of a hybrid processor would promise PMUs of
+    /// two kinds.
+    pub fn identity(self) -> Identity {
+        match self {
+            Self::Ours(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
+            Self::Ours(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
+            _ => Identity::Host,
+        }
     }
 }
 
@@ -68,7 +125,7 @@ impl Pmu {
 pub fn needs(choice: Choice) -> &'static [(Cap, &'static str)] {
     match choice {
         Choice::Kvm => &[],
-        Choice::None | Choice::Auto | Choice::Amd | Choice::AmdLegacy => &[
+        _ => &[
             (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
             (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
         ],

@@ -155,7 +155,8 @@ mod misc_enable {
     pub fn value(found: u64, pmu: Pmu) -> u64 {
         match pmu {
             Pmu::Kvm => found | FAST_STRINGS,
-            Pmu::None | Pmu::Amd(_) => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+            _ if pmu.is_monitoring() => found | MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+            _ => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
         }
     }
 }

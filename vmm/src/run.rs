@@ -41,7 +41,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         bail!("{obstacle}: `tally lab run` runs it on a simulated host");
     }
 
-    let Offer { pmu, remark } = offer(options.pmu, options.counters, cpuid::is_amd_host(&kvm)?)?;
+    let Offer { pmu, remarks } = offer(options.pmu, options.counters, cpuid::host_vendor(&kvm)?)?;
 
     if pmu.needs_rdpmc() {
         retarget(&mut kernel, &log)?;
@@ -86,7 +86,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         events.add_input(vm.console, vm.console_room);
         Raw::enter().context("cannot make the terminal raw")?
     };
-    if let Some(remark) = remark {
+    for remark in remarks {
         log.warn(remark);
     }
     for vcpu in vm.vcpus {

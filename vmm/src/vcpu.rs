@@ -148,15 +148,20 @@ impl Vcpu {
             }
             Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => Exit::Nothing,
             Ok(VcpuExit::X86Rdmsr(exit)) => {
-                match pmu.read(exit.index) {
-                    Outcome::Value(value) => *exit.data = value,
-                    Outcome::Handled | Outcome::Fault | Outcome::NotMine => *exit.error = 1,
+                let (msr, data, error) = (exit.index, &raw mut *exit.data, &raw mut *exit.error);
+                match pmu.read(&self.fd, msr) {
+                    // SAFETY: as for `input`.
+                    Outcome::Value(value) => unsafe { *data = value },
+                    // SAFETY: as for `input`.
+                    Outcome::Handled | Outcome::Fault | Outcome::NotMine => unsafe { *error = 1 },
                 }
                 Exit::Nothing
             }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
-                if pmu.write(exit.index, exit.data) != Outcome::Handled {
-                    *exit.error = 1;
+                let (msr, data, error) = (exit.index, exit.data, &raw mut *exit.error);
+                if pmu.write(&self.fd, msr, data) != Outcome::Handled {
+                    // SAFETY: as for `input`.
+                    unsafe { *error = 1 };
                 }
                 Exit::Nothing
             }

@@ -101,7 +101,7 @@ impl Vm {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
         let vcpus = (0..config.cpus)
             .map(|id| {
-                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu)?;
+                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu, config.pmu.identity())?;
                 new_vcpu(&vm, id, &cpuid, entry, config, &bus, &coalescing)
             })
             .collect::<Result<_, _>>()?;

@@ -7,6 +7,30 @@ use std::fmt;
 pub enum Event {
     /// What the host's own PMU calls it: the guest's encoding, passed through.
     Raw(u64),
+    /// By its meaning, whatever the host's PMU calls it.
+    Meaning(Meaning),
+    /// Nothing that this host could count.
+    Absent {
+        /// The guest's encoding.
+        code: u64,
+        /// What the guest's maker calls it.
+        name: &'static str,
+    },
+}
+
+/// What can be counted on every host, to the same result. The host's kernel knows what its PMU calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meaning {
+    /// Cycles of the core.
+    Cycles,
+    /// Cycles at a rate that never changes, while the core is not halted.
+    ReferenceCycles,
+    /// Instructions that retired.
+    Instructions,
+    /// Branch instructions that retired.
+    Branches,
+    /// Those of them that were mispredicted.
+    BranchMisses,
 }
 
 /// The privilege levels at which the guest is counted.
@@ -20,6 +44,18 @@ pub enum Filter {
     All,
 }
 
+impl Filter {
+    /// That of a counter that is told of either level whether it counts there; none if it never does.
+    pub fn of(user: bool, kernel: bool) -> Option<Self> {
+        match (user, kernel) {
+            (true, true) => Some(Self::All),
+            (true, false) => Some(Self::User),
+            (false, true) => Some(Self::Kernel),
+            (false, false) => None,
+        }
+    }
+}
+
 /// A counter's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection {
@@ -29,15 +65,34 @@ pub struct Selection {
     pub filter: Filter,
 }
 
+impl fmt::Display for Meaning {
+    /// As `perf` has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cycles => "cycles",
+            Self::ReferenceCycles => "ref-cycles",
+            Self::Instructions => "instructions",
+            Self::Branches => "branches",
+            Self::BranchMisses => "branch-misses",
+        })
+    }
+}
+
 impl fmt::Display for Selection {
     /// As `perf` has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event::Raw(code) = self.event;
-        let filter = match self.filter {
-            Filter::User => "u",
-            Filter::Kernel => "k",
-            Filter::All => "uk",
-        };
-        write!(f, "r{code:x}:{filter}")
+        match self.event {
+            Event::Raw(code) | Event::Absent { code, .. } => write!(f, "r{code:x}")?,
+            Event::Meaning(meaning) => write!(f, "{meaning}")?,
+        }
+        f.write_str(match self.filter {
+            Filter::User => ":u",
+            Filter::Kernel => ":k",
+            Filter::All => ":uk",
+        })?;
+        match self.event {
+            Event::Absent { name, .. } => write!(f, " ({name})"),
+            _ => Ok(()),
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! The virtual PMU of a guest, with no KVM in it: whoever runs a vCPU hands in its register accesses and acts on
 //! the [`Outcome`].
 //!
-//! Data flows one way: a register access goes to a [`model`] (what does it mean?), from there to the [`bank`] (the
-//! vCPU's counters: value, running, overflowed), from there to a [`source`] (who counts?). A model knows no source and
-//! a source no model; what crosses the line is the vocabulary of [`event`] and the [`notice`]s for the operator.
+//! Data flows one way: a register access goes to a [`model`] (what does it mean?), from there to the [`unit`] that all
+//! makers' PMUs are (configured, stopped, overflowed), to its [`bank`] (the values of the counters), and to a [`source`]
+//! (who counts?). Each knows only the next. What crosses the lines is the vocabulary of [`event`], into which a
+//! [`translation`] puts another vendor's, and the [`notice`]s for the operator.
 
 pub mod bank;
 pub mod event;
@@ -11,6 +12,8 @@ pub mod model;
 pub mod notice;
 pub mod retarget;
 pub mod source;
+pub mod translation;
+pub mod unit;
 pub mod x86;
 
 /// What becomes of a register access.

@@ -1,4 +1,23 @@
 //! What an access to a PMU register means, one file for each kind of PMU that a guest can be shown.
 
 pub mod amd;
+pub mod intel;
 pub mod none;
+#[cfg(test)]
+mod testing;
+
+use crate::Outcome;
+use crate::source::Source;
+use crate::unit::Unit;
+
+/// One vCPU's PMU, by its registers.
+pub trait Model<S: Source> {
+    /// The guest reads a register.
+    fn read(&mut self, register: u32) -> Outcome;
+
+    /// The guest writes one.
+    fn write(&mut self, register: u32, value: u64) -> Outcome;
+
+    /// What is behind the registers.
+    fn unit(&mut self) -> &mut Unit<S>;
+}

@@ -29,16 +29,44 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     0xc001_1030..=0xc001_103d,
 ];
 
-/// The first and the last "MSR" that are counters: the loader makes RDPMC, which no monitor gets to see, an RDMSR of the
-/// counter's number. None of them is a register that an AMD processor has, but for the machine-check registers of the
-/// Pentium, 0 and 1.
-pub const RDPMC_FIRST: u32 = 0;
-/// See [`RDPMC_FIRST`].
-pub const RDPMC_LAST: u32 = 5;
+/// Where a PMU's interrupt can be made to stop its counters, beside much else that is not a PMU's (SDM volume 4, table 2-2).
+pub const DEBUGCTL: u32 = 0x1d9;
+/// What in it is the PMU's: `FREEZE_PERFMON_ON_PMI`.
+pub const FREEZE_AT_INTERRUPTS: u64 = 1 << 12;
+
+/// The "MSRs" that are counters: the loader makes RDPMC, which no monitor gets to see, an RDMSR of the counter's number.
+/// First the general counters, then Intel's fixed ones, and both with the bit by which the Pentium 4 asked for half of one.
+/// A few of these numbers are MSRs, too (of the Pentium's machine check, of Hyper-V), which no guest reads here.
+pub const RDPMC_MSRS: [RangeInclusive<u32>; 4] = [
+    0..=RDPMC_COUNTERS - 1,
+    RDPMC_FIXED..=RDPMC_FIXED + 3,
+    0x8000_0000..=0x8000_0000 + RDPMC_COUNTERS - 1,
+    0xc000_0000..=0xc000_0003,
+];
+
+/// So many general counters RDPMC can ask for, from 0 on.
+pub const RDPMC_COUNTERS: u32 = 8;
+
+/// The number of the first fixed counter.
+pub const RDPMC_FIXED: u32 = 1 << 30;
+
+/// Who made a processor, as far as PMUs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// AMD, or Hygon.
+    Amd,
+    /// Intel.
+    Intel,
+}
 
 /// Whether the register belongs to a PMU.
 pub fn is_pmu_msr(msr: u32) -> bool {
     PMU_MSRS.iter().any(|range| range.contains(&msr))
+}
+
+/// Whether it is a counter's number, for RDPMC.
+pub fn is_rdpmc(number: u32) -> bool {
+    RDPMC_MSRS.iter().any(|range| range.contains(&number))
 }
 
 /// The four registers that CPUID returns.
@@ -86,7 +114,9 @@ mod tests {
     #[test]
     fn a_filter_can_hold_all_ranges() {
         assert!(PMU_MSRS.len() <= 16);
-        assert!(PMU_MSRS.windows(2).all(|w| w[0].end() < w[1].start()), "ascending and apart");
+        for ranges in [PMU_MSRS.as_slice(), &RDPMC_MSRS] {
+            assert!(ranges.windows(2).all(|w| w[0].end() < w[1].start()), "ascending and apart");
+        }
     }
 
     #[test]

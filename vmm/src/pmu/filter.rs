@@ -7,31 +7,19 @@ use kvm_bindings::{
     kvm_enable_cap,
 };
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
-use vpmu::x86::{PMU_MSRS, RDPMC_FIRST, RDPMC_LAST};
+use vpmu::x86::{DEBUGCTL, PMU_MSRS, RDPMC_MSRS, Vendor};
 
 use crate::kvm::{Doing, KvmError};
 
-/// What becomes of the "MSRs" that are RDPMC's counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rdpmc {
-    /// Their reads are handed over. They are the numbers of real MSRs too, whose writes are KVM's.
-    Taken,
-    /// They are KVM's.
-    Left,
-}
-
-/// Has all accesses to the PMU's registers handed over.
-pub fn take_registers(vm: &VmFd, rdpmc: Rdpmc) -> Result<(), KvmError> {
+/// Has all accesses to the PMU's registers handed over, and if there is a PMU, to those of this vendor's that are beside
+/// it: reads of the "MSRs" that are RDPMC's counters. They are the numbers of real MSRs, too, whose writes are KVM's.
+pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> {
     disable_kvms_own(vm)?;
     let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
     cap.args[0] = KVM_MSR_EXIT_REASON_FILTER.into();
     vm.enable_cap(&cap).doing("have MSR accesses handed over")?;
 
-    let registers = gather(&PMU_MSRS);
-    let counters = match rdpmc {
-        Rdpmc::Taken => gather(&[RDPMC_FIRST..=RDPMC_LAST]),
-        Rdpmc::Left => Vec::new(),
-    };
+    let (registers, counters) = taken(shown);
     let read_and_write = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
     let ranges: Vec<_> = registers
         .iter()
@@ -39,6 +27,21 @@ pub fn take_registers(vm: &VmFd, rdpmc: Rdpmc) -> Result<(), KvmError> {
         .chain(counters.iter().map(|range| range.with(MsrFilterRangeFlags::READ)))
         .collect();
     vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).doing("set the MSR filter")
+}
+
+/// The registers, and what is only read.
+fn taken(shown: Option<Vendor>) -> (Vec<Bitmap>, Vec<Bitmap>) {
+    match shown {
+        None => (gather(&PMU_MSRS), Vec::new()),
+        // There are no fixed counters: KVM faults where AMD's processors do.
+        Some(Vendor::Amd) => (gather(&PMU_MSRS), gather(&RDPMC_MSRS[..1])),
+        Some(Vendor::Intel) => {
+            let mut registers = PMU_MSRS.to_vec();
+            registers.push(DEBUGCTL..=DEBUGCTL);
+            registers.sort_unstable_by_key(|range| *range.start());
+            (gather(&registers), gather(&RDPMC_MSRS))
+        }
+    }
 }
 
 fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
@@ -91,26 +94,47 @@ fn gather(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
 mod tests {
     use super::*;
 
+    fn has(bitmaps: &[Bitmap], msr: u32) -> bool {
+        bitmaps.iter().any(|map| {
+            let bit = msr.wrapping_sub(map.base);
+            bit < map.count && map.bits[bit as usize / 8] & 1 << (bit % 8) == 0
+        })
+    }
+
     #[test]
     fn the_filter_takes_every_pmu_register_and_no_other() {
-        let bitmaps = gather(&PMU_MSRS);
-        assert_eq!(bitmaps.len(), 3, "Intel's, and two of AMD's");
-        let taken = |msr: u32| {
-            bitmaps.iter().any(|map| {
-                let bit = msr.wrapping_sub(map.base);
-                bit < map.count && map.bits[bit as usize / 8] & 1 << (bit % 8) == 0
-            })
-        };
-        for msr in (0..0x2_0000).chain(0xc000_0000..0xc001_2000) {
-            assert_eq!(taken(msr), vpmu::x86::is_pmu_msr(msr), "{msr:#x}");
+        for shown in [None, Some(Vendor::Amd), Some(Vendor::Intel)] {
+            let (bitmaps, _) = taken(shown);
+            assert_eq!(bitmaps.len(), 3, "Intel's, and two of AMD's");
+            for msr in (0..0x2_0000).chain(0xc000_0000..0xc001_2000) {
+                let control = msr == DEBUGCTL && shown == Some(Vendor::Intel);
+                assert_eq!(has(&bitmaps, msr), vpmu::x86::is_pmu_msr(msr) || control, "{msr:#x}");
+            }
         }
     }
 
     #[test]
-    fn bitmaps_are_of_sizes_that_kvm_takes() {
-        for bitmap in gather(&PMU_MSRS).iter().chain(&gather(&[RDPMC_FIRST..=RDPMC_LAST])) {
-            assert!(bitmap.bits.len().is_multiple_of(8) && bitmap.bits.len() <= 0x600);
-            assert!(bitmap.count as usize <= bitmap.bits.len() * 8);
+    fn counters_can_be_read_and_what_is_beside_them_is_kvms() {
+        let (_, counters) = taken(Some(Vendor::Intel));
+        for number in [0, 7, 1 << 30, 3 | 1 << 30, 1 << 31, 3 << 30] {
+            assert!(has(&counters, number), "{number:#x}");
+        }
+        let (_, amds) = taken(Some(Vendor::Amd));
+        assert!(has(&amds, 5) && !has(&amds, 1 << 30));
+        for msr in [0x10, 0x1b, 0xc000_0080, 0x4000_0010] {
+            assert!(!has(&counters, msr), "{msr:#x}");
+        }
+    }
+
+    #[test]
+    fn filters_are_of_sizes_that_kvm_takes() {
+        for shown in [None, Some(Vendor::Amd), Some(Vendor::Intel)] {
+            let (registers, counters) = taken(shown);
+            assert!(registers.len() + counters.len() <= 16);
+            for bitmap in registers.iter().chain(&counters) {
+                assert!(bitmap.bits.len().is_multiple_of(8) && bitmap.bits.len() <= 0x600);
+                assert!(bitmap.count as usize <= bitmap.bits.len() * 8);
+            }
         }
     }
 }

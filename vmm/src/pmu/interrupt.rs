@@ -1,10 +1,13 @@
 //! The interrupt of an overflow, as the guest's local APIC has it (APM volume 2, 16.4.3 and 16.4.5; SDM volume 3, 11.5.1).
 //!
 //! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
-//! is due. It is never written: that would undo what other interrupts have set meanwhile. AMD's does not mask itself.
+//! is due. It is never written as a whole: that would undo what other interrupts have set meanwhile. So where the entry masks
+//! itself, as Intel's does and AMD's does not, that is done only in x2APIC mode, in which each register can be written by
+//! itself; in the older mode a guest finds its entry as it has left it.
 
-use kvm_bindings::{kvm_lapic_state, kvm_msi};
+use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msi, kvm_msr_entry};
 use kvm_ioctls::{VcpuFd, VmFd};
+use vpmu::x86::Vendor;
 
 use crate::kvm::{Doing, KvmError};
 
@@ -17,6 +20,9 @@ const SOFTWARE_ENABLE: u32 = 1 << 8;
 const MASKED: u32 = 1 << 16;
 /// In `APIC_BASE`.
 const GLOBAL_ENABLE: u64 = 1 << 11;
+const X2APIC_MODE: u64 = 1 << 10;
+/// The entry's own MSR in that mode.
+const X2APIC_PERFORMANCE: u32 = 0x834;
 
 /// What the APIC makes of an overflow.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,13 +40,18 @@ enum Delivery {
     },
 }
 
-/// Delivers one.
-pub fn deliver(vm: &VmFd, fd: &mut VcpuFd) -> Result<(), KvmError> {
-    if fd.get_kvm_run().apic_base & GLOBAL_ENABLE == 0 {
+/// Delivers one of a PMU of that vendor's.
+pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, vendor: Vendor) -> Result<(), KvmError> {
+    let base = fd.get_kvm_run().apic_base;
+    if base & GLOBAL_ENABLE == 0 {
         return Ok(());
     }
     let apic = fd.get_lapic().doing("read the local APIC")?;
-    match delivery(&apic) {
+    let delivery = delivery(&apic);
+    if vendor == Vendor::Intel && base & X2APIC_MODE != 0 && delivery != Delivery::None {
+        mask(fd, register(&apic, PERFORMANCE))?;
+    }
+    match delivery {
         Delivery::None => Ok(()),
         Delivery::Nmi => fd.nmi().doing("send an NMI"),
         Delivery::Fixed { vector, id } => {
@@ -50,6 +61,13 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd) -> Result<(), KvmError> {
             vm.signal_msi(message).doing("send an interrupt").map(drop)
         }
     }
+}
+
+fn mask(fd: &VcpuFd, entry: u32) -> Result<(), KvmError> {
+    let data = (entry | MASKED).into();
+    let entry = kvm_msr_entry { index: X2APIC_PERFORMANCE, data, ..Default::default() };
+    let msrs = Msrs::from_entries(&[entry]).expect("one entry fits");
+    fd.set_msrs(&msrs).doing("mask the local APIC's entry").map(drop)
 }
 
 fn delivery(apic: &kvm_lapic_state) -> Delivery {

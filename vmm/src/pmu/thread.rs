@@ -1,11 +1,12 @@
 //! The PMU of one vCPU, on the thread that runs it.
 
+use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vpmu::Outcome;
-use vpmu::model::amd::Amd;
-use vpmu::model::none;
+use vpmu::model::{Model, none};
 use vpmu::notice::Notice;
 use vpmu::source::perf::PerfEvents;
+use vpmu::x86::{DEBUGCTL, Vendor};
 
 use super::alarm::{self, ExitFlag};
 use super::pulse::Pulse;
@@ -14,16 +15,16 @@ use crate::kvm::KvmError;
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
-    model: Model,
+    kind: Kind,
     flag: ExitFlag,
     /// Without one (too many timers) everything works but for what it is for.
     pulse: Option<Pulse>,
 }
 
-enum Model {
+enum Kind {
     None,
     Kvm,
-    Amd(Box<Amd<PerfEvents>>),
+    Ours(Vendor, Box<dyn Model<PerfEvents>>),
 }
 
 impl ThreadPmu {
@@ -32,30 +33,39 @@ impl ThreadPmu {
     /// # Safety
     /// `fd` has to outlive it.
     pub unsafe fn new(pmu: Pmu, fd: &mut VcpuFd) -> Self {
-        let model = match pmu {
-            Pmu::None => Model::None,
-            Pmu::Kvm => Model::Kvm,
-            Pmu::Amd(version) => Model::Amd(Box::new(Amd::new(version, PerfEvents::new(alarm::signal())))),
+        let kind = match pmu {
+            Pmu::None => Kind::None,
+            Pmu::Kvm => Kind::Kvm,
+            Pmu::Ours(shown, host) => Kind::Ours(shown.vendor(), shown.model(host)),
         };
         // SAFETY: the caller's promise.
-        Self { model, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
+        Self { kind, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
     }
 
     /// The guest reads a register that was handed over.
-    pub fn read(&mut self, msr: u32) -> Outcome {
-        match &mut self.model {
-            Model::None => none::access(msr),
-            Model::Kvm => Outcome::NotMine,
-            Model::Amd(amd) => amd.read(msr),
+    pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Ours(_, model) if msr == DEBUGCTL => match (model.read(msr), kvms(fd, msr)) {
+                (Outcome::Value(ours), Some(kvms)) => Outcome::Value(ours | kvms),
+                (outcome, _) => outcome,
+            },
+            Kind::Ours(_, model) => model.read(msr),
         }
     }
 
     /// The guest writes one.
-    pub fn write(&mut self, msr: u32, value: u64) -> Outcome {
-        match &mut self.model {
-            Model::None => none::access(msr),
-            Model::Kvm => Outcome::NotMine,
-            Model::Amd(amd) => amd.write(msr, value),
+    pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Ours(_, model) if msr == DEBUGCTL => {
+                // The model takes what is the PMU's and refuses what is not, which is for KVM.
+                let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
+                if set_kvms(fd, msr, value & !ours) { model.write(msr, ours) } else { Outcome::Fault }
+            }
+            Kind::Ours(_, model) => model.write(msr, value),
         }
     }
 
@@ -63,20 +73,38 @@ impl ThreadPmu {
     /// to know comes back.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Vec<Notice>, KvmError> {
         let came = self.flag.take();
-        let Model::Amd(amd) = &mut self.model else { return Ok(Vec::new()) };
+        let Kind::Ours(vendor, model) = &mut self.kind else { return Ok(Vec::new()) };
+        let unit = model.unit();
         if came {
             if self.pulse.as_mut().is_some_and(Pulse::take) {
-                amd.time_has_passed();
+                unit.time_has_passed();
             } else {
-                amd.alarm();
+                unit.look();
             }
         }
         if let Some(pulse) = &mut self.pulse {
-            pulse.beat(amd.holds_counters());
+            pulse.beat(unit.holds_counters());
         }
-        if amd.take_interrupt() {
-            interrupt::deliver(vm, fd)?;
+        if unit.take_interrupt() {
+            interrupt::deliver(vm, fd, *vendor)?;
         }
-        Ok(amd.take_notices())
+        Ok(unit.take_notices())
     }
+}
+
+/// What KVM has in a register, if it has it.
+fn kvms(fd: &VcpuFd, msr: u32) -> Option<u64> {
+    let mut msrs = entry(msr, 0);
+    let read = fd.get_msrs(&mut msrs).ok()?;
+    msrs.as_slice()[..read].first().map(|entry| entry.data)
+}
+
+/// Sets what KVM has in a register, if it takes it.
+fn set_kvms(fd: &VcpuFd, msr: u32, value: u64) -> bool {
+    fd.set_msrs(&entry(msr, value)).is_ok_and(|set| set == 1)
+}
+
+fn entry(index: u32, data: u64) -> Msrs {
+    let entry = kvm_msr_entry { index, data, ..Default::default() };
+    Msrs::from_entries(&[entry]).expect("one entry fits")
 }

@@ -9,11 +9,12 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+use super::Model;
 use crate::Outcome;
-use crate::bank::Bank;
-use crate::notice::Notice;
 use crate::source::Source;
-use crate::x86::{self, Leaf};
+use crate::translation::Translation;
+use crate::unit::Unit;
+use crate::x86::{self, Leaf, Vendor};
 use register::Register;
 use select::Select;
 
@@ -21,7 +22,7 @@ use select::Select;
 const WIDTH: u32 = 48;
 /// There can be no more core counters than these.
 pub const MOST_COUNTERS: usize = 6;
-const _: () = assert!(MOST_COUNTERS == (x86::RDPMC_LAST - x86::RDPMC_FIRST) as usize + 1);
+const _: () = assert!(MOST_COUNTERS <= x86::RDPMC_COUNTERS as usize);
 /// What was there before there was a CPUID bit for it.
 pub const K7_COUNTERS: usize = 4;
 
@@ -78,124 +79,57 @@ impl Version {
 /// One vCPU's PMU.
 pub struct Amd<S: Source> {
     version: Version,
-    bank: Bank<S>,
+    translation: Translation,
+    unit: Unit<S>,
     selects: Vec<Select>,
-    /// Global control; all ones where there is none.
-    control: u64,
-    /// Global status.
-    status: u64,
-    interrupt: bool,
 }
 
 impl<S: Source> Amd<S> {
-    /// The PMU after reset. Global control then has all counters on, for those who do not know it.
-    pub fn new(version: Version, source: S) -> Self {
+    /// The PMU after reset, on a host of that vendor. Global control then has all counters on, for those who do not know it.
+    pub fn new(version: Version, host: Vendor, source: S) -> Self {
         let counters = version.counters();
         Self {
             version,
-            bank: Bank::new(source, counters, WIDTH),
+            translation: Translation { guest: Vendor::Amd, host },
+            unit: Unit::new(source, counters, WIDTH),
             selects: vec![Select::default(); counters],
-            control: all(counters),
-            status: 0,
-            interrupt: false,
         }
-    }
-
-    /// The guest reads an MSR, or by RDPMC, which the loader has made an RDMSR of, a counter.
-    pub fn read(&mut self, msr: u32) -> Outcome {
-        let outcome = match Register::at(msr, self.version) {
-            Register::Select(counter) => Outcome::Value(self.selects[counter].value()),
-            Register::Counter(counter) => Outcome::Value(self.bank.read(counter)),
-            Register::Status => {
-                self.bank.look_at_all();
-                self.take_overflows();
-                Outcome::Value(self.status)
-            }
-            Register::Control => Outcome::Value(self.control),
-            Register::StatusClear | Register::StatusSet => Outcome::Value(0),
-            Register::Absent => Outcome::Fault,
-            Register::Other => Outcome::NotMine,
-        };
-        self.take_overflows();
-        outcome
-    }
-
-    /// The guest writes an MSR.
-    pub fn write(&mut self, msr: u32, value: u64) -> Outcome {
-        let counters = all(self.bank.size());
-        match Register::at(msr, self.version) {
-            Register::Select(counter) => self.select(counter, Select::from(value)),
-            Register::Counter(counter) => self.bank.write(counter, value),
-            Register::Control => {
-                self.control = value & counters;
-                self.bank.run(self.running());
-            }
-            Register::StatusClear => {
-                self.bank.look_at_all();
-                self.take_overflows();
-                self.status &= !value;
-            }
-            Register::StatusSet => self.status |= value & counters,
-            Register::Status | Register::Absent => return Outcome::Fault,
-            Register::Other => return Outcome::NotMine,
-        }
-        self.take_overflows();
-        Outcome::Handled
-    }
-
-    /// A signal has come: some alarm is due, or none.
-    pub fn alarm(&mut self) {
-        self.bank.look_at_all();
-        self.take_overflows();
-    }
-
-    /// Some time has passed: counters that have lost their hardware are found out, and what no counter uses is given back.
-    pub fn time_has_passed(&mut self) {
-        self.bank.look_at_all();
-        self.take_overflows();
-        self.bank.release_idle();
-    }
-
-    /// Whether it holds counters of the host.
-    pub fn holds_counters(&self) -> bool {
-        self.bank.is_backed()
-    }
-
-    /// Whether the PMU has asked for an interrupt since this was last asked.
-    pub fn take_interrupt(&mut self) -> bool {
-        std::mem::take(&mut self.interrupt)
-    }
-
-    /// What the operator is to know since this was last asked.
-    pub fn take_notices(&mut self) -> Vec<Notice> {
-        self.bank.take_notices()
     }
 
     fn select(&mut self, counter: usize, select: Select) {
-        // Overflows up to now are those of the old selection.
-        self.bank.run(self.running() & !(1 << counter));
-        self.take_overflows();
         self.selects[counter] = select;
-        self.bank.configure(counter, select.selection(), select.alarm());
-        self.bank.run(self.running());
-    }
-
-    fn running(&self) -> u64 {
-        let enabled = (0..).zip(&self.selects).filter(|(_, select)| select.is_enabled());
-        enabled.fold(0, |set, (counter, _)| set | 1 << counter) & self.control
-    }
-
-    /// Status has a bit for every overflow; an interrupt comes for those whose counter asks for one.
-    fn take_overflows(&mut self) {
-        let overflowed = self.bank.take_overflowed();
-        self.status |= overflowed;
-        self.interrupt |= (0..)
-            .zip(&self.selects)
-            .any(|(counter, select)| overflowed & 1 << counter != 0 && select.interrupts());
+        self.unit.configure(counter, select.setting(self.translation));
     }
 }
 
-/// So many counters as a set.
-fn all(counters: usize) -> u64 {
-    (1 << counters) - 1
+impl<S: Source> Model<S> for Amd<S> {
+    /// RDPMC, too, which the loader has made an RDMSR of the counter's number.
+    fn read(&mut self, msr: u32) -> Outcome {
+        Outcome::Value(match Register::at(msr, self.version) {
+            Register::Select(counter) => self.selects[counter].value(),
+            Register::Counter(counter) => self.unit.read(counter),
+            Register::Status => self.unit.status(),
+            Register::Control => self.unit.control(),
+            Register::StatusClear | Register::StatusSet => 0,
+            Register::Absent => return Outcome::Fault,
+            Register::Other => return Outcome::NotMine,
+        })
+    }
+
+    fn write(&mut self, msr: u32, value: u64) -> Outcome {
+        match Register::at(msr, self.version) {
+            Register::Select(counter) => self.select(counter, Select::from(value)),
+            Register::Counter(counter) => self.unit.write(counter, value),
+            Register::Control => self.unit.set_control(value),
+            Register::StatusClear => self.unit.clear_status(value),
+            Register::StatusSet => self.unit.set_status(value),
+            Register::Status | Register::Absent => return Outcome::Fault,
+            Register::Other => return Outcome::NotMine,
+        }
+        Outcome::Handled
+    }
+
+    fn unit(&mut self) -> &mut Unit<S> {
+        &mut self.unit
+    }
 }

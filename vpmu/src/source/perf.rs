@@ -4,6 +4,7 @@
 //! without a system call by that thread only.
 
 mod event;
+mod host;
 mod obstacle;
 mod page;
 mod probe;
@@ -15,11 +16,13 @@ use self::event::PerfEvent;
 use super::{Backing, Count, FAR, Refusal, Source};
 use crate::event::Selection;
 
+pub use self::host::HostPmu;
 pub use self::obstacle::Obstacle;
-pub use self::probe::free_counters;
+pub use self::probe::{Free, exists, free_counters};
 
 /// Makes perf events for the thread that it lives on.
 pub struct PerfEvents {
+    pmu: HostPmu,
     signal: libc::c_int,
     epoch: Instant,
     /// How far apart an event's overflows have to be, as of then.
@@ -37,10 +40,10 @@ fn pace() -> Duration {
 }
 
 impl PerfEvents {
-    /// Events whose alarms send this signal.
-    pub fn new(signal: libc::c_int) -> Self {
+    /// Events of this PMU, whose alarms send this signal.
+    pub fn new(pmu: HostPmu, signal: libc::c_int) -> Self {
         let now = Instant::now();
-        Self { signal, epoch: now, pace: pace(), pace_read: now }
+        Self { pmu, signal, epoch: now, pace: pace(), pace_read: now }
     }
 }
 
@@ -48,7 +51,7 @@ impl Source for PerfEvents {
     type Backing = PerfEvent;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
-        PerfEvent::open(selection, distance.min(FAR))
+        PerfEvent::open(self.pmu, selection, distance.min(FAR))
             .and_then(|event| event.signal_this_thread(self.signal).map(|()| event))
             .map_err(|error| Refusal(error.to_string()))
     }

@@ -86,7 +86,7 @@ impl Source for Script {
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Scripted, Refusal> {
         let mut host = self.0.borrow_mut();
         host.requests += 1;
-        if selection.event == REFUSED {
+        if selection.event == REFUSED || matches!(selection.event, Event::Absent { .. }) {
             return Err(Refusal("it does not exist".to_owned()));
         }
         assert!((1..=FAR).contains(&distance), "{distance}");

@@ -40,7 +40,7 @@ impl Register {
             (counter < version.counters()).then_some(counter)
         };
         let found = match msr {
-            x86::RDPMC_FIRST..=x86::RDPMC_LAST => existing(x86::RDPMC_FIRST, 1).map(Self::Counter),
+            0..x86::RDPMC_COUNTERS => existing(0, 1).map(Self::Counter),
             K7_SELECT..K7_COUNTER => existing(K7_SELECT, 1).map(Self::Select),
             K7_COUNTER..=0xc001_0007 => existing(K7_COUNTER, 1).map(Self::Counter),
             CORE..=0xc001_020b if version.has_core_addresses() => {
@@ -51,7 +51,7 @@ impl Register {
             CONTROL if version.has_global_registers() => Some(Self::Control),
             STATUS_CLEAR if version.has_global_registers() => Some(Self::StatusClear),
             STATUS_SET if version.has_global_registers() => Some(Self::StatusSet),
-            _ if x86::is_pmu_msr(msr) => None,
+            _ if x86::is_pmu_msr(msr) || x86::is_rdpmc(msr) => None,
             _ => return Self::Other,
         };
         found.unwrap_or(Self::Absent)

@@ -2,8 +2,9 @@
 //!
 //! A write to one never faults: processors of every generation drop the reserved bits. (Zen 3 keeps two of them, 19 and 42, without a meaning.)
 
-use crate::bank::Alarm;
-use crate::event::{Event, Filter, Selection};
+use crate::event::{Filter, Selection};
+use crate::translation::Translation;
+use crate::unit::Setting;
 
 /// The event: bits 7..0 and 35..32.
 const EVENT: u64 = 0xf_0000_00ff;
@@ -44,40 +45,34 @@ impl Select {
         self.0
     }
 
-    /// Whether the counter counts, as far as this register has a say.
-    pub fn is_enabled(self) -> bool {
-        self.0 & ENABLE != 0
+    /// What its counter is told by it.
+    pub fn setting(self, translation: Translation) -> Setting {
+        Setting {
+            selection: self.selection(translation),
+            enabled: self.0 & ENABLE != 0,
+            interrupts: self.0 & INTERRUPT != 0,
+        }
     }
 
-    /// Whether an overflow raises an interrupt.
-    pub fn interrupts(self) -> bool {
-        self.0 & INTERRUPT != 0
-    }
-
-    /// Whether an overflow is to be known when it happens.
-    pub fn alarm(self) -> Alarm {
-        if self.interrupts() { Alarm::AtOverflow } else { Alarm::Off }
-    }
-
-    /// What is counted, if anything.
-    pub fn selection(self) -> Option<Selection> {
+    fn selection(self, translation: Translation) -> Option<Selection> {
         let one_side = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
         if self.0 & EVENT == MERGE || one_side {
             return None;
         }
-        let filter = match (self.0 & USER != 0, self.0 & OS != 0) {
-            (true, true) => Filter::All,
-            (true, false) => Filter::User,
-            (false, true) => Filter::Kernel,
-            (false, false) => return None,
-        };
-        Some(Selection { event: Event::Raw(self.0 & SELECTS), filter })
+        let filter = Filter::of(self.0 & USER != 0, self.0 & OS != 0)?;
+        Some(Selection { event: translation.event(self.0 & SELECTS), filter })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Event;
+    use crate::x86::Vendor;
+
+    fn selection(value: u64) -> Option<Selection> {
+        Select::from(value).selection(Translation { guest: Vendor::Amd, host: Vendor::Amd })
+    }
 
     #[test]
     fn reserved_bits_are_dropped() {
@@ -86,27 +81,26 @@ mod tests {
 
     #[test]
     fn the_host_gets_what_selects_the_event_and_nothing_else() {
-        let select = Select::from(0x0000_0001_05d7_31c0);
-        let selection = Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All };
-        assert_eq!(select.selection(), Some(selection));
+        let expected = Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All };
+        assert_eq!(selection(0x0000_0001_05d7_31c0), Some(expected));
     }
 
     #[test]
     fn without_a_privilege_level_nothing_is_counted() {
-        assert_eq!(Select::from(0x53_00c0 & !(USER | OS)).selection(), None);
-        assert_eq!(Select::from(0x51_00c0).selection().map(|s| s.filter), Some(Filter::User));
-        assert_eq!(Select::from(0x52_00c0).selection().map(|s| s.filter), Some(Filter::Kernel));
+        assert_eq!(selection(0x53_00c0 & !(USER | OS)), None);
+        assert_eq!(selection(0x51_00c0).map(|s| s.filter), Some(Filter::User));
+        assert_eq!(selection(0x52_00c0).map(|s| s.filter), Some(Filter::Kernel));
     }
 
     #[test]
     fn guests_of_the_guest_are_not_counted_for_there_are_none() {
         for (side, counts) in [(0, true), (1, false), (2, false), (3, true)] {
-            assert_eq!(Select::from(side << 40 | 0x53_00c0).selection().is_some(), counts, "{side}");
+            assert_eq!(selection(side << 40 | 0x53_00c0).is_some(), counts, "{side}");
         }
     }
 
     #[test]
     fn the_upper_half_of_a_pair_counts_nothing_by_itself() {
-        assert_eq!(Select::from(0xf_0053_00ff).selection(), None);
+        assert_eq!(selection(0xf_0053_00ff), None);
     }
 }

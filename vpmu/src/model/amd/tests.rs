@@ -6,7 +6,10 @@ use proptest::prelude::*;
 
 use super::{Amd, Version};
 use crate::Outcome::{self, Fault, Handled, NotMine, Value};
+use crate::model::Model;
+use crate::model::testing::run;
 use crate::source::script::Script;
+use crate::x86::Vendor;
 
 const K7_SELECT: u32 = 0xc001_0000;
 const K7_COUNTER: u32 = 0xc001_0004;
@@ -24,19 +27,7 @@ const MASK: u64 = (1 << 48) - 1;
 
 fn pmu(version: Version) -> (Amd<Script>, Script) {
     let host = Script::default();
-    (Amd::new(version, host.clone()), host)
-}
-
-/// The guest runs, and whoever runs it tells the PMU of alarms; the counts at which it interrupts the guest.
-fn run(pmu: &mut Amd<Script>, host: &Script, counts: u64) -> Vec<u64> {
-    let mut interrupts = Vec::new();
-    host.guest_runs(counts, |left| {
-        pmu.alarm();
-        if pmu.take_interrupt() {
-            interrupts.push(counts - left);
-        }
-    });
-    interrupts
+    (Amd::new(version, Vendor::Amd, host.clone()), host)
 }
 
 #[test]
@@ -99,7 +90,7 @@ fn the_status_is_read_only_and_its_helpers_read_as_zero() {
     assert_eq!(pmu.write(STATUS_CLEAR, 0x5), Handled);
     assert_eq!(pmu.read(STATUS), Value(0x3a));
     assert_eq!((pmu.read(STATUS_CLEAR), pmu.read(STATUS_SET)), (Value(0), Value(0)));
-    assert!(!pmu.take_interrupt(), "a bit that software sets is no overflow");
+    assert!(!pmu.unit().take_interrupt(), "a bit that software sets is no overflow");
 }
 
 #[test]
@@ -161,7 +152,7 @@ fn a_counter_without_an_interrupt_shows_its_overflow_in_the_status() {
     pmu.write(SELECT, COUNTING);
     assert!(run(&mut pmu, &host, 10).is_empty());
     assert_eq!(pmu.read(STATUS), Value(1));
-    assert!(!pmu.take_interrupt());
+    assert!(!pmu.unit().take_interrupt());
 }
 
 #[test]
@@ -215,7 +206,7 @@ fn a_guest_that_ignores_an_overflow_is_interrupted_once() {
     host.time_passes(Duration::from_millis(1));
     let mut alarms = 0;
     host.guest_runs(10_000_000, |_| {
-        pmu.alarm();
+        pmu.unit().look();
         alarms += 1;
     });
     assert_eq!(alarms, 2, "one of them repeats, to no avail");
@@ -245,7 +236,7 @@ fn a_flood_meets_the_floor_and_the_operator_hears_of_it() {
         host.time_passes(Duration::from_micros(1));
     }
     assert!((1000..1050).contains(&interrupts), "{interrupts}");
-    let notices = pmu.take_notices();
+    let notices = pmu.unit().take_notices();
     assert_eq!(notices.len(), 1);
     assert!(notices[0].to_string().contains("rate floor"), "{}", notices[0]);
 }
@@ -259,10 +250,10 @@ fn an_event_that_the_host_refuses_stands_still_and_the_operator_hears_of_it() {
     }
     run(&mut pmu, &host, 100);
     assert_eq!(pmu.read(COUNTER), Value(0));
-    assert_eq!(pmu.take_notices().len(), 16 + 1, "and that there are more");
+    assert_eq!(pmu.unit().take_notices().len(), 16 + 1, "and that there are more");
     host.time_passes(Duration::from_secs(10));
     pmu.write(SELECT, COUNTING & !0xffff | 0xbad);
-    assert!(pmu.take_notices()[0].to_string().contains("it does not exist"));
+    assert!(pmu.unit().take_notices()[0].to_string().contains("it does not exist"));
 }
 
 #[test]
@@ -273,9 +264,9 @@ fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
     pmu.write(SELECT + 2, COUNTING);
     run(&mut pmu, &host, 100);
     pmu.write(SELECT, COUNTING & !(1 << 22));
-    pmu.time_has_passed();
+    pmu.unit().time_has_passed();
     assert_eq!(host.counters(), 2, "it may be used again at once");
-    pmu.time_has_passed();
+    pmu.unit().time_has_passed();
     assert_eq!(host.counters(), 1);
     run(&mut pmu, &host, 100);
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 2)), (Value(100), Value(205)));
@@ -294,7 +285,7 @@ fn starvation_is_told_with_its_length() {
     host.starve(false);
     pmu.read(COUNTER);
     pmu.read(COUNTER);
-    let told: Vec<String> = pmu.take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told.len(), 2, "{told:?}");
     assert!(told[0].contains("counter 0 (rc0:uk) is starved"), "{told:?}");
     assert!(told[1].contains("30.000ms"), "{told:?}");
@@ -425,7 +416,7 @@ proptest! {
                 Step::Read(msr) => prop_assert_eq!(pmu.read(msr), reference.read(msr), "{:#x}", msr),
                 Step::Run(counts) => prop_assert_eq!(run(&mut pmu, &host, counts), reference.run(counts)),
             }
-            prop_assert!(!pmu.take_interrupt(), "interrupts come while the guest runs");
+            prop_assert!(!pmu.unit().take_interrupt(), "interrupts come while the guest runs");
             host.time_passes(Duration::from_millis(20));
         }
         for msr in (0..6).chain([STATUS]) {
@@ -441,8 +432,8 @@ proptest! {
         let (mut pmu, host) = pmu(version);
         for (write, msr, value) in steps {
             let outcome = if write { pmu.write(msr, value) } else { pmu.read(msr) };
-            prop_assert_eq!(outcome == NotMine, !(crate::x86::is_pmu_msr(msr) || msr < 6));
-            host.guest_runs(value >> 16, |_| pmu.alarm());
+            prop_assert_eq!(outcome == NotMine, !(crate::x86::is_pmu_msr(msr) || crate::x86::is_rdpmc(msr)));
+            host.guest_runs(value >> 16, |_| pmu.unit().look());
             prop_assert!(host.counters() <= version.counters());
         }
     }

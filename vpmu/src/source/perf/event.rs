@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
-    PERF_COUNT_HW_INSTRUCTIONS, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED,
-    PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr,
+    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
+use super::host::HostPmu;
 use super::page::Page;
 use crate::event::{Event, Filter, Selection};
 use crate::source::{Count, FAR};
@@ -40,21 +40,18 @@ struct Reading {
 
 impl PerfEvent {
     /// Opens it; it counts at once.
-    pub fn open(selection: Selection, period: u64) -> io::Result<Self> {
-        let Event::Raw(config) = selection.event;
+    pub fn open(pmu: HostPmu, selection: Selection, period: u64) -> io::Result<Self> {
         let mut attr = attributes(period);
-        attr.type_ = PERF_TYPE_RAW;
-        attr.config = config;
+        (attr.type_, attr.config) = pmu.encode(selection.event)?;
         attr.set_exclude_user((selection.filter == Filter::Kernel).into());
         attr.set_exclude_kernel((selection.filter == Filter::User).into());
         Self::from_attributes(attr)
     }
 
-    /// Opens one that stands for any other, to see whether there is room for it.
-    pub fn sample() -> io::Result<Self> {
+    /// Opens one that nobody waits for, to see whether there is room for it.
+    pub fn sample(pmu: HostPmu, event: Event) -> io::Result<Self> {
         let mut attr = attributes(FAR);
-        attr.type_ = PERF_TYPE_HARDWARE;
-        attr.config = PERF_COUNT_HW_INSTRUCTIONS.into();
+        (attr.type_, attr.config) = pmu.encode(event)?;
         Self::from_attributes(attr)
     }
 

@@ -1,21 +1,58 @@
-//! How many counters the host really has to give.
+//! What the host really has to give.
+
+use std::io;
 
 use super::event::PerfEvent;
+use super::host::HostPmu;
 use super::obstacle::Obstacle;
+use crate::event::{Event, Meaning};
 
-/// How many events of this thread find room on the PMU at once, at most `most`.
-///
-/// Others may hold counters all the time: the NMI watchdog holds one on every CPU.
-pub fn free_counters(most: usize) -> Result<usize, Obstacle> {
+/// Counters that find room on the PMU at once. Others may hold some all the time: the NMI watchdog holds one on every CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Free {
+    /// For any events.
+    pub general: usize,
+    /// Of those that were asked for by what they count, so many from the first on.
+    pub fixed: usize,
+}
+
+/// Finds room for so many general counters, for those of `fixed` that the host has and holds beside them, and then for
+/// more general ones, up to `most`.
+pub fn free_counters(pmu: HostPmu, least: usize, fixed: &[Meaning], most: usize) -> Result<Free, Obstacle> {
+    // No processor has a fixed counter for these.
+    const GENERAL: Event = Event::Meaning(Meaning::Branches);
+    let mut general = Vec::new();
     let mut held = Vec::new();
-    while held.len() < most {
-        let event = PerfEvent::sample().map_err(|error| Obstacle::from_error(&error))?;
-        match event.counted() {
-            None => break,
-            Some(0) => held.push(event),
-            // This thread is in no guest.
-            Some(_) => return Err(Obstacle::CountsHost),
+    while general.len() < least && hold(pmu, GENERAL, &mut general)? {}
+    if general.is_empty() {
+        return Err(Obstacle::NoneFree);
+    }
+    for meaning in fixed {
+        match hold(pmu, Event::Meaning(*meaning), &mut held) {
+            Ok(true) => {}
+            Ok(false) | Err(Obstacle::NoPmu(_)) => break,
+            Err(obstacle) => return Err(obstacle),
         }
     }
-    if held.is_empty() { Err(Obstacle::NoneFree) } else { Ok(held.len()) }
+    while general.len() < most && hold(pmu, GENERAL, &mut general)? {}
+    Ok(Free { general: general.len(), fixed: held.len() })
+}
+
+/// Whether the host has such an event at all.
+pub fn exists(pmu: HostPmu, event: Event) -> bool {
+    PerfEvent::sample(pmu, event).is_ok()
+}
+
+/// Adds an event that is on the PMU, if there is room for it.
+fn hold(pmu: HostPmu, event: Event, held: &mut Vec<PerfEvent>) -> Result<bool, Obstacle> {
+    let event = PerfEvent::sample(pmu, event).map_err(|error: io::Error| Obstacle::from_error(&error))?;
+    match event.counted() {
+        None => Ok(false),
+        Some(0) => {
+            held.push(event);
+            Ok(true)
+        }
+        // This thread is in no guest.
+        Some(_) => Err(Obstacle::CountsHost),
+    }
 }

@@ -1,0 +1,97 @@
+//! How many counters AMD's PMUs get.
+
+use vpmu::model::amd::{K7_COUNTERS, MOST_COUNTERS, Version};
+use vpmu::source::perf::free_counters;
+
+use super::{Choice, Host, Shown, Unavailable};
+
+/// The one to show, and what to say of it.
+pub fn shown(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Shown, Option<String>), Unavailable> {
+    let free = free_counters(host.pmu, MOST_COUNTERS, &[], MOST_COUNTERS)?.general;
+    of(choice, asked, free).map(|(version, remark)| (Shown::Amd(version), remark))
+}
+
+/// That for a host that has so many counters free.
+fn of(choice: Choice, asked: Option<u32>, free: usize) -> Result<(Version, Option<String>), Unavailable> {
+    let version = if choice == Choice::AmdLegacy { legacy(asked, free)? } else { newest(asked, free)? };
+    let remark = (asked.is_none() && version.counters() < MOST_COUNTERS).then(|| {
+        format!(
+            "the guest gets {} counters of {MOST_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
+             frees the one of the NMI watchdog); Linux before 5.19 as a guest needs --pmu amd-legacy then",
+            version.counters()
+        )
+    });
+    Ok((version, remark))
+}
+
+fn newest(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
+    let Some(asked) = asked else { return Ok(Version::V2(free)) };
+    match usize::try_from(asked) {
+        Ok(counters) if (1..=MOST_COUNTERS).contains(&counters) => {
+            if counters > free {
+                Err(Unavailable::Busy { asked, free })
+            } else {
+                Ok(Version::V2(counters))
+            }
+        }
+        _ => Err(Unavailable::Model { asked, choice: "amd", has: "1 to 6" }),
+    }
+}
+
+/// Without PerfMonV2 the number of counters is not told but known: six with the CPUID bit, four without.
+fn legacy(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
+    let version = match asked {
+        None if free >= MOST_COUNTERS => Version::Core,
+        None if free >= K7_COUNTERS => Version::K7,
+        None => return Err(Unavailable::TooFew(free)),
+        Some(6) => Version::Core,
+        Some(4) => Version::K7,
+        Some(asked) => return Err(Unavailable::Model { asked, choice: "amd-legacy", has: "4 or 6" }),
+    };
+    match asked {
+        Some(asked) if version.counters() > free => Err(Unavailable::Busy { asked, free }),
+        _ => Ok(version),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(choice: Choice, asked: Option<u32>, free: usize) -> Version {
+        of(choice, asked, free).unwrap().0
+    }
+
+    #[test]
+    fn the_guest_gets_no_more_counters_than_the_host_has() {
+        assert_eq!(version(Choice::Amd, None, 6), Version::V2(6));
+        assert_eq!(version(Choice::Amd, None, 5), Version::V2(5));
+        assert_eq!(version(Choice::Amd, Some(2), 5), Version::V2(2));
+        assert_eq!(version(Choice::AmdLegacy, None, 6), Version::Core);
+        assert_eq!(version(Choice::AmdLegacy, None, 5), Version::K7);
+        assert_eq!(version(Choice::AmdLegacy, Some(4), 6), Version::K7);
+    }
+
+    #[test]
+    fn fewer_counters_than_the_model_has_are_explained() {
+        let remark = of(Choice::Amd, None, 5).unwrap().1.unwrap();
+        assert!(remark.contains("5 counters of 6") && remark.contains("nmi_watchdog"), "{remark}");
+        assert_eq!(of(Choice::Amd, None, 6).unwrap().1, None);
+        assert_eq!(of(Choice::Amd, Some(2), 5).unwrap().1, None, "that was asked for");
+    }
+
+    #[test]
+    fn more_counters_than_there_are_is_refused() {
+        for (choice, asked, free, words) in [
+            (Choice::Amd, Some(7), 6, "--pmu amd has 1 to 6"),
+            (Choice::Amd, Some(0), 6, "--pmu amd has 1 to 6"),
+            (Choice::Amd, Some(6), 5, "this host has 5 free"),
+            (Choice::AmdLegacy, Some(5), 6, "4 or 6"),
+            (Choice::AmdLegacy, Some(6), 5, "this host has 5 free"),
+            (Choice::AmdLegacy, None, 3, "--pmu amd does with fewer"),
+        ] {
+            let refusal = of(choice, asked, free).unwrap_err().to_string();
+            assert!(refusal.contains(words) && !refusal.contains('\n'), "{refusal}");
+        }
+    }
+}

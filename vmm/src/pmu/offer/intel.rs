@@ -1,0 +1,107 @@
+//! How many counters Intel's PMU gets, and which events it says to have.
+
+use std::arch::x86_64::__cpuid;
+use std::fs;
+
+use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MOST_GENERAL, Shape, Version};
+use vpmu::source::perf::{Free, exists, free_counters};
+use vpmu::translation::Translation;
+use vpmu::x86::Vendor;
+
+use super::{Host, Shown, Unavailable};
+
+/// The one to show, and what to say of it.
+pub fn shown(
+    version: Version,
+    choice: &'static str,
+    asked: Option<u32>,
+    host: Host,
+) -> Result<(Shown, Option<String>), Unavailable> {
+    let wanted = wanted(choice, asked)?;
+    // Fixed counters are as good as general ones for what they count, and cost the guest less. One general counter at least
+    // there must be.
+    let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MOST_GENERAL))?;
+    let shape = of(version, asked, free, absent_events(host))?;
+    let remark = (asked.is_none() && watchdog_is_on()).then(|| {
+        format!(
+            "the guest gets {} general counters and {} fixed ones; `sudo sysctl kernel.nmi_watchdog=0` frees one more of this host's",
+            shape.general, shape.fixed
+        )
+    });
+    Ok((Shown::Intel(shape), remark))
+}
+
+/// The number of general counters that was asked for.
+fn wanted(choice: &'static str, asked: Option<u32>) -> Result<Option<usize>, Unavailable> {
+    let Some(asked) = asked else { return Ok(None) };
+    match usize::try_from(asked) {
+        Ok(counters) if (1..=MOST_GENERAL).contains(&counters) => Ok(Some(counters)),
+        _ => Err(Unavailable::Model { asked, choice, has: "1 to 8" }),
+    }
+}
+
+/// That for a host that has so many counters free.
+fn of(version: Version, asked: Option<u32>, free: Free, absent: u32) -> Result<Shape, Unavailable> {
+    match asked {
+        Some(asked) if usize::try_from(asked).is_ok_and(|asked| asked > free.general) => {
+            Err(Unavailable::Busy { asked, free: free.general })
+        }
+        _ => Ok(Shape { version, general: free.general, fixed: free.fixed, absent }),
+    }
+}
+
+/// A bit for each architectural event that the host cannot count.
+fn absent_events(host: Host) -> u32 {
+    if host.vendor == Vendor::Intel {
+        let leaf = __cpuid(Shape::FUNCTION);
+        return absent_of_leaf(leaf.eax, leaf.ebx);
+    }
+    let translation = Translation { guest: Vendor::Intel, host: host.vendor };
+    absent_where(|event| exists(host.pmu, translation.event(event)))
+}
+
+/// What an Intel processor says of itself: bits of EBX mean absence, and those from the number in EAX on mean nothing.
+fn absent_of_leaf(eax: u32, ebx: u32) -> u32 {
+    let [.., told] = eax.to_le_bytes();
+    let mut bits = 0..;
+    absent_where(|_| bits.next().is_some_and(|bit| bit < told && ebx & 1 << bit == 0))
+}
+
+fn absent_where(mut is_there: impl FnMut(u64) -> bool) -> u32 {
+    let events = (0..).zip(ARCHITECTURAL_EVENTS);
+    events.fold(0, |absent, (bit, event)| absent | u32::from(!is_there(event)) << bit)
+}
+
+fn watchdog_is_on() -> bool {
+    fs::read_to_string("/proc/sys/kernel/nmi_watchdog").is_ok_and(|on| on.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_gets_the_fixed_counters_that_the_host_holds_beside_the_general_ones() {
+        let free = Free { general: 4, fixed: 2 };
+        let shape = Shape { version: Version::V5, general: 4, fixed: 2, absent: 0 };
+        assert_eq!(of(Version::V5, None, free, 0).unwrap(), shape);
+        assert_eq!(of(Version::V5, Some(4), free, 0).unwrap(), shape);
+    }
+
+    #[test]
+    fn more_counters_than_there_are_is_refused() {
+        let refusal = of(Version::V5, Some(5), Free { general: 4, fixed: 0 }, 0).unwrap_err().to_string();
+        assert!(refusal.contains("--counters 5: this host has 4 free"), "{refusal}");
+        for asked in [0, 9] {
+            let refusal = wanted("intel", Some(asked)).unwrap_err().to_string();
+            assert!(refusal.contains("--pmu intel has 1 to 8"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn events_that_the_processor_does_not_tell_of_are_absent() {
+        assert_eq!(absent_of_leaf(0x0730_0402, 0), 0);
+        assert_eq!(absent_of_leaf(0x0730_0402, 0x18), 0x18);
+        assert_eq!(absent_of_leaf(0x0530_0402, 0x01), 0x61);
+    }
+}

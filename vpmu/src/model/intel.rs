@@ -1,0 +1,274 @@
+//! Intel's architectural PMU (SDM volume 3, chapter 20): version 2, and version 5 with writes of whole counters.
+//!
+//! General counters come first in the unit, fixed ones after them. What sampling by the processor itself (PEBS, branch
+//! records, Processor Trace) has among these registers is absent.
+
+mod register;
+mod select;
+
+#[cfg(test)]
+mod tests;
+
+use super::Model;
+use crate::Outcome;
+use crate::event::Meaning;
+use crate::source::Source;
+use crate::translation::Translation;
+use crate::unit::{Setting, Unit, set_of};
+use crate::x86::{self, Leaf, Vendor};
+use register::Register;
+use select::{FixedControl, Select};
+
+/// Of general and of fixed counters.
+const WIDTH: u32 = 48;
+/// There can be no more general counters than these.
+pub const MOST_GENERAL: usize = x86::RDPMC_COUNTERS as usize;
+/// What the fixed counters count, in their order.
+pub const FIXED: [Meaning; 3] = [Meaning::Instructions, Meaning::Cycles, Meaning::ReferenceCycles];
+
+/// Where the global registers have the fixed counters.
+const FIXED_BIT: u32 = 32;
+/// "`CTR_Frz`" in the global status of version 5: all counters stand still.
+const FROZEN: u64 = 1 << 59;
+/// "`OvfDSBuffer`" and "`CondChgd`": never set, and may be cleared by everybody.
+const ALWAYS_CLEAR: u64 = 1 << 62 | 1 << 63;
+/// In `IA32_PERF_CAPABILITIES`: "`FW_WRITE`", by which whole counters can be written.
+const FULL_WIDTH_WRITES: u64 = 1 << 13;
+
+/// Which of the versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Global registers and fixed counters; 32 bits of a general counter can be written.
+    V2,
+    /// Whole counters can be written, the status can be set, and a PMU that has frozen says so.
+    V5,
+}
+
+/// What the guest's CPUID says of its counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Which registers there are.
+    pub version: Version,
+    /// How many general counters.
+    pub general: usize,
+    /// How many of [`FIXED`].
+    pub fixed: usize,
+    /// A bit for each of [`ARCHITECTURAL_EVENTS`] that cannot be counted.
+    pub absent: u32,
+}
+
+/// The architectural events, in the order in which CPUID tells of them.
+pub const ARCHITECTURAL_EVENTS: [u64; 7] = [0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5];
+
+impl Shape {
+    /// The CPUID function that tells of it.
+    pub const FUNCTION: u32 = 0xa;
+
+    /// Puts it into what CPUID says at `function`, out of which every PMU was taken.
+    pub fn show(self, function: u32, leaf: &mut Leaf) {
+        const PDCM: u32 = 1 << 15;
+        const NO_ANY_THREAD: u32 = 1 << 15;
+        let number = |counters: usize| u32::try_from(counters).unwrap_or(0);
+        let events = number(ARCHITECTURAL_EVENTS.len());
+        match (function, self.version) {
+            (1, Version::V5) => leaf.ecx |= PDCM,
+            (Self::FUNCTION, version) => {
+                let (version, fixed_set, any_thread) = match version {
+                    Version::V2 => (2, 0, 0),
+                    Version::V5 => (5, (1 << self.fixed) - 1, NO_ANY_THREAD),
+                };
+                leaf.eax = version | number(self.general) << 8 | WIDTH << 16 | events << 24;
+                leaf.ebx = self.absent;
+                leaf.ecx = fixed_set;
+                leaf.edx = number(self.fixed) | WIDTH << 5 | any_thread;
+            }
+            _ => {}
+        }
+    }
+
+    fn counters(self) -> usize {
+        self.general + self.fixed
+    }
+
+    /// All counters, as the global registers have them.
+    fn mask(self) -> u64 {
+        self.bits(set_of(self.counters()))
+    }
+
+    /// A set of counters as the global registers have it.
+    fn bits(self, counters: u64) -> u64 {
+        counters & set_of(self.general) | counters >> self.general << FIXED_BIT
+    }
+
+    /// What the global registers have as a set of counters.
+    fn counters_of(self, bits: u64) -> u64 {
+        bits & set_of(self.general) | (bits >> FIXED_BIT & set_of(self.fixed)) << self.general
+    }
+}
+
+/// One vCPU's PMU.
+pub struct Intel<S: Source> {
+    shape: Shape,
+    translation: Translation,
+    unit: Unit<S>,
+    selects: Vec<Select>,
+    fixed_control: FixedControl,
+    /// What the fixed counters are told by it. One that is off goes on to select what it did when it was on, so that what
+    /// counts for it can stay.
+    fixed: Vec<Setting>,
+    debug_control: u64,
+}
+
+impl<S: Source> Intel<S> {
+    /// The PMU after reset, on a host of that vendor. Global control then has the general counters on, for those who do not
+    /// know it.
+    pub fn new(shape: Shape, host: Vendor, source: S) -> Self {
+        let mut unit = Unit::new(source, shape.counters(), WIDTH);
+        unit.set_control(set_of(shape.general));
+        Self {
+            shape,
+            translation: Translation { guest: Vendor::Intel, host },
+            unit,
+            selects: vec![Select::default(); shape.general],
+            fixed_control: FixedControl::default(),
+            fixed: vec![Setting::default(); shape.fixed],
+            debug_control: 0,
+        }
+    }
+
+    /// Before version 5 a freeze is that global control becomes 0.
+    fn control(&self) -> u64 {
+        match self.shape.version {
+            Version::V2 if self.unit.is_frozen() => 0,
+            _ => self.shape.bits(self.unit.control()),
+        }
+    }
+
+    fn set_control(&mut self, bits: u64) {
+        let counters = self.shape.counters_of(bits);
+        if self.shape.version == Version::V2 && self.unit.is_frozen() {
+            self.unit.set_control(0);
+            self.unit.set_frozen(false);
+        }
+        self.unit.set_control(counters);
+    }
+
+    fn status(&mut self) -> u64 {
+        let status = self.unit.status();
+        let frozen = if self.has_frozen_bit() && self.unit.is_frozen() { FROZEN } else { 0 };
+        self.shape.bits(status) | frozen
+    }
+
+    fn clear_status(&mut self, bits: u64) {
+        self.unit.clear_status(self.shape.counters_of(bits));
+        if bits & FROZEN != 0 {
+            self.unit.set_frozen(false);
+        }
+    }
+
+    fn set_status(&mut self, bits: u64) {
+        self.unit.set_status(self.shape.counters_of(bits));
+        if bits & FROZEN != 0 {
+            self.unit.set_frozen(true);
+        }
+    }
+
+    fn has_frozen_bit(&self) -> bool {
+        self.shape.version == Version::V5
+    }
+
+    /// The bits of the status that can be set.
+    fn status_mask(&self) -> u64 {
+        self.shape.mask() | if self.has_frozen_bit() { FROZEN } else { 0 }
+    }
+
+    /// Which counters somebody has a use for, and in the highest bit, whether somebody has for the interrupt.
+    fn in_use(&self) -> u64 {
+        const INTERRUPT: u64 = 1 << 63;
+        let selects = (0..).zip(&self.selects);
+        let general =
+            selects.fold(0, |set, (counter, select)| set | u64::from(select.is_in_use()) << counter);
+        let fixed = (0..self.shape.fixed)
+            .fold(0, |set, counter| set | u64::from(self.fixed_control.is_in_use(counter)) << counter);
+        let interrupts = self.selects.iter().any(|select| select.interrupts())
+            || (0..self.shape.fixed).any(|counter| self.fixed_control.interrupts(counter));
+        general | fixed << FIXED_BIT | if interrupts { INTERRUPT } else { 0 }
+    }
+
+    fn select(&mut self, counter: usize, select: Select) {
+        self.selects[counter] = select;
+        self.unit.configure(counter, select.setting(self.translation));
+    }
+
+    fn control_fixed(&mut self, control: FixedControl) {
+        self.fixed_control = control;
+        for (counter, meaning) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
+            let before = self.fixed[counter];
+            let setting = Setting {
+                selection: control.selection(counter, meaning).or(before.selection),
+                enabled: control.selection(counter, meaning).is_some(),
+                interrupts: control.interrupts(counter),
+            };
+            if setting != before {
+                self.fixed[counter] = setting;
+                self.unit.configure(self.shape.general + counter, setting);
+            }
+        }
+    }
+}
+
+impl<S: Source> Model<S> for Intel<S> {
+    /// RDPMC, too, which the loader has made an RDMSR of the counter's number.
+    fn read(&mut self, msr: u32) -> Outcome {
+        Outcome::Value(match Register::at(msr, self.shape) {
+            Register::Select(counter) => self.selects[counter].value(),
+            Register::Counter(counter) | Register::Alias(counter) | Register::Rdpmc(counter) => {
+                self.unit.read(counter)
+            }
+            Register::Fixed(counter) => self.unit.read(self.shape.general + counter),
+            Register::FixedControl => self.fixed_control.value(),
+            Register::Status => self.status(),
+            Register::Control => self.control(),
+            Register::StatusClear | Register::StatusSet => 0,
+            Register::InUse => self.in_use(),
+            Register::Capabilities => FULL_WIDTH_WRITES,
+            Register::DebugControl => self.debug_control,
+            Register::Absent => return Outcome::Fault,
+            Register::Other => return Outcome::NotMine,
+        })
+    }
+
+    fn write(&mut self, msr: u32, value: u64) -> Outcome {
+        let fits = |mask: u64| value & !mask == 0;
+        match Register::at(msr, self.shape) {
+            Register::Select(counter) if fits(Select::DEFINED) => self.select(counter, Select::from(value)),
+            Register::Counter(counter) => self.unit.write(counter, sign_extended(value)),
+            Register::Alias(counter) if fits((1 << WIDTH) - 1) => self.unit.write(counter, value),
+            Register::Fixed(counter) => self.unit.write(self.shape.general + counter, value),
+            Register::FixedControl if fits(FixedControl::defined(self.shape.fixed)) => {
+                self.control_fixed(FixedControl::from(value));
+            }
+            Register::Control if fits(self.shape.mask()) => self.set_control(value),
+            Register::StatusClear if fits(self.status_mask() | ALWAYS_CLEAR) => self.clear_status(value),
+            Register::StatusSet if fits(self.status_mask()) => self.set_status(value),
+            Register::DebugControl if fits(x86::FREEZE_AT_INTERRUPTS) => {
+                self.debug_control = value;
+                self.unit.freeze_at_interrupts(value != 0);
+            }
+            Register::Other => return Outcome::NotMine,
+            _ => return Outcome::Fault,
+        }
+        Outcome::Handled
+    }
+
+    fn unit(&mut self) -> &mut Unit<S> {
+        &mut self.unit
+    }
+}
+
+/// What a write of the lower half makes of a counter.
+fn sign_extended(value: u64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "the upper half is ignored")]
+    let low = value as u32;
+    i64::from(low.cast_signed()).cast_unsigned()
+}

@@ -1,0 +1,109 @@
+//! What the registers say that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
+
+use crate::event::{Event, Filter, Meaning, Selection};
+use crate::translation::Translation;
+use crate::unit::Setting;
+
+const EVENT_AND_UNIT_MASK: u64 = 0xffff;
+const USER: u64 = 1 << 16;
+const OS: u64 = 1 << 17;
+const EDGE: u64 = 1 << 18;
+/// Toggles a pin of the processor, which a guest has none of.
+const PIN_CONTROL: u64 = 1 << 19;
+const INTERRUPT: u64 = 1 << 20;
+const ENABLE: u64 = 1 << 22;
+const INVERT: u64 = 1 << 23;
+const COUNTER_MASK: u64 = 0xff << 24;
+
+/// What selects an event, rather than when it is counted.
+const SELECTS: u64 = EVENT_AND_UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
+
+/// `IA32_PERFEVTSEL`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Select(u64);
+
+impl From<u64> for Select {
+    fn from(value: u64) -> Self {
+        Self(value & Self::DEFINED)
+    }
+}
+
+impl Select {
+    /// The bits that are not reserved. That for any thread of the core (21) came with version 3, and is gone in 5.
+    pub const DEFINED: u64 = SELECTS | USER | OS | PIN_CONTROL | INTERRUPT | ENABLE;
+
+    /// What a read gives.
+    pub fn value(self) -> u64 {
+        self.0
+    }
+
+    /// Whether an event is selected.
+    pub fn is_in_use(self) -> bool {
+        self.0 & 0xff != 0
+    }
+
+    /// Whether an overflow raises an interrupt.
+    pub fn interrupts(self) -> bool {
+        self.0 & INTERRUPT != 0
+    }
+
+    /// What its counter is told by it.
+    pub fn setting(self, translation: Translation) -> Setting {
+        let filter = Filter::of(self.0 & USER != 0, self.0 & OS != 0);
+        let event = translation.event(self.0 & SELECTS);
+        Setting {
+            selection: filter.map(|filter| Selection { event, filter }),
+            enabled: self.0 & ENABLE != 0,
+            interrupts: self.interrupts(),
+        }
+    }
+}
+
+/// `IA32_FIXED_CTR_CTRL`: four bits for each fixed counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FixedControl(u64);
+
+const FIXED_OS: u64 = 1 << 0;
+const FIXED_USER: u64 = 1 << 1;
+const FIXED_INTERRUPT: u64 = 1 << 3;
+const BITS: usize = 4;
+
+impl From<u64> for FixedControl {
+    fn from(value: u64) -> Self {
+        Self(value)
+    }
+}
+
+impl FixedControl {
+    /// The bits that are not reserved with so many fixed counters.
+    pub fn defined(counters: usize) -> u64 {
+        (0..counters)
+            .fold(0, |bits, counter| bits | (FIXED_OS | FIXED_USER | FIXED_INTERRUPT) << (BITS * counter))
+    }
+
+    /// What a read gives.
+    pub fn value(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the counter is on, or interrupts.
+    pub fn is_in_use(self, counter: usize) -> bool {
+        self.of(counter) != 0
+    }
+
+    /// Whether an overflow of the counter raises an interrupt.
+    pub fn interrupts(self, counter: usize) -> bool {
+        self.of(counter) & FIXED_INTERRUPT != 0
+    }
+
+    /// What the counter, which counts this, is to count, if it is on.
+    pub fn selection(self, counter: usize, meaning: Meaning) -> Option<Selection> {
+        let bits = self.of(counter);
+        let filter = Filter::of(bits & FIXED_USER != 0, bits & FIXED_OS != 0);
+        filter.map(|filter| Selection { event: Event::Meaning(meaning), filter })
+    }
+
+    fn of(self, counter: usize) -> u64 {
+        self.0 >> (BITS * counter) & 0xf
+    }
+}
