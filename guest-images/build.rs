@@ -29,7 +29,9 @@ fn main() {
             "payloads/hostile.c",
         ],
     );
-    compile("outb", &out, &["payloads/outb.S"]);
+    for program in ["outb", "loop"] {
+        compile(program, &out, &[&format!("payloads/{program}.S")]);
+    }
 }
 
 fn compile(name: &str, out: &str, arguments: &[&str]) {

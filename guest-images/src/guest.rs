@@ -59,7 +59,12 @@ fn guest_in(folder: PathBuf) -> Result<Guest> {
 /// The guest with the kernel of a release. Its programs are those of the stable release, whichever the kernel is.
 pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Guest> {
     let kernel = kernel(cache, suite, progress)?.image;
-    let mut key = Key::new("guest-initrd").with(RECIPE).with(INIT).with(DECODE).with(payloads::OUTB);
+    let mut key = Key::new("guest-initrd")
+        .with(RECIPE)
+        .with(INIT)
+        .with(DECODE)
+        .with(payloads::OUTB)
+        .with(payloads::LOOP);
     key = PACKAGES.iter().fold(key, Key::with);
     let entry = cache.entry(&key, progress, |progress, entry| pack_initrd(cache, entry, progress))?;
     Ok(Guest { kernel, initrd: entry.join("initrd") })
@@ -113,6 +118,7 @@ fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<(
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
     archive.file("lib/tally/outb", 0o755, payloads::OUTB);
+    archive.file("lib/tally/loop", 0o755, payloads::LOOP);
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
     archive.file("etc/group", 0o644, b"root:x:0:\n");
     image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;

@@ -49,6 +49,13 @@ pub const BARE_METAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/payload"
 /// `outb PORT VALUE` for Linux guests, whose kernel has no `/dev/port`.
 pub const OUTB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/outb"));
 
+/// `loop` for Linux guests: it executes [`LOOP_INSTRUCTIONS`] and ends.
+pub const LOOP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/loop"));
+/// How many instructions [`LOOP`] has.
+pub const LOOP_INSTRUCTIONS: u64 = 20_000_004;
+/// How many of them are branches, as Linux counts them: its system call is none.
+pub const LOOP_BRANCHES: u64 = 10_000_001;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,6 +25,8 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest, and run a command in it if one is given
     Run(Run),
+    /// Check that this host's counters count right in guests, with programs whose counts are known
+    Check(Check),
     /// The simulated host for machines without a PMU or KVM: runs `tally-lab`
     #[command(disable_help_flag = true)]
     Lab {
@@ -74,6 +76,20 @@ pub struct Run {
     /// What the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The options of `tally check`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What is printed is meant to be pasted, wherever people compare hosts. The status is 0 if nothing is wrong, 1 if a
+count is, and 125 if there is nothing to check.")]
+pub struct Check {
+    /// The PMU that the guests see
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    pub pmu: Choice,
+    /// How many of the PMU's counters they see [default: as many as the host has free]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub counters: Option<u32>,
 }
 
 /// Answers a command line that is not to be carried out: with what was asked for (help, the version), or with one

@@ -4,6 +4,7 @@
 //! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest.
 
 mod acpi;
+mod check;
 mod cli;
 mod coalescing;
 mod console;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Run(options) => run::run(options),
+        Command::Check(options) => check::check(options),
         Command::Lab { arguments } => lab::run(arguments),
     };
     result.unwrap_or_else(|error| {

@@ -11,6 +11,8 @@ mod offer;
 mod pulse;
 pub mod thread;
 
+use std::fmt;
+
 use kvm_ioctls::{Cap, VmFd};
 use vpmu::model::{Model, amd, intel};
 use vpmu::source::perf::{HostPmu, PerfEvents};
@@ -65,6 +67,28 @@ impl Shown {
         match self {
             Self::Amd(version) => Box::new(amd::Amd::new(version, host.vendor, source)),
             Self::Intel(shape) => Box::new(intel::Intel::new(shape, host.vendor, source)),
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amd(amd::Version::V2(counters)) => {
+                write!(f, "AMD's PMU with PerfMonV2, {counters} counters")
+            }
+            Self::Amd(version) => write!(f, "AMD's PMU without PerfMonV2, {} counters", version.counters()),
+            Self::Intel(shape) => {
+                let version = match shape.version {
+                    intel::Version::V2 => 2,
+                    intel::Version::V5 => 5,
+                };
+                write!(
+                    f,
+                    "Intel's PMU, version {version}, {} general and {} fixed counters, absent events {:#x}",
+                    shape.general, shape.fixed, shape.absent
+                )
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ pub enum Unavailable {
 
 impl Choice {
     /// What the command line has.
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Amd => "amd",

@@ -1,0 +1,43 @@
+//! `tally check`: whether the counters of this host count in guests what they ought to. Programs whose counts are known run
+//! in two guests, one without an operating system and Linux, and what was counted is put beside what is right, for people to
+//! read and to paste.
+
+mod guests;
+mod host;
+mod report;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::cli::Check;
+use crate::pmu::{Offer, Pmu, offer};
+use crate::{cpuid, kvm};
+use guests::{Guests, bare_metal, linux};
+use report::Report;
+
+/// Runs both guests and prints what they say.
+pub fn check(options: &Check) -> Result<ExitCode> {
+    let kvm = kvm::open(options.pmu)?;
+    let Offer { pmu, remarks } = offer(options.pmu, options.counters, cpuid::host_vendor(&kvm)?)?;
+    let Pmu::Ours(shown, _) = pmu else {
+        match remarks.first() {
+            Some(remark) => bail!("there is nothing to check: {remark}"),
+            None => bail!("--pmu {} is no PMU of Tally's: there is nothing to check", options.pmu.name()),
+        }
+    };
+    let mut report = Report::new();
+    for fact in host::facts() {
+        report.fact("host", &fact)?;
+    }
+    report.fact("guest", &shown.to_string())?;
+    for remark in &remarks {
+        report.fact("note", remark)?;
+    }
+    let guests = Guests::new(options)?;
+    report.title("a program without an operating system")?;
+    bare_metal(&guests, shown, &mut report)?;
+    report.title("Linux")?;
+    linux(&guests, shown, &mut report)?;
+    Ok(report.conclude()?)
+}

@@ -1,0 +1,137 @@
+//! The two guests, and what is known of the programs in them. Each is a run of this program, so that what is checked is what
+//! users have.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail};
+use guest_images::payloads::{BARE_METAL, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
+use vmm_sys_util::tempfile::TempFile;
+
+use super::report::Report;
+use crate::cli::Check;
+use crate::pmu::Shown;
+
+/// Runs guests like `tally run` with the same options.
+pub struct Guests {
+    program: PathBuf,
+    options: Vec<String>,
+}
+
+impl Guests {
+    /// Guests with the PMU that is checked.
+    pub fn new(options: &Check) -> Result<Self> {
+        let mut words = vec!["run".to_owned(), format!("--pmu={}", options.pmu.name())];
+        words.extend(options.counters.map(|counters| format!("--counters={counters}")));
+        Ok(Self { program: env::current_exe().context("cannot find this program's file")?, options: words })
+    }
+
+    /// Runs one to its end, which has this status.
+    fn run(&self, arguments: &[&str], status: i32) -> Result<String> {
+        let Output { status: ended, stdout, stderr } = Command::new(&self.program)
+            .args(&self.options)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot run this program")?;
+        let said = String::from_utf8_lossy(&stdout).into_owned();
+        if ended.code() != Some(status) {
+            let why = String::from_utf8_lossy(&stderr);
+            bail!("the guest failed: {}", why.trim().lines().next().unwrap_or(said.trim()));
+        }
+        Ok(said)
+    }
+}
+
+/// How many rounds the loop of `count-user` makes, of two instructions each; one more leads out of it.
+const ROUNDS: u64 = 10_000_000;
+/// How many overflows are taken, and how far apart.
+const OVERFLOWS: u64 = 1000;
+const PERIOD: u64 = 10_000;
+
+/// Counts in user mode with each counter, and takes overflows.
+pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
+    /// Instructions in user mode, which both vendors call the same. Fixed counters take no notice.
+    const INSTRUCTIONS: &str = "0:0x4100c0";
+    /// The words end with a write of 0 to the debug-exit port.
+    const ENDED: i32 = 1;
+    let kernel = TempFile::new().context("cannot create a temporary file")?;
+    fs::write(kernel.as_path(), BARE_METAL).context("cannot write the payload")?;
+    let counters = counters(shown);
+    let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
+    let words: Vec<String> = (0..counters.len()).map(count).collect();
+    let words = format!("{} pmi=nmi,{OVERFLOWS},{PERIOD}", words.join(" "));
+    let path = kernel.as_path().to_string_lossy();
+    let said = guests.run(&["--kernel", &path, "--append", &words], ENDED)?;
+
+    let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
+    for name in counters {
+        let found = counts.next().and_then(|count| u64::from_str_radix(count, 16).ok());
+        report.count(&format!("{name} in user mode"), found, 2 * ROUNDS + 1)?;
+    }
+    let overflows = said.lines().find_map(|line| line.strip_prefix("pmi "));
+    let number = |what: &str| {
+        let part = overflows?.split(", ").find_map(|part| part.strip_suffix(what))?;
+        part.trim().parse().ok()
+    };
+    report.count(&format!("overflows, {PERIOD} instructions apart"), number(" overflows"), OVERFLOWS)?;
+    report.count("their NMIs", number(" interrupts"), OVERFLOWS)?;
+    Ok(())
+}
+
+/// The counters that can count instructions, or as many cycles, by name. Cycles are known only where one is an instruction.
+fn counters(shown: Shown) -> Vec<String> {
+    let general = |counters| (0..counters).map(|counter| format!("instructions, counter {counter}"));
+    match shown {
+        Shown::Amd(version) => general(version.counters()).collect(),
+        Shown::Intel(shape) => {
+            let fixed = (shape.fixed > 0).then(|| "instructions, fixed counter 0".to_owned());
+            general(shape.general).chain(fixed).collect()
+        }
+    }
+}
+
+/// Counts and samples with `perf`.
+pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
+    const PROGRAM: &str = "/lib/tally/loop";
+    const SAMPLES_APART: u64 = 100_000;
+    let stat = |events: &str| {
+        format!(
+            "perf stat -x ' ' -o /tmp/stat -e '{events}' {PROGRAM}; grep :u /tmp/stat | cut -d ' ' -f 1,3"
+        )
+    };
+    let at_once = vec!["branches:u"; general(shown)].join(",");
+    let script = [
+        stat("instructions:u"),
+        stat("branches:u"),
+        stat(&at_once),
+        format!("perf record -q -o /tmp/data -c {SAMPLES_APART} -e instructions:u {PROGRAM} 2>/dev/null"),
+        "echo $(perf script -i /tmp/data -F period | wc -l) samples".to_owned(),
+    ]
+    .join("; ");
+    let said = guests.run(&["--", "sh", "-c", &script], 0)?;
+
+    let mut found = said.lines().map(|line| line.split(' ').next().and_then(|count| count.parse().ok()));
+    let mut next = || found.next().flatten();
+    report.count("perf stat -e instructions:u", next(), LOOP_INSTRUCTIONS)?;
+    report.count("perf stat -e branches:u", next(), LOOP_BRANCHES)?;
+    for counter in 0..general(shown) {
+        report.count(
+            &format!("branches:u, {} at once, {}", general(shown), counter + 1),
+            next(),
+            LOOP_BRANCHES,
+        )?;
+    }
+    let samples = LOOP_INSTRUCTIONS / SAMPLES_APART;
+    report.count(&format!("perf record -c {SAMPLES_APART} -e instructions:u"), next(), samples)?;
+    Ok(())
+}
+
+fn general(shown: Shown) -> usize {
+    match shown {
+        Shown::Amd(version) => version.counters(),
+        Shown::Intel(shape) => shape.general,
+    }
+}

@@ -1,0 +1,92 @@
+//! What is counted beside what is right.
+
+use std::io::{self, Stdout, Write};
+use std::process::ExitCode;
+
+/// Of so many counts one may be too much or missing where it still passes: many processors count an instruction that
+/// an interrupt breaks off, and theirs are not the guest's to choose.
+const NOISE: u64 = 20_000;
+
+/// A report in the making; it is printed as it grows.
+pub struct Report {
+    out: Stdout,
+    exact: usize,
+    close: usize,
+    wrong: usize,
+}
+
+/// How a count compares.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Exact,
+    Close(i128),
+    Wrong(i128),
+    Missing,
+}
+
+impl Verdict {
+    fn of(found: Option<u64>, right: u64) -> Self {
+        let Some(found) = found else { return Self::Missing };
+        let off = i128::from(found) - i128::from(right);
+        match off {
+            0 => Self::Exact,
+            _ if found.abs_diff(right) <= right / NOISE => Self::Close(off),
+            _ => Self::Wrong(off),
+        }
+    }
+}
+
+impl Report {
+    /// An empty one, for standard output.
+    pub fn new() -> Self {
+        Self { out: io::stdout(), exact: 0, close: 0, wrong: 0 }
+    }
+
+    /// Something to know.
+    pub fn fact(&mut self, about: &str, fact: &str) -> io::Result<()> {
+        writeln!(self.out, "{about:6} {fact}")
+    }
+
+    /// What comes now.
+    pub fn title(&mut self, title: &str) -> io::Result<()> {
+        writeln!(self.out, "\n{title}")
+    }
+
+    /// Something that was counted, if it was.
+    pub fn count(&mut self, what: &str, found: Option<u64>, right: u64) -> io::Result<()> {
+        let verdict = Verdict::of(found, right);
+        let (tally, said) = match &verdict {
+            Verdict::Exact => (&mut self.exact, "exact".to_owned()),
+            Verdict::Close(off) => (&mut self.close, format!("{off:+}")),
+            Verdict::Wrong(off) => (&mut self.wrong, format!("WRONG by {off:+}")),
+            Verdict::Missing => (&mut self.wrong, "MISSING".to_owned()),
+        };
+        *tally += 1;
+        let found = found.map_or_else(|| "nothing".to_owned(), |found| found.to_string());
+        writeln!(self.out, "  {what:44} {found:>10} of {right:<10} {said}")
+    }
+
+    /// Says how it went, and returns the status for that.
+    pub fn conclude(mut self) -> io::Result<ExitCode> {
+        let Self { exact, close, wrong, .. } = self;
+        writeln!(self.out, "\n{exact} exact, {close} close, {wrong} wrong")?;
+        if close > 0 {
+            writeln!(self.out, "(close: some processors count an instruction that an interrupt breaks off)")?;
+        }
+        Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_exact_close_or_wrong() {
+        assert_eq!(Verdict::of(Some(100), 100), Verdict::Exact);
+        assert_eq!(Verdict::of(Some(20_000_009), 20_000_004), Verdict::Close(5));
+        assert_eq!(Verdict::of(Some(19_000_000), 20_000_000), Verdict::Wrong(-1_000_000));
+        assert_eq!(Verdict::of(Some(101), 100), Verdict::Wrong(1), "few events have no noise");
+        assert_eq!(Verdict::of(None, 100), Verdict::Missing);
+    }
+}
