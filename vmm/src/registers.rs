@@ -4,6 +4,7 @@ use kvm_bindings::{Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sreg
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use crate::cpuid;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::Entry;
 use crate::memory::low;
@@ -30,14 +31,19 @@ mod cr {
 
 /// Prepares what every vCPU needs, and on the first one the entry into the kernel.
 /// The others wait for the kernel to start them (INIT, SIPI), in the state of a processor after reset.
+/// `immunities` are those that its CPUID's identity calls for ([`cpuid::immunities`]).
 pub fn prepare(
     vcpu: &VcpuFd,
     first: bool,
     entry: Entry,
     memory: &GuestMemoryMmap,
     pmu: Pmu,
+    immunities: Option<u64>,
 ) -> Result<(), KvmError> {
     set_msrs(vcpu, pmu)?;
+    if let Some(immunities) = immunities {
+        add_immunities(vcpu, immunities)?;
+    }
     set_local_interrupts(vcpu)?;
     if !first {
         return Ok(());
@@ -128,18 +134,41 @@ fn set_msrs(vcpu: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
     const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
     const MTRRS_ON: u64 = 1 << 11;
     const WRITE_BACK: u64 = 6;
-    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-
     // What KVM says here of monitoring depends on the host.
-    let mut misc_enable = Msrs::from_entries(&[entry(misc_enable::MSR, 0)]).expect("one entry fits");
-    let read = vcpu.get_msrs(&mut misc_enable).doing("read the MSRs")?;
-    let found = misc_enable.as_slice()[..read].first().map_or(0, |entry| entry.data);
-    let entries = [
-        entry(misc_enable::MSR, misc_enable::value(found, pmu)),
-        entry(MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK),
-    ];
-    let msrs = Msrs::from_entries(&entries).expect("two entries fit");
-    vcpu.set_msrs(&msrs).doing("set the MSRs").map(drop)
+    let found = msr(vcpu, misc_enable::MSR)?.unwrap_or_default();
+    set_msr(vcpu, misc_enable::MSR, misc_enable::value(found, pmu))?;
+    set_msr(vcpu, MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK).map(drop)
+}
+
+/// Tells the guest which flaws its processor does not have, beside those that KVM denies.
+fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
+    let found = msr(vcpu, cpuid::ARCH_CAPABILITIES)?.unwrap_or_default();
+    match set_msr(vcpu, cpuid::ARCH_CAPABILITIES, found | immunities)? {
+        Written::Yes => Ok(()),
+        Written::No => Err(KvmError::Lacks("IA32_ARCH_CAPABILITIES, which an Intel guest needs".to_owned())),
+    }
+}
+
+/// The value of a register, if KVM has it.
+fn msr(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
+    let mut msrs = one_msr(index, 0);
+    let read = vcpu.get_msrs(&mut msrs).doing("read the MSRs")?;
+    Ok(msrs.as_slice()[..read].first().map(|entry| entry.data))
+}
+
+/// Whether KVM has taken a value.
+enum Written {
+    Yes,
+    No,
+}
+
+fn set_msr(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
+    let written = vcpu.set_msrs(&one_msr(index, data)).doing("set the MSRs")?;
+    Ok(if written == 1 { Written::Yes } else { Written::No })
+}
+
+fn one_msr(index: u32, data: u64) -> Msrs {
+    Msrs::from_entries(&[kvm_msr_entry { index, data, ..Default::default() }]).expect("one entry fits")
 }
 
 /// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.

@@ -100,10 +100,7 @@ impl Vm {
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
         let vcpus = (0..config.cpus)
-            .map(|id| {
-                let cpuid = cpuid::for_vcpu(&supported, id, config.cpus, config.pmu, config.pmu.identity())?;
-                new_vcpu(&vm, id, &cpuid, entry, config, &bus, &coalescing)
-            })
+            .map(|id| new_vcpu(&vm, id, &supported, entry, config, &bus, &coalescing))
             .collect::<Result<_, _>>()?;
         Ok(Self { vcpus, console, console_room })
     }
@@ -174,15 +171,18 @@ fn serial_port(vm: &VmFd, com: SerialPort, output: Output) -> Result<(Serial, Ev
 fn new_vcpu(
     vm: &Arc<VmFd>,
     id: u8,
-    cpuid: &CpuId,
+    supported: &CpuId,
     entry: Entry,
     config: &Config,
     bus: &Arc<PortBus>,
     coalescing: &Arc<Coalescing>,
 ) -> Result<Vcpu, KvmError> {
     let mut fd = vm.create_vcpu(id.into()).doing("make a vCPU")?;
-    fd.set_cpuid2(cpuid).doing("set a vCPU's CPUID")?;
-    registers::prepare(&fd, id == 0, entry, &config.ram.mapped, config.pmu)?;
+    let identity = config.pmu.identity();
+    let cpuid = cpuid::for_vcpu(supported, id, config.cpus, config.pmu, identity)?;
+    fd.set_cpuid2(&cpuid).doing("set a vCPU's CPUID")?;
+    let immunities = cpuid::immunities(supported, identity);
+    registers::prepare(&fd, id == 0, entry, &config.ram.mapped, config.pmu, immunities)?;
     coalescing.attach(&mut fd)?;
     Ok(Vcpu {
         id,

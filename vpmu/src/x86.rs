@@ -50,15 +50,6 @@ pub const RDPMC_COUNTERS: u32 = 8;
 /// The number of the first fixed counter.
 pub const RDPMC_FIXED: u32 = 1 << 30;
 
-/// Who made a processor, as far as PMUs go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vendor {
-    /// AMD, or Hygon.
-    Amd,
-    /// Intel.
-    Intel,
-}
-
 /// Whether the register belongs to a PMU.
 pub fn is_pmu_msr(msr: u32) -> bool {
     PMU_MSRS.iter().any(|range| range.contains(&msr))
@@ -80,6 +71,27 @@ pub struct Leaf {
     pub ecx: u32,
     /// EDX.
     pub edx: u32,
+}
+
+/// Who made a processor, as far as PMUs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// AMD, and Hygon, whose processors are AMD's in this respect.
+    Amd,
+    /// Intel.
+    Intel,
+}
+
+impl Vendor {
+    /// From CPUID's leaf 0, if it is one of these.
+    pub fn of(leaf: Leaf) -> Option<Self> {
+        let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+        match name.as_flattened() {
+            b"AuthenticAMD" | b"HygonGenuine" => Some(Self::Amd),
+            b"GenuineIntel" => Some(Self::Intel),
+            _ => None,
+        }
+    }
 }
 
 /// Takes everything about a PMU out of what CPUID says at `function` and, where it matters, `index`.
@@ -129,6 +141,19 @@ mod tests {
         let mut leaf = ALL;
         hide_pmu(0x8000_0001, 0, &mut leaf);
         assert_eq!(leaf.ecx, !(1 << 10 | 1 << 23 | 1 << 24 | 1 << 27 | 1 << 28));
+    }
+
+    #[test]
+    fn vendors_are_known_by_their_names() {
+        let named = |name: &[u8; 12]| {
+            let [ebx, edx, ecx] =
+                [0, 4, 8].map(|at| u32::from_le_bytes([name[at], name[at + 1], name[at + 2], name[at + 3]]));
+            Vendor::of(Leaf { eax: 0xd, ebx, ecx, edx })
+        };
+        assert_eq!(named(b"AuthenticAMD"), Some(Vendor::Amd));
+        assert_eq!(named(b"HygonGenuine"), Some(Vendor::Amd));
+        assert_eq!(named(b"GenuineIntel"), Some(Vendor::Intel));
+        assert_eq!(named(b"  Shanghai  "), None);
     }
 
     #[test]
