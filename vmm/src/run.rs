@@ -41,7 +41,8 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         bail!("{obstacle}: `tally lab run` runs it on a simulated host");
     }
 
-    let Offer { pmu, remarks } = offer(options.pmu, options.counters, cpuid::host_vendor(&kvm)?)?;
+    let host = cpuid::host_vendor(&kvm)?;
+    let Offer { pmu, remarks } = offer(options.pmu, options.counters, host)?;
 
     if pmu.needs_rdpmc() {
         retarget(&mut kernel, &log)?;
@@ -62,7 +63,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     events.add_signals(signals);
     events.add_outputs(timer, outputs.clone());
 
-    let command_line = command_line(options, &kernel);
+    let command_line = command_line(options, &kernel, cpuid::kernel_words(host, pmu.identity()));
     let vm = Vm::new(
         &kvm,
         &Config {
@@ -159,13 +160,15 @@ fn output_files(options: &Run) -> io::Result<Vec<Option<std::fs::File>>> {
     Ok(vec![console, Some(stdout), Some(stderr)])
 }
 
-/// What the kernel is told: what Tally needs, what the default guest's init needs, what the user adds.
-fn command_line(options: &Run, kernel: &Kernel) -> String {
+/// What the kernel is told: what Tally needs, what its processor's identity does, what the default guest's init needs, what
+/// the user adds.
+fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
         let ports = if options.command.is_empty() { 1 } else { COM.len() };
         // A panic ends in a reset, which ends the machine; there is no PCI bus to look for.
         words.push(format!("console=ttyS0 8250.nr_uarts={ports} panic=-1 pci=off"));
+        words.extend(identity.map(str::to_owned));
         if options.initrd.is_none() {
             // A tmpfs takes half of the memory at most, too little for the default guest's files in the smallest guests.
             words.push("rootfstype=ramfs".to_owned());

@@ -78,6 +78,17 @@ pub fn immunities(supported: &CpuId, identity: Identity) -> Option<u64> {
     }
 }
 
+/// What Linux has to be told besides: that 32-bit programs call it by interrupt.
+///
+/// With Intel's processors they use SYSENTER, and SYSRET to return. On AMD's, KVM has to emulate the one, and the other leaves
+/// the stack segment as it is, which kernels make up for only where they see an AMD.
+pub fn kernel_words(host: Option<Vendor>, identity: Identity) -> Option<&'static str> {
+    match (host, identity) {
+        (Some(Vendor::Amd), Identity::Generic(Vendor::Intel)) => Some("vdso32=0"),
+        _ => None,
+    }
+}
+
 fn become_intel(entries: &mut Vec<kvm_cpuid_entry2>) {
     /// The extended functions that Intel does not have.
     const AMDS_OWN: RangeInclusive<u32> = 0x8000_0009..=0x8fff_ffff;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
-use super::{Identity, immunities};
+use super::{Identity, immunities, kernel_words};
 use crate::cpuid::for_vcpu;
 use crate::pmu::Pmu;
 
@@ -165,6 +165,16 @@ fn an_intel_on_amd_is_told_which_of_intels_flaws_it_does_not_have() {
     }
     assert_eq!(immune >> 4 & 1, 0, "speculative stores: KVM knows whether this one has it");
     assert_eq!(immune & (1 << 1 | 1 << 7 | 1 << 8), 0, "nothing that AMD does not have");
+}
+
+#[test]
+fn an_intel_on_amd_has_its_32_bit_programs_call_it_by_interrupt() {
+    assert_eq!(kernel_words(Some(Vendor::Amd), AS_INTEL), Some("vdso32=0"));
+    for (host, identity) in
+        [(Vendor::Amd, Identity::Host), (Vendor::Intel, AS_INTEL), (Vendor::Intel, AS_AMD)]
+    {
+        assert_eq!(kernel_words(Some(host), identity), None, "{host:?} as {identity:?}");
+    }
 }
 
 #[test]
