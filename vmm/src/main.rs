@@ -17,6 +17,7 @@ mod loader;
 mod log;
 mod machine;
 mod memory;
+mod msr;
 mod pmu;
 mod registers;
 mod run;

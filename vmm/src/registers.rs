@@ -1,6 +1,6 @@
 //! The state in which a vCPU starts: what Linux' 64-bit boot protocol and the multiboot specification promise a kernel.
 
-use kvm_bindings::{Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
+use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -8,6 +8,7 @@ use crate::cpuid;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::Entry;
 use crate::memory::low;
+use crate::msr::{self, Written};
 use crate::pmu::Pmu;
 
 /// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
@@ -135,40 +136,18 @@ fn set_msrs(vcpu: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
     const MTRRS_ON: u64 = 1 << 11;
     const WRITE_BACK: u64 = 6;
     // What KVM says here of monitoring depends on the host.
-    let found = msr(vcpu, misc_enable::MSR)?.unwrap_or_default();
-    set_msr(vcpu, misc_enable::MSR, misc_enable::value(found, pmu))?;
-    set_msr(vcpu, MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK).map(drop)
+    let found = msr::read(vcpu, misc_enable::MSR)?.unwrap_or_default();
+    msr::write(vcpu, misc_enable::MSR, misc_enable::value(found, pmu))?;
+    msr::write(vcpu, MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK).map(drop)
 }
 
 /// Tells the guest which flaws its processor does not have, beside those that KVM denies.
 fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
-    let found = msr(vcpu, cpuid::ARCH_CAPABILITIES)?.unwrap_or_default();
-    match set_msr(vcpu, cpuid::ARCH_CAPABILITIES, found | immunities)? {
+    let found = msr::read(vcpu, cpuid::ARCH_CAPABILITIES)?.unwrap_or_default();
+    match msr::write(vcpu, cpuid::ARCH_CAPABILITIES, found | immunities)? {
         Written::Yes => Ok(()),
         Written::No => Err(KvmError::Lacks("IA32_ARCH_CAPABILITIES, which an Intel guest needs".to_owned())),
     }
-}
-
-/// The value of a register, if KVM has it.
-fn msr(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
-    let mut msrs = one_msr(index, 0);
-    let read = vcpu.get_msrs(&mut msrs).doing("read the MSRs")?;
-    Ok(msrs.as_slice()[..read].first().map(|entry| entry.data))
-}
-
-/// Whether KVM has taken a value.
-enum Written {
-    Yes,
-    No,
-}
-
-fn set_msr(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
-    let written = vcpu.set_msrs(&one_msr(index, data)).doing("set the MSRs")?;
-    Ok(if written == 1 { Written::Yes } else { Written::No })
-}
-
-fn one_msr(index: u32, data: u64) -> Msrs {
-    Msrs::from_entries(&[kvm_msr_entry { index, data, ..Default::default() }]).expect("one entry fits")
 }
 
 /// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.

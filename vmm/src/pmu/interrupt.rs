@@ -5,11 +5,12 @@
 //! itself, as Intel's does and AMD's does not, that is done only in x2APIC mode, in which each register can be written by
 //! itself; in the older mode a guest finds its entry as it has left it.
 
-use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msi, kvm_msr_entry};
+use kvm_bindings::{kvm_lapic_state, kvm_msi};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vpmu::x86::Vendor;
 
 use crate::kvm::{Doing, KvmError};
+use crate::msr;
 
 /// Offsets in the APIC's page.
 const ID: usize = 0x20;
@@ -49,7 +50,8 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, vendor: Vendor) -> Result<(), KvmErro
     let apic = fd.get_lapic().doing("read the local APIC")?;
     let delivery = delivery(&apic);
     if vendor == Vendor::Intel && base & X2APIC_MODE != 0 && delivery != Delivery::None {
-        mask(fd, register(&apic, PERFORMANCE))?;
+        let entry = register(&apic, PERFORMANCE);
+        msr::write(fd, X2APIC_PERFORMANCE, (entry | MASKED).into())?;
     }
     match delivery {
         Delivery::None => Ok(()),
@@ -61,13 +63,6 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, vendor: Vendor) -> Result<(), KvmErro
             vm.signal_msi(message).doing("send an interrupt").map(drop)
         }
     }
-}
-
-fn mask(fd: &VcpuFd, entry: u32) -> Result<(), KvmError> {
-    let data = (entry | MASKED).into();
-    let entry = kvm_msr_entry { index: X2APIC_PERFORMANCE, data, ..Default::default() };
-    let msrs = Msrs::from_entries(&[entry]).expect("one entry fits");
-    fd.set_msrs(&msrs).doing("mask the local APIC's entry").map(drop)
 }
 
 fn delivery(apic: &kvm_lapic_state) -> Delivery {

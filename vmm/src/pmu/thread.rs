@@ -1,6 +1,5 @@
 //! The PMU of one vCPU, on the thread that runs it.
 
-use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vpmu::Outcome;
 use vpmu::model::{Model, none};
@@ -12,6 +11,7 @@ use super::alarm::{self, ExitFlag};
 use super::pulse::Pulse;
 use super::{Pmu, interrupt};
 use crate::kvm::KvmError;
+use crate::msr::{self, Written};
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
@@ -47,8 +47,8 @@ impl ThreadPmu {
         match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
-            Kind::Ours(_, model) if msr == DEBUGCTL => match (model.read(msr), kvms(fd, msr)) {
-                (Outcome::Value(ours), Some(kvms)) => Outcome::Value(ours | kvms),
+            Kind::Ours(_, model) if msr == DEBUGCTL => match (model.read(msr), msr::read(fd, msr)) {
+                (Outcome::Value(ours), Ok(Some(kvms))) => Outcome::Value(ours | kvms),
                 (outcome, _) => outcome,
             },
             Kind::Ours(_, model) => model.read(msr),
@@ -61,9 +61,12 @@ impl ThreadPmu {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Ours(_, model) if msr == DEBUGCTL => {
-                // The model takes what is the PMU's and refuses what is not, which is for KVM.
+                // The rest of it is KVM's, and refused if KVM does.
                 let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
-                if set_kvms(fd, msr, value & !ours) { model.write(msr, ours) } else { Outcome::Fault }
+                match msr::write(fd, msr, value & !ours) {
+                    Ok(Written::Yes) => model.write(msr, ours),
+                    Ok(Written::No) | Err(_) => Outcome::Fault,
+                }
             }
             Kind::Ours(_, model) => model.write(msr, value),
         }
@@ -90,21 +93,4 @@ impl ThreadPmu {
         }
         Ok(unit.take_notices())
     }
-}
-
-/// What KVM has in a register, if it has it.
-fn kvms(fd: &VcpuFd, msr: u32) -> Option<u64> {
-    let mut msrs = entry(msr, 0);
-    let read = fd.get_msrs(&mut msrs).ok()?;
-    msrs.as_slice()[..read].first().map(|entry| entry.data)
-}
-
-/// Sets what KVM has in a register, if it takes it.
-fn set_kvms(fd: &VcpuFd, msr: u32, value: u64) -> bool {
-    fd.set_msrs(&entry(msr, value)).is_ok_and(|set| set == 1)
-}
-
-fn entry(index: u32, data: u64) -> Msrs {
-    let entry = kvm_msr_entry { index, data, ..Default::default() };
-    Msrs::from_entries(&[entry]).expect("one entry fits")
 }
