@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROGRAMS: [&str; 6] = ["family", "interval", "migrate", "split", "track", "yield"];
+const PROGRAMS: [&str; 7] = ["compat", "family", "interval", "migrate", "split", "track", "yield"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

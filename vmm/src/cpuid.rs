@@ -11,7 +11,7 @@ use vpmu::x86::{Leaf, Vendor};
 use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
 
-pub use self::identity::{ARCH_CAPABILITIES, Identity, immunities, kernel_words};
+pub use self::identity::{ARCH_CAPABILITIES, Identity, immunities, is_intels_on_amd, kernel_words};
 
 mod function {
     pub const VENDOR: u32 = 0;

@@ -13,6 +13,7 @@ mod multiboot;
 mod retarget;
 mod sections;
 mod segment;
+mod sysret;
 mod unpack;
 
 #[cfg(test)]

@@ -150,6 +150,13 @@ fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
     }
 }
 
+/// Has SYSCALL in 32-bit mode return at once, by a SYSRET at this address, until the kernel says otherwise.
+pub fn ignore_narrow_syscalls(vcpu: &VcpuFd, sysret: u64) -> Result<(), KvmError> {
+    /// APM volume 2, 6.1.1.
+    const CSTAR: u32 = 0xc000_0083;
+    msr::write(vcpu, CSTAR, sysret).map(drop)
+}
+
 /// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.
 mod misc_enable {
     use crate::pmu::Pmu;

@@ -183,6 +183,11 @@ fn new_vcpu(
     fd.set_cpuid2(&cpuid).doing("set a vCPU's CPUID")?;
     let immunities = cpuid::immunities(supported, identity);
     registers::prepare(&fd, id == 0, entry, &config.ram.mapped, config.pmu, immunities)?;
+    if cpuid::is_intels_on_amd(supported, identity)
+        && let Some(sysret) = config.kernel.sysret()
+    {
+        registers::ignore_narrow_syscalls(&fd, sysret)?;
+    }
     coalescing.attach(&mut fd)?;
     Ok(Vcpu {
         id,

@@ -1,5 +1,8 @@
 //! Programs whose counts and samples are known by reading them; `programs/` has their sources, which say why.
 
+/// Makes a system call by SYSCALL in 32-bit mode.
+pub const COMPAT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/compat"));
+
 /// Forks, and the child becomes `./loop`.
 pub const FAMILY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/family"));
 /// How many instructions parent and child execute in user mode, beside those of `./loop`.

@@ -72,10 +72,12 @@ pub fn immunities(supported: &CpuId, identity: Identity) -> Option<u64> {
         | 1 << 26
         | 1 << 27
         | 1 << 62;
-    match (super::vendor(supported.as_slice()), identity) {
-        (Some(Vendor::Amd), Identity::Generic(Vendor::Intel)) => Some(OF_ALL_AMDS),
-        _ => None,
-    }
+    is_intels_on_amd(supported, identity).then_some(OF_ALL_AMDS)
+}
+
+/// Whether the guest takes an AMD processor for one of Intel's.
+pub fn is_intels_on_amd(supported: &CpuId, identity: Identity) -> bool {
+    identity == Identity::Generic(Vendor::Intel) && super::vendor(supported.as_slice()) == Some(Vendor::Amd)
 }
 
 /// What Linux has to be told besides: that 32-bit programs call it by interrupt.
