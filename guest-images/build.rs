@@ -26,6 +26,8 @@ fn main() {
             "payloads/cpu.c",
             "payloads/apic.c",
             "payloads/pmu.c",
+            "payloads/amd_pmu.c",
+            "payloads/intel_pmu.c",
             "payloads/hostile.c",
         ],
     );

@@ -1,6 +1,6 @@
 // Words that a well-behaved guest would not say: nonsense in every register of the PMU, and overflows without end.
 
-#include "payload.h"
+#include "pmu.h"
 
 static uint32_t seed_of(uint32_t seed) { return (seed + 1 + this_processor()) * 0x9e3779b9u; }
 
@@ -22,6 +22,7 @@ static volatile uint32_t interrupts[PROCESSORS];
 static void note_interrupt(const struct frame *frame) {
     (void)frame;
     interrupts[this_processor()]++;
+    if (pmu.closes_behind_interrupts) apic_write(APIC_LVT_PMU, LVT_NMI);
 }
 
 static void run_on_all(void (*job)(void), void (*handler)(const struct frame *frame)) {
@@ -33,6 +34,7 @@ static void run_on_all(void (*job)(void), void (*handler)(const struct frame *fr
 
 static void open_for_nmis(void) {
     interrupts[this_processor()] = 0;
+    open_global_registers();
     apic_write(APIC_SPURIOUS, APIC_ON);
     apic_write(APIC_LVT_PMU, LVT_NMI);
 }
@@ -44,32 +46,20 @@ static void close_for_nmis(void) {
 
 // ---- fuzz-msrs
 
-// Bits 19, 21, 36 to 39 and 42 to 63 are reserved and dropped (APM volume 2, section 13.2.1).
-#define SELECT_BITS 0x0000030fffd7ffffull
-enum { K7 = 0xc0010000, CORE = 0xc0010200, SURPRISES = 32 };
+enum { SURPRISES = 32 };
 
-// Also Intel's registers, which an AMD processor does not have, and some beside those that it has.
+// The registers of both vendors, of which a processor has those of one, and some beside them.
 static const struct { uint32_t first, last; } ranges[] = {
-    {K7, K7 + 7}, {CORE, CORE + 11}, {GLOBAL_STATUS, GLOBAL_STATUS_SET},
+    {0xc0010000, 0xc0010007}, {0xc0010200, 0xc001020b}, {0xc0000300, 0xc0000303},
     {0xc1, 0xc8}, {0x186, 0x18d}, {0x309, 0x30b}, {0x345, 0x345}, {0x38d, 0x392}, {0x3f1, 0x3f1}, {0x4c1, 0x4c8},
 };
 enum { RANGES = sizeof ranges / sizeof *ranges };
 
-enum kind { ABSENT, SELECT, COUNTER, STATUS, CONTROL, STATUS_CLEAR, STATUS_SET };
-
-static enum kind kind_of(uint32_t msr, uint32_t *counter) {
-    if (msr - K7 < 8) {
-        *counter = msr % 4;
-        if (*counter >= pmu.counters) return ABSENT;
-        return msr - K7 < 4 ? SELECT : COUNTER;
-    }
-    if (msr - CORE < 12) {
-        *counter = (msr - CORE) / 2;
-        if (!pmu.has_core_registers || *counter >= pmu.counters) return ABSENT;
-        return msr % 2 ? COUNTER : SELECT;
-    }
-    if (msr - GLOBAL_STATUS < 4 && pmu.has_global_registers) return (enum kind)(STATUS + (msr - GLOBAL_STATUS));
-    return ABSENT;
+struct rule absent(void) { return (struct rule){.kind = ABSENT, .faults = 1}; }
+struct rule read_only(uint64_t reads) { return (struct rule){.kind = READS, .faults = 1, .reads = reads}; }
+struct rule plain(uint32_t msr, uint64_t written, uint64_t reserved) {
+    // A write that faults has changed nothing.
+    return written & reserved ? read_only(get(msr)) : (struct rule){.kind = READS, .reads = written};
 }
 
 // The surprises are kept, but of the same register in a row only the first.
@@ -78,37 +68,25 @@ static struct results {
     struct { uint32_t msr; uint64_t wrote, read; } surprise[SURPRISES];
 } results[PROCESSORS];
 
-static int counts(uint32_t counter) {
-    uint64_t select = get(select_register(counter));
-    int allowed = !pmu.has_global_registers || (get(GLOBAL_CONTROL) >> counter & 1);
-    return allowed && (select & SELECT_ON) && (select & (SELECT_USER | SELECT_KERNEL));
-}
-
 // The status bits of counters that stand still, which nothing but a write changes.
 static uint64_t still_bits(void) {
-    uint64_t bits = 0;
-    for (uint32_t i = 0; i < pmu.counters; i++) if (!counts(i)) bits |= 1u << i;
+    uint64_t bits = pmu.status_bits;
+    for (uint32_t i = 0; i < pmu.counters; i++) if (pmu.counts(i)) bits &= ~pmu.global_bit(i);
     return bits;
 }
 
 // Whether the registers are as they must be after a write that did or did not fault.
-static int is_as_documented(uint32_t msr, uint64_t wrote, int write_worked, int read_worked, uint64_t read) {
-    uint32_t counter = 0;
-    uint64_t all = (1u << pmu.counters) - 1;
-    enum kind kind = kind_of(msr, &counter);
-    if (kind == ABSENT) return !write_worked && !read_worked;
-    if (!read_worked || write_worked != (kind != STATUS)) return 0;
-    switch (kind) {
-    case SELECT:
-        return read == (wrote & SELECT_BITS) && read == get(select_register(counter));
-    case COUNTER:
-        if (counts(counter)) return read <= COUNTER_MASK && ((read - wrote) & COUNTER_MASK) < 1u << 31;
-        return read == (wrote & COUNTER_MASK) && read == get(counter_register(counter));
-    case STATUS: return !(read & ~all);
-    case CONTROL: return read == (wrote & all);
-    case STATUS_CLEAR: return read == 0 && !(get(GLOBAL_STATUS) & wrote & still_bits());
-    case STATUS_SET: return read == 0 && !(~get(GLOBAL_STATUS) & wrote & all);
-    default: return 0;
+static int is_as_documented(struct rule rule, uint64_t wrote, int write_worked, int read_worked, uint64_t read) {
+    if (write_worked == rule.faults || read_worked != (rule.kind != ABSENT)) return 0;
+    switch (rule.kind) {
+    case COUNTS:
+        if (pmu.counts(rule.counter)) return read <= COUNTER_MASK && ((read - rule.reads) & COUNTER_MASK) < 1u << 31;
+        return read == rule.reads && read == get(rule.alias);
+    case READS: return read == rule.reads && (!rule.alias || read == get(rule.alias));
+    case STATUS: return !(read & ~pmu.status_bits);
+    case CLEARS: return read == 0 && (rule.faults || !(get(pmu.global_status) & wrote & still_bits()));
+    case SETS: return read == 0 && (rule.faults || !(~get(pmu.global_status) & wrote & pmu.status_bits));
+    default: return 1;
     }
 }
 
@@ -124,37 +102,46 @@ static void surprise(uint32_t msr, uint64_t wrote, uint64_t read) {
 static void try_register(uint32_t msr, uint64_t value) {
     struct results *r = &results[this_processor()];
     uint32_t halves[2] = {0, 0};
+    struct rule rule = pmu.rule(msr, value);
     int wrote = try_wrmsr(msr, (uint32_t)value, (uint32_t)(value >> 32));
     int read = try_rdmsr(msr, halves);
     uint64_t got = (uint64_t)halves[1] << 32 | halves[0];
     r->writes++;
     r->faults += !wrote;
-    if (!is_as_documented(msr, value, wrote, read, got)) surprise(msr, value, got);
+    if (!is_as_documented(rule, value, wrote, read, got)) surprise(msr, value, got);
 }
 
-// RDPMC reads a counter as RDMSR does, and faults beyond the last.
+// RDPMC reads a counter as RDMSR does, and faults where there is none.
 static void try_rdpmc_of(uint32_t index) {
-    uint32_t halves[2] = {0, 0};
+    uint32_t halves[2] = {0, 0}, counter = pmu.rdpmc_counter(index);
     int worked = try_rdpmc(index, halves);
     uint64_t got = (uint64_t)halves[1] << 32 | halves[0];
-    if (index >= pmu.counters) {
+    if (counter >= pmu.counters) {
         if (worked) surprise(index, 0, got);
         return;
     }
-    uint64_t wanted = get(counter_register(index));
-    if (!worked || ((wanted - got) & COUNTER_MASK) >= (counts(index) ? 1u << 31 : 1)) surprise(index, wanted, got);
+    uint64_t wanted = read_counter(counter);
+    uint32_t more = pmu.counts(counter) ? 1u << 31 : 1;
+    if (!worked || ((wanted - got) & COUNTER_MASK) >= more) surprise(index, wanted, got);
 }
 
 static const uint64_t boundaries[] = {
     0, ~0ull, 0x7fffffff, 0xffffffff, COUNTER_MASK, COUNTER_MASK >> 1, COUNTER_MASK + 2, ~COUNTER_MASK, ~0ull >> 1,
-    SELECT_BITS, ~SELECT_BITS, SELECT_BITS & ~(uint64_t)SELECT_ON,
 };
-enum { BOUNDARIES = sizeof boundaries / sizeof *boundaries, PATTERNS = BOUNDARIES + 64 };
+enum { BITS = 64, BOUNDARIES = sizeof boundaries / sizeof *boundaries, SELECTS = 3 };
+enum { PATTERNS = BITS + BOUNDARIES + SELECTS };
 
-static uint64_t pattern(uint32_t i) { return i < BOUNDARIES ? boundaries[i] : 1ull << (i - BOUNDARIES); }
+static uint64_t pattern(uint32_t i) {
+    if (i < BITS) return 1ull << i;
+    if (i < BITS + BOUNDARIES) return boundaries[i - BITS];
+    const uint64_t selects[SELECTS] = {pmu.select_bits, ~pmu.select_bits, pmu.select_bits & ~(uint64_t)SELECT_ON};
+    return selects[i - BITS - BOUNDARIES];
+}
 
 static void fuzz(void) {
-    static const uint32_t indices[] = {0, 1, 2, 3, 4, 5, 6, 7, 0x40000000, 0x40000002, 0x80000000, 0xffffffff};
+    static const uint32_t indices[] = {
+        0, 1, 2, 3, 4, 5, 6, 7, 0x40000000, 0x40000001, 0x40000002, 0x40000003, 0x80000000, 0xc0000000, 0xffffffff,
+    };
     uint32_t random = seed_of(plan.seed);
     results[this_processor()] = (struct results){0};
     open_for_nmis();
@@ -171,7 +158,7 @@ static void fuzz(void) {
         try_rdpmc_of(indices[random32(&random) % (sizeof indices / sizeof *indices)]);
     }
     close_for_nmis();
-    if (pmu.has_global_registers) set(GLOBAL_CONTROL, ~0ull);
+    open_global_registers();
 }
 
 void fuzz_msrs(const char *at) {
@@ -197,7 +184,7 @@ static void flood_again(const struct frame *frame) {
     uint32_t processor = this_processor();
     note_interrupt(frame);
     if (plan.count && interrupts[processor] >= plan.count) { stop_counters(); return; }
-    for (uint32_t i = 0; i < pmu.counters; i++) set(counter_register(i), -(uint64_t)periods[processor][i]);
+    for (uint32_t i = 0; i < pmu.counters; i++) write_counter(i, -(uint64_t)periods[processor][i]);
 }
 
 static void overflow_everywhere(void) {
@@ -228,7 +215,7 @@ static void overflow_unheard(void) {
     apic_write(APIC_SPURIOUS, APIC_ON);
     apic_write(APIC_LVT_PMU, LVT_NMI | LVT_MASKED);
     start_counter(0, SELECT_ON | SELECT_INTERRUPT | SELECT_USER | SELECT_KERNEL | EVENT_INSTRUCTIONS, 0);
-    for (uint32_t i = 0; !plan.count || i < plan.count; i++) set(counter_register(0), COUNTER_MASK);
+    for (uint32_t i = 0; !plan.count || i < plan.count; i++) write_counter(0, COUNTER_MASK);
     stop_counters();
 }
 
@@ -241,17 +228,16 @@ void rearm(const char *at) {
 // ---- reprogram
 
 static void change_events(void) {
-    static const uint16_t events[] = {0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xd1, 0x40, 0x60, 0x64};
     uint32_t random = seed_of(plan.seed);
     open_for_nmis();
     for (uint32_t i = 0; !plan.count || i < plan.count; i++) {
         uint64_t select = random64(&random);
         // Half of them count something for sure, and many overflow soon.
         if (random32(&random) % 2) {
-            select = (select & ~0xf000000ffull) | events[random32(&random) % (sizeof events / sizeof *events)];
+            select = (select & ~pmu.event_bits) | pmu.events[random32(&random) % pmu.events_known];
             select |= SELECT_ON | SELECT_INTERRUPT;
         }
-        start_counter(random32(&random) % pmu.counters, select, -(uint64_t)(random32(&random) % 256));
+        start_counter(random32(&random) % pmu.counters, select & pmu.select_bits, -(uint64_t)(random32(&random) % 256));
     }
     close_for_nmis();
 }

@@ -122,10 +122,10 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
         int worked = try_rdpmc(index, value);
         report("rdpmc", index, worked, value);
     } else if ((at = is(word, "cpuid"))) {
-        uint32_t leaf = number(&at), a = leaf, b, c = number(&at), d;
-        __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-        say("cpuid "); hex(leaf, 8); put(' '); hex(a, 8); put(' '); hex(b, 8); put(' '); hex(c, 8); put(' ');
-        hex(d, 8); put('\n');
+        uint32_t leaf = number(&at);
+        struct cpuid said = cpuid(leaf, number(&at));
+        say("cpuid "); hex(leaf, 8); put(' '); hex(said.a, 8); put(' '); hex(said.b, 8); put(' ');
+        hex(said.c, 8); put(' '); hex(said.d, 8); put('\n');
     } else if ((at = is(word, "in"))) {
         uint16_t port = (uint16_t)number(&at);
         uint32_t size = number(&at);

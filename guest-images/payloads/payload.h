@@ -16,6 +16,13 @@ static inline uint8_t inb(uint16_t port) {
     return value;
 }
 
+struct cpuid { uint32_t a, b, c, d; };
+static inline struct cpuid cpuid(uint32_t leaf, uint32_t subleaf) {
+    struct cpuid said;
+    __asm__ volatile("cpuid" : "=a"(said.a), "=b"(said.b), "=c"(said.c), "=d"(said.d) : "a"(leaf), "c"(subleaf));
+    return said;
+}
+
 // text.c: what is printed, and the words of the command line.
 void put(char c);
 void say(const char *text);
@@ -70,23 +77,9 @@ void apic_write(uint32_t offset, uint32_t value);
 // Switches all processors to the mode in which the registers are MSRs.
 void use_x2apic(void);
 
-// pmu.c: the PMU's registers, and the words that count.
-enum { SELECT_USER = 1 << 16, SELECT_KERNEL = 1 << 17, SELECT_INTERRUPT = 1 << 20, SELECT_ON = 1 << 22 };
-enum { EVENT_INSTRUCTIONS = 0xc0 };
-enum { GLOBAL_STATUS = 0xc0000300, GLOBAL_CONTROL, GLOBAL_STATUS_CLEAR, GLOBAL_STATUS_SET };
-#define COUNTER_MASK ((1ull << 48) - 1)
-// What CPUID says of it; asking is an exit, so it is asked once.
-extern struct pmu { uint32_t counters; int has_core_registers, has_global_registers; } pmu;
-void find_pmu(void);
-uint32_t select_register(uint32_t counter);
-uint32_t counter_register(uint32_t counter);
-// A fault ends the machine.
+// pmu.c: model-specific registers, of which a fault ends the machine, and the words that count.
 uint64_t get(uint32_t msr);
 void set(uint32_t msr, uint64_t value);
-void start_counter(uint32_t counter, uint64_t select, uint64_t value);
-void stop_counters(void);
-// Whether the counter has gone past its end since it was set to less than half of its range before it.
-int has_overflowed(uint64_t value);
 void count(const char *at, void (*loop)(uint32_t rounds));
 void take_overflows(const char *at);
 

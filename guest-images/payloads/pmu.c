@@ -1,29 +1,13 @@
-// An AMD PMU (APM volume 2, section 13.2): its registers, and the words that count and take overflows.
+// The words that count and take overflows, on the PMU of either vendor.
 
-#include "payload.h"
-
-enum { K7_SELECT = 0xc0010000, K7_COUNTER = 0xc0010004, CORE_SELECT = 0xc0010200, CORE_COUNTER = 0xc0010201 };
+#include "pmu.h"
 
 struct pmu pmu;
 
 void find_pmu(void) {
-    uint32_t leaves = 0x80000000, features = 0x80000001, extensions = 0x80000022, b, c = 0, d;
-    __asm__("cpuid" : "+a"(leaves), "=b"(b), "+c"(c), "=d"(d));
-    __asm__("cpuid" : "+a"(features), "=b"(b), "=c"(c), "=d"(d));
-    pmu.has_core_registers = c >> 23 & 1;
-    pmu.counters = pmu.has_core_registers ? 6 : 4;
-    if (leaves < 0x80000022) return;
-    c = 0;
-    __asm__("cpuid" : "+a"(extensions), "=b"(b), "+c"(c), "=d"(d));
-    pmu.has_global_registers = extensions & 1;
-    if (pmu.has_global_registers) pmu.counters = b & 15;
-}
-
-uint32_t select_register(uint32_t counter) {
-    return pmu.has_core_registers ? CORE_SELECT + 2 * counter : K7_SELECT + counter;
-}
-uint32_t counter_register(uint32_t counter) {
-    return pmu.has_core_registers ? CORE_COUNTER + 2 * counter : K7_COUNTER + counter;
+    // "Genu", of GenuineIntel.
+    if (cpuid(0, 0).b == 0x756e6547) find_intel_pmu();
+    else find_amd_pmu();
 }
 
 uint64_t get(uint32_t msr) {
@@ -35,12 +19,26 @@ void set(uint32_t msr, uint64_t value) {
     if (!try_wrmsr(msr, (uint32_t)value, (uint32_t)(value >> 32))) { say("wrmsr "); hex(msr, 8); give_up(" fault"); }
 }
 
+uint64_t read_counter(uint32_t counter) { return get(pmu.counter_register(counter)); }
+// Not all registers have room for a sign.
+void write_counter(uint32_t counter, uint64_t value) { set(pmu.counter_register(counter), value & COUNTER_MASK); }
+
 void start_counter(uint32_t counter, uint64_t select, uint64_t value) {
-    set(counter_register(counter), value);
-    set(select_register(counter), select);
+    write_counter(counter, value);
+    pmu.select(counter, select);
 }
 void stop_counters(void) {
-    for (uint32_t i = 0; i < pmu.counters; i++) set(select_register(i), 0);
+    for (uint32_t i = 0; i < pmu.counters; i++) pmu.select(i, 0);
+}
+void open_global_registers(void) {
+    if (!pmu.has_global_registers) return;
+    set(pmu.global_status_clear, pmu.status_bits);
+    set(pmu.global_control, pmu.control_bits);
+}
+uint32_t counters_in(uint64_t global) {
+    uint32_t counters = 0;
+    for (uint32_t i = 0; i < pmu.counters; i++) if (global & pmu.global_bit(i)) counters |= 1u << i;
+    return counters;
 }
 int has_overflowed(uint64_t value) { return !(value >> 47); }
 
@@ -50,8 +48,8 @@ void count(const char *at, void (*loop)(uint32_t rounds)) {
     find_pmu();
     start_counter(counter, select, 0);
     loop(rounds);
-    set(select_register(counter), 0);
-    say("count "); decimal(rounds); put(' '); hex64(get(counter_register(counter))); put('\n');
+    pmu.select(counter, 0);
+    say("count "); decimal(rounds); put(' '); hex64(read_counter(counter)); put('\n');
 }
 
 // How `pmi` has overflows delivered.
@@ -60,13 +58,15 @@ static const struct delivery {
     uint32_t entry;
     enum { APIC_WORKS, APIC_OFF_BY_SOFTWARE, APIC_OFF_BY_BASE } apic;
     enum { OPEN, CLOSED } interrupts;
+    enum { OPENS_AGAIN, LEAVES_CLOSED } handler;
 } deliveries[] = {
-    {"nmi", LVT_NMI, APIC_WORKS, OPEN},
-    {"fixed", VECTOR_PMU, APIC_WORKS, OPEN},
-    {"masked", LVT_NMI | LVT_MASKED, APIC_WORKS, OPEN},
-    {"svr-off", LVT_NMI, APIC_OFF_BY_SOFTWARE, OPEN},
-    {"apic-off", LVT_NMI, APIC_OFF_BY_BASE, OPEN},
-    {"cli", VECTOR_PMU, APIC_WORKS, CLOSED},
+    {"nmi", LVT_NMI, APIC_WORKS, OPEN, OPENS_AGAIN},
+    {"once", LVT_NMI, APIC_WORKS, OPEN, LEAVES_CLOSED},
+    {"fixed", VECTOR_PMU, APIC_WORKS, OPEN, OPENS_AGAIN},
+    {"masked", LVT_NMI | LVT_MASKED, APIC_WORKS, OPEN, OPENS_AGAIN},
+    {"svr-off", LVT_NMI, APIC_OFF_BY_SOFTWARE, OPEN, OPENS_AGAIN},
+    {"apic-off", LVT_NMI, APIC_OFF_BY_BASE, OPEN, OPENS_AGAIN},
+    {"cli", VECTOR_PMU, APIC_WORKS, CLOSED, OPENS_AGAIN},
 };
 
 static struct { const struct delivery *how; uint32_t overflows, period, counters; uint64_t select; } plan;
@@ -85,9 +85,8 @@ static void say_range(struct range range) {
 
 // What each processor saw. `late` are the interrupts after everything was over.
 static struct record {
-    uint32_t interrupts, late, overflows, entry;
+    uint32_t interrupts, late, overflows, entry, status, left;
     struct range at, value;
-    uint64_t status, left;
 } records[PROCESSORS];
 
 static void take_overflow(const struct frame *frame) {
@@ -96,24 +95,28 @@ static void take_overflow(const struct frame *frame) {
     widen(&record->at, frame->eip - (uint32_t)user_loop);
     for (uint32_t i = 0; i < pmu.counters; i++) {
         if (!(plan.counters >> i & 1)) continue;
-        uint64_t value = get(counter_register(i));
+        uint64_t value = read_counter(i);
         if (!has_overflowed(value)) continue;
-        set(counter_register(i), -(uint64_t)plan.period);
+        write_counter(i, -(uint64_t)plan.period);
         record->overflows++;
         widen(&record->value, value >> 32 ? ~0u : (uint32_t)value);
     }
-    if (!pmu.has_global_registers) return;
-    uint64_t status = get(GLOBAL_STATUS);
-    record->status |= status;
-    set(GLOBAL_STATUS_CLEAR, status);
+    if (pmu.has_global_registers) {
+        uint64_t status = get(pmu.global_status);
+        record->status |= counters_in(status);
+        set(pmu.global_status_clear, status);
+    }
+    if (!pmu.closes_behind_interrupts || plan.how->handler == LEAVES_CLOSED) return;
+    set(pmu.global_control, pmu.control_bits);
+    apic_write(APIC_LVT_PMU, plan.how->entry);
 }
 
 // Which counters have overflowed and were not looked after.
-static uint64_t overflows_left(void) {
-    if (pmu.has_global_registers) return get(GLOBAL_STATUS);
-    uint64_t left = 0;
+static uint32_t overflows_left(void) {
+    if (pmu.has_global_registers) return counters_in(get(pmu.global_status));
+    uint32_t left = 0;
     for (uint32_t i = 0; i < pmu.counters; i++) {
-        if (plan.counters >> i & 1 && has_overflowed(get(counter_register(i)))) left |= 1u << i;
+        if (plan.counters >> i & 1 && has_overflowed(read_counter(i))) left |= 1u << i;
     }
     return left;
 }
@@ -135,7 +138,7 @@ static void open_apic(void) {
 static void overflow(void) {
     struct record *record = &records[this_processor()];
     *record = (struct record){.at = NONE, .value = NONE};
-    if (pmu.has_global_registers) set(GLOBAL_STATUS_CLEAR, ~0ull);
+    open_global_registers();
     prepare_apic();
     for (uint32_t i = 0; i < pmu.counters; i++) {
         if (plan.counters >> i & 1) start_counter(i, plan.select, -(uint64_t)plan.period);
@@ -177,8 +180,8 @@ void take_overflows(const char *at) {
         say(" interrupts, "); decimal(record->overflows);
         say(" overflows, at "); say_range(record->at);
         say(", value "); say_range(record->value);
-        say(", status "); hex((uint32_t)record->status, 2);
-        say(", left "); hex((uint32_t)record->left, 2);
+        say(", status "); hex(record->status, 2);
+        say(", left "); hex(record->left, 2);
         say(", entry "); hex(record->entry, 8);
         say(", "); decimal(record->late); say(" late\n");
     }
