@@ -3,7 +3,7 @@
 use guest_tests::lab::Steps;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
-use crate::{LONG, OURS, Pmu, QUICK, group, on_each, said};
+use crate::{LONG, OURS, Pmu, QUICK, group, on_each, output};
 
 /// In a shell: the time since the host's boot in seconds, with hundredths.
 const NOW: &str = "$(cut -d ' ' -f 1 /proc/uptime)";
@@ -21,7 +21,8 @@ pub fn guests(steps: Steps) -> Steps {
     let steps = on_each(steps, &OURS, "nonsense", "fuzz-msrs=1,2000");
     let steps = on_each(steps, &OURS, "nonsense-by-two", "smp=2 fuzz-msrs=2,1000");
     let steps = on_each(steps, &OURS, "changes", "smp=2 reprogram=1,2000");
-    on_each(steps, &OURS, "some-floods", "smp=2 flood=1,500 flood=16,500 flood=0,500")
+    let floods = "smp=2 flood=1,500 flood=16,500 flood=0,500 rearm=500 x2apic flood=0,500";
+    on_each(steps, &OURS, "some-floods", floods)
 }
 
 pub fn endless_guests(steps: Steps) -> Steps {
@@ -42,6 +43,17 @@ pub fn endless_guests(steps: Steps) -> Steps {
 
 fn beside(name: &str) -> String {
     format!("beside-{name}")
+}
+
+/// What a guest printed that tried events at random. An AMD host has none of most of Intel's, and Tally says so.
+fn said(pmu: Pmu, name: &str) -> String {
+    let done = group(&QUICK).of(&pmu.step(name));
+    if !pmu.is_intel() {
+        return output(done);
+    }
+    let expected = |line: &str| line.contains(" stands still: ") || line.contains(" no more of it is told");
+    assert!(done.status == 1 && done.err.lines().all(expected), "{pmu:?}: {}{}", done.text(), done.err);
+    done.text()
 }
 
 #[test]
@@ -68,9 +80,10 @@ fn random_events_come_and_go() {
 #[test]
 fn a_flood_gets_through() {
     for pmu in OURS {
-        let over = "flood over\n".repeat(3);
         let done = group(&QUICK).of(&pmu.step("some-floods"));
-        assert_eq!(done.text(), format!("processors 2\n{over}"), "{pmu:?}: {}", done.err);
+        let over = "flood over\n";
+        let text = format!("processors 2\n{}rearm over\n{over}", over.repeat(3));
+        assert_eq!(done.text(), text, "{pmu:?}: {}", done.err);
     }
 }
 

@@ -26,11 +26,17 @@ enum Pmu {
     K7,
     /// KVM's own, to compare with. It is like `Core`.
     Kvm,
+    /// Intel's of version 5, with two fixed counters behind four general ones.
+    Intel,
+    /// The same counters with the registers of version 2.
+    IntelV2,
 }
 
+const AMD: [Pmu; 3] = [Pmu::V2, Pmu::Core, Pmu::K7];
+const INTEL: [Pmu; 2] = [Pmu::Intel, Pmu::IntelV2];
 /// Tally's own.
-const OURS: [Pmu; 3] = [Pmu::V2, Pmu::Core, Pmu::K7];
-const ALL: [Pmu; 4] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Kvm];
+const OURS: [Pmu; 5] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Intel, Pmu::IntelV2];
+const ALL: [Pmu; 6] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Kvm, Pmu::Intel, Pmu::IntelV2];
 
 impl Pmu {
     /// The options of `tally run`.
@@ -40,11 +46,22 @@ impl Pmu {
             Self::Core => "--pmu amd-legacy --cpus 2",
             Self::K7 => "--pmu amd-legacy --counters 4 --cpus 2",
             Self::Kvm => "--pmu kvm --cpus 2",
+            Self::Intel => "--pmu intel --cpus 2",
+            Self::IntelV2 => "--pmu intel-v2 --cpus 2",
         }
     }
 
+    fn is_intel(self) -> bool {
+        INTEL.contains(&self)
+    }
+
+    /// How many general counters it has.
     fn counters(self) -> u32 {
-        if self == Self::K7 { 4 } else { 6 }
+        if self == Self::K7 || self.is_intel() { 4 } else { 6 }
+    }
+
+    fn fixed_counters(self) -> u32 {
+        if self.is_intel() { 2 } else { 0 }
     }
 
     /// The step that is called so, for this PMU.
@@ -55,7 +72,12 @@ impl Pmu {
 
 /// Steps of that name, one for each of these PMUs, with the same words.
 fn on_each(steps: Steps, pmus: &[Pmu], name: &str, words: &str) -> Steps {
-    pmus.iter().fold(steps, |steps, pmu| steps.bare_metal(&pmu.step(name), pmu.options(), words))
+    on_each_its_own(steps, pmus, name, |_| words.to_owned())
+}
+
+/// The same, with words that depend on the PMU.
+fn on_each_its_own(steps: Steps, pmus: &[Pmu], name: &str, words: impl Fn(Pmu) -> String) -> Steps {
+    pmus.iter().fold(steps, |steps, pmu| steps.bare_metal(&pmu.step(name), pmu.options(), &words(*pmu)))
 }
 
 /// What the guests did that end soon.

@@ -1,148 +1,84 @@
-//! The registers, as the manual has them (APM volume 2, section 13.2).
+//! The registers, as the manuals have them. What both vendors' have in common is here.
+
+mod amd;
+pub mod intel;
 
 use guest_tests::lab::Steps;
 
-use crate::{OURS, Pmu, QUICK, group, on_each, output, said};
+use crate::{OURS, Pmu, on_each_its_own, said};
 
-const GLOBAL_STATUS: u32 = 0xc000_0300;
-const GLOBAL_CONTROL: u32 = 0xc000_0301;
-const GLOBAL_STATUS_CLEAR: u32 = 0xc000_0302;
-const GLOBAL_STATUS_SET: u32 = 0xc000_0303;
-
-/// The event select and the counter of that number, at the addresses of the K7.
-fn k7(counter: u32) -> (u32, u32) {
-    (0xc001_0000 + counter, 0xc001_0004 + counter)
-}
-
-/// The same at those of `PerfCtrExtCore`.
-fn core(counter: u32) -> (u32, u32) {
-    (0xc001_0200 + 2 * counter, 0xc001_0201 + 2 * counter)
-}
-
-/// All event selects and counters, at the addresses that a guest would use.
+/// All event selects and general counters, at the addresses that a guest would use.
 fn registers(pmu: Pmu) -> impl Iterator<Item = (u32, u32)> {
-    (0..pmu.counters()).map(if pmu == Pmu::K7 { k7 } else { core })
+    let at = match pmu {
+        Pmu::K7 => amd::k7,
+        Pmu::V2 | Pmu::Core | Pmu::Kvm => amd::core,
+        Pmu::Intel | Pmu::IntelV2 => intel::general,
+    };
+    (0..pmu.counters()).map(at)
 }
 
-fn read(msr: u32) -> String {
+/// Words for each of them.
+fn each(pmu: Pmu, words: impl Fn(u32, u32) -> String) -> String {
+    registers(pmu).map(|(select, counter)| words(select, counter)).collect()
+}
+
+/// Everything that can be read by RDPMC, by its number there and as a register.
+fn rdpmc_numbers(pmu: Pmu) -> impl Iterator<Item = (u32, u32)> {
+    let general = (0..).zip(registers(pmu).map(|(_, counter)| counter));
+    general.chain(
+        (0..pmu.fixed_counters()).map(|counter| (intel::RDPMC_FIXED + counter, intel::FIXED + counter)),
+    )
+}
+
+/// Numbers that RDPMC has on one PMU or another, and some that it has on none: general counters, fixed ones, and both with the
+/// bit by which the Pentium 4 read half of one.
+fn rdpmc_numbers_anywhere() -> impl Iterator<Item = u32> {
+    (0..8).chain([0x4000_0000, 0x4000_0001, 0x4000_0002, 0x8000_0000, 0x8000_0001, 0xc000_0000, 0xc000_0001])
+}
+
+/// The other vendor's registers, other PMUs' of the same vendor, and neighbours.
+fn absent(pmu: Pmu) -> &'static [u32] {
+    if pmu.is_intel() { &intel::ABSENT } else { &amd::ABSENT }
+}
+
+pub fn read(msr: u32) -> String {
     format!("rdmsr={msr:#x} ")
 }
 
-fn write(msr: u32, value: u64) -> String {
+pub fn write(msr: u32, value: u64) -> String {
     format!("wrmsr={msr:#x},{:#x}:{:#x} ", value >> 32, value & 0xffff_ffff)
 }
 
-fn reads(msr: u32, value: u64) -> String {
+pub fn reads(msr: u32, value: u64) -> String {
     format!("rdmsr {msr:08x} {value:016x}\n")
 }
 
-fn writes(msr: u32) -> String {
+pub fn writes(msr: u32) -> String {
     format!("wrmsr {msr:08x} ok\n")
 }
 
-fn faults(instruction: &str, number: u32) -> String {
+pub fn faults(instruction: &str, number: u32) -> String {
     format!("{instruction} {number:08x} fault\n")
 }
 
-/// Everything but the bit that switches on.
-const SELECT: u64 = !(1 << 22);
-/// What an event select keeps of that: bits 19, 21, 36 to 39 and 42 to 63 are reserved.
-const SELECT_KEPT: u64 = 0x0000_030f_ff97_ffff;
-
-pub fn guests(mut steps: Steps) -> Steps {
-    for pmu in OURS {
-        let all: Vec<_> = registers(pmu).collect();
-        let list = |words: &dyn Fn(u32, u32) -> String| {
-            all.iter().map(|(select, counter)| words(*select, *counter)).collect::<String>()
-        };
-        let words = [
-            ("reset", list(&|select, counter| read(select) + &read(counter))),
-            (
-                "selects",
-                list(&|select, _| write(select, SELECT) + &read(select) + &write(select, 0) + &read(select)),
-            ),
-            ("counters", list(&|_, counter| write(counter, u64::MAX) + &read(counter))),
-            ("wide", list(&|_, counter| write(counter, 1 << 63 | 1 << 48 | 5) + &read(counter))),
-            (
-                "apart",
-                list(&|select, counter| {
-                    write(counter, counter.into()) + &write(select, (counter & 0xf).into())
-                }) + &list(&|select, counter| read(select) + &read(counter)),
-            ),
-            ("two-addresses", two_addresses()),
-            ("other-pmus", OTHER_PMUS.map(|msr| read(msr) + &write(msr, 0)).concat()),
-            (
-                "core-addresses",
-                read(core(0).0) + &read(core(0).1) + &write(core(5).0, 0) + &write(core(5).1, 0),
-            ),
-            (
-                "rdpmc",
-                list(&|_, counter| write(counter, counter.into()))
-                    + "rdpmc=0 rdpmc=1 rdpmc=2 rdpmc=3 rdpmc=4 rdpmc=5 rdpmc=6 rdpmc=7",
-            ),
-            ("global", GLOBAL.map(|msr| read(msr) + &write(msr, 0)).concat()),
-            ("cpuid", "cpuid=0x80000001,0 cpuid=0x80000022,0".to_owned()),
-        ];
-        for (name, words) in words {
-            steps = steps.bare_metal(&pmu.step(name), pmu.options(), &words);
-        }
-    }
-    with_global_registers(steps)
-}
-
-fn with_global_registers(steps: Steps) -> Steps {
-    let status = write(GLOBAL_STATUS, 0)
-        + &write(GLOBAL_STATUS_SET, u64::MAX)
-        + &read(GLOBAL_STATUS)
-        + &write(GLOBAL_STATUS_CLEAR, 0b10_0001)
-        + &read(GLOBAL_STATUS)
-        + &write(GLOBAL_STATUS_CLEAR, 0)
-        + &write(GLOBAL_STATUS_SET, 0b1)
-        + &read(GLOBAL_STATUS)
-        + &read(GLOBAL_STATUS_SET)
-        + &read(GLOBAL_STATUS_CLEAR)
-        + &write(GLOBAL_STATUS_CLEAR, u64::MAX)
-        + &read(GLOBAL_STATUS);
-    let counting = "count-user=0:0x4100c0,1000 ";
-    let control = read(GLOBAL_CONTROL)
-        + counting
-        + &write(GLOBAL_CONTROL, u64::MAX)
-        + &read(GLOBAL_CONTROL)
-        + &write(GLOBAL_CONTROL, !1)
-        + &read(GLOBAL_CONTROL)
-        + counting
-        + &write(GLOBAL_CONTROL, 1)
-        + counting;
-    let steps = on_each(steps, &[Pmu::V2], "status", &status);
-    let steps = on_each(steps, &[Pmu::V2], "control", &control);
-    let two = read(GLOBAL_CONTROL)
-        + &[core(1), core(2), k7(1), k7(2)].map(|(select, counter)| read(select) + &read(counter)).concat()
-        + &write(GLOBAL_STATUS_SET, u64::MAX)
-        + &read(GLOBAL_STATUS)
-        + "cpuid=0x80000022,0";
-    steps.bare_metal("two-counters", "--pmu amd --counters 2", &two)
-}
-
-/// Registers of Intel's PMUs, of AMD's others, and neighbours.
-const OTHER_PMUS: [u32; 13] =
-    [0xc1, 0xc8, 0x186, 0x18d, 0x309, 0x345, 0x38d, 0x38e, 0x38f, 0x390, 0x4c1, 0xc001_0230, 0xc001_0240];
-
-const GLOBAL: [u32; 4] = [GLOBAL_STATUS, GLOBAL_CONTROL, GLOBAL_STATUS_CLEAR, GLOBAL_STATUS_SET];
-
-/// What is written at one address of each of the first four counters is read at both.
-fn two_addresses() -> String {
-    let words = |counter: u32| {
-        let ((old_select, old_counter), (select, counter)) = (k7(counter), core(counter));
-        write(old_select, 0x76)
-            + &read(select)
-            + &write(select, 0xc0)
-            + &read(old_select)
-            + &write(old_counter, 7)
-            + &read(counter)
-            + &write(counter, 8)
-            + &read(old_counter)
-    };
-    (0..4).map(words).collect()
+pub fn guests(steps: Steps) -> Steps {
+    let steps = on_each_its_own(steps, &OURS, "reset", |pmu| {
+        each(pmu, |select, counter| read(select) + &read(counter))
+    });
+    let steps = on_each_its_own(steps, &OURS, "apart", |pmu| {
+        let written = each(pmu, |select, counter| {
+            write(counter, counter.into()) + &write(select, (counter & 0xf).into())
+        });
+        written + &each(pmu, |select, counter| read(select) + &read(counter))
+    });
+    let steps = on_each_its_own(steps, &OURS, "absent", |pmu| {
+        absent(pmu).iter().map(|msr| read(*msr) + &write(*msr, 0)).collect()
+    });
+    let steps = on_each_its_own(steps, &OURS, "rdpmc", |pmu| {
+        let written = rdpmc_numbers(pmu).map(|(_, counter)| write(counter, counter.into()));
+        written.chain(rdpmc_numbers_anywhere().map(|number| format!("rdpmc={number:#x} "))).collect()
+    });
+    [amd::guests, intel::guests].into_iter().fold(steps, |steps, add| add(steps))
 }
 
 #[test]
@@ -151,25 +87,6 @@ fn everything_is_zero_after_a_reset() {
         let zeroes: String =
             registers(pmu).map(|(select, counter)| reads(select, 0) + &reads(counter, 0)).collect();
         assert_eq!(said(pmu, "reset"), zeroes, "{pmu:?}");
-    }
-}
-
-#[test]
-fn event_selects_drop_the_reserved_bits_without_a_fault() {
-    for pmu in OURS {
-        let all =
-            |(select, _)| writes(select) + &reads(select, SELECT_KEPT) + &writes(select) + &reads(select, 0);
-        assert_eq!(said(pmu, "selects"), registers(pmu).map(all).collect::<String>(), "{pmu:?}");
-    }
-}
-
-#[test]
-fn counters_have_48_bits_and_ignore_the_others() {
-    for pmu in OURS {
-        let full = |(_, counter)| writes(counter) + &reads(counter, (1 << 48) - 1);
-        assert_eq!(said(pmu, "counters"), registers(pmu).map(full).collect::<String>(), "{pmu:?}");
-        let low = |(_, counter)| writes(counter) + &reads(counter, 5);
-        assert_eq!(said(pmu, "wide"), registers(pmu).map(low).collect::<String>(), "{pmu:?}");
     }
 }
 
@@ -184,92 +101,25 @@ fn every_register_has_a_value_of_its_own() {
 }
 
 #[test]
-fn the_first_four_counters_have_two_addresses_each() {
-    let each = |counter| {
-        let ((old_select, old_counter), (select, counter)) = (k7(counter), core(counter));
-        writes(old_select)
-            + &reads(select, 0x76)
-            + &writes(select)
-            + &reads(old_select, 0xc0)
-            + &writes(old_counter)
-            + &reads(counter, 7)
-            + &writes(counter)
-            + &reads(old_counter, 8)
-    };
-    for pmu in [Pmu::V2, Pmu::Core] {
-        assert_eq!(said(pmu, "two-addresses"), (0..4).map(each).collect::<String>(), "{pmu:?}");
-    }
-}
-
-#[test]
-fn registers_fault_where_they_do_not_exist() {
-    let fault = |msr| faults("rdmsr", msr) + &faults("wrmsr", msr);
+fn registers_that_do_not_exist_fault() {
+    let fault = |msr: &u32| faults("rdmsr", *msr) + &faults("wrmsr", *msr);
     for pmu in OURS {
-        assert_eq!(said(pmu, "other-pmus"), OTHER_PMUS.map(fault).concat(), "{pmu:?}");
+        assert_eq!(said(pmu, "absent"), absent(pmu).iter().map(fault).collect::<String>(), "{pmu:?}");
     }
-    for pmu in [Pmu::Core, Pmu::K7] {
-        assert_eq!(said(pmu, "global"), GLOBAL.map(fault).concat(), "{pmu:?}");
-    }
-    let (first, last) = (core(0), core(5));
-    assert_eq!(
-        said(Pmu::K7, "core-addresses"),
-        faults("rdmsr", first.0)
-            + &faults("rdmsr", first.1)
-            + &faults("wrmsr", last.0)
-            + &faults("wrmsr", last.1)
-    );
-    assert_eq!(
-        said(Pmu::Core, "core-addresses"),
-        reads(first.0, 0) + &reads(first.1, 0) + &writes(last.0) + &writes(last.1)
-    );
 }
 
 #[test]
 fn rdpmc_reads_the_counters_there_are_and_faults_beyond() {
     for pmu in OURS {
-        let written = registers(pmu).map(|(_, counter)| writes(counter));
-        let values = (0..)
-            .zip(registers(pmu))
-            .map(|(index, (_, counter))| format!("rdpmc {index:08x} {counter:016x}\n"));
-        let beyond = (pmu.counters()..8).map(|index| faults("rdpmc", index));
-        assert_eq!(said(pmu, "rdpmc"), written.chain(values).chain(beyond).collect::<String>(), "{pmu:?}");
+        let written = rdpmc_numbers(pmu).map(|(_, counter)| writes(counter));
+        let read = rdpmc_numbers_anywhere().map(|number| {
+            match rdpmc_numbers(pmu).find(|(known, _)| *known == number) {
+                Some((_, counter)) => format!("rdpmc {number:08x} {counter:016x}\n"),
+                None => faults("rdpmc", number),
+            }
+        });
+        assert_eq!(said(pmu, "rdpmc"), written.chain(read).collect::<String>(), "{pmu:?}");
     }
-}
-
-#[test]
-fn global_status_changes_by_its_two_neighbours_only() {
-    assert_eq!(
-        said(Pmu::V2, "status"),
-        faults("wrmsr", GLOBAL_STATUS)
-            + &writes(GLOBAL_STATUS_SET)
-            + &reads(GLOBAL_STATUS, 0b11_1111)
-            + &writes(GLOBAL_STATUS_CLEAR)
-            + &reads(GLOBAL_STATUS, 0b01_1110)
-            + &writes(GLOBAL_STATUS_CLEAR)
-            + &writes(GLOBAL_STATUS_SET)
-            + &reads(GLOBAL_STATUS, 0b01_1111)
-            + &reads(GLOBAL_STATUS_SET, 0)
-            + &reads(GLOBAL_STATUS_CLEAR, 0)
-            + &writes(GLOBAL_STATUS_CLEAR)
-            + &reads(GLOBAL_STATUS, 0)
-    );
-}
-
-#[test]
-fn global_control_switches_counters_that_are_all_on_at_reset() {
-    let count = |value| format!("count 1000 {value:016x}\n");
-    assert_eq!(
-        said(Pmu::V2, "control"),
-        reads(GLOBAL_CONTROL, 0b11_1111)
-            + &count(2001)
-            + &writes(GLOBAL_CONTROL)
-            + &reads(GLOBAL_CONTROL, 0b11_1111)
-            + &writes(GLOBAL_CONTROL)
-            + &reads(GLOBAL_CONTROL, 0b11_1110)
-            + &count(0)
-            + &writes(GLOBAL_CONTROL)
-            + &count(2001)
-    );
 }
 
 /// EAX, EBX, ECX and EDX of the lines that CPUID printed.
@@ -280,29 +130,4 @@ fn leaves(text: &str) -> Vec<[u32; 4]> {
         registers.try_into().expect("four registers")
     };
     text.lines().filter(|line| line.starts_with("cpuid ")).map(leaf).collect()
-}
-
-#[test]
-fn cpuid_says_which_registers_there_are() {
-    const CORE_REGISTERS: u32 = 1 << 23;
-    for (pmu, core_registers, version) in
-        [(Pmu::V2, CORE_REGISTERS, [1, 6, 0, 0]), (Pmu::Core, CORE_REGISTERS, [0; 4]), (Pmu::K7, 0, [0; 4])]
-    {
-        let leaves = leaves(&said(pmu, "cpuid"));
-        assert_eq!((leaves[0][2] & CORE_REGISTERS, leaves[1]), (core_registers, version), "{pmu:?}");
-    }
-}
-
-#[test]
-fn a_guest_with_two_counters_has_no_more() {
-    let text = output(group(&QUICK).of("two-counters"));
-    let mut wanted = reads(GLOBAL_CONTROL, 0b11);
-    for addresses in [core, k7] {
-        let ((select, counter), (no_select, no_counter)) = (addresses(1), addresses(2));
-        wanted += &(reads(select, 0) + &reads(counter, 0));
-        wanted += &(faults("rdmsr", no_select) + &faults("rdmsr", no_counter));
-    }
-    wanted += &(writes(GLOBAL_STATUS_SET) + &reads(GLOBAL_STATUS, 0b11));
-    assert_eq!(text.split("cpuid").next(), Some(wanted.as_str()));
-    assert_eq!(leaves(&text), [[1, 2, 0, 0]]);
 }
