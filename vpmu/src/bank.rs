@@ -303,8 +303,9 @@ impl<S: Source> Bank<S> {
     fn set_alarm(&mut self, counter: usize) {
         let Some(at) = self.wanted(counter) else { return };
         let Some(Backed { mark, alarm, .. }) = &mut self.counters[counter].backed else { return };
-        // One that repeats would always come early by what was counted in the handler, unless it comes just right.
-        if at < alarm.at || at > alarm.at && alarm.repeats {
+        // One that comes a single count early would leave a period of 1, of which Linux makes 2. One that repeats would
+        // always come early by what was counted in the handler, unless it comes just right.
+        if at < alarm.at || at == alarm.at + 1 || at > alarm.at && alarm.repeats {
             let mark = *mark;
             self.arm(counter, mark, at);
         } else {

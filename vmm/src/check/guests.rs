@@ -61,8 +61,8 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     fs::write(kernel.as_path(), BARE_METAL).context("cannot write the payload")?;
     let counters = counters(shown);
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
-    let words: Vec<String> = (0..counters.len()).map(count).collect();
-    let words = format!("{} pmi=nmi,{OVERFLOWS},{PERIOD}", words.join(" "));
+    let counts: Vec<String> = (0..counters.len()).map(count).collect();
+    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", switched_on(shown), counts.join(" "));
     let path = kernel.as_path().to_string_lossy();
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED)?;
 
@@ -79,6 +79,18 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     report.count(&format!("overflows, {PERIOD} instructions apart"), number(" overflows"), OVERFLOWS)?;
     report.count("their NMIs", number(" interrupts"), OVERFLOWS)?;
     Ok(())
+}
+
+/// Has all counters on: after a reset Intel's fixed ones are off.
+fn switched_on(shown: Shown) -> String {
+    const GLOBAL_CONTROL: u32 = 0x38f;
+    match shown {
+        Shown::Amd(_) => String::new(),
+        Shown::Intel(shape) => {
+            let all = |counters| (1_u32 << counters) - 1;
+            format!("wrmsr={GLOBAL_CONTROL:#x},{:#x}:{:#x}", all(shape.fixed), all(shape.general))
+        }
+    }
 }
 
 /// The counters that can count instructions, or as many cycles, by name. Cycles are known only where one is an instruction.

@@ -182,6 +182,22 @@ fn a_short_period_does_not_fire_again_while_the_handler_runs() {
 }
 
 #[test]
+fn an_alarm_that_comes_early_is_kept_unless_it_leaves_a_single_count() {
+    // Linux makes 2 of a period of 1, and the overflow would be late.
+    for (period, requests) in [(1001_u64, 1), (1002, 0)] {
+        let (mut pmu, host) = pmu(Version::V2(6));
+        pmu.write(COUNTER, 1000_u64.wrapping_neg());
+        pmu.write(SELECT, SAMPLING);
+        let before = host.requests();
+        pmu.write(CONTROL, 0);
+        pmu.write(COUNTER, period.wrapping_neg());
+        pmu.write(CONTROL, 0x3f);
+        assert_eq!(host.requests() - before, requests, "{period}");
+        assert_eq!(run(&mut pmu, &host, 2000), [period]);
+    }
+}
+
+#[test]
 fn a_steady_period_asks_nothing_of_the_host() {
     let (mut pmu, host) = pmu(Version::V2(6));
     let period = 100_000_u64;

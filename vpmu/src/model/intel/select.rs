@@ -88,7 +88,7 @@ impl FixedControl {
 
     /// Whether the counter is on, or interrupts.
     pub fn is_in_use(self, counter: usize) -> bool {
-        self.of(counter) != 0
+        self.of(counter) & (FIXED_OS | FIXED_USER) != 0
     }
 
     /// Whether an overflow of the counter raises an interrupt.

@@ -251,7 +251,12 @@ fn who_shares_the_pmu_sees_what_is_in_use() {
     pmu.write(FIXED_CONTROL, 0x20);
     assert_eq!(pmu.read(IN_USE), Value(1 << 33 | 1 << 2));
     pmu.write(SELECT + 2, SAMPLING);
-    assert_eq!(pmu.read(IN_USE), Value(1 << 63 | 1 << 33 | 1 << 2));
+    pmu.write(FIXED_CONTROL, 0x28);
+    assert_eq!(
+        pmu.read(IN_USE),
+        Value(1 << 63 | 1 << 33 | 1 << 2),
+        "an interrupt alone is no use of a counter"
+    );
 }
 
 #[test]
