@@ -97,7 +97,8 @@ static void take_overflow(const struct frame *frame) {
         if (!(plan.counters >> i & 1)) continue;
         uint64_t value = read_counter(i);
         if (!has_overflowed(value)) continue;
-        write_counter(i, -(uint64_t)plan.period);
+        // The next one is due where it would be had this one been taken at once: processors take a few instructions to.
+        write_counter(i, (uint32_t)value % plan.period - (uint64_t)plan.period);
         record->overflows++;
         widen(&record->value, value >> 32 ? ~0u : (uint32_t)value);
     }

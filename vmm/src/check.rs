@@ -34,7 +34,7 @@ pub fn check(options: &Check) -> Result<ExitCode> {
     for remark in &remarks {
         report.fact("note", remark)?;
     }
-    let guests = Guests::new(options)?;
+    let guests = Guests::new(options, remarks)?;
     report.title("a program without an operating system")?;
     bare_metal(&guests, shown, &mut report)?;
     report.title("Linux")?;

@@ -31,7 +31,7 @@ pub struct Unit<S: Source> {
 }
 
 impl<S: Source> Unit<S> {
-    /// So many counters of so many bits, all zero, which select nothing; all of them may run.
+    /// So many counters of so many bits, all zero, which select nothing; all of them may run until [`Self::set_control`] says otherwise.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
         let bank = Bank::new(source, counters, width);
         let settings = vec![Setting::default(); counters];

@@ -18,30 +18,40 @@ use crate::pmu::Shown;
 pub struct Guests {
     program: PathBuf,
     options: Vec<String>,
+    /// What the report has already.
+    known: Vec<String>,
 }
 
 impl Guests {
     /// Guests with the PMU that is checked.
-    pub fn new(options: &Check) -> Result<Self> {
+    pub fn new(options: &Check, known: Vec<String>) -> Result<Self> {
         let mut words = vec!["run".to_owned(), format!("--pmu={}", options.pmu.name())];
         words.extend(options.counters.map(|counters| format!("--counters={counters}")));
-        Ok(Self { program: env::current_exe().context("cannot find this program's file")?, options: words })
+        Ok(Self {
+            program: env::current_exe().context("cannot find this program's file")?,
+            options: words,
+            known,
+        })
     }
 
-    /// Runs one to its end, which has this status.
-    fn run(&self, arguments: &[&str], status: i32) -> Result<String> {
+    /// Runs one to its end, which has this status. What Tally says meanwhile belongs to the report.
+    fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<String> {
         let Output { status: ended, stdout, stderr } = Command::new(&self.program)
             .args(&self.options)
             .args(arguments)
             .stdin(Stdio::null())
             .output()
             .context("cannot run this program")?;
-        let said = String::from_utf8_lossy(&stdout).into_owned();
+        let said = String::from_utf8_lossy(&stderr);
+        let said = said.lines().map(|line| line.trim_start_matches("tally: ").to_owned());
+        let news: Vec<String> = said.filter(|line| !self.known.contains(line)).collect();
         if ended.code() != Some(status) {
-            let why = String::from_utf8_lossy(&stderr);
-            bail!("the guest failed: {}", why.trim().lines().next().unwrap_or(said.trim()));
+            bail!("a guest failed: {}", news.last().map_or("it said nothing", String::as_str));
         }
-        Ok(said)
+        for line in news {
+            report.fact("note", &line)?;
+        }
+        Ok(String::from_utf8_lossy(&stdout).into_owned())
     }
 }
 
@@ -49,7 +59,7 @@ impl Guests {
 const ROUNDS: u64 = 10_000_000;
 /// How many overflows are taken, and how far apart.
 const OVERFLOWS: u64 = 1000;
-const PERIOD: u64 = 10_000;
+const PERIOD: u64 = 20_000;
 
 /// Counts in user mode with each counter, and takes overflows.
 pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
@@ -64,7 +74,7 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
     let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", switched_on(shown), counts.join(" "));
     let path = kernel.as_path().to_string_lossy();
-    let said = guests.run(&["--kernel", &path, "--append", &words], ENDED)?;
+    let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
 
     let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
     for name in counters {
@@ -116,6 +126,8 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
     };
     let at_once = vec!["branches:u"; general(shown)].join(",");
     let script = [
+        // Else the kernel lowers its own rate when samples take it long.
+        "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
         stat("instructions:u"),
         stat("branches:u"),
         stat(&at_once),
@@ -123,7 +135,7 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
         "echo $(perf script -i /tmp/data -F period | wc -l) samples".to_owned(),
     ]
     .join("; ");
-    let said = guests.run(&["--", "sh", "-c", &script], 0)?;
+    let said = guests.run(&["--", "sh", "-c", &script], 0, report)?;
 
     let mut found = said.lines().map(|line| line.split(' ').next().and_then(|count| count.parse().ok()));
     let mut next = || found.next().flatten();

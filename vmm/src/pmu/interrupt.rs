@@ -51,6 +51,7 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, vendor: Vendor) -> Result<(), KvmErro
     let delivery = delivery(&apic);
     if vendor == Vendor::Intel && base & X2APIC_MODE != 0 && delivery != Delivery::None {
         let entry = register(&apic, PERFORMANCE);
+        // KVM takes whatever entry there can be, and in no other mode than this.
         msr::write(fd, X2APIC_PERFORMANCE, (entry | MASKED).into())?;
     }
     match delivery {

@@ -10,6 +10,7 @@ mod page;
 mod probe;
 
 use std::fs;
+use std::io;
 use std::time::{Duration, Instant};
 
 use self::event::PerfEvent;
@@ -51,7 +52,7 @@ impl Source for PerfEvents {
     type Backing = PerfEvent;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
-        PerfEvent::open(self.pmu, selection, distance.min(FAR))
+        with_period(distance, |period| PerfEvent::open(self.pmu, selection, period))
             .and_then(|event| event.signal_this_thread(self.signal).map(|()| event))
             .map_err(|error| Refusal(error.to_string()))
     }
@@ -75,6 +76,50 @@ impl Backing for PerfEvent {
     }
 
     fn arm(&mut self, distance: u64) -> Result<(), Refusal> {
-        self.set_period(distance.clamp(1, FAR)).map_err(|error| Refusal(error.to_string()))
+        with_period(distance, |period| self.set_period(period)).map_err(|error| Refusal(error.to_string()))
+    }
+}
+
+/// Asks for an alarm in so many counts, or as few as the host takes: what has overflowed is computed, so a late alarm is late
+/// and no more.
+fn with_period<T>(distance: u64, mut ask: impl FnMut(u64) -> io::Result<T>) -> io::Result<T> {
+    /// Linux makes 2 of 1; but 1 on Intel's branch event is another request altogether, that for a trace of branches.
+    const LEAST: u64 = 2;
+    /// Several processors of Intel's are wrong with shorter ones, and Linux refuses these (`limit_period`).
+    const LEAST_EVERYWHERE: u64 = 128;
+    match ask(distance.clamp(LEAST, FAR)) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && distance < LEAST_EVERYWHERE => {
+            ask(LEAST_EVERYWHERE)
+        }
+        answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a host that takes periods from `least` on was asked for, and said in the end.
+    fn asked(distance: u64, least: u64) -> (Vec<u64>, bool) {
+        let mut asked = Vec::new();
+        let answer = with_period(distance, |period| {
+            asked.push(period);
+            if period < least { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { Ok(()) }
+        });
+        (asked, answer.is_ok())
+    }
+
+    #[test]
+    fn no_host_is_asked_for_a_trace_of_branches() {
+        assert_eq!(asked(1, 0), (vec![2], true));
+        assert_eq!(asked(u64::MAX, 0), (vec![FAR], true));
+    }
+
+    #[test]
+    fn a_host_that_refuses_short_periods_is_asked_for_a_longer_one() {
+        assert_eq!(asked(5, 32), (vec![5, 128], true));
+        assert_eq!(asked(500, 32), (vec![500], true));
+        assert_eq!(asked(5, 1000), (vec![5, 128], false));
+        assert_eq!(asked(500, 1000), (vec![500], false), "that is not why it refuses");
     }
 }

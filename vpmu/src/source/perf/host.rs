@@ -13,9 +13,11 @@ use perf_event_open_sys::bindings::{
 use crate::event::{Event, Meaning};
 
 /// Where the kernel lists its PMUs.
-const DEVICES: &str = "/sys/bus/event_source/devices";
-/// The PMUs of the kinds of cores, the better one first.
-const KINDS: [&str; 2] = ["cpu_core", "cpu_atom"];
+pub const DEVICES: &str = "/sys/bus/event_source/devices";
+/// The PMU of a processor with one kind of cores.
+const ONLY: &str = "cpu";
+/// The PMUs of the kinds of cores, the better ones first.
+const KINDS: [&str; 3] = ["cpu_core", "cpu_atom", "cpu_lowpower"];
 
 /// The PMU that counts, of those that the host has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,11 @@ impl HostPmu {
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
         }
     }
+}
+
+/// Whether the kernel has a PMU of processors at all.
+pub fn has_pmu(devices: &Path) -> bool {
+    KINDS.into_iter().chain([ONLY]).any(|name| devices.join(name).exists())
 }
 
 /// What Linux calls it.
@@ -167,13 +174,15 @@ mod tests {
         let found: Vec<_> = kinds.iter().map(|kind| (kind.pmu, kind.cpus.len())).collect();
         assert_eq!(found, [(4, 8), (10, 5)]);
         assert!(!kinds[0].has_one_of(&[8, 14]) && kinds[1].has_one_of(&[8, 14]));
+        assert!(has_pmu(devices.path()));
     }
 
     #[test]
     fn an_ordinary_processor_has_one_pmu() {
         let devices = tempfile::tempdir().unwrap();
+        assert!(!has_pmu(devices.path()));
         fs::create_dir(devices.path().join("cpu")).unwrap();
-        assert!(kinds(devices.path()).is_empty());
+        assert!(kinds(devices.path()).is_empty() && has_pmu(devices.path()));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
+
+use super::host;
 
 /// What is in the way.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +71,7 @@ fn paranoid() -> Option<i32> {
 }
 
 fn has_pmu() -> bool {
-    fs::exists("/sys/bus/event_source/devices/cpu").unwrap_or(false)
+    host::has_pmu(Path::new(host::DEVICES))
 }
 
 #[cfg(test)]
