@@ -2,6 +2,7 @@
 //! terminal for tests to type on, and perf in Linux guests.
 
 pub mod lab;
+pub mod model;
 pub mod perf;
 pub mod programs;
 pub mod terminal;

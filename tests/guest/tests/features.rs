@@ -1,32 +1,35 @@
 //! What Linux promises of its performance counters, kept in a guest, and on the simulated host that the guest counts with.
 //!
 //! The program `perf-features` checks one promise at a time, to the last instruction. It runs all of them in each place,
-//! in one boot; each test looks at what it said of its own.
+//! in one boot; each test looks at what it said of its own, in guests of all models.
 
 use std::fs;
 use std::process::Command;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
+use guest_tests::model::{MODELS, Model};
 use guest_tests::program;
 use tally_lab::HostPmu;
 
-/// The PMU that the guest sees.
-const PMU: &str = "amd";
 const PROGRAM: &str = "perf-features";
 
-/// All features in both places, in one boot. One write switches all counters of the host.
+/// All features on the host and in a guest of each model, in one boot. One write switches all counters of the host.
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let path = program(PROGRAM);
     let bytes = fs::read(&path).expect("it has been built").leak();
     let all =
         format!("for name in $(./{PROGRAM}); do line=$(./{PROGRAM} $name 2>&1); echo $name $? $line; done");
-    Steps::new()
+    let steps = Steps::new()
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
         .on(|scenario| scenario.pmu(HostPmu::PerfMonV2))
-        .step("host", &format!("echo 0 >/sys/bus/event_source/devices/cpu/rdpmc; {all}"))
-        .step("guest", &format!("./tally run --append cryptomgr.notests --pmu {PMU} -- sh -c '{all}'"))
+        .step("host", &format!("echo 0 >/sys/bus/event_source/devices/cpu/rdpmc; {all}"));
+    MODELS
+        .iter()
+        .fold(steps, |steps, Model { pmu, .. }| {
+            steps.step(pmu, &format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh -c '{all}'"))
+        })
         .run()
 });
 
@@ -42,7 +45,7 @@ fn verdict(place: &str, feature: &str) -> (i32, String) {
 
 fn keeps(place: &str, feature: &str) {
     let (status, said) = verdict(place, feature);
-    assert_eq!(status, 0, "{feature}: {said}");
+    assert_eq!(status, 0, "{place}: {feature}: {said}");
 }
 
 /// A test for each feature and place, and one that none is forgotten.
@@ -61,7 +64,9 @@ macro_rules! features {
             $(
                 #[test]
                 fn $test() {
-                    super::keeps("guest", $feature);
+                    for model in &super::MODELS {
+                        super::keeps(model.pmu, $feature);
+                    }
                 }
             )*
         }

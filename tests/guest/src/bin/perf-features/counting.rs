@@ -6,7 +6,7 @@ use std::ptr;
 use perf_event_open_sys::bindings;
 
 use crate::code::{self, branches, instructions};
-use crate::event::{Counter, Event, over_all, raw, values};
+use crate::event::{Codes, Counter, Event, over_all, values};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 use crate::ring::Ring;
 use crate::worker::in_child;
@@ -29,18 +29,23 @@ const CALLS: u64 = 100;
 /// Hardware, raw, cache, software events and tracepoints count beside each other.
 pub fn kinds() -> Verdict {
     let rounds = 1_000_000;
-    let hardware = [
-        Event::instructions().open()?,
-        Event::branches().open()?,
-        Event::raw(raw::INSTRUCTIONS).open()?,
-        Event::raw(raw::BRANCHES).open()?,
-        Event::raw(raw::CONDITIONAL_BRANCHES).open()?,
-    ];
+    let codes = Codes::own();
+    let (all, some) = (instructions(rounds), branches(rounds));
+    let conditional = codes.conditional_branches.map(|code| (Event::raw(code), rounds));
+    let (events, expected): (Vec<_>, Vec<_>) = [
+        (Event::instructions(), all),
+        (Event::branches(), some),
+        (Event::raw(codes.instructions), all),
+        (Event::raw(codes.branches), some),
+    ]
+    .into_iter()
+    .chain(conditional)
+    .unzip();
+    let hardware = events.iter().map(Event::open).collect::<Result<Vec<_>, _>>()?;
     let faults = Event::software(bindings::PERF_COUNT_SW_PAGE_FAULTS).open()?;
     let calls = Event::tracepoint("raw_syscalls/sys_enter")?.open()?;
     over_all(rounds)?;
-    let (all, some) = (instructions(rounds), branches(rounds));
-    equal("hardware and raw events", values(&hardware)?, vec![all, some, all, some, rounds])?;
+    equal("hardware and raw events", values(&hardware)?, expected)?;
     equal("page faults in a loop", faults.value()?, 0)?;
     equal("system calls in a loop, with the one behind it", calls.value()?, 1)?;
     fault_and_call(&faults, &calls)?;
@@ -56,7 +61,7 @@ pub fn kinds_in_a_group() -> Verdict {
     let leader = Event::software(bindings::PERF_COUNT_SW_PAGE_FAULTS).open()?;
     let calls = join(Event::tracepoint("raw_syscalls/sys_enter")?, &leader)?;
     let all = join(Event::instructions(), &leader)?;
-    let some = join(Event::raw(raw::BRANCHES), &leader)?;
+    let some = join(Event::raw(Codes::own().branches), &leader)?;
     leader.over(rounds)?;
     equal("page faults", leader.value()?, 0)?;
     equal("system calls", calls.value()?, 1)?;

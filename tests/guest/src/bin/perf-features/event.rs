@@ -1,5 +1,6 @@
 //! Events as Linux describes them, and counters made of them.
 
+use std::arch::x86_64::__cpuid;
 use std::fs;
 use std::io;
 use std::mem::size_of;
@@ -26,11 +27,24 @@ pub enum Target {
     Cpu(i32),
 }
 
-/// The events of other processors are called otherwise: these are AMD's.
-pub mod raw {
-    pub const INSTRUCTIONS: u64 = 0xc0;
-    pub const BRANCHES: u64 = 0xc2;
-    pub const CONDITIONAL_BRANCHES: u64 = 0xd1;
+/// What a processor calls its events.
+pub struct Codes {
+    pub instructions: u64,
+    pub branches: u64,
+    /// Not among those that all of Intel's processors have.
+    pub conditional_branches: Option<u64>,
+}
+
+const AMD: Codes = Codes { instructions: 0xc0, branches: 0xc2, conditional_branches: Some(0xd1) };
+const INTEL: Codes = Codes { instructions: 0xc0, branches: 0xc4, conditional_branches: None };
+
+impl Codes {
+    /// Those of the processor that this runs on.
+    pub fn own() -> Self {
+        /// What the name of the vendor begins with.
+        const GENUINE_INTEL: u32 = u32::from_le_bytes(*b"Genu");
+        if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD }
+    }
 }
 
 impl Event {
@@ -124,7 +138,14 @@ impl Event {
         open(attr, Target::Caller, leader.fd())
     }
 
-    /// This many counters in a group; the first leads it.
+    /// This event, and in every second place the same of cycles: as many, where an instruction takes one. A processor of
+    /// Intel's has a counter for instructions only and one for cycles only, and so all of its counters are in use.
+    fn in_turn_with_cycles(self) -> impl Iterator<Item = Self> {
+        let cycles = self.with(|attr| attr.config = bindings::PERF_COUNT_HW_CPU_CYCLES.into());
+        [self, cycles].into_iter().cycle()
+    }
+
+    /// This many counters in a group, of this event and of cycles in turn; the first leads it.
     pub fn open_group(&self, members: usize) -> Result<Vec<Counter>, Failure> {
         let mut group = vec![self.open()?];
         // A group is pinned and exclusive as its leader is.
@@ -132,7 +153,7 @@ impl Event {
             attr.set_pinned(0);
             attr.set_exclusive(0);
         });
-        for number in 1..members {
+        for (number, member) in member.in_turn_with_cycles().enumerate().take(members).skip(1) {
             let action = format!("put counter {number} into a group");
             let counter = member.open_with(&group[0]).map_err(|source| Failure::System { action, source })?;
             group.push(counter);
@@ -140,9 +161,9 @@ impl Event {
         Ok(group)
     }
 
-    /// This many counters, each for itself.
+    /// This many counters, each for itself, of this event and of cycles in turn.
     pub fn open_each(&self, number: usize) -> Result<Vec<Counter>, Failure> {
-        (0..number).map(|_| self.open()).collect()
+        self.in_turn_with_cycles().take(number).map(|event| event.open()).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 //! It prints a line of what it saw; a promise that is broken is named in that line, with status 1.
 //!
 //! What runs while it counts is written in assembly, so that every count is known in advance (see `code.rs`). It expects a
-//! PMU of six counters on which instructions do not skid, and nobody else who counts.
+//! PMU of six counters on which instructions take a cycle each and do not skid, and nobody else who counts.
 //!
 //! Usage: `perf-features` prints all names; `perf-features NAME` checks one.
 
