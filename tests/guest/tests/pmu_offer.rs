@@ -9,6 +9,9 @@ use guest_tests::{payload, program};
 /// CPUID's word on PerfMonV2 and its counters, and whether there are core counters.
 const CPUID: &str = "--append 'cpuid=0x80000022,0 cpuid=0x80000001,0'";
 
+/// CPUID's word on Intel's PMU, and whether it has capabilities.
+const INTEL_CPUID: &str = "--append 'cpuid=0xa,0 cpuid=1,0'";
+
 static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     let run = "./tally run --kernel payload";
     // Keeps so many counters of the only CPU busy while a command runs.
@@ -24,14 +27,22 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
              --append hello; status=$?; echo -1 >/proc/sys/kernel/perf_event_paranoid; exit $status"
         )
     };
-    Steps::new()
+    let watched = |command: &str| {
+        let watchdog = "/proc/sys/kernel/nmi_watchdog";
+        format!("echo 1 >{watchdog}; {command}; status=$?; echo 0 >{watchdog}; exit $status")
+    };
+    let intel = |options: &str| format!("{run} --pmu intel {options} {INTEL_CPUID}");
+    let steps = (1..=8).fold(Steps::new(), |steps, counters| {
+        steps.step(&format!("intel-{counters}"), &intel(&format!("--counters {counters}")))
+    });
+    steps
         .file(payload(), "payload")
         .file(program("restricted"), "restricted")
         .step("default", &format!("{run} {CPUID}"))
         .step("legacy", &format!("{run} --pmu amd-legacy {CPUID}"))
         .step("three", &format!("{run} --counters 3 {CPUID}"))
         .step("four-legacy", &format!("{run} --pmu amd-legacy --counters 4 {CPUID}"))
-        .step("watchdog", &format!("echo 1 >/proc/sys/kernel/nmi_watchdog; {run} {CPUID}; status=$?; echo 0 >/proc/sys/kernel/nmi_watchdog; exit $status"))
+        .step("watchdog", &watched(&format!("{run} {CPUID}")))
         .step("busy", &busy(2, &format!("{run} {CPUID}")))
         .step("busy-log", &busy(2, &format!("{run} --pmu-log log {CPUID} 2>/dev/null >&2; cat log")))
         .step("too-busy", &busy(2, &format!("{run} --counters 5")))
@@ -42,6 +53,16 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         .step("negative", &format!("{run} --counters -1"))
         .step("odd", &format!("{run} --pmu amd-legacy --counters 5"))
         .step("not-ours", &format!("{run} --pmu kvm --counters 4"))
+        .step("intel", &intel(""))
+        .step("intel-v2", &format!("{run} --pmu intel-v2 {INTEL_CPUID}"))
+        .step("intel-watchdog", &watched(&intel("")))
+        .step("intel-busy", &busy(2, &intel("")))
+        .step("intel-very-busy", &busy(5, &intel("")))
+        .step("intel-too-busy", &busy(2, &intel("--counters 5")))
+        .step("intel-all-busy", &busy(6, &intel("")))
+        .step("intel-none", &intel("--counters 0"))
+        .step("intel-too-many", &intel("--counters 9"))
+        .step("intel-v2-too-many", &format!("{run} --pmu intel-v2 --counters 9"))
         .step("unknown", &format!("{run} --pmu vax"))
         .step("no-log", &format!("{run} --pmu-log /does/not/exist"))
         .step(
@@ -57,17 +78,50 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// What CPUID said: PerfMonV2, how many counters it has, core counters.
-fn offered(step: &str) -> (bool, u32, bool) {
+/// EAX, EBX, ECX and EDX, as the guest saw them.
+fn leaf(step: &str, function: u32) -> [u32; 4] {
     let done = OFFERS.of(step);
     let text = done.text();
-    let leaf = |function: &str| -> Vec<u32> {
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpuid {function} ")));
-        let line = line.unwrap_or_else(|| panic!("{text}{}", done.err));
-        line.split(' ').map(|word| u32::from_str_radix(word, 16).expect("hexadecimal")).collect()
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpuid {function:08x} ")));
+    let line = line.unwrap_or_else(|| panic!("{text}{}", done.err));
+    let words: Vec<_> =
+        line.split(' ').map(|word| u32::from_str_radix(word, 16).expect("hexadecimal")).collect();
+    words.try_into().expect("there are four")
+}
+
+/// What CPUID said: PerfMonV2, how many counters it has, core counters.
+fn offered(step: &str) -> (bool, u32, bool) {
+    let ([v2, counters, ..], [_, _, features, _]) = (leaf(step, 0x8000_0022), leaf(step, 0x8000_0001));
+    (v2 & 1 != 0, counters & 0xf, features & 1 << 23 != 0)
+}
+
+/// What CPUID said of Intel's PMU.
+#[derive(Debug, PartialEq)]
+struct Architectural {
+    version: u32,
+    general: u32,
+    fixed: u32,
+}
+
+/// Its version and counters. All have 48 bits, and the rest of the leaf is the same with any number of them.
+fn architectural(step: &str) -> Architectural {
+    const WIDTH: u32 = 48;
+    const EVENTS: u32 = 7;
+    /// Cycles of the bus, references and misses of the last level's cache.
+    const ABSENT: u32 = 0b1_1100;
+    const PDCM: u32 = 1 << 15;
+    const NO_ANY_THREAD: u32 = 1 << 15;
+    let [eax, ebx, ecx, edx] = leaf(step, 0xa);
+    let [version, general, width, events] = eax.to_le_bytes().map(u32::from);
+    let fixed = edx & 0x1f;
+    let (fixed_set, any_thread, capabilities) = match version {
+        2 => (0, 0, 0),
+        _ => ((1 << fixed) - 1, NO_ANY_THREAD, PDCM),
     };
-    let (v2, features) = (leaf("80000022"), leaf("80000001"));
-    (v2[0] & 1 != 0, v2[1] & 0xf, features[2] & 1 << 23 != 0)
+    assert_eq!((width, events, ebx), (WIDTH, EVENTS, ABSENT), "{step}");
+    assert_eq!((ecx, edx & !0x1f), (fixed_set, WIDTH << 5 | any_thread), "{step}");
+    assert_eq!(leaf(step, 1)[2] & PDCM, capabilities, "{step}");
+    Architectural { version, general, fixed }
 }
 
 #[test]
@@ -101,6 +155,34 @@ fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
 }
 
 #[test]
+fn a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed() {
+    for (step, version) in [("intel", 5), ("intel-v2", 2)] {
+        assert_eq!(architectural(step), Architectural { version, general: 4, fixed: 2 });
+        assert_eq!(OFFERS.of(step).err, "", "{step}");
+    }
+}
+
+#[test]
+fn general_counters_that_are_asked_for_come_before_fixed_ones() {
+    for (general, fixed) in [(1, 2), (2, 2), (3, 2), (4, 2), (5, 1), (6, 0)] {
+        let step = format!("intel-{general}");
+        assert_eq!(architectural(&step), Architectural { version: 5, general, fixed });
+        assert_eq!(OFFERS.of(&step).err, "", "{step}");
+    }
+}
+
+#[test]
+fn a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free() {
+    for (step, general, fixed) in [("intel-watchdog", 3, 2), ("intel-busy", 2, 2), ("intel-very-busy", 1, 0)]
+    {
+        assert_eq!(architectural(step), Architectural { version: 5, general, fixed }, "{step}");
+    }
+    let err = &OFFERS.of("intel-watchdog").err;
+    assert!(err.contains("the guest gets 3 general counters and 2 fixed ones"), "{err}");
+    assert!(err.contains("sysctl kernel.nmi_watchdog=0") && err.lines().count() == 1, "{err}");
+}
+
+#[test]
 fn what_cannot_be_is_refused_in_one_line() {
     for (step, words) in [
         ("too-busy", &["--counters 5", "4 free", "nmi_watchdog"][..]),
@@ -110,6 +192,13 @@ fn what_cannot_be_is_refused_in_one_line() {
         ("none", &["--counters 0", "1 to 6"]),
         ("negative", &["-1", "--counters"]),
         ("odd", &["--counters 5", "4 or 6"]),
+        ("intel-7", &["--counters 7", "6 free", "nmi_watchdog"]),
+        ("intel-8", &["--counters 8", "6 free", "nmi_watchdog"]),
+        ("intel-too-busy", &["--counters 5", "4 free", "nmi_watchdog"]),
+        ("intel-all-busy", &["all counters", "nmi_watchdog", "--pmu none"]),
+        ("intel-none", &["--counters 0", "--pmu intel ", "1 to 8"]),
+        ("intel-too-many", &["--counters 9", "--pmu intel ", "1 to 8"]),
+        ("intel-v2-too-many", &["--counters 9", "--pmu intel-v2 ", "1 to 8"]),
         ("not-ours", &["--counters", "--pmu kvm"]),
         ("unknown", &["vax", "amd", "none"]),
         ("no-log", &["/does/not/exist"]),
