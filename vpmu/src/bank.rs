@@ -44,6 +44,8 @@ struct Counter<B> {
     selection: Option<Selection>,
     alarm: Alarm,
     backed: Option<Backed<B>>,
+    /// What the host refused when it was last asked: that is told once.
+    refused: Option<Selection>,
 }
 
 /// What counts for a counter.
@@ -78,7 +80,8 @@ impl<S: Source> Bank<S> {
     /// If there are none or more than 64 counters, or their bits are none or more than 63.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
         assert!((1..=64).contains(&counters) && (1..64).contains(&width));
-        let counter = || Counter { value: 0, selection: None, alarm: Alarm::Off, backed: None };
+        let counter =
+            || Counter { value: 0, selection: None, alarm: Alarm::Off, backed: None, refused: None };
         Self {
             source,
             width,
@@ -290,11 +293,16 @@ impl<S: Source> Bank<S> {
                     idle: false,
                     starved: None,
                 };
-                self.counters[counter].backed = Some(backed);
+                let this = &mut self.counters[counter];
+                this.backed = Some(backed);
+                this.refused = None;
             }
+            // The guest's kernel asks again whenever the task comes back that has the event.
             Err(Refusal(why)) => {
-                let now = self.source.now();
-                self.notices.tell(Notice::Refused { counter, selection, why }, now);
+                if self.counters[counter].refused.replace(selection) != Some(selection) {
+                    let now = self.source.now();
+                    self.notices.tell(Notice::Refused { counter, selection, why }, now);
+                }
             }
         }
     }

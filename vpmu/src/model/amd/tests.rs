@@ -259,16 +259,35 @@ fn a_flood_meets_the_floor_and_the_operator_hears_of_it() {
 
 #[test]
 fn an_event_that_the_host_refuses_stands_still_and_the_operator_hears_of_it() {
+    const BAD: u64 = COUNTING & !0xffff | 0xbad;
     let (mut pmu, host) = pmu(Version::V2(6));
     for _ in 0..100 {
-        pmu.write(SELECT, COUNTING & !0xffff | 0xbad);
+        pmu.write(SELECT, BAD);
         pmu.write(SELECT, 0);
     }
     run(&mut pmu, &host, 100);
     assert_eq!(pmu.read(COUNTER), Value(0));
+    let notices = pmu.unit().take_notices();
+    assert_eq!(notices.len(), 1, "it is told once");
+    assert!(notices[0].to_string().contains("it does not exist"), "{}", notices[0]);
+    pmu.write(SELECT, COUNTING);
+    pmu.write(SELECT, BAD);
+    assert_eq!(pmu.unit().take_notices().len(), 1, "and again when the counter has counted meanwhile");
+}
+
+#[test]
+fn a_guest_that_asks_for_one_impossible_event_after_the_other_does_not_flood_the_operator() {
+    /// The same in user mode only.
+    const BAD: [u64; 2] = [COUNTING & !0xffff | 0xbad, COUNTING & !0x2_ffff | 0xbad];
+    let (mut pmu, host) = pmu(Version::V2(6));
+    for _ in 0..50 {
+        for select in BAD {
+            pmu.write(SELECT, select);
+        }
+    }
     assert_eq!(pmu.unit().take_notices().len(), 16 + 1, "and that there are more");
     host.time_passes(Duration::from_secs(10));
-    pmu.write(SELECT, COUNTING & !0xffff | 0xbad);
+    pmu.write(SELECT, BAD[0]);
     assert!(pmu.unit().take_notices()[0].to_string().contains("it does not exist"));
 }
 
