@@ -1,5 +1,6 @@
 //! Steps on the lab's simulated host: one boot, many commands, and a test for each looks at what its own did.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -33,7 +34,7 @@ impl Done {
 #[derive(Default)]
 pub struct Steps {
     changes: Vec<Change>,
-    guest_programs: Vec<(&'static str, &'static [u8])>,
+    guest_programs: Vec<(String, Cow<'static, [u8]>)>,
     script: String,
     names: Vec<String>,
 }
@@ -59,8 +60,8 @@ impl Steps {
 
     /// Puts a program into the guest.
     #[must_use]
-    pub fn in_guest(mut self, name: &'static str, program: &'static [u8]) -> Self {
-        self.guest_programs.push((name, program));
+    pub fn in_guest(mut self, name: &str, program: impl Into<Cow<'static, [u8]>>) -> Self {
+        self.guest_programs.push((name.to_owned(), program.into()));
         self
     }
 
@@ -98,14 +99,16 @@ impl Steps {
 
     /// Boots the host and takes the steps.
     pub fn run(self) -> Results {
+        let guest_programs: Vec<_> =
+            self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();
         let folder = tempfile::tempdir().expect("temporary folders can be made");
         let scenario = Scenario::new(self.script)
             .file(program("tally"), "tally")
             .file(program("typist"), "typist")
             .file(payload(), "payload")
-            .limit(Duration::from_mins(10))
+            .limit(Duration::from_mins(20))
             .keep_output_in(folder.path())
-            .guest_with(Suite::default(), &self.guest_programs, &mut Progress::stderr("lab"))
+            .guest_with(Suite::default(), &guest_programs, &mut Progress::stderr("lab"))
             .unwrap_or_else(|error| panic!("the default guest: {error}"));
         let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
         let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));

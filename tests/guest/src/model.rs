@@ -47,8 +47,20 @@ impl Raw {
     }
 }
 
+impl Model {
+    /// The ten events.
+    pub fn ten(&self) -> Vec<Known> {
+        [&self.six[..], &self.four_more].concat()
+    }
+}
+
+/// Events as perf takes them.
+pub fn list(events: &[Known], separator: &str) -> String {
+    events.iter().map(|(event, _)| *event).collect::<Vec<_>>().join(separator)
+}
+
 /// All of them.
-pub const MODELS: [Model; 2] = [
+pub static MODELS: [Model; 2] = [
     Model {
         pmu: "amd",
         leaving_two: "--counters 4",
@@ -109,8 +121,6 @@ pub const MODELS: [Model; 2] = [
             ("r4f2e:u", "r4f2e:u (LLC references)"),
             ("rd1:u", "rd1:u (an event of the guest's vendor only)"),
             ("r10000c4:u", "r10000c4:u (with a threshold or by edges)"),
-            ("r8000c0:u", "r8000c0:u (with a threshold or by edges)"),
-            ("r400c4:u", "r400c4:u (with a threshold or by edges)"),
         ],
     },
 ];

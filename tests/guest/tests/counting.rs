@@ -2,23 +2,21 @@
 //!
 //! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so two boots of the
 //! simulated host serve all tests, one with guests of one CPU and one with guests of four, and each test looks at a
-//! section of the script that ran there. Every test holds for every PMU that a guest can have.
+//! section of the script that ran there. Every test holds for every model (see `model.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Once};
 use std::thread;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::perf::{Count, STAT, Script, Sections, Value};
+use guest_tests::model::{MODELS, Model, Named, list};
+use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{
     BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
     INTERVAL, INTERVAL_BRANCHES, INTERVAL_INSTRUCTIONS, MIGRATE, MIGRATE_INSTRUCTIONS,
     MIGRATE_INSTRUCTIONS_BY_CPU, YIELD, YIELD_INSTRUCTIONS,
 };
-use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
-
-/// The PMUs that a guest can have.
-const MODELS: [&str; 1] = ["amd"];
+use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 
 /// How many instructions `loop` executes, the short one of [`KNOWN`]; [`LOOP`] is `long` here.
 const SHORT_LOOP_INSTRUCTIONS: u64 = 20_000_004;
@@ -33,39 +31,23 @@ const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses br
     dTLB-prefetch-misses iTLB-loads iTLB-load-misses branch-loads branch-load-misses node-loads \
     node-load-misses node-stores node-store-misses node-prefetches node-prefetch-misses";
 
-/// Events by number, as many at a time as there are counters, and none that a task switch disturbs: plain ones, then
-/// branches with a threshold, inverted, and by edges, in both of perf's notations.
-const RAW_EVENTS: [&str; 3] = [
-    "rc0:u,r76:u,rc2:u,rd1:u,rc4:u,r40:u",
-    "r10000c2:u,r18000c2:u,r20000c2:u,r28000c2:u,r400c2:u,r18400c2:u",
-    "cpu/event=0xc2,cmask=1/u,cpu/event=0xc2,cmask=1,inv/u,cpu/event=0xc2,cmask=2/u,\
-     cpu/event=0xc2,cmask=2,inv/u,cpu/event=0xc2,edge/u,cpu/event=0xd1,umask=0x0/u",
-];
-
-/// As many events as there are counters.
-const SIX_EVENTS: [&str; 6] = ["instructions:u", "cycles:u", "branches:u", "rd1:u", "rc4:u", "r28000c2:u"];
-
 /// In user mode, in the kernel, and in both.
 const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
-
-static REFERENCE: LazyLock<Vec<u8>> = LazyLock::new(|| reference().into_bytes());
-static ONE_CPU_SCRIPT: LazyLock<Vec<u8>> = LazyLock::new(|| one_cpu().into_bytes());
-static FOUR_CPU_SCRIPT: LazyLock<Vec<u8>> = LazyLock::new(|| four_cpus().into_bytes());
 
 /// Guests of one CPU, and the host that they are compared with.
 static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
     let steps = programs().fold(Steps::new(), |steps, (name, program)| {
         steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
     });
-    let steps = steps
-        .in_guest("reference", &REFERENCE)
-        .in_guest("script", &ONE_CPU_SCRIPT)
-        .on(|scenario| scenario.program(REFERENCE.as_slice(), "reference"))
-        .step("host", "sh ./reference");
+    let host = host_script().into_bytes();
+    let steps = steps.on(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
     MODELS
         .iter()
-        .fold(steps, |steps, pmu| {
-            steps.step(pmu, &format!("{} -- sh -c '. ./reference; . ./script'", run(pmu, 1)))
+        .fold(steps, |steps, model| {
+            let script = script_of(model);
+            steps
+                .in_guest(&script, one_cpu(model).into_bytes())
+                .step(model.pmu, &format!("{} -- sh ./{script}", run(model, 1)))
         })
         .run()
 });
@@ -75,8 +57,9 @@ static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
     let steps = programs().fold(Steps::new(), |steps, (name, program)| steps.in_guest(name, program));
     MODELS
         .iter()
-        .fold(steps.in_guest("script", &FOUR_CPU_SCRIPT), |steps, pmu| {
-            steps.step(pmu, &observed(&format!("{} --counters 4 -- sh ./script", run(pmu, 4))))
+        .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
+            let guest = format!("{} {} -- sh ./script", run(model, 4), model.leaving_two);
+            steps.step(model.pmu, &observed(&guest))
         })
         .run()
 });
@@ -87,16 +70,21 @@ fn programs() -> impl Iterator<Item = (&'static str, &'static [u8])> {
     ours.into_iter().chain(KNOWN.iter().copied())
 }
 
-fn run(pmu: &str, cpus: u32) -> String {
-    format!("./tally run --append cryptomgr.notests --pmu {pmu} --cpus {cpus}")
+fn run(model: &Model, cpus: u32) -> String {
+    format!("./tally run --append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu)
+}
+
+fn script_of(model: &Model) -> String {
+    format!("script.{}", model.pmu)
 }
 
 /// A guest that says `ready` and `done` at times: in between the host counts what its CPUs' threads execute in it. That
 /// takes counters that the guest does not hold.
 fn observed(guest: &str) -> String {
     format!(
-        "{guest} >guest.out & tally=$!\n\
-         until grep -qx ready guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
+        "rm -f guest.out\n\
+         {guest} >guest.out & tally=$!\n\
+         until grep -qsx ready guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
          threads=$(cd /proc/$tally/task; grep -l '^vcpu' */comm | sed 's:/comm::' | tr '\\n' ,)\n\
          {STAT} -e instructions:uG,branches:uG -t ${{threads%,}} 2>host.out & perf=$!\n\
          until grep -qx 'done' guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
@@ -105,27 +93,52 @@ fn observed(guest: &str) -> String {
     )
 }
 
-/// What host and guest must agree on.
-fn reference() -> Script {
-    let script = Script::new()
-        .section("named", &format!("for event in {NAMED_EVENTS}; do {STAT} -e $event:u ./stream; done"))
-        .section("listed", "perf list --no-desc hw cache | sort");
-    KNOWN.iter().fold(script, |script, (name, _)| {
-        let events = RAW_EVENTS.map(|events| format!("{STAT} -e {events} ./{name}"));
-        script.section(&format!("raw {name}"), &events.join("; "))
+/// What the host is asked for: all that a guest is compared with.
+fn host_script() -> Script {
+    MODELS.iter().fold(named(), |script, model| {
+        let events = model.raw.iter().map(|raw| raw.host);
+        with_raw(script, events, |program| raw_on_the_host(model, program))
     })
 }
 
-fn one_cpu() -> Script {
-    let ten = ["cycles:u,instructions:u"; 5].join(",");
+fn named() -> Script {
     Script::new()
-        .section(
-            "alone",
-            &format!(
-                "for event in instructions:u cycles:u branches:u rd1:u; do {STAT} -e $event ./long; done"
-            ),
-        )
-        .section("six", &format!("{STAT} -e '{{{}}}' ./long", SIX_EVENTS.join(",")))
+        .section("named", &format!("for event in {NAMED_EVENTS}; do {STAT} -e $event:u ./stream; done"))
+        .section("listed", "perf list --no-desc hw cache | sort")
+}
+
+/// Adds a section for each program of known counts.
+fn with_raw(
+    script: Script,
+    events: impl Iterator<Item = &'static str> + Clone,
+    section: impl Fn(&str) -> String,
+) -> Script {
+    KNOWN.iter().fold(script, |script, (program, _)| {
+        let commands: Vec<_> =
+            events.clone().map(|events| format!("{STAT} -e {events} ./{program}")).collect();
+        script.section(&section(program), &commands.join("; "))
+    })
+}
+
+fn raw_on_the_host(model: &Model, program: &str) -> String {
+    format!("raw {program}, for {}", model.pmu)
+}
+
+fn raw_in_the_guest(program: &str) -> String {
+    format!("raw {program}")
+}
+
+fn for_each(events: &str, program: &str) -> String {
+    format!("for event in {events}; do {STAT} -e $event ./{program}; done")
+}
+
+fn one_cpu(model: &Model) -> Script {
+    let ten = ["cycles:u,instructions:u"; 5].join(",");
+    let refused: Vec<_> = model.refused.iter().map(|(event, _)| *event).collect();
+    with_raw(named(), model.raw.iter().map(|raw| raw.guest), raw_in_the_guest)
+        .section("refused", &for_each(&refused.join(" "), "loop"))
+        .section("alone", &for_each(&list(&model.six, " "), "long"))
+        .section("six", &format!("{STAT} -e '{{{}}}' ./long", list(&model.six, ",")))
         .section("modes", &format!("{STAT} -e '{BY_MODE}' ./yield"))
         .section("system-wide, short", &format!("{STAT} -a -e '{BY_MODE}' ./loop"))
         .section("system-wide, long", &format!("{STAT} -a -e '{BY_MODE}' ./long"))
@@ -157,15 +170,15 @@ fn four_cpus() -> Script {
         .section("observed from inside", &format!("{STAT} -e instructions:u,branches:u ./interval"))
 }
 
-/// The guests of a group, by their PMUs. The other group boots meanwhile: each takes a core for a minute or two.
-fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static str, Sections)> {
+/// The guests of a group, by their models. The other group boots meanwhile: each takes a core for a minute or two.
+fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
     static OTHERS: Once = Once::new();
     OTHERS.call_once(|| {
         for other in [&ONE_CPU, &FOUR_CPUS] {
             thread::spawn(|| LazyLock::force(other));
         }
     });
-    MODELS.into_iter().map(|pmu| (pmu, Sections::of(group.of(pmu))))
+    MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
 fn host() -> Sections {
@@ -182,41 +195,28 @@ fn user_part(pmu: &str, by_mode: &[u64]) -> u64 {
 
 #[test]
 fn a_program_of_known_length_is_counted_to_the_instruction() {
-    let loops = [LOOP_INSTRUCTIONS, LOOP_INSTRUCTIONS, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES];
-    for (pmu, guest) in guests(&ONE_CPU) {
-        assert_eq!(guest.values("alone"), loops, "{pmu}");
+    for (model, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("alone"), model.six.map(|(_, count)| count), "{}", model.pmu);
     }
 }
 
 #[test]
 fn six_events_in_a_group_are_all_exact() {
-    let taken = LOOP_CONDITIONAL_BRANCHES;
-    for (pmu, guest) in guests(&ONE_CPU) {
-        assert_eq!(
-            guest.values("six"),
-            [
-                LOOP_INSTRUCTIONS,
-                LOOP_INSTRUCTIONS,
-                LOOP_BRANCHES,
-                LOOP_CONDITIONAL_BRANCHES,
-                taken,
-                LOOP_INSTRUCTIONS
-            ],
-            "{pmu}"
-        );
+    for (model, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("six"), model.six.map(|(_, count)| count), "{}", model.pmu);
     }
 }
 
 #[test]
 fn user_and_kernel_mode_make_up_the_whole() {
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         assert_eq!(user_part(pmu, &guest.values("modes")), YIELD_INSTRUCTIONS, "{pmu}");
     }
 }
 
 #[test]
 fn system_wide_counts_differ_by_what_the_programs_do() {
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let user = |name: &str| user_part(pmu, &guest.values(name));
         let difference = user("system-wide, long") - user("system-wide, short");
         assert_eq!(difference, LOOP_INSTRUCTIONS - SHORT_LOOP_INSTRUCTIONS, "{pmu}");
@@ -227,7 +227,7 @@ fn system_wide_counts_differ_by_what_the_programs_do() {
 
 #[test]
 fn intervals_add_up_to_the_whole() {
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let mut sums = BTreeMap::new();
         let counts = guest.counts("by intervals");
         for count in &counts {
@@ -244,7 +244,7 @@ fn intervals_add_up_to_the_whole() {
 
 #[test]
 fn a_repeated_run_counts_the_same() {
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let text = guest.text("repeated");
         let expected = format!("{SHORT_LOOP_INSTRUCTIONS}||instructions:u|0.00%|");
         assert!(text.contains(&expected), "{pmu}: {text}");
@@ -253,7 +253,7 @@ fn a_repeated_run_counts_the_same() {
 
 #[test]
 fn more_events_than_counters_take_turns_and_are_scaled() {
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let counts = guest.counts("more than counters");
         assert_eq!(counts.len(), 10, "{pmu}");
         for count in counts {
@@ -265,27 +265,51 @@ fn more_events_than_counters_take_turns_and_are_scaled() {
 }
 
 #[test]
-fn a_guest_has_the_named_events_that_its_host_has() {
+fn a_guest_has_the_named_events_that_its_host_has_too() {
     let supported = |count: &Count| count.value != Value::NotSupported;
     let on_the_host = host().counts("named");
     assert!(on_the_host.iter().any(supported) && !on_the_host.iter().all(supported), "{on_the_host:?}");
-    for (pmu, guest) in guests(&ONE_CPU) {
-        for (there, here) in on_the_host.iter().zip(guest.counts("named")) {
-            assert_eq!(supported(there), supported(&here), "{pmu}: {there:?} {here:?}");
-            // The program has the processor to itself as long as it runs.
-            if let Value::Counted(there) = there.value {
-                assert_eq!(here.value == Value::Counted(0), there == 0, "{pmu}: {here:?}, {there}");
+    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+        let in_the_guest = guest.counts("named");
+        assert_eq!(in_the_guest.len(), on_the_host.len(), "{pmu}");
+        for (there, here) in on_the_host.iter().zip(&in_the_guest) {
+            let expected = match named {
+                Named::OfTheHost => supported(there),
+                Named::These(names) => names.iter().any(|name| here.event == format!("{name}:u")),
+            };
+            assert_eq!(supported(here), expected, "{pmu}: {there:?} {here:?}");
+            // The program has the processor to itself as long as it runs. What the host does not have stands still.
+            if expected {
+                let nothing = [Value::Counted(0), Value::NotSupported].contains(&there.value);
+                assert_eq!(here.value == Value::Counted(0), nothing, "{pmu}: {here:?}, {there:?}");
             }
         }
-        assert_eq!(guest.text("listed"), host().text("listed"), "{pmu}");
     }
 }
 
 #[test]
-fn raw_events_reach_the_hardware_as_they_are() {
+fn perf_lists_the_named_events_that_a_guest_has() {
+    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+        let listed = guest.text("listed");
+        match named {
+            Named::OfTheHost => assert_eq!(listed, host().text("listed"), "{pmu}"),
+            Named::These(names) => {
+                let events: Vec<_> = listed.lines().filter(|line| line.contains("event]")).collect();
+                assert_eq!(events.len(), names.len(), "{pmu}: {listed}");
+                for name in *names {
+                    let has = |line: &&str| line.split_whitespace().any(|word| word == *name);
+                    assert!(events.iter().any(has), "{pmu}: {name}: {listed}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn raw_events_count_what_the_hardware_counts() {
     let host = host();
     assert_eq!(
-        host.values("raw call"),
+        host.values("raw call, for amd"),
         [
             [800_006, 800_006, 700_001, 100_000, 700_000, 400_000],
             [700_001, 100_005, 0, 800_006, 100_002, 100_002],
@@ -293,10 +317,26 @@ fn raw_events_reach_the_hardware_as_they_are() {
         ]
         .concat()
     );
-    for (pmu, guest) in guests(&ONE_CPU) {
-        for (name, _) in KNOWN {
-            let section = format!("raw {name}");
-            assert_eq!(guest.counts(&section), host.counts(&section), "{pmu}: {name}");
+    for (model, guest) in guests(&ONE_CPU) {
+        for (program, _) in KNOWN {
+            let counted = guest.values(&raw_in_the_guest(program));
+            assert_eq!(counted, host.values(&raw_on_the_host(model, program)), "{}: {program}", model.pmu);
+        }
+    }
+}
+
+#[test]
+fn events_that_the_host_does_not_have_stand_still_and_the_operator_is_told() {
+    for (Model { pmu, refused, .. }, guest) in guests(&ONE_CPU) {
+        let counts = perf::counts(guest.text("refused"));
+        let found: Vec<_> = counts.iter().map(|count| (count.event.as_str(), count.exact())).collect();
+        let expected: Vec<_> = refused.iter().map(|(event, _)| (*event, 0)).collect();
+        assert_eq!(found, expected, "{pmu}");
+        let err = &ONE_CPU.of(pmu).err;
+        let told: Vec<_> = err.lines().filter(|line| line.contains("the host refuses")).collect();
+        assert_eq!(told.is_empty(), refused.is_empty(), "{pmu}: {err}");
+        for (_, words) in *refused {
+            assert!(told.iter().any(|line| line.contains(words)), "{pmu}: {words}: {err}");
         }
     }
 }
@@ -304,11 +344,11 @@ fn raw_events_reach_the_hardware_as_they_are() {
 #[test]
 fn children_are_counted_with_their_parents_and_what_they_become() {
     for group in [&ONE_CPU, &FOUR_CPUS] {
-        for (pmu, guest) in guests(group) {
+        for (Model { pmu, .. }, guest) in guests(group) {
             assert_eq!(guest.values("family"), [FAMILY_INSTRUCTIONS + SHORT_LOOP_INSTRUCTIONS], "{pmu}");
         }
     }
-    for (pmu, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         assert_eq!(guest.values("parent alone"), [FAMILY_PARENT_INSTRUCTIONS], "{pmu}");
     }
 }
@@ -318,7 +358,7 @@ fn a_process_is_counted_from_when_perf_finds_it() {
     /// What `interval` executes after its second pause.
     const EXIT: u64 = 3;
     for group in [&ONE_CPU, &FOUR_CPUS] {
-        for (pmu, guest) in guests(group) {
+        for (Model { pmu, .. }, guest) in guests(group) {
             assert_eq!(guest.values("by process"), [BETWEEN_PAUSES + EXIT], "{pmu}");
         }
     }
@@ -326,14 +366,14 @@ fn a_process_is_counted_from_when_perf_finds_it() {
 
 #[test]
 fn a_program_that_moves_from_cpu_to_cpu_loses_nothing() {
-    for (pmu, guest) in guests(&FOUR_CPUS) {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         assert_eq!(guest.values("migrating"), [MIGRATE_INSTRUCTIONS; 2], "{pmu}");
     }
 }
 
 #[test]
 fn each_cpu_counts_what_ran_on_it() {
-    for (pmu, guest) in guests(&FOUR_CPUS) {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         // Perf itself visits each CPU, to read its counters there.
         let visits = guest.counts("by CPU, nothing");
         let counts = guest.counts("by CPU");
@@ -348,7 +388,7 @@ fn each_cpu_counts_what_ran_on_it() {
 
 #[test]
 fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
-    for (pmu, guest) in guests(&FOUR_CPUS) {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         let mut by_cpu = BTreeMap::<_, Vec<_>>::new();
         for count in guest.counts("system-wide") {
             by_cpu.entry(count.label.clone()).or_default().push(count.exact());
@@ -362,14 +402,14 @@ fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
 
 #[test]
 fn programs_on_four_cpus_count_apart() {
-    for (pmu, guest) in guests(&FOUR_CPUS) {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         assert_eq!(guest.values("at once"), [LOOP_INSTRUCTIONS; 8], "{pmu}");
     }
 }
 
 #[test]
 fn guest_and_host_agree_to_the_instruction() {
-    for (pmu, guest) in guests(&FOUR_CPUS) {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         assert_eq!(guest.values("observed"), [BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES], "{pmu}: the host");
         let inside = [INTERVAL_INSTRUCTIONS, INTERVAL_BRANCHES];
         assert_eq!(guest.values("observed from inside"), inside, "{pmu}: the guest");

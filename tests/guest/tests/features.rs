@@ -17,7 +17,7 @@ const PROGRAM: &str = "perf-features";
 /// All features on the host and in a guest of each model, in one boot. One write switches all counters of the host.
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let path = program(PROGRAM);
-    let bytes = fs::read(&path).expect("it has been built").leak();
+    let bytes = fs::read(&path).expect("it has been built");
     let all =
         format!("for name in $(./{PROGRAM}); do line=$(./{PROGRAM} $name 2>&1); echo $name $? $line; done");
     let steps = Steps::new()

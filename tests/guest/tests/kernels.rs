@@ -8,7 +8,7 @@ use guest_tests::lab::{Results, Steps};
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// Each kernel by name, and the model that it is shown.
-const GUESTS: [(&str, &str, &str); 8] = [
+const GUESTS: [(&str, &str, &str); 14] = [
     ("stable", "guest/kernel", "amd"),
     ("stable-legacy", "guest/kernel", "amd-legacy"),
     ("testing", "trixie", "amd"),
@@ -17,6 +17,12 @@ const GUESTS: [(&str, &str, &str); 8] = [
     ("newest-legacy", "sid", "amd-legacy"),
     ("small", "small", "amd"),
     ("small-legacy", "small", "amd-legacy"),
+    ("stable-intel", "guest/kernel", "intel"),
+    ("stable-intel-v2", "guest/kernel", "intel-v2"),
+    ("testing-intel", "trixie", "intel"),
+    ("newest-intel", "sid", "intel"),
+    ("small-intel", "small", "intel"),
+    ("small-intel-v2", "small", "intel-v2"),
 ];
 
 const PERIOD: u64 = 1_000_000;
@@ -85,6 +91,12 @@ kernels! {
     the_newest_kernel_without_perfmonv2: "newest-legacy",
     a_kernel_that_reads_counters_in_several_places: "small",
     a_kernel_that_reads_counters_in_several_places_without_perfmonv2: "small-legacy",
+    debian_stables_kernel_on_intels_pmu: "stable-intel",
+    debian_stables_kernel_on_intels_pmu_of_version_2: "stable-intel-v2",
+    debian_testings_kernel_on_intels_pmu: "testing-intel",
+    the_newest_kernel_on_intels_pmu: "newest-intel",
+    a_kernel_that_reads_counters_in_several_places_on_intels_pmu: "small-intel",
+    a_kernel_that_reads_counters_in_several_places_on_intels_pmu_of_version_2: "small-intel-v2",
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
-    PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
-    PERF_TYPE_HARDWARE, perf_event_attr,
+    PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
+    PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
 use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work};
 
@@ -47,7 +47,7 @@ fn mark(code: u32) {
 }
 
 fn read() -> io::Result<()> {
-    let event = count()?;
+    let event = count(INSTRUCTIONS)?;
     windows(Work::Read, 1, |units| {
         let mut value = 0_u64;
         for _ in 0..units {
@@ -69,7 +69,7 @@ fn switch(events: u8) -> io::Result<()> {
         std::process::exit(failed.into());
     }
     drop((from_parent, to_parent));
-    let counters = (0..events).map(|_| count()).collect::<io::Result<Vec<_>>>()?;
+    let counters = alike(events).map(count).collect::<io::Result<Vec<_>>>()?;
     windows(Work::Switch, events, |units| {
         for _ in 0..units / 2 {
             to_child.write_all(b"x")?;
@@ -85,7 +85,7 @@ fn switch(events: u8) -> io::Result<()> {
 
 /// The other task: sends back what comes, until nothing does.
 fn echo(events: u8, mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> {
-    let _counters = (0..events).map(|_| count()).collect::<io::Result<Vec<_>>>()?;
+    let _counters = alike(events).map(count).collect::<io::Result<Vec<_>>>()?;
     let mut byte = [0];
     while from.read(&mut byte)? == 1 {
         to.write_all(&byte)?;
@@ -96,12 +96,12 @@ fn echo(events: u8, mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> 
 /// Events that take turns: the next overflow is always [`SPACING`] instructions away.
 fn overflow(events: u8) -> io::Result<()> {
     let period = u32::from(events) * SPACING;
-    let first = sample(period)?;
+    let first = sample(INSTRUCTIONS, period)?;
     let _buffer = Buffer::map(&first)?;
     let mut others = Vec::new();
-    for _ in 1..events {
+    for event in alike(events).skip(1) {
         spin(SPACING);
-        let event = sample(period)?;
+        let event = sample(event, period)?;
         // SAFETY: takes a number.
         checked(unsafe { sys::ioctls::SET_OUTPUT(event.as_raw_fd(), first.as_raw_fd()) } as isize)?;
         others.push(event);
@@ -120,23 +120,32 @@ fn spin(instructions: u32) {
     }
 }
 
-fn count() -> io::Result<OwnedFd> {
-    open(perf_event_attr::default())
+/// What is counted where one event is enough.
+const INSTRUCTIONS: u32 = PERF_COUNT_HW_INSTRUCTIONS;
+
+/// So many events that happen equally often, in the lab. Intel's PMU has a counter for instructions only and one for
+/// cycles only: in turn they fit on all of its counters.
+fn alike(events: u8) -> impl Iterator<Item = u32> {
+    [INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES].into_iter().cycle().take(events.into())
+}
+
+fn count(event: u32) -> io::Result<OwnedFd> {
+    open(event, perf_event_attr::default())
 }
 
 /// What `perf record -c` asks for.
-fn sample(period: u32) -> io::Result<OwnedFd> {
+fn sample(event: u32, period: u32) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr::default();
     attr.__bindgen_anon_1.sample_period = period.into();
     attr.sample_type = u64::from(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_PERIOD);
     attr.set_exclude_kernel(1);
-    open(attr)
+    open(event, attr)
 }
 
-fn open(mut attr: perf_event_attr) -> io::Result<OwnedFd> {
+fn open(event: u32, mut attr: perf_event_attr) -> io::Result<OwnedFd> {
     attr.size = u32::try_from(size_of::<perf_event_attr>()).expect("it is small");
     attr.type_ = PERF_TYPE_HARDWARE;
-    attr.config = PERF_COUNT_HW_INSTRUCTIONS.into();
+    attr.config = event.into();
     // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
     let fd = checked(unsafe { sys::perf_event_open(&raw mut attr, 0, -1, -1, 0) } as isize)?;
     // SAFETY: the descriptor is new and nobody else has it.

@@ -52,7 +52,8 @@ pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
     let tally = tally::program()?;
     let programs = Programs { workload: tally.with_file_name("pmu-workload"), tally };
-    let figures = pmu_figures::measure(&["amd", "amd-legacy", "kvm"], &programs, progress)?;
+    let figures =
+        pmu_figures::measure(&["amd", "amd-legacy", "intel", "intel-v2", "kvm"], &programs, progress)?;
     progress.done();
     println!("{}\n{}", pmu_figures::costs(&figures), pmu_figures::overflow_calls(&figures));
     Ok(0)

@@ -71,7 +71,7 @@ pub fn measure(pmus: &[&'static str], programs: &Programs, progress: &mut Progre
     let outcome = Scenario::new(script(pmus))
         .file(&programs.tally, "tally")
         .guest_with(Suite::default(), &[("pmu-workload", &workload)], progress)?
-        .limit(Duration::from_mins(10))
+        .limit(Duration::from_mins(20))
         .run(progress)?;
     if outcome.status != 0 {
         return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));

@@ -2,13 +2,15 @@
 #
 #   EVENT samples N
 #   EVENT sum N        their periods together
+#   EVENT first N      the first one's
 #   EVENT last N       the last one's
 #   EVENT longest N    the longest
 
 {
     event = $2
     sub(/:$/, "", event)
-    samples[event]++
+    if (!samples[event]++)
+        first[event] = $1
     sum[event] += $1
     last[event] = $1
     if ($1 > longest[event])
@@ -18,6 +20,7 @@ END {
     for (event in samples) {
         print event, "samples", samples[event]
         print event, "sum", sum[event]
+        print event, "first", first[event]
         print event, "last", last[event]
         print event, "longest", longest[event]
     }
