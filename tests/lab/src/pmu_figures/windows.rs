@@ -170,6 +170,7 @@ fn name(call: &str, argument: &str) -> String {
         ("16", "ae80") => "KVM_RUN",
         ("16", "ae9a") => "KVM_NMI",
         ("16", "8400ae8e") => "KVM_GET_LAPIC",
+        ("16", "4008ae89") => "KVM_SET_MSRS",
         ("16", "40082404") => "PERF_EVENT_IOC_PERIOD",
         ("15", _) => "rt_sigreturn",
         ("0", _) => "read",
