@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Once};
 use std::thread;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{MODELS, Model, Named, list};
+use guest_tests::model::{MODELS, Model, Named, Raw, list};
 use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{
     BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
@@ -96,8 +96,7 @@ fn observed(guest: &str) -> String {
 /// What the host is asked for: all that a guest is compared with.
 fn host_script() -> Script {
     MODELS.iter().fold(named(), |script, model| {
-        let events = model.raw.iter().map(|raw| raw.host);
-        with_raw(script, events, |program| raw_on_the_host(model, program))
+        with_raw(script, model, |raw| raw.host, |program| raw_on_the_host(model, program))
     })
 }
 
@@ -107,15 +106,16 @@ fn named() -> Script {
         .section("listed", "perf list --no-desc hw cache | sort")
 }
 
-/// Adds a section for each program of known counts.
+/// Adds a section for each program of known counts, with the model's raw events as one of both calls them.
 fn with_raw(
     script: Script,
-    events: impl Iterator<Item = &'static str> + Clone,
+    model: &Model,
+    events: impl Fn(&Raw) -> &'static str,
     section: impl Fn(&str) -> String,
 ) -> Script {
     KNOWN.iter().fold(script, |script, (program, _)| {
         let commands: Vec<_> =
-            events.clone().map(|events| format!("{STAT} -e {events} ./{program}")).collect();
+            model.raw.iter().map(|raw| format!("{STAT} -e {} ./{program}", events(raw))).collect();
         script.section(&section(program), &commands.join("; "))
     })
 }
@@ -135,7 +135,7 @@ fn for_each(events: &str, program: &str) -> String {
 fn one_cpu(model: &Model) -> Script {
     let ten = ["cycles:u,instructions:u"; 5].join(",");
     let refused: Vec<_> = model.refused.iter().map(|(event, _)| *event).collect();
-    with_raw(named(), model.raw.iter().map(|raw| raw.guest), raw_in_the_guest)
+    with_raw(named(), model, |raw| raw.guest, raw_in_the_guest)
         .section("refused", &for_each(&refused.join(" "), "loop"))
         .section("alone", &for_each(&list(&model.six, " "), "long"))
         .section("six", &format!("{STAT} -e '{{{}}}' ./long", list(&model.six, ",")))
