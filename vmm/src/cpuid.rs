@@ -21,6 +21,7 @@ mod function {
     pub const MORE_FEATURES: u32 = 7;
     pub const TOPOLOGY: u32 = 0xb;
     pub const TOPOLOGY_V2: u32 = 0x1f;
+    pub const KVM_FEATURES: u32 = 0x4000_0001;
     pub const LAST_EXTENDED: u32 = 0x8000_0000;
     pub const EXTENDED_FEATURES: u32 = 0x8000_0001;
     pub const CACHE_L1_AMD: u32 = 0x8000_0005;

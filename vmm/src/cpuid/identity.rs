@@ -50,8 +50,24 @@ pub fn assume(entries: &mut Vec<kvm_cpuid_entry2>, identity: Identity) {
                 entry.eax = INTELS;
             }
         }
-        (_, Identity::Generic(Vendor::Intel)) => become_intel(entries),
-        (_, Identity::Generic(Vendor::Amd)) => become_amd(entries),
+        (_, Identity::Generic(Vendor::Intel)) => {
+            hide_hypercalls(entries);
+            become_intel(entries);
+        }
+        (_, Identity::Generic(Vendor::Amd)) => {
+            hide_hypercalls(entries);
+            become_amd(entries);
+        }
+    }
+}
+
+/// A kernel calls KVM with the instruction of the vendor that it sees: VMCALL, or VMMCALL, which fault on the other's
+/// processors. KVM would write the right one over it, where kernels do not let anybody write.
+fn hide_hypercalls(entries: &mut [kvm_cpuid_entry2]) {
+    /// To wake a vCPU, interrupt several, yield to one, and tell of memory that is not encrypted.
+    const BY_HYPERCALL: u32 = 1 << 7 | 1 << 11 | 1 << 13 | 1 << 16;
+    for entry in entries.iter_mut().filter(|entry| entry.function == function::KVM_FEATURES) {
+        entry.eax &= !BY_HYPERCALL;
     }
 }
 

@@ -15,7 +15,7 @@ const AS_AMD: Identity = Identity::Generic(Vendor::Amd);
 type Row = (u32, u32, [u32; 4]);
 
 /// Of a Zen 2 with 32 KiB of each L1, 512 KiB of L2 and 16 MiB of L3.
-const ZEN_2: [Row; 20] = [
+const ZEN_2: [Row; 21] = [
     (0, 0, [0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
     (1, 0, [0x0083_0f10, 0x0000_0800, 0x76f8_3203, 0x0f8b_fbff]),
     (2, 0, [0, 0, 0, 0]),
@@ -23,6 +23,7 @@ const ZEN_2: [Row; 20] = [
     (7, 0, [0, 0x219c_91a9, 0x0040_0004, 0xac00_0000]),
     (0xb, 0, [0, 1, 0x100, 0]),
     (0xd, 0, [0x207, 0x988, 0x988, 0]),
+    (0x4000_0001, 0, [0x0100_7efb, 0, 0, 0]),
     (0x8000_0000, 0, [0x8000_0021, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
     (0x8000_0001, 0, [0x0083_0f10, 0x4000_0000, 0x0040_01f7, 0x2fd3_fbff]),
     (0x8000_0002, 0, [0x2044_4d41, 0x4359_5045, 0x3237_2037, 0x3233_2046]),
@@ -39,7 +40,7 @@ const ZEN_2: [Row; 20] = [
 ];
 
 /// Of an Ice Lake with 48 and 32 KiB of L1, 1,280 KiB of L2 and 24 MiB of L3.
-const ICE_LAKE: [Row; 15] = [
+const ICE_LAKE: [Row; 16] = [
     (0, 0, [0x1b, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
     (1, 0, [0x0006_06a6, 0x0000_0800, 0x76fa_3223, 0x0f8b_fbff]),
     (2, 0, [0x00fe_ff01, 0xf0, 0, 0]),
@@ -50,6 +51,7 @@ const ICE_LAKE: [Row; 15] = [
     (7, 0, [0, 0xf1bf_2fff, 0x0040_5f4e, 0xbc00_8c10]),
     (0xa, 0, [0x0830_0805, 0, 0xf, 0x8604]),
     (0xd, 0, [0x2e7, 0xa88, 0xa88, 0]),
+    (0x4000_0001, 0, [0x0100_7efb, 0, 0, 0]),
     (0x8000_0000, 0, [0x8000_0008, 0, 0, 0]),
     (0x8000_0001, 0, [0, 0, 0x121, 0x2c10_0800]),
     (0x8000_0006, 0, [0, 0, 0x0100_7040, 0]),
@@ -145,6 +147,14 @@ fn an_intel_on_amd_knows_its_caches() {
     assert_eq!(guest.caches(4), [(1, 1, 32, 1), (2, 1, 32, 1), (3, 2, 512, 1), (3, 3, 16 << 10, 4)]);
     assert_eq!(guest.leaf(4, 3).edx, 1, "what else is known of it");
     assert_eq!(guest.leaf(2, 0).eax, 0xff01, "once is enough, and leaf 4 has it");
+}
+
+#[test]
+fn a_kernel_that_would_call_kvm_by_the_other_vendors_instruction_is_not_asked_to() {
+    for (host, own, other) in [(&ZEN_2[..], AS_AMD, AS_INTEL), (&ICE_LAKE, AS_INTEL, AS_AMD)] {
+        assert_eq!(Guest::on(host, own).leaf(0x4000_0001, 0).eax, 0x0100_7efb);
+        assert_eq!(Guest::on(host, other).leaf(0x4000_0001, 0).eax, 0x0100_567b, "without three");
+    }
 }
 
 #[test]
