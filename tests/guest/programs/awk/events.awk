@@ -2,15 +2,13 @@
 #
 #   EVENT samples N
 #   EVENT sum N        their periods together
-#   EVENT first N      the first one's
 #   EVENT last N       the last one's
 #   EVENT longest N    the longest
 
 {
     event = $2
     sub(/:$/, "", event)
-    if (!samples[event]++)
-        first[event] = $1
+    samples[event]++
     sum[event] += $1
     last[event] = $1
     if ($1 > longest[event])
@@ -20,7 +18,6 @@ END {
     for (event in samples) {
         print event, "samples", samples[event]
         print event, "sum", sum[event]
-        print event, "first", first[event]
         print event, "last", last[event]
         print event, "longest", longest[event]
     }
