@@ -22,6 +22,9 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 const LIMITED: &str = "echo 25 >/proc/sys/kernel/perf_cpu_time_max_percent";
 const UNLIMITED: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent";
 
+/// As short as they can be, so that there are many in the time that a program takes.
+const TURNS: &str = "echo 1 >/sys/bus/event_source/devices/cpu/perf_event_mux_interval_ms";
+
 /// How many records of each kind there are: in the first of the blocks that perf prints, which is for all events.
 const RECORDS: &str =
     "perf report -i data --stats 2>/dev/null | awk '$2 == \"events:\" && !seen[$1]++ { print $1, $3 }'";
@@ -140,6 +143,7 @@ fn common(model: &Model) -> Script {
     script
         .section("six", &sampled(&format!("-c {PERIOD_OF_SIX} -e {six}"), "loop", by_event))
         .section("six at a rate", &sampled(&format!("-F 1000 -e {six}"), "loop", by_event))
+        .section("turns", TURNS)
         .section("ten", &sampled(&format!("-c {PERIOD_OF_TEN} -e {ten}"), "loop", by_event))
         .section(
             "split",
