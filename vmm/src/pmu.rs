@@ -61,6 +61,14 @@ impl Shown {
         }
     }
 
+    /// What its interrupt does to the local APIC's entry.
+    fn entry(self) -> interrupt::Entry {
+        match self {
+            Self::Amd(_) => interrupt::Entry::Stays,
+            Self::Intel(_) => interrupt::Entry::MasksItself,
+        }
+    }
+
     /// A vCPU's, on its own thread.
     fn model(self, host: Host) -> Box<dyn Model<PerfEvents>> {
         let source = PerfEvents::new(host.pmu, alarm::signal());

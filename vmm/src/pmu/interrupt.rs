@@ -2,12 +2,11 @@
 //!
 //! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
 //! is due. It is never written as a whole: that would undo what other interrupts have set meanwhile. So where the entry masks
-//! itself, as Intel's does and AMD's does not, that is done only in x2APIC mode, in which each register can be written by
-//! itself; in the older mode a guest finds its entry as it has left it.
+//! itself ([`Entry`]), that is done only in x2APIC mode, in which each register can be written by itself; in the older mode a
+//! guest finds its entry as it has left it.
 
 use kvm_bindings::{kvm_lapic_state, kvm_msi};
 use kvm_ioctls::{VcpuFd, VmFd};
-use vpmu::x86::Vendor;
 
 use crate::kvm::{Doing, KvmError};
 use crate::msr;
@@ -41,18 +40,27 @@ enum Delivery {
     },
 }
 
-/// Delivers one of a PMU of that vendor's.
-pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, vendor: Vendor) -> Result<(), KvmError> {
+/// What becomes of the entry when it has delivered an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// It masks itself, until the guest writes it anew.
+    MasksItself,
+    /// Nothing.
+    Stays,
+}
+
+/// Delivers one.
+pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<(), KvmError> {
     let base = fd.get_kvm_run().apic_base;
     if base & GLOBAL_ENABLE == 0 {
         return Ok(());
     }
     let apic = fd.get_lapic().doing("read the local APIC")?;
     let delivery = delivery(&apic);
-    if vendor == Vendor::Intel && base & X2APIC_MODE != 0 && delivery != Delivery::None {
-        let entry = register(&apic, PERFORMANCE);
+    if entry == Entry::MasksItself && base & X2APIC_MODE != 0 && delivery != Delivery::None {
+        let masked = register(&apic, PERFORMANCE) | MASKED;
         // KVM takes whatever entry there can be, and in no other mode than this.
-        msr::write(fd, X2APIC_PERFORMANCE, (entry | MASKED).into())?;
+        msr::write(fd, X2APIC_PERFORMANCE, masked.into())?;
     }
     match delivery {
         Delivery::None => Ok(()),

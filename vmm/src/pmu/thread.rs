@@ -5,11 +5,12 @@ use vpmu::Outcome;
 use vpmu::model::{Model, none};
 use vpmu::notice::Notice;
 use vpmu::source::perf::PerfEvents;
-use vpmu::x86::{DEBUGCTL, Vendor};
+use vpmu::x86::DEBUGCTL;
 
+use super::Pmu;
 use super::alarm::{self, ExitFlag};
+use super::interrupt::{self, Entry};
 use super::pulse::Pulse;
-use super::{Pmu, interrupt};
 use crate::kvm::KvmError;
 use crate::msr::{self, Written};
 
@@ -24,7 +25,7 @@ pub struct ThreadPmu {
 enum Kind {
     None,
     Kvm,
-    Ours(Vendor, Box<dyn Model<PerfEvents>>),
+    Ours(Entry, Box<dyn Model<PerfEvents>>),
 }
 
 impl ThreadPmu {
@@ -36,7 +37,7 @@ impl ThreadPmu {
         let kind = match pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
-            Pmu::Ours(shown, host) => Kind::Ours(shown.vendor(), shown.model(host)),
+            Pmu::Ours(shown, host) => Kind::Ours(shown.entry(), shown.model(host)),
         };
         // SAFETY: the caller's promise.
         Self { kind, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
@@ -76,7 +77,7 @@ impl ThreadPmu {
     /// to know comes back.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Vec<Notice>, KvmError> {
         let came = self.flag.take();
-        let Kind::Ours(vendor, model) = &mut self.kind else { return Ok(Vec::new()) };
+        let Kind::Ours(entry, model) = &mut self.kind else { return Ok(Vec::new()) };
         let unit = model.unit();
         if came {
             if self.pulse.as_mut().is_some_and(Pulse::take) {
@@ -89,7 +90,7 @@ impl ThreadPmu {
             pulse.beat(unit.holds_counters());
         }
         if unit.take_interrupt() {
-            interrupt::deliver(vm, fd, *vendor)?;
+            interrupt::deliver(vm, fd, *entry)?;
         }
         Ok(unit.take_notices())
     }
