@@ -162,6 +162,9 @@ impl<S: Source> Unit<S> {
     /// The status has a bit for every overflow; an interrupt comes for those whose counter asks for one.
     fn take_overflows(&mut self) {
         let overflowed = self.bank.take_overflowed();
+        if overflowed == 0 {
+            return;
+        }
         self.status |= overflowed;
         let interrupts = (0..)
             .zip(&self.settings)
