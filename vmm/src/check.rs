@@ -3,7 +3,6 @@
 //! read and to paste.
 
 mod guests;
-mod host;
 mod report;
 
 use std::process::ExitCode;
@@ -12,7 +11,7 @@ use anyhow::{Result, bail};
 
 use crate::cli::Check;
 use crate::pmu::{Offer, Pmu, offer};
-use crate::{cpuid, kvm};
+use crate::{cpuid, doctor, kvm};
 use guests::{Guests, bare_metal, linux};
 use report::Report;
 
@@ -27,9 +26,8 @@ pub fn check(options: &Check) -> Result<ExitCode> {
         }
     };
     let mut report = Report::new();
-    for fact in host::facts() {
-        report.fact("host", &fact)?;
-    }
+    report.fact("host", &doctor::processor())?;
+    report.fact("host", &doctor::named_kernel())?;
     report.fact("guest", &shown.to_string())?;
     for remark in &remarks {
         report.fact("note", remark)?;

@@ -25,6 +25,8 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest, and run a command in it if one is given
     Run(Run),
+    /// Tell what this host can do, and what mends what it cannot
+    Doctor(Doctor),
     /// Check that this host's counters count right in guests, with programs whose counts are known
     Check(Check),
     /// The simulated host for machines without a PMU or KVM: runs `tally-lab`
@@ -76,6 +78,17 @@ pub struct Run {
     /// What the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The options of `tally doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each line is a fact: `ok`, `BAD` if it keeps guests or their counters from working, or `-` if it is good to know.
+The status is 1 if one is bad.")]
+pub struct Doctor {
+    /// The same for machines: a list of {about, state, says, commands}
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The options of `tally check`.

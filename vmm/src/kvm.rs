@@ -91,6 +91,11 @@ pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
     if lacking.is_empty() { Ok(kvm) } else { Err(KvmError::Lacks(lacking.join(", "))) }
 }
 
+/// The names of what a machine with this PMU needs of it.
+pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static str> {
+    NEEDS.iter().chain(pmu::needs(pmu)).map(|(_, name)| *name)
+}
+
 fn lacking<'a>(
     needs: impl Iterator<Item = &'a (Cap, &'static str)>,
     has: impl Fn(Cap) -> bool,

@@ -9,6 +9,7 @@ mod cli;
 mod coalescing;
 mod console;
 mod cpuid;
+mod doctor;
 mod events;
 mod firmware;
 mod kvm;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Run(options) => run::run(options),
+        Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => check::check(options),
         Command::Lab { arguments } => lab::run(arguments),
     };
