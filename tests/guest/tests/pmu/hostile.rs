@@ -1,6 +1,6 @@
 //! Guests that mean harm: they get what the registers promise and no more, and the host keeps its own.
 
-use guest_tests::lab::Steps;
+use guest_tests::lab::{Done, Steps};
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 use crate::{LONG, OURS, Pmu, QUICK, group, on_each, output};
@@ -10,9 +10,14 @@ const NOW: &str = "$(cut -d ' ' -f 1 /proc/uptime)";
 
 /// Guests that do nothing but overflow, and never end by themselves.
 const FLOODS: [(&str, &str); 3] = [("flood", "flood=0"), ("flood-of-ones", "flood=1"), ("rearm", "rearm=0")];
+/// The same beside a neighbour.
+const FLOODS_BESIDE: [&str; 3] = ["flood-beside", "flood-of-ones-beside", "rearm-beside"];
 /// Others that never end.
 const OTHERS: [(&str, &str); 3] =
     [("changes", "reprogram=5"), ("flood-by-two", "smp=2 flood=16"), ("changes-by-two", "smp=2 reprogram=5")];
+
+/// The PMUs of those that never end: the newest of each vendor's.
+const ENDLESS: [Pmu; 2] = [Pmu::V2, Pmu::Intel];
 
 /// How often a neighbour runs its loop on the host's only CPU.
 const NEIGHBOURS_LOOPS: u64 = 2;
@@ -26,23 +31,22 @@ pub fn guests(steps: Steps) -> Steps {
 }
 
 pub fn endless_guests(steps: Steps) -> Steps {
-    let guest =
-        |words| format!("./tally run --kernel payload {} --append '{words}' & sleep 0.5", Pmu::V2.options());
-    let steps = FLOODS.into_iter().chain(OTHERS).fold(steps, |steps, (name, words)| {
-        let end = format!(
-            "begun={NOW}; kill $!; wait $!; status=$?; awk \"BEGIN {{ print ({NOW} - $begun < 1) }}\"; exit $status"
-        );
-        steps.step(name, &format!("{}; {end}", guest(words)))
-    });
-    let work = format!("for i in $(seq {NEIGHBOURS_LOOPS}); do ./loop; done");
-    FLOODS.into_iter().fold(steps.on(|host| host.program(LOOP, "loop")), |steps, (name, words)| {
-        let neighbour = format!("begun={NOW}; {work}; awk \"BEGIN {{ print {NOW} - $begun }}\"");
-        steps.step(&beside(name), &format!("{}; {neighbour}; kill $!; wait $!", guest(words)))
+    let steps = steps.on(|host| host.program(LOOP, "loop"));
+    ENDLESS.into_iter().fold(steps, |steps, pmu| {
+        let guest =
+            |words| format!("./tally run --kernel payload {} --append '{words}' & sleep 0.5", pmu.options());
+        let steps = FLOODS.into_iter().chain(OTHERS).fold(steps, |steps, (name, words)| {
+            let end = format!(
+                "begun={NOW}; kill $!; wait $!; status=$?; awk \"BEGIN {{ print ({NOW} - $begun < 1) }}\"; exit $status"
+            );
+            steps.step(&pmu.step(name), &format!("{}; {end}", guest(words)))
+        });
+        let work = format!("for i in $(seq {NEIGHBOURS_LOOPS}); do ./loop; done");
+        FLOODS_BESIDE.into_iter().zip(FLOODS).fold(steps, |steps, (name, (_, words))| {
+            let neighbour = format!("begun={NOW}; {work}; awk \"BEGIN {{ print {NOW} - $begun }}\"");
+            steps.step(&pmu.step(name), &format!("{}; {neighbour}; kill $!; wait $!", guest(words)))
+        })
     })
-}
-
-fn beside(name: &str) -> String {
-    format!("beside-{name}")
 }
 
 /// What a guest printed that tried events at random. An AMD host has none of most of Intel's, and Tally says so.
@@ -87,27 +91,35 @@ fn a_flood_gets_through() {
     }
 }
 
+/// What each of these endless guests did, and what it and its PMU are called.
+fn endless(
+    guests: impl Iterator<Item = &'static str> + Clone,
+) -> impl Iterator<Item = (String, &'static Done)> {
+    let steps = ENDLESS.into_iter().flat_map(move |pmu| guests.clone().map(move |name| pmu.step(name)));
+    steps.map(|step| {
+        let done = group(&LONG).of(&step);
+        (step, done)
+    })
+}
+
 #[test]
 fn sigterm_ends_a_guest_that_does_nothing_but_overflow() {
-    for (name, words) in FLOODS.into_iter().chain(OTHERS) {
-        let done = group(&LONG).of(name);
-        assert_eq!(done.status, 0, "{words}: {}", done.err);
-        assert!(done.text().ends_with("1\n"), "{words}: it was not gone within a second: {}", done.text());
+    for (name, done) in endless(FLOODS.into_iter().chain(OTHERS).map(|(name, _)| name)) {
+        assert_eq!(done.status, 0, "{name}: {}", done.err);
+        assert!(done.text().ends_with("1\n"), "{name}: it was not gone within a second: {}", done.text());
     }
 }
 
 #[test]
 fn the_operator_hears_of_a_flood_that_is_held_back() {
-    for (name, words) in FLOODS {
-        let done = group(&LONG).of(name);
-        assert!(done.err.starts_with("tally: vCPU 0: rate floor: "), "{words}: {}", done.err);
+    for (name, done) in endless(FLOODS.into_iter().map(|(name, _)| name)) {
+        assert!(done.err.starts_with("tally: vCPU 0: rate floor: "), "{name}: {}", done.err);
     }
 }
 
 #[test]
 fn a_neighbour_on_the_same_cpu_keeps_its_half() {
-    for (name, words) in FLOODS {
-        let done = group(&LONG).of(&beside(name));
+    for (name, done) in endless(FLOODS_BESIDE.into_iter()) {
         let text = done.text();
         let elapsed: f64 =
             text.lines().last().and_then(|line| line.parse().ok()).expect("a number of seconds");
@@ -115,6 +127,6 @@ fn a_neighbour_on_the_same_cpu_keeps_its_half() {
         #[expect(clippy::cast_precision_loss, reason = "it has ten digits")]
         let alone = (NEIGHBOURS_LOOPS * LOOP_INSTRUCTIONS) as f64 / 1e9;
         let share = alone / elapsed;
-        assert!((0.4..0.6).contains(&share), "{words}: {share:.2} of the CPU");
+        assert!((0.4..0.6).contains(&share), "{name}: {share:.2} of the CPU");
     }
 }
