@@ -3,6 +3,7 @@
 pub mod amd;
 pub mod intel;
 pub mod none;
+mod select;
 #[cfg(test)]
 mod testing;
 

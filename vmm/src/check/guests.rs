@@ -2,11 +2,14 @@
 //! users have.
 
 use std::env;
-use std::fs;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{self, Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail};
+use guest_images::child;
 use guest_images::payloads::{BARE_METAL, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 use vmm_sys_util::tempfile::TempFile;
 
@@ -36,12 +39,10 @@ impl Guests {
 
     /// Runs one to its end, which has this status. What Tally says meanwhile belongs to the report.
     fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<String> {
-        let Output { status: ended, stdout, stderr } = Command::new(&self.program)
-            .args(&self.options)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot run this program")?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.options).args(arguments).stdin(Stdio::null());
+        child::die_with_this_process(&mut command, child::Death::Asked);
+        let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
         let said = String::from_utf8_lossy(&stderr);
         let said = said.lines().map(|line| line.trim_start_matches("tally: ").to_owned());
         let news: Vec<String> = said.filter(|line| !self.known.contains(line)).collect();
@@ -67,13 +68,12 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     const INSTRUCTIONS: &str = "0:0x4100c0";
     /// The words end with a write of 0 to the debug-exit port.
     const ENDED: i32 = 1;
-    let kernel = TempFile::new().context("cannot create a temporary file")?;
-    fs::write(kernel.as_path(), BARE_METAL).context("cannot write the payload")?;
+    let kernel = payload()?;
+    let path = format!("/proc/{}/fd/{}", process::id(), kernel.as_raw_fd());
     let counters = counters(shown);
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
     let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", switched_on(shown), counts.join(" "));
-    let path = kernel.as_path().to_string_lossy();
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
 
     let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
@@ -89,6 +89,13 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     report.count(&format!("overflows, {PERIOD} instructions apart"), number(" overflows"), OVERFLOWS)?;
     report.count("their NMIs", number(" interrupts"), OVERFLOWS)?;
     Ok(())
+}
+
+/// The bare-metal program in a file that has no name any more: it is gone with this process, however that ends.
+fn payload() -> Result<File> {
+    let mut file = TempFile::new().context("cannot create a temporary file")?.into_file();
+    file.write_all(BARE_METAL).context("cannot write the bare-metal program")?;
+    Ok(file)
 }
 
 /// Has all counters on: after a reset Intel's fixed ones are off.

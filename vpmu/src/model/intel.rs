@@ -204,9 +204,10 @@ impl<S: Source> Intel<S> {
         self.fixed_control = control;
         for (counter, meaning) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
             let before = self.fixed[counter];
+            let selection = control.selection(counter, meaning);
             let setting = Setting {
-                selection: control.selection(counter, meaning).or(before.selection),
-                enabled: control.selection(counter, meaning).is_some(),
+                selection: selection.or(before.selection),
+                enabled: selection.is_some(),
                 interrupts: control.interrupts(counter),
             };
             if setting != before {

@@ -2,20 +2,13 @@
 //!
 //! A write to one never faults: processors of every generation drop the reserved bits. (Zen 3 keeps two of them, 19 and 42, without a meaning.)
 
-use crate::event::{Filter, Selection};
+use crate::event::Selection;
+use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
 use crate::translation::Translation;
 use crate::unit::Setting;
 
 /// The event: bits 7..0 and 35..32.
 const EVENT: u64 = 0xf_0000_00ff;
-const UNIT_MASK: u64 = 0xff << 8;
-const USER: u64 = 1 << 16;
-const OS: u64 = 1 << 17;
-const EDGE: u64 = 1 << 18;
-const INTERRUPT: u64 = 1 << 20;
-const ENABLE: u64 = 1 << 22;
-const INVERT: u64 = 1 << 23;
-const COUNTER_MASK: u64 = 0xff << 24;
 /// "Guest only" and "host only", of which a guest's guests would be the guest. It has none, and no `EFER.SVME`: as on a
 /// processor on which that is clear, a counter with one of them set does not count, whichever it is. With both it does.
 const GUEST_ONLY: u64 = 1 << 40;
@@ -47,11 +40,7 @@ impl Select {
 
     /// What its counter is told by it.
     pub fn setting(self, translation: Translation) -> Setting {
-        Setting {
-            selection: self.selection(translation),
-            enabled: self.0 & ENABLE != 0,
-            interrupts: self.0 & INTERRUPT != 0,
-        }
+        select::setting(self.0, self.selection(translation))
     }
 
     fn selection(self, translation: Translation) -> Option<Selection> {
@@ -59,15 +48,14 @@ impl Select {
         if self.0 & EVENT == MERGE || one_side {
             return None;
         }
-        let filter = Filter::of(self.0 & USER != 0, self.0 & OS != 0)?;
-        Some(Selection { event: translation.event(self.0 & SELECTS), filter })
+        select::selection(self.0, translation.event(self.0 & SELECTS))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Event;
+    use crate::event::{Event, Filter};
     use crate::x86::Vendor;
 
     fn selection(value: u64) -> Option<Selection> {

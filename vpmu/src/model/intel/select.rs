@@ -1,22 +1,16 @@
 //! What the registers say that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
 
 use crate::event::{Event, Filter, Meaning, Selection};
+use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
 use crate::translation::Translation;
 use crate::unit::Setting;
 
-const EVENT_AND_UNIT_MASK: u64 = 0xffff;
-const USER: u64 = 1 << 16;
-const OS: u64 = 1 << 17;
-const EDGE: u64 = 1 << 18;
+const EVENT: u64 = 0xff;
 /// Toggles a pin of the processor, which a guest has none of.
 const PIN_CONTROL: u64 = 1 << 19;
-const INTERRUPT: u64 = 1 << 20;
-const ENABLE: u64 = 1 << 22;
-const INVERT: u64 = 1 << 23;
-const COUNTER_MASK: u64 = 0xff << 24;
 
 /// What selects an event, rather than when it is counted.
-const SELECTS: u64 = EVENT_AND_UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
+const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
 
 /// `IA32_PERFEVTSEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,7 +33,7 @@ impl Select {
 
     /// Whether an event is selected.
     pub fn is_in_use(self) -> bool {
-        self.0 & 0xff != 0
+        self.0 & EVENT != 0
     }
 
     /// Whether an overflow raises an interrupt.
@@ -49,13 +43,8 @@ impl Select {
 
     /// What its counter is told by it.
     pub fn setting(self, translation: Translation) -> Setting {
-        let filter = Filter::of(self.0 & USER != 0, self.0 & OS != 0);
         let event = translation.event(self.0 & SELECTS);
-        Setting {
-            selection: filter.map(|filter| Selection { event, filter }),
-            enabled: self.0 & ENABLE != 0,
-            interrupts: self.interrupts(),
-        }
+        select::setting(self.0, select::selection(self.0, event))
     }
 }
 
@@ -86,7 +75,7 @@ impl FixedControl {
         self.0
     }
 
-    /// Whether the counter is on, or interrupts.
+    /// Whether the counter is on.
     pub fn is_in_use(self, counter: usize) -> bool {
         self.of(counter) & (FIXED_OS | FIXED_USER) != 0
     }

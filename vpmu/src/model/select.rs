@@ -1,0 +1,32 @@
+//! What the event selects of both vendors have alike: they go back to one processor, the Pentium Pro.
+
+use crate::event::{Event, Filter, Selection};
+use crate::unit::Setting;
+
+/// The unit mask.
+pub const UNIT_MASK: u64 = 0xff << 8;
+/// Counts in user mode.
+pub const USER: u64 = 1 << 16;
+/// Counts in the kernel.
+pub const OS: u64 = 1 << 17;
+/// Counts how often the event begins.
+pub const EDGE: u64 = 1 << 18;
+/// An overflow interrupts.
+pub const INTERRUPT: u64 = 1 << 20;
+/// The counter counts.
+pub const ENABLE: u64 = 1 << 22;
+/// Counts the cycles below the counter mask, and not those from it on.
+pub const INVERT: u64 = 1 << 23;
+/// Counts cycles with at least so many events.
+pub const COUNTER_MASK: u64 = 0xff << 24;
+
+/// What is counted by a select that means this event.
+pub fn selection(select: u64, event: Event) -> Option<Selection> {
+    let filter = Filter::of(select & USER != 0, select & OS != 0)?;
+    Some(Selection { event, filter })
+}
+
+/// What a counter is told by a select that selects this.
+pub fn setting(select: u64, selection: Option<Selection>) -> Setting {
+    Setting { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0 }
+}
