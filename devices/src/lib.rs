@@ -1,4 +1,4 @@
-//! The port bus and the few devices that Tally's guests need.
+//! The buses and the few devices that Tally's guests need.
 //!
 //! A device is registers and nothing more: it knows no KVM and no thread. What a guest does to it may end the
 //! machine; it then says so with an [`End`], and whoever runs the vCPU acts on it.
@@ -7,6 +7,7 @@ mod bus;
 mod fw_cfg;
 mod power;
 mod serial;
+pub mod virtio;
 
 pub use bus::{Overlap, PortBus, PortDevice};
 pub use fw_cfg::FwCfg;

@@ -1,0 +1,332 @@
+//! The registers of a virtio device in the guest's physical memory (section 4.2 of the specification).
+//!
+//! The vCPUs' threads write registers, the device's thread serves the queues. Both hold [`State`] only for as long as a
+//! request takes; the interrupt's status, which the guest reads while it handles one, has no lock at all.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Device, Queues};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"virt");
+const VERSION: u32 = 2;
+const VENDOR: u32 = u32::from_le_bytes(*b"TALY");
+/// What every device offers: the modern interface, and notifications only where they are wanted.
+const COMMON_FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+mod register {
+    pub const MAGIC: u64 = 0x00;
+    pub const VERSION: u64 = 0x04;
+    pub const DEVICE_ID: u64 = 0x08;
+    pub const VENDOR_ID: u64 = 0x0c;
+    pub const DEVICE_FEATURES: u64 = 0x10;
+    pub const DEVICE_FEATURES_SELECT: u64 = 0x14;
+    pub const DRIVER_FEATURES: u64 = 0x20;
+    pub const DRIVER_FEATURES_SELECT: u64 = 0x24;
+    pub const QUEUE_SELECT: u64 = 0x30;
+    pub const QUEUE_SIZE_MAX: u64 = 0x34;
+    pub const QUEUE_SIZE: u64 = 0x38;
+    pub const QUEUE_READY: u64 = 0x44;
+    pub const QUEUE_NOTIFY: u64 = 0x50;
+    pub const INTERRUPT_STATUS: u64 = 0x60;
+    pub const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
+    pub const STATUS: u64 = 0x70;
+    pub const DESCRIPTORS_LOW: u64 = 0x80;
+    pub const DESCRIPTORS_HIGH: u64 = 0x84;
+    pub const AVAILABLE_LOW: u64 = 0x90;
+    pub const AVAILABLE_HIGH: u64 = 0x94;
+    pub const USED_LOW: u64 = 0xa0;
+    pub const USED_HIGH: u64 = 0xa4;
+    /// Length and address of a shared memory region, of which there is none: all ones.
+    pub const SHARED_MEMORY: std::ops::RangeInclusive<u64> = 0xb0..=0xbc;
+    pub const CONFIG: u64 = 0x100;
+}
+
+mod status {
+    pub const DRIVER_OK: u32 = 4;
+    pub const FEATURES_OK: u32 = 8;
+    pub const NEEDS_RESET: u32 = 0x40;
+}
+
+mod interrupt {
+    pub const USED: u32 = 1;
+    pub const CONFIG: u32 = 2;
+}
+
+/// The registers of one device. Shared by the vCPUs, which access them, and the device's thread.
+pub struct Transport {
+    id: u32,
+    features: u64,
+    config: Vec<u8>,
+    memory: GuestMemoryMmap,
+    state: Mutex<State>,
+    interrupt_status: AtomicU32,
+    interrupt: EventFd,
+    kick: EventFd,
+}
+
+struct State {
+    queues: Vec<Queue>,
+    status: u32,
+    driver_features: u64,
+    device_features_page: u32,
+    driver_features_page: u32,
+    queue: usize,
+    /// The driver's rings made no sense.
+    broken: bool,
+    /// The driver has begun anew, and the device does not know yet.
+    was_reset: bool,
+}
+
+impl Transport {
+    /// How much of the address space the registers take.
+    pub const SIZE: u64 = 0x1000;
+    /// The register that the driver writes when requests wait: KVM can take the write and signal [`Transport::kick`].
+    pub const NOTIFY: u64 = register::QUEUE_NOTIFY;
+
+    /// Registers for a device with its queues in `memory`, which raises `interrupt`.
+    pub fn new(device: &dyn Device, memory: GuestMemoryMmap, interrupt: EventFd) -> io::Result<Arc<Self>> {
+        let queues = device
+            .queues()
+            .into_iter()
+            .map(|size| Queue::new(size).expect("a device's queues have a power of two of entries"))
+            .collect();
+        Ok(Arc::new(Self {
+            id: device.id(),
+            features: device.features() | COMMON_FEATURES,
+            config: device.config(),
+            memory,
+            state: Mutex::new(State {
+                queues,
+                status: 0,
+                driver_features: 0,
+                device_features_page: 0,
+                driver_features_page: 0,
+                queue: 0,
+                broken: false,
+                was_reset: false,
+            }),
+            interrupt_status: AtomicU32::new(0),
+            interrupt,
+            kick: EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK)?,
+        }))
+    }
+
+    /// Readable when there may be something to serve.
+    pub fn kick(&self) -> &EventFd {
+        &self.kick
+    }
+
+    /// Has the device do what `work` says with its queues; nothing while there is no driver.
+    pub fn serve<D: Device + ?Sized, T>(
+        &self,
+        device: &mut D,
+        work: impl FnOnce(&mut D, &mut Queues) -> T,
+    ) -> Option<T> {
+        let mut state = self.state();
+        let state = &mut *state;
+        if std::mem::take(&mut state.was_reset) {
+            device.reset();
+        }
+        if state.status & status::DRIVER_OK == 0 || state.broken {
+            return None;
+        }
+        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.broken);
+        let result = work(device, &mut queues);
+        if queues.tell() {
+            self.interrupt(interrupt::USED);
+        }
+        if state.broken {
+            state.status |= status::NEEDS_RESET;
+            self.interrupt(interrupt::CONFIG);
+        }
+        Some(result)
+    }
+
+    /// A load from the registers.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        if let Some(at) = offset.checked_sub(register::CONFIG) {
+            let config = usize::try_from(at).ok().and_then(|at| self.config.get(at..)).unwrap_or(&[]);
+            data.fill(0);
+            data.iter_mut().zip(config).for_each(|(byte, value)| *byte = *value);
+        } else if let Ok(data) = <&mut [u8; 4]>::try_from(&mut *data) {
+            *data = self.register(offset).to_le_bytes();
+        } else {
+            data.fill(0);
+        }
+    }
+
+    fn register(&self, offset: u64) -> u32 {
+        match offset {
+            register::MAGIC => return MAGIC,
+            register::VERSION => return VERSION,
+            register::DEVICE_ID => return self.id,
+            register::VENDOR_ID => return VENDOR,
+            register::INTERRUPT_STATUS => return self.interrupt_status.load(Ordering::Acquire),
+            _ => {}
+        }
+        let state = self.state();
+        match offset {
+            register::DEVICE_FEATURES => page(self.features, state.device_features_page),
+            register::QUEUE_SIZE_MAX => {
+                state.queues.get(state.queue).map_or(0, |queue| queue.max_size().into())
+            }
+            register::QUEUE_READY => state.queues.get(state.queue).is_some_and(Queue::ready).into(),
+            register::STATUS => state.status,
+            offset if register::SHARED_MEMORY.contains(&offset) => u32::MAX,
+            _ => 0,
+        }
+    }
+
+    /// A store to the registers.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let Ok(value) = data.try_into().map(u32::from_le_bytes) else { return };
+        match offset {
+            // An eventfd that nobody has read yet is signalled already.
+            register::QUEUE_NOTIFY => drop(self.kick.write(1)),
+            register::INTERRUPT_ACKNOWLEDGE => {
+                drop(self.interrupt_status.fetch_and(!value, Ordering::AcqRel))
+            }
+            register::STATUS if value == 0 => self.reset(),
+            register::STATUS => self.set_status(value),
+            _ => self.state().set(offset, value),
+        }
+    }
+
+    fn set_status(&self, value: u32) {
+        let mut state = self.state();
+        let unknown = state.driver_features & !self.features != 0;
+        let modern = state.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
+        // The driver reads it back: what it must not have is not there.
+        let refused = if unknown || !modern { status::FEATURES_OK | status::DRIVER_OK } else { 0 };
+        state.status = value & !refused | state.status & status::NEEDS_RESET;
+        if state.status & status::DRIVER_OK != 0 {
+            let event_idx = state.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
+            let memory = &self.memory;
+            for queue in &mut state.queues {
+                queue.set_event_idx(event_idx);
+                if queue.ready() && !queue.is_valid(memory) {
+                    queue.set_ready(false);
+                }
+            }
+            drop(state);
+            // The device may have something to say at once.
+            let _ = self.kick.write(1);
+        }
+    }
+
+    fn reset(&self) {
+        let mut state = self.state();
+        state.queues.iter_mut().for_each(Queue::reset);
+        (state.status, state.driver_features, state.queue) = (0, 0, 0);
+        (state.broken, state.was_reset) = (false, true);
+        self.interrupt_status.store(0, Ordering::Release);
+        drop(state);
+        let _ = self.kick.write(1);
+    }
+
+    fn interrupt(&self, why: u32) {
+        self.interrupt_status.fetch_or(why, Ordering::AcqRel);
+        // An eventfd that KVM has not taken yet is an interrupt on its way.
+        let _ = self.interrupt.write(1);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn set(&mut self, offset: u64, value: u32) {
+        match offset {
+            register::DEVICE_FEATURES_SELECT => self.device_features_page = value,
+            register::DRIVER_FEATURES_SELECT => self.driver_features_page = value,
+            register::DRIVER_FEATURES if self.status & status::FEATURES_OK == 0 => {
+                let shift = match self.driver_features_page {
+                    0 => 0,
+                    1 => 32,
+                    // There are no more than 64: a driver that takes others takes what nobody offers.
+                    _ => return,
+                };
+                self.driver_features &= !(u64::from(u32::MAX) << shift);
+                self.driver_features |= u64::from(value) << shift;
+            }
+            register::QUEUE_SELECT => self.queue = usize::try_from(value).unwrap_or(usize::MAX),
+            _ => self.set_queue(offset, value),
+        }
+    }
+
+    fn set_queue(&mut self, offset: u64, value: u32) {
+        let running = self.status & status::DRIVER_OK != 0;
+        let Some(queue) = self.queues.get_mut(self.queue) else { return };
+        // A queue in use keeps its place; it can be had anew by a reset.
+        if queue.ready() || running {
+            return;
+        }
+        match offset {
+            register::QUEUE_SIZE => queue.set_size(u16::try_from(value).unwrap_or(0)),
+            register::QUEUE_READY => queue.set_ready(value == 1),
+            register::DESCRIPTORS_LOW => queue.set_desc_table_address(Some(value), None),
+            register::DESCRIPTORS_HIGH => queue.set_desc_table_address(None, Some(value)),
+            register::AVAILABLE_LOW => queue.set_avail_ring_address(Some(value), None),
+            register::AVAILABLE_HIGH => queue.set_avail_ring_address(None, Some(value)),
+            register::USED_LOW => queue.set_used_ring_address(Some(value), None),
+            register::USED_HIGH => queue.set_used_ring_address(None, Some(value)),
+            _ => {}
+        }
+    }
+}
+
+/// One half of 64 features; there are none beyond these.
+fn page(features: u64, page: u32) -> u32 {
+    let bytes = features.to_le_bytes();
+    match page {
+        0 => u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        1 => u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+        _ => 0,
+    }
+}
+
+/// The devices with registers in memory, one behind the other. Where nothing is, the bus floats.
+pub struct MmioBus {
+    base: u64,
+    devices: Vec<Arc<Transport>>,
+}
+
+impl MmioBus {
+    /// Devices from this address on, [`Transport::SIZE`] apart.
+    pub fn new(base: u64, devices: Vec<Arc<Transport>>) -> Self {
+        Self { base, devices }
+    }
+
+    /// A load from anywhere that is no memory.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address) {
+            Some((device, offset)) => device.read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// A store to anywhere that is no memory.
+    pub fn write(&self, address: u64, data: &[u8]) {
+        if let Some((device, offset)) = self.find(address) {
+            device.write(offset, data);
+        }
+    }
+
+    fn find(&self, address: u64) -> Option<(&Transport, u64)> {
+        let offset = address.checked_sub(self.base)?;
+        let device = self.devices.get(usize::try_from(offset / Transport::SIZE).ok()?)?;
+        Some((device, offset % Transport::SIZE))
+    }
+}
+
+#[cfg(test)]
+mod tests;
