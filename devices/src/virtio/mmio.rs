@@ -192,7 +192,7 @@ impl Transport {
             // An eventfd that nobody has read yet is signalled already.
             register::QUEUE_NOTIFY => drop(self.kick.write(1)),
             register::INTERRUPT_ACKNOWLEDGE => {
-                drop(self.interrupt_status.fetch_and(!value, Ordering::AcqRel))
+                self.interrupt_status.fetch_and(!value, Ordering::AcqRel);
             }
             register::STATUS if value == 0 => self.reset(),
             register::STATUS => self.set_status(value),
