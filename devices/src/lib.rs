@@ -14,6 +14,15 @@ pub use fw_cfg::FwCfg;
 pub use power::{AcpiSleep, Report, ResetOn};
 pub use serial::{Serial, SerialError};
 
+/// What a guest may do with something of the host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Look at it.
+    ReadOnly,
+    /// Change it as well.
+    ReadWrite,
+}
+
 /// How a guest asked for its machine to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {

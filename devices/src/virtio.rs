@@ -4,11 +4,15 @@
 //! the registers of a [`Transport`]. Whoever owns the device serves it on a thread of its own, so that a request that
 //! takes its time stops no vCPU.
 
+mod block;
+mod console;
 mod mmio;
 mod queues;
 #[cfg(test)]
 mod testing;
 
+pub use block::{Disk, DiskError};
+pub use console::Console;
 pub use mmio::{MmioBus, Transport};
 pub use queues::{Head, Queues, Request};
 
