@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::FAILURE;
 use crate::memory::Size;
@@ -72,9 +72,9 @@ pub struct Run {
     /// Where to log what happens to the guest's counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
-    /// Show the guest's console on standard error while a command runs
-    #[arg(long, short)]
-    pub verbose: bool,
+    /// Tell what Tally does and why, and show the guest's console while a command runs; -vv and -vvv tell more
+    #[arg(long, short, action = ArgAction::Count)]
+    pub verbose: u8,
     /// What the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -1,6 +1,7 @@
 //! The one event loop, on the main thread: the user's input, signals, console output that waits, vCPUs that ended.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -26,6 +27,20 @@ pub enum Ending {
     Quit,
     /// Tally was sent this signal.
     Signal(i32),
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Guest(End::Command(status)) => write!(f, "the guest's command ended with status {status}"),
+            Self::Guest(End::DebugExit(value)) => write!(f, "the guest wrote {value} to the debug exit"),
+            Self::Guest(End::PowerOff) => write!(f, "the guest switched itself off"),
+            Self::Guest(End::Reboot) => write!(f, "the guest reset"),
+            Self::Failed(failure) => write!(f, "the guest cannot go on: {failure}"),
+            Self::Quit => write!(f, "the user ended the machine"),
+            Self::Signal(signal) => write!(f, "signal {signal} ended the machine"),
+        }
+    }
 }
 
 /// How other threads tell the loop that the machine has ended.

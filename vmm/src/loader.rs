@@ -19,6 +19,7 @@ mod unpack;
 #[cfg(test)]
 mod testing;
 
+use std::fmt;
 use std::io::{Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
@@ -114,6 +115,13 @@ impl Kernel {
     /// Whether it is Linux, and not a multiboot image.
     pub fn is_linux(&self) -> bool {
         matches!(self.kind, Kind::Linux(_))
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_linux() { "Linux" } else { "a multiboot image" };
+        write!(f, "{}, {kind}", self.path.display())
     }
 }
 

@@ -15,7 +15,7 @@ mod firmware;
 mod kvm;
 mod lab;
 mod loader;
-mod log;
+mod logging;
 mod machine;
 mod memory;
 mod msr;
@@ -27,8 +27,10 @@ mod terminal;
 mod vcpu;
 mod vm;
 
+use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
@@ -42,16 +44,23 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),
     };
-    let result = match &cli.command {
+    let result = begin_to_tell(&cli.command).and_then(|()| match &cli.command {
         Command::Run(options) => run::run(options),
         Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => check::check(options),
         Command::Lab { arguments } => lab::run(arguments),
-    };
+    });
     result.unwrap_or_else(|error| {
         eprintln!("tally: {error:#}");
         ExitCode::from(FAILURE)
     })
+}
+
+fn begin_to_tell(command: &Command) -> Result<()> {
+    let Command::Run(options) = command else { return Ok(logging::begin(0, None)?) };
+    let path = options.pmu_log.as_deref();
+    logging::begin(options.verbose, path)
+        .with_context(|| format!("{}: cannot be written", path.unwrap_or(Path::new("-")).display()))
 }
 
 /// A mistake of ours, in whichever thread, ends the machine like every other failure: with one line and our status.

@@ -2,6 +2,8 @@
 //!
 //! RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt controllers live.
 
+use std::fmt;
+
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 /// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
@@ -154,6 +156,17 @@ impl GuestRam {
             map.push(Range { start: HOLE_END, len: self.size - HOLE_START, kind: RangeKind::Ram });
         }
         map
+    }
+}
+
+impl fmt::Display for GuestRam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB of memory", self.size >> 20)?;
+        for (number, (start, len)) in (0..).zip(ram_ranges(self.size)) {
+            let before = if number == 0 { " at" } else { " and" };
+            write!(f, "{before} {start:#x}-{:#x}", start + len - 1)?;
+        }
+        Ok(())
     }
 }
 

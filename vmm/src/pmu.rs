@@ -153,6 +153,16 @@ impl Pmu {
     }
 }
 
+impl fmt::Display for Pmu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => write!(f, "the guest sees none"),
+            Self::Kvm => write!(f, "the guest sees KVM's own"),
+            Self::Ours(shown, _) => write!(f, "the guest sees {shown}"),
+        }
+    }
+}
+
 /// What a KVM must be able to do for this choice, beyond what every machine needs.
 pub fn needs(choice: Choice) -> &'static [(Cap, &'static str)] {
     match choice {

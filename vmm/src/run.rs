@@ -1,18 +1,20 @@
 //! `tally run`: from options to a machine, and from how it ended to a status.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
 use devices::End;
 use guest_images::Progress;
+use log::{info, warn};
 
 use crate::cli::Run;
 use crate::console::{Output, outputs, standard_stream};
 use crate::events::{Ending, EventLoop, Reporter};
 use crate::loader::{Kernel, Retargeted};
-use crate::log::Log;
+use crate::logging::COUNTERS;
 use crate::machine::{COM, port};
 use crate::memory::GuestRam;
 use crate::pmu::{Offer, alarm, offer};
@@ -21,14 +23,15 @@ use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm};
 use crate::{FAILURE, cpuid, kvm, signals};
+use vpmu::x86::Vendor;
 
 /// Boots what the options say and waits for its end.
 pub fn run(options: &Run) -> Result<ExitCode> {
     let kvm = kvm::open(options.pmu)?;
     kvm::raise_file_limit();
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;
-    let log = log(options)?;
     let ram = GuestRam::new(&options.memory)?;
+    info!("guest: {ram}; vCPUs: {cpus}");
     let (mut kernel, initrd) = boot_files(options)?;
     let has_command = !options.command.is_empty();
     if has_command && !kernel.is_linux() {
@@ -43,9 +46,10 @@ pub fn run(options: &Run) -> Result<ExitCode> {
 
     let host = cpuid::host_vendor(&kvm)?;
     let Offer { pmu, remarks } = offer(options.pmu, options.counters, host)?;
+    info!("PMU: {pmu} (--pmu {}, on a host with {})", options.pmu.name(), maker(host));
 
     if pmu.needs_rdpmc() {
-        retarget(&mut kernel, &log)?;
+        retarget(&mut kernel)?;
     }
 
     // From here on signals are events, in every thread that follows.
@@ -56,7 +60,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     if let [console, stdout, ..] = outputs.as_slice() {
         // A command ends with its reader, as in a pipeline; a console that nobody sees is kept for a guest's last words.
         stdout.end_when_closed(events.reporter()?);
-        if !options.verbose {
+        if options.verbose == 0 {
             console.keep_tail();
         }
     }
@@ -64,6 +68,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     events.add_outputs(timer, outputs.clone());
 
     let command_line = command_line(options, &kernel, cpuid::kernel_words(host, pmu.identity()));
+    info!("kernel command line: {command_line}");
     let vm = Vm::new(
         &kvm,
         &Config {
@@ -73,7 +78,6 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             cpus,
             ram,
             pmu,
-            log: log.clone(),
             outputs: outputs.clone(),
             command: has_command,
         },
@@ -88,7 +92,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         Raw::enter().context("cannot make the terminal raw")?
     };
     for remark in remarks {
-        log.warn(remark);
+        warn!(target: COUNTERS, "{remark}");
     }
     for vcpu in vm.vcpus {
         start(vcpu, events.reporter()?)?;
@@ -114,38 +118,48 @@ fn path(options: &Run) -> String {
     options.kernel.as_ref().map_or_else(String::new, |path| path.display().to_string())
 }
 
-fn log(options: &Run) -> Result<Log> {
-    let path = options.pmu_log.as_deref();
-    Log::new(path, options.verbose).with_context(|| {
-        format!("{}: cannot be written", path.map_or("-".into(), |path| path.display().to_string()))
-    })
-}
-
 /// The kernel and the initrd: those named, and the default guest's where none is.
-fn boot_files(options: &Run) -> Result<(Kernel, Option<std::path::PathBuf>)> {
+fn boot_files(options: &Run) -> Result<(Kernel, Option<PathBuf>)> {
     let named = options.kernel.as_deref().map(Kernel::read).transpose()?;
-    match named {
-        Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => {
-            Ok((kernel, options.initrd.clone()))
-        }
+    let (kernel, initrd) = match named {
+        Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => (kernel, options.initrd.clone()),
         _ => {
             let guest = guest_images::default_guest(&mut Progress::stderr("tally"))?;
             let kernel = named.map_or_else(|| Kernel::read(&guest.kernel), Ok)?;
-            Ok((kernel, Some(options.initrd.clone().unwrap_or(guest.initrd))))
+            (kernel, Some(options.initrd.clone().unwrap_or(guest.initrd)))
         }
+    };
+    info!("kernel: {kernel}{}", whose(options.kernel.as_ref()));
+    if let Some(initrd) = &initrd {
+        info!("initrd: {}{}", initrd.display(), whose(options.initrd.as_ref()));
+    }
+    Ok((kernel, initrd))
+}
+
+/// Of a file that was named or not: where it comes from.
+fn whose(named: Option<&PathBuf>) -> &'static str {
+    if named.is_some() { "" } else { ", the default guest's" }
+}
+
+fn maker(vendor: Option<Vendor>) -> &'static str {
+    match vendor {
+        Some(Vendor::Amd) => "AMD's processor",
+        Some(Vendor::Intel) => "Intel's processor",
+        None => "another vendor's processor",
     }
 }
 
 /// Has the kernel read its counters in a way that can be handed over, and logs what was changed for that.
-fn retarget(kernel: &mut Kernel, log: &Log) -> Result<()> {
+fn retarget(kernel: &mut Kernel) -> Result<()> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
     for site in sites {
-        log.note(format_args!("RDPMC became RDMSR at {site}"));
+        info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
     }
     for address in left {
-        log.note(format_args!(
+        info!(
+            target: COUNTERS,
             "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
-        ));
+        );
     }
     Ok(())
 }
@@ -156,7 +170,7 @@ fn output_files(options: &Run) -> io::Result<Vec<Option<std::fs::File>>> {
     if options.command.is_empty() {
         return Ok(vec![Some(stdout)]);
     }
-    let console = if options.verbose { Some(stderr.try_clone()?) } else { None };
+    let console = if options.verbose > 0 { Some(stderr.try_clone()?) } else { None };
     Ok(vec![console, Some(stdout), Some(stderr)])
 }
 
@@ -200,6 +214,7 @@ fn start(mut vcpu: Vcpu, reporter: Reporter) -> Result<()> {
 /// Says what there is to say of an ending, and which status it has.
 fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
+    info!("{ending}");
     let died = |how: &str| {
         eprintln!("tally: {how}");
         if has_command {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use devices::{End, PortBus};
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use log::warn;
 use vpmu::Outcome;
 
 use crate::coalescing::Coalescing;
 use crate::kvm::KvmError;
-use crate::log::Log;
+use crate::logging::COUNTERS;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::thread::ThreadPmu;
@@ -29,8 +30,6 @@ pub struct Vcpu {
     pub pmu: Pmu,
     /// The machine.
     pub vm: Arc<VmFd>,
-    /// Where the operator is told of it.
-    pub log: Log,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
     pub _ram: GuestRam,
 }
@@ -132,7 +131,7 @@ impl Vcpu {
         let notices =
             pmu.settle(&self.vm, &mut self.fd).map_err(|error| self.failure(Reason::Refused(error)))?;
         for notice in notices {
-            self.log.warn(format_args!("vCPU {}: {notice}", self.id));
+            warn!(target: COUNTERS, "{notice}");
         }
         Ok(())
     }

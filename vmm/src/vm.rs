@@ -15,7 +15,6 @@ use crate::coalescing::Coalescing;
 use crate::console::Output;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
-use crate::log::Log;
 use crate::machine::{COM, SerialPort, port};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
@@ -40,8 +39,6 @@ pub struct Config<'a> {
     pub ram: GuestRam,
     /// Which PMU it sees.
     pub pmu: Pmu,
-    /// Where the operator is told of it.
-    pub log: Log,
     /// Where each serial port's output goes; there are as many ports.
     pub outputs: Vec<Output>,
     /// Whether a command's status is awaited.
@@ -196,7 +193,6 @@ fn new_vcpu(
         coalescing: Arc::clone(coalescing),
         pmu: config.pmu,
         vm: Arc::clone(vm),
-        log: config.log.clone(),
         _ram: config.ram.clone(),
     })
 }

@@ -9,6 +9,8 @@ mod floor;
 
 use std::time::Duration;
 
+use log::debug;
+
 use crate::event::Selection;
 use crate::notice::{Notice, Notices};
 use crate::source::{Backing, Count, FAR, Refusal, Source};
@@ -152,6 +154,7 @@ impl<S: Source> Bank<S> {
             let runs = self.runs(counter);
             let backed = &mut self.counters[counter].backed;
             if backed.as_mut().is_some_and(|backed| !runs && std::mem::replace(&mut backed.idle, true)) {
+                debug!("counter {counter} stands still: its hardware is given back");
                 *backed = None;
             }
         }
@@ -284,6 +287,7 @@ impl<S: Source> Bank<S> {
         };
         match self.source.start(selection, distance) {
             Ok(backing) => {
+                debug!("counter {counter} counts {selection}, and the host says so after {distance}");
                 let alarm = Armed { at: distance, distance, repeats: false };
                 let backed = Backed {
                     backing,

@@ -16,6 +16,8 @@ pub mod translation;
 pub mod unit;
 pub mod x86;
 
+use std::fmt;
+
 /// What becomes of a register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -27,4 +29,15 @@ pub enum Outcome {
     Fault,
     /// The register belongs to something else.
     NotMine,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Handled => write!(f, "done"),
+            Self::Value(value) => write!(f, "{value:#x}"),
+            Self::Fault => write!(f, "a fault"),
+            Self::NotMine => write!(f, "not the PMU's"),
+        }
+    }
 }

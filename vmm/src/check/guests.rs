@@ -15,6 +15,7 @@ use vmm_sys_util::tempfile::TempFile;
 
 use super::report::Report;
 use crate::cli::Check;
+use crate::logging;
 use crate::pmu::Shown;
 
 /// Runs guests like `tally run` with the same options.
@@ -41,6 +42,8 @@ impl Guests {
     fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<String> {
         let mut command = Command::new(&self.program);
         command.args(&self.options).args(arguments).stdin(Stdio::null());
+        // What these guests say is part of the report, and has to be the same for everybody.
+        command.env_remove(logging::VARIABLE);
         child::die_with_this_process(&mut command, child::Death::Asked);
         let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
         let said = String::from_utf8_lossy(&stderr);

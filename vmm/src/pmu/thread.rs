@@ -1,6 +1,7 @@
 //! The PMU of one vCPU, on the thread that runs it.
 
 use kvm_ioctls::{VcpuFd, VmFd};
+use log::{info, trace};
 use vpmu::Outcome;
 use vpmu::model::{Model, none};
 use vpmu::notice::Notice;
@@ -37,7 +38,10 @@ impl ThreadPmu {
         let kind = match pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
-            Pmu::Ours(shown, host) => Kind::Ours(shown.entry(), shown.model(host)),
+            Pmu::Ours(shown, host) => {
+                info!("each of its counters that is used is a pinned perf event of this thread");
+                Kind::Ours(shown.entry(), shown.model(host))
+            }
         };
         // SAFETY: the caller's promise.
         Self { kind, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
@@ -45,6 +49,12 @@ impl ThreadPmu {
 
     /// The guest reads a register that was handed over.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        let outcome = self.read_quietly(fd, msr);
+        trace!("reads {msr:#x}: {outcome}");
+        outcome
+    }
+
+    fn read_quietly(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
@@ -58,6 +68,12 @@ impl ThreadPmu {
 
     /// The guest writes one.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        let outcome = self.write_quietly(fd, msr, value);
+        trace!("writes {value:#x} to {msr:#x}: {outcome}");
+        outcome
+    }
+
+    fn write_quietly(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
@@ -90,6 +106,7 @@ impl ThreadPmu {
             pulse.beat(unit.holds_counters());
         }
         if unit.take_interrupt() {
+            trace!("is interrupted: a counter has overflowed");
             interrupt::deliver(vm, fd, *entry)?;
         }
         Ok(unit.take_notices())
