@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::FAILURE;
 use crate::memory::Size;
@@ -13,7 +14,14 @@ use crate::pmu::Choice;
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
-#[command(version, after_help = "Example:\n  tally run -- uname -a")]
+#[command(
+    version,
+    max_term_width = 80,
+    after_help = "\
+Examples:
+  tally run -- uname -a
+  tally doctor"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -27,22 +35,54 @@ pub enum Command {
     Run(Run),
     /// Tell what this host can do, and what mends what it cannot
     Doctor(Doctor),
-    /// Check that this host's counters count right in guests, with programs whose counts are known
+    /// Check that this host's counters count right in guests
     Check(Check),
-    /// The simulated host for machines without a PMU or KVM: runs `tally-lab`
-    #[command(disable_help_flag = true)]
+    /// Use the simulated host, for machines without a PMU or KVM: tally-lab
+    #[command(
+        disable_help_flag = true,
+        after_help = "\
+Examples:
+  tally lab --help
+  tally lab run -- perf stat true"
+    )]
     Lab {
         /// What `tally-lab` is given
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
+    },
+    /// Print what has a shell complete commands and options
+    #[command(
+        after_help = "Example:\n  tally completions bash >~/.local/share/bash-completion/completions/tally"
+    )]
+    Completions {
+        /// bash, elvish, fish, powershell or zsh
+        #[arg(hide_possible_values = true)]
+        shell: Shell,
+    },
+    /// Print the manual page, or write those of all commands into a folder
+    #[command(after_help = "Examples:\n  tally man | man -l -\n  tally man ~/.local/share/man/man1")]
+    Man {
+        /// Where to write tally.1, tally-run.1 and so on
+        folder: Option<PathBuf>,
     },
 }
 
 /// The options of `tally run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With COMMAND, the default guest runs it; its output and status become Tally's. Without, the guest's console
-is on the terminal, and Ctrl-A X ends the machine. Failures of Tally itself have status 125.
+What guests see with --pmu:
+  auto         the PMU of the host's vendor
+  amd          AMD's, with PerfMonV2
+  amd-legacy   AMD's, without PerfMonV2
+  intel        Intel's architectural PMU, version 5
+  intel-v2     Intel's architectural PMU, version 2
+  kvm          KVM's own in-kernel vPMU, for comparison
+  none         none: CPUID shows none, and its registers fault
+
+With COMMAND, the default guest runs it; its output and status become Tally's.
+Without, the guest's console is on the terminal, and Ctrl-A X ends the machine.
+Failures of Tally itself have status 125. RUST_LOG=tally::pmu=trace,... has
+parts of Tally tell more.
 
 Examples:
   tally run -- perf stat true
@@ -51,7 +91,8 @@ pub struct Run {
     /// vmlinux, bzImage or a multiboot image [default: the default guest's kernel]
     #[arg(long, value_name = "PATH")]
     pub kernel: Option<PathBuf>,
-    /// The initrd, or a multiboot image's modules: 'FILE ARGUMENTS,FILE ...' [default: the default guest's]
+    /// The initrd, or a multiboot image's modules: 'FILE ARGS,FILE ...'
+    /// [default: the default guest's]
     #[arg(long, value_name = "PATH")]
     pub initrd: Option<PathBuf>,
     /// More for the kernel's command line, after what Tally needs
@@ -64,15 +105,15 @@ pub struct Run {
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
     /// The PMU that the guest sees
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
     pub pmu: Choice,
-    /// How many of the PMU's counters the guest sees [default: as many as the host has free]
+    /// How many of its counters the guest sees [default: all that the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
     /// Where to log what happens to the guest's counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
-    /// Tell what Tally does and why, and show the guest's console while a command runs; -vv and -vvv tell more
+    /// Tell what Tally does and why, and show the guest's console (-vv, -vvv: tell more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
     /// What the default guest runs
@@ -83,8 +124,14 @@ pub struct Run {
 /// The options of `tally doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line is a fact: `ok`, `BAD` if it keeps guests or their counters from working, or `-` if it is good to know.
-The status is 1 if one is bad.")]
+Each line is a fact: `ok`, `BAD` if it keeps guests or their counters from
+working, or `-` if it is good to know. Commands that mend something stand
+between backticks. The last line says what runs here. The status is 1 if a
+fact is bad.
+
+Examples:
+  tally doctor
+  tally doctor --json")]
 pub struct Doctor {
     /// The same for machines: a list of {about, state, says, commands}
     #[arg(long)]
@@ -94,13 +141,18 @@ pub struct Doctor {
 /// The options of `tally check`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What is printed is meant to be pasted, wherever people compare hosts. The status is 0 if nothing is wrong, 1 if a
-count is, and 125 if there is nothing to check.")]
+Programs whose counts are known run in guests, and what was counted is printed
+beside what is right, to be pasted wherever people compare hosts. The status is
+0 if nothing is wrong, 1 if a count is, and 125 if there is nothing to check.
+
+Examples:
+  tally check
+  tally check --pmu intel --counters 3")]
 pub struct Check {
-    /// The PMU that the guests see
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    /// The PMU that the guests see: amd, amd-legacy, intel or intel-v2
+    #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
     pub pmu: Choice,
-    /// How many of the PMU's counters they see [default: as many as the host has free]
+    /// How many of its counters they see [default: all that the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
 }
@@ -127,6 +179,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     fn refusal(arguments: &[&str]) -> String {
         one_line(&Cli::try_parse_from(arguments).unwrap_err().render().to_string())
@@ -148,5 +201,41 @@ mod tests {
         let cli = Cli::try_parse_from(["tally", "run", "--", "perf", "--version", "--", "x"]).unwrap();
         let Command::Run(run) = cli.command else { panic!("not run") };
         assert_eq!(run.command, ["perf", "--version", "--", "x"]);
+    }
+
+    #[test]
+    fn every_example_can_be_typed() {
+        let mut tally = Cli::command();
+        tally.build();
+        let commands = tally.get_subcommands().filter(|command| command.get_name() != "help");
+        for command in commands.chain([&tally]) {
+            let examples = examples(command);
+            assert!(!examples.is_empty(), "{} has no example", command.get_name());
+            for example in examples {
+                let parsed = Cli::try_parse_from(&example);
+                assert!(parsed.is_ok(), "{example:?}: {}", parsed.unwrap_err());
+            }
+        }
+    }
+
+    /// The examples in a command's help, as the words that a shell makes of them, without pipes and redirections.
+    fn examples(command: &clap::Command) -> Vec<Vec<String>> {
+        let help = command.clone().render_long_help().to_string();
+        let lines = help.lines().filter_map(|line| line.strip_prefix("  tally "));
+        lines.map(|line| words(&format!("tally {line}"))).collect()
+    }
+
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut quoted) = (vec![String::new()], false);
+        for c in line.chars() {
+            match c {
+                '\'' => quoted = !quoted,
+                ' ' if !quoted => words.push(String::new()),
+                '|' | '>' if !quoted => break,
+                c => words.last_mut().expect("there is one").push(c),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
     }
 }

@@ -19,6 +19,7 @@ mod logging;
 mod machine;
 mod memory;
 mod msr;
+mod packaging;
 mod pmu;
 mod registers;
 mod run;
@@ -49,6 +50,8 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => check::check(options),
         Command::Lab { arguments } => lab::run(arguments),
+        Command::Completions { shell } => packaging::completions(*shell),
+        Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
     result.unwrap_or_else(|error| {
         eprintln!("tally: {error:#}");

@@ -21,7 +21,15 @@ const LAB_FAILED: u8 = 125;
 
 /// A simulated host with an exact PMU and real KVM, for machines that have none.
 #[derive(Parser)]
-#[command(name = "tally-lab", version)]
+#[command(
+    name = "tally-lab",
+    version,
+    max_term_width = 80,
+    after_help = "\
+Examples:
+  tally-lab build
+  tally-lab run -- perf stat -e instructions:u true"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Subcommands,
@@ -29,23 +37,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Subcommands {
-    /// Builds the lab: the CPU, the host, the default guest.
+    /// Build the lab: the CPU, the host, the default guest
+    #[command(after_help = "Example:\n  tally-lab build")]
     Build,
-    /// Runs a shell script on the simulated host, in a folder with the files given to it.
-    ///
-    /// Its output and its exit status become this command's. Failures of the lab itself have the status 125.
+    /// Run a shell script on the simulated host; its output and status come out
     Exec(Exec),
-    /// Runs `tally run` on the simulated host, with its options and its command; the files that they name come along.
+    /// Run `tally run` on the simulated host
     Run(Run),
-    /// Proves that the lab counts exactly, before anything of ours runs on it.
-    #[command(visible_alias = "test")]
+    /// Prove that the lab counts exactly, before anything else runs on it
+    #[command(visible_alias = "test", after_help = "Example:\n  tally-lab self-test")]
     SelfTest,
-    /// Boots an unmodified guest and runs a command in it: on this machine if its KVM can, or else in the lab.
+    /// Count and sample in an unmodified guest: on this machine if its KVM can
+    #[command(after_help = "\
+Where this machine's KVM cannot run Linux, the guest runs on the simulated host.
+
+Example:
+  tally-lab demo")]
     Demo,
-    /// Measures what things cost.
+    /// Measure what things cost
+    #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
-        /// What to measure.
-        #[arg(value_enum, default_value_t = Measured::Boot)]
+        /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters
+        #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
 }
@@ -59,68 +72,76 @@ enum Measured {
 }
 
 #[derive(Args)]
+#[command(after_help = "\
+The files that tally's options name come along. Output and status are those of
+`tally run`; failures of the lab itself have the status 125.
+
+Examples:
+  tally-lab run -- perf stat -e instructions:u true
+  tally-lab run --lab-smp 2 --cpus 2 -- sh -c 'perf stat -a sleep 1'")]
 struct Run {
-    /// Ends `tally` after this time and says where it was.
+    /// End `tally` after this time, and say where it was
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     lab_limit: u64,
-    /// The host's processors.
+    /// The host's processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     lab_smp: u32,
-    /// The host's memory.
+    /// The host's memory
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     lab_memory: u32,
-    /// The release whose kernel the host runs: bookworm, trixie or sid.
+    /// The release of the host's kernel: bookworm, trixie or sid
     #[arg(long, value_name = "SUITE", default_value_t)]
     host_suite: Suite,
-    /// The release whose kernel the default guest runs.
+    /// The release of the default guest's kernel
     #[arg(long, value_name = "SUITE", default_value_t)]
     guest_suite: Suite,
-    /// What `tally run` is given.
+    /// What `tally run` is given
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
 #[derive(Args)]
+#[command(after_help = "Example:\n  tally-lab exec --with tally --out results script.sh")]
 struct Exec {
-    /// Puts a file where the script starts, under its own or another name.
+    /// Put a file where the script starts
     #[arg(long, value_name = "FILE[:NAME]")]
     with: Vec<String>,
-    /// Puts the default guest there, as guest/kernel and guest/initrd.
+    /// Put the default guest there, where tally finds it
     #[arg(long)]
     with_guest: bool,
-    /// Brings back what the script leaves in $OUT.
+    /// Bring back what the script leaves in $OUT
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
-    /// The script.
+    /// The script
     script: PathBuf,
-    /// Arguments for the script.
+    /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
 #[derive(Args)]
 struct Machine {
-    /// Kills the script after this time and says where it was.
+    /// Kill the script after this time
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
-    /// The host's processors.
+    /// The host's processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     smp: u32,
-    /// The host's memory in MiB, or with a suffix: 2G.
+    /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// Gives the host's PMU the registers of PerfMonV2.
+    /// Give the host's PMU the registers of PerfMonV2
     #[arg(long)]
     perfmon_v2: bool,
-    /// The release whose kernel the host runs: bookworm, trixie or sid.
+    /// The release of the host's kernel
     #[arg(long, value_name = "SUITE", default_value_t)]
     host_suite: Suite,
-    /// The release whose kernel the default guest runs.
+    /// That of the default guest's
     #[arg(long, value_name = "SUITE", default_value_t)]
     guest_suite: Suite,
-    /// Shows the host's console.
+    /// Show the host's console
     #[arg(short, long)]
     verbose: bool,
 }
@@ -229,5 +250,27 @@ impl Exec {
             scenario = scenario.keep_output_in(out);
         }
         scenario.run_with(progress, &mut stdout(), &mut stderr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_example_can_be_typed() {
+        let mut lab = Arguments::command();
+        lab.build();
+        let commands = lab.get_subcommands().filter(|command| command.get_name() != "help");
+        for command in commands.chain([&lab]) {
+            let help = command.clone().render_long_help().to_string();
+            let mut examples = help.lines().filter(|line| line.starts_with("  tally-lab ")).peekable();
+            assert!(examples.peek().is_some(), "{} has no example", command.get_name());
+            for example in examples {
+                let parsed = Arguments::try_parse_from(example.split_whitespace());
+                assert!(parsed.is_ok(), "{example}: {}", parsed.err().expect("it is an error"));
+            }
+        }
     }
 }

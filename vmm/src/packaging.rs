@@ -1,0 +1,54 @@
+//! What a package of Tally installs beside the program, all of it made from the command line itself: shell completions
+//! and manual pages.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::cli::Cli;
+
+/// Prints what has a shell complete `tally`.
+pub fn completions(shell: Shell) -> Result<ExitCode> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tally", &mut text);
+    print(&text)
+}
+
+/// Prints the manual page of `tally`, or writes those of all its commands into a folder.
+pub fn manual(folder: Option<&Path>) -> Result<ExitCode> {
+    let Some(folder) = folder else {
+        let (_, page) = pages()?.swap_remove(0);
+        return print(&page);
+    };
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (name, page) in pages()? {
+        let path = folder.join(name);
+        fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The files' names and what is in them, that of `tally` first.
+fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut tally = Cli::command().disable_help_subcommand(true);
+    tally.build();
+    let commands: Vec<_> = tally.get_subcommands().cloned().collect();
+    let page = |command: clap::Command| {
+        let man = Man::new(command).source(concat!("tally ", env!("CARGO_PKG_VERSION")));
+        let mut text = Vec::new();
+        man.render(&mut text)?;
+        Ok((man.get_filename(), text))
+    };
+    std::iter::once(tally).chain(commands).map(page).collect()
+}
+
+fn print(text: &[u8]) -> Result<ExitCode> {
+    io::stdout().write_all(text).context("cannot write to standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
