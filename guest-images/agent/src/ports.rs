@@ -1,0 +1,60 @@
+//! The guest's ends of the ports.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_agent::protocol;
+
+/// How long the kernel may take to find the ports.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait between two looks.
+pub const PAUSE: Duration = Duration::from_millis(1);
+
+/// The ports, none of which makes its reader or writer wait.
+pub struct Ports {
+    pub control: Rc<File>,
+    pub stdin: Rc<File>,
+    pub stdout: Rc<File>,
+    pub stderr: Rc<File>,
+    pub terminal: Rc<File>,
+}
+
+impl Ports {
+    /// Opens the ports of the first console, which appear one by one when its driver has been loaded. The error is for
+    /// the console.
+    pub fn open() -> Result<Self, String> {
+        let until = Instant::now() + PATIENCE;
+        Ok(Self {
+            control: open(protocol::CONTROL, until)?,
+            stdin: open(protocol::STDIN, until)?,
+            stdout: open(protocol::STDOUT, until)?,
+            stderr: open(protocol::STDERR, until)?,
+            terminal: open(protocol::TERMINAL, until)?,
+        })
+    }
+}
+
+fn open(port: u32, until: Instant) -> Result<Rc<File>, String> {
+    let path = PathBuf::from(format!("/dev/vport0p{port}"));
+    loop {
+        let opened = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        match opened {
+            Ok(file) => return Ok(Rc::new(file)),
+            Err(_) if Instant::now() < until => thread::sleep(PAUSE),
+            Err(error) => return Err(reason(&path.display().to_string(), &error)),
+        }
+    }
+}
+
+fn reason(path: &str, error: &Error) -> String {
+    if error.kind() == ErrorKind::NotFound {
+        format!("{path}: this kernel has no virtio console (CONFIG_VIRTIO_MMIO, CONFIG_VIRTIO_CONSOLE)")
+    } else {
+        format!("{path}: {error}")
+    }
+}

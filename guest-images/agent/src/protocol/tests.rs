@@ -1,0 +1,162 @@
+//! Messages that survive, and streams that must not do harm.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::*;
+
+fn string() -> impl Strategy<Value = OsString> {
+    vec(1..=255_u8, 0..20).prop_map(OsString::from_vec)
+}
+
+fn size() -> impl Strategy<Value = Size> {
+    any::<(u16, u16)>().prop_map(|(rows, columns)| Size { rows, columns })
+}
+
+fn share() -> impl Strategy<Value = Share> {
+    let access = prop_oneof![Just(Access::ReadOnly), Just(Access::ReadWrite)];
+    (string(), string(), access).prop_map(|(tag, path, access)| Share { tag, path, access })
+}
+
+fn start() -> impl Strategy<Value = Start> {
+    let terminals =
+        any::<(bool, bool, bool)>().prop_map(|(stdin, stdout, stderr)| Terminals { stdin, stdout, stderr });
+    let settings =
+        (vec(share(), 0..3), option::of(string()), terminals, option::of(size()), option::of(string()));
+    (settings, vec(string(), 0..5)).prop_map(|((shares, folder, terminals, size, term), command)| Start {
+        shares,
+        folder,
+        terminals,
+        size,
+        term,
+        command,
+    })
+}
+
+fn to_guest() -> impl Strategy<Value = ToGuest> {
+    prop_oneof![
+        start().prop_map(ToGuest::Start),
+        size().prop_map(ToGuest::Size),
+        any::<u8>().prop_map(ToGuest::Signal),
+    ]
+}
+
+fn to_host() -> impl Strategy<Value = ToHost> {
+    prop_oneof![
+        Just(ToHost::Ready),
+        any::<u8>().prop_map(ToHost::Took),
+        any::<u8>().prop_map(ToHost::Exited),
+        any::<String>().prop_map(ToHost::Failed),
+    ]
+}
+
+/// What a decoder finds in a stream that arrives in pieces of these lengths, over and over.
+fn decode<M: Message>(stream: &[u8], pieces: &[usize]) -> Result<Vec<M>, Error> {
+    let mut decoder = Decoder::new();
+    let mut messages = Vec::new();
+    let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
+    while !rest.is_empty() {
+        let piece;
+        (piece, rest) = rest.split_at(rest.len().min(*pieces.next().unwrap()));
+        decoder.feed(piece);
+        while let Some(message) = decoder.next()? {
+            messages.push(message);
+        }
+    }
+    Ok(messages)
+}
+
+fn encode<M: Message>(messages: &[M]) -> Vec<u8> {
+    messages.iter().flat_map(|message| message.encode().unwrap()).collect()
+}
+
+proptest! {
+    #[test]
+    fn what_the_host_says_arrives_however_it_is_cut(
+        messages in vec(to_guest(), 0..6), pieces in vec(1..40_usize, 1..5)
+    ) {
+        prop_assert_eq!(decode::<ToGuest>(&encode(&messages), &pieces).unwrap(), messages);
+    }
+
+    #[test]
+    fn what_the_guest_says_arrives_however_it_is_cut(
+        messages in vec(to_host(), 0..6), pieces in vec(1..40_usize, 1..5)
+    ) {
+        prop_assert_eq!(decode::<ToHost>(&encode(&messages), &pieces).unwrap(), messages);
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_stays_refused(
+        stream in vec(any::<u8>(), 0..200), pieces in vec(1..40_usize, 1..5)
+    ) {
+        // Whatever is understood is what somebody could have said.
+        if let Ok(messages) = decode::<ToHost>(&stream, &pieces) {
+            prop_assert!(encode(&messages).len() <= stream.len() * 3);
+        }
+        let mut decoder = Decoder::<ToGuest>::new();
+        decoder.feed(&stream);
+        if let Err(error) = std::iter::from_fn(|| decoder.next().transpose()).take(200).collect::<Result<Vec<_>, _>>() {
+            prop_assert_eq!(decoder.next(), Err(error));
+        }
+    }
+
+    #[test]
+    fn a_changed_start_is_read_or_refused(start in start(), at: prop::sample::Index, byte: u8) {
+        let mut frame = ToGuest::Start(start).encode().unwrap();
+        let at = at.index(frame.len());
+        frame[at] = byte;
+        if let Ok(messages) = decode::<ToGuest>(&frame, &[64]) {
+            prop_assert_eq!(decode::<ToGuest>(&encode(&messages), &[64]).unwrap(), messages);
+        }
+    }
+}
+
+#[test]
+fn a_frame_looks_as_described() {
+    let size = ToGuest::Size(Size { rows: 0x0102, columns: 80 });
+    assert_eq!(size.encode().unwrap(), [2, 4, 0, 0, 0, 2, 1, 80, 0]);
+    let start = Start {
+        shares: vec![Share { tag: "work".into(), path: "/home/x".into(), access: Access::ReadOnly }],
+        terminals: Terminals { stdin: true, ..Terminals::default() },
+        size: Some(Size { rows: 24, columns: 80 }),
+        command: vec!["echo".into(), "".into()],
+        ..Start::default()
+    };
+    let text = b"ro=work\0/home/x\0terminal=stdin\0size=24x80\0--\0echo\0\0";
+    let mut frame = vec![1, u8::try_from(text.len()).unwrap(), 0, 0, 0];
+    frame.extend_from_slice(text);
+    assert_eq!(ToGuest::Start(start).encode().unwrap(), frame);
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_refused_before_it_has_arrived() {
+    let mut decoder = Decoder::<ToHost>::new();
+    let length = u32::try_from(LONGEST + 1).unwrap();
+    decoder.feed(&[FAILED]);
+    decoder.feed(&length.to_le_bytes());
+    assert_eq!(decoder.next(), Err(Error::TooLong(LONGEST + 1)));
+}
+
+#[test]
+fn the_longest_message_arrives_and_a_longer_one_is_not_sent() {
+    let longest = ToHost::Failed("x".repeat(LONGEST));
+    assert_eq!(decode::<ToHost>(&longest.encode().unwrap(), &[1000]).unwrap(), [longest]);
+    assert_eq!(ToHost::Failed("x".repeat(LONGEST + 1)).encode(), Err(Error::TooLong(LONGEST + 1)));
+}
+
+#[test]
+fn what_cannot_be_written_down_is_not_sent() {
+    let start = Start { command: vec!["a\0b".into()], ..Start::default() };
+    assert_eq!(ToGuest::Start(start).encode(), Err(Error::Zero));
+}
+
+#[test]
+fn a_message_of_the_other_side_makes_no_sense() {
+    let signal = ToGuest::Signal(2).encode().unwrap();
+    assert_eq!(decode::<ToHost>(&signal, &[64]), Err(Error::Malformed(SIGNAL)));
+    assert_eq!(Error::Malformed(SIGNAL).to_string(), "a message of kind 0x03 makes no sense");
+}
