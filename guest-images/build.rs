@@ -1,6 +1,8 @@
-//! Compiles the programs that go into guests: they run without a library, so the C compiler that Rust links with does.
+//! Compiles the programs that go into guests: those that run without a library with the C compiler that Rust links with,
+//! and the agent with a cargo of its own, because it is another program than this build makes it, small and for Linux.
 
 use std::env;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -34,6 +36,32 @@ fn main() {
     for program in ["outb", "loop"] {
         compile(program, &out, &[&format!("payloads/{program}.S")]);
     }
+    for input in ["agent/Cargo.toml", "agent/src", "../Cargo.toml", "../Cargo.lock"] {
+        println!("cargo::rerun-if-changed={input}");
+    }
+    build_agent(Path::new(&out));
+}
+
+/// Builds the agent where no other cargo builds, so that neither waits for the other. Its dependency is one of this crate
+/// as well, so it is there already.
+fn build_agent(out: &Path) {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let cargo = env::var("CARGO").expect("cargo sets CARGO");
+    let folder = out.join("agent-target");
+    let status = Command::new(&cargo)
+        .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
+        .args(["--profile", "agent", "--target", TARGET, "--target-dir"])
+        .arg(&folder)
+        // Its place in memory is fixed, so that nothing has to be relocated when it starts.
+        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static")
+        // What checks this build would take the place of the compiler in that one.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .status()
+        .unwrap_or_else(|error| panic!("cannot run `{cargo}`: {error}"));
+    assert!(status.success(), "`{cargo}` could not build the guest's agent");
+    let built = folder.join(TARGET).join("agent/agent");
+    fs::copy(&built, out.join("agent"))
+        .unwrap_or_else(|error| panic!("cannot copy {}: {error}", built.display()));
 }
 
 fn compile(name: &str, out: &str, arguments: &[&str]) {

@@ -52,6 +52,9 @@ pub const BARE_METAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/payload"
 /// `outb PORT VALUE` for Linux guests, whose kernel has no `/dev/port`.
 pub const OUTB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/outb"));
 
+/// The agent of the default guest: see the package `guest-agent`.
+pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent"));
+
 /// `loop` for Linux guests: it executes [`LOOP_INSTRUCTIONS`] and ends.
 pub const LOOP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/loop"));
 /// How many instructions [`LOOP`] has.
@@ -62,6 +65,17 @@ pub const LOOP_BRANCHES: u64 = 10_000_001;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_agent_needs_nothing_that_is_not_in_it() {
+        let at = |offset: usize| u16::from_le_bytes(AGENT[offset..offset + 2].try_into().unwrap());
+        // ELF64, an executable that is not relocated, for x86-64.
+        assert_eq!((&AGENT[..5], at(16), at(18)), (&b"\x7fELF\x02"[..], 2, 62));
+        let (headers, size) = (usize::from(at(32)), usize::from(at(54)));
+        let kinds = (0..usize::from(at(56))).map(|header| at(headers + header * size));
+        // Neither dynamic linking nor an interpreter.
+        assert!(!kinds.into_iter().any(|kind| kind == 2 || kind == 3));
+    }
 
     #[test]
     fn the_payload_is_a_multiboot_image() {
