@@ -2,13 +2,15 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::image::{self, Unpacked};
 use crate::packages::{Apt, Suite};
-use crate::{Error, Progress, Result, lz4, payloads};
+use crate::{Error, Progress, Result, lz4, modules, payloads};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");
@@ -18,13 +20,15 @@ const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
 const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xterm-256color", "s/screen"];
 /// Counts up when the way of building changes, as the kinds of input below do not show that.
 const RECIPE: &str = "2";
+/// The same for what is put in front of the programs.
+const FRONT_RECIPE: &str = "1";
 
 /// A kernel and the initrd to boot it with.
 #[derive(Debug, Clone)]
 pub struct Guest {
     /// The bzImage.
     pub kernel: PathBuf,
-    /// The compressed initrd.
+    /// The initrd.
     pub initrd: PathBuf,
 }
 
@@ -58,16 +62,47 @@ fn guest_in(folder: PathBuf) -> Result<Guest> {
 
 /// The guest with the kernel of a release. Its programs are those of the stable release, whichever the kernel is.
 pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Guest> {
-    let kernel = kernel(cache, suite, progress)?.image;
-    let mut key = Key::new("guest-initrd")
-        .with(RECIPE)
-        .with(INIT)
-        .with(DECODE)
-        .with(payloads::OUTB)
-        .with(payloads::LOOP);
-    key = PACKAGES.iter().fold(key, Key::with);
-    let entry = cache.entry(&key, progress, |progress, entry| pack_initrd(cache, entry, progress))?;
-    Ok(Guest { kernel, initrd: entry.join("initrd") })
+    let kernel = kernel(cache, suite, progress)?;
+    let programs = programs(cache, progress)?;
+    let mut key = Key::new(&format!("guest-initrd-{suite}")).with(FRONT_RECIPE).with(stamp(&kernel.image)?);
+    for own in [INIT.as_bytes(), DECODE.as_bytes(), payloads::AGENT, payloads::OUTB, payloads::LOOP] {
+        key = key.with(own);
+    }
+    let key = key.with(programs.as_os_str().as_bytes());
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        progress.step("putting the guest's initrd together");
+        let mut initrd = front(&kernel.modules)?;
+        let programs = programs.join("archive");
+        initrd.extend(fs::read(&programs).map_err(Error::io("read", &programs))?);
+        let path = entry.join("initrd");
+        fs::write(&path, initrd).map_err(Error::io("write", path))
+    })?;
+    Ok(Guest { kernel: kernel.image, initrd: entry.join("initrd") })
+}
+
+/// What tells a file from another version of it, without reading it.
+fn stamp(path: &Path) -> Result<String> {
+    let file = fs::metadata(path).map_err(Error::io("read", path))?;
+    Ok(format!("{} {}.{}", file.len(), file.mtime(), file.mtime_nsec()))
+}
+
+/// The archive of what is ours and what depends on the kernel. It is not packed: the kernel unpacks one archive after the
+/// other, however each is packed, if those that are not come first.
+fn front(modules: &Path) -> Result<Vec<u8>> {
+    let mut archive = Archive::new();
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("lib/tally/agent", 0o755, payloads::AGENT);
+    archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
+    archive.file("lib/tally/outb", 0o755, payloads::OUTB);
+    archive.file("lib/tally/loop", 0o755, payloads::LOOP);
+    modules::add(&mut archive, modules)?;
+    Ok(archive.finish())
+}
+
+/// The folder of the archive of the distribution's programs, which takes long to pack and is the same for all kernels.
+fn programs(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
+    let key = PACKAGES.iter().fold(Key::new("guest-programs").with(RECIPE), Key::with);
+    cache.entry(&key, progress, |progress, entry| pack_programs(cache, entry, progress))
 }
 
 /// The distribution's kernel for virtual machines.
@@ -99,7 +134,7 @@ pub fn kernel(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Ke
     Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
 }
 
-fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
+fn pack_programs(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
     let suite = Suite::default();
     let unpacked = entry.join("unpacked");
     let apt = Apt::open(cache, suite, progress)?;
@@ -107,7 +142,7 @@ fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<(
     packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
     apt.unpack(&packages, &unpacked, progress)?;
 
-    progress.step("packing the guest's initrd");
+    progress.step("packing the guest's programs");
     let files = Unpacked::new(&unpacked, suite);
     let mut archive = Archive::new();
     // The kernel opens this for init before anything is mounted.
@@ -115,10 +150,6 @@ fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<(
     for folder in ["proc", "sys", "tmp", "run", "root", "etc"] {
         archive.folder(folder);
     }
-    archive.file("init", 0o755, INIT.as_bytes());
-    archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
-    archive.file("lib/tally/outb", 0o755, payloads::OUTB);
-    archive.file("lib/tally/loop", 0o755, payloads::LOOP);
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
     archive.file("etc/group", 0o644, b"root:x:0:\n");
     image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;
@@ -130,8 +161,8 @@ fn pack_initrd(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<(
         let path = format!("lib/terminfo/{terminal}");
         archive.copy(&path, &files.find(&[&path, &format!("usr/share/terminfo/{terminal}")])?)?;
     }
-    let initrd = entry.join("initrd");
-    fs::write(&initrd, lz4::compress(&archive.finish())).map_err(Error::io("write", &initrd))?;
+    let packed = entry.join("archive");
+    fs::write(&packed, lz4::compress(&archive.finish())).map_err(Error::io("write", &packed))?;
     fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
 }
 

@@ -15,6 +15,7 @@ pub mod guest;
 pub mod host;
 pub mod image;
 mod lz4;
+pub mod modules;
 pub mod packages;
 pub mod payloads;
 pub mod progress;
