@@ -11,7 +11,7 @@ pub mod virtio;
 
 pub use bus::{Overlap, PortBus, PortDevice};
 pub use fw_cfg::FwCfg;
-pub use power::{AcpiSleep, Report, ResetOn};
+pub use power::{AcpiSleep, DebugExit, ResetOn};
 pub use serial::{Serial, SerialError};
 
 /// What a guest may do with something of the host's.
@@ -32,6 +32,4 @@ pub enum End {
     Reboot,
     /// It wrote this byte to the debug-exit port.
     DebugExit(u8),
-    /// The command that the default guest was given has ended with this status.
-    Command(u8),
 }

@@ -2,7 +2,7 @@
 
 use std::io::sink;
 
-use devices::{AcpiSleep, End, FwCfg, PortBus, Report, ResetOn, Serial};
+use devices::{AcpiSleep, DebugExit, End, FwCfg, PortBus, ResetOn, Serial};
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -27,7 +27,7 @@ fn bus() -> (PortBus, Serial) {
     bus.attach(FW_CFG, 2, FwCfg::new(4, 1 << 30)).unwrap();
     bus.attach(SLEEP, 2, AcpiSleep).unwrap();
     bus.attach(RESET, 1, ResetOn::ACPI).unwrap();
-    bus.attach(DEBUG_EXIT, 4, Report(End::DebugExit)).unwrap();
+    bus.attach(DEBUG_EXIT, 4, DebugExit).unwrap();
     (bus, serial)
 }
 

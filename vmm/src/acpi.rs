@@ -1,9 +1,11 @@
-//! The ACPI tables: they tell the guest which CPUs and serial ports it has, how to switch itself off, and what it need not look for.
+//! The ACPI tables: they tell the guest which CPUs and devices it has, how to switch itself off, and what it need not look for.
 //!
 //! The machine is a "hardware-reduced" one (ACPI 6.5, section 4.1): no PIC, no keyboard controller, no clock chip
 //! and no VGA. A kernel that is told so does not probe for them, and that is most of what makes a boot short.
 
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, Path, ResourceTemplate, Scope};
+use acpi_tables::aml::{
+    Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope,
+};
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
@@ -11,10 +13,11 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml::ZERO};
+use devices::virtio::Transport;
 use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::machine::{SerialPort, port};
+use crate::machine::{COM, port, virtio};
 use crate::memory::low;
 
 const OEM: [u8; 6] = *b"TALLY ";
@@ -23,8 +26,8 @@ const OEM_REVISION: u32 = 1;
 const IO_APIC: u32 = 0xfec0_0000;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 
-/// Writes the tables for `cpus` CPUs and the given serial ports, the root pointer at [`low::ACPI`].
-pub fn write(memory: &GuestMemoryMmap, cpus: u8, serial: &[SerialPort]) -> Result<(), GuestMemoryError> {
+/// Writes the tables for `cpus` CPUs and that many virtio devices, the root pointer at [`low::ACPI`].
+pub fn write(memory: &GuestMemoryMmap, cpus: u8, virtio: usize) -> Result<(), GuestMemoryError> {
     let mut next = low::ACPI + Rsdp::len() as u64;
     let mut put = |table: &[u8]| {
         // Tables begin on 16-byte boundaries, as firmware has it.
@@ -33,7 +36,7 @@ pub fn write(memory: &GuestMemoryMmap, cpus: u8, serial: &[SerialPort]) -> Resul
         memory.write_slice(table, GuestAddress(at)).map(|()| at)
     };
 
-    let dsdt = put(&dsdt(serial))?;
+    let dsdt = put(&dsdt(virtio))?;
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     xsdt.add_entry(put(&bytes(&fadt(dsdt)))?);
     xsdt.add_entry(put(&bytes(&madt(cpus)))?);
@@ -47,21 +50,25 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-fn dsdt(serial: &[SerialPort]) -> Vec<u8> {
-    let hid = EISAName::new("PNP0501");
+fn dsdt(virtio_devices: usize) -> Vec<u8> {
     let mut body = Vec::new();
-    for (uid, com) in serial.iter().enumerate() {
-        let ports = IO::new(com.base, com.base, 1, 8);
-        let interrupt = Interrupt::new(true, true, false, false, com.gsi);
-        let resources = ResourceTemplate::new(vec![&ports, &interrupt]);
-        let (hid, uid_name, crs) = (
-            Name::new(Path::new("_HID"), &hid),
-            Name::new(Path::new("_UID"), &uid),
-            Name::new(Path::new("_CRS"), &resources),
+    // Both kinds raise their interrupt at an edge.
+    let interrupt = |gsi| Interrupt::new(true, true, false, false, gsi);
+    let ports = IO::new(COM.base, COM.base, 1, 8);
+    add_device(&mut body, "COM1", &EISAName::new("PNP0501"), 0, vec![&ports, &interrupt(COM.gsi)]);
+    for index in 0..virtio_devices {
+        let address = u32::try_from(virtio::address(index)).expect("devices are below 4 GiB");
+        let registers = u32::try_from(Transport::SIZE).expect("registers take a page");
+        let registers = Memory32Fixed::new(true, address, registers);
+        let resources: Vec<&dyn Aml> = vec![&registers];
+        let interrupt = interrupt(virtio::gsi(index));
+        add_device(
+            &mut body,
+            &format!("VIO{index}"),
+            &"LNRO0005",
+            index,
+            [resources, vec![&interrupt]].concat(),
         );
-        let name = format!("COM{}", uid + 1);
-        let device = Device::new(Path::new(&name), vec![&hid, &uid_name, &crs]);
-        Scope::new(Path::new("_SB_"), vec![&device]).to_aml_bytes(&mut body);
     }
     let s5 = Package::new(vec![&AcpiSleep::S5, &ZERO, &ZERO, &ZERO]);
     Name::new(Path::new("_S5_"), &s5).to_aml_bytes(&mut body);
@@ -69,6 +76,18 @@ fn dsdt(serial: &[SerialPort]) -> Vec<u8> {
     let mut table = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
     table.append_slice(&body);
     table.as_slice().to_vec()
+}
+
+/// A device with this hardware id, told from others of its kind by a number.
+fn add_device(body: &mut Vec<u8>, name: &str, id: &dyn Aml, number: usize, resources: Vec<&dyn Aml>) {
+    let resources = ResourceTemplate::new(resources);
+    let (id, number, resources) = (
+        Name::new(Path::new("_HID"), id),
+        Name::new(Path::new("_UID"), &number),
+        Name::new(Path::new("_CRS"), &resources),
+    );
+    let device = Device::new(Path::new(name), vec![&id, &number, &resources]);
+    Scope::new(Path::new("_SB_"), vec![&device]).to_aml_bytes(body);
 }
 
 fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
@@ -103,11 +122,10 @@ fn madt(cpus: u8) -> MADT {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::COM;
 
     fn tables(cpus: u8) -> Vec<u8> {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
-        write(&memory, cpus, &COM).unwrap();
+        write(&memory, cpus, 3).unwrap();
         let mut area = vec![0; 0x2_0000];
         memory.read_slice(&mut area, GuestAddress(low::ACPI)).unwrap();
         area

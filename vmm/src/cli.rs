@@ -1,12 +1,15 @@
 //! The command line. Other people's scripts depend on it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
+use devices::Access;
 
 use crate::FAILURE;
 use crate::memory::Size;
@@ -32,7 +35,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Boot a guest, and run a command in it if one is given
-    Run(Run),
+    Run(Box<Run>),
     /// Tell what this host can do, and what mends what it cannot
     Doctor(Doctor),
     /// Check that this host's counters count right in guests
@@ -104,6 +107,12 @@ pub struct Run {
     /// How much memory: a number with K, M or G behind it
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
+    /// A folder of the host's, at the same place in the guest; its programs may only read it unless it ends in `:rw`
+    #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
+    pub share: Vec<Given>,
+    /// A raw image as a disk, /dev/vda and on; the guest may write to it unless it ends in `:ro`
+    #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
+    pub disk: Vec<Given>,
     /// The PMU that the guest sees
     #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
     pub pmu: Choice,
@@ -113,12 +122,36 @@ pub struct Run {
     /// Where to log what happens to the guest's counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
+    /// Sample COMMAND with perf, and draw what it did
+    #[arg(long, value_name = "OUT.svg", requires = "command")]
+    pub flamegraph: Option<PathBuf>,
     /// Tell what Tally does and why, and show the guest's console (-vv, -vvv: tell more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
     /// What the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Something of the host's that a guest is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What the guest may do with it.
+    pub access: Access,
+}
+
+/// Reads a path that may end in `:ro` or `:rw`.
+fn given(unless_said: Access) -> impl TypedValueParser<Value = Given> {
+    OsStringValueParser::new().map(move |text| {
+        let bytes = text.as_bytes();
+        let (path, access) = [(&b":ro"[..], Access::ReadOnly), (b":rw", Access::ReadWrite)]
+            .into_iter()
+            .find_map(|(end, access)| Some((bytes.strip_suffix(end)?, access)))
+            .unwrap_or((bytes, unless_said));
+        Given { path: OsStr::from_bytes(path).into(), access }
+    })
 }
 
 /// The options of `tally doctor`.
@@ -194,6 +227,16 @@ mod tests {
             "{unknown_pmu}"
         );
         assert!(!refusal(&["tally", "run", "--memory", "12X"]).contains('\n'));
+    }
+
+    #[test]
+    fn a_folder_is_shared_to_be_read_and_a_disk_to_be_written_unless_it_says_otherwise() {
+        let arguments = ["tally", "run", "--share", "/a", "--share=b:rw", "--disk", "c:ro", "--disk", "d:x"];
+        let cli = Cli::try_parse_from(arguments).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        let given = |path: &str, access| Given { path: path.into(), access };
+        assert_eq!(run.share, [given("/a", Access::ReadOnly), given("b", Access::ReadWrite)]);
+        assert_eq!(run.disk, [given("c", Access::ReadOnly), given("d:x", Access::ReadWrite)]);
     }
 
     #[test]

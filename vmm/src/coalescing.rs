@@ -33,8 +33,8 @@ enum State {
 }
 
 impl Coalescing {
-    const DATA: u16 = COM[0].base;
-    const INTERRUPT_ENABLE: u16 = COM[0].base + 1;
+    const DATA: u16 = COM.base;
+    const INTERRUPT_ENABLE: u16 = COM.base + 1;
     const TRANSMIT_INTERRUPT: u8 = 1 << 1;
 
     /// Begins to hold back writes, if `wanted`.

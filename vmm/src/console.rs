@@ -1,4 +1,4 @@
-//! What serial ports send on its way out: bytes gathered into lines, and nothing that waits where it must not.
+//! What the serial port sends on its way out: bytes gathered into lines, and nothing that waits where it must not.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::events::{Ending, Reporter};
-
 /// How long a byte may wait for the rest of its line.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How much waits at most.
@@ -21,10 +19,10 @@ const TAIL: usize = 8192;
 /// How much of that is shown: what a kernel prints when it panics, from its first line on.
 const LAST_LINES: usize = 60;
 
-/// Goes off when bytes have waited long enough, whichever output's they are.
+/// Goes off when bytes have waited long enough.
 pub struct FlushTimer {
     fd: Mutex<TimerFd>,
-    /// Set while it runs, so that an output that is always busy does not put off another one's turn.
+    /// Set while it runs, so that an output that is always busy does not put off its turn.
     armed: AtomicBool,
 }
 
@@ -70,10 +68,9 @@ struct Buffer {
     file: Option<File>,
     tail: Option<VecDeque<u8>>,
     timer: Arc<FlushTimer>,
-    closed: Option<Reporter>,
 }
 
-/// Where a serial port's output goes. A clone is the same place.
+/// Where the serial port's output goes. A clone is the same place.
 #[derive(Clone)]
 pub struct Output(Arc<Mutex<Buffer>>);
 
@@ -81,12 +78,7 @@ impl Output {
     /// Output into a file, if there is one; `timer` is armed whenever bytes wait, and whoever sees it fire calls
     /// [`Output::try_flush`].
     pub fn new(file: Option<File>, timer: Arc<FlushTimer>) -> Self {
-        Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer, closed: None })))
-    }
-
-    /// Ends the machine when nobody reads this output any more, as SIGPIPE ends a program.
-    pub fn end_when_closed(&self, reporter: Reporter) {
-        self.buffer().closed = Some(reporter);
+        Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer })))
     }
 
     /// Keeps the last of the output, for [`Output::tail`].
@@ -129,13 +121,6 @@ impl Output {
     }
 }
 
-/// Outputs into these files, and the timer that they share.
-pub fn outputs(files: impl IntoIterator<Item = Option<File>>) -> io::Result<(Vec<Output>, Arc<FlushTimer>)> {
-    let timer = Arc::new(FlushTimer::new()?);
-    let outputs = files.into_iter().map(|file| Output::new(file, Arc::clone(&timer))).collect();
-    Ok((outputs, timer))
-}
-
 impl Buffer {
     fn write_out(&mut self) {
         if let Some(tail) = &mut self.tail {
@@ -144,12 +129,8 @@ impl Buffer {
             tail.drain(..excess);
         }
         if let Some(file) = &mut self.file {
-            let written = write_all(file, &self.waiting);
-            if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-                && let Some(reporter) = self.closed.take()
-            {
-                reporter.report(Ending::Signal(libc::SIGPIPE));
-            }
+            // A console that nobody sees any more goes on for itself.
+            let _ = write_all(file, &self.waiting);
         }
         self.waiting.clear();
     }
@@ -175,7 +156,7 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Whether the file takes bytes within that many milliseconds; without end for -1.
-fn wait_for_room(file: &File, limit: libc::c_int) -> bool {
+pub fn wait_for_room(file: &File, limit: libc::c_int) -> bool {
     let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: the one entry is valid.
     unsafe { libc::poll(&raw mut poll, 1, limit) == 1 }

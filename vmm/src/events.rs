@@ -11,8 +11,9 @@ use devices::{End, Serial};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::agent::{self, Handle};
 use crate::console::{FlushTimer, Output};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::terminal::Escape;
 use crate::vcpu::Failure;
 
@@ -23,6 +24,12 @@ pub enum Ending {
     Guest(End),
     /// A vCPU could not go on.
     Failed(Failure),
+    /// The command has ended with this status.
+    Command(u8),
+    /// The guest's agent cannot go on, for this reason.
+    Agent(String),
+    /// The command's output cannot be written.
+    Output(io::Error),
     /// The user typed Ctrl-A X.
     Quit,
     /// Tally was sent this signal.
@@ -32,7 +39,9 @@ pub enum Ending {
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Guest(End::Command(status)) => write!(f, "the guest's command ended with status {status}"),
+            Self::Command(status) => write!(f, "the guest's command ended with status {status}"),
+            Self::Agent(reason) => write!(f, "{reason}"),
+            Self::Output(error) => write!(f, "the command's output cannot be written: {error}"),
             Self::Guest(End::DebugExit(value)) => write!(f, "the guest wrote {value} to the debug exit"),
             Self::Guest(End::PowerOff) => write!(f, "the guest switched itself off"),
             Self::Guest(End::Reboot) => write!(f, "the guest reset"),
@@ -103,15 +112,15 @@ impl EventLoop {
         Ok(Reporter { endings: self.sender.clone(), wake })
     }
 
-    /// Ends when one of the signals arrives.
-    pub fn add_signals(&mut self, signals: Signals) {
+    /// Ends when one of the signals arrives, unless the agent passes it on to the command.
+    pub fn add_signals(&mut self, signals: Signals, agent: Option<Handle>) {
         let endings = self.sender.clone();
-        self.add(SignalArrives { signals, endings });
+        self.add(SignalArrives { signals, endings, agent });
     }
 
-    /// Flushes these outputs when the timer that they share fires.
-    pub fn add_outputs(&mut self, timer: Arc<FlushTimer>, outputs: Vec<Output>) {
-        self.add(FlushDue { timer, outputs });
+    /// Flushes the console's output when its timer fires.
+    pub fn add_output(&mut self, timer: Arc<FlushTimer>, output: Output) {
+        self.add(FlushDue { timer, output });
     }
 
     /// Feeds standard input to a serial port; `room` says when the port has taken what it was given.
@@ -155,13 +164,32 @@ impl MutEventSubscriber for Wake {
 struct SignalArrives {
     signals: Signals,
     endings: Sender<Ending>,
+    agent: Option<Handle>,
+}
+
+impl SignalArrives {
+    fn arrived(&self, signal: i32) {
+        let taken = match &self.agent {
+            _ if signal == libc::SIGWINCH => {
+                if let (Some(agent), Some(size)) = (&self.agent, agent::terminal_size()) {
+                    agent.resize(size);
+                }
+                true
+            }
+            Some(agent) if signals::FOR_THE_COMMAND.contains(&signal) => agent.signal(signal),
+            _ => false,
+        };
+        if !taken {
+            // The receiver lives as long as the loop that calls this.
+            let _ = self.endings.send(Ending::Signal(signal));
+        }
+    }
 }
 
 impl MutEventSubscriber for SignalArrives {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
         if let Some(signal) = self.signals.next() {
-            // The receiver lives as long as the loop that calls this.
-            let _ = self.endings.send(Ending::Signal(signal));
+            self.arrived(signal);
         }
     }
 
@@ -172,14 +200,13 @@ impl MutEventSubscriber for SignalArrives {
 
 struct FlushDue {
     timer: Arc<FlushTimer>,
-    outputs: Vec<Output>,
+    output: Output,
 }
 
 impl MutEventSubscriber for FlushDue {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
         self.timer.acknowledge();
-        let blocked = self.outputs.iter().filter(|output| !output.try_flush()).count();
-        if blocked > 0 {
+        if !self.output.try_flush() {
             self.timer.arm();
         }
     }

@@ -62,6 +62,8 @@ pub struct Boot<'a> {
     pub command_line: &'a str,
     /// The initrd. For a multiboot image a list `FILE ARGS,FILE ARGS...` of modules, with `,,` for a comma.
     pub initrd: Option<&'a Path>,
+    /// An archive that goes in front of Linux' initrd: the kernel unpacks one after the other.
+    pub front: &'a [u8],
 }
 
 /// How the guest's first CPU starts.
@@ -110,6 +112,17 @@ impl Kernel {
             Kind::Linux(linux) => linux.load(&self.path, &self.image, boot),
             Kind::Multiboot(multiboot) => multiboot.load(&self.path, &self.image, boot),
         }
+    }
+
+    /// Which Linux it is, as `uname -r` says it.
+    pub fn release(&self) -> Option<&str> {
+        const BANNER: &[u8] = b"Linux version ";
+        let at = self.image.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
+        let release = self.image[at..].split(|&byte| byte == b' ').next()?;
+        // It names a folder: what else a file claims is no release.
+        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+~-".contains(byte);
+        let fits = (1..=64).contains(&release.len()) && release[0] != b'.' && release.iter().all(is_name);
+        std::str::from_utf8(release).ok().filter(|_| fits)
     }
 
     /// Whether it is Linux, and not a multiboot image.

@@ -9,13 +9,29 @@ pub struct SerialPort {
     pub gsi: u32,
 }
 
-/// The serial ports, each where a PC has it. The first is the console; a command's output and errors come by the others.
-pub const COM: [SerialPort; 3] = [
-    SerialPort { base: 0x3f8, gsi: 4 },
-    SerialPort { base: 0x2f8, gsi: 3 },
-    // A PC's third port shares the first one's interrupt; ours does not.
-    SerialPort { base: 0x3e8, gsi: 5 },
-];
+/// The serial port, where a PC has its first: the console.
+pub const COM: SerialPort = SerialPort { base: 0x3f8, gsi: 4 };
+
+/// The virtio devices: registers in memory, one behind the other, each with an interrupt line of its own.
+pub mod virtio {
+    use devices::virtio::Transport;
+
+    /// The most that there can be: KVM's I/O APIC has so many lines that no device of a PC's has.
+    pub const MOST: usize = 8;
+    /// The first device's registers, in the hole below 4 GiB.
+    pub const BASE: u64 = 0xd000_0000;
+    const FIRST_GSI: u32 = 16;
+
+    /// Where a device's registers are.
+    pub fn address(index: usize) -> u64 {
+        BASE + index as u64 * Transport::SIZE
+    }
+
+    /// The interrupt line that it drives.
+    pub fn gsi(index: usize) -> u32 {
+        FIRST_GSI + u32::try_from(index).expect("there are few devices")
+    }
+}
 
 /// The other devices' I/O ports.
 pub mod port {
@@ -29,6 +45,4 @@ pub mod port {
     pub const SLEEP: u16 = 0x600;
     /// ACPI's reset register.
     pub const RESET: u16 = 0x602;
-    /// The status of the default guest's command.
-    pub const COMMAND_STATUS: u16 = 0x608;
 }

@@ -4,6 +4,7 @@
 //! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest.
 
 mod acpi;
+mod agent;
 mod check;
 mod cli;
 mod coalescing;
@@ -12,6 +13,7 @@ mod cpuid;
 mod doctor;
 mod events;
 mod firmware;
+mod flamegraph;
 mod kvm;
 mod lab;
 mod loader;
@@ -26,6 +28,7 @@ mod run;
 mod signals;
 mod terminal;
 mod vcpu;
+mod virtio;
 mod vm;
 
 use std::path::Path;

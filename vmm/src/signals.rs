@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What ends the machine when it arrives.
-const ENDING: [libc::c_int; 9] = [
+/// What is an event when it arrives: all but the last end the machine, unless a command takes them.
+const EVENTS: [libc::c_int; 10] = [
     libc::SIGTERM,
     libc::SIGINT,
     libc::SIGHUP,
@@ -14,7 +14,11 @@ const ENDING: [libc::c_int; 9] = [
     libc::SIGPROF,
     libc::SIGUSR1,
     libc::SIGUSR2,
+    libc::SIGWINCH,
 ];
+
+/// What is passed on to a command that runs.
+pub const FOR_THE_COMMAND: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
 /// The signals, readable as a file.
 #[derive(Debug)]
@@ -23,7 +27,7 @@ pub struct Signals(OwnedFd);
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
-        let set = set_of(&ENDING);
+        let set = set_of(&EVENTS);
         mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
@@ -47,7 +51,7 @@ impl Signals {
 
 /// Lets the signals do again what they do by themselves.
 pub fn give_back() -> io::Result<()> {
-    unblock(&ENDING)
+    unblock(&EVENTS)
 }
 
 /// Lets these signals arrive in this thread and those that it starts from now on.

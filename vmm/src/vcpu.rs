@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use devices::virtio::MmioBus;
 use devices::{End, PortBus};
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
@@ -16,6 +17,15 @@ use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::thread::ThreadPmu;
 
+/// Where a vCPU finds devices.
+#[derive(Clone)]
+pub struct Buses {
+    /// Those with I/O ports.
+    pub ports: Arc<PortBus>,
+    /// Those with registers in memory.
+    pub memory: Arc<MmioBus>,
+}
+
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
     /// Its number, which is its APIC id.
@@ -23,7 +33,7 @@ pub struct Vcpu {
     /// KVM's side of it.
     pub fd: VcpuFd,
     /// The machine's devices.
-    pub bus: Arc<PortBus>,
+    pub buses: Buses,
     /// The console bytes that KVM holds back.
     pub coalescing: Arc<Coalescing>,
     /// Which PMU it has.
@@ -110,7 +120,7 @@ impl Vcpu {
         let mut pmu = unsafe { ThreadPmu::new(self.pmu, &mut self.fd) };
         loop {
             let exit = self.enter(&mut pmu);
-            self.coalescing.drain(&mut self.fd, &self.bus);
+            self.coalescing.drain(&mut self.fd, &self.buses.ports);
             self.settle(&mut pmu)?;
             match exit {
                 Exit::Nothing => {}
@@ -140,12 +150,15 @@ impl Vcpu {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => Exit::In(port, data),
             Ok(VcpuExit::IoOut(port, data)) => Exit::Out(port, data),
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                // No device has memory-mapped registers: the bus floats.
-                data.fill(0xff);
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                self.buses.memory.read(address, data);
                 Exit::Nothing
             }
-            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => Exit::Nothing,
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                self.buses.memory.write(address, data);
+                Exit::Nothing
+            }
+            Ok(VcpuExit::Intr) => Exit::Nothing,
             Ok(VcpuExit::X86Rdmsr(exit)) => {
                 let (msr, data, error) = (exit.index, &raw mut *exit.data, &raw mut *exit.error);
                 match pmu.read(&self.fd, msr) {
@@ -187,7 +200,7 @@ impl Vcpu {
         // the borrow it came with is over, and nothing else touches it before the next `KVM_RUN`.
         let data = unsafe { &mut *data };
         for item in data.chunks_exact_mut(width) {
-            self.bus.read(port, item);
+            self.buses.ports.read(port, item);
         }
     }
 
@@ -197,7 +210,7 @@ impl Vcpu {
         let data = unsafe { &*data };
         data.chunks_exact(width).find_map(|item| {
             self.coalescing.watch(port, item);
-            self.bus.write(port, item)
+            self.buses.ports.write(port, item)
         })
     }
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use devices::{AcpiSleep, End, FwCfg, Overlap, PortBus, Report, ResetOn, Serial};
+use devices::virtio::{Console, Device, Transport};
+use devices::{AcpiSleep, DebugExit, FwCfg, Overlap, PortBus, ResetOn, Serial};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
 };
@@ -15,10 +16,11 @@ use crate::coalescing::Coalescing;
 use crate::console::Output;
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
-use crate::machine::{COM, SerialPort, port};
+use crate::machine::{COM, port};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
-use crate::vcpu::Vcpu;
+use crate::vcpu::{Buses, Vcpu};
+use crate::virtio::{self, Virtio};
 use crate::{cpuid, firmware, registers};
 
 /// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
@@ -31,6 +33,8 @@ pub struct Config<'a> {
     pub kernel: &'a Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<&'a Path>,
+    /// An archive in front of the initrd.
+    pub front: &'a [u8],
     /// The kernel's command line.
     pub command_line: &'a str,
     /// How many vCPUs.
@@ -39,10 +43,12 @@ pub struct Config<'a> {
     pub ram: GuestRam,
     /// Which PMU it sees.
     pub pmu: Pmu,
-    /// Where each serial port's output goes; there are as many ports.
-    pub outputs: Vec<Output>,
-    /// Whether a command's status is awaited.
-    pub command: bool,
+    /// Where the console's output goes.
+    pub output: Output,
+    /// The device by which the default guest's agent is spoken to.
+    pub agent: Option<&'a Console>,
+    /// The other virtio devices, each with a name for its thread.
+    pub devices: Vec<(String, Box<dyn Device>)>,
 }
 
 /// A machine that cannot be built.
@@ -60,6 +66,9 @@ pub enum VmError {
     /// The host is out of files.
     #[error("cannot make an eventfd: {0}")]
     Event(std::io::Error),
+    /// Or of threads.
+    #[error("cannot start a device's thread: {0}")]
+    Thread(std::io::Error),
     /// The guest's memory does not hold what belongs into its first MiB.
     #[error("cannot write the firmware: {0}")]
     Firmware(vm_memory::GuestMemoryError),
@@ -73,33 +82,44 @@ pub struct Vm {
     pub console: Serial,
     /// Signalled when the console has taken its input.
     pub console_room: EventFd,
+    /// The registers of the agent's device.
+    pub agent: Option<Arc<Transport>>,
 }
 
 impl Vm {
     /// Builds it.
-    pub fn new(kvm: &Kvm, config: &Config) -> Result<Self, VmError> {
+    pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, VmError> {
         let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
         config.pmu.configure(&vm)?;
         add_interrupt_controllers(&vm)?;
         add_memory(&vm, &config.ram)?;
 
         let command_line = config.command_line;
-        let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd };
+        let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
         let entry = config.kernel.load(&boot)?;
-        firmware::write(&config.ram.mapped, config.cpus, &COM[..config.outputs.len()])
-            .map_err(VmError::Firmware)?;
+        let devices = std::mem::take(&mut config.devices);
+        let virtio_devices = devices.len() + usize::from(config.agent.is_some());
+        firmware::write(&config.ram.mapped, config.cpus, virtio_devices).map_err(VmError::Firmware)?;
 
         let linux = config.kernel.is_linux();
-        let Devices { bus, console, console_room } = Devices::new(&vm, config, linux)?;
+        let (console, console_room) = serial_port(&vm, config.output.clone())?;
+        let ports = ports(&config, &console, linux)?;
+        let mut virtio = Virtio::default();
+        let memory = &config.ram.mapped;
+        let agent = config.agent.map(|console| virtio.attach(&vm, memory, console)).transpose()?;
+        for (name, device) in devices {
+            let transport = virtio.attach(&vm, memory, &*device)?;
+            virtio::serve(&name, transport, device).map_err(VmError::Thread)?;
+        }
         let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
         let coalescing = Arc::new(Coalescing::new(Arc::clone(&vm), coalesce)?);
-        let bus = Arc::new(bus);
+        let buses = Buses { ports: Arc::new(ports), memory: Arc::new(virtio.bus()) };
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
         let vcpus = (0..config.cpus)
-            .map(|id| new_vcpu(&vm, id, &supported, entry, config, &bus, &coalescing))
+            .map(|id| new_vcpu(&vm, id, &supported, entry, &config, &buses, &coalescing))
             .collect::<Result<_, _>>()?;
-        Ok(Self { vcpus, console, console_room })
+        Ok(Self { vcpus, console, console_room, agent })
     }
 }
 
@@ -126,41 +146,23 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
     Ok(())
 }
 
-struct Devices {
-    bus: PortBus,
-    console: Serial,
-    console_room: EventFd,
-}
-
-impl Devices {
-    fn new(vm: &VmFd, config: &Config, linux: bool) -> Result<Self, VmError> {
-        let mut bus = PortBus::default();
-        let mut ports = COM.iter().zip(&config.outputs).map(|(com, output)| {
-            let (serial, room) = serial_port(vm, *com, output.clone())?;
-            bus.attach(com.base, Serial::PORTS, serial.clone())?;
-            Ok::<_, VmError>((serial, room))
-        });
-        let (console, console_room) = ports.next().expect("the console is always there")?;
-        ports.collect::<Result<Vec<_>, _>>()?;
-
-        bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
-        bus.attach(port::DEBUG_EXIT, 4, Report(End::DebugExit))?;
-        bus.attach(port::SLEEP, 2, AcpiSleep)?;
-        bus.attach(port::RESET, 1, ResetOn::ACPI)?;
-        if config.command {
-            bus.attach(port::COMMAND_STATUS, 1, Report(End::Command))?;
-        }
-        if !linux {
-            bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
-        }
-        Ok(Self { bus, console, console_room })
+fn ports(config: &Config, console: &Serial, linux: bool) -> Result<PortBus, Overlap> {
+    let mut bus = PortBus::default();
+    bus.attach(COM.base, Serial::PORTS, console.clone())?;
+    bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
+    bus.attach(port::DEBUG_EXIT, 4, DebugExit)?;
+    bus.attach(port::SLEEP, 2, AcpiSleep)?;
+    bus.attach(port::RESET, 1, ResetOn::ACPI)?;
+    if !linux {
+        bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
     }
+    Ok(bus)
 }
 
-fn serial_port(vm: &VmFd, com: SerialPort, output: Output) -> Result<(Serial, EventFd), VmError> {
+fn serial_port(vm: &VmFd, output: Output) -> Result<(Serial, EventFd), VmError> {
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event);
     let (interrupt, room) = (event()?, event()?);
-    vm.register_irqfd(&interrupt, com.gsi).doing("connect a serial port's interrupt")?;
+    vm.register_irqfd(&interrupt, COM.gsi).doing("connect the serial port's interrupt")?;
     let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, output);
     Ok((serial, room))
 }
@@ -171,7 +173,7 @@ fn new_vcpu(
     supported: &CpuId,
     entry: Entry,
     config: &Config,
-    bus: &Arc<PortBus>,
+    buses: &Buses,
     coalescing: &Arc<Coalescing>,
 ) -> Result<Vcpu, KvmError> {
     let mut fd = vm.create_vcpu(id.into()).doing("make a vCPU")?;
@@ -189,7 +191,7 @@ fn new_vcpu(
     Ok(Vcpu {
         id,
         fd,
-        bus: Arc::clone(bus),
+        buses: buses.clone(),
         coalescing: Arc::clone(coalescing),
         pmu: config.pmu,
         vm: Arc::clone(vm),

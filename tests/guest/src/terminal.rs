@@ -78,6 +78,15 @@ impl Session {
         self.terminal.write_all(keys)
     }
 
+    /// Gives the terminal another size, of which the program is told.
+    pub fn resize(&self, rows: u16, columns: u16) -> io::Result<()> {
+        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: `size` is initialised.
+        let failed =
+            unsafe { libc::ioctl(self.terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) } != 0;
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// All that has appeared so far.
     pub fn seen(&self) -> String {
         String::from_utf8_lossy(&self.seen).into_owned()

@@ -76,7 +76,7 @@ impl Linux {
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         self.place(image, boot).map_err(|problem| problem.with(path))?;
         let initrd = match boot.initrd {
-            Some(initrd) => self.place_initrd(initrd, boot.ram)?,
+            Some(initrd) => self.place_initrd(boot.front, initrd, boot.ram)?,
             None => Initrd { at: 0, len: 0 },
         };
         self.write_zero_page(boot, &initrd).map_err(|problem| problem.with(path))?;
@@ -108,9 +108,10 @@ impl Linux {
     }
 
     /// As high as it goes, so that it is out of the way of what the kernel does with the memory behind itself.
-    fn place_initrd(&self, path: &Path, ram: &GuestRam) -> Result<Initrd, LoadError> {
+    fn place_initrd(&self, front: &[u8], path: &Path, ram: &GuestRam) -> Result<Initrd, LoadError> {
         let file = UserFile::open(path)?;
-        let len = file.len;
+        let front_len = front.len() as u64;
+        let len = file.len.saturating_add(front_len);
         let kernel_end = page_up(self.end());
         let limit = u64::from(self.header.initrd_addr_max) + 1;
         let needs = kernel_end.saturating_add(page_up(len));
@@ -121,7 +122,8 @@ impl Linux {
         if at < kernel_end {
             return Err(file.error(segment::too_small("the initrd", needs, ram)));
         }
-        file.place(ram, at)?;
+        write(ram, front, at).map_err(|problem| file.error(problem))?;
+        file.place(ram, at + front_len)?;
         Ok(Initrd { at, len })
     }
 

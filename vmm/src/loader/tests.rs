@@ -188,7 +188,7 @@ fn survive(content: &[u8], ram: &GuestRam) {
     if let Ok(mut kernel) = read(content) {
         let _ = kernel.retarget_rdpmc();
         // A refusal is as good as a boot.
-        let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None });
+        let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None, front: &[] });
     }
 }
 

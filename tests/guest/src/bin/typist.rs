@@ -1,5 +1,5 @@
 //! Runs a command on a terminal and does what its first arguments say: `expect:TEXT` waits for text to appear,
-//! `type:KEYS` types. In both, `\n`, `\r`, `\\` and `\xHH` stand for a byte. All that appears goes to standard output, and the
+//! `type:KEYS` types, `size:ROWSxCOLUMNS` gives the terminal another size. In the first two, `\n`, `\r`, `\\` and `\xHH` stand for a byte. All that appears goes to standard output, and the
 //! command's status becomes this program's; 124 says that something did not appear in a minute.
 //!
 //! Usage: `typist STEP... -- COMMAND ARGUMENT...`
@@ -34,7 +34,12 @@ fn run(arguments: &[String]) -> Result<ExitCode, String> {
         match step.split_once(':') {
             Some(("expect", text)) => session.expect(&String::from_utf8_lossy(&bytes(text)?), LIMIT)?,
             Some(("type", keys)) => session.type_in(&bytes(keys)?).map_err(|error| error.to_string())?,
-            _ => return Err(format!("`{step}` is neither expect: nor type:")),
+            Some(("size", size)) => {
+                let (rows, columns) = size.split_once('x').ok_or("a size is ROWSxCOLUMNS")?;
+                let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
+                session.resize(number(rows)?, number(columns)?).map_err(|error| error.to_string())?;
+            }
+            _ => return Err(format!("`{step}` is neither expect: nor type: nor size:")),
         }
     }
     let status = session.wait(LIMIT).map_err(|error| error.to_string())?;

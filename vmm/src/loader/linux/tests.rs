@@ -4,7 +4,7 @@ use super::super::testing::*;
 use super::*;
 
 fn boot<'a>(ram: &'a GuestRam, command_line: &'a str, initrd: Option<&'a Path>) -> Boot<'a> {
-    Boot { ram, command_line, initrd }
+    Boot { ram, command_line, initrd, front: &[] }
 }
 
 fn zero_page(ram: &GuestRam) -> boot_params {
@@ -72,6 +72,14 @@ fn the_initrd_is_as_high_as_it_goes() {
     let header = zero_page(&ram).hdr;
     assert_eq!((u64::from(header.ramdisk_image), header.ramdisk_size), ((8 << 20) - 4096, 9));
     assert_eq!(at(&ram, (8 << 20) - 4096, 10), b"an initrd\0");
+}
+
+#[test]
+fn what_goes_in_front_of_the_initrd_is_part_of_it() {
+    let (ram, initrd) = (ram(8), file(b"an initrd"));
+    let boot = Boot { front: b"modules.", ..boot(&ram, "", Some(initrd.path())) };
+    read(VMLINUX).unwrap().load(&boot).unwrap();
+    assert_eq!(at(&ram, (8 << 20) - 4096, 18), b"modules.an initrd\0");
 }
 
 #[test]

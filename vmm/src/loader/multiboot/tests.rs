@@ -3,7 +3,7 @@ use super::super::{Entry, Kernel};
 use super::*;
 
 fn start(kernel: &Kernel, ram: &GuestRam, command_line: &str, initrd: Option<&Path>) -> (u32, u32) {
-    match kernel.load(&Boot { ram, command_line, initrd }).unwrap() {
+    match kernel.load(&Boot { ram, command_line, initrd, front: &[] }).unwrap() {
         Entry::Protected { eip, multiboot_info } => (eip, multiboot_info),
         Entry::Long { .. } => panic!("started as Linux"),
     }
@@ -19,7 +19,11 @@ fn text(ram: &GuestRam, at: u32) -> String {
 }
 
 fn refused(file: &[u8], ram: &GuestRam) -> String {
-    read(file).unwrap().load(&Boot { ram, command_line: "", initrd: None }).unwrap_err().to_string()
+    read(file)
+        .unwrap()
+        .load(&Boot { ram, command_line: "", initrd: None, front: &[] })
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
@@ -141,7 +145,7 @@ fn images_and_modules_that_do_not_fit_are_refused() {
     module.as_file().set_len(4 << 20).unwrap();
     let kernel = read(&multiboot_elf(0x40_0000).build()).unwrap();
     let text = kernel
-        .load(&Boot { ram: &ram, command_line: "", initrd: Some(module.path()) })
+        .load(&Boot { ram: &ram, command_line: "", initrd: Some(module.path()), front: &[] })
         .unwrap_err()
         .to_string();
     assert!(text.starts_with(module.path().to_str().unwrap()), "{text}");

@@ -1,0 +1,292 @@
+//! The host's side of the default guest's agent: a command's streams, and the messages that go beside them.
+//!
+//! All of it is one thread that waits for whatever can go on: the guest's requests, the command's input on this side, room
+//! for its output. A stream that nobody reads holds up no other one, nor a signal.
+
+mod handle;
+mod streams;
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::thread::{self, JoinHandle};
+
+use devices::virtio::{Console, Device, Queues, Transport};
+use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::events::{Ending, Reporter};
+
+pub use handle::Handle;
+use handle::Order;
+pub use streams::{Input, OnClose, Sink};
+
+/// How many ports the agent's console has.
+const PORTS: usize = protocol::REPORT as usize + 1;
+const CONTROL: usize = protocol::CONTROL as usize;
+
+/// The device that the agent is reached by.
+pub fn console() -> Console {
+    Console::new(PORTS)
+}
+
+/// What the streams of a command are on this side.
+#[derive(Default)]
+pub struct Streams {
+    /// What it reads, and through which port.
+    pub input: Option<(usize, Input)>,
+    /// What takes what it writes, by port. Where there is nothing, it is lost.
+    pub outputs: Vec<(usize, Sink)>,
+}
+
+/// The thread's state.
+pub struct Agent {
+    transport: Arc<Transport>,
+    console: Console,
+    start: Option<Start>,
+    streams: Streams,
+    orders: Receiver<Order>,
+    wake: EventFd,
+    shared: Arc<handle::Shared>,
+    reporter: Reporter,
+    heard: Decoder<ToHost>,
+    /// Messages on their way to the guest.
+    to_say: Vec<u8>,
+    /// The command's status, once it has ended: what it wrote may still be on its way.
+    status: Option<u8>,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Wait,
+    End,
+}
+
+impl Agent {
+    /// Someone to talk to the agent behind these registers, who tells it to do what `start` says, and a handle on it.
+    pub fn new(
+        transport: Arc<Transport>,
+        console: Console,
+        start: Start,
+        streams: Streams,
+        reporter: Reporter,
+    ) -> io::Result<(Self, Handle)> {
+        let wake = EventFd::new(libc::EFD_NONBLOCK)?;
+        let (handle, orders, shared) = Handle::new(wake.try_clone()?);
+        let agent = Self {
+            transport,
+            console,
+            start: Some(start),
+            streams,
+            orders,
+            wake,
+            shared,
+            reporter,
+            heard: Decoder::new(),
+            to_say: Vec::new(),
+            status: None,
+        };
+        Ok((agent, handle))
+    }
+
+    /// Begins to talk, on a thread of its own.
+    pub fn spawn(mut self) -> io::Result<JoinHandle<()>> {
+        thread::Builder::new().name("agent".to_owned()).spawn(move || self.run())
+    }
+
+    fn run(&mut self) {
+        loop {
+            let ending = self.take_orders();
+            if self.work() == Next::End || ending && self.is_done() {
+                return;
+            }
+            self.wait();
+        }
+    }
+
+    /// Takes what the event loop wants; says whether the machine has ended.
+    fn take_orders(&mut self) -> bool {
+        // Non-blocking: an error says that it was read already.
+        let _ = (self.wake.read(), self.transport.kick().read());
+        loop {
+            match self.orders.try_recv() {
+                Ok(Order::Say(message)) => self.say(&message),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    fn is_done(&mut self) -> bool {
+        let (console, streams) = (&mut self.console, &self.streams);
+        let waits = self.transport.serve(console, |console, queues| {
+            streams.outputs.iter().any(|(port, _)| !console.output(queues, *port).is_empty())
+        });
+        !waits.unwrap_or(false)
+    }
+
+    /// Does all that can be done without waiting.
+    fn work(&mut self) -> Next {
+        let transport = Arc::clone(&self.transport);
+        let mut console = std::mem::replace(&mut self.console, Console::new(0));
+        let next = transport.serve(&mut console, |console, queues| {
+            console.serve(queues);
+            self.hear(console, queues);
+            self.pass_input(console, queues);
+            let pending = self.pass_output(console, queues);
+            let said = console.give(queues, CONTROL, &self.to_say);
+            self.to_say.drain(..said);
+            match self.status {
+                Some(status) if !pending => {
+                    self.reporter.report(Ending::Command(status));
+                    Next::End
+                }
+                _ => Next::Wait,
+            }
+        });
+        self.console = console;
+        next.unwrap_or(Next::Wait)
+    }
+
+    fn say(&mut self, message: &ToGuest) {
+        match message.encode() {
+            Ok(frame) => self.to_say.extend(frame),
+            Err(error) => self.reporter.report(Ending::Agent(error.to_string())),
+        }
+    }
+
+    fn hear(&mut self, console: &mut Console, queues: &mut Queues) {
+        loop {
+            let bytes = console.output(queues, CONTROL);
+            if bytes.is_empty() {
+                return;
+            }
+            self.heard.feed(bytes);
+            let count = bytes.len();
+            console.consume(CONTROL, count);
+            loop {
+                match self.heard.next() {
+                    Ok(Some(message)) => self.act(message),
+                    Ok(None) => break,
+                    Err(error) => {
+                        return self.reporter.report(Ending::Agent(format!("the guest's agent: {error}")));
+                    }
+                }
+            }
+        }
+    }
+
+    fn act(&mut self, message: ToHost) {
+        match message {
+            ToHost::Ready => {
+                if let Some(start) = self.start.take() {
+                    self.shared.listens(!start.command.is_empty());
+                    self.say(&ToGuest::Start(start));
+                }
+            }
+            ToHost::Took(_) => self.shared.listens(true),
+            ToHost::Exited(status) => self.status = Some(status),
+            ToHost::Failed(text) => self.reporter.report(Ending::Agent(one_line(&text))),
+        }
+    }
+
+    fn pass_input(&mut self, console: &mut Console, queues: &mut Queues) {
+        let Some((port, input)) = &mut self.streams.input else {
+            // What a command reads that is given nothing has ended.
+            return console.close(queues, protocol::STDIN as usize);
+        };
+        let given = console.give(queues, *port, input.waiting());
+        input.given(given);
+        if input.is_over() {
+            console.close(queues, *port);
+            self.streams.input = None;
+        } else {
+            input.wanted =
+                input.is_terminal() || input.waiting().is_empty() && console.has_room(queues, *port);
+        }
+    }
+
+    /// Writes what there is room for; says whether anything is left.
+    fn pass_output(&mut self, console: &mut Console, queues: &mut Queues) -> bool {
+        let mut pending = false;
+        for port in 0..PORTS {
+            if port == CONTROL {
+                continue;
+            }
+            let Some((_, sink)) = self.streams.outputs.iter_mut().find(|(of, _)| *of == port) else {
+                // Nobody wants it.
+                while let count @ 1.. = console.output(queues, port).len() {
+                    console.consume(port, count);
+                }
+                continue;
+            };
+            sink.wanted = false;
+            loop {
+                let bytes = console.output(queues, port);
+                if bytes.is_empty() {
+                    break;
+                }
+                match sink.take(bytes) {
+                    Ok(0) => {
+                        (sink.wanted, pending) = (true, true);
+                        break;
+                    }
+                    Ok(count) => console.consume(port, count),
+                    Err(ending) => {
+                        self.reporter.report(ending);
+                        break;
+                    }
+                }
+            }
+        }
+        pending
+    }
+
+    /// Waits until something can go on.
+    fn wait(&mut self) {
+        let mut fds = vec![
+            poll_for(self.wake.as_raw_fd(), libc::POLLIN),
+            poll_for(self.transport.kick().as_raw_fd(), libc::POLLIN),
+        ];
+        let input = self.streams.input.as_ref().filter(|(_, input)| input.wanted);
+        let has_input = input.is_some();
+        fds.extend(input.map(|(_, input)| poll_for(input.as_raw_fd(), libc::POLLIN)));
+        let outputs = self.streams.outputs.iter().filter(|(_, sink)| sink.wanted);
+        fds.extend(outputs.map(|(_, sink)| poll_for(sink.as_raw_fd(), libc::POLLOUT)));
+        let count = libc::nfds_t::try_from(fds.len()).expect("there are few streams");
+        // SAFETY: the array has that many entries. An interrupted wait is as good as one that is over.
+        unsafe { libc::poll(fds.as_mut_ptr(), count, -1) };
+        if has_input
+            && fds[2].revents != 0
+            && let Some((_, input)) = &mut self.streams.input
+            && let Some(ending) = input.read()
+        {
+            self.reporter.report(ending);
+        }
+    }
+}
+
+fn poll_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+/// What a guest says, as one line that does nothing to a terminal.
+fn one_line(text: &str) -> String {
+    const LONGEST: usize = 1000;
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
+}
+
+/// The size of the terminal, if a standard stream is one.
+pub fn terminal_size() -> Option<protocol::Size> {
+    [libc::STDOUT_FILENO, libc::STDERR_FILENO, libc::STDIN_FILENO].into_iter().find_map(size_of)
+}
+
+fn size_of(stream: RawFd) -> Option<protocol::Size> {
+    // SAFETY: all-zero is a valid `winsize`, a plain C structure of integers.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: `size` is a valid place for the answer.
+    let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } != 0;
+    (!failed && size.ws_row > 0).then_some(protocol::Size { rows: size.ws_row, columns: size.ws_col })
+}

@@ -1,0 +1,112 @@
+//! What is booted, and what its kernel is told.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use guest_images::Progress;
+use log::info;
+
+use crate::cli::Run;
+use crate::loader::{Kernel, Retargeted};
+use crate::logging::COUNTERS;
+
+/// What is booted.
+pub struct Files {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The initrd, or a multiboot kernel's modules.
+    pub initrd: Option<PathBuf>,
+    /// What goes in front of the initrd: the modules of a kernel that is not the default guest's.
+    pub front: Vec<u8>,
+}
+
+/// The kernel and the initrd: those named, and the default guest's where none is.
+pub fn files(options: &Run) -> Result<Files> {
+    let named = options.kernel.as_deref().map(Kernel::read).transpose()?;
+    let files = match named {
+        Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => {
+            Files { kernel, initrd: options.initrd.clone(), front: Vec::new() }
+        }
+        _ => {
+            let guest = guest_images::default_guest(&mut Progress::stderr("tally"))?;
+            let front = match (&named, &options.kernel) {
+                (Some(kernel), Some(path)) => modules(kernel, path)?,
+                _ => Vec::new(),
+            };
+            let kernel = named.map_or_else(|| Kernel::read(&guest.kernel), Ok)?;
+            Files { kernel, initrd: Some(options.initrd.clone().unwrap_or(guest.initrd)), front }
+        }
+    };
+    info!("kernel: {}{}", files.kernel, whose(options.kernel.as_ref()));
+    if let Some(initrd) = &files.initrd {
+        info!("initrd: {}{}", initrd.display(), whose(options.initrd.as_ref()));
+    }
+    Ok(files)
+}
+
+/// The modules with which a user's kernel drives our devices, from the folder where distributions install them: in the root
+/// whose `boot` has the kernel, or else this host's.
+fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
+    let Some(release) = kernel.release() else { return Ok(Vec::new()) };
+    let boot = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+    let root = boot.as_deref().filter(|folder| folder.ends_with("boot")).and_then(Path::parent);
+    let folder = [root.unwrap_or(Path::new("/")), Path::new("/")]
+        .into_iter()
+        .flat_map(|root| ["lib/modules", "usr/lib/modules"].map(|folder| root.join(folder).join(release)))
+        .find(|folder| folder.is_dir());
+    let Some(folder) = folder else {
+        info!("modules: none for {release}; what is not built in is not there");
+        return Ok(Vec::new());
+    };
+    info!("modules: {}", folder.display());
+    Ok(guest_images::modules::archive(&folder)?)
+}
+
+/// Of a file that was named or not: where it comes from.
+fn whose(named: Option<&PathBuf>) -> &'static str {
+    if named.is_some() { "" } else { ", the default guest's" }
+}
+
+/// Has the kernel read its counters in a way that can be handed over, and logs what was changed for that.
+pub fn retarget(kernel: &mut Kernel) -> Result<()> {
+    let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
+    for site in sites {
+        info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
+    }
+    for address in left {
+        info!(
+            target: COUNTERS,
+            "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
+        );
+    }
+    Ok(())
+}
+
+/// Whether the default guest's agent is there, to run a command or to mount what the guest is given. A root of the user's
+/// own mounts that itself.
+pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
+    let is_given = !options.share.is_empty() || !options.disk.is_empty();
+    let has_root = options.append.split_whitespace().any(|word| word.starts_with("root="));
+    kernel.is_linux() && (!options.command.is_empty() || is_given && options.initrd.is_none() && !has_root)
+}
+
+/// What the kernel is told: what Tally needs, what its processor's identity does, what the default guest's init needs, what
+/// the user adds.
+pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
+    let mut words = Vec::new();
+    if kernel.is_linux() {
+        // A panic ends in a reset, which ends the machine; there is no PCI bus to look for.
+        words.push("console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off");
+        words.extend(identity);
+        if options.initrd.is_none() {
+            // A tmpfs takes half of the memory at most, too little for the default guest's files in the smallest guests.
+            words.push("rootfstype=ramfs");
+        }
+        if has_agent(options, kernel) {
+            words.push("tally.agent");
+        }
+    }
+    words.push(&options.append);
+    words.retain(|word| !word.is_empty());
+    words.join(" ")
+}

@@ -1,0 +1,60 @@
+//! What a command's streams are on this side: the terminal for those that are one, files and pipes for the others.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::AsRawFd;
+
+use guest_agent::protocol::{self, Terminals};
+
+use crate::agent::{Input, OnClose, Sink, Streams};
+use crate::console::standard_stream;
+use crate::terminal::Raw;
+
+/// What was decided.
+pub struct Chosen {
+    /// For the agent's thread.
+    pub streams: Streams,
+    /// For the agent itself.
+    pub terminals: Terminals,
+    /// The terminal as it must be while somebody types into the guest.
+    pub raw: Option<Raw>,
+}
+
+/// Looks at the standard streams.
+pub fn choose() -> io::Result<Chosen> {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    // Who reads our output from a pipe may want the keyboard for itself, as a pager does.
+    let keyboard = stdin.is_terminal() && !is_pipe(&stdout)?;
+    let raw = if keyboard { Raw::enter()? } else { None };
+    let terminals =
+        Terminals { stdin: raw.is_some(), stdout: stdout.is_terminal(), stderr: stderr.is_terminal() };
+
+    let mut streams = Streams::default();
+    if raw.is_some() {
+        streams.input = Some((protocol::TERMINAL as usize, Input::terminal(standard_stream(&stdin)?)));
+    } else if !stdin.is_terminal() {
+        streams.input = Some((protocol::STDIN as usize, Input::file(standard_stream(&stdin)?)));
+    }
+    if !terminals.stdout {
+        let sink = Sink::new(standard_stream(&stdout)?, OnClose::End);
+        streams.outputs.push((protocol::STDOUT as usize, sink));
+    }
+    if !terminals.stderr {
+        let sink = Sink::new(standard_stream(&stderr)?, OnClose::Go);
+        streams.outputs.push((protocol::STDERR as usize, sink));
+    }
+    if terminals.any() {
+        let file = match (terminals.stdout, terminals.stderr) {
+            (true, _) => standard_stream(&stdout)?,
+            (false, true) => standard_stream(&stderr)?,
+            (false, false) => standard_stream(&stdin)?,
+        };
+        streams.outputs.push((protocol::TERMINAL as usize, Sink::new(file, OnClose::Go)));
+    }
+    Ok(Chosen { streams, terminals, raw })
+}
+
+fn is_pipe(stream: &impl AsRawFd) -> io::Result<bool> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = standard_stream(stream)?.metadata()?.file_type();
+    Ok(kind.is_fifo() || kind.is_socket())
+}
