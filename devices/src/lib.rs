@@ -4,6 +4,7 @@
 //! machine; it then says so with an [`End`], and whoever runs the vCPU acts on it.
 
 mod bus;
+pub mod fs;
 mod fw_cfg;
 mod power;
 mod serial;

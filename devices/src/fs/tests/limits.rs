@@ -1,0 +1,137 @@
+//! How much a guest may take of the host.
+
+use super::*;
+
+fn limited(files: usize, nodes: usize, descriptors: usize) -> Guest {
+    let mut guest = Guest::with_files(Access::ReadWrite, |share| {
+        for i in 0..files {
+            fs::write(share.join(i.to_string()), i.to_string()).unwrap();
+        }
+    });
+    guest.share =
+        Share::with_limits(&guest.path(""), Access::ReadWrite, Limits { nodes, descriptors }).unwrap();
+    guest
+}
+
+fn name(i: usize) -> std::ffi::CString {
+    std::ffi::CString::new(i.to_string()).unwrap()
+}
+
+fn forget(guest: &mut Guest, node: u64, nlookup: u64) {
+    assert!(guest.ask_raw(op::FORGET, node, &[ForgetIn { nlookup }.as_slice()], 0).is_none());
+}
+
+#[test]
+fn a_guest_knows_many_files_with_few_descriptors() {
+    let mut guest = limited(300, 1000, 16);
+    let nodes: Vec<u64> = (0..300).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
+    assert_eq!(guest.share.server.nodes.counts(), (301, 17));
+    for (i, &node) in nodes.iter().enumerate() {
+        assert_eq!(guest.attributes(node).unwrap().size, i.to_string().len() as u64);
+        assert_eq!(guest.walk(&[&name(i)]), Ok(node), "it keeps its number");
+    }
+    assert_eq!(guest.share.server.nodes.counts(), (301, 17));
+}
+
+#[test]
+fn what_the_guest_moved_is_found_again() {
+    let mut guest = limited(100, 1000, 16);
+    let node = guest.walk(&[c"7"]).unwrap();
+    let input = RenameIn { newdir: ROOT };
+    guest.ask(op::RENAME, ROOT, &[input.as_slice(), b"7\0moved\0"]).unwrap();
+    guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
+    for i in 8..100 {
+        guest.walk(&[&name(i)]).unwrap();
+    }
+    assert_eq!(guest.attributes(node).unwrap().size, 1);
+}
+
+#[test]
+fn another_file_of_that_name_is_not_taken_for_the_one_the_guest_knew() {
+    let mut guest = limited(100, 1000, 16);
+    let node = guest.walk(&[c"7"]).unwrap();
+    for i in 8..100 {
+        guest.walk(&[&name(i)]).unwrap();
+    }
+    fs::rename(guest.path("1"), guest.path("7")).unwrap();
+    assert_eq!(guest.attributes(node), Err(Errno::STALE));
+    assert_eq!(guest.open(node, READ), Err(Errno::STALE));
+    assert_ne!(guest.walk(&[c"7"]).unwrap(), node);
+}
+
+#[test]
+fn an_open_file_without_a_name_is_kept() {
+    let mut guest = limited(100, 1000, 16);
+    let node = guest.walk(&[c"7"]).unwrap();
+    let fh = guest.open(node, READ).unwrap();
+    guest.ask(op::UNLINK, ROOT, &[b"7\0"]).unwrap();
+    for i in 8..100 {
+        guest.walk(&[&name(i)]).unwrap();
+    }
+    assert_eq!(guest.attributes(node).unwrap().nlink, 0);
+    assert_eq!(guest.read(node, fh, 0, 10).unwrap(), b"7");
+}
+
+#[test]
+fn handles_and_descriptors_are_limited() {
+    let mut guest = limited(20, 1000, 16);
+    let open: Vec<(u64, u64)> = (0..16)
+        .map(|i| {
+            let node = guest.walk(&[&name(i)]).unwrap();
+            (node, guest.open(node, READ).unwrap())
+        })
+        .collect();
+    assert_eq!(guest.open(open[0].0, READ), Err(Errno::NFILE));
+    assert_eq!(guest.open_folder(ROOT), Err(Errno::NFILE));
+    assert_eq!(guest.create(ROOT, c"new", WRITE, 0o600).unwrap_err(), Errno::NFILE);
+    assert!(!guest.path("new").exists());
+    // All descriptors are in use by open files; with one of them closed there is room again.
+    assert_eq!(guest.walk(&[c"16"]), Err(Errno::NFILE));
+    guest.release(open[3].0, open[3].1).unwrap();
+    assert!(guest.walk(&[c"16"]).is_ok());
+}
+
+#[test]
+fn what_the_guest_knows_is_limited_and_what_it_forgets_is_gone() {
+    let mut guest = limited(20, 11, 16);
+    let nodes: Vec<u64> = (0..10).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
+    assert_eq!(guest.walk(&[c"10"]), Err(Errno::NFILE));
+    // Those that it knows it may look up again, and has to forget as often.
+    assert_eq!(guest.walk(&[c"3"]), Ok(nodes[3]));
+    forget(&mut guest, nodes[3], 1);
+    assert!(guest.attributes(nodes[3]).is_ok());
+    forget(&mut guest, nodes[3], u64::MAX);
+    assert_eq!(guest.attributes(nodes[3]), Err(Errno::STALE));
+    assert!(guest.walk(&[c"10"]).is_ok());
+    // A listing tells the names of those for which there is no room, and no more.
+    let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
+    assert_eq!(entries.len(), 22);
+    assert_eq!(entries.iter().filter(|entry| entry.2.unwrap().nodeid != 0).count(), 10);
+}
+
+#[test]
+fn the_share_itself_is_never_forgotten() {
+    let mut guest = limited(1, 10, 16);
+    let many: Vec<u8> = [ROOT, 99, 0]
+        .iter()
+        .flat_map(|&nodeid| ForgetOne { nodeid, nlookup: u64::MAX }.as_slice().to_vec())
+        .collect();
+    for count in [3, u32::MAX] {
+        let input = BatchForgetIn { count, padding: 0 };
+        assert!(guest.ask_raw(op::BATCH_FORGET, 0, &[input.as_slice(), &many], 0).is_none());
+    }
+    forget(&mut guest, ROOT, 1);
+    assert!(guest.walk(&[c"0"]).is_ok());
+}
+
+#[test]
+fn a_file_of_two_mounts_is_two_files() {
+    let mut guest = limited(1, 10, 16);
+    let nodes = &mut guest.share.server.nodes;
+    let own = fs::metadata(guest.dir.path().join("share")).unwrap().dev();
+    let own = (rustix::fs::major(own), rustix::fs::minor(own));
+    assert_eq!(nodes.shown_inode(own, 5), 5);
+    assert_eq!(nodes.shown_inode((1000, 1), 5), 5 + (1 << 48));
+    assert_eq!(nodes.shown_inode((1000, 2), 5), 5 + (2 << 48));
+    assert_eq!(nodes.shown_inode((1000, 1), 6), 6 + (1 << 48));
+}
