@@ -32,6 +32,8 @@ struct Guest {
 
 /// What an answer to a lookup says, and the handle that CREATE adds to it.
 type Entry = EntryOut;
+/// A name in a folder, what is said with it, and what READDIRPLUS adds.
+type Listed = (Vec<u8>, Dirent, Option<Entry>);
 
 impl Guest {
     fn new(access: Access) -> Self {
@@ -115,12 +117,6 @@ impl Guest {
         self.ask(op::WRITE, node, &[input.as_slice(), data]).map(|answer| object::<WriteOut>(&answer).size)
     }
 
-    fn read_name(&mut self, name: &CStr) -> Result<Vec<u8>, Errno> {
-        let node = self.look_up(ROOT, name)?.nodeid;
-        let fh = self.open(node, READ)?;
-        self.read(node, fh, 0, 4096)
-    }
-
     fn release(&mut self, node: u64, fh: u64) -> Result<(), Errno> {
         self.ask(op::RELEASE, node, &[ReleaseIn { fh, ..ReleaseIn::default() }.as_slice()]).map(drop)
     }
@@ -131,13 +127,14 @@ impl Guest {
     }
 
     /// All entries of a folder, read in answers of that size; with READDIRPLUS, and as what they were looked up.
-    fn list(
-        &mut self,
-        node: u64,
-        opcode: u32,
-        size: u32,
-    ) -> Result<Vec<(Vec<u8>, Dirent, Option<Entry>)>, Errno> {
+    fn list(&mut self, node: u64, opcode: u32, size: u32) -> Result<Vec<Listed>, Errno> {
         let fh = self.open_folder(node)?;
+        let entries = self.read_folder(node, fh, opcode, size);
+        self.ask(op::RELEASEDIR, node, &[ReleaseIn { fh, ..ReleaseIn::default() }.as_slice()])?;
+        entries
+    }
+
+    fn read_folder(&mut self, node: u64, fh: u64, opcode: u32, size: u32) -> Result<Vec<Listed>, Errno> {
         let mut entries = Vec::new();
         let mut offset = 0;
         loop {
