@@ -38,12 +38,12 @@ mod nodes;
 mod tests;
 mod wire;
 
-pub use host::Access;
+use crate::Access;
 
 use attributes::Owner;
 use folders::Entries;
 use handles::Handles;
-use host::Host;
+use host::{Host, Writable};
 use message::{Body, MOST, Reply};
 use nodes::{Limits, Nodes};
 use wire::{InHeader, InitIn, InitOut, init, op};
@@ -162,6 +162,11 @@ impl Share {
 }
 
 impl Server {
+    /// The proof that the guest may change the share, or its error.
+    fn writable(&self) -> Result<Writable, Errno> {
+        Writable::by(self.access)
+    }
+
     fn reset(&mut self) {
         self.handles.clear();
         self.nodes.clear();

@@ -6,6 +6,7 @@
 
 mod block;
 mod console;
+mod fs;
 mod mmio;
 mod queues;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod testing;
 
 pub use block::{Disk, DiskError};
 pub use console::Console;
+pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport};
 pub use queues::{Head, Queues, Request};
 

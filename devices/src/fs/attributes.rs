@@ -87,7 +87,7 @@ impl Server {
         body: &mut Body,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let input: SetattrIn = body.take()?;
         let has = |bit| input.valid & bit != 0;
         let place = self.nodes.place(node)?;

@@ -23,8 +23,8 @@ impl Server {
     fn how(&self, flags: u32) -> Result<Open, Errno> {
         match OFlags::from_bits_retain(flags) & OFlags::RWMODE {
             OFlags::RDONLY => Ok(Open::Read),
-            OFlags::WRONLY => Ok(Open::Write(self.access.writable()?)),
-            OFlags::RDWR => Ok(Open::ReadWrite(self.access.writable()?)),
+            OFlags::WRONLY => Ok(Open::Write(self.writable()?)),
+            OFlags::RDWR => Ok(Open::ReadWrite(self.writable()?)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -44,7 +44,7 @@ impl Server {
     }
 
     pub(super) fn create(&mut self, folder: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let input: CreateIn = body.take()?;
         let name = body.name()?;
         let how = self.how(input.flags)?;
@@ -96,7 +96,7 @@ impl Server {
     }
 
     pub(super) fn write(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        self.access.writable()?;
+        self.writable()?;
         let input: WriteIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
         let data = body.bytes(input.size as usize)?;
@@ -132,7 +132,7 @@ impl Server {
     }
 
     pub(super) fn allocate(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
-        self.access.writable()?;
+        self.writable()?;
         let input: FallocateIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
         let end = input.offset.checked_add(input.length).ok_or(Errno::INVAL)?;
@@ -163,7 +163,7 @@ impl Server {
         let access = Access::from_bits(input.mask).ok_or(Errno::INVAL)?;
         let place = self.nodes.place(node)?;
         if access.contains(Access::WRITE_OK) {
-            self.access.writable()?;
+            self.writable()?;
         }
         self.host.access(&place, access)
     }

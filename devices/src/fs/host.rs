@@ -15,6 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::message::Name;
+use crate::Access;
 
 /// Something in a shared folder, or the folder: named, but not open for anything.
 pub type Place = OwnedFd;
@@ -23,21 +24,12 @@ pub type Place = OwnedFd;
 #[derive(Debug, Clone, Copy)]
 pub struct Writable(());
 
-/// What a guest may do with a share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Look at it.
-    ReadOnly,
-    /// Whatever the user that runs this program may do.
-    ReadWrite,
-}
-
-impl Access {
+impl Writable {
     /// The proof, or the error that the guest gets.
-    pub fn writable(self) -> Result<Writable, Errno> {
-        match self {
-            Self::ReadOnly => Err(Errno::ROFS),
-            Self::ReadWrite => Ok(Writable(())),
+    pub fn by(access: Access) -> Result<Self, Errno> {
+        match access {
+            Access::ReadOnly => Err(Errno::ROFS),
+            Access::ReadWrite => Ok(Self(())),
         }
     }
 }

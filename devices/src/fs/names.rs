@@ -41,7 +41,7 @@ impl Server {
     }
 
     pub(super) fn make_node(&mut self, folder: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let input: MknodIn = body.take()?;
         let name = body.name()?;
         Host::make_node(writable, &*self.nodes.place(folder)?, name, input.mode)?;
@@ -54,7 +54,7 @@ impl Server {
         body: &mut Body,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let input: MkdirIn = body.take()?;
         let name = body.name()?;
         Host::make_folder(writable, &*self.nodes.place(folder)?, name, input.mode)?;
@@ -67,14 +67,14 @@ impl Server {
         body: &mut Body,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let name = body.name()?;
         Host::make_symlink(writable, &*self.nodes.place(folder)?, name, body.text()?)?;
         self.tell(folder, name, reply)
     }
 
     pub(super) fn make_link(&mut self, folder: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let input: LinkIn = body.take()?;
         let name = body.name()?;
         let what = self.nodes.place(input.oldnodeid)?;
@@ -83,13 +83,13 @@ impl Server {
     }
 
     pub(super) fn remove(&mut self, folder: u64, body: &mut Body) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let name = body.name()?;
         Host::remove(writable, &*self.nodes.place(folder)?, name)
     }
 
     pub(super) fn remove_folder(&mut self, folder: u64, body: &mut Body) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let name = body.name()?;
         Host::remove_folder(writable, &*self.nodes.place(folder)?, name)
     }
@@ -110,7 +110,7 @@ impl Server {
     }
 
     fn move_name(&mut self, from: u64, to: u64, flags: RenameFlags, body: &mut Body) -> Result<(), Errno> {
-        let writable = self.access.writable()?;
+        let writable = self.writable()?;
         let (old, new) = (body.name()?, body.name()?);
         let (old_folder, new_folder) = (self.nodes.place(from)?, self.nodes.place(to)?);
         Host::rename(writable, (&*old_folder, old), (&*new_folder, new), flags)?;
