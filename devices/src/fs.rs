@@ -17,8 +17,8 @@
 //! the guest's own.
 //!
 //! **How much the guest may take.** Of the host's descriptors (`RLIMIT_NOFILE` when the share was opened) a sixteenth for what
-//! it has open, and a sixteenth for what it knows (see [`nodes`]); it may know a million things. Beyond that it gets ENFILE. Four MiB
-//! of memory hold a request, an answer and the rest. Of the disk, what its user may take.
+//! it has open, and a sixteenth for what it knows (see [`nodes`]); it may know a million things. Beyond that it gets ENFILE. A mebibyte of
+//! memory holds an answer, and some hundred bytes each thing that it knows. Of the disk, what its user may take.
 
 use std::path::{Path, PathBuf};
 

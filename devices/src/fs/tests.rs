@@ -14,6 +14,7 @@ use super::*;
 mod hostile;
 mod kernel;
 mod limits;
+mod mounts;
 mod moves;
 mod reading;
 mod writing;

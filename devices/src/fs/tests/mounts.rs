@@ -1,0 +1,70 @@
+//! Other mounts inside a share. Making them takes root; elsewhere these tests say so and do nothing.
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+
+use super::*;
+
+/// A mount in a share. It goes before the folder that it is in.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(guest: &Guest, name: &str, mount: impl FnOnce(&Path) -> rustix::io::Result<()>) -> Option<Self> {
+        let at = guest.path(name);
+        fs::create_dir(&at).unwrap();
+        if mount(&at).is_err() {
+            eprintln!("not tested: this user cannot mount");
+            return None;
+        }
+        Some(Self(at))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        unmount(&self.0, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
+fn the_processes_of_the_host_are_not_shared() {
+    let mut guest = Guest::new(Access::ReadWrite);
+    let proc = |at: &Path| mount("proc", at, "proc", MountFlags::empty(), None);
+    let Some(_mount) = Mount::new(&guest, "proc", proc) else { return };
+    assert_eq!(guest.look_up(ROOT, c"proc"), Err(Errno::ACCESS));
+    let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
+    let entry = entries.iter().find(|entry| entry.0 == b"proc").unwrap();
+    assert_eq!(entry.2.unwrap().nodeid, 0);
+}
+
+#[test]
+fn a_mount_in_a_share_is_shared_and_its_files_are_told_apart() {
+    let mut guest = Guest::new(Access::ReadWrite);
+    let tmpfs = |at: &Path| mount("tmpfs", at, "tmpfs", MountFlags::empty(), None);
+    let Some(_mount) = Mount::new(&guest, "other", tmpfs) else { return };
+    fs::write(guest.path("other/file"), "there").unwrap();
+    let entry = guest.look_up(ROOT, c"other").unwrap();
+    let real = fs::metadata(guest.path("other")).unwrap().ino();
+    assert_eq!(entry.attr.ino, real + (1 << 48));
+    let node = guest.look_up(entry.nodeid, c"file").unwrap().nodeid;
+    let fh = guest.open(node, READ).unwrap();
+    assert_eq!(guest.read(node, fh, 0, 10).unwrap(), b"there");
+}
+
+#[test]
+fn two_views_of_a_folder_are_two_folders() {
+    let mut guest = Guest::with_files(Access::ReadWrite, |share| {
+        fs::create_dir(share.join("a")).unwrap();
+        fs::write(share.join("a/file"), "").unwrap();
+    });
+    let source = guest.path("a");
+    let read_only = |at: &Path| {
+        mount_bind(&source, at)?;
+        rustix::mount::mount_remount(at, MountFlags::BIND | MountFlags::RDONLY, "")
+    };
+    let Some(_mount) = Mount::new(&guest, "b", read_only) else { return };
+    let (a, b) = (guest.walk(&[c"a"]).unwrap(), guest.walk(&[c"b"]).unwrap());
+    assert_ne!(a, b);
+    let (in_a, in_b) = (guest.look_up(a, c"file").unwrap(), guest.look_up(b, c"file").unwrap());
+    assert!(guest.open(in_a.nodeid, WRITE).is_ok());
+    assert_eq!(guest.open(in_b.nodeid, WRITE), Err(Errno::ROFS), "what the host does not allow");
+}
