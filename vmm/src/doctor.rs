@@ -1,9 +1,13 @@
-//! `tally doctor`: what this host can do, one line a fact, and for what it cannot the command that mends it.
+//! `tally doctor`: what this host can do, one line a fact, and for what it cannot the command that mends it. The last fact
+//! is the verdict.
 
+mod built;
 mod fact;
+mod holders;
 mod host;
 mod kvm;
 mod perf;
+mod process;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -17,7 +21,9 @@ pub use host::{named_kernel, processor};
 
 /// Examines the host and prints what was found.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
-    let facts: Vec<Fact> = [host::facts(), kvm::facts(), perf::facts()].concat();
+    let mut facts: Vec<Fact> =
+        [host::facts(), kvm::facts(), process::facts(), perf::facts(), built::facts()].concat();
+    facts.push(verdict(&facts));
     let mut out = io::stdout().lock();
     if options.json {
         let list: Vec<_> = facts.iter().map(Fact::json).collect();
@@ -29,4 +35,38 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     }
     let is_well = facts.iter().all(|fact| fact.state != State::Bad);
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What all of it comes to.
+fn verdict(facts: &[Fact]) -> Fact {
+    let about = "verdict";
+    let is_bad =
+        |about: &[&str]| facts.iter().any(|fact| fact.state == State::Bad && about.contains(&fact.about));
+    if is_bad(&[kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX]) {
+        Fact::bad(about, "Linux guests run only in the lab: `tally lab run -- perf stat true`")
+    } else if facts.iter().any(|fact| fact.state == State::Bad) {
+        Fact::bad(
+            about,
+            "Linux guests run here, but without a PMU until what is BAD above is mended; with one in the lab: \
+             `tally lab run -- perf stat true`",
+        )
+    } else {
+        Fact::good(about, "Linux guests with a PMU run here: `tally run -- perf stat true`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_is_what_the_facts_come_to() {
+        let well = Fact::good(kvm::ABOUT, "");
+        let says = |fact: Fact| verdict(&[well.clone(), fact]).says;
+        assert!(says(Fact::note("watchdog", "")).starts_with("Linux guests with a PMU run here"));
+        assert!(says(Fact::bad("pmu", "")).starts_with("Linux guests run here, but without a PMU"));
+        for about in [kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX] {
+            assert!(says(Fact::bad(about, "")).starts_with("Linux guests run only in the lab"));
+        }
+    }
 }

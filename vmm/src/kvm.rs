@@ -7,18 +7,39 @@ use kvm_ioctls::{Cap, Kvm};
 use crate::pmu::{self, Choice};
 
 /// KVM's interface has had this version since 2007.
-const API_VERSION: i32 = 12;
+pub const API_VERSION: i32 = 12;
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 
+/// Something that a KVM must be able to do.
+pub struct Need {
+    /// KVM's name for it.
+    pub cap: Cap,
+    /// The same in its documentation.
+    pub name: &'static str,
+    /// What it is for.
+    pub purpose: &'static str,
+}
+
+impl Need {
+    /// A need.
+    pub const fn new(cap: Cap, name: &'static str, purpose: &'static str) -> Self {
+        Self { cap, name, purpose }
+    }
+}
+
 /// What every machine needs.
-const NEEDS: [(Cap, &str); 7] = [
-    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
-    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
-    (Cap::Pit2, "KVM_CAP_PIT2"),
-    (Cap::Irqfd, "KVM_CAP_IRQFD"),
-    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
-    (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
+const NEEDS: [Need; 11] = [
+    Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers"),
+    Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
+    Need::new(Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR", "real mode on Intel's processors"),
+    Need::new(Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR", "real mode on Intel's processors"),
+    Need::new(Cap::Pit2, "KVM_CAP_PIT2", "the timer of PCs"),
+    Need::new(Cap::Irqfd, "KVM_CAP_IRQFD", "interrupts of devices"),
+    Need::new(Cap::ExtCpuid, "KVM_CAP_EXT_CPUID", "what the guest sees of its processor"),
+    Need::new(Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER", "the timer of each vCPU"),
+    Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
+    Need::new(Cap::UserNmi, "KVM_CAP_USER_NMI", "the interrupt of an overflow"),
+    Need::new(Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI", "the same as an ordinary interrupt"),
 ];
 
 /// What KVM refused.
@@ -78,29 +99,31 @@ impl<T> Doing<T> for Result<T, kvm_ioctls::Error> {
 
 /// Opens KVM and checks that a machine with this PMU can run on it.
 pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
-    let kvm = Kvm::new_with_path(DEVICE).map_err(|e| match io::Error::from(e) {
-        e if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
-        e if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
-        e => KvmError::Open(e),
-    })?;
+    let kvm = open_any()?;
     let version = kvm.get_api_version();
     if version != API_VERSION {
         return Err(KvmError::Version(version));
     }
-    let lacking = lacking(NEEDS.iter().chain(pmu::needs(pmu)), |cap| kvm.check_extension(cap));
+    let lacking = lacking(pmu, |cap| kvm.check_extension(cap));
     if lacking.is_empty() { Ok(kvm) } else { Err(KvmError::Lacks(lacking.join(", "))) }
 }
 
-/// The names of what a machine with this PMU needs of it.
-pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static str> {
-    NEEDS.iter().chain(pmu::needs(pmu)).map(|(_, name)| *name)
+/// Opens KVM, whatever it can do.
+pub fn open_any() -> Result<Kvm, KvmError> {
+    Kvm::new_with_path(DEVICE).map_err(|e| match io::Error::from(e) {
+        e if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
+        e if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
+        e => KvmError::Open(e),
+    })
 }
 
-fn lacking<'a>(
-    needs: impl Iterator<Item = &'a (Cap, &'static str)>,
-    has: impl Fn(Cap) -> bool,
-) -> Vec<&'static str> {
-    needs.filter(|(cap, _)| !has(*cap)).map(|(_, name)| *name).collect()
+/// What a machine with this PMU needs of it.
+pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static Need> {
+    NEEDS.iter().chain(pmu::needs(pmu))
+}
+
+fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
+    needed(pmu).filter(|need| !has(need.cap)).map(|need| need.name).collect()
 }
 
 /// Lets this process have as many open files as it may: a vCPU has one, and one more for each of its counters.
@@ -129,9 +152,7 @@ mod tests {
 
     #[test]
     fn what_a_kvm_lacks_is_named() {
-        let names = lacking(NEEDS.iter().chain(pmu::needs(Choice::None)), |cap| {
-            !matches!(cap, Cap::Pit2 | Cap::X86MsrFilter)
-        });
+        let names = lacking(Choice::None, |cap| !matches!(cap, Cap::Pit2 | Cap::X86MsrFilter));
         assert_eq!(names, ["KVM_CAP_PIT2", "KVM_CAP_X86_MSR_FILTER"]);
     }
 }

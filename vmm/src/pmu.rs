@@ -19,7 +19,7 @@ use vpmu::source::perf::{HostPmu, PerfEvents};
 use vpmu::x86::{Leaf, Vendor};
 
 use crate::cpuid::Identity;
-use crate::kvm::KvmError;
+use crate::kvm::{KvmError, Need};
 
 pub use self::offer::{Choice, Offer, offer};
 
@@ -164,12 +164,12 @@ impl fmt::Display for Pmu {
 }
 
 /// What a KVM must be able to do for this choice, beyond what every machine needs.
-pub fn needs(choice: Choice) -> &'static [(Cap, &'static str)] {
+pub fn needs(choice: Choice) -> &'static [Need] {
     match choice {
         Choice::Kvm => &[],
         _ => &[
-            (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
-            (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
+            const { Need::new(Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR", "the PMU's registers") },
+            const { Need::new(Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER", "handing over no other registers") },
         ],
     }
 }

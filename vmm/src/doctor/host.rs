@@ -1,5 +1,6 @@
 //! The processor and the kernel.
 
+use std::arch::x86_64::__cpuid;
 use std::fs;
 
 use super::fact::Fact;
@@ -7,7 +8,15 @@ use super::fact::Fact;
 /// What there is to know of them.
 pub fn facts() -> Vec<Fact> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    vec![virtualisation(&cpuinfo), Fact::note("kernel", named_kernel())]
+    let mut facts = vec![virtualisation(&cpuinfo, hidden_by_firmware())];
+    facts.extend(is_guest(&cpuinfo).then(|| {
+        Fact::note(
+            "machine",
+            "this host is itself a virtual machine: its counters are what its own host gives it",
+        )
+    }));
+    facts.push(Fact::note("kernel", named_kernel()));
+    facts
 }
 
 /// The first processor: its name, and the numbers by which it is known.
@@ -21,19 +30,43 @@ pub fn named_kernel() -> String {
     format!("Linux {}", release.trim())
 }
 
-fn virtualisation(cpuinfo: &str) -> Fact {
-    let has = |flag: &str| value(cpuinfo, "flags").split(' ').any(|word| word == flag);
+/// Whether the processor itself says that it can, whatever the kernel makes of it: Linux hides the flag of what the
+/// firmware has switched off.
+fn hidden_by_firmware() -> bool {
+    const VMX: u32 = 1 << 5;
+    const SVM: u32 = 1 << 2;
+    __cpuid(1).ecx & VMX != 0 || __cpuid(0x8000_0001).ecx & SVM != 0
+}
+
+fn has(cpuinfo: &str, flag: &str) -> bool {
+    value(cpuinfo, "flags").split(' ').any(|word| word == flag)
+}
+
+fn is_guest(cpuinfo: &str) -> bool {
+    has(cpuinfo, "hypervisor")
+}
+
+fn virtualisation(cpuinfo: &str, is_hidden: bool) -> Fact {
+    let about = "processor";
     let processor = described(cpuinfo);
-    match (has("svm"), has("vmx")) {
-        (true, _) => Fact::good("processor", format!("{processor}, with AMD-V")),
-        (_, true) => Fact::good("processor", format!("{processor}, with VT-x")),
-        _ => Fact::bad(
-            "processor",
-            format!(
-                "{processor}, without hardware virtualisation: switch it on in the firmware's settings (SVM, VT-x); in a \
-                 virtual machine, have its host allow nested ones"
-            ),
-        ),
+    let maker = match value(cpuinfo, "vendor_id") {
+        "AuthenticAMD" | "HygonGenuine" => "AMD's",
+        "GenuineIntel" => "Intel's",
+        other => other,
+    };
+    let mend = match (is_hidden, is_guest(cpuinfo)) {
+        (true, _) => {
+            "which it has: the firmware has switched it off, and its settings can switch it on (SVM, VT-x)"
+        }
+        (false, true) => {
+            "for the host of this virtual machine does not allow nested ones (`nested=1` of its KVM)"
+        }
+        (false, false) => "or the firmware hides it: look in its settings (SVM, VT-x)",
+    };
+    match (has(cpuinfo, "svm"), has(cpuinfo, "vmx")) {
+        (true, _) => Fact::good(about, format!("{processor}, {maker}, with AMD-V, enabled by the firmware")),
+        (_, true) => Fact::good(about, format!("{processor}, {maker}, with VT-x, enabled by the firmware")),
+        _ => Fact::bad(about, format!("{processor}, {maker}, without hardware virtualisation, {mend}")),
     }
 }
 
@@ -69,8 +102,20 @@ mod tests {
 
     #[test]
     fn virtualisation_is_known_by_its_flag() {
-        let says = |flags: &str| virtualisation(&format!("{CPUINFO}flags\t\t: fpu {flags} lm\n"));
-        assert!(says("svm").says.ends_with("with AMD-V") && says("vmx").says.ends_with("with VT-x"));
-        assert_eq!(says("svm_lock").state, State::Bad);
+        let says =
+            |flags: &str, hidden| virtualisation(&format!("{CPUINFO}flags\t\t: fpu {flags} lm\n"), hidden);
+        assert!(
+            says("svm", true).says.contains("with AMD-V") && says("vmx", true).says.contains("with VT-x")
+        );
+        assert_eq!(says("svm_lock", false).state, State::Bad);
+    }
+
+    #[test]
+    fn where_virtualisation_is_lacking_it_is_told_who_could_switch_it_on() {
+        let says =
+            |flags: &str, hidden| virtualisation(&format!("{CPUINFO}flags\t\t: {flags}\n"), hidden).says;
+        assert!(says("fpu", true).contains("the firmware has switched it off"));
+        assert!(says("fpu hypervisor", false).contains("nested=1"));
+        assert!(says("fpu", false).contains("look in its settings"));
     }
 }

@@ -1,46 +1,216 @@
 //! The host's KVM.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
+use kvm_ioctls::{Cap, Kvm};
+
 use super::fact::Fact;
-use crate::kvm;
+use crate::kvm::{self, KvmError, Need};
 use crate::pmu::Choice;
 
-/// The modules that make KVM of a kernel.
-const MODULES: [&str; 3] = ["kvm_amd", "kvm_intel", "kvm_pvm"];
+/// What the facts that decide are about.
+pub const ABOUT: &str = "kvm";
+/// Likewise.
+pub const CAPABILITY: &str = "capability";
+/// Likewise.
+pub const LINUX: &str = "guests";
+
+/// The modules that make KVM of a kernel, and what they stand on.
+const MODULES: [(&str, &str); 3] = [
+    ("kvm_amd", "on the processor's virtualisation"),
+    ("kvm_intel", "on the processor's virtualisation"),
+    ("kvm_pvm", "in software only"),
+];
+const SYS_MODULE: &str = "/sys/module";
 
 /// What there is to know of it.
 pub fn facts() -> Vec<Fact> {
-    let loaded = MODULES.into_iter().find(|module| Path::new("/sys/module").join(module).exists());
-    let usable = match kvm::open(Choice::Auto) {
-        Ok(_) => Fact::good(
-            "kvm",
-            format!(
-                "/dev/kvm can be used ({}), and has {}",
-                loaded.unwrap_or("built in"),
-                kvm::needed(Choice::Auto).collect::<Vec<_>>().join(", ")
-            ),
-        ),
-        Err(error) => Fact::bad("kvm", error.to_string()),
+    let module = MODULES.into_iter().find(|(name, _)| Path::new(SYS_MODULE).join(name).exists());
+    let mut facts = match kvm::open_any() {
+        Ok(kvm) => usable(&kvm, module),
+        Err(KvmError::Absent) => vec![absent(Path::new(SYS_MODULE))],
+        Err(KvmError::Forbidden) => vec![forbidden()],
+        Err(error) => vec![Fact::bad(ABOUT, error.to_string())],
     };
-    let linux = match guest_images::host::obstacle() {
-        None => Fact::good("guests", "Linux runs here as it is"),
+    facts.extend(parameters(Path::new(SYS_MODULE)));
+    facts.push(match guest_images::host::obstacle() {
+        None => Fact::good(LINUX, "Linux runs here as it is"),
         Some(obstacle) => {
-            Fact::bad("guests", format!("{obstacle}: `tally lab run` runs it on a simulated host"))
+            Fact::bad(LINUX, format!("{obstacle}: `tally lab run` runs it on a simulated host"))
         }
-    };
-    [Some(usable), own_pmu(), Some(linux)].into_iter().flatten().collect()
+    });
+    facts
 }
 
-/// Whether KVM would give its guests a PMU of its own.
-fn own_pmu() -> Option<Fact> {
-    let setting = |name: &str| {
-        let value = fs::read_to_string(Path::new("/sys/module/kvm/parameters").join(name)).ok()?;
-        Some(format!("{name} is {}", value.trim()))
+fn usable(kvm: &Kvm, module: Option<(&str, &str)>) -> Vec<Fact> {
+    let (name, stands) = module.unwrap_or(("built into the kernel", "how is not known"));
+    let version = kvm.get_api_version();
+    let says = format!("/dev/kvm can be used ({name}, {stands}), version {version} of its interface");
+    let opened = if version == kvm::API_VERSION {
+        Fact::good(ABOUT, says)
+    } else {
+        Fact::bad(ABOUT, format!("{says}, not {}", kvm::API_VERSION))
     };
-    let settings: Vec<String> =
-        ["enable_pmu", "enable_mediated_pmu"].into_iter().filter_map(setting).collect();
-    (!settings.is_empty())
-        .then(|| Fact::note("kvm's pmu", format!("{}; Tally's guests do without it", settings.join(", "))))
+    let mut facts = vec![opened];
+    facts.extend(kvm::needed(Choice::Auto).map(|need| capability(need, kvm.check_extension(need.cap))));
+    let coalescing = Need::new(Cap::CoalescedPio, "KVM_CAP_COALESCED_PIO", "a faster console");
+    facts.push(optional(&coalescing, kvm.check_extension(coalescing.cap)));
+    let may_switch_off = kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0;
+    facts.push(Fact::note(
+        CAPABILITY,
+        if may_switch_off {
+            "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
+        } else {
+            "KVM_CAP_PMU_CAPABILITY is not there: KVM has no PMU of its own, or is older than Linux 5.18"
+        },
+    ));
+    facts
+}
+
+fn capability(need: &Need, is_there: bool) -> Fact {
+    let Need { name, purpose, .. } = need;
+    if is_there {
+        Fact::good(CAPABILITY, format!("{name} is there, for {purpose}"))
+    } else {
+        Fact::bad(
+            CAPABILITY,
+            format!("{name} is missing, for {purpose}: no guest runs without; a newer kernel may have it"),
+        )
+    }
+}
+
+fn optional(need: &Need, is_there: bool) -> Fact {
+    let Need { name, purpose, .. } = need;
+    let there = if is_there { "is there" } else { "is missing" };
+    Fact::note(CAPABILITY, format!("{name} {there}, for {purpose}; guests run without, too"))
+}
+
+/// Why there is no device: a container that was not given it, or a module that is not loaded.
+fn absent(modules: &Path) -> Fact {
+    if modules.join("kvm").exists() {
+        return Fact::bad(
+            ABOUT,
+            "no /dev/kvm, though this kernel has KVM: make it, `sudo mknod /dev/kvm c 10 232`, or in a container give it \
+             along: `docker run --device /dev/kvm ...`",
+        );
+    }
+    Fact::bad(
+        ABOUT,
+        "no /dev/kvm: this kernel has no KVM, or its module is not loaded: `sudo modprobe kvm-amd` or \
+         `sudo modprobe kvm-intel`",
+    )
+}
+
+fn forbidden() -> Fact {
+    let (mode, group) =
+        fs::metadata("/dev/kvm").map_or((0, 0), |device| (device.mode() & 0o777, device.gid()));
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    Fact::bad(ABOUT, refusal(mode, group, &groups))
+}
+
+/// What a user can do about a device of this mode and group.
+fn refusal(mode: u32, group: u32, groups: &str) -> String {
+    const ROOT: u32 = 0;
+    const GROUP_MAY: u32 = 0o060;
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        (number.parse() == Ok(group)).then_some(name)
+    });
+    if group == ROOT || mode & GROUP_MAY != GROUP_MAY {
+        return format!(
+            "/dev/kvm: permission denied, for it is root's alone (mode {mode:o}): `sudo chgrp kvm /dev/kvm`, \
+             `sudo chmod 660 /dev/kvm` and `sudo usermod -aG kvm $USER`, then log in again"
+        );
+    }
+    let name = named.map_or_else(|| group.to_string(), str::to_owned);
+    format!(
+        "/dev/kvm: permission denied: join the group {name} that owns it: `sudo usermod -aG {name} $USER`, then log in again"
+    )
+}
+
+/// What the operator has set.
+fn parameters(modules: &Path) -> Vec<Fact> {
+    let read = |module: &str, name: &str| {
+        let value = fs::read_to_string(modules.join(module).join("parameters").join(name)).ok()?;
+        Some(value.trim().to_owned())
+    };
+    let own = read("kvm", "enable_pmu").map(|value| {
+        Fact::note(
+            "kvm's pmu",
+            format!("enable_pmu is {value}: Tally's guests do without KVM's own PMU either way"),
+        )
+    });
+    let mediated = read("kvm", "enable_mediated_pmu").map(|value| {
+        let says = match value.as_str() {
+            "Y" | "1" => {
+                "a guest with KVM's own PMU takes the counters from all others while it runs; to have KVM loaded without: \
+                 `echo options kvm enable_mediated_pmu=0 | sudo tee /etc/modprobe.d/tally.conf`"
+            }
+            _ => "no guest takes the counters from others",
+        };
+        Fact::note("kvm's pmu", format!("enable_mediated_pmu is {value}: {says}"))
+    });
+    let nested = MODULES.iter().find_map(|(module, _)| {
+        let value = read(module, "nested")?;
+        Some(Fact::note(
+            "nested",
+            format!("{module}'s nested is {value}: Tally's guests run no guests either way"),
+        ))
+    });
+    [own, mediated, nested].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fact::State;
+    use super::*;
+
+    #[test]
+    fn the_group_that_owns_the_device_is_named() {
+        let groups = "root:x:0:\nlibvirt:x:64:someone\n";
+        assert!(refusal(0o660, 64, groups).contains("`sudo usermod -aG libvirt $USER`"));
+        assert!(refusal(0o660, 65, groups).contains("`sudo usermod -aG 65 $USER`"));
+        for (mode, group) in [(0o600, 64), (0o660, 0)] {
+            assert!(refusal(mode, group, groups).contains("`sudo chmod 660 /dev/kvm`"), "{mode:o} {group}");
+        }
+    }
+
+    #[test]
+    fn what_the_operator_has_set_is_told() {
+        let modules = tempfile::tempdir().unwrap();
+        assert!(parameters(modules.path()).is_empty());
+        for (name, value) in [
+            ("kvm/parameters/enable_pmu", "N\n"),
+            ("kvm/parameters/enable_mediated_pmu", "Y\n"),
+            ("kvm_amd/parameters/nested", "1\n"),
+        ] {
+            let path = modules.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, value).unwrap();
+        }
+        let facts = parameters(modules.path());
+        let [own, mediated, nested] = &facts[..] else { panic!("{facts:?}") };
+        assert!(own.says.starts_with("enable_pmu is N"));
+        assert!(mediated.says.contains("`echo options kvm enable_mediated_pmu=0 |"));
+        assert!(nested.says.starts_with("kvm_amd's nested is 1"));
+    }
+
+    #[test]
+    fn a_missing_device_is_explained_by_whether_there_is_a_module() {
+        let modules = tempfile::tempdir().unwrap();
+        assert!(absent(modules.path()).says.contains("`sudo modprobe kvm-amd`"));
+        fs::create_dir(modules.path().join("kvm")).unwrap();
+        assert!(absent(modules.path()).says.contains("--device /dev/kvm"));
+    }
+
+    #[test]
+    fn a_capability_that_every_guest_needs_is_bad_to_miss() {
+        let need = kvm::needed(Choice::Auto).next().unwrap();
+        assert_eq!((capability(need, true).state, capability(need, false).state), (State::Good, State::Bad));
+        assert_eq!(optional(need, false).state, State::Note);
+    }
 }

@@ -2,28 +2,23 @@
 
 use std::fs;
 
-use vpmu::event::{Event, Meaning};
-use vpmu::source::perf::{HostPmu, exists};
+use vpmu::source::perf::{HostPmu, generic_events};
 
 use super::fact::Fact;
+use super::{holders, process};
 use crate::pmu::{Choice, Offer, Pmu, offer};
 use crate::{cpuid, kvm};
 
-/// What a guest of any vendor may ask for.
-const MEANINGS: [Meaning; 5] = [
-    Meaning::Cycles,
-    Meaning::Instructions,
-    Meaning::Branches,
-    Meaning::BranchMisses,
-    Meaning::ReferenceCycles,
-];
-
 /// What there is to know of them.
 pub fn facts() -> Vec<Fact> {
-    let mut facts = vec![paranoid(), watchdog()];
+    let mut facts = vec![paranoid(setting("perf_event_paranoid"), process::is_privileged()), watchdog()];
+    facts.extend(holders::fact());
+    facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
     // Those of one kind of cores: by now this program stays there.
-    facts.extend(HostPmu::settle().ok().map(|(pmu, _)| events(pmu)));
+    facts.extend(
+        HostPmu::settle().ok().map(|(pmu, _)| generic_events(pmu)).map(|(yes, no)| events(&yes, &no)),
+    );
     facts
 }
 
@@ -31,20 +26,22 @@ fn setting(name: &str) -> Option<i64> {
     fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?.trim().parse().ok()
 }
 
-fn paranoid() -> Fact {
+fn paranoid(level: Option<i64>, is_privileged: bool) -> Fact {
     let about = "perf";
-    match setting("perf_event_paranoid") {
-        None => Fact::bad(about, "this kernel has no perf events (CONFIG_PERF_EVENTS)"),
-        Some(level) if level > 1 => Fact::note(
-            about,
-            format!(
-                "kernel.perf_event_paranoid is {level}: only the privileged (CAP_PERFMON) may count in a kernel"
-            ),
-        ),
-        Some(level) => {
-            Fact::note(about, format!("kernel.perf_event_paranoid is {level}: everybody may count"))
+    let Some(level) = level else {
+        return Fact::bad(about, "this kernel has no perf events (CONFIG_PERF_EVENTS)");
+    };
+    let says = match level {
+        ..2 => "everybody may count in guests",
+        _ if is_privileged => {
+            "only those with CAP_PERFMON may count in a guest's kernel, and this process has it"
         }
-    }
+        _ => {
+            "only those with CAP_PERFMON may count in a guest's kernel; to let everybody: \
+             `sudo sysctl kernel.perf_event_paranoid=1`"
+        }
+    };
+    Fact::note(about, format!("kernel.perf_event_paranoid is {level}: {says}"))
 }
 
 fn watchdog() -> Fact {
@@ -55,6 +52,19 @@ fn watchdog() -> Fact {
             "the NMI watchdog is on and holds one counter of every CPU: `sudo sysctl kernel.nmi_watchdog=0` frees it",
         ),
         _ => Fact::note(about, "the NMI watchdog is off and holds no counter"),
+    }
+}
+
+/// Whether Tally can read its counters without a system call.
+fn direct_reads(rdpmc: Option<&str>) -> Option<Fact> {
+    let about = "rdpmc";
+    match rdpmc?.trim() {
+        "0" => Some(Fact::note(
+            about,
+            "programs may not read counters by RDPMC, so that each reading is a system call; to let them: \
+             `echo 1 | sudo tee /sys/bus/event_source/devices/cpu/rdpmc`",
+        )),
+        _ => Some(Fact::note(about, "programs may read their counters by RDPMC, without a system call")),
     }
 }
 
@@ -76,17 +86,46 @@ fn shown() -> Vec<Fact> {
     }
 }
 
-fn events(pmu: HostPmu) -> Fact {
-    let names = |there: bool| {
-        let names = MEANINGS.into_iter().filter(|meaning| exists(pmu, Event::Meaning(*meaning)) == there);
-        names.map(|meaning| meaning.to_string()).collect::<Vec<_>>().join(", ")
-    };
+fn events(counted: &[&str], others: &[&str]) -> Fact {
     let about = "events";
-    match (names(true).as_str(), names(false).as_str()) {
-        ("", lacking) => Fact::bad(about, format!("the host counts none of {lacking} in guests")),
-        (counted, "") => Fact::good(about, format!("the host counts {counted} in guests")),
-        (counted, lacking) => {
-            Fact::good(about, format!("the host counts {counted} in guests, not {lacking}"))
+    match (counted.join(", "), others.join(", ")) {
+        (none, _) if none.is_empty() => {
+            Fact::bad(about, "the host counts none of the generic events in guests")
         }
+        (counted, none) if none.is_empty() => {
+            Fact::good(about, format!("the host counts in guests {counted}"))
+        }
+        (counted, others) => Fact::good(about, format!("the host counts in guests {counted}; not {others}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fact::State;
+    use super::*;
+
+    #[test]
+    fn who_may_count_is_told_with_the_command_for_those_who_may_not() {
+        let commands = |level, privileged| paranoid(Some(level), privileged).json()["commands"].clone();
+        assert_eq!(commands(3, false)[0], "sudo sysctl kernel.perf_event_paranoid=1");
+        assert!(commands(3, true).as_array().unwrap().is_empty());
+        assert!(commands(1, false).as_array().unwrap().is_empty());
+        assert_eq!(paranoid(None, true).state, State::Bad);
+    }
+
+    #[test]
+    fn a_host_that_counts_nothing_is_bad() {
+        assert_eq!(events(&[], &["cycles"]).state, State::Bad);
+        assert_eq!(
+            events(&["cycles"], &["bus-cycles"]).says,
+            "the host counts in guests cycles; not bus-cycles"
+        );
+    }
+
+    #[test]
+    fn readings_by_system_call_are_told_with_the_command_against_them() {
+        assert!(direct_reads(Some("0\n")).unwrap().says.contains("`echo 1 | sudo tee"));
+        assert!(!direct_reads(Some("1\n")).unwrap().says.contains('`'));
+        assert_eq!(direct_reads(None), None);
     }
 }

@@ -19,7 +19,7 @@ use crate::event::Selection;
 
 pub use self::host::HostPmu;
 pub use self::obstacle::Obstacle;
-pub use self::probe::{Free, exists, free_counters};
+pub use self::probe::{Free, exists, free_counters, generic_events};
 
 /// Makes perf events for the thread that it lives on.
 pub struct PerfEvents {

@@ -55,6 +55,13 @@ impl PerfEvent {
         Self::from_attributes(attr)
     }
 
+    /// The same of one of the kernel's generic events, by its number.
+    pub fn generic(pmu: HostPmu, number: u64) -> io::Result<Self> {
+        let mut attr = attributes(FAR);
+        (attr.type_, attr.config) = pmu.generic(number);
+        Self::from_attributes(attr)
+    }
+
     fn from_attributes(mut attr: perf_event_attr) -> io::Result<Self> {
         const THIS_THREAD: libc::pid_t = 0;
         const ANY_CPU: libc::c_int = -1;

@@ -67,12 +67,17 @@ impl HostPmu {
         match (event, self.0) {
             (Event::Raw(code), Which::Only) => Ok((PERF_TYPE_RAW, code)),
             (Event::Raw(code), Which::Kind(pmu)) => Ok((pmu, code)),
-            (Event::Meaning(meaning), Which::Only) => Ok((PERF_TYPE_HARDWARE, number(meaning))),
-            // "Extended hardware type": the PMU is in the upper half.
-            (Event::Meaning(meaning), Which::Kind(pmu)) => {
-                Ok((PERF_TYPE_HARDWARE, u64::from(pmu) << 32 | number(meaning)))
-            }
+            (Event::Meaning(meaning), _) => Ok(self.generic(number(meaning))),
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
+        }
+    }
+
+    /// The type and number of one of the kernel's generic events.
+    pub fn generic(self, number: u64) -> (u32, u64) {
+        match self.0 {
+            Which::Only => (PERF_TYPE_HARDWARE, number),
+            // "Extended hardware type": the PMU is in the upper half.
+            Which::Kind(pmu) => (PERF_TYPE_HARDWARE, u64::from(pmu) << 32 | number),
         }
     }
 }

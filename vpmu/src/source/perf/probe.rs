@@ -43,6 +43,28 @@ pub fn exists(pmu: HostPmu, event: Event) -> bool {
     PerfEvent::sample(pmu, event).is_ok()
 }
 
+/// The kernel's generic events of processors, as `perf` has them: those that this host counts in guests, and the others.
+pub fn generic_events(pmu: HostPmu) -> (Vec<&'static str>, Vec<&'static str>) {
+    let (counted, others): (Vec<_>, Vec<_>) =
+        (0..).zip(GENERIC).partition(|(number, _)| PerfEvent::generic(pmu, *number).is_ok());
+    let names = |events: Vec<(u64, &'static str)>| events.into_iter().map(|(_, name)| name).collect();
+    (names(counted), names(others))
+}
+
+/// In the order of their numbers (`enum perf_hw_id`).
+const GENERIC: [&str; 10] = [
+    "cycles",
+    "instructions",
+    "cache-references",
+    "cache-misses",
+    "branches",
+    "branch-misses",
+    "bus-cycles",
+    "stalled-cycles-frontend",
+    "stalled-cycles-backend",
+    "ref-cycles",
+];
+
 /// Adds an event that is on the PMU, if there is room for it.
 fn hold(pmu: HostPmu, event: Event, held: &mut Vec<PerfEvent>) -> Result<bool, Obstacle> {
     let event = PerfEvent::sample(pmu, event).map_err(|error: io::Error| Obstacle::from_error(&error))?;

@@ -1,0 +1,69 @@
+//! What Tally builds for itself the first time it is needed: whether that is done.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+
+use guest_images::cache::Cache;
+
+use super::fact::Fact;
+
+/// What there is to know of it.
+pub fn facts() -> Vec<Fact> {
+    const GUEST: [&str; 2] = ["kernel-", "guest-initrd-"];
+    const LAB: [&str; 2] = ["lab-cpu-", "lab-host-"];
+    let cache = match Cache::open() {
+        Ok(cache) => cache,
+        Err(error) => return vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
+    };
+    let guest = match env::var("TALLY_GUEST") {
+        Ok(folder) if !folder.is_empty() => {
+            Fact::note("guest", format!("the default guest is that of TALLY_GUEST, in {folder}"))
+        }
+        _ if has_all(cache.root(), &GUEST) => {
+            Fact::note("guest", format!("the default guest is built, in {}", cache.root().display()))
+        }
+        _ => Fact::note(
+            "guest",
+            "the default guest is not built yet, which the first `tally run -- true` does",
+        ),
+    };
+    let lab = if has_all(cache.root(), &LAB) {
+        Fact::note("lab", "the lab is built")
+    } else {
+        Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`")
+    };
+    vec![guest, lab]
+}
+
+/// Whether a folder has entries with each of these beginnings.
+fn has_all(folder: &Path, beginnings: &[&str]) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    beginnings.iter().all(|beginning| names.iter().any(|name| is_entry(name, beginning)))
+}
+
+/// Entries end in the hash of what they were built from.
+fn is_entry(name: &str, beginning: &str) -> bool {
+    name.starts_with(beginning)
+        && name
+            .rsplit('-')
+            .next()
+            .is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_complete_counts_as_built() {
+        assert!(is_entry("lab-cpu-13882cbe278501a3", "lab-cpu-"));
+        assert!(is_entry("kernel-bookworm-13882cbe278501a3", "kernel-"));
+        assert!(!is_entry("lab-cpu-tree", "lab-cpu-"));
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("lab-cpu-13882cbe278501a3")).unwrap();
+        assert!(has_all(folder.path(), &["lab-cpu-"]));
+        assert!(!has_all(folder.path(), &["lab-cpu-", "lab-host-"]));
+    }
+}

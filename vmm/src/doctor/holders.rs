@@ -1,0 +1,62 @@
+//! Who else has perf events, and so may hold counters.
+
+use std::fs;
+use std::path::Path;
+
+use super::fact::Fact;
+
+/// What the kernel calls a perf event's descriptor.
+const EVENT: &str = "anon_inode:[perf_event]";
+/// So many processes are named.
+const NAMED: usize = 5;
+
+/// Those that this user can see, if there are any.
+pub fn fact() -> Option<Fact> {
+    let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+    let mut holders: Vec<String> = processes
+        .filter(|process| process.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
+        .filter_map(|process| holder(&process.path()))
+        .collect();
+    let more = holders.len().saturating_sub(NAMED);
+    holders.truncate(NAMED);
+    if more > 0 {
+        holders.push(format!("{more} more"));
+    }
+    (!holders.is_empty())
+        .then(|| Fact::note("holders", format!("others have perf events open: {}", holders.join(", "))))
+}
+
+fn holder(process: &Path) -> Option<String> {
+    // Of another user's process the descriptors cannot be seen.
+    let descriptors = fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok);
+    let links = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    let events = links.filter(|link| link.as_os_str() == EVENT).count();
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    (events > 0).then(|| {
+        format!(
+            "{} (process {}) {events}",
+            name.trim(),
+            process.file_name().unwrap_or_default().to_string_lossy()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_process_is_named_with_the_number_of_its_events() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = folder.path().join("71");
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::write(process.join("comm"), "perf\n").unwrap();
+        symlink("/dev/null", process.join("fd/0")).unwrap();
+        assert_eq!(holder(&process), None);
+        for number in ["3", "4"] {
+            symlink(EVENT, process.join("fd").join(number)).unwrap();
+        }
+        assert_eq!(holder(&process).unwrap(), "perf (process 71) 2");
+    }
+}

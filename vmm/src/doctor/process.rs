@@ -1,0 +1,111 @@
+//! What this program may do: its capabilities, its sandbox, its limits.
+
+use std::env;
+use std::fs;
+
+use super::fact::Fact;
+
+/// Numbers in `linux/capability.h`; the second was the right to all of perf before there was the first.
+const PERFMON: u32 = 38;
+const SYS_ADMIN: u32 = 21;
+/// A vCPU has a file, and one for each of its counters; a machine some tens.
+const FILES_OF_A_VCPU: u64 = 12;
+const FILES_OF_A_MACHINE: u64 = 64;
+
+/// What there is to know of it.
+pub fn facts() -> Vec<Fact> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    [Some(perfmon(&status)), sandbox(&status), files()].into_iter().flatten().collect()
+}
+
+/// Whether it may count in kernels whatever `perf_event_paranoid` is.
+pub fn is_privileged() -> bool {
+    has_perfmon(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
+
+fn has_perfmon(status: &str) -> bool {
+    let capabilities = value(status, "CapEff").and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
+    capabilities & (1 << PERFMON | 1 << SYS_ADMIN) != 0
+}
+
+fn perfmon(status: &str) -> Fact {
+    let about = "privilege";
+    if has_perfmon(status) {
+        return Fact::note(about, "this process has CAP_PERFMON, and may count in every kernel");
+    }
+    let program = env::current_exe().map_or_else(|_| "tally".to_owned(), |path| path.display().to_string());
+    Fact::note(
+        about,
+        format!(
+            "this process has no CAP_PERFMON; to give it to this program alone: `sudo setcap cap_perfmon+ep {program}`"
+        ),
+    )
+}
+
+fn sandbox(status: &str) -> Option<Fact> {
+    const FILTERED: &str = "2";
+    (value(status, "Seccomp") == Some(FILTERED)).then(|| {
+        Fact::note(
+            "sandbox",
+            "a seccomp filter, as containers have, says which system calls this process may make",
+        )
+    })
+}
+
+fn files() -> Option<Fact> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
+        return None;
+    }
+    Some(open_files(limit.rlim_max))
+}
+
+fn open_files(most: u64) -> Fact {
+    let about = "files";
+    match most.saturating_sub(FILES_OF_A_MACHINE) / FILES_OF_A_VCPU {
+        0 => Fact::bad(
+            about,
+            format!("this process may have {most} files open, too few for a guest: `ulimit -n 4096`"),
+        ),
+        cpus => Fact::note(
+            about,
+            format!(
+                "this process may have {most} files open, enough for {} vCPUs and their counters",
+                cpus.min(254)
+            ),
+        ),
+    }
+}
+
+fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fact::State;
+    use super::*;
+
+    #[test]
+    fn a_privilege_is_known_by_its_bit() {
+        assert!(has_perfmon("CapPrm:\t0\nCapEff:\t0000004000000000\n"));
+        assert!(has_perfmon("CapEff:\t0000000000200000\n"));
+        assert!(!has_perfmon("CapPrm:\t0000004000000000\nCapEff:\t0000000000000400\n"));
+        let command = perfmon("CapEff:\t0\n").json()["commands"][0].clone();
+        assert!(command.as_str().unwrap().starts_with("sudo setcap cap_perfmon+ep /"), "{command}");
+    }
+
+    #[test]
+    fn a_sandbox_is_told_of_only_where_there_is_one() {
+        assert!(sandbox("Seccomp:\t2\n").is_some());
+        assert!(sandbox("Seccomp:\t0\nSeccomp_filters:\t2\n").is_none());
+    }
+
+    #[test]
+    fn a_limit_that_no_guest_fits_into_is_bad() {
+        assert_eq!(open_files(64).state, State::Bad);
+        assert!(open_files(1024).says.contains("enough for 80 vCPUs"));
+        assert!(open_files(1 << 20).says.contains("enough for 254 vCPUs"));
+    }
+}
