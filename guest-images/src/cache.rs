@@ -151,7 +151,7 @@ impl Cache {
         let path = self.folder("locks")?.join(name);
         let file = File::create(&path).map_err(Error::io("create", &path))?;
         if file.try_lock().is_err() {
-            progress.step(format!("waiting for another process to finish {name}"));
+            progress.long_step(format!("waiting for another process to finish {name}"));
             file.lock().map_err(Error::io("lock", &path))?;
         }
         Ok(Guard { _file: file })

@@ -52,7 +52,7 @@ fn compile(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
     let work = entry.join("work");
     unpack(cache, &work, progress)?;
 
-    progress.step("compiling the small kernel");
+    progress.long_step("compiling the small kernel");
     let config = work.join("config");
     fs::write(&config, CONFIG).map_err(Error::io("write", &config))?;
     let objects = work.join("objects");

@@ -165,7 +165,7 @@ fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<(
 }
 
 fn ninja(objects: &Path, progress: &mut Progress) -> Result<()> {
-    progress.step("compiling the lab CPU");
+    progress.long_step("compiling the lab CPU");
     let mut command = Command::new("ninja");
     command.arg(TARGET).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
     // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.

@@ -37,10 +37,7 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
     );
     let scenario = tally::scenario(COMMAND.map(OsString::from).into(), Suite::default(), progress)?;
     tally_lab::build(progress)?;
-    progress.step("booting the simulated host, and the guest in it");
-    let status = scenario.run_with(progress, &mut stdout(), &mut stderr());
-    progress.done();
-    status
+    scenario.run_with(progress, &mut stdout(), &mut stderr())
 }
 
 /// Builds `tally` if this was started by cargo; a program that was installed has it beside it.
@@ -48,7 +45,7 @@ fn build_tally(progress: &mut Progress) -> Result<()> {
     let (Some(cargo), Some(folder)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR")) else {
         return Ok(());
     };
-    progress.step("building tally");
+    progress.long_step("building tally");
     let mut build = Command::new(cargo);
     build.args(["build", "--release", "--quiet", "--package", "tally"]).current_dir(folder);
     let status = build.status().map_err(|source| Error::System { action: "run cargo", source })?;

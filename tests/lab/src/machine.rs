@@ -64,6 +64,8 @@ pub struct Machine {
     child: Child,
     control: BufReader<UnixStream>,
     monitor: UnixStream,
+    /// What has come of a line whose end has not.
+    begun_line: String,
 }
 
 impl Machine {
@@ -129,19 +131,18 @@ impl Machine {
             .spawn()
             .map_err(Error::file("run", &cpu.program))?;
         drop(ends);
-        let machine = Self { child, control: BufReader::new(control), monitor };
+        let machine = Self { child, control: BufReader::new(control), monitor, begun_line: String::new() };
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
     /// The next line from the host's init.
     pub fn next_line(&mut self, patience: Duration) -> Heard {
-        let mut line = String::new();
         // A timeout of zero would mean none.
         let patience = patience.max(Duration::from_millis(1));
         let heard = self.control.get_ref().set_read_timeout(Some(patience));
-        match heard.and_then(|()| self.control.read_line(&mut line)) {
+        match heard.and_then(|()| self.control.read_line(&mut self.begun_line)) {
             Ok(0) => Heard::End,
-            Ok(_) => Heard::Line(line.trim_end().to_owned()),
+            Ok(_) => Heard::Line(std::mem::take(&mut self.begun_line).trim_end().to_owned()),
             Err(_) => Heard::Nothing,
         }
     }

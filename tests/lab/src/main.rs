@@ -172,7 +172,6 @@ fn memory(text: &str) -> std::result::Result<u32, String> {
 }
 
 fn main() -> ExitCode {
-    let mut progress = Progress::stderr("tally-lab");
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -181,6 +180,7 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(LAB_FAILED) } else { ExitCode::SUCCESS };
         }
     };
+    let mut progress = Progress::stderr("tally-lab").verbose(arguments.command.is_verbose());
     let result = match arguments.command {
         Subcommands::Build => tally_lab::build(&mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
@@ -197,6 +197,12 @@ fn main() -> ExitCode {
             eprintln!("tally-lab: {error}");
             ExitCode::from(LAB_FAILED)
         }
+    }
+}
+
+impl Subcommands {
+    fn is_verbose(&self) -> bool {
+        matches!(self, Self::Exec(exec) if exec.machine.verbose)
     }
 }
 

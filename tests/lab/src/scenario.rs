@@ -17,7 +17,7 @@ use guest_images::{Progress, Suite};
 
 use crate::machine::{HostPmu, Machine, Output, Shape};
 use crate::symbols::Symbols;
-use crate::watch::{BOOT_LIMIT, End, Place, watch};
+use crate::watch::{BOOT_LIMIT, End, Place, Waiting, watch};
 use crate::{Error, Result, cpu, host};
 
 /// How much of the console an error repeats.
@@ -213,10 +213,11 @@ impl Scenario {
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
         let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, self.shape)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
-        thread::scope(|scope| {
-            scope.spawn(|| pass_on(from_stdout, stdout));
-            scope.spawn(|| pass_on(from_stderr, stderr));
-            let console = scope.spawn(|| self.watch_console(console));
+        let waiting = Waiting::new(progress);
+        let ended = thread::scope(|scope| {
+            scope.spawn(|| pass_on(from_stdout, &mut AfterWaiting(stdout, &waiting)));
+            scope.spawn(|| pass_on(from_stderr, &mut AfterWaiting(stderr, &waiting)));
+            let console = scope.spawn(|| self.watch_console(console, &waiting));
             let files = scope.spawn(|| match unpacker {
                 Some(mut unpacker) => {
                     pass_on(files, &mut unpacker.stdin.take().expect("it was made with a pipe"));
@@ -224,23 +225,24 @@ impl Scenario {
                 }
                 None => pass_on(files, &mut io::sink()),
             });
-            let ended = watch(machine, self.limit);
+            let ended = watch(machine, self.limit, &waiting);
             // The machine is gone, so the other ends of all pipes are closed.
             let _ = files.join();
-            let console = console.join().unwrap_or_default();
-            match ended {
-                End::Status(status) => Ok(status),
-                End::Died(cause) => Err(Error::HostDied { cause, console }),
-                End::Hung(place) => {
-                    let place = self.describe(place, &console, progress);
-                    Err(Error::Hung { limit: self.limit, place })
-                }
-                End::NotBooted(place) => {
-                    let place = self.describe(place, &console, progress);
-                    Err(Error::NotBooted { limit: BOOT_LIMIT, place })
-                }
+            (ended, console.join().unwrap_or_default())
+        });
+        waiting.over();
+        match ended {
+            (End::Status(status), _) => Ok(status),
+            (End::Died(cause), console) => Err(Error::HostDied { cause, console }),
+            (End::Hung(place), console) => {
+                let place = self.describe(place, &console, progress);
+                Err(Error::Hung { limit: self.limit, place })
             }
-        })
+            (End::NotBooted(place), console) => {
+                let place = self.describe(place, &console, progress);
+                Err(Error::NotBooted { limit: BOOT_LIMIT, place })
+            }
+        }
     }
 
     fn describe(&self, place: Place, console: &str, progress: &mut Progress) -> String {
@@ -256,11 +258,12 @@ impl Scenario {
         format!("the simulated host does not answer; its first processor is at {address}\n{console}")
     }
 
-    fn watch_console(&self, mut console: impl Read) -> String {
+    fn watch_console(&self, mut console: impl Read, waiting: &Waiting) -> String {
         let mut tail = VecDeque::new();
         let mut chunk = [0; 4096];
         while let Ok(length @ 1..) = console.read(&mut chunk) {
             if self.show_console {
+                waiting.over();
                 let _ = io::stderr().write_all(&chunk[..length]);
             }
             tail.extend(&chunk[..length]);
@@ -322,6 +325,20 @@ fn pass_on(mut from: impl Read, to: &mut impl Write) {
     let mut listening = true;
     while let Ok(length @ 1..) = from.read(&mut chunk) {
         listening = listening && to.write_all(&chunk[..length]).and_then(|()| to.flush()).is_ok();
+    }
+}
+
+/// A stream whose output takes the place of what is shown while one waits for it.
+struct AfterWaiting<'a, W>(&'a mut W, &'a Waiting<'a>);
+
+impl<W: Write> Write for AfterWaiting<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.1.over();
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

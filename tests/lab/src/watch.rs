@@ -1,6 +1,9 @@
 //! Waits for a script's end, and finds out where it is when that does not come.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use guest_images::Progress;
 
 use crate::machine::{Heard, Machine};
 
@@ -31,12 +34,47 @@ pub enum Place {
     Silent,
 }
 
+/// Shows what is waited for, until there is something else to see.
+pub struct Waiting<'a> {
+    progress: Mutex<Option<&'a mut Progress>>,
+    since: Instant,
+}
+
+impl<'a> Waiting<'a> {
+    /// Begins to wait.
+    pub fn new(progress: &'a mut Progress) -> Self {
+        Self { progress: Mutex::new(Some(progress)), since: Instant::now() }
+    }
+
+    /// It is this that is waited for.
+    fn show(&self, what: &str) {
+        if let Some(progress) = self.lock().as_mut() {
+            progress.wait(&format!("{what} ... {} s", self.since.elapsed().as_secs()));
+        }
+    }
+
+    /// There is something else to see: nothing is shown any more. It ends with the call, so that what is there can be
+    /// written over.
+    pub fn over(&self) {
+        if let Some(progress) = self.lock().take() {
+            progress.clear();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<&'a mut Progress>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Waits for the script to end within its limit, and ends the machine.
-pub fn watch(mut machine: Machine, limit: Duration) -> End {
+pub fn watch(mut machine: Machine, limit: Duration, waiting: &Waiting) -> End {
+    /// How often what is waited for is shown anew.
+    const REDRAW: Duration = Duration::from_secs(1);
     let mut deadline = Instant::now() + BOOT_LIMIT;
     let mut begun = false;
     loop {
-        match machine.next_line(deadline.saturating_duration_since(Instant::now())) {
+        waiting.show(if begun { "running on the simulated host" } else { "booting the simulated host" });
+        match machine.next_line(deadline.saturating_duration_since(Instant::now()).min(REDRAW)) {
             Heard::End => {
                 let status = machine.wait().map_or_else(|| "unknown".to_owned(), |status| status.to_string());
                 return End::Died(status);
@@ -50,6 +88,7 @@ pub fn watch(mut machine: Machine, limit: Duration) -> End {
                     return End::Status(status);
                 }
             }
+            Heard::Nothing if Instant::now() < deadline => {}
             Heard::Nothing if begun => return End::Hung(place(&mut machine)),
             Heard::Nothing => return End::NotBooted(place(&mut machine)),
         }

@@ -59,7 +59,7 @@ fn virtualisation(cpuinfo: &str, is_hidden: bool) -> Fact {
             "which it has: the firmware has switched it off, and its settings can switch it on (SVM, VT-x)"
         }
         (false, true) => {
-            "for the host of this virtual machine does not allow nested ones (`nested=1` of its KVM)"
+            "for the host of this virtual machine does not allow nested ones; there: `sudo modprobe kvm-amd nested=1` or `sudo modprobe kvm-intel nested=1`"
         }
         (false, false) => "or the firmware hides it: look in its settings (SVM, VT-x)",
     };

@@ -64,7 +64,7 @@ fn usable(kvm: &Kvm, module: Option<(&str, &str)>) -> Vec<Fact> {
         if may_switch_off {
             "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
         } else {
-            "KVM_CAP_PMU_CAPABILITY is not there: KVM has no PMU of its own, or is older than Linux 5.18"
+            "KVM_CAP_PMU_CAPABILITY is not there: KVM's own PMU is off, or KVM is older than Linux 5.18"
         },
     ));
     facts

@@ -28,7 +28,8 @@ pub fn files(options: &Run) -> Result<Files> {
             Files { kernel, initrd: options.initrd.clone(), front: Vec::new() }
         }
         _ => {
-            let guest = guest_images::default_guest(&mut Progress::stderr("tally"))?;
+            let mut progress = Progress::stderr("tally").verbose(options.verbose > 0);
+            let guest = guest_images::default_guest(&mut progress)?;
             let front = match (&named, &options.kernel) {
                 (Some(kernel), Some(path)) => modules(kernel, path)?,
                 _ => Vec::new(),
