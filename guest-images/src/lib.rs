@@ -1,7 +1,7 @@
 //! Builds what Tally boots: the default guest and bare-metal payloads.
 //!
 //! The default guest is the distribution's own kernel, untouched, and an initrd made of the distribution's busybox and
-//! `perf` and one small shell script. Its packages are downloaded and unpacked, never installed, and the result is kept
+//! `perf`, one small shell script, and the agent that runs commands in it (the package `guest-agent`). Its packages are downloaded and unpacked, never installed, and the result is kept
 //! in a [cache](cache::Cache) outside the work tree, so that only the first call takes time.
 //!
 //! The parts are public because the lab builds its host image from the same ones.
