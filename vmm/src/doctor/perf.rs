@@ -1,8 +1,9 @@
 //! The host's counters: whether guests can have them, and how many.
 
 use std::fs;
+use std::io;
 
-use vpmu::source::perf::{HostPmu, generic_events};
+use vpmu::source::perf::{HostPmu, Obstacle, generic_events};
 
 use super::fact::Fact;
 use super::{holders, process};
@@ -16,9 +17,7 @@ pub fn facts() -> Vec<Fact> {
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
     // Those of one kind of cores: by now this program stays there.
-    facts.extend(
-        HostPmu::settle().ok().map(|(pmu, _)| generic_events(pmu)).map(|(yes, no)| events(&yes, &no)),
-    );
+    facts.extend(HostPmu::settle().ok().map(|(pmu, _)| events(&generic_events(pmu))));
     facts
 }
 
@@ -86,16 +85,21 @@ fn shown() -> Vec<Fact> {
     }
 }
 
-fn events(counted: &[&str], others: &[&str]) -> Fact {
+fn events(events: &[(&str, io::Result<()>)]) -> Fact {
     let about = "events";
-    match (counted.join(", "), others.join(", ")) {
-        (none, _) if none.is_empty() => {
-            Fact::bad(about, "the host counts none of the generic events in guests")
+    let names = |counted: bool| {
+        let names = events.iter().filter(|(_, answer)| answer.is_ok() == counted).map(|(name, _)| *name);
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let refusal = events.iter().find_map(|(_, answer)| answer.as_ref().err());
+    match (names(true), refusal) {
+        (none, Some(refusal)) if none.is_empty() => {
+            Fact::bad(about, format!("none can be counted in guests: {}", Obstacle::from_error(refusal)))
         }
-        (counted, none) if none.is_empty() => {
-            Fact::good(about, format!("the host counts in guests {counted}"))
+        (counted, None) => Fact::good(about, format!("the host counts in guests {counted}")),
+        (counted, Some(_)) => {
+            Fact::good(about, format!("the host counts in guests {counted}; not {}", names(false)))
         }
-        (counted, others) => Fact::good(about, format!("the host counts in guests {counted}; not {others}")),
     }
 }
 
@@ -114,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_counts_nothing_is_bad() {
-        assert_eq!(events(&[], &["cycles"]).state, State::Bad);
-        assert_eq!(
-            events(&["cycles"], &["bus-cycles"]).says,
-            "the host counts in guests cycles; not bus-cycles"
-        );
+    fn a_host_that_counts_nothing_is_bad_and_says_why() {
+        let refused = |errno| Err(io::Error::from_raw_os_error(errno));
+        let nothing = events(&[("cycles", refused(libc::EPERM))]);
+        assert!(nothing.state == State::Bad && nothing.says.contains("seccomp"), "{nothing}");
+        let some = events(&[("cycles", Ok(())), ("bus-cycles", refused(libc::ENOENT))]);
+        assert_eq!(some.says, "the host counts in guests cycles; not bus-cycles");
     }
 
     #[test]

@@ -43,12 +43,10 @@ pub fn exists(pmu: HostPmu, event: Event) -> bool {
     PerfEvent::sample(pmu, event).is_ok()
 }
 
-/// The kernel's generic events of processors, as `perf` has them: those that this host counts in guests, and the others.
-pub fn generic_events(pmu: HostPmu) -> (Vec<&'static str>, Vec<&'static str>) {
-    let (counted, others): (Vec<_>, Vec<_>) =
-        (0..).zip(GENERIC).partition(|(number, _)| PerfEvent::generic(pmu, *number).is_ok());
-    let names = |events: Vec<(u64, &'static str)>| events.into_iter().map(|(_, name)| name).collect();
-    (names(counted), names(others))
+/// The kernel's generic events of processors, as `perf` has them, and what it says to counting each in guests.
+pub fn generic_events(pmu: HostPmu) -> Vec<(&'static str, io::Result<()>)> {
+    let counts = |number| PerfEvent::generic(pmu, number).map(drop);
+    (0..).zip(GENERIC).map(|(number, name)| (name, counts(number))).collect()
 }
 
 /// In the order of their numbers (`enum perf_hw_id`).
