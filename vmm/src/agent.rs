@@ -193,6 +193,10 @@ impl Agent {
     }
 
     fn pass_input(&mut self, console: &mut Console, queues: &mut Queues) {
+        if self.start.is_some() {
+            // The agent waits until all ports are open: none may close before.
+            return;
+        }
         let Some((port, input)) = &mut self.streams.input else {
             // What a command reads that is given nothing has ended.
             return console.close(queues, protocol::STDIN as usize);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -44,11 +45,21 @@ fn open(port: u32, until: Instant) -> Result<Rc<File>, String> {
     loop {
         let opened = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
         match opened {
-            Ok(file) => return Ok(Rc::new(file)),
-            Err(_) if Instant::now() < until => thread::sleep(PAUSE),
-            Err(error) => return Err(reason(&path.display().to_string(), &error)),
+            // While the other end is closed, nothing can be written, and what is read is the end.
+            Ok(file) if is_connected(&file) => return Ok(Rc::new(file)),
+            Ok(_) if Instant::now() > until => return Err(format!("{}: nobody answers", path.display())),
+            Err(error) if Instant::now() > until => return Err(reason(&path.display().to_string(), &error)),
+            _ => thread::sleep(PAUSE),
         }
     }
+}
+
+/// Whether the host has opened its end.
+fn is_connected(port: &File) -> bool {
+    let mut poll = libc::pollfd { fd: port.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the one entry is valid.
+    unsafe { libc::poll(&raw mut poll, 1, 0) };
+    poll.revents & libc::POLLHUP == 0
 }
 
 fn reason(path: &str, error: &Error) -> String {

@@ -6,7 +6,8 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 use devices::Access;
-use devices::virtio::{Device, Disk};
+use devices::fs::Share;
+use devices::virtio::{Device, Disk, SharedFolder};
 use guest_agent::protocol;
 
 use crate::cli::Run;
@@ -40,14 +41,12 @@ pub fn devices(options: &Run) -> Result<Given> {
         devices.push((format!("disk{}", devices.len()), Box::new(device)));
     }
     let mut shares = Vec::new();
-    for (index, share) in options.share.iter().enumerate() {
+    for (number, share) in (0..).zip(&options.share) {
+        let folder = Share::open(&share.path, share.access)?;
         let path = place(&share.path)?;
-        let tag = format!("share{index}");
-        shares.push(protocol::Share {
-            tag: tag.clone().into(),
-            path: path.into(),
-            access: told(share.access),
-        });
+        let tag = SharedFolder::tag(number);
+        devices.push((format!("share{number}"), Box::new(SharedFolder::new(folder, number))));
+        shares.push(protocol::Share { tag: tag.into(), path: path.into(), access: told(share.access) });
     }
     let folder =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
