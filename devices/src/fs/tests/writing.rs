@@ -30,6 +30,23 @@ fn what_the_guest_writes_the_host_has_at_once() {
 }
 
 #[test]
+fn what_is_written_is_as_long_as_the_guest_says_or_nothing_is() {
+    let mut guest = Guest::new(Access::ReadWrite);
+    let (entry, fh) = guest.create(ROOT, c"new", WRITE, 0o600).unwrap();
+    let mut write = |size, offset| {
+        let input = WriteIn { fh, offset, size, ..WriteIn::default() };
+        guest.ask(op::WRITE, entry.nodeid, &[input.as_slice(), b"12345"]).map(drop)
+    };
+    assert_eq!(write(6, 0), Err(Errno::INVAL));
+    assert_eq!(write(u32::MAX, 0), Err(Errno::INVAL));
+    for offset in [u64::MAX, u64::MAX - 4, 1 << 63, (1 << 63) - 4] {
+        assert_eq!(write(5, offset), Err(Errno::INVAL));
+    }
+    assert_eq!(write(4, 0), Ok(()));
+    assert_eq!(fs::read(guest.path("new")).unwrap(), b"1234");
+}
+
+#[test]
 fn a_file_is_open_for_no_more_than_was_asked_for() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| fs::write(share.join("file"), "x").unwrap());
     let node = guest.walk(&[c"file"]).unwrap();
