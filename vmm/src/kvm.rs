@@ -28,13 +28,14 @@ impl Need {
 }
 
 /// What every machine needs.
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 12] = [
     Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers"),
     Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
     Need::new(Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR", "real mode on Intel's processors"),
     Need::new(Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR", "real mode on Intel's processors"),
     Need::new(Cap::Pit2, "KVM_CAP_PIT2", "the timer of PCs"),
     Need::new(Cap::Irqfd, "KVM_CAP_IRQFD", "interrupts of devices"),
+    Need::new(Cap::Ioeventfd, "KVM_CAP_IOEVENTFD", "requests to devices"),
     Need::new(Cap::ExtCpuid, "KVM_CAP_EXT_CPUID", "what the guest sees of its processor"),
     Need::new(Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER", "the timer of each vCPU"),
     Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
