@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Once};
+use std::thread;
 use std::time::Duration;
 
+use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
 use tally_lab::Scenario;
 
@@ -43,6 +46,31 @@ type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
 
 /// What all steps did, by name.
 pub struct Results(BTreeMap<String, Done>);
+
+/// Has all of these begin, each on a host of its own that takes a core for minutes, when one of them is wanted.
+pub fn side_by_side<const N: usize>(all: [&'static LazyLock<Results>; N], begun: &Once) {
+    begun.call_once(|| {
+        for results in all {
+            thread::spawn(|| LazyLock::force(results));
+        }
+    });
+}
+
+/// The folder that a kernel of the distribution is in, with the modules that drive Tally's devices, as its packages install
+/// them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. It takes a step to unpack it.
+pub fn installed(steps: Steps, name: &'static str, suite: Suite) -> Steps {
+    let cache = Cache::open().expect("there is a cache");
+    let kernel = guest_images::kernel(&cache, suite, &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let modules = guest_images::modules::archive(&kernel.modules).unwrap_or_else(|error| panic!("{error}"));
+    let archive = format!("{name}.modules");
+    let unpack = format!(
+        "mkdir -p {name}/boot && mv {name}.image {name}/boot/vmlinuz && cd {name} && cpio -i <../{archive}"
+    );
+    steps
+        .on(move |scenario| scenario.file(kernel.image, &format!("{name}.image")).program(modules, &archive))
+        .step(&format!("install-{name}"), &unpack)
+}
 
 impl Results {
     /// What that step did.

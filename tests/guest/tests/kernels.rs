@@ -3,27 +3,26 @@
 //! The guests that see one vendor's share a boot of the simulated host, and those that see the other's another.
 
 use std::sync::{LazyLock, Once};
-use std::thread;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, Suite, kernel, small_kernel};
-use guest_tests::lab::{Done, Results, Steps};
+use guest_images::{Progress, Suite, small_kernel};
+use guest_tests::lab::{Done, Results, Steps, installed, side_by_side};
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// Each kernel by name, and the model that it is shown.
 const GUESTS: [(&str, &str, &str); 14] = [
     ("stable", "guest/kernel", "amd"),
     ("stable-legacy", "guest/kernel", "amd-legacy"),
-    ("testing", "trixie", "amd"),
-    ("testing-legacy", "trixie", "amd-legacy"),
-    ("newest", "sid", "amd"),
-    ("newest-legacy", "sid", "amd-legacy"),
+    ("testing", "trixie/boot/vmlinuz", "amd"),
+    ("testing-legacy", "trixie/boot/vmlinuz", "amd-legacy"),
+    ("newest", "sid/boot/vmlinuz", "amd"),
+    ("newest-legacy", "sid/boot/vmlinuz", "amd-legacy"),
     ("small", "small", "amd"),
     ("small-legacy", "small", "amd-legacy"),
     ("stable-intel", "guest/kernel", "intel"),
     ("stable-intel-v2", "guest/kernel", "intel-v2"),
-    ("testing-intel", "trixie", "intel"),
-    ("newest-intel", "sid", "intel"),
+    ("testing-intel", "trixie/boot/vmlinuz", "intel"),
+    ("newest-intel", "sid/boot/vmlinuz", "intel"),
     ("small-intel", "small", "intel"),
     ("small-intel-v2", "small", "intel-v2"),
 ];
@@ -35,12 +34,8 @@ static INTELS: LazyLock<Results> = LazyLock::new(|| boot("intel"));
 
 /// What became of the guest of that name. The others boot meanwhile: each host takes a core for a minute or two.
 fn guest(name: &str) -> &'static Done {
-    static OTHERS: Once = Once::new();
-    OTHERS.call_once(|| {
-        for others in [&AMDS, &INTELS] {
-            thread::spawn(|| LazyLock::force(others));
-        }
-    });
+    static BEGUN: Once = Once::new();
+    side_by_side([&AMDS, &INTELS], &BEGUN);
     let (_, _, model) = GUESTS.iter().find(|(guest, ..)| *guest == name).expect("it is in the list");
     if model.starts_with("intel") { INTELS.of(name) } else { AMDS.of(name) }
 }
@@ -49,12 +44,8 @@ fn guest(name: &str) -> &'static Done {
 fn boot(vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    let mut distributed =
-        |suite| kernel(&cache, suite, &mut progress).unwrap_or_else(|error| panic!("{error}")).image;
-    let steps = Steps::new()
-        .in_guest("loop", LOOP)
-        .file(distributed(Suite::Trixie), "trixie")
-        .file(distributed(Suite::Sid), "sid")
+    let steps = installed(Steps::new().in_guest("loop", LOOP), "trixie", Suite::Trixie);
+    let steps = installed(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
     let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
     let sample = format!(

@@ -3,11 +3,10 @@
 //! Booting takes most of the time, so tests share boots: each group of steps is one, and each test looks at one step.
 
 use std::sync::{LazyLock, Once};
-use std::thread;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{Results, Steps, installed, side_by_side};
 use guest_tests::temporary;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
@@ -16,12 +15,8 @@ const QUICK: &str = "--append cryptomgr.notests";
 
 /// Boots a group, and the others meanwhile: each takes a core for a minute or two.
 fn group(group: &'static LazyLock<Results>) -> &'static Results {
-    static OTHERS: Once = Once::new();
-    OTHERS.call_once(|| {
-        for other in [&COMMANDS, &SHAPES, &KERNELS] {
-            thread::spawn(|| LazyLock::force(other));
-        }
-    });
+    static BEGUN: Once = Once::new();
+    side_by_side([&COMMANDS, &SHAPES, &KERNELS], &BEGUN);
     group
 }
 
@@ -83,17 +78,14 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
 
 /// The kernels of newer releases.
 static KERNELS: LazyLock<Results> = LazyLock::new(|| {
-    let cache = Cache::open().expect("there is a cache");
-    let kernel = |suite| {
-        guest_images::kernel(&cache, suite, &mut Progress::stderr("lab"))
-            .unwrap_or_else(|error| panic!("{error}"))
-            .image
-    };
-    Steps::new()
-        .file(kernel(Suite::Trixie), "trixie")
-        .file(kernel(Suite::Sid), "sid")
-        .step("trixie", &format!("./tally run {QUICK} --kernel trixie -- uname -r"))
-        .step("sid", &format!("./tally run {QUICK} --kernel sid -- uname -r"))
+    let steps = installed(Steps::new(), "trixie", Suite::Trixie);
+    installed(steps, "sid", Suite::Sid)
+        .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
+        .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
+        .step(
+            "bare",
+            &format!("cp trixie/boot/vmlinuz alone; ./tally run {QUICK} --kernel alone -- uname -r"),
+        )
         .run()
 });
 
@@ -247,4 +239,11 @@ fn kernels_of_newer_releases_boot() {
     let newest = group(&KERNELS).of("sid");
     let major: u32 = newest.text().split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
     assert!(major >= 7, "{}{}", newest.text(), newest.err);
+}
+
+#[test]
+fn a_kernel_without_its_modules_says_what_it_lacks() {
+    let done = group(&KERNELS).of("bare");
+    assert_eq!(done.status, 125, "{}{}", done.text(), done.err);
+    assert!(done.err.contains("this kernel has no virtio console"), "{}", done.err);
 }

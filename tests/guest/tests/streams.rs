@@ -1,50 +1,82 @@
 //! A command's streams, as its user has them: pipes that carry every byte, a terminal that is one, signals.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Once};
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Done, Results, Steps, side_by_side};
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "./tally run --append cryptomgr.notests";
 
-static STREAMS: LazyLock<Results> = LazyLock::new(|| {
-    // The begin of the tally program itself: bytes of every kind.
-    let input = "head -c 300000 tally";
+/// Boots one group of guests, and the other meanwhile.
+fn group(group: &'static LazyLock<Results>) -> &'static Results {
+    static BEGUN: Once = Once::new();
+    side_by_side([&PIPES, &TERMINALS], &BEGUN);
+    group
+}
+
+/// Commands whose streams are pipes and files.
+static PIPES: LazyLock<Results> = LazyLock::new(|| {
     let interrupted = |what: &str, signal: &str| {
         format!(
             "{RUN} -- sh -c '{what}' >said & until grep -q ready said; do sleep 0.1; done; kill -{signal} $!; wait $!; \
              status=$?; cat said; exit $status"
         )
     };
+    let kinds = "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || echo pipe; done; echo x >/dev/stderr; sleep 1000 & echo done";
+    let counts =
+        "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
     Steps::new()
-        .step("input", &format!("{input} | {RUN} -- sh -c 'cat >/tmp/x; sha256sum </tmp/x; wc -c </tmp/x'"))
-        .step("same", &format!("{input} | sh -c 'cat >/tmp/x; sha256sum </tmp/x; wc -c </tmp/x'"))
-        .step("file", &format!("{RUN} -- wc -c <payload; wc -c <payload"))
-        .step("through", &format!("{input} | {RUN} -- cat | cmp - tally; {input} | cmp - tally"))
-        .step("unread", &format!("yes | {RUN} -- echo done"))
-        .step("kinds", &format!("echo | {RUN} -- sh -c 'for fd in 0 1 2; do [ -p /dev/fd/$fd ] && echo pipe; done; echo x >/dev/stderr'"))
-        .step("perfs-pipe", &format!("{RUN} -- sh -c 'perf record -q -o - ./loop' | wc -c"))
-        .step("interrupt", &interrupted("trap \"echo caught; exit 7\" INT; echo ready; while :; do sleep 0.1; done", "INT"))
-        .step("interrupt-perf", &interrupted("echo ready; exec perf stat -x, -e task-clock sleep 1000", "INT"))
-        .step("interrupt-twice", &format!(
-            "{RUN} -- sh -c 'echo ready; kill -STOP $$' >said & until grep -q ready said; do sleep 0.1; done; sleep 1; \
-             kill -INT $!; sleep 0.2; kill -INT $!; wait $!"
-        ))
+        // The program itself has bytes of every kind.
+        .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
+        .step("file", &format!("{RUN} -- sh -c 'cat >x; sha256sum <x' <tally; sha256sum <tally"))
+        .step("unread", &format!("yes | {RUN} -- sh -c '{kinds}'"))
+        .step("shared", &format!("(echo abcdef; yes | head -n 5000) | {RUN} -- sh -c '{counts}'"))
+        .step(
+            "interrupt",
+            &interrupted("trap \"echo caught; exit 7\" INT; echo ready; while :; do sleep 0.1; done", "INT"),
+        )
+        .step(
+            "interrupt-perf",
+            &interrupted("echo ready; exec perf stat -x, -e task-clock sleep 1000", "INT"),
+        )
+        .step(
+            "interrupt-twice",
+            &format!(
+                // A program that lets no other one run, the guest's agent included.
+                "{RUN} -- sh -c 'echo -1 >/proc/sys/kernel/sched_rt_runtime_us; echo ready; sleep 1; \
+                 exec chrt -f 99 sh -c \"while :; do :; done\"' >said & until grep -q ready said; do sleep 0.1; done; \
+                 sleep 2; kill -INT $!; sleep 0.5; kill -INT $!; wait $!"
+            ),
+        )
         .step("terminate", &interrupted("trap \"\" TERM; echo ready; while :; do sleep 0.1; done", "TERM"))
-        .step("full", &format!("mkdir full; mount -t tmpfs -o size=8k tmpfs full; {RUN} -- head -c 100000 /dev/zero >full/x"))
-        .step("background", &format!("{RUN} -- sh -c 'sleep 1000 & echo done'"))
+        .step(
+            "full",
+            &format!(
+                "mkdir full; mount -t tmpfs -o size=8k tmpfs full; {RUN} -- head -c 100000 /dev/zero >full/x"
+            ),
+        )
+        .run()
+});
+
+/// Commands on terminals.
+static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
+    Steps::new()
         .step(
             "terminal",
             &format!(
                 "./typist size:31x97 'expect:# ' 'type:tty; stty size\\r' expect:/dev/pts 'expect:31 97' 'expect:# ' \
-                 'type:trap \"stty size\" WINCH; echo re\"\"ady\\r' expect:ready size:40x120 'type:\\r' 'expect:40 120' \
-                 'type:cat\\r' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
-                 'type:echo $?-$TERM\\r' expect:130- 'type:exit 9\\r' -- env TERM=xterm {RUN} -- sh -i"
+                 'type:trap \"stty size\" WINCH; while :; do sleep 0.1; echo wait\"\"ing; done\\r' \
+                 expect:waiting size:40x120 'expect:40 120' 'type:\\x03' 'expect:# ' \
+                 'type:echo cat\"\"ting; cat\\r' expect:catting 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
+                 'type:echo $?-$TERM\\r' expect:130-xterm 'type:exit 9\\r' -- env TERM=xterm {RUN} -- sh -i"
             ),
         )
         .step(
             "terminal-and-file",
-            &format!("./typist 'type:typed\\r' -- sh -c '{RUN} -- sh -c \"read line; tty; echo got \\$line; tty <&1\" >file'; cat file"),
+            &format!(
+                "./typist 'type:typed\\r' -- sh -c '{RUN} -- sh -c \"read line; tty; echo got \\$line; tty <&1\" >file'; \
+                 cat file"
+            ),
         )
         .step(
             "pager",
@@ -53,64 +85,71 @@ static STREAMS: LazyLock<Results> = LazyLock::new(|| {
         .step("escape", &format!("./typist expect:ready 'type:\\x01x' -- {RUN} -- sh -c 'echo ready; sleep 1000'"))
         .step(
             "top",
-            &format!(
-                "./typist size:24x80 expect:Samples expect:Overhead 'type:q' -- env TERM=xterm {RUN} -- perf top"
-            ),
+            &format!("./typist size:24x80 expect:Samples expect:Overhead 'type:q' -- env TERM=xterm {RUN} -- perf top"),
         )
         .run()
 });
 
-fn of(name: &str) -> &'static Done {
-    STREAMS.of(name)
+fn pipes(name: &str) -> &'static Done {
+    group(&PIPES).of(name)
+}
+
+fn terminals(name: &str) -> &'static Done {
+    group(&TERMINALS).of(name)
 }
 
 #[test]
 fn what_is_piped_in_arrives_byte_for_byte_and_ends() {
-    assert_eq!((of("input").status, of("input").text()), (0, of("same").text()), "{}", of("input").err);
-    let text = of("file").text();
-    let lengths: Vec<&str> = text.lines().collect();
-    assert!(lengths.len() == 2 && lengths[0] == lengths[1], "{text}{}", of("file").err);
+    let text = pipes("file").text();
+    let sums: Vec<&str> = text.lines().collect();
+    assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", pipes("file").err);
 }
 
 #[test]
 fn a_command_in_a_pipeline_passes_every_byte_on() {
-    let expected = "cmp: EOF on -\n";
-    assert_eq!(of("through").err.matches(expected.trim()).count(), 2, "{}", of("through").err);
+    let done = pipes("through");
+    assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
 }
 
 #[test]
-fn input_that_nobody_reads_holds_nothing_up() {
-    assert_eq!((of("unread").status, of("unread").text().as_str()), (0, "done\n"), "{}", of("unread").err);
+fn a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up() {
+    let done = pipes("unread");
+    assert_eq!(
+        (done.status, done.text().as_str(), done.err.as_str()),
+        (0, "pipe\npipe\npipe\ndone\n", "x\n")
+    );
 }
 
 #[test]
-fn a_pipe_is_a_pipe_in_the_guest() {
-    assert_eq!((of("kinds").text().as_str(), of("kinds").err.as_str()), ("pipe\npipe\npipe\n", "x\n"));
-    let bytes: u64 = of("perfs-pipe").text().trim().parse().expect("a number");
-    assert!(bytes > 10_000, "perf writes its data into a pipe: {bytes} bytes, {}", of("perfs-pipe").err);
+fn programs_in_the_guest_share_their_input_and_write_into_pipes() {
+    let text = pipes("shared").text();
+    let lines: Vec<&str> = text.lines().collect();
+    let bytes: u64 = lines[0].parse().expect("a number");
+    assert!(bytes > 1_000, "perf writes its data into a pipe: {text}{}", pipes("shared").err);
+    assert_eq!(lines[1..], ["ABC10004"], "{}", pipes("shared").err);
 }
 
 #[test]
 fn an_interrupt_reaches_the_command() {
-    let done = of("interrupt");
+    let done = pipes("interrupt");
     assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n"), "{}", done.err);
-    let done = of("interrupt-perf");
+    let done = pipes("interrupt-perf");
     assert!(done.err.contains(",msec,task-clock"), "perf stat says what it has counted: {}", done.err);
 }
 
 #[test]
-fn a_command_that_does_not_take_an_interrupt_ends_with_the_next() {
-    assert_eq!(of("interrupt-twice").status, 128 + 2, "{}", of("interrupt-twice").err);
+fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
+    assert_eq!(pipes("interrupt-twice").status, 128 + 2, "{}", pipes("interrupt-twice").err);
 }
 
 #[test]
 fn sigterm_ends_the_machine_whatever_the_command_thinks_of_it() {
-    assert_eq!(of("terminate").status, 128 + 15, "{}", of("terminate").err);
+    assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
 }
 
 #[test]
 fn output_that_cannot_be_written_is_an_error_in_one_line() {
-    let done = of("full");
+    let done = pipes("full");
     assert_eq!(done.status, 125);
     assert_eq!(
         done.err,
@@ -119,34 +158,35 @@ fn output_that_cannot_be_written_is_an_error_in_one_line() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_is_not_waited_for() {
-    assert_eq!((of("background").status, of("background").text().as_str()), (0, "done\n"));
-}
-
-#[test]
 fn a_terminal_is_a_terminal_and_its_size_follows() {
-    assert_eq!(of("terminal").status, 9, "{}{}", of("terminal").text(), of("terminal").err);
+    assert_eq!(
+        terminals("terminal").status,
+        9,
+        "{}{}",
+        terminals("terminal").text(),
+        terminals("terminal").err
+    );
 }
 
 #[test]
 fn each_stream_is_a_terminal_or_not_by_itself() {
-    let done = of("terminal-and-file");
+    let done = terminals("terminal-and-file");
     assert!(done.text().ends_with("/dev/pts/0\ngot typed\nnot a tty\n"), "{}{}", done.text(), done.err);
 }
 
 #[test]
 fn the_keyboard_is_left_to_who_reads_the_output() {
-    let done = of("pager");
+    let done = terminals("pager");
     assert!(done.status == 0 && done.text().contains("nothing"), "{}{}", done.text(), done.err);
     assert!(!done.text().contains("-icanon"), "the terminal is as it was: {}", done.text());
 }
 
 #[test]
 fn ctrl_a_x_ends_a_machine_with_a_command_too() {
-    assert_eq!(of("escape").status, 0, "{}{}", of("escape").text(), of("escape").err);
+    assert_eq!(terminals("escape").status, 0, "{}{}", terminals("escape").text(), terminals("escape").err);
 }
 
 #[test]
 fn perf_top_draws_and_quits() {
-    assert_eq!(of("top").status, 0, "{}{}", of("top").text(), of("top").err);
+    assert_eq!(terminals("top").status, 0, "{}{}", terminals("top").text(), terminals("top").err);
 }
