@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use devices::virtio::{Console, Device, Queues, Transport};
 use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
+use log::{debug, info};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::events::{Ending, Reporter};
@@ -179,9 +180,12 @@ impl Agent {
     }
 
     fn act(&mut self, message: ToHost) {
+        debug!("the guest's agent says {message:?}");
         match message {
             ToHost::Ready => {
                 if let Some(start) = self.start.take() {
+                    info!("the guest's agent is ready");
+                    debug!("it is told: {start:?}");
                     self.shared.listens(!start.command.is_empty());
                     self.say(&ToGuest::Start(start));
                 }

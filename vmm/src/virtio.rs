@@ -7,6 +7,7 @@ use std::thread;
 
 use devices::virtio::{Device, MmioBus, Transport};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use log::info;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -47,7 +48,12 @@ impl Virtio {
 /// Serves a device on a thread of its own until the process ends.
 pub fn serve(name: &str, transport: Arc<Transport>, mut device: Box<dyn Device>) -> io::Result<()> {
     let work = move || {
+        let mut is_driven = false;
         while wait(&transport).is_ok() {
+            if !is_driven && transport.has_driver() {
+                info!("the guest's driver is ready");
+                is_driven = true;
+            }
             transport.serve(&mut *device, Device::serve);
         }
     };

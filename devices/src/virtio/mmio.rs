@@ -124,6 +124,11 @@ impl Transport {
         &self.kick
     }
 
+    /// Whether the guest has a driver for it that is ready.
+    pub fn has_driver(&self) -> bool {
+        self.state().status & status::DRIVER_OK != 0
+    }
+
     /// Has the device do what `work` says with its queues; nothing while there is no driver.
     pub fn serve<D: Device + ?Sized, T>(
         &self,

@@ -60,7 +60,7 @@ fn a_driver_finds_the_device_that_is_there() {
 fn a_request_is_answered_and_the_driver_told() {
     let mut device = mirror();
     let mut driver = Driver::ready(&device);
-    assert_eq!(driver.read(0x70), 15);
+    assert_eq!((driver.read(0x70), driver.transport.has_driver()), (15, true));
     let answer = driver.ask(1, b"abc", 8);
     driver.serve(&mut device);
     assert_eq!(driver.answered(1), Some(3));
