@@ -26,6 +26,11 @@ pub use streams::{Input, OnClose, Sink};
 /// How many ports the agent's console has.
 const PORTS: usize = protocol::REPORT as usize + 1;
 const CONTROL: usize = protocol::CONTROL as usize;
+/// How much of what the agent says is looked at at once.
+const PIECE: usize = 4096;
+/// How much more is passed on when the machine has ended: all that its queues can hold at once, but not what a vCPU that
+/// still runs goes on to say.
+const LAST_WORDS: usize = 64 << 20;
 
 /// The device that the agent is reached by.
 pub fn console() -> Console {
@@ -56,6 +61,8 @@ pub struct Agent {
     to_say: Vec<u8>,
     /// The command's status, once it has ended: what it wrote may still be on its way.
     status: Option<u8>,
+    /// How much has been passed on.
+    passed: usize,
 }
 
 /// Whether the thread goes on.
@@ -88,6 +95,7 @@ impl Agent {
             heard: Decoder::new(),
             to_say: Vec::new(),
             status: None,
+            passed: 0,
         };
         Ok((agent, handle))
     }
@@ -98,9 +106,13 @@ impl Agent {
     }
 
     fn run(&mut self) {
+        let mut most = None;
         loop {
             let ending = self.take_orders();
-            if self.work() == Next::End || ending && self.is_done() {
+            if self.work() == Next::End {
+                return;
+            }
+            if ending && (self.passed > *most.get_or_insert(self.passed + LAST_WORDS) || self.is_done()) {
                 return;
             }
             self.wait();
@@ -164,8 +176,10 @@ impl Agent {
             if bytes.is_empty() {
                 return;
             }
-            self.heard.feed(bytes);
-            let count = bytes.len();
+            // In pieces: of many small messages each is moved out of the way of the next.
+            let piece = &bytes[..bytes.len().min(PIECE)];
+            self.heard.feed(piece);
+            let count = piece.len();
             console.consume(CONTROL, count);
             loop {
                 match self.heard.next() {
@@ -241,7 +255,10 @@ impl Agent {
                         (sink.wanted, pending) = (true, true);
                         break;
                     }
-                    Ok(count) => console.consume(port, count),
+                    Ok(count) => {
+                        console.consume(port, count);
+                        self.passed = self.passed.saturating_add(count);
+                    }
                     Err(ending) => {
                         self.reporter.report(ending);
                         break;

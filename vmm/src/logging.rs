@@ -15,6 +15,8 @@ use std::thread;
 use env_filter::{Builder, Filter, ParseError};
 use log::{LevelFilter, Metadata, Record, warn};
 
+use crate::terminal;
+
 /// The target of what happens to the guest's counters.
 pub const COUNTERS: &str = "tally::counters";
 /// How detailed the counters' own log is.
@@ -127,7 +129,7 @@ fn speaker(thread: Option<&str>) -> String {
 
 /// A guest is not to end because nobody reads standard error.
 fn say(text: &impl Display) {
-    let _ = writeln!(io::stderr(), "tally: {text}");
+    let _ = write!(io::stderr(), "tally: {text}{}", terminal::line_end());
 }
 
 #[cfg(test)]

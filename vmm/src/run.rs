@@ -186,8 +186,7 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     };
     match ending {
         Ending::Command(status) => ExitCode::from(*status),
-        Ending::Agent(reason) => died(reason),
-        Ending::Output(_) => {
+        Ending::Agent(_) | Ending::Output(_) => {
             eprintln!("tally: {ending}");
             ExitCode::from(FAILURE)
         }

@@ -3,9 +3,12 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How the terminal was before.
 static SAVED: OnceLock<libc::termios> = OnceLock::new();
+/// Whether it is raw now.
+static IS_RAW: AtomicBool = AtomicBool::new(false);
 
 /// Signals that end the process from within; the terminal is put back on their way.
 const FATAL: [libc::c_int; 9] = [
@@ -49,6 +52,7 @@ impl Raw {
         if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const termios) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        IS_RAW.store(true, Ordering::Relaxed);
         Ok(Some(Self(())))
     }
 }
@@ -67,9 +71,15 @@ fn in_foreground() -> bool {
     foreground == unsafe { libc::getpgrp() }
 }
 
-/// Puts the terminal back; safe in a signal handler, for all it does is one system call.
+/// What ends a line of ours: a terminal that is raw does not go back to the line's begin by itself.
+pub fn line_end() -> &'static str {
+    if IS_RAW.load(Ordering::Relaxed) && io::stderr().is_terminal() { "\r\n" } else { "\n" }
+}
+
+/// Puts the terminal back; safe in a signal handler, for all it does is a store and one system call.
 pub fn restore() {
     if let Some(saved) = SAVED.get() {
+        IS_RAW.store(false, Ordering::Relaxed);
         // SAFETY: `saved` is initialised and never changes; a closed descriptor gives an error, which nobody can mend here.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
     }
