@@ -34,6 +34,7 @@ use talk::Talk;
 
 /// Boots what the options say and waits for its end.
 pub fn run(options: &Run) -> Result<ExitCode> {
+    signals::outlive_too_large_files();
     let kvm = kvm::open(options.pmu)?;
     kvm::raise_file_limit();
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;

@@ -59,6 +59,12 @@ pub fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, &set_of(signals))
 }
 
+/// Has a write that would make a file larger than this process may make any (`ulimit -f`) fail, and not end the process.
+pub fn outlive_too_large_files() {
+    // SAFETY: ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };

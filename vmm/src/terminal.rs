@@ -11,7 +11,7 @@ static SAVED: OnceLock<libc::termios> = OnceLock::new();
 static IS_RAW: AtomicBool = AtomicBool::new(false);
 
 /// Signals that end the process from within; the terminal is put back on their way.
-const FATAL: [libc::c_int; 9] = [
+const FATAL: [libc::c_int; 8] = [
     libc::SIGSEGV,
     libc::SIGBUS,
     libc::SIGILL,
@@ -20,7 +20,6 @@ const FATAL: [libc::c_int; 9] = [
     libc::SIGSYS,
     libc::SIGTRAP,
     libc::SIGXCPU,
-    libc::SIGXFSZ,
 ];
 
 /// The terminal in raw mode, until this is dropped.

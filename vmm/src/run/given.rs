@@ -40,13 +40,18 @@ pub fn devices(options: &Run) -> Result<Given> {
             Disk::open(&disk.path, disk.access).with_context(|| format!("--disk {}", disk.path.display()))?;
         devices.push((format!("disk{}", devices.len()), Box::new(device)));
     }
-    let mut shares = Vec::new();
+    let mut shares: Vec<protocol::Share> = Vec::new();
     for (number, share) in (0..).zip(&options.share) {
         let folder = Share::open(&share.path, share.access)?;
         let path = place(&share.path)?;
         let tag = SharedFolder::tag(number);
         devices.push((format!("share{number}"), Box::new(SharedFolder::new(folder, number))));
         shares.push(protocol::Share { tag: tag.into(), path: path.into(), access: told(share.access) });
+    }
+    // A folder before those in it, in whichever order they were given: what is mounted later hides what is below it.
+    shares.sort_by(|one, other| one.path.cmp(&other.path));
+    if let Some(pair) = shares.windows(2).find(|pair| pair[0].path == pair[1].path) {
+        bail!("--share {}: given twice", Path::new(&pair[0].path).display());
     }
     let folder =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
