@@ -136,6 +136,21 @@ fn sigterm_ends_even_a_guest_that_spins() {
 }
 
 #[test]
+fn a_guest_goes_on_when_the_file_of_its_output_may_not_grow() {
+    if !has_kvm() {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let guest = bare_metal(&"machine ".repeat(50));
+    // In units of 512 bytes.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 2; exec \"$@\" >\"$0\""]).arg(file.path());
+    let status = limited.arg(guest.get_program()).args(guest.get_args()).stdin(Stdio::null()).status();
+    assert_eq!(status.expect("a shell runs").code(), Some(1), "its own status");
+    assert_eq!(file.as_file().metadata().unwrap().len(), 1024);
+}
+
+#[test]
 fn sigterm_ends_a_guest_whose_output_nobody_reads() {
     if !has_kvm() {
         return;

@@ -59,6 +59,65 @@ fn files_that_are_no_kernels_are_named() {
 }
 
 #[test]
+fn folders_that_cannot_be_shared_are_named() {
+    if !has_kvm() {
+        return;
+    }
+    let run = |options: &[&str], words: &[&str]| {
+        refused(&[&["run", "--kernel", payload()], options].concat(), words);
+    };
+    run(&["--share", payload()], &["--share", payload(), "not a directory"]);
+    run(&["--share", "/does/not/exist:rw"], &["--share /does/not/exist:", "no such directory"]);
+    run(&["--share", ""], &["--share", "no such directory"]);
+    run(&["--share", "/proc/self"], &["--share /proc/self", "process table"]);
+    run(&["--share", "/usr"], &["--share /usr", "the guest has a /usr of its own"]);
+    run(&["--share", "/usr/share/.."], &["the guest has a /usr of its own"]);
+    run(&["--share", "/"], &["--share /:", "the guest has a / of its own"]);
+    run(&["--share", "/var", "--share", "/usr/../var:rw"], &["--share /var: given twice"]);
+    run(&["--share", "/var"].repeat(8), &["--share", "a guest can have 7 of them"]);
+}
+
+#[test]
+fn files_that_are_no_disks_are_named() {
+    if !has_kvm() {
+        return;
+    }
+    let disk = |content: &[u8], words: &[&str]| {
+        let file = temporary(content);
+        let path = file.path().to_str().unwrap();
+        refused(&["run", "--kernel", payload(), "--disk", path], &[&["--disk", path][..], words].concat());
+        assert_eq!(std::fs::read(path).unwrap(), content, "it is as it was");
+    };
+    disk(b"", &["0 bytes are no disk"]);
+    disk(&[0; 513], &["513 bytes", "multiple of 512"]);
+    disk(&[b"QFI\xfb\0\0\0\x03", &[0; 504][..]].concat(), &["a qcow2 image", "qemu-img convert -O raw"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let disk = |disk: &str, words: &[&str]| refused(&["run", "--kernel", payload(), "--disk", disk], words);
+    disk(path, &["--disk", path, "neither a file nor a block device"]);
+    disk(&format!("{path}/none"), &["--disk", "/none: ", "No such file"]);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "no disk was made");
+}
+
+#[test]
+fn a_picture_that_cannot_be_drawn_is_refused_before_anything_runs() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    refused(&["run", "--flamegraph", &format!("{path}/x.svg")], &["COMMAND"]);
+    let picture = |path: &str, words: &[&str]| {
+        refused(&["run", "--kernel", payload(), "--flamegraph", path, "--", "true"], words);
+    };
+    picture(&format!("{path}/none/x.svg"), &["--flamegraph", "/none/x.svg", "No such file"]);
+    picture(path, &["--flamegraph", path, "is a directory"]);
+    // This kernel runs no command.
+    picture(&format!("{path}/x.svg"), &["COMMAND"]);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "nothing half-done is left");
+}
+
+#[test]
 fn linux_on_a_kvm_that_cannot_run_it_is_refused_at_once() {
     if !has_kvm() || guest_images::host::obstacle().is_none() {
         eprintln!("skipped: only for machines with a KVM that cannot run Linux");
