@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{stderr, stdout};
 use std::process::Command;
 
 use guest_images::{Progress, Suite, default_guest, host};
@@ -20,6 +19,8 @@ const COMMAND: [&str; 3] = [
      perf report -i /tmp/data --stdio -F overhead,sym 2>/dev/null | head -n 20",
 ];
 
+const MEMORY_MIB: u32 = 2048;
+
 /// Builds what is missing, and boots.
 pub fn run(progress: &mut Progress) -> Result<u8> {
     build_tally(progress)?;
@@ -35,9 +36,9 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
     eprintln!(
         "tally-lab: {obstacle}, so the guest runs on a simulated host (building that takes minutes, once)"
     );
-    let scenario = tally::scenario(COMMAND.map(OsString::from).into(), Suite::default(), progress)?;
+    let run = tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default(), MEMORY_MIB, progress)?;
     tally_lab::build(progress)?;
-    scenario.run_with(progress, &mut stdout(), &mut stderr())
+    run.run(progress)
 }
 
 /// Builds `tally` if this was started by cargo; a program that was installed has it beside it.

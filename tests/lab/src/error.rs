@@ -61,6 +61,19 @@ pub enum Error {
     /// The program `tally` is not where it is looked for.
     #[error("no program `tally` in {}: cargo build --release --package tally", .0.display())]
     NoTally(PathBuf),
+    /// An option names something that cannot be taken to the simulated host, or be brought back from there.
+    #[error("{option} {path}: {why}")]
+    Refused {
+        /// The option.
+        option: &'static str,
+        /// What it names.
+        path: PathBuf,
+        /// What is wrong with that.
+        why: String,
+    },
+    /// What a guest left did not come back whole.
+    #[error("what the guest changed did not come back whole from the simulated host, and is lost")]
+    Lost,
     /// A program that was run failed.
     #[error("`{0}` failed")]
     Command(String),

@@ -25,7 +25,7 @@ use guest_images::{Progress, Suite};
 
 pub use error::Error;
 pub use machine::HostPmu;
-pub use scenario::{Outcome, Scenario};
+pub use scenario::{Outcome, Scenario, Streams, quoted};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,11 +1,13 @@
 //! One run of the lab CPU: a QEMU process that cannot outlive this one, and the channels to the host that it simulates.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use guest_images::child;
@@ -69,8 +71,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Boots `kernel` with an initrd that needs no name.
-    pub fn start(cpu: &LabCpu, kernel: &Path, initrd: &File, shape: Shape) -> Result<(Self, Output)> {
+    /// Boots `kernel` with an initrd that needs no name. Only a machine that is given an input has a port for it.
+    pub fn start(
+        cpu: &LabCpu,
+        kernel: &Path,
+        initrd: &File,
+        shape: Shape,
+        input: Option<File>,
+    ) -> Result<(Self, Output)> {
         let (stdout, stdout_end) = pipe()?;
         let (stderr, stderr_end) = pipe()?;
         let (console, console_end) = pipe()?;
@@ -99,7 +107,9 @@ impl Machine {
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
         // Without `ioeventfd` what is written leaves the machine at once, and not when another thread gets to it: that
         // moment, and the interrupt that follows, would be different every time.
-        command.args(["-append", COMMAND_LINE, "-device", "virtio-serial-pci,max_ports=5,ioeventfd=off"]);
+        let ports = if input.is_some() { 6 } else { 5 };
+        command.args(["-append", COMMAND_LINE]);
+        command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
         for (name, number, end) in
             [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
         {
@@ -113,7 +123,7 @@ impl Machine {
         command.arg("-chardev").arg(format!("socket,id=monitor,fd={}", monitor_end.as_raw_fd()));
         command.args(["-mon", "chardev=monitor,mode=control"]);
 
-        let ends: [OwnedFd; 6] = [
+        let mut ends: Vec<OwnedFd> = vec![
             stdout_end.into(),
             stderr_end.into(),
             console_end.into(),
@@ -121,6 +131,13 @@ impl Machine {
             control_end.into(),
             monitor_end.into(),
         ];
+        if let Some(input) = input {
+            let (here, there) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+            thread::spawn(|| pass_in(input, here));
+            command.arg("-chardev").arg(format!("socket,id=in,fd={}", there.as_raw_fd()));
+            command.args(["-device", "virtserialport,chardev=in,nr=5"]);
+            ends.push(there.into());
+        }
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
         child::inherit(&mut command, inherited);
@@ -175,6 +192,16 @@ impl Drop for Machine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Passes an input on as fast as it is read, to its end or the machine's. Nobody waits for this: an input may be silent
+/// for ever.
+fn pass_in(mut input: File, mut machine: UnixStream) {
+    if std::io::copy(&mut input, &mut machine).is_ok() {
+        let _ = machine.shutdown(Shutdown::Write);
+        // Were it closed now, the machine would throw away what it has not read yet.
+        let _ = machine.read(&mut [0]);
     }
 }
 

@@ -73,11 +73,12 @@ enum Measured {
 
 #[derive(Args)]
 #[command(after_help = "\
-The files that tally's options name come along. Output and status are those of
-`tally run`; failures of the lab itself have the status 125.
+Streams, status, files and folders are those of `tally run` here, except that
+an input on a terminal is empty. Folders and disks are copied, and what a guest
+changed is written back at the end. Failures of the lab have the status 125.
 
 Examples:
-  tally-lab run -- perf stat -e instructions:u true
+  tally-lab run --share .:rw -- sh -c 'sort >sorted' <words
   tally-lab run --lab-smp 2 --cpus 2 -- sh -c 'perf stat -a sleep 1'")]
 struct Run {
     /// End `tally` after this time, and say where it was
@@ -208,12 +209,14 @@ impl Subcommands {
 
 impl Run {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        tally::scenario(self.arguments, self.guest_suite, progress)?
-            .limit(Duration::from_secs(self.lab_limit))
-            .processors(self.lab_smp)
-            .memory_mib(self.lab_memory)
-            .host(self.host_suite)
-            .run_with(progress, &mut stdout(), &mut stderr())
+        tally::Run::new(self.arguments, self.guest_suite, self.lab_memory, progress)?
+            .on(|scenario| {
+                scenario
+                    .limit(Duration::from_secs(self.lab_limit))
+                    .processors(self.lab_smp)
+                    .host(self.host_suite)
+            })
+            .run(progress)
     }
 }
 

@@ -41,6 +41,18 @@ impl Outcome {
     }
 }
 
+/// What a script's streams are connected to while it runs.
+pub struct Streams<'a> {
+    /// Its standard input, which it need not read. Without, that is empty.
+    pub input: Option<File>,
+    /// Gets its standard output.
+    pub stdout: &'a mut (dyn Write + Send),
+    /// Gets its standard error.
+    pub stderr: &'a mut (dyn Write + Send),
+    /// Gets what it leaves in `$OUT`, as a tar archive.
+    pub left: Option<&'a mut Vec<u8>>,
+}
+
 /// A script and what it needs.
 #[derive(Debug, Clone)]
 pub struct Scenario {
@@ -48,6 +60,8 @@ pub struct Scenario {
     arguments: Vec<OsString>,
     variables: Vec<(String, String)>,
     files: Vec<(String, Content)>,
+    /// A tar archive for the root of the host's files.
+    unpacked: Vec<u8>,
     keep: Option<PathBuf>,
     limit: Duration,
     shape: Shape,
@@ -70,6 +84,7 @@ impl Scenario {
             arguments: Vec::new(),
             variables: Vec::new(),
             files: Vec::new(),
+            unpacked: Vec::new(),
             keep: None,
             limit: Duration::from_mins(5),
             shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
@@ -104,6 +119,13 @@ impl Scenario {
     #[must_use]
     pub fn program(mut self, content: impl Into<Vec<u8>>, name: &str) -> Self {
         self.files.push((name.to_owned(), Content::Program(content.into())));
+        self
+    }
+
+    /// Files that are to be where this tar archive has them, counted from the root of the host's.
+    #[must_use]
+    pub fn unpacked(mut self, archive: Vec<u8>) -> Self {
+        self.unpacked = archive;
         self
     }
 
@@ -203,27 +225,35 @@ impl Scenario {
     pub fn run_with(
         &self,
         progress: &mut Progress,
-        stdout: &mut (impl Write + Send),
-        stderr: &mut (impl Write + Send),
+        stdout: &mut (dyn Write + Send),
+        stderr: &mut (dyn Write + Send),
     ) -> Result<u8> {
+        self.run_on(Streams { input: None, stdout, stderr, left: None }, progress)
+    }
+
+    /// Runs the script on these streams.
+    pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
+        let Streams { input, stdout, stderr, left } = streams;
         let cache = Cache::open()?;
         let cpu = cpu::build(&cache, progress)?;
         let image = host::build(&cache, self.host, progress)?;
-        let initrd = self.initrd(&image.initrd)?;
+        let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
+        let initrd = self.initrd(&image.initrd, channels)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
-        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, self.shape)?;
+        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, self.shape, input)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
         let waiting = Waiting::new(progress);
         let ended = thread::scope(|scope| {
             scope.spawn(|| pass_on(from_stdout, &mut AfterWaiting(stdout, &waiting)));
             scope.spawn(|| pass_on(from_stderr, &mut AfterWaiting(stderr, &waiting)));
             let console = scope.spawn(|| self.watch_console(console, &waiting));
-            let files = scope.spawn(|| match unpacker {
-                Some(mut unpacker) => {
+            let files = scope.spawn(|| match (left, unpacker) {
+                (Some(left), _) => pass_on(files, left),
+                (None, Some(mut unpacker)) => {
                     pass_on(files, &mut unpacker.stdin.take().expect("it was made with a pipe"));
                     let _ = unpacker.wait();
                 }
-                None => pass_on(files, &mut io::sink()),
+                (None, None) => pass_on(files, &mut io::sink()),
             });
             let ended = watch(machine, self.limit, &waiting);
             // The machine is gone, so the other ends of all pipes are closed.
@@ -276,12 +306,15 @@ impl Scenario {
     }
 
     /// The host's initrd followed by what belongs to this run, in a file without a name that goes when it is closed.
-    fn initrd(&self, base: &Path) -> Result<File> {
+    fn initrd(&self, base: &Path, channels: Channels) -> Result<File> {
         let mut archive = Archive::new();
         archive.file("lab/script", 0o755, &self.script);
-        archive.file("lab/run", 0o644, &self.run_command());
-        if self.keep.is_some() {
+        archive.file("lab/run", 0o644, &self.run_command(channels));
+        if channels.left {
             archive.file("lab/keep-out", 0o644, b"");
+        }
+        if !self.unpacked.is_empty() {
+            archive.file("lab/unpacked.tar", 0o644, &self.unpacked);
         }
         for (name, content) in &self.files {
             let name = format!("scenario/{name}");
@@ -298,9 +331,15 @@ impl Scenario {
         Ok(initrd)
     }
 
-    /// What the host's init runs: the script with its environment and arguments.
-    fn run_command(&self) -> Vec<u8> {
+    /// What the host's init runs: the script with its files, environment, input and arguments.
+    fn run_command(&self, channels: Channels) -> Vec<u8> {
         let mut text = Vec::new();
+        if !self.unpacked.is_empty() {
+            text.extend_from_slice(UNPACK.as_bytes());
+        }
+        if channels.input {
+            text.extend_from_slice(TAKE_INPUT.as_bytes());
+        }
         for (name, value) in &self.variables {
             text.extend_from_slice(format!("export {name}=").as_bytes());
             text.extend(quoted(value.as_ref()));
@@ -314,13 +353,38 @@ impl Scenario {
             text.push(b' ');
             text.extend(quoted(argument));
         }
+        if channels.input {
+            text.extend_from_slice(b" </lab/input");
+        }
         text.push(b'\n');
         text
     }
 }
 
+/// Which channels a run has besides those for what its script writes.
+#[derive(Debug, Clone, Copy)]
+struct Channels {
+    /// For its standard input.
+    input: bool,
+    /// For what it leaves.
+    left: bool,
+}
+
+/// Puts the files of an archive where they belong. It cannot be done sooner: some of the host's folders are mounted by its
+/// init.
+const UNPACK: &str = "tar -x -p -f /lab/unpacked.tar -C / && rm /lab/unpacked.tar || exit 125\n";
+/// Makes the port for the script's input a pipe, which is what it expects. A port without its other end looks like one
+/// that is at its end, and that end is there a moment after the port.
+const TAKE_INPUT: &str = "\
+until grep -q 'host_connected: 1' /sys/kernel/debug/virtio-ports/vport0p5 2>/dev/null; do
+    sleep 0.001
+done
+mkfifo /lab/input
+dd if=/dev/vport0p5 of=/lab/input bs=64k 2>/dev/null &
+";
+
 /// Copies everything, also when whoever listens has gone: the machine must not wait for them.
-fn pass_on(mut from: impl Read, to: &mut impl Write) {
+fn pass_on(mut from: impl Read, to: &mut dyn Write) {
     let mut chunk = [0; 4096];
     let mut listening = true;
     while let Ok(length @ 1..) = from.read(&mut chunk) {
@@ -329,9 +393,9 @@ fn pass_on(mut from: impl Read, to: &mut impl Write) {
 }
 
 /// A stream whose output takes the place of what is shown while one waits for it.
-struct AfterWaiting<'a, W>(&'a mut W, &'a Waiting<'a>);
+struct AfterWaiting<'a>(&'a mut (dyn Write + Send), &'a Waiting<'a>);
 
-impl<W: Write> Write for AfterWaiting<'_, W> {
+impl Write for AfterWaiting<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.1.over();
         self.0.write(bytes)
@@ -363,7 +427,7 @@ fn anonymous_file() -> io::Result<File> {
 }
 
 /// An argument as a shell reads it back.
-fn quoted(argument: &OsStr) -> Vec<u8> {
+pub fn quoted(argument: &OsStr) -> Vec<u8> {
     let mut text = vec![b'\''];
     for &byte in argument.as_bytes() {
         if byte == b'\'' { text.extend_from_slice(b"'\\''") } else { text.push(byte) }
@@ -376,16 +440,18 @@ fn quoted(argument: &OsStr) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    const OUTPUT_ONLY: Channels = Channels { input: false, left: false };
+
     #[test]
     fn arguments_reach_the_script_as_they_are() {
         let scenario = Scenario::new("").arguments(["a b", "it's", ""]).variable("X", "$y");
-        let command = String::from_utf8(scenario.run_command()).unwrap();
+        let command = String::from_utf8(scenario.run_command(OUTPUT_ONLY)).unwrap();
         assert_eq!(command, "export X='$y'\nexec sh /lab/script 'a b' 'it'\\''s' ''\n");
     }
 
     #[test]
     fn a_script_may_name_its_interpreter() {
-        let command = Scenario::new("#!/bin/busybox awk -f\n").run_command();
+        let command = Scenario::new("#!/bin/busybox awk -f\n").run_command(OUTPUT_ONLY);
         assert_eq!(command, b"exec /lab/script\n");
     }
 }

@@ -1,15 +1,22 @@
-//! `tally run` on the simulated host.
+//! `tally run` on the simulated host, as if it ran on this machine: what its options name goes there, and what it makes and
+//! changes comes back.
+
+mod arguments;
+mod tree;
 
 use std::env;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, stderr, stdout};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use guest_images::{Progress, Suite};
-use tally_lab::{Error, Result, Scenario};
+use tally_lab::{Error, Result, Scenario, Streams, quoted};
 
-/// Options of `tally run` whose value names files that it reads.
-const FILE_OPTIONS: [&str; 4] = ["--kernel", "--initrd", "--disk", "--pmu-policy"];
+use arguments::{Access, Localised, Share};
+use tree::{Packer, TooLarge, Tree};
 
 /// The program `tally`, which cargo puts beside this one.
 pub fn program() -> Result<PathBuf> {
@@ -22,102 +29,155 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// `tally run` with these arguments, with the default guest and the files that the arguments name.
-pub fn scenario(arguments: Vec<OsString>, guest: Suite, progress: &mut Progress) -> Result<Scenario> {
-    let mut scenario =
-        Scenario::new("exec ./tally run \"$@\"\n").file(program()?, "tally").guest(guest, progress)?;
-    let (arguments, files) = localise(arguments);
-    for (path, name) in files {
-        scenario = scenario.file(path, &name);
-    }
-    Ok(scenario.arguments(arguments))
+/// A `tally run` that is to be.
+pub struct Run {
+    scenario: Scenario,
+    localised: Localised,
+    /// The folders as they go there.
+    folders: Vec<u8>,
 }
 
-/// Arguments that name files of this machine, as they are to be on the simulated host, and those files.
-fn localise(arguments: Vec<OsString>) -> (Vec<OsString>, Vec<(PathBuf, String)>) {
-    let mut files = Vec::new();
-    let mut here = Vec::new();
-    // `--` in front of a command is for the program that reads it first, which was this one.
-    if arguments.first().is_some_and(|first| !first.as_bytes().starts_with(b"-")) {
-        here.push("--".into());
-    }
-    let mut rest = arguments.into_iter();
-    while let Some(argument) = rest.next() {
-        if argument == "--" {
-            here.push(argument);
-            here.extend(rest);
-            break;
+impl Run {
+    /// With these arguments and the default guest, on a host with so much memory.
+    pub fn new(
+        arguments: Vec<OsString>,
+        guest: Suite,
+        memory_mib: u32,
+        progress: &mut Progress,
+    ) -> Result<Self> {
+        let mut localised = Localised::new(arguments)?;
+        let folders = pack(&localised, memory_mib)?;
+        let mut scenario = Scenario::new(script(&localised, brings_back(&localised))).memory_mib(memory_mib);
+        for twin in localised.files.iter().chain(&localised.disks) {
+            scenario = scenario.file(&twin.here, &twin.there);
         }
-        let text = argument.as_bytes();
-        if FILE_OPTIONS.iter().any(|option| text == option.as_bytes()) {
-            here.push(argument);
-            here.extend(rest.next().map(|value| rename(&value, &mut files)));
-        } else if let Some(option) =
-            FILE_OPTIONS.iter().find(|option| text.starts_with(format!("{option}=").as_bytes()))
-        {
-            let mut renamed = OsString::from(format!("{option}="));
-            renamed.push(rename(OsStr::from_bytes(&text[option.len() + 1..]), &mut files));
-            here.push(renamed);
-        } else {
-            here.push(argument);
+        let scenario = scenario
+            .arguments(std::mem::take(&mut localised.arguments))
+            .unpacked(folders.clone())
+            .file(program()?, "tally")
+            .guest(guest, progress)?;
+        Ok(Self { scenario, localised, folders })
+    }
+
+    /// Changes the host.
+    #[must_use]
+    pub fn on(mut self, change: impl FnOnce(Scenario) -> Scenario) -> Self {
+        self.scenario = change(self.scenario);
+        self
+    }
+
+    /// Runs it on this process's own streams. The status is the command's.
+    pub fn run(self, progress: &mut Progress) -> Result<u8> {
+        let mut left = Vec::new();
+        let streams = Streams {
+            input: input().map_err(|source| Error::System { action: "look at standard input", source })?,
+            stdout: &mut stdout(),
+            stderr: &mut stderr(),
+            left: brings_back(&self.localised).then_some(&mut left),
+        };
+        let status = self.scenario.run_on(streams, progress)?;
+        if brings_back(&self.localised) {
+            self.bring_back(&Tree::read(&left)?)?;
+        }
+        Ok(status)
+    }
+
+    fn bring_back(&self, left: &Tree) -> Result<()> {
+        let before = Tree::read(&self.folders)?;
+        for (number, share) in written(&self.localised.shares) {
+            let after = left.folder(Path::new(&format!("shares/{number}")))?;
+            after.bring_back(&before.folder(&share.path)?, &share.path)?;
+        }
+        for disk in &self.localised.disks {
+            tree::bring_back_image(left.file(&disk.there).ok_or(Error::Lost)?, &disk.here)?;
+        }
+        for made in &self.localised.made {
+            // It says itself why it made none.
+            if let Some(content) = left.file(&made.there) {
+                fs::write(&made.here, content).map_err(|source| Error::File {
+                    action: "write",
+                    path: made.here.clone(),
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Standard input if there is something to read, or may be: a terminal is not passed on.
+fn input() -> io::Result<Option<File>> {
+    let stdin = io::stdin();
+    let file = File::from(stdin.as_fd().try_clone_to_owned()?);
+    let found = file.metadata()?;
+    let is_null = found.file_type().is_char_device() && found.rdev() == fs::metadata("/dev/null")?.rdev();
+    Ok(if is_null || stdin.is_terminal() { None } else { Some(file) })
+}
+
+/// The folders that go there, each once: one may be in another.
+fn pack(localised: &Localised, memory_mib: u32) -> Result<Vec<u8>> {
+    /// The host has a copy of everything in its memory, at times two, and the guest's own memory.
+    const PARTS: u32 = 8;
+    let limit_mib = memory_mib / PARTS;
+    let mut packer = Packer::new(u64::from(limit_mib) << 20);
+    let too_large = |option, path: &Path| Error::Refused {
+        option,
+        path: path.to_owned(),
+        why: format!(
+            "what goes to the simulated host is larger than {limit_mib} MiB; --lab-memory gives it more room"
+        ),
+    };
+    for disk in &localised.disks {
+        let size = fs::metadata(&disk.here).map_or(0, |found| found.len());
+        packer.reserve(size).map_err(|TooLarge| too_large("--disk", &disk.here))?;
+    }
+    let paths = || localised.shares.iter().map(|share| &share.path);
+    for (number, path) in paths().enumerate() {
+        let is_outer = |(other_number, other): (usize, &PathBuf)| {
+            path.starts_with(other) && (path != other || other_number < number)
+        };
+        if !paths().enumerate().any(is_outer) {
+            packer.folder(path)?.map_err(|TooLarge| too_large("--share", path))?;
         }
     }
-    (here, files)
+    if localised.shares.is_empty() { Ok(Vec::new()) } else { packer.finish() }
 }
 
-/// Gives the files in an option's value new names. A value may be a list of files with arguments, and a file may have
-/// a mode behind a colon; what is not a file here stays as it is, for `tally` to complain about.
-fn rename(value: &OsStr, files: &mut Vec<(PathBuf, String)>) -> OsString {
-    let items = value.as_bytes().split(|&byte| byte == b',').map(|item| {
-        let is_file = |end: &usize| Path::new(OsStr::from_bytes(&item[..*end])).is_file();
-        let ends = item.iter().enumerate().filter(|(_, byte)| b" :".contains(byte)).map(|(at, _)| at);
-        let Some(end) = std::iter::once(item.len()).chain(ends).find(is_file) else { return item.to_vec() };
-        let path = PathBuf::from(OsStr::from_bytes(&item[..end]));
-        let base = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let name = format!("given/{}/{base}", files.len());
-        files.push((path, name.clone()));
-        [name.as_bytes(), &item[end..]].concat()
-    });
-    OsString::from_vec(items.collect::<Vec<_>>().join(&b','))
+fn brings_back(localised: &Localised) -> bool {
+    let Localised { disks, shares, made, .. } = localised;
+    !(disks.is_empty() && made.is_empty()) || written(shares).next().is_some()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The folders that guests may write to, with their numbers.
+fn written(shares: &[Share]) -> impl Iterator<Item = (usize, &Share)> {
+    shares.iter().enumerate().filter(|(_, share)| share.access == Access::ReadWrite)
+}
 
-    fn localised(arguments: &[&str]) -> (Vec<OsString>, usize) {
-        let (here, files) = localise(arguments.iter().map(OsString::from).collect());
-        (here, files.len())
+/// What runs on the host. It starts in the folder that this process is in if that is there too, and leaves in `$OUT` what is
+/// to come back.
+fn script(localised: &Localised, brings_back: bool) -> Vec<u8> {
+    let shares = &localised.shares;
+    let mut script = Vec::new();
+    if let Ok(here) = env::current_dir()
+        && shares.iter().any(|share| here.starts_with(&share.path))
+    {
+        script.extend([b"cd ", &quoted(here.as_os_str())[..], b" || exit\n"].concat());
     }
-
-    #[test]
-    fn a_command_keeps_its_separator() {
-        assert_eq!(localised(&["uname", "-a"]).0, ["--", "uname", "-a"]);
-        assert_eq!(localised(&["--cpus", "2", "--", "ls"]).0, ["--cpus", "2", "--", "ls"]);
+    if !brings_back {
+        script.extend_from_slice(b"exec /scenario/tally run \"$@\"\n");
+        return script;
     }
-
-    #[test]
-    fn files_come_along_and_get_other_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("a kernel");
-        std::fs::write(&file, "").unwrap();
-        let file = file.to_str().unwrap();
-        let (here, files) =
-            localised(&["--kernel", file, &format!("--initrd={file} x=1,{file}"), "--disk=none:ro"]);
-        assert_eq!(
-            here,
-            [
-                "--kernel",
-                "given/0/a kernel",
-                "--initrd=given/1/a kernel x=1,given/2/a kernel",
-                "--disk=none:ro"
-            ]
-        );
-        assert_eq!(files, 3);
+    script.extend_from_slice(b"mkdir -p $OUT/given $OUT/made\n/scenario/tally run \"$@\"\nstatus=$?\ncd /\n");
+    for disk in &localised.disks {
+        let folder = disk.there.rsplit_once('/').map_or("", |(folder, _)| folder);
+        script.extend_from_slice(format!("mv /scenario/{folder} $OUT/given/\n").as_bytes());
     }
-
-    #[test]
-    fn what_belongs_to_the_command_is_not_looked_at() {
-        assert_eq!(localised(&["--", "x", "--kernel", "/bin/sh"]).0, ["--", "x", "--kernel", "/bin/sh"]);
+    for (number, share) in written(shares) {
+        let place = format!("$OUT/shares/{number}");
+        script.extend_from_slice(format!("mkdir -p {place} && mount --bind ").as_bytes());
+        script.extend(quoted(share.path.as_os_str()));
+        script.extend_from_slice(format!(" {place}\n").as_bytes());
     }
+    script.extend_from_slice(b"exit $status\n");
+    script
 }
