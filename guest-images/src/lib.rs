@@ -20,7 +20,7 @@ pub mod packages;
 pub mod payloads;
 pub mod progress;
 mod small_kernel;
-mod sources;
+pub mod sources;
 mod tool;
 
 pub use error::Error;

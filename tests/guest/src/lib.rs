@@ -1,6 +1,7 @@
 //! What the tests with real guests share: the program under test, bare-metal guests on this machine's own KVM, a
 //! terminal for tests to type on, and perf in Linux guests.
 
+pub mod debian;
 pub mod lab;
 pub mod model;
 pub mod perf;
