@@ -1,0 +1,40 @@
+# In a guest, in a share that may be written, beside one that may not and that has a third one in it; meanwhile the host
+# changes them. A line with `==` begins what each test looks at, and tells the host that it is its turn.
+until_exists() { until [ -e "$1" ]; do sleep 0.1; done; }
+
+echo "== folder"
+pwd
+echo "== nested"
+cat ../outer/beside
+echo made >../outer/new
+echo made >../outer/inner/made
+cat ../outer/inner/made
+echo "== perf"
+perf record -q -c 1000000 -e instructions:u -o perf.data ./loop
+echo "== sum"
+head -c 1000000 /dev/urandom >random
+sha256sum random
+echo "== many"
+mkdir many
+(cd many; touch $(seq 10000))
+ls many | wc -l
+echo "== host counts"
+until_exists counted
+rm many/*
+ls many | wc -l
+echo "== too large"
+dd if=/dev/zero of=large bs=1M count=6
+rm large
+echo "== mapped"
+./mapped victim
+echo status $?
+echo "== doomed"
+cat ../doomed/file
+until_exists deleted
+sleep 2
+cat ../doomed/file
+echo x >../doomed/new
+ls ../doomed
+echo listed $?
+echo "== end"
+exit 42
