@@ -73,13 +73,11 @@ enum Measured {
 
 #[derive(Args)]
 #[command(after_help = "\
-Streams, status, files and folders are those of `tally run` here, except that
-an input on a terminal is empty. Folders and disks are copied, and what a guest
-changed is written back at the end. Failures of the lab have the status 125.
+As `tally run` here, but a terminal's input does not get in: it is empty. Folders
+and disks are copied, and come back at the end. The lab's own failures: 125.
 
-Examples:
-  tally-lab run --share .:rw -- sh -c 'sort >sorted' <words
-  tally-lab run --lab-smp 2 --cpus 2 -- sh -c 'perf stat -a sleep 1'")]
+Example:
+  tally-lab run --share .:rw -- sh -c 'sort >sorted' <words")]
 struct Run {
     /// End `tally` after this time, and say where it was
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
@@ -90,7 +88,7 @@ struct Run {
     /// The host's memory
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     lab_memory: u32,
-    /// The release of the host's kernel: bookworm, trixie or sid
+    /// The release of the host's kernel
     #[arg(long, value_name = "SUITE", default_value_t)]
     host_suite: Suite,
     /// The release of the default guest's kernel
