@@ -13,16 +13,24 @@ use inferno::flamegraph::color::MultiPalette;
 use inferno::flamegraph::{self, Options, Palette};
 use tempfile::NamedTempFile;
 
-/// Runs the command as `$@` under perf and sends every sample's stack to the report's port. The status is the command's.
-const WRAPPER: &str = "perf record -q -g -F 999 -o /run/samples -- \"$@\"
+/// Runs the command as `$@` under perf and sends every sample's stack to the report's port. The status is the command's, and
+/// so are all errors: what cannot be run the shell complains of, and it says nothing of a command that was killed.
+const WRAPPER: &str = "which \"$1\" >/dev/null || exec \"$@\"
+exec 9>&2 2>/dev/null
+(exec perf record -q -g -F 999 -o /run/samples -- \"$@\" 2>&9 9>&-)
 status=$?
-perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5 2>/dev/null
+perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5
 exit $status";
-/// How much of a report is read: far more than a picture can show.
-const LONGEST_REPORT: u64 = 1 << 30;
+/// How much of a report is kept: far more than a picture can show.
+pub const LONGEST_REPORT: u64 = 256 << 20;
+/// What perf calls itself until the command's program begins: its first samples, a burst while it looks for the right
+/// period, are of no command.
+const BEFORE_THE_COMMAND: &str = "perf-exec";
 /// Frames below this one are left out; perf itself stops at 127.
 const DEEPEST: usize = 256;
 const LONGEST_NAME: usize = 512;
+/// How many letters fit above a picture.
+const LONGEST_TITLE: usize = 110;
 
 /// The command that a guest is given instead of this one.
 pub fn wrap(command: &[OsString]) -> Vec<OsString> {
@@ -44,6 +52,7 @@ impl FlameGraph {
             bail!("{}: is a directory", about());
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        folder.metadata().with_context(about)?;
         // Beside its place, so that it gets there at once, and it is known now whether it can.
         let picture = tempfile::Builder::new()
             .prefix(".tally-")
@@ -62,16 +71,16 @@ impl FlameGraph {
     /// Draws what the report says.
     pub fn finish(mut self, command: &[OsString]) -> Result<()> {
         self.report.rewind().context("cannot read the guest's report")?;
-        let stacks = fold(BufReader::new(io::Read::take(&self.report, LONGEST_REPORT)))
-            .context("cannot read the guest's report")?;
+        let stacks = fold(BufReader::new(&self.report)).context("cannot read the guest's report")?;
         if stacks.is_empty() {
             bail!("--flamegraph: the command ended before perf took a sample");
         }
-        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let mut options = Options::default();
-        options.title = words.join(" ");
-        // It gives the kernel's frames a colour of their own.
+        options.title = title(command);
+        options.subtitle = Some(format!("{} samples", stacks.values().sum::<u64>()));
+        // It gives the kernel's frames a colour of their own; the same function has the same one in every picture.
         options.colors = Palette::Multi(MultiPalette::Java);
+        options.hash = true;
         let lines: Vec<String> = stacks.iter().map(|(stack, count)| format!("{stack} {count}")).collect();
         let mut picture = BufWriter::new(self.picture.as_file_mut());
         flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut picture)
@@ -83,12 +92,23 @@ impl FlameGraph {
     }
 }
 
+/// The command, as far as there is room for it.
+fn title(command: &[OsString]) -> String {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    let mut title = words.join(" ").replace(char::is_control, " ");
+    if let Some((end, _)) = title.char_indices().nth(LONGEST_TITLE) {
+        title.truncate(end);
+        title.push('\u{2026}');
+    }
+    title
+}
+
 /// How often each stack was seen, its frames from the outermost to the innermost with semicolons between.
 fn fold(report: impl BufRead) -> io::Result<BTreeMap<String, u64>> {
     let mut stacks = BTreeMap::new();
     let (mut command, mut frames) = (None, Vec::new());
     let mut end = |command: &mut Option<String>, frames: &mut Vec<String>| {
-        if let Some(command) = command.take() {
+        if let Some(command) = command.take().filter(|command| command != BEFORE_THE_COMMAND) {
             frames.push(command);
             frames.reverse();
             *stacks.entry(frames.join(";")).or_insert(0) += 1;
@@ -120,13 +140,19 @@ fn frame(line: &str) -> String {
     let (symbol, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
     let file = file.trim_end_matches(')');
     // The kernel and its modules have no file but a name in brackets, and so have some pieces of a program.
-    let is_kernel = file.starts_with('[')
-        && !matches!(file, "[vdso]" | "[vsyscall]" | "[heap]" | "[stack]" | "[unknown]");
+    let is_kernel =
+        is_bracketed(file) && !matches!(file, "[vdso]" | "[vsyscall]" | "[heap]" | "[stack]" | "[unknown]");
     match symbol.trim() {
+        // What is in brackets already has no file either.
+        "" | "[unknown]" if is_bracketed(file) => name(file),
         "" | "[unknown]" => name(&format!("[{}]", file.rsplit('/').next().unwrap_or(file))),
         symbol if is_kernel => name(symbol) + "_[k]",
         symbol => name(symbol),
     }
+}
+
+fn is_bracketed(file: &str) -> bool {
+    file.starts_with('[')
 }
 
 /// A name without what has a meaning in folded stacks.
@@ -156,12 +182,17 @@ loop
 
 a b
 \t    7f0000000000 [unknown] (/lib/libc.so.6)
+\t    7f0000000001 [unknown] ([unknown])
+
+perf-exec
+\tffffffff81000020 begin_new_exec ([kernel.kallsyms])
 ";
 
     #[test]
-    fn equal_stacks_are_counted_together_from_the_outermost_frame_on() {
+    fn equal_stacks_of_the_command_are_counted_together_from_the_outermost_frame_on() {
         let stacks: Vec<_> = fold(REPORT.as_bytes()).unwrap().into_iter().collect();
-        let expected = [("a b;[libc.so.6]", 1), ("loop;main;spin", 2), ("loop;main;spin;asm_sysvec_[k]", 1)];
+        let expected =
+            [("a b;[unknown];[libc.so.6]", 1), ("loop;main;spin", 2), ("loop;main;spin;asm_sysvec_[k]", 1)];
         assert_eq!(stacks, expected.map(|(stack, count)| (stack.to_owned(), count)));
     }
 
@@ -180,9 +211,17 @@ a b
     fn the_picture_has_every_frame_and_the_commands_name() {
         let svg = drawn(REPORT).unwrap();
         assert!(svg.contains("<svg") && svg.trim_end().ends_with("</svg>"));
-        for text in ["loop &lt;x&gt;", "spin (3 samples, 75.00%)", "asm_sysvec (1 samples, 25.00%)"] {
+        for text in
+            ["loop &lt;x&gt;", ">4 samples<", "spin (3 samples, 75.00%)", "asm_sysvec (1 samples, 25.00%)"]
+        {
             assert!(svg.contains(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_long_command_is_cut_to_fit_above_the_picture() {
+        assert_eq!(title(&["a;".into(), "b\nc".into()]), "a; b c");
+        assert_eq!(title(&["\u{e4}".repeat(500).into()]), "\u{e4}".repeat(LONGEST_TITLE) + "\u{2026}");
     }
 
     #[test]

@@ -129,8 +129,14 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             }
         }
     }
-    if let (Some(graph), Ending::Command(_)) = (graph, &ending) {
-        graph.finish(&options.command)?;
+    if let (Some(graph), Ending::Command(status)) = (graph, &ending)
+        && let Err(error) = graph.finish(&options.command)
+    {
+        if *status == 0 {
+            return Err(error);
+        }
+        // That of a command that failed says more than that there is no picture.
+        eprintln!("tally: {error:#}");
     }
     Ok(conclude(&ending, has_command, &output))
 }

@@ -48,7 +48,8 @@ impl Talk<'_> {
         let mut command = self.command.to_vec();
         if let Some(graph) = self.graph {
             let report = graph.report().context("cannot copy a file")?;
-            streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Go)));
+            let sink = Sink::new(report, OnClose::Go).limited(flamegraph::LONGEST_REPORT);
+            streams.outputs.push((protocol::REPORT as usize, sink));
             command = flamegraph::wrap(&command);
         }
         let start = Start {
