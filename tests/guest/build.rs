@@ -5,7 +5,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROGRAMS: [&str; 7] = ["compat", "family", "interval", "migrate", "split", "track", "yield"];
+const PROGRAMS: [&str; 9] =
+    ["compat", "family", "interval", "layers", "migrate", "split", "spread", "track", "yield"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

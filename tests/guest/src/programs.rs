@@ -21,6 +21,11 @@ pub const BETWEEN_PAUSES: u64 = 100_000_010;
 /// How many of these are branches.
 pub const BRANCHES_BETWEEN_PAUSES: u64 = 50_000_002;
 
+/// Functions with frame pointers that call each other and the kernel: `heavy` works three times as long as `light`.
+pub const LAYERS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/layers"));
+/// How many instructions `heavy` and `light` execute together, in millions.
+pub const LAYERS_MILLIONS: u64 = 200;
+
 /// Moves itself from CPU to CPU.
 pub const MIGRATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/migrate"));
 /// How many instructions [`MIGRATE`] executes in user mode.
@@ -35,6 +40,13 @@ pub const SPLIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/split"));
 pub const SPLIT_INSTRUCTIONS: u64 = 100_001_010;
 /// The period whose samples find every one of the 1000 instructions of its round once.
 pub const SPLIT_PERIOD: u64 = 100_001;
+
+/// Works on CPUs 1 to 15 at once. To be started on CPU 0.
+pub const SPREAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/spread"));
+/// How many instructions [`SPREAD`] executes in user mode on that CPU of 1 to 15.
+pub const fn spread_instructions(cpu: u64) -> u64 {
+    20_000 * cpu + 4
+}
 
 /// A loop of [`TRACK_LENGTH`] instructions, each at an address of its own.
 pub const TRACK: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/track"));

@@ -1,8 +1,12 @@
 //! Runs a program that may less: `restricted unprivileged PROGRAM ARGUMENTS...` as a user like any other, `restricted seccomp
-//! PROGRAM ARGUMENTS...` in a sandbox of the kind that containers have, which forbids `perf_event_open`.
+//! PROGRAM ARGUMENTS...` in a sandbox of the kind that containers have, which forbids `perf_event_open`. Before that,
+//! `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and runs it as such a user.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -13,16 +17,37 @@ const NOBODY: u32 = 65534;
 fn main() {
     let mut words = env::args_os().skip(1);
     let how = words.next().expect("how it is restricted");
-    let mut command = Command::new(words.next().expect("a program"));
+    let program = words.next().expect("a program");
+    let mut command = Command::new(&program);
     command.args(words);
     match how.to_str() {
-        Some("unprivileged") => {
-            command.uid(NOBODY).gid(NOBODY);
+        Some("unprivileged") => unprivileged(&mut command),
+        Some("setcap") => {
+            give_perfmon(&program).expect("the file system has capabilities");
+            unprivileged(&mut command);
         }
         Some("seccomp") => forbid_perf(),
         _ => panic!("restricted how?"),
     }
     panic!("the program does not start: {}", command.exec());
+}
+
+fn unprivileged(command: &mut Command) {
+    command.uid(NOBODY).gid(NOBODY);
+}
+
+/// Gives the program the capability as `struct vfs_cap_data` of `linux/capability.h` has it: version 2, effective, and the
+/// lower and upper halves of what is permitted and what is inherited.
+fn give_perfmon(program: &OsStr) -> io::Result<()> {
+    const PERFMON: u32 = 38;
+    let words: [u32; 5] = [0x0200_0001, 0, 0, 1 << (PERFMON - 32), 0];
+    let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let path = CString::new(program.as_bytes())?;
+    let name = c"security.capability";
+    // SAFETY: both strings end with a null, and the value is as long as it says.
+    let result =
+        unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn forbid_perf() {
