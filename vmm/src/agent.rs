@@ -11,16 +11,16 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use devices::virtio::{Console, Device, Queues, Transport};
 use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
-use log::{debug, info};
+use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::events::{Ending, Reporter};
 
 pub use handle::Handle;
-use handle::Order;
 pub use streams::{Input, OnClose, Sink};
 
 /// How many ports the agent's console has.
@@ -28,6 +28,13 @@ const PORTS: usize = protocol::REPORT as usize + 1;
 const CONTROL: usize = protocol::CONTROL as usize;
 /// How much of what the agent says is looked at at once.
 const PIECE: usize = 4096;
+/// How much of one stream is passed on before the others, and whoever waits for this thread, have their turn: a guest may
+/// fill its queues as fast as they are emptied.
+const TURN: usize = 1 << 20;
+/// How long the guest may take to come up before its user is told that it has not.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// How long to wait, when the machine has ended, for room in what takes the guest's last words.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How much more is passed on when the machine has ended: all that its queues can hold at once, but not what a vCPU that
 /// still runs goes on to say.
 const LAST_WORDS: usize = 64 << 20;
@@ -52,11 +59,12 @@ pub struct Agent {
     console: Console,
     start: Option<Start>,
     streams: Streams,
-    orders: Receiver<Order>,
+    orders: Receiver<ToGuest>,
     wake: EventFd,
     shared: Arc<handle::Shared>,
     reporter: Reporter,
-    heard: Decoder<ToHost>,
+    /// What is heard of the agent; nothing more once it has talked nonsense.
+    heard: Option<Decoder<ToHost>>,
     /// Messages on their way to the guest.
     to_say: Vec<u8>,
     /// The command's status, once it has ended: what it wrote may still be on its way.
@@ -65,10 +73,13 @@ pub struct Agent {
     passed: usize,
 }
 
-/// Whether the thread goes on.
-#[derive(PartialEq, Eq)]
+/// What the thread does next.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
+    /// Waits until something can go on.
     Wait,
+    /// Goes on: it has stopped only to let others have their turn.
+    Go,
     End,
 }
 
@@ -92,7 +103,7 @@ impl Agent {
             wake,
             shared,
             reporter,
-            heard: Decoder::new(),
+            heard: Some(Decoder::new()),
             to_say: Vec::new(),
             status: None,
             passed: 0,
@@ -107,15 +118,28 @@ impl Agent {
 
     fn run(&mut self) {
         let mut most = None;
+        let mut patience = Some(PATIENCE);
         loop {
             let ending = self.take_orders();
-            if self.work() == Next::End {
+            let next = self.work();
+            if next == Next::End {
                 return;
             }
             if ending && (self.passed > *most.get_or_insert(self.passed + LAST_WORDS) || self.is_done()) {
                 return;
             }
-            self.wait();
+            patience = patience.filter(|_| self.start.is_some());
+            let limit = match next {
+                Next::Go => Some(Duration::ZERO),
+                _ if ending => Some(PAUSE),
+                _ => patience,
+            };
+            if !self.wait(limit) && limit == Some(PATIENCE) {
+                warn!(
+                    "the guest is not up yet; with -v its console is shown, and Ctrl-A X or SIGTERM ends it"
+                );
+                patience = None;
+            }
         }
     }
 
@@ -125,7 +149,7 @@ impl Agent {
         let _ = (self.wake.read(), self.transport.kick().read());
         loop {
             match self.orders.try_recv() {
-                Ok(Order::Say(message)) => self.say(&message),
+                Ok(message) => self.say(&message),
                 Err(TryRecvError::Empty) => return false,
                 Err(TryRecvError::Disconnected) => return true,
             }
@@ -146,17 +170,32 @@ impl Agent {
         let mut console = std::mem::replace(&mut self.console, Console::new(0));
         let next = transport.serve(&mut console, |console, queues| {
             console.serve(queues);
-            self.hear(console, queues);
+            let mut next = self.hear(console, queues);
             self.pass_input(console, queues);
-            let pending = self.pass_output(console, queues);
+            let mut pending = false;
+            for port in (0..PORTS).filter(|port| *port != CONTROL) {
+                match self.pass_output(console, queues, port) {
+                    Passed::All => {}
+                    Passed::Blocked => pending = true,
+                    Passed::Turn => (pending, next) = (true, Next::Go),
+                }
+            }
             let said = console.give(queues, CONTROL, &self.to_say);
             self.to_say.drain(..said);
+            // Where there is room again, and something for it, the guest does not say so.
+            let input =
+                self.streams.input.as_mut().is_some_and(|(port, input)| {
+                    !input.waiting().is_empty() && console.has_room(queues, *port)
+                });
+            if input || !self.to_say.is_empty() && console.has_room(queues, CONTROL) {
+                next = Next::Go;
+            }
             match self.status {
                 Some(status) if !pending => {
                     self.reporter.report(Ending::Command(status));
                     Next::End
                 }
-                _ => Next::Wait,
+                _ => next,
             }
         });
         self.console = console;
@@ -170,24 +209,34 @@ impl Agent {
         }
     }
 
-    fn hear(&mut self, console: &mut Console, queues: &mut Queues) {
-        loop {
+    fn hear(&mut self, console: &mut Console, queues: &mut Queues) -> Next {
+        let mut heard = 0;
+        while heard < TURN {
             let bytes = console.output(queues, CONTROL);
             if bytes.is_empty() {
-                return;
+                return Next::Wait;
             }
             // In pieces: of many small messages each is moved out of the way of the next.
             let piece = &bytes[..bytes.len().min(PIECE)];
-            self.heard.feed(piece);
             let count = piece.len();
+            if let Some(decoder) = &mut self.heard {
+                decoder.feed(piece);
+            }
             console.consume(CONTROL, count);
-            loop {
-                match self.heard.next() {
-                    Ok(Some(message)) => self.act(message),
-                    Ok(None) => break,
-                    Err(error) => {
-                        return self.reporter.report(Ending::Agent(format!("the guest's agent: {error}")));
-                    }
+            heard += count;
+            self.understand();
+        }
+        Next::Go
+    }
+
+    fn understand(&mut self) {
+        while let Some(decoder) = &mut self.heard {
+            match decoder.next() {
+                Ok(Some(message)) => self.act(message),
+                Ok(None) => return,
+                Err(error) => {
+                    self.heard = None;
+                    self.reporter.report(Ending::Agent(format!("the guest's agent: {error}")));
                 }
             }
         }
@@ -200,11 +249,13 @@ impl Agent {
                 if let Some(start) = self.start.take() {
                     info!("the guest's agent is ready");
                     debug!("it is told: {start:?}");
-                    self.shared.listens(!start.command.is_empty());
+                    if !start.command.is_empty() {
+                        self.shared.begun();
+                    }
                     self.say(&ToGuest::Start(start));
                 }
             }
-            ToHost::Took(_) => self.shared.listens(true),
+            ToHost::Took(_) => self.shared.took(),
             ToHost::Exited(status) => self.status = Some(status),
             ToHost::Failed(text) => self.reporter.report(Ending::Agent(one_line(&text))),
         }
@@ -225,52 +276,50 @@ impl Agent {
             console.close(queues, *port);
             self.streams.input = None;
         } else {
-            input.wanted =
-                input.is_terminal() || input.waiting().is_empty() && console.has_room(queues, *port);
+            input.ask(console.has_room(queues, *port));
         }
     }
 
-    /// Writes what there is room for; says whether anything is left.
-    fn pass_output(&mut self, console: &mut Console, queues: &mut Queues) -> bool {
-        let mut pending = false;
-        for port in 0..PORTS {
-            if port == CONTROL {
-                continue;
-            }
-            let Some((_, sink)) = self.streams.outputs.iter_mut().find(|(of, _)| *of == port) else {
-                // Nobody wants it.
-                while let count @ 1.. = console.output(queues, port).len() {
-                    console.consume(port, count);
-                }
-                continue;
-            };
+    /// Writes what there is room for.
+    fn pass_output(&mut self, console: &mut Console, queues: &mut Queues, port: usize) -> Passed {
+        let mut sink = self.streams.outputs.iter_mut().find_map(|(of, sink)| (*of == port).then_some(sink));
+        if let Some(sink) = &mut sink {
             sink.wanted = false;
-            loop {
-                let bytes = console.output(queues, port);
-                if bytes.is_empty() {
-                    break;
+        }
+        let mut passed = 0;
+        while passed < TURN {
+            let bytes = console.output(queues, port);
+            if bytes.is_empty() {
+                return Passed::All;
+            }
+            let taken = match &mut sink {
+                Some(sink) => sink.take(bytes),
+                // Nobody wants it.
+                None => Ok(bytes.len()),
+            };
+            match taken {
+                Ok(0) => {
+                    if let Some(sink) = sink {
+                        sink.wanted = true;
+                    }
+                    return Passed::Blocked;
                 }
-                match sink.take(bytes) {
-                    Ok(0) => {
-                        (sink.wanted, pending) = (true, true);
-                        break;
-                    }
-                    Ok(count) => {
-                        console.consume(port, count);
-                        self.passed = self.passed.saturating_add(count);
-                    }
-                    Err(ending) => {
-                        self.reporter.report(ending);
-                        break;
-                    }
+                Ok(count) => {
+                    console.consume(port, count);
+                    passed += count;
+                    self.passed = self.passed.saturating_add(count);
+                }
+                Err(ending) => {
+                    self.reporter.report(ending);
+                    return Passed::Turn;
                 }
             }
         }
-        pending
+        Passed::Turn
     }
 
-    /// Waits until something can go on.
-    fn wait(&mut self) {
+    /// Waits until something can go on, but not longer than that; says whether it can.
+    fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut fds = vec![
             poll_for(self.wake.as_raw_fd(), libc::POLLIN),
             poll_for(self.transport.kick().as_raw_fd(), libc::POLLIN),
@@ -281,8 +330,10 @@ impl Agent {
         let outputs = self.streams.outputs.iter().filter(|(_, sink)| sink.wanted);
         fds.extend(outputs.map(|(_, sink)| poll_for(sink.as_raw_fd(), libc::POLLOUT)));
         let count = libc::nfds_t::try_from(fds.len()).expect("there are few streams");
+        let limit =
+            limit.map_or(-1, |limit| libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX));
         // SAFETY: the array has that many entries. An interrupted wait is as good as one that is over.
-        unsafe { libc::poll(fds.as_mut_ptr(), count, -1) };
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, limit) };
         if has_input
             && fds[2].revents != 0
             && let Some((_, input)) = &mut self.streams.input
@@ -290,7 +341,17 @@ impl Agent {
         {
             self.reporter.report(ending);
         }
+        ready != 0
     }
+}
+
+/// How much of a stream was passed on.
+enum Passed {
+    All,
+    /// What takes it has no room.
+    Blocked,
+    /// As much as there is in a turn.
+    Turn,
 }
 
 fn poll_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
@@ -301,17 +362,4 @@ fn poll_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
 fn one_line(text: &str) -> String {
     const LONGEST: usize = 1000;
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
-}
-
-/// The size of the terminal, if a standard stream is one.
-pub fn terminal_size() -> Option<protocol::Size> {
-    [libc::STDOUT_FILENO, libc::STDERR_FILENO, libc::STDIN_FILENO].into_iter().find_map(size_of)
-}
-
-fn size_of(stream: RawFd) -> Option<protocol::Size> {
-    // SAFETY: all-zero is a valid `winsize`, a plain C structure of integers.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: `size` is a valid place for the answer.
-    let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } != 0;
-    (!failed && size.ws_row > 0).then_some(protocol::Size { rows: size.ws_row, columns: size.ws_col })
 }

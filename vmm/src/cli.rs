@@ -12,6 +12,7 @@ use clap_complete::Shell;
 use devices::Access;
 
 use crate::FAILURE;
+use crate::logging;
 use crate::memory::Size;
 use crate::pmu::Choice;
 
@@ -198,7 +199,7 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
     }
-    eprintln!("tally: {}", one_line(&error.render().to_string()));
+    logging::say(&one_line(&error.render().to_string()));
     ExitCode::from(FAILURE)
 }
 

@@ -111,7 +111,9 @@ impl Output {
         let mut buffer = self.buffer();
         buffer.write_out();
         let bytes: Vec<u8> = buffer.tail.iter().flatten().copied().collect();
-        let text = String::from_utf8_lossy(&bytes).replace('\r', "");
+        // What a guest says must do nothing to the terminal that it is shown on.
+        let is_text = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
+        let text: String = String::from_utf8_lossy(&bytes).chars().filter(is_text).collect();
         let lines: Vec<&str> = text.trim_end().lines().collect();
         lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
     }

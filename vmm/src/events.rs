@@ -11,10 +11,10 @@ use devices::{End, Serial};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::agent::{self, Handle};
+use crate::agent::Handle;
 use crate::console::{FlushTimer, Output};
 use crate::signals::{self, Signals};
-use crate::terminal::Escape;
+use crate::terminal::{self, Escape, TYPE_AHEAD};
 use crate::vcpu::Failure;
 
 /// Why the machine stops.
@@ -171,7 +171,7 @@ impl SignalArrives {
     fn arrived(&self, signal: i32) {
         let taken = match &self.agent {
             _ if signal == libc::SIGWINCH => {
-                if let (Some(agent), Some(size)) = (&self.agent, agent::terminal_size()) {
+                if let (Some(agent), Some(size)) = (&self.agent, terminal::size()) {
                     agent.resize(size);
                 }
                 true
@@ -240,10 +240,6 @@ struct Input {
 }
 
 impl Input {
-    /// How much a person may type ahead of a guest that does not read. The rest is lost, as on a real line; were it held
-    /// back, the keys that end the machine would be too.
-    const TYPE_AHEAD: usize = 4096;
-
     fn read(&mut self, ops: &mut EventOps) {
         let mut typed = [0; 64];
         // SAFETY: the buffer is valid for its length.
@@ -260,7 +256,7 @@ impl Input {
                     // The receiver lives as long as the loop that calls this.
                     let _ = self.endings.send(Ending::Quit);
                 }
-                self.waiting.truncate(Self::TYPE_AHEAD);
+                self.waiting.truncate(TYPE_AHEAD);
             }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}

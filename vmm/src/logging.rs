@@ -127,9 +127,9 @@ fn speaker(thread: Option<&str>) -> String {
     }
 }
 
-/// A guest is not to end because nobody reads standard error.
-fn say(text: &impl Display) {
-    let _ = write!(io::stderr(), "tally: {text}{}", terminal::line_end());
+/// Says a line on standard error, at once, so that no other output falls into it. Nothing is to end because nobody reads it.
+pub fn say(text: &impl Display) {
+    let _ = io::stderr().write_all(format!("tally: {text}{}", terminal::line_end()).as_bytes());
 }
 
 #[cfg(test)]

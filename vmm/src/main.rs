@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
     result.unwrap_or_else(|error| {
-        eprintln!("tally: {error:#}");
+        logging::say(&format_args!("{error:#}"));
         ExitCode::from(FAILURE)
     })
 }
@@ -75,7 +75,7 @@ fn end_on_panic() {
         terminal::restore();
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
-        eprintln!("tally: internal error{place}: {what}");
+        logging::say(&format_args!("internal error{place}: {what}"));
         // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
         unsafe { libc::_exit(FAILURE.into()) };
     }));

@@ -25,7 +25,7 @@ use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm};
-use crate::{FAILURE, cpuid, kvm, signals};
+use crate::{FAILURE, cpuid, kvm, logging, signals};
 use vpmu::x86::Vendor;
 
 use boot::Files;
@@ -115,18 +115,18 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     // With it goes the handle on the agent, whose thread then comes to its end.
     drop(events);
     drop(raw);
-    match ending {
-        Ending::Quit | Ending::Signal(_) => {
-            output.try_flush();
-        }
-        _ => {
-            // What the guest has said is passed on to its end, however long that takes: signals do again what they do.
-            signals::give_back().context("cannot give signals back")?;
-            output.flush_all();
-            if let Some(thread) = thread {
-                // A thread that panics has ended the process.
-                let _ = thread.join();
-            }
+    let is_broken_off = matches!(ending, Ending::Quit | Ending::Signal(_));
+    if is_broken_off {
+        output.try_flush();
+    }
+    // What follows may take as long as somebody does not read: signals do again what they do.
+    signals::give_back().context("cannot give signals back")?;
+    if !is_broken_off {
+        // What the guest has said is passed on to its end.
+        output.flush_all();
+        if let Some(thread) = thread {
+            // A thread that panics has ended the process.
+            let _ = thread.join();
         }
     }
     if let (Some(graph), Ending::Command(status)) = (graph, &ending)
@@ -136,7 +136,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             return Err(error);
         }
         // That of a command that failed says more than that there is no picture.
-        eprintln!("tally: {error:#}");
+        logging::say(&format_args!("{error:#}"));
     }
     Ok(conclude(&ending, has_command, &output))
 }
@@ -182,11 +182,11 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
     info!("{ending}");
     let died = |how: &str| {
-        eprintln!("tally: {how}");
+        logging::say(&how);
         if has_command {
             let tail = console.tail();
             if !tail.is_empty() {
-                eprintln!("tally: the guest's console ended with:\n{tail}");
+                logging::say(&format_args!("the guest's console ended with:\n{tail}"));
             }
         }
         ExitCode::from(FAILURE)
@@ -194,7 +194,7 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     match ending {
         Ending::Command(status) => ExitCode::from(*status),
         Ending::Agent(_) | Ending::Output(_) => {
-            eprintln!("tally: {ending}");
+            logging::say(ending);
             ExitCode::from(FAILURE)
         }
         // As QEMU's isa-debug-exit has it, so that no value is taken for success.
@@ -207,6 +207,8 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
         Ending::Signal(signal) if has_command => {
             ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))
         }
+        // As Ctrl-C has it, whatever the command would have said.
+        Ending::Quit if has_command => ExitCode::from(INTERRUPTED | 2),
         Ending::Guest(End::PowerOff | End::Reboot) | Ending::Quit | Ending::Signal(_) => ExitCode::SUCCESS,
     }
 }

@@ -27,7 +27,9 @@ pub struct Signals(OwnedFd);
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
-        let set = set_of(&EVENTS);
+        // What this process was started to ignore, as by `nohup`, it ignores. Blocked, it would arrive all the same.
+        let events: Vec<libc::c_int> = EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
+        let set = set_of(&events);
         mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is initialised.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
@@ -63,6 +65,14 @@ pub fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
 pub fn outlive_too_large_files() {
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed, and `action` is a valid place for the answer.
+    let failed = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } != 0;
+    !failed && action.sa_sigaction == libc::SIG_IGN
 }
 
 fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {

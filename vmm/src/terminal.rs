@@ -1,9 +1,11 @@
 //! The user's terminal while the guest's console is on it: raw, and put back whatever happens.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use guest_agent::protocol::Size;
 
 /// How the terminal was before.
 static SAVED: OnceLock<libc::termios> = OnceLock::new();
@@ -62,10 +64,14 @@ impl Drop for Raw {
     }
 }
 
-/// A process in the background that changed the terminal would be stopped for it.
+/// A process in the background that changed the terminal would be stopped for it. Nobody is, if it is not the terminal
+/// that controls this process.
 fn in_foreground() -> bool {
     // SAFETY: takes no pointer; a closed descriptor gives an error, which equals no process group.
     let foreground = unsafe { libc::tcgetpgrp(libc::STDIN_FILENO) };
+    if foreground < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY) {
+        return true;
+    }
     // SAFETY: cannot fail and takes nothing.
     foreground == unsafe { libc::getpgrp() }
 }
@@ -100,6 +106,23 @@ fn restore_on_fatal_signals() {
         // SAFETY: the action is valid, and its handler does only what a handler may.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
+}
+
+/// How much a person may type ahead of a guest that does not read. The rest is lost, as on a real line; were it held back,
+/// the keys that end the machine would be too.
+pub const TYPE_AHEAD: usize = 4096;
+
+/// The size of the terminal, if a standard stream is one.
+pub fn size() -> Option<Size> {
+    [libc::STDOUT_FILENO, libc::STDERR_FILENO, libc::STDIN_FILENO].into_iter().find_map(size_of)
+}
+
+fn size_of(stream: RawFd) -> Option<Size> {
+    // SAFETY: all-zero is a valid `winsize`, a plain C structure of integers.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: `size` is a valid place for the answer.
+    let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } != 0;
+    (!failed && size.ws_row > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
 }
 
 /// Finds Ctrl-A X in what the user types. Ctrl-A twice sends one to the guest; before any other key it sends both.

@@ -13,6 +13,8 @@ const MULTIPORT: u64 = 1 << 1;
 const ENTRIES: u16 = 16;
 /// How much of one request is taken, which is more than any driver sends at once: what is taken is kept until it is read.
 const LONGEST: u64 = 1 << 20;
+/// How many control messages are heard at a time.
+const MOST_CONTROL: usize = 256;
 /// The queues of control messages, behind those of the first port.
 const CONTROL_IN: usize = 2;
 const CONTROL_OUT: usize = 3;
@@ -63,7 +65,11 @@ impl Console {
     /// What the guest has sent to a port and nobody has read yet.
     pub fn output(&mut self, queues: &mut Queues, port: usize) -> &[u8] {
         let Some(state) = self.ports.get_mut(port) else { return &[] };
-        while state.read == state.sent.len() {
+        // Of requests without a byte in them only so many are looked at: a guest may make them without end.
+        for _ in 0..ENTRIES {
+            if state.read < state.sent.len() {
+                break;
+            }
             let Some(request) = queues.next(to_us(port)) else { break };
             state.sent.clear();
             state.read = 0;
@@ -89,7 +95,10 @@ impl Console {
     /// Gives the guest input; says how much there was room for.
     pub fn give(&mut self, queues: &mut Queues, port: usize, mut bytes: &[u8]) -> usize {
         let mut given = 0;
-        while !bytes.is_empty() && self.has_room(queues, port) {
+        for _ in 0..ENTRIES {
+            if bytes.is_empty() || !self.has_room(queues, port) {
+                break;
+            }
             let Some(mut request) = queues.next(to_guest(port)) else { break };
             let count = request.writer.write(bytes).unwrap_or(0);
             queues.done(request.head, u32::try_from(count).unwrap_or(u32::MAX));
@@ -164,7 +173,9 @@ impl Device for Console {
 
     /// Hears and says what concerns the ports; the streams are for whoever holds this.
     fn serve(&mut self, queues: &mut Queues) {
-        while let Some(mut request) = queues.next(CONTROL_OUT) {
+        // More than any driver has to say at once.
+        for _ in 0..MOST_CONTROL {
+            let Some(mut request) = queues.next(CONTROL_OUT) else { break };
             let mut bytes = [0; 8];
             if request.reader.read_exact(&mut bytes).is_ok() {
                 self.hear(Control::from_bytes(bytes));

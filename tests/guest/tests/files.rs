@@ -89,7 +89,7 @@ static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "write",
             &format!(
-                ": >said; mkdir -p outer/inner doomed; echo beside >outer/beside; echo file >doomed/file; cd work; head -c 9000 loop >victim; \
+                ": >said; mkdir -p outer/inner doomed; echo beside >outer/beside; echo file >doomed/file; cd work; cp loop victim; \
                  (ulimit -f 8192; exec {RUN} --share ../outer/inner:rw --share ../outer --share .:rw --share ../doomed:rw \
                  -- sh write.sh) >../said 2>&1 & \
                  {}; ls many | wc -l >/scenario/counted; touch counted; {}; until grep -q '^mapped' ../said; do sleep 0.1; done; \

@@ -48,6 +48,14 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
                  sleep 2; kill -INT $!; sleep 0.5; kill -INT $!; wait $!"
             ),
         )
+        .step(
+            "ignored",
+            &format!(
+                "mkfifo fifo; (trap '' HUP; exec {RUN} -- sh -c 'echo ready; read line; echo $line') >said <fifo & exec 9>fifo; \
+                 until grep -q ready said; do sleep 0.1; done; kill -HUP $!; echo done >&9; wait $!; status=$?; \
+                 cat said; exit $status"
+            ),
+        )
         .step("terminate", &interrupted("trap \"\" TERM; echo ready; while :; do sleep 0.1; done", "TERM"))
         .step(
             "full",
@@ -82,6 +90,7 @@ static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
             "pager",
             &format!("./typist expect:nothing -- sh -c '{RUN} -- sh -c \"cat; [ -t 0 ] || echo nothing\" | cat; stty'"),
         )
+        .step("escape-early", &format!("./typist 'type:\\x01x' -- {RUN} -- sleep 1000"))
         .step("escape", &format!("./typist expect:ready 'type:\\x01x' -- {RUN} -- sh -c 'echo ready; sleep 1000'"))
         .step(
             "top",
@@ -143,6 +152,11 @@ fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
 }
 
 #[test]
+fn what_tally_was_started_to_ignore_it_ignores() {
+    assert_eq!((pipes("ignored").status, pipes("ignored").text().as_str()), (0, "ready\ndone\n"));
+}
+
+#[test]
 fn sigterm_ends_the_machine_whatever_the_command_thinks_of_it() {
     assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
 }
@@ -183,7 +197,9 @@ fn the_keyboard_is_left_to_who_reads_the_output() {
 
 #[test]
 fn ctrl_a_x_ends_a_machine_with_a_command_too() {
-    assert_eq!(terminals("escape").status, 0, "{}{}", terminals("escape").text(), terminals("escape").err);
+    let early = terminals("escape-early");
+    assert_eq!(early.status, 130, "before the command runs, too: {}{}", early.text(), early.err);
+    assert_eq!(terminals("escape").status, 130, "{}{}", terminals("escape").text(), terminals("escape").err);
 }
 
 #[test]

@@ -7,44 +7,50 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use guest_agent::protocol::{Size, ToGuest};
 use vmm_sys_util::eventfd::EventFd;
 
-/// What the thread is asked to do.
-pub enum Order {
-    /// Tell the agent this.
-    Say(ToGuest),
-}
-
 /// What both sides know.
 #[derive(Default)]
 pub struct Shared {
-    /// Whether a command runs that has taken all signals so far.
-    listens: AtomicBool,
+    /// Whether there is a command to pass signals on to.
+    runs: AtomicBool,
+    /// Whether it has not taken the last that was to end it.
+    waits: AtomicBool,
 }
 
 impl Shared {
-    pub fn listens(&self, listens: bool) {
-        self.listens.store(listens, Ordering::Release);
+    /// The command begins.
+    pub fn begun(&self) {
+        self.runs.store(true, Ordering::Release);
+    }
+
+    /// The command was sent a signal.
+    pub fn took(&self) {
+        self.waits.store(false, Ordering::Release);
     }
 }
 
 /// A handle on the agent's thread. When it is dropped, the thread passes on what the guest has said, and ends.
 pub struct Handle {
-    orders: Sender<Order>,
+    orders: Sender<ToGuest>,
     wake: EventFd,
     shared: Arc<Shared>,
 }
 
 impl Handle {
-    pub(super) fn new(wake: EventFd) -> (Self, Receiver<Order>, Arc<Shared>) {
+    pub(super) fn new(wake: EventFd) -> (Self, Receiver<ToGuest>, Arc<Shared>) {
         let (sender, orders) = channel();
         let shared = Arc::<Shared>::default();
         (Self { orders: sender, wake, shared: Arc::clone(&shared) }, orders, shared)
     }
 
-    /// Passes a signal on to the command. Says whether it could: a command that has not begun, or has not taken the signal
-    /// before, is not waited for.
+    /// Passes a signal on to the command. Says whether it could: one that has not begun is not waited for, nor is one to end a
+    /// command that has not taken the one before.
     pub fn signal(&self, signal: i32) -> bool {
         let Ok(number) = u8::try_from(signal) else { return false };
-        self.shared.listens.swap(false, Ordering::AcqRel) && self.order(ToGuest::Signal(number))
+        let Shared { runs, waits } = &*self.shared;
+        let is_to_end = matches!(signal, libc::SIGINT | libc::SIGQUIT);
+        runs.load(Ordering::Acquire)
+            && !(is_to_end && waits.swap(true, Ordering::AcqRel))
+            && self.order(ToGuest::Signal(number))
     }
 
     /// Tells the command that its terminal has another size.
@@ -53,7 +59,7 @@ impl Handle {
     }
 
     fn order(&self, message: ToGuest) -> bool {
-        let sent = self.orders.send(Order::Say(message)).is_ok();
+        let sent = self.orders.send(message).is_ok();
         // An eventfd that nobody has read yet is signalled already.
         let _ = self.wake.write(1);
         sent

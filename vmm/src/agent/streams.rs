@@ -7,16 +7,12 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use crate::console::wait_for_room;
 use crate::events::Ending;
-use crate::terminal::Escape;
+use crate::terminal::{Escape, TYPE_AHEAD};
 
 /// How much is read at a time.
 const CHUNK: usize = 16 << 10;
 /// How much may be written at once: a pipe with room for anything has room for this.
 const PIECE: usize = 4096;
-/// How much a person may type ahead of a command that does not read. The rest is lost, as on a real line; were it held
-/// back, the keys that end the machine would be too.
-const TYPE_AHEAD: usize = 4096;
-
 /// What a command reads.
 pub struct Input {
     file: File,
@@ -36,12 +32,13 @@ impl Input {
 
     /// Somebody's terminal, in raw mode.
     pub fn terminal(file: File) -> Self {
-        Self { escape: Some(Escape::default()), ..Self::file(file) }
+        // From the first moment on, for the keys that end a machine that does not come up.
+        Self { escape: Some(Escape::default()), wanted: true, ..Self::file(file) }
     }
 
-    /// Whether somebody types.
-    pub fn is_terminal(&self) -> bool {
-        self.escape.is_some()
+    /// Takes note of whether the guest has room for more. What somebody types is wanted in any case.
+    pub fn ask(&mut self, has_room: bool) {
+        self.wanted = !self.ended && (self.escape.is_some() || has_room && self.waiting.is_empty());
     }
 
     /// What was read and not given to the guest yet.
@@ -70,7 +67,7 @@ impl Input {
             // What cannot be read has ended: a folder, a terminal that is gone.
             Err(_) => 0,
         };
-        self.ended = count == 0;
+        self.ended |= count == 0;
         let Some(escape) = &mut self.escape else {
             self.waiting.extend(&bytes[..count]);
             return None;

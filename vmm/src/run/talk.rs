@@ -10,10 +10,10 @@ use devices::virtio::{Console, Transport};
 use guest_agent::protocol::{self, Share, Start, Terminals};
 
 use super::streams::{self, Chosen};
-use crate::agent::{self, Agent, Handle, OnClose, Sink, Streams};
+use crate::agent::{Agent, Handle, OnClose, Sink, Streams};
 use crate::events::Reporter;
 use crate::flamegraph::{self, FlameGraph};
-use crate::terminal::Raw;
+use crate::terminal::{self, Raw};
 
 /// What it is about.
 pub struct Talk<'a> {
@@ -56,7 +56,7 @@ impl Talk<'_> {
             shares: self.shares,
             folder: self.folder,
             terminals,
-            size: agent::terminal_size(),
+            size: terminal::size(),
             term: env::var_os("TERM"),
             command,
         };
