@@ -1,37 +1,34 @@
-// Two functions that share the work 3 to 1, with frame pointers, and system calls between them: what a flame graph shows
-// is known. In each of 1000 rounds `heavy` executes 150,005 instructions and `light` 50,005; `ask` makes 20 system calls
-// that fill memory with random bytes, which takes the kernel about as long.
+// Three functions, one after the other and with frame pointers: what a flame graph shows is known. `heavy` executes 150
+// million instructions and `light` 50 million; `ask` makes 20,000 system calls that fill memory with random bytes, which
+// takes the kernel about as long. No function comes twice, so no beat with the clock falsifies its share of the samples.
 
     .globl _start
     .text
     .type _start, @function
 _start:
     xor %ebp, %ebp              // the outermost frame
-    call rounds
+    call work
     mov $60, %eax               // exit(0)
     xor %edi, %edi
     syscall
     .size _start, . - _start
 
-    .type rounds, @function
-rounds:
+    .type work, @function
+work:
     push %rbp
     mov %rsp, %rbp
-    mov $1000, %ebx
-1:  call heavy
+    call heavy
     call light
     call ask
-    dec %ebx
-    jnz 1b
     pop %rbp
     ret
-    .size rounds, . - rounds
+    .size work, . - work
 
     .type heavy, @function
 heavy:
     push %rbp
     mov %rsp, %rbp
-    mov $75000, %ecx
+    mov $75000000, %ecx
 1:  dec %ecx
     jnz 1b
     pop %rbp
@@ -42,7 +39,7 @@ heavy:
 light:
     push %rbp
     mov %rsp, %rbp
-    mov $25000, %ecx
+    mov $25000000, %ecx
 1:  dec %ecx
     jnz 1b
     pop %rbp
@@ -53,13 +50,13 @@ light:
 ask:
     push %rbp
     mov %rsp, %rbp
-    mov $20, %r12d
+    mov $20000, %ebx
 1:  mov $318, %eax              // getrandom(&bytes, 256, 0)
     mov $bytes, %edi
     mov $256, %esi
     xor %edx, %edx
     syscall
-    dec %r12d
+    dec %ebx
     jnz 1b
     pop %rbp
     ret

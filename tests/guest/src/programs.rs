@@ -23,8 +23,10 @@ pub const BRANCHES_BETWEEN_PAUSES: u64 = 50_000_002;
 
 /// Functions with frame pointers that call each other and the kernel: `heavy` works three times as long as `light`.
 pub const LAYERS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/layers"));
-/// How many instructions `heavy` and `light` execute together, in millions.
-pub const LAYERS_MILLIONS: u64 = 200;
+/// How many million instructions `heavy` executes.
+pub const HEAVY_MILLIONS: u64 = 150;
+/// How many million instructions `light` executes.
+pub const LIGHT_MILLIONS: u64 = 50;
 
 /// Moves itself from CPU to CPU.
 pub const MIGRATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/migrate"));

@@ -8,7 +8,7 @@ use guest_tests::lab::{Done, Results, Steps, side_by_side};
 use guest_tests::model::MODELS;
 use guest_tests::perf::{STAT, Script, Sections};
 use guest_tests::program;
-use guest_tests::programs::{LAYERS, LAYERS_MILLIONS, SPREAD, spread_instructions};
+use guest_tests::programs::{HEAVY_MILLIONS, LAYERS, LIGHT_MILLIONS, SPREAD, spread_instructions};
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "tally run --append cryptomgr.notests";
@@ -113,14 +113,17 @@ fn frames(svg: &str) -> BTreeMap<String, u64> {
     frames
 }
 
-/// Every frame of our program is there as long as it should be.
-fn is_right(frames: &BTreeMap<String, u64>, all: std::ops::RangeInclusive<u64>) {
-    let [layers, rounds, heavy, light, ask] =
-        ["layers", "rounds", "heavy", "light", "ask"].map(|name| frames[name]);
-    assert_eq!((layers, frames["_start"]), (rounds, rounds), "{frames:?}");
-    assert!(rounds - (heavy + light + ask) <= 2, "the three share nearly all: {frames:?}");
-    assert!(all.contains(&(heavy + light)), "a sample in about a millisecond: {frames:?}");
-    assert!((heavy * 10 / light).abs_diff(30) <= 6, "three to one: {frames:?}");
+/// Every frame of our program is there as long as it should be: a millisecond is a million instructions. There may be so
+/// many percent more samples, for the interrupts on the way or because perf looks for the right period.
+fn is_right(frames: &BTreeMap<String, u64>, percent: u64) {
+    let [layers, work, heavy, light, ask] =
+        ["layers", "work", "heavy", "light", "ask"].map(|name| frames[name]);
+    assert_eq!((layers, frames["_start"]), (work, work), "{frames:?}");
+    assert_eq!(work, heavy + light + ask, "the three share all of it: {frames:?}");
+    for (samples, millions) in [(heavy, HEAVY_MILLIONS), (light, LIGHT_MILLIONS)] {
+        assert!((millions - 1..=millions * (100 + percent) / 100).contains(&samples), "{frames:?}");
+    }
+    assert!(heavy.abs_diff(3 * light) <= 15, "three to one: {frames:?}");
     // What the kernel does for a call is above it.
     let [call, random] = ["__x64_sys_getrandom", "get_random_bytes_user"].map(|name| frames[name]);
     assert!(random <= call && call <= ask && random * 10 >= ask * 9, "{frames:?}");
@@ -138,7 +141,7 @@ fn a_flame_graph_shows_the_command_and_the_kernel_below_it() {
     let done = group(&PICTURES).of("pmu");
     assert_eq!((done.status, done.text().as_str(), done.err.as_str()), (3, "out\n", "err\n"));
     let svg = group(&PICTURES).of("picture").text();
-    is_right(&frames(&svg), LAYERS_MILLIONS * 95 / 100..=LAYERS_MILLIONS * 115 / 100);
+    is_right(&frames(&svg), 20);
     assert!(
         svg.contains("sh -c ./layers; echo out; echo err &gt;&amp;2; exit 3"),
         "the title is the command"
@@ -149,7 +152,7 @@ fn a_flame_graph_shows_the_command_and_the_kernel_below_it() {
 fn without_a_pmu_a_flame_graph_comes_of_the_clock() {
     let done = group(&PICTURES).of("clock");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
-    is_right(&frames(&done.text()), LAYERS_MILLIONS * 95 / 100..=LAYERS_MILLIONS * 105 / 100);
+    is_right(&frames(&done.text()), 3);
 }
 
 #[test]
