@@ -1,9 +1,8 @@
 //! A disk (section 5.2 of the specification): a raw image, or a block device, of the host's.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use virtio_bindings::virtio_blk::{
@@ -40,7 +39,7 @@ const OTHER_FORMATS: [(&[u8], &str); 7] = [
 pub enum DiskError {
     /// It cannot be opened, or read.
     #[error(transparent)]
-    File(#[from] io::Error),
+    File(io::Error),
     /// It is a folder, or anything else that has no sectors.
     #[error("neither a file nor a block device")]
     Kind,
@@ -50,15 +49,41 @@ pub enum DiskError {
     /// It has no whole sectors.
     #[error("{0} bytes are no disk: its size must be a multiple of 512, and not 0")]
     Size(u64),
-    /// Somebody else writes to it.
+    /// Another guest has it, and one of them writes to it.
     #[error("in use by another guest")]
     InUse,
+    /// It was to be written to, and the host has it.
+    #[error("in use by this host: it is mounted, or part of something")]
+    InUseByHost,
+    /// Its file system cannot tell who else has it.
+    #[error("cannot be locked against other guests: {0}")]
+    Lock(io::Error),
+}
+
+impl From<io::Error> for DiskError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ResourceBusy => Self::InUseByHost,
+            _ => Self::File(error),
+        }
+    }
+}
+
+impl From<TryLockError> for DiskError {
+    fn from(error: TryLockError) -> Self {
+        match error {
+            TryLockError::WouldBlock => Self::InUse,
+            TryLockError::Error(error) => Self::Lock(error),
+        }
+    }
 }
 
 /// The device.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
+    /// Keeps the host from using a device that is written to.
+    _claim: Option<File>,
     sectors: u64,
     access: Access,
     chunk: Vec<u8>,
@@ -71,12 +96,14 @@ impl Disk {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(DiskError::Kind);
         }
-        let mut file = OpenOptions::new().read(true).write(access == Access::ReadWrite).open(path)?;
-        let lock = if access == Access::ReadWrite { libc::LOCK_EX } else { libc::LOCK_SH };
-        // SAFETY: takes numbers only, and the descriptor is open.
-        if unsafe { libc::flock(file.as_raw_fd(), lock | libc::LOCK_NB) } != 0 {
-            return Err(DiskError::InUse);
-        }
+        let is_written = access == Access::ReadWrite;
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(is_written).open(path)?;
+        if is_written { file.try_lock() } else { file.try_lock_shared() }?;
+        // After the lock, because another guest's claim looks like the host's.
+        let claim = (is_written && kind.is_block_device())
+            .then(|| options.custom_flags(libc::O_EXCL).open(path))
+            .transpose()?;
         let size = file.seek(SeekFrom::End(0))?;
         let mut begin = [0; 8];
         let length = file.read_at(&mut begin, 0)?;
@@ -87,7 +114,7 @@ impl Disk {
         if size == 0 || !size.is_multiple_of(SECTOR) {
             return Err(DiskError::Size(size));
         }
-        Ok(Self { file, sectors: size / SECTOR, access, chunk: vec![0; CHUNK] })
+        Ok(Self { file, _claim: claim, sectors: size / SECTOR, access, chunk: vec![0; CHUNK] })
     }
 
     /// Does one request; says what becomes its status.
@@ -268,6 +295,24 @@ mod tests {
         drop(reader);
         let _writer = Disk::open(file.path(), Access::ReadWrite).unwrap();
         assert!(matches!(Disk::open(file.path(), Access::ReadOnly), Err(DiskError::InUse)));
+    }
+
+    #[test]
+    fn only_a_lock_that_another_guest_has_is_said_to_be_one() {
+        let error = DiskError::from(TryLockError::Error(io::Error::from_raw_os_error(libc::ENOLCK)));
+        assert_eq!(
+            error.to_string(),
+            "cannot be locked against other guests: No locks available (os error 37)"
+        );
+        assert!(matches!(DiskError::from(TryLockError::WouldBlock), DiskError::InUse));
+    }
+
+    #[test]
+    fn a_device_that_the_host_has_mounted_is_said_to_be_in_use() {
+        let error = DiskError::from(io::Error::from_raw_os_error(libc::EBUSY));
+        assert_eq!(error.to_string(), "in use by this host: it is mounted, or part of something");
+        let error = DiskError::from(io::Error::from_raw_os_error(libc::EACCES));
+        assert!(matches!(error, DiskError::File(_)));
     }
 
     #[test]
