@@ -143,11 +143,9 @@ impl Transport {
         if state.status & status::DRIVER_OK == 0 || state.broken {
             return None;
         }
-        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.broken);
+        let tell = || self.interrupt(interrupt::USED);
+        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.broken, &tell);
         let result = work(device, &mut queues);
-        if queues.tell() {
-            self.interrupt(interrupt::USED);
-        }
         if state.broken {
             state.status |= status::NEEDS_RESET;
             self.interrupt(interrupt::CONFIG);

@@ -9,8 +9,8 @@ pub struct Queues<'a> {
     rings: &'a mut [Queue],
     /// Whether the guest's ring makes no sense, and the device waits to be reset.
     broken: &'a mut bool,
-    /// Whether anything went back that the driver wants to be told of.
-    tell: bool,
+    /// Tells the driver that something went back.
+    tell: &'a dyn Fn(),
 }
 
 /// What a driver asks for: bytes to be read, and room for an answer.
@@ -31,8 +31,13 @@ pub struct Head {
 }
 
 impl<'a> Queues<'a> {
-    pub(super) fn new(memory: &'a GuestMemoryMmap, rings: &'a mut [Queue], broken: &'a mut bool) -> Self {
-        Self { memory, rings, broken, tell: false }
+    pub(super) fn new(
+        memory: &'a GuestMemoryMmap,
+        rings: &'a mut [Queue],
+        broken: &'a mut bool,
+        tell: &'a dyn Fn(),
+    ) -> Self {
+        Self { memory, rings, broken, tell }
     }
 
     /// Whether a request waits in this queue. If none does, the driver will say when there is one.
@@ -70,20 +75,17 @@ impl<'a> Queues<'a> {
         None
     }
 
-    /// Gives a request back, with that many bytes of an answer.
+    /// Gives a request back, with that many bytes of an answer. The driver is told at once, for the next request may take
+    /// long; until it has looked, a driver that takes notifications by index is told no more.
     pub fn done(&mut self, head: Head, written: u32) {
         let (memory, Head { queue, index }) = (self.memory, head);
         let Some(queue) = self.usable(queue) else { return };
         let told = queue.add_used(memory, index, written).and_then(|()| queue.needs_notification(memory));
         match told {
-            Ok(tell) => self.tell |= tell,
+            Ok(true) => (self.tell)(),
+            Ok(false) => {}
             Err(_) => *self.broken = true,
         }
-    }
-
-    /// Whether the driver is to be told that requests came back.
-    pub(super) fn tell(&self) -> bool {
-        self.tell
     }
 
     fn usable(&mut self, queue: usize) -> Option<&mut Queue> {

@@ -42,13 +42,13 @@ impl Driver {
         driver
     }
 
-    /// Takes all features of the device's first 32, and these; sets up all queues.
+    /// Takes all features of the device's first 32 but notifications by index, and these; sets up all queues.
     pub fn set_up(&self, more_features: u64) {
         for status in [1, 3] {
             self.write(0x70, status);
         }
         self.write(0x14, 0);
-        // Without notifications by index: this driver wants to hear of everything.
+        // Without those, this driver hears of everything.
         let features = u64::from(self.read(0x10) & !(1 << 29)) | more_features;
         for (page, half) in [(0, features & u64::from(u32::MAX)), (1, features >> 32)] {
             self.write(0x24, page);

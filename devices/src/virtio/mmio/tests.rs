@@ -6,8 +6,13 @@ use super::super::testing::Driver;
 use super::*;
 
 /// Answers every request with its own bytes, backwards.
+#[derive(Default)]
 struct Mirror {
     resets: u32,
+    /// The driver's interrupts, to be looked at whenever a request is taken.
+    interrupts: Option<EventFd>,
+    /// How many had been raised by then, since the request before.
+    raised: Vec<u64>,
 }
 
 impl Device for Mirror {
@@ -27,6 +32,7 @@ impl Device for Mirror {
         use std::io::{Read, Write};
         for queue in 0..2 {
             while let Some(mut request) = queues.next(queue) {
+                self.raised.extend(self.interrupts.as_ref().map(|raised| raised.read().unwrap_or(0)));
                 let mut text = Vec::new();
                 let _ = request.reader.by_ref().take(1000).read_to_end(&mut text);
                 text.reverse();
@@ -41,7 +47,7 @@ impl Device for Mirror {
 }
 
 fn mirror() -> Mirror {
-    Mirror { resets: 0 }
+    Mirror::default()
 }
 
 #[test]
@@ -69,6 +75,37 @@ fn a_request_is_answered_and_the_driver_told() {
     assert_eq!(driver.read(0x60), 1);
     driver.write(0x64, 1);
     assert_eq!(driver.read(0x60), 0);
+}
+
+/// How many interrupts there had been when each of four requests was taken, and how many at the end.
+fn interrupts_of_four_requests(features: u64, looks: impl Fn(&Driver)) -> (Vec<u64>, u64) {
+    let mut device = mirror();
+    let mut driver = Driver::new(&device);
+    driver.set_up(1 << 32 | features);
+    device.interrupts = Some(driver.interrupt.try_clone().unwrap());
+    for text in [b"a", b"b", b"c", b"d"] {
+        driver.ask(0, text, 1);
+    }
+    looks(&driver);
+    driver.serve(&mut device);
+    (device.raised, driver.interrupt.read().unwrap_or(0))
+}
+
+#[test]
+fn a_request_that_is_done_does_not_wait_for_the_next_one() {
+    assert_eq!(interrupts_of_four_requests(0, |_| {}), (vec![0, 1, 1, 1], 1));
+}
+
+#[test]
+fn a_driver_that_has_not_looked_yet_is_told_once() {
+    let by_index = 1 << VIRTIO_RING_F_EVENT_IDX;
+    assert_eq!(interrupts_of_four_requests(by_index, |_| {}), (vec![0, 1, 0, 0], 0));
+    // It wants to hear of the third one: that is behind the available ring.
+    let third = |driver: &Driver| {
+        let used_event = Driver::rings(0) + 0x404 + 16 * 2;
+        driver.memory.write_obj(2_u16, GuestAddress(used_event)).unwrap();
+    };
+    assert_eq!(interrupts_of_four_requests(by_index, third), (vec![0, 0, 0, 1], 0));
 }
 
 #[test]
