@@ -16,9 +16,10 @@
 //! the file is opened, and when its size or time of change turns out to be another one. Writes go to the host at once. Locks are
 //! the guest's own.
 //!
-//! **How much the guest may take.** Of the host's descriptors (`RLIMIT_NOFILE` when the share was opened) a sixteenth for what
-//! it has open, and a sixteenth for what it knows (see [`nodes`]); it may know a million things. Beyond that it gets ENFILE. A mebibyte of
-//! memory holds an answer, and some hundred bytes each thing that it knows. Of the disk, what its user may take.
+//! **How much the guest may take.** Of the host's descriptors (`RLIMIT_NOFILE` when the share was opened) all shares of a guest
+//! together take a quarter at most, and each has an equal part of that: half for what is open there, half for what the guest
+//! knows (see [`nodes`]). It may know a million things. Beyond that it gets ENFILE. A mebibyte of memory holds an answer,
+//! and some hundred bytes each thing that it knows. Of the disk, what its user may take.
 
 use std::path::{Path, PathBuf};
 
@@ -106,13 +107,10 @@ impl Share {
     /// The longest request: a WRITE, or two names, with what goes before it.
     pub const LONGEST_REQUEST: usize = MOST + 2 * PAGE;
 
-    /// Shares a folder.
-    pub fn open(path: &Path, access: Access) -> Result<Self, ShareError> {
-        let descriptors = getrlimit(Resource::Nofile)
-            .current
-            .map_or(usize::MAX, |most| usize::try_from(most / 16).unwrap_or(usize::MAX));
-        // A path is followed with one descriptor in use and one to come.
-        let limits = Limits { nodes: MOST_NODES, descriptors: descriptors.clamp(16, 1 << 16) };
+    /// Shares a folder with a guest that is given so many.
+    pub fn open(path: &Path, access: Access, shares: usize) -> Result<Self, ShareError> {
+        let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limits = Limits { nodes: MOST_NODES, descriptors: part(most, shares) };
         Self::with_limits(path, access, limits).map_err(|why| ShareError { path: path.into(), why })
     }
 
@@ -135,7 +133,7 @@ impl Share {
             owner: Owner::current(),
             host,
             nodes: Nodes::new(root, limits)?,
-            handles: Handles::new(limits.descriptors),
+            handles: Handles::new(limits.descriptors / Handles::DESCRIPTORS),
         };
         Ok(Self { server, reply: Reply::new() })
     }
@@ -159,6 +157,13 @@ impl Share {
             Answer::None => &[],
         }
     }
+}
+
+/// How many descriptors one share has for what is open, and for what is known, where the process may have so many.
+fn part(most: u64, shares: usize) -> usize {
+    let part = usize::try_from(most / 8).unwrap_or(usize::MAX) / shares.max(1);
+    // A path is followed with one descriptor in use and one to come.
+    part.clamp(8, 1 << 16)
 }
 
 impl Server {

@@ -33,6 +33,9 @@ pub struct Handles {
 }
 
 impl Handles {
+    /// How many descriptors each takes: its own, and the place's, which is perhaps nobody else's any more.
+    pub const DESCRIPTORS: usize = 2;
+
     pub fn new(most: usize) -> Self {
         Self { most, last: 0, open: HashMap::new() }
     }

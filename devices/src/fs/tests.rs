@@ -46,7 +46,7 @@ impl Guest {
         fs::create_dir(dir.path().join("share")).unwrap();
         fs::write(dir.path().join("canary"), "outside").unwrap();
         make(&dir.path().join("share"));
-        let share = Share::open(&dir.path().join("share"), access).unwrap();
+        let share = Share::open(&dir.path().join("share"), access, 1).unwrap();
         Self { share, unique: 0, dir }
     }
 
@@ -185,7 +185,7 @@ fn well_formed(answer: &[u8], unique: u64, room: usize) -> Option<Result<Vec<u8>
 #[test]
 fn what_cannot_be_shared_is_said_in_one_line() {
     let dir = TempDir::new().unwrap();
-    let why = |path: &Path| Share::open(path, Access::ReadOnly).unwrap_err().to_string();
+    let why = |path: &Path| Share::open(path, Access::ReadOnly, 1).unwrap_err().to_string();
     let at = dir.path().display();
     assert_eq!(why(&dir.path().join("none")), format!("--share {at}/none: no such directory"));
     fs::write(dir.path().join("file"), "").unwrap();
@@ -200,7 +200,7 @@ fn what_cannot_be_shared_is_said_in_one_line() {
 fn a_share_may_be_named_by_a_symbolic_link() {
     let guest = Guest::new(Access::ReadOnly);
     symlink(guest.path(""), guest.dir.path().join("link")).unwrap();
-    assert!(Share::open(&guest.dir.path().join("link"), Access::ReadOnly).is_ok());
+    assert!(Share::open(&guest.dir.path().join("link"), Access::ReadOnly, 1).is_ok());
 }
 
 #[test]

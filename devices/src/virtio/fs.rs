@@ -90,7 +90,7 @@ mod tests {
     fn folder() -> (tempfile::TempDir, SharedFolder, Driver) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "the host's").unwrap();
-        let device = SharedFolder::new(Share::open(dir.path(), Access::ReadOnly).unwrap(), 3);
+        let device = SharedFolder::new(Share::open(dir.path(), Access::ReadOnly, 1).unwrap(), 3);
         let driver = Driver::ready(&device);
         (dir, device, driver)
     }

@@ -13,9 +13,16 @@ use guest_agent::protocol;
 use crate::cli::Run;
 use crate::machine::virtio;
 
-/// Folders that the default guest has its own of: what is in them would be hidden.
-const GUESTS_OWN: [&str; 12] =
-    ["/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/usr/bin"];
+/// What the default guest has its own of. A share there, or above it, would hide it: the guest's programs, the libraries and
+/// the data that they use, and where they write.
+#[rustfmt::skip]
+const GUESTS_OWN: [&str; 17] = [
+    "/bin", "/etc", "/lib/modules", "/lib/tally", "/lib/terminfo", "/lib/x86_64-linux-gnu", "/lib64", "/root", "/run",
+    "/sbin", "/tmp", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share/doc/linux-perf", SHARED_MEMORY,
+];
+/// What is its kernel's, with all that is in it, but for one folder.
+const KERNELS: [&str; 3] = ["/dev", "/proc", "/sys"];
+const SHARED_MEMORY: &str = "/dev/shm";
 /// The agent has a virtio device, too.
 const MOST: usize = virtio::MOST - 1;
 
@@ -42,7 +49,7 @@ pub fn devices(options: &Run) -> Result<Given> {
     }
     let mut shares: Vec<protocol::Share> = Vec::new();
     for (number, share) in (0..).zip(&options.share) {
-        let folder = Share::open(&share.path, share.access)?;
+        let folder = Share::open(&share.path, share.access, options.share.len())?;
         let path = place(&share.path)?;
         let tag = SharedFolder::tag(number);
         devices.push((format!("share{number}"), Box::new(SharedFolder::new(folder, number))));
@@ -61,19 +68,62 @@ pub fn devices(options: &Run) -> Result<Given> {
 /// Where a shared folder is in the guest: where it is on the host.
 fn place(folder: &Path) -> Result<PathBuf> {
     let path = fs::canonicalize(folder).with_context(|| format!("--share {}", folder.display()))?;
-    if GUESTS_OWN.iter().any(|own| path == Path::new(own)) {
-        bail!(
-            "--share {}: the guest has a {} of its own; share a folder in it",
-            folder.display(),
-            path.display()
-        );
+    if let Some(advice) = obstacle(&path) {
+        bail!("--share {}: the guest has a {} of its own; {advice}", folder.display(), path.display());
     }
     Ok(path)
+}
+
+/// What to do instead, where the default guest has its own of a folder.
+fn obstacle(path: &Path) -> Option<&'static str> {
+    if KERNELS.iter().any(|own| path.starts_with(own)) && !path.starts_with(SHARED_MEMORY) {
+        Some("share a folder elsewhere")
+    } else if GUESTS_OWN.iter().any(|own| Path::new(own).starts_with(path)) {
+        Some("share a folder in it")
+    } else {
+        None
+    }
 }
 
 fn told(access: Access) -> protocol::Access {
     match access {
         Access::ReadOnly => protocol::Access::ReadOnly,
         Access::ReadWrite => protocol::Access::ReadWrite,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_hides_nothing_of_the_guests() {
+        let obstacle = |path: &&str| obstacle(Path::new(path));
+        let hiding =
+            ["/", "/etc", "/lib", "/root", "/run", "/tmp", "/dev/shm", "/usr", "/usr/lib", "/usr/share"];
+        assert_eq!(hiding.iter().find(|path| obstacle(path) != Some("share a folder in it")), None);
+        let kernels = ["/dev", "/dev/pts", "/proc", "/proc/sys", "/sys", "/sys/kernel/debug"];
+        assert_eq!(kernels.iter().find(|path| obstacle(path) != Some("share a folder elsewhere")), None);
+        let free = [
+            "/usr/local",
+            "/usr/src",
+            "/usr/lib/jvm",
+            "/usr/share/dict",
+            "/opt",
+            "/srv",
+            "/home",
+            "/mnt",
+            "/var",
+        ];
+        assert_eq!(free.iter().find(|path| obstacle(path).is_some()), None);
+        let within = ["/root/work", "/tmp/work", "/dev/shm/work", "/run/user/1000", "/tmpfs", "/device"];
+        assert_eq!(within.iter().find(|path| obstacle(path).is_some()), None);
+    }
+
+    #[test]
+    fn a_share_that_would_hide_something_is_refused_in_one_line() {
+        let said = |path: &str| place(Path::new(path)).unwrap_err().to_string();
+        assert_eq!(said("/etc"), "--share /etc: the guest has a /etc of its own; share a folder in it");
+        assert_eq!(said("/dev"), "--share /dev: the guest has a /dev of its own; share a folder elsewhere");
     }
 }

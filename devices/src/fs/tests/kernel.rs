@@ -35,7 +35,7 @@ impl Mounted {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         make(&dir.path().join("share"));
-        let mut share = Share::open(&dir.path().join("share"), access).unwrap();
+        let mut share = Share::open(&dir.path().join("share"), access, 1).unwrap();
         let options = format!(
             "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
             device.as_raw_fd()

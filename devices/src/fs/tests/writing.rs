@@ -297,9 +297,9 @@ fn another_user_than_root_may_do_what_that_user_may() {
         scope.spawn(|| {
             let user = rustix::process::Uid::from_raw(nobody);
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            let closed = Share::open(&dir.path().join("closed"), Access::ReadOnly).unwrap_err();
+            let closed = Share::open(&dir.path().join("closed"), Access::ReadOnly, 1).unwrap_err();
             assert!(closed.to_string().contains("permission denied"), "{closed}");
-            let share = Share::open(&dir.path().join("open"), Access::ReadWrite).unwrap();
+            let share = Share::open(&dir.path().join("open"), Access::ReadWrite, 1).unwrap();
             let mut guest = Guest { share, unique: 0, dir: TempDir::new().unwrap() };
             let secret = guest.walk(&[c"secret"]).unwrap();
             assert_eq!(guest.open(secret, READ), Err(Errno::ACCESS));
