@@ -1,12 +1,13 @@
 //! Starts the command, with its streams on pipes or a terminal.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Error, ErrorKind, Result, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::rc::Rc;
 
@@ -95,7 +96,9 @@ pub fn start(start: &Start, ports: &Ports) -> Result<Started> {
             let end = end_of(&child)?;
             Ok(Started::Running(Program { child, end, screen, inputs, outputs, _slave: slave }))
         }
-        Err(error) => Ok(Started::Refused { status: complain(&mut stderr, name, &error)?, outputs }),
+        Err(error) => {
+            Ok(Started::Refused { status: complain(&mut stderr, name, folder(start), &error)?, outputs })
+        }
     }
 }
 
@@ -160,8 +163,12 @@ impl Streams {
 }
 
 /// Says why a command cannot be run, where it would have said something itself.
-fn complain(stderr: &mut File, name: &OsString, error: &Error) -> Result<u8> {
+fn complain(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error) -> Result<u8> {
     let (status, reason) = match error.kind() {
+        // The kernel says the same of a program and of what it needs to run.
+        ErrorKind::NotFound if is_there(name, folder) => {
+            (NOT_RUN, "its interpreter or loader is not in the guest".to_owned())
+        }
         ErrorKind::NotFound => (NOT_FOUND, "command not found".to_owned()),
         ErrorKind::PermissionDenied => (NOT_RUN, "permission denied".to_owned()),
         _ => (NOT_RUN, error.to_string()),
@@ -170,4 +177,10 @@ fn complain(stderr: &mut File, name: &OsString, error: &Error) -> Result<u8> {
     // A pipe takes no more than this at once while nobody reads it.
     stderr.write_all(&line[line.len().saturating_sub(4096)..])?;
     Ok(status)
+}
+
+/// Whether there is a program of that name, as one that is started in this folder.
+fn is_there(name: &OsStr, folder: &OsStr) -> bool {
+    let places = if name.as_bytes().contains(&b'/') { "" } else { PATH };
+    places.split(':').any(|place| Path::new(folder).join(place).join(name).is_file())
 }

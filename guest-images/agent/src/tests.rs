@@ -1,9 +1,10 @@
 //! The agent on this machine: sockets are the ports, and the test is the host.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
@@ -268,6 +269,24 @@ fn a_program_that_does_not_exist_is_said_to() {
     let (status, [_, _, terminal]) =
         Host::starts(Start { terminals: ALL_TERMINAL, ..start }).ends_with_text();
     assert_eq!((status, terminal.as_str()), (127, "no-such-program: command not found\r\n"));
+}
+
+#[test]
+fn a_program_whose_interpreter_is_missing_is_said_to_be_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+    for name in ["./script".as_ref(), script.as_os_str()] {
+        let start = Start {
+            command: vec![name.to_owned()],
+            folder: Some(folder.path().as_os_str().to_owned()),
+            ..Start::default()
+        };
+        let (status, [_, stderr, _]) = Host::starts(start).ends_with_text();
+        let expected = format!("{}: its interpreter or loader is not in the guest\n", name.display());
+        assert_eq!((status, stderr), (126, expected));
+    }
 }
 
 #[test]
