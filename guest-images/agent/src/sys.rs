@@ -139,10 +139,15 @@ pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong) ->
         .map(drop)
 }
 
-/// Ends the machine, once the console has shown everything.
-pub fn power_off() {
+/// Waits until the console has shown everything.
+pub fn drain_console() {
     // SAFETY: it waits for a descriptor, and takes no memory.
     unsafe { libc::tcdrain(libc::STDERR_FILENO) };
+}
+
+/// Ends the machine, once the console has shown everything.
+pub fn power_off() {
+    drain_console();
     // SAFETY: it takes nothing.
     unsafe { libc::sync() };
     // SAFETY: it takes a number.

@@ -104,7 +104,8 @@ pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> S
             words.push("rootfstype=ramfs");
         }
         if has_agent(options, kernel) {
-            words.push("tally.agent");
+            // What it is to do matters before it can be told: a failure is said to whoever listens.
+            words.push(if options.command.is_empty() { "tally.agent=shell" } else { "tally.agent=command" });
         }
     }
     words.push(&options.append);
