@@ -16,12 +16,14 @@ fn group(group: &'static LazyLock<Results>) -> &'static Results {
 
 /// Commands whose streams are pipes and files.
 static PIPES: LazyLock<Results> = LazyLock::new(|| {
-    let interrupted = |what: &str, signal: &str| {
+    // In the foreground, because a shell has what it starts in the background ignore interrupts.
+    let interrupted = |what: &str, signals: &str| {
         format!(
-            "{RUN} -- sh -c '{what}' >said & until grep -q ready said; do sleep 0.1; done; kill -{signal} $!; wait $!; \
-             status=$?; cat said; exit $status"
+            "(until grep -q ready said; do sleep 0.1; done; {signals}) & {RUN} -- sh -c '{what}' >said; status=$?; \
+             wait; cat said; exit $status"
         )
     };
+    let send = |signal: &str| format!("kill -{signal} $(pidof tally)");
     let kinds = "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || echo pipe; done; echo x >/dev/stderr; sleep 1000 & echo done";
     let counts =
         "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
@@ -33,7 +35,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         .step("shared", &format!("(echo abcdef; yes | head -n 5000) | {RUN} -- sh -c '{counts}'"))
         .step(
             "interrupt",
-            &interrupted("trap \"echo caught; exit 7\" INT; echo ready; while :; do sleep 0.1; done", "INT"),
+            &interrupted("trap \"echo caught; exit 7\" INT; echo ready; while :; do sleep 0.1; done", &send("INT")),
         )
         .step(
             "interrupt-perf",
@@ -41,11 +43,11 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         )
         .step(
             "interrupt-twice",
-            &format!(
-                // A program that lets no other one run, the guest's agent included.
-                "{RUN} -- sh -c 'echo -1 >/proc/sys/kernel/sched_rt_runtime_us; echo ready; sleep 1; \
-                 exec chrt -f 99 sh -c \"while :; do :; done\"' >said & until grep -q ready said; do sleep 0.1; done; \
-                 sleep 2; kill -INT $!; sleep 0.5; kill -INT $!; wait $!"
+            // A program that lets no other one run, the guest's agent included.
+            &interrupted(
+                "echo -1 >/proc/sys/kernel/sched_rt_runtime_us; echo ready; sleep 1; \
+                 exec chrt -f 99 sh -c \"while :; do :; done\"",
+                &format!("sleep 2; {int}; sleep 0.5; {int}", int = send("INT")),
             ),
         )
         .step(
@@ -56,7 +58,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
                  cat said; exit $status"
             ),
         )
-        .step("terminate", &interrupted("trap \"\" TERM; echo ready; while :; do sleep 0.1; done", "TERM"))
+        .step("terminate", &interrupted("trap \"\" TERM; echo ready; while :; do sleep 0.1; done", &send("TERM")))
         .step(
             "full",
             &format!(
