@@ -1,10 +1,11 @@
-//! What a guest's use of its counters may cost the host. The lab counts it, so the numbers are exact.
+//! What guests and their use of counters may cost the host. The lab counts it, so the numbers are exact.
 
 use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::program;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
+use tally_lab::use_figures;
 
 /// What a PMU may cost.
 struct Limits {
@@ -37,6 +38,11 @@ const LIMITS: [Limits; 2] = [
         switch_of_six: 26,
     },
 ];
+
+/// Exits to user space at most, from the start of `tally run -- echo hello` to its end.
+const HELLO_EXITS: u64 = 18_000;
+/// At most for a file that is read from a shared folder.
+const SHARE_EXITS: u64 = 1_700;
 
 static FIGURES: LazyLock<Vec<Figures>> = LazyLock::new(|| {
     let programs = Programs { tally: program("tally"), workload: program("pmu-workload") };
@@ -85,5 +91,35 @@ fn switching_tasks_costs_exits_and_no_other_system_call() {
             assert!(runs <= PerUnit::whole(most), "{pmu}: {runs} with {events} counters");
             assert_eq!(figures.calls(Work::Switch, events), [], "{pmu}: with {events} counters");
         }
+    }
+}
+
+static USE: LazyLock<use_figures::Figures> = LazyLock::new(|| {
+    use_figures::measure(&program("tally"), &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"))
+});
+
+#[test]
+fn a_command_costs_fewer_exits_than_with_the_peer() {
+    let [tally, quiet, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    assert_eq!(
+        (tally.monitor.as_str(), quiet.monitor.as_str(), peers.len()),
+        ("tally", use_figures::QUIET, 2)
+    );
+    assert!(tally.end.exits <= HELLO_EXITS, "{tally:?}");
+    for peer in peers {
+        assert!(
+            quiet.first.exits < peer.first.exits && quiet.end.exits < peer.end.exits,
+            "{quiet:?} {peer:?}"
+        );
+    }
+}
+
+#[test]
+fn a_shared_folder_costs_few_exits() {
+    let ours: Vec<_> = USE.readings.iter().filter(|reading| reading.monitor == "tally").collect();
+    assert_eq!(ours.len(), 2);
+    for reading in ours {
+        assert!(reading.cost.exits <= SHARE_EXITS, "{reading:?}");
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs};
+use tally_lab::use_figures::{self, Cost};
 use tally_lab::{Error, Result, Scenario};
 
 use crate::{boot_figures, tally};
@@ -56,6 +57,26 @@ pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
         pmu_figures::measure(&["amd", "amd-legacy", "intel", "intel-v2", "kvm"], &programs, progress)?;
     progress.done();
     println!("{}\n{}", pmu_figures::costs(&figures), pmu_figures::overflow_calls(&figures));
+    Ok(0)
+}
+
+/// Measures what one waits for who uses Tally, and prints tables.
+pub fn print_use(progress: &mut Progress) -> Result<u8> {
+    progress.step("running commands with Tally and the peer");
+    let figures = use_figures::measure(&tally::program()?, progress)?;
+    progress.done();
+    println!("| `echo hello`, from Enter to | its output | the prompt |\n|---|---|---|");
+    let cost = |cost: &Cost| format!("{:.3} s, {} exits", cost.seconds, cost.exits);
+    for hello in &figures.hellos {
+        println!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end));
+    }
+    println!("\n| {} MiB from a shared folder | in pieces of | took | per second |", use_figures::MIB);
+    println!("|---|---|---|---|");
+    for reading in &figures.readings {
+        let speed = reading.megabytes_per_second();
+        println!("| {} | {} | {} | {speed:.0} MB |", reading.monitor, reading.block, cost(&reading.cost));
+    }
+    println!("\nThe program: {} KiB", figures.program_bytes >> 10);
     Ok(0)
 }
 

@@ -15,6 +15,7 @@ mod scenario;
 pub mod self_test;
 mod symbols;
 mod tools;
+pub mod use_figures;
 mod watch;
 
 use std::path::PathBuf;

@@ -57,7 +57,8 @@ Example:
     /// Measure what things cost
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
-        /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters
+        /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
+        /// commands and shared folders
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
@@ -69,6 +70,8 @@ enum Measured {
     Boot,
     /// A guest's use of its counters.
     Pmu,
+    /// Commands and shared folders.
+    Use,
 }
 
 #[derive(Args)]
@@ -188,6 +191,7 @@ fn main() -> ExitCode {
         Subcommands::Demo => demo::run(&mut progress),
         Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
         Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
+        Subcommands::Figures { what: Measured::Use } => figures::print_use(&mut progress),
     };
     drop(progress);
     match result {

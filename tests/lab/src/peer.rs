@@ -30,10 +30,39 @@ const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qem
 /// The shell command that boots the default guest and runs `arguments` in it; see [`crate::Scenario::guest`].
 /// What they print comes out on standard output, and then `tally: status N`.
 pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
+    linux_of(machine, "guest/kernel", arguments)
+}
+
+/// A folder of the host's that guests can mount, in the way of the peer: 9p.
+#[derive(Debug, Clone, Copy)]
+pub struct Folder<'a> {
+    /// A kernel that knows 9p, which the distribution's for clouds do not.
+    pub kernel: &'a str,
+    /// Where the folder is.
+    pub path: &'a str,
+    /// What guests know it by.
+    pub tag: &'a str,
+}
+
+/// The same with a folder that may be read, which the command has to mount.
+pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
+    let bus = match machine {
+        Machine::Default => "pci",
+        Machine::Microvm => "device",
+    };
+    let Folder { kernel, path, tag } = folder;
+    format!(
+        "{} -fsdev local,id=folder,path={path},security_model=none,readonly=on \
+         -device virtio-9p-{bus},fsdev=folder,mount_tag={tag}",
+        linux_of(machine, kernel, arguments)
+    )
+}
+
+fn linux_of(machine: Machine, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
     let mut text = String::from(COMMON);
     write!(
         text,
-        " -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
+        " -machine {} -m 512 -kernel {kernel} -initrd guest/initrd \
          -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
         machine.name(),
         command::encode(arguments)
