@@ -3,6 +3,7 @@
 use std::sync::{LazyLock, Once};
 
 use guest_tests::lab::{Done, Results, Steps, side_by_side};
+use guest_tests::program;
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "./tally run --append cryptomgr.notests";
@@ -16,10 +17,9 @@ fn group(group: &'static LazyLock<Results>) -> &'static Results {
 
 /// Commands whose streams are pipes and files.
 static PIPES: LazyLock<Results> = LazyLock::new(|| {
-    // In the foreground, because a shell has what it starts in the background ignore interrupts.
     let interrupted = |what: &str, signals: &str| {
         format!(
-            "(until grep -q ready said; do sleep 0.1; done; {signals}) & {RUN} -- sh -c '{what}' >said; status=$?; \
+            "(until grep -q ready said; do sleep 0.1; done; {signals}) & ./interruptible {RUN} -- sh -c '{what}' >said; status=$?; \
              wait; cat said; exit $status"
         )
     };
@@ -28,6 +28,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
     let counts =
         "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
     Steps::new()
+        .file(program("interruptible"), "interruptible")
         // The program itself has bytes of every kind.
         .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
         .step("file", &format!("{RUN} -- sh -c 'cat >x; sha256sum <x' <tally; sha256sum <tally"))
@@ -43,10 +44,10 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         )
         .step(
             "interrupt-twice",
-            // A program that lets no other one run, the guest's agent included.
+            // A command that stops the guest's agent for good.
             &interrupted(
-                "echo -1 >/proc/sys/kernel/sched_rt_runtime_us; echo ready; sleep 1; \
-                 exec chrt -f 99 sh -c \"while :; do :; done\"",
+                "mount -t cgroup2 none /mnt; mkdir /mnt/x; echo ready; sleep 1; echo 1 >/mnt/x/cgroup.procs; \
+                 echo 1 >/mnt/x/cgroup.freeze; sleep 1000",
                 &format!("sleep 2; {int}; sleep 0.5; {int}", int = send("INT")),
             ),
         )

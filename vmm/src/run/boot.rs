@@ -98,6 +98,10 @@ pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> S
     if kernel.is_linux() {
         // A panic ends in a reset, which ends the machine; there is no PCI bus to look for.
         words.push("console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off");
+        if !options.command.is_empty() && options.verbose == 0 {
+            // Nobody sees the console: only what matters should it be a guest's last words.
+            words.push("quiet");
+        }
         words.extend(identity);
         if options.initrd.is_none() {
             // A tmpfs takes half of the memory at most, too little for the default guest's files in the smallest guests.
