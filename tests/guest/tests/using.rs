@@ -40,6 +40,13 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         .step("missing", &format!("./{RUN} --flamegraph missing.svg -- no-such-program"))
         .step("killed", &format!("./{RUN} --flamegraph killed.svg -- sh -c 'kill -9 $$'"))
         .step(
+            "broken-off",
+            &format!(
+                "./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
+                 until grep -q ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
+            ),
+        )
+        .step(
             "hostile",
             &format!("./{RUN} --flamegraph hostile.svg -- sh -c 'exec >/dev/vport0p5; head -c 300000 /dev/urandom; exit 4'; echo $?; cat hostile.svg"),
         )
@@ -159,15 +166,20 @@ fn without_a_pmu_a_flame_graph_comes_of_the_clock() {
 fn a_sampled_command_fails_as_it_would_otherwise() {
     let missing = group(&PICTURES).of("missing");
     assert_eq!(missing.status, 127, "{}", missing.err);
-    assert!(missing.err.contains("no-such-program"), "{}", missing.err);
-    assert!(
-        missing.err.ends_with("tally: --flamegraph: the command ended before perf took a sample\n"),
-        "{}",
-        missing.err
+    assert_eq!(
+        missing.err,
+        "no-such-program: command not found\ntally: --flamegraph: the command ended before perf took a sample\n"
     );
     let killed = group(&PICTURES).of("killed");
     assert_eq!((killed.status, killed.err.as_str()), (128 + 9, ""));
     one_line(group(&PICTURES).of("nowhere"), &["--flamegraph no/such/folder.svg: No such file or directory"]);
+}
+
+#[test]
+fn a_command_that_is_broken_off_is_drawn_until_then() {
+    let done = group(&PICTURES).of("broken-off");
+    assert_eq!((done.status, done.err.as_str()), (128 + 2, ""));
+    is_right(&frames(&done.text()), 20);
 }
 
 #[test]
@@ -181,7 +193,7 @@ fn a_guest_that_reports_rubbish_does_no_harm() {
 
 #[test]
 fn pictures_leave_nothing_else_behind() {
-    assert_eq!(group(&PICTURES).of("left").text(), "clock.svg\nhostile.svg\nkilled.svg\npmu.svg\n");
+    assert_eq!(group(&PICTURES).of("left").text(), "broken-off.svg\nclock.svg\nhostile.svg\nkilled.svg\npmu.svg\n");
 }
 
 #[test]
