@@ -1,17 +1,24 @@
 //! `tally run --flamegraph`: the command runs under `perf record` in the guest, and what perf saw becomes a picture here.
 //!
-//! The guest's text is not to be trusted: it is folded here, line by line, whatever it says.
+//! The guest's text is not to be trusted: it is folded while it comes, line by line, whatever it says ([`fold`]).
 
-use std::collections::BTreeMap;
+mod fold;
+mod place;
+
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Seek, Write};
+use std::io::{self, BufReader};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail};
 use inferno::flamegraph::color::MultiPalette;
 use inferno::flamegraph::{self, Options, Palette};
-use tempfile::NamedTempFile;
+use log::warn;
+
+use fold::{Stacks, fold};
+use place::Place;
 
 /// Runs the command as `$@` under perf and sends every sample's stack to the report's port. The status is the command's, and
 /// so are all errors: a command that is not there is told as the agent tells it, what cannot be run the shell complains of,
@@ -28,14 +35,6 @@ exec 9>&2 2>/dev/null
 status=$?
 perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5
 exit $status";
-/// How much of a report is kept: far more than a picture can show.
-pub const LONGEST_REPORT: u64 = 256 << 20;
-/// What perf calls itself until the command's program begins: its first samples, a burst while it looks for the right
-/// period, are of no command.
-const BEFORE_THE_COMMAND: &str = "perf-exec";
-/// Frames below this one are left out; perf itself stops at 127.
-const DEEPEST: usize = 256;
-const LONGEST_NAME: usize = 512;
 /// How many letters fit above a picture.
 const LONGEST_TITLE: usize = 110;
 
@@ -47,55 +46,54 @@ pub fn wrap(command: &[OsString]) -> Vec<OsString> {
 /// A picture in the making. Unless it is finished, nothing is left of it.
 pub struct FlameGraph {
     path: PathBuf,
-    picture: NamedTempFile,
-    report: File,
+    place: Place,
+    /// Folds the report.
+    folding: Option<JoinHandle<io::Result<Stacks>>>,
 }
 
 impl FlameGraph {
     /// A picture that will be that file.
     pub fn new(path: &Path) -> Result<Self> {
-        let about = || format!("--flamegraph {}", path.display());
-        if path.is_dir() {
-            bail!("{}: is a directory", about());
-        }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        folder.metadata().with_context(about)?;
-        // Beside its place, so that it gets there at once, and it is known now whether it can.
-        let picture = tempfile::Builder::new()
-            .prefix(".tally-")
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-            .tempfile_in(folder)
-            .with_context(about)?;
-        let report = tempfile::tempfile().context("cannot make a temporary file")?;
-        Ok(Self { path: path.to_owned(), picture, report })
+        let place = Place::new(path).with_context(|| format!("--flamegraph {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), place, folding: None })
     }
 
     /// Where the guest's report goes.
-    pub fn report(&self) -> io::Result<File> {
-        self.report.try_clone()
+    pub fn report(&mut self) -> io::Result<File> {
+        let (reader, writer) = io::pipe()?;
+        let fold = move || fold(BufReader::new(reader));
+        self.folding = Some(thread::Builder::new().name("flamegraph".to_owned()).spawn(fold)?);
+        Ok(OwnedFd::from(writer).into())
     }
 
-    /// Draws what the report says.
-    pub fn finish(mut self, command: &[OsString]) -> Result<()> {
-        self.report.rewind().context("cannot read the guest's report")?;
-        let stacks = fold(BufReader::new(&self.report)).context("cannot read the guest's report")?;
-        if stacks.is_empty() {
-            bail!("--flamegraph: the command ended before perf took a sample");
+    /// Draws what the report says, which has to have ended.
+    pub fn finish(self, command: &[OsString]) -> Result<()> {
+        let folded = self.folding.map(|folding| folding.join().expect("a panic ends the process"));
+        let Stacks { counts, left_out, .. } =
+            folded.transpose().context("cannot read the guest's report")?.unwrap_or_default();
+        let count: u64 = counts.values().sum();
+        match (count, left_out) {
+            (0, 0) => bail!("--flamegraph: the command ended before perf took a sample"),
+            (0, _) => {
+                bail!("--flamegraph: the guest's report has only samples that are too large to be drawn")
+            }
+            (_, 0) => {}
+            _ => warn!(
+                "--flamegraph: the picture shows {count} of {} samples: the others are too large, or too different",
+                count + left_out
+            ),
         }
         let mut options = Options::default();
         options.title = title(command);
-        options.subtitle = Some(format!("{} samples", stacks.values().sum::<u64>()));
+        options.subtitle = Some(format!("{count} samples"));
         // It gives the kernel's frames a colour of their own; the same function has the same one in every picture.
         options.colors = Palette::Multi(MultiPalette::Java);
         options.hash = true;
-        let lines: Vec<String> = stacks.iter().map(|(stack, count)| format!("{stack} {count}")).collect();
-        let mut picture = BufWriter::new(self.picture.as_file_mut());
-        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut picture)
-            .and_then(|()| picture.flush())
-            .with_context(|| format!("--flamegraph {}", self.path.display()))?;
-        drop(picture);
-        self.picture.persist(&self.path).with_context(|| format!("--flamegraph {}", self.path.display()))?;
-        Ok(())
+        let lines: Vec<String> =
+            counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
+        self.place
+            .write(|to| flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), to))
+            .with_context(|| format!("--flamegraph {}", self.path.display()))
     }
 }
 
@@ -110,65 +108,10 @@ fn title(command: &[OsString]) -> String {
     title
 }
 
-/// How often each stack was seen, its frames from the outermost to the innermost with semicolons between.
-fn fold(report: impl BufRead) -> io::Result<BTreeMap<String, u64>> {
-    let mut stacks = BTreeMap::new();
-    let (mut command, mut frames) = (None, Vec::new());
-    let mut end = |command: &mut Option<String>, frames: &mut Vec<String>| {
-        if let Some(command) = command.take().filter(|command| command != BEFORE_THE_COMMAND) {
-            frames.push(command);
-            frames.reverse();
-            *stacks.entry(frames.join(";")).or_insert(0) += 1;
-        }
-        frames.clear();
-    };
-    for line in report.split(b'\n') {
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
-        if line.trim().is_empty() {
-            end(&mut command, &mut frames);
-        } else if !line.starts_with([' ', '\t']) {
-            end(&mut command, &mut frames);
-            command = Some(name(line.trim()));
-        } else if command.is_none() {
-            // A command's name may itself begin with a blank.
-            command = Some(name(line.trim()));
-        } else if frames.len() < DEEPEST {
-            frames.push(frame(line.trim()));
-        }
-    }
-    end(&mut command, &mut frames);
-    Ok(stacks)
-}
-
-/// A frame's name, of a line `ADDRESS SYMBOL (FILE)`: its symbol, or else its file. The kernel's are marked as usual.
-fn frame(line: &str) -> String {
-    let (_, rest) = line.split_once(' ').unwrap_or(("", line));
-    let (symbol, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
-    let file = file.trim_end_matches(')');
-    // The kernel and its modules have no file but a name in brackets, and so have some pieces of a program.
-    let is_kernel =
-        is_bracketed(file) && !matches!(file, "[vdso]" | "[vsyscall]" | "[heap]" | "[stack]" | "[unknown]");
-    match symbol.trim() {
-        // What is in brackets already has no file either.
-        "" | "[unknown]" if is_bracketed(file) => name(file),
-        "" | "[unknown]" => name(&format!("[{}]", file.rsplit('/').next().unwrap_or(file))),
-        symbol if is_kernel => name(symbol) + "_[k]",
-        symbol => name(symbol),
-    }
-}
-
-fn is_bracketed(file: &str) -> bool {
-    file.starts_with('[')
-}
-
-/// A name without what has a meaning in folded stacks.
-fn name(text: &str) -> String {
-    text.chars().map(|c| if c == ';' || c.is_control() { '_' } else { c }).take(LONGEST_NAME).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -195,18 +138,10 @@ perf-exec
 \tffffffff81000020 begin_new_exec ([kernel.kallsyms])
 ";
 
-    #[test]
-    fn equal_stacks_of_the_command_are_counted_together_from_the_outermost_frame_on() {
-        let stacks: Vec<_> = fold(REPORT.as_bytes()).unwrap().into_iter().collect();
-        let expected =
-            [("a b;[unknown];[libc.so.6]", 1), ("loop;main;spin", 2), ("loop;main;spin;asm_sysvec_[k]", 1)];
-        assert_eq!(stacks, expected.map(|(stack, count)| (stack.to_owned(), count)));
-    }
-
     fn drawn(report: &str) -> Result<String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.svg");
-        let graph = FlameGraph::new(&path).unwrap();
+        let mut graph = FlameGraph::new(&path).unwrap();
         graph.report().unwrap().write_all(report.as_bytes()).unwrap();
         let result = graph.finish(&["loop".into(), "<x>".into()]);
         let files = std::fs::read_dir(folder.path()).unwrap().count();
@@ -238,9 +173,9 @@ perf-exec
     }
 
     #[test]
-    fn a_place_that_cannot_be_written_to_is_refused_at_once() {
-        assert!(FlameGraph::new(Path::new("/no/such/folder/x.svg")).is_err());
-        assert!(FlameGraph::new(Path::new("/tmp")).is_err());
+    fn a_picture_of_nothing_but_too_large_samples_is_refused() {
+        let error = drawn(&"x".repeat(1 << 20)).unwrap_err();
+        assert!(error.to_string().contains("too large"), "{error}");
     }
 
     proptest! {

@@ -41,7 +41,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     let ram = GuestRam::new(&options.memory)?;
     info!("guest: {ram}; vCPUs: {cpus}");
     let Given { devices, shares, folder } = given::devices(options)?;
-    let graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
+    let mut graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
     let Files { mut kernel, initrd, front } = boot::files(options)?;
     let has_command = !options.command.is_empty();
     let path = |path: &std::path::Path| path.display().to_string();
@@ -95,7 +95,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
 
     let (mut handle, mut thread, mut raw) = (None, None, None);
     if let Some((console, transport)) = agent.zip(vm.agent) {
-        let talk = Talk { command: &options.command, shares, folder, graph: graph.as_ref() };
+        let talk = Talk { command: &options.command, shares, folder, graph: graph.as_mut() };
         let begun = talk.begin(console, transport, events.reporter()?)?;
         (handle, thread, raw) = (Some(begun.handle), Some(begun.thread), begun.raw);
     }

@@ -90,8 +90,6 @@ pub struct Sink {
     fd: RawFd,
     /// What the machine's end is when nobody reads it any more: a command ends with the reader of its output.
     on_close: OnClose,
-    /// How much more it takes.
-    room: u64,
     /// Whether there is something to write that it has no room for.
     pub wanted: bool,
 }
@@ -108,12 +106,7 @@ pub enum OnClose {
 impl Sink {
     /// A stream into that file.
     pub fn new(file: File, on_close: OnClose) -> Self {
-        Self { fd: file.as_raw_fd(), file: Some(file), on_close, room: u64::MAX, wanted: false }
-    }
-
-    /// No more than so much of the stream: the rest is lost, so that no guest fills the host's disk with it.
-    pub fn limited(self, room: u64) -> Self {
-        Self { room, ..self }
+        Self { fd: file.as_raw_fd(), file: Some(file), on_close, wanted: false }
     }
 
     /// Writes as much of it as there is room for, without waiting. An error is an ending.
@@ -122,15 +115,8 @@ impl Sink {
         if !wait_for_room(file, 0) {
             return Ok(0);
         }
-        let most = usize::try_from(self.room).unwrap_or(usize::MAX).min(PIECE);
-        if most == 0 {
-            return Ok(bytes.len());
-        }
-        match file.write(&bytes[..bytes.len().min(most)]) {
-            Ok(count) => {
-                self.room -= count as u64;
-                Ok(count)
-            }
+        match file.write(&bytes[..bytes.len().min(PIECE)]) {
+            Ok(count) => Ok(count),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
                 Ok(0)
             }
@@ -149,26 +135,5 @@ impl Sink {
 impl AsRawFd for Sink {
     fn as_raw_fd(&self) -> RawFd {
         self.fd
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Seek;
-
-    use super::*;
-
-    #[test]
-    fn a_limited_stream_takes_all_and_keeps_its_beginning() {
-        let mut file = tempfile::tempfile().unwrap();
-        let mut sink = Sink::new(file.try_clone().unwrap(), OnClose::Go).limited(5);
-        let mut rest = &b"abcdefgh"[..];
-        while !rest.is_empty() {
-            rest = &rest[sink.take(rest).unwrap()..];
-        }
-        let mut kept = String::new();
-        file.rewind().unwrap();
-        file.read_to_string(&mut kept).unwrap();
-        assert_eq!(kept, "abcde");
     }
 }

@@ -24,7 +24,7 @@ pub struct Talk<'a> {
     /// The folder to start in.
     pub folder: Option<OsString>,
     /// What the command is to be sampled for.
-    pub graph: Option<&'a FlameGraph>,
+    pub graph: Option<&'a mut FlameGraph>,
 }
 
 /// A conversation that goes on.
@@ -47,9 +47,8 @@ impl Talk<'_> {
         };
         let mut command = self.command.to_vec();
         if let Some(graph) = self.graph {
-            let report = graph.report().context("cannot copy a file")?;
-            let sink = Sink::new(report, OnClose::Go).limited(flamegraph::LONGEST_REPORT);
-            streams.outputs.push((protocol::REPORT as usize, sink));
+            let report = graph.report().context("cannot prepare the guest's report")?;
+            streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Go)));
             command = flamegraph::wrap(&command);
         }
         let start = Start {

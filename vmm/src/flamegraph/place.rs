@@ -1,0 +1,175 @@
+//! Where a picture goes.
+
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use crate::console::standard_stream;
+use crate::signals::{self, Signals};
+
+/// The mode of a new file.
+const MODE: u32 = 0o644;
+
+/// A place that can be written to.
+#[derive(Debug)]
+pub enum Place {
+    /// A file that is there, whole, at once or not at all.
+    File(PathBuf),
+    /// A device, a pipe, a stream of ours: what is written there is there.
+    Stream(File),
+}
+
+impl Place {
+    /// Finds out whether that place can be written to, and leaves nothing there.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let path = match path.metadata() {
+            Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(metadata) => {
+                if let Some(stream) = ours(&metadata) {
+                    return Ok(Self::Stream(stream));
+                }
+                let file = File::options().write(true).open(path)?;
+                if !metadata.is_file() {
+                    return Ok(Self::Stream(file));
+                }
+                path.canonicalize()?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => followed(path),
+            Err(error) => return Err(error),
+        };
+        tempfile::tempfile_in(folder(&path))?;
+        Ok(Self::File(path))
+    }
+
+    /// Writes there what `draw` does.
+    pub fn write(self, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        match self {
+            Self::File(path) => {
+                // Signals wait: none ends this process while there is a file that is not finished.
+                let held = Signals::take()?;
+                let result = replace(&path, draw);
+                drop(held);
+                signals::give_back()?;
+                result
+            }
+            Self::Stream(file) => buffered(&file, draw),
+        }
+    }
+}
+
+/// The standard stream of ours that this is, if it is one: what the command wrote there is not to be replaced.
+fn ours(metadata: &Metadata) -> Option<File> {
+    let streams = [standard_stream(&io::stdout()), standard_stream(&io::stderr())];
+    streams.into_iter().flatten().find(|stream| {
+        stream.metadata().is_ok_and(|of| (of.dev(), of.ino()) == (metadata.dev(), metadata.ino()))
+    })
+}
+
+/// Where links lead to that lead to no file yet.
+fn followed(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    while let Ok(target) = fs::read_link(&path) {
+        path = folder(&path).join(target);
+    }
+    path
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn replace(path: &Path, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    // Beside its place, so that it gets there at once.
+    let file: NamedTempFile = tempfile::Builder::new()
+        .prefix(".tally-")
+        .permissions(path.metadata().map_or(Permissions::from_mode(MODE), |old| old.permissions()))
+        .tempfile_in(folder(path))?;
+    buffered(file.as_file(), draw)?;
+    file.persist(path)?;
+    Ok(())
+}
+
+fn buffered(file: &File, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut writer = BufWriter::new(file);
+    draw(&mut writer)?;
+    writer.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn write(path: &Path) {
+        Place::new(path).unwrap().write(|to| to.write_all(b"picture")).unwrap();
+    }
+
+    #[test]
+    fn a_device_stays_a_device() {
+        write(Path::new("/dev/null"));
+        assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_link_is_followed_to_a_file_that_is_there_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, other] = ["file", "link", "other"].map(|name| folder.path().join(name));
+        symlink("other", &link).unwrap();
+        symlink("link", &file).unwrap();
+        for _ in 0..2 {
+            write(&file);
+            assert!(file.is_symlink() && link.is_symlink() && !other.is_symlink());
+            assert_eq!(fs::read(&other).unwrap(), b"picture");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_picture_replaces_another_one_and_has_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.svg");
+        fs::write(&path, "an older and longer picture").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        write(&path);
+        assert_eq!(fs::read(&path).unwrap(), b"picture");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn a_pipe_gets_the_picture() {
+        let (reader, writer) = io::pipe().unwrap();
+        write(Path::new(&format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer))));
+        drop(writer);
+        assert_eq!(io::read_to_string(reader).unwrap(), "picture");
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_leaves_nothing_and_the_old_picture() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.svg");
+        for old in [None, Some("old")] {
+            if let Some(old) = old {
+                fs::write(&path, old).unwrap();
+            }
+            let place = Place::new(&path).unwrap();
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
+            place.write(|_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+            assert_eq!(fs::read_to_string(&path).ok().as_deref(), old);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
+        }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_to_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let circle = folder.path().join("circle");
+        symlink("circle", &circle).unwrap();
+        for path in [Path::new("/no/such/folder/x.svg"), Path::new("/"), &circle] {
+            assert!(Place::new(path).is_err(), "{}", path.display());
+        }
+    }
+}
