@@ -34,6 +34,7 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         read before rest </proc/uptime; sleep 1; read after rest </proc/uptime; echo $before $after";
     Steps::new()
         .in_guest("layers", LAYERS)
+        .file(program("interruptible"), "interruptible")
         .step("pmu", &draw("pmu", "", "sh -c './layers; echo out; echo err >&2; exit 3'"))
         .step("picture", "cat pmu.svg")
         .step("clock", &format!("{} && cat clock.svg", draw("clock", "--pmu none", "./layers").replace("exit $status", "(exit $status)")))
@@ -42,7 +43,7 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "broken-off",
             &format!(
-                "./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
+                "./interruptible ./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
                  until grep -q ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
             ),
         )
