@@ -44,12 +44,12 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
             "broken-off",
             &format!(
                 "./interruptible ./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
-                 until grep -q ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
+                 until grep -qs ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
             ),
         )
         .step(
             "hostile",
-            &format!("./{RUN} --flamegraph /dev/stdout -- sh -c 'echo said; exec >/dev/vport0p5; head -c 300000 /dev/urandom; exit 4'"),
+            &format!("./{RUN} --flamegraph /proc/self/fd/1 -- sh -c 'echo said; exec >/dev/vport0p5; head -c 300000 /dev/urandom; exit 4'"),
         )
         .step("nowhere", &format!("./{RUN} --flamegraph no/such/folder.svg -- true"))
         .step("left", "ls -A | grep -e svg -e '^[.]'; ls -A /tmp")
