@@ -23,16 +23,19 @@ use place::Place;
 /// Runs the command as `$@` under perf and sends every sample's stack to the report's port. The status is the command's, and
 /// so are all errors: a command that is not there is told as the agent tells it, what cannot be run the shell complains of,
 /// and it says nothing of a command that was killed. A signal that breaks the command off, and that its whole group gets,
-/// leaves the shell to send what perf saw until then.
+/// leaves the shell to send what perf saw until then. Perf that is interrupted ends the command with a
+/// SIGTERM of its own, which is not to be seen.
 const WRAPPER: &str = "which \"$1\" >/dev/null || {
 	[ ! -e \"$1\" ] || exec \"$@\"
 	printf '%s: command not found\\n' \"$1\" >&2
 	exit 127
 }
-trap : INT QUIT USR1 USR2
+trap 'interrupted=130' INT
+trap : QUIT USR1 USR2
 exec 9>&2 2>/dev/null
 (exec perf record -q -g -F 999 -o /run/samples -- \"$@\" 2>&9 9>&-)
 status=$?
+[ $status -ne 143 ] || status=${interrupted:-143}
 perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5
 exit $status";
 /// How many letters fit above a picture.
