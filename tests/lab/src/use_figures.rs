@@ -131,7 +131,6 @@ reading() {{
 mkdir shared
 dd if=/dev/zero of=shared/file bs=1M count={MIB} 2>/dev/null
 hello tally ./tally run -- echo hello
-hello {QUIET} ./tally run --append quiet -- echo hello
 ",
         blocks = BLOCKS.join(" "),
     );
@@ -154,8 +153,6 @@ hello {QUIET} ./tally run --append quiet -- echo hello
     script
 }
 
-/// Tally with a kernel that says as little as the peer's. Otherwise it keeps what the kernel says, to tell how a guest died.
-pub const QUIET: &str = "tally,quiet";
 /// As `outb` and the tracepoint have it. Firmware tells this port other things.
 const MARKED_PORT: &str = "0x80";
 const MARK: &str = "0x7a";
