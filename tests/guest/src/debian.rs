@@ -13,6 +13,8 @@ use guest_images::sources::Archive;
 use guest_images::{Error, Progress, Result, Suite, run_tool};
 use tally_lab::programs::LOOP;
 
+/// What this machine itself needs for it.
+pub const NEEDS: [&str; 3] = ["e2fsprogs", "util-linux", "wget"];
 /// Beside those that every Debian has.
 const PACKAGES: &str = "linux-perf,systemd-sysv,udev";
 /// What the simulated host would hold in memory for nothing.

@@ -12,7 +12,9 @@ fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf()
         eprintln!("skipped: only root can install a Debian in a folder, to make the disk of");
         return;
     }
-    let image = debian::image(&mut Progress::stderr("debian")).unwrap_or_else(|error| panic!("{error}"));
+    let mut progress = Progress::stderr("debian");
+    tally_lab::ensure(&debian::NEEDS, &mut progress).unwrap_or_else(|error| panic!("{error}"));
+    let image = debian::image(&mut progress).unwrap_or_else(|error| panic!("{error}"));
     let keys = "expect:login: 'type:root\\r' 'expect:# ' 'type:systemctl --failed | cat\\r' 'expect:0 loaded units' 'expect:# ' \
                 'type:perf stat -x, -e instructions:u loop\\r' expect:,,instructions:u 'expect:# ' \
                 'type:systemctl poweroff\\r' 'expect:Power down'";

@@ -6,9 +6,10 @@ use std::fs;
 use std::process::Command;
 use std::sync::{LazyLock, Once};
 
-use guest_images::run_tool;
+use guest_images::{Progress, run_tool};
 use guest_tests::lab::{Done, Results, Steps, side_by_side};
 use guest_tests::{program, temporary};
+use tally_lab::ensure;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// The kernel's self-tests of its ciphers take half of its boot.
@@ -109,6 +110,7 @@ static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
 
 /// An image of that size with a file system that has the file `name`, with that name in it.
 fn image(name: &str, size: u64) -> Vec<u8> {
+    ensure(&["e2fsprogs"], &mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
     let folder = tempfile::tempdir().expect("temporary folders can be made");
     let (root, path) = (folder.path().join("root"), folder.path().join("image"));
     fs::create_dir(&root)

@@ -60,7 +60,7 @@ pub fn build(cache: &Cache, progress: &mut Progress) -> Result<LabCpu> {
         return Ok(LabCpu { program: program.into(), firmware });
     }
     let entry = cache.entry(&key, progress, |progress, entry| {
-        tools::ensure(progress)?;
+        tools::ensure(&tools::COMPILING, progress)?;
         compile(cache, &entry.join(TARGET), progress)
     })?;
     Ok(LabCpu { program: entry.join(TARGET), firmware })

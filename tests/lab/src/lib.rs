@@ -27,6 +27,7 @@ use guest_images::{Progress, Suite};
 pub use error::Error;
 pub use machine::HostPmu;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
+pub use tools::ensure;
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, Error>;

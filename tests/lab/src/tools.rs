@@ -1,4 +1,4 @@
-//! What compiling the lab CPU needs on this machine.
+//! Packages that must be installed on this machine itself, such as what compiles the lab CPU.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,8 @@ use guest_images::{Progress, run_tool};
 
 use crate::{Error, Result};
 
-const PACKAGES: [&str; 14] = [
+/// For the lab CPU.
+pub const COMPILING: [&str; 14] = [
     "bison",
     "dpkg-dev",
     "flex",
@@ -23,9 +24,9 @@ const PACKAGES: [&str; 14] = [
     "xz-utils",
 ];
 
-/// Installs what is missing if this user may, and says how to otherwise.
-pub fn ensure(progress: &mut Progress) -> Result<()> {
-    let missing: Vec<&str> = PACKAGES.into_iter().filter(|package| !is_installed(package)).collect();
+/// Installs what is missing of these if this user may, and says how to otherwise.
+pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
     if missing.is_empty() {
         return Ok(());
     }
