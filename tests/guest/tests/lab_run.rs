@@ -106,8 +106,11 @@ fn an_input_without_an_end_ends_with_its_reader() {
     let place = tempfile::tempdir().unwrap();
     let mut yes = Running(Command::new("yes").stdout(Stdio::piped()).spawn().expect("yes runs"));
     let endless = yes.0.stdout.take().expect("it is a pipe");
-    let output = output(lab_run(place.path(), &[], "head -n 1").stdin(endless));
+    let output = output(lab_run(place.path(), &["--pmu-log", "log"], "head -n 1").stdin(endless));
     assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "y\n"), "{}", stderr(&output));
+    let log =
+        fs::read_to_string(place.path().join("log")).expect("what is made comes back without a folder, too");
+    assert!(log.contains("RDPMC became RDMSR"), "{log}");
 }
 
 #[test]

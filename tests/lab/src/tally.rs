@@ -83,8 +83,8 @@ impl Run {
     }
 
     fn bring_back(&self, left: &Tree) -> Result<()> {
-        let before = Tree::read(&self.folders)?;
         for (number, share) in written(&self.localised.shares) {
+            let before = Tree::read(&self.folders)?;
             let after = left.folder(Path::new(&format!("shares/{number}")))?;
             after.bring_back(&before.folder(&share.path)?, &share.path)?;
         }
