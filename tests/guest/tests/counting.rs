@@ -58,7 +58,7 @@ static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
     MODELS
         .iter()
         .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
-            let guest = format!("{} {} -- sh ./script", run(model, 4), model.leaving_two);
+            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.leaving_two);
             steps.step(model.pmu, &observed(&guest))
         })
         .run()
@@ -78,17 +78,18 @@ fn script_of(model: &Model) -> String {
     format!("script.{}", model.pmu)
 }
 
-/// A guest that says `ready` and `done` at times: in between the host counts what its CPUs' threads execute in it. That
-/// takes counters that the guest does not hold.
+/// A guest that says `ready` and `done` at times on its console, which takes no other program of its: in between the host
+/// counts what its CPUs' threads execute in it. That takes counters that the guest does not hold.
 fn observed(guest: &str) -> String {
     format!(
-        "rm -f guest.out\n\
-         {guest} >guest.out & tally=$!\n\
-         until grep -qsx ready guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
+        "rm -f console.out\n\
+         {guest} >guest.out 2>console.out & tally=$!\n\
+         until grep -qs '^ready' console.out || ! kill -0 $tally; do sleep 0.02; done\n\
          threads=$(cd /proc/$tally/task; grep -l '^vcpu' */comm | sed 's:/comm::' | tr '\\n' ,)\n\
          {STAT} -e instructions:uG,branches:uG -t ${{threads%,}} 2>host.out & perf=$!\n\
-         until grep -qx 'done' guest.out || ! kill -0 $tally; do sleep 0.02; done\n\
+         until grep -q '^done' console.out || ! kill -0 $tally; do sleep 0.02; done\n\
          kill -INT $perf; wait $perf; wait $tally; status=$?\n\
+         [ $status = 0 ] || cat console.out >&2\n\
          cat guest.out; echo '#### observed'; cat host.out; echo '#### status 0'; exit $status"
     )
 }
@@ -167,7 +168,10 @@ fn four_cpus() -> Script {
             ),
         )
         .section("by process", &format!("./interval >/dev/null & sleep 1; {STAT} -e instructions:u -p $!"))
-        .section("observed from inside", &format!("{STAT} -e instructions:u,branches:u ./interval"))
+        .section(
+            "observed from inside",
+            &format!("{STAT} -o inside -e instructions:u,branches:u ./interval >/dev/console; cat inside"),
+        )
 }
 
 /// The guests of a group, by their models. The other group boots meanwhile: each takes a core for a minute or two.

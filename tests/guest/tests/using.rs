@@ -126,8 +126,9 @@ fn frames(svg: &str) -> BTreeMap<String, u64> {
 fn is_right(frames: &BTreeMap<String, u64>, percent: u64) {
     let [layers, work, heavy, light, ask] =
         ["layers", "work", "heavy", "light", "ask"].map(|name| frames[name]);
-    assert_eq!((layers, frames["_start"]), (work, work), "{frames:?}");
+    assert_eq!(frames["_start"], work, "{frames:?}");
     assert_eq!(work, heavy + light + ask, "the three share all of it: {frames:?}");
+    assert!(layers - work <= 3, "but for what the kernel does to start it: {frames:?}");
     for (samples, millions) in [(heavy, HEAVY_MILLIONS), (light, LIGHT_MILLIONS)] {
         assert!((millions - 1..=millions * (100 + percent) / 100).contains(&samples), "{frames:?}");
     }
