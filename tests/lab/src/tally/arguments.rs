@@ -169,7 +169,8 @@ impl Localised {
         match fs::metadata(&here) {
             Ok(found) if found.is_dir() => return Err(refused(option, &here, "is a directory")),
             // Such as /dev/stderr, which is there as well.
-            Ok(found) if !found.is_file() => return Ok(value),
+            // What is a device, or one of this process's own streams whatever that is, is there too.
+            Ok(found) if !found.is_file() || here.starts_with("/dev") => return Ok(value),
             Ok(_) => {
                 fs::File::options()
                     .append(true)
