@@ -117,29 +117,8 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::fold::tests::REPORT;
     use super::*;
-
-    const REPORT: &str = "\
-loop
-\tffffffff81000010 asm_sysvec ([kernel.kallsyms])
-\t          401000 spin (/root/loop)
-\t          401010 main (/root/loop)
-
-loop
-\t          401000 spin (/root/loop)
-\t          401010 main (/root/loop)
-
-loop
-\t          401000 spin (/root/loop)
-\t          401010 main (/root/loop)
-
-a b
-\t    7f0000000000 [unknown] (/lib/libc.so.6)
-\t    7f0000000001 [unknown] ([unknown])
-
-perf-exec
-\tffffffff81000020 begin_new_exec ([kernel.kallsyms])
-";
 
     fn drawn(report: &str) -> Result<String> {
         let folder = tempfile::tempdir().unwrap();

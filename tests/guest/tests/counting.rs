@@ -6,9 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Once};
-use std::thread;
 
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{Results, Steps, side_by_side};
 use guest_tests::model::{MODELS, Model, Named, Raw, list};
 use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{
@@ -176,12 +175,8 @@ fn four_cpus() -> Script {
 
 /// The guests of a group, by their models. The other group boots meanwhile: each takes a core for a minute or two.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    static OTHERS: Once = Once::new();
-    OTHERS.call_once(|| {
-        for other in [&ONE_CPU, &FOUR_CPUS] {
-            thread::spawn(|| LazyLock::force(other));
-        }
-    });
+    static BEGUN: Once = Once::new();
+    side_by_side([&ONE_CPU, &FOUR_CPUS], &BEGUN);
     MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 

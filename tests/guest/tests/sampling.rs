@@ -7,9 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Once};
-use std::thread;
 
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{Results, Steps, side_by_side};
 use guest_tests::model::{MODELS, Model, list};
 use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::{
@@ -92,12 +91,8 @@ fn boot(cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
 
 /// The guests of a group, by their models. The other group boots meanwhile: each takes a core for a minute or two.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    static OTHERS: Once = Once::new();
-    OTHERS.call_once(|| {
-        for other in [&COMMON, &STORM] {
-            thread::spawn(|| LazyLock::force(other));
-        }
-    });
+    static BEGUN: Once = Once::new();
+    side_by_side([&COMMON, &STORM], &BEGUN);
     MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 

@@ -13,6 +13,7 @@ use crate::terminal::{Escape, TYPE_AHEAD};
 const CHUNK: usize = 16 << 10;
 /// How much may be written at once: a pipe with room for anything has room for this.
 const PIECE: usize = 4096;
+
 /// What a command reads.
 pub struct Input {
     file: File,

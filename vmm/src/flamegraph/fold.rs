@@ -118,10 +118,11 @@ fn name(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    const REPORT: &str = "\
+    /// What a guest reports of five samples.
+    pub const REPORT: &str = "\
 loop
 \tffffffff81000010 asm_sysvec ([kernel.kallsyms])
 \t          401000 spin (/root/loop)
