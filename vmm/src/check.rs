@@ -10,6 +10,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use guest_images::Progress;
 
+use vpmu::policy::Policy;
+
 use crate::cli::Check;
 use crate::pmu::{Offer, Pmu, offer};
 use crate::{cpuid, doctor, kvm};
@@ -19,7 +21,8 @@ use report::Report;
 /// Runs both guests and prints what they say.
 pub fn check(options: &Check) -> Result<ExitCode> {
     let kvm = kvm::open(options.pmu)?;
-    let Offer { pmu, remarks } = offer(options.pmu, options.counters, cpuid::host_vendor(&kvm)?)?;
+    let Offer { pmu, remarks } =
+        offer(options.pmu, options.counters, cpuid::host_vendor(&kvm)?, &Policy::default())?;
     let Pmu::Ours(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),

@@ -1,20 +1,26 @@
 //! The command line. Other people's scripts depend on it.
 
+mod operator;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use devices::Access;
+use vpmu::policy::OnStarvation;
 
 use crate::FAILURE;
 use crate::logging;
 use crate::memory::Size;
+use crate::metrics::Address;
 use crate::pmu::Choice;
+
+pub use self::operator::{ChangePolicy, CounterName, List, Log, Stat};
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
@@ -37,11 +43,19 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest, and run a command in it if one is given
     Run(Box<Run>),
+    /// List the VMs that run
+    List(List),
+    /// Show how VMs that run and their counters do
+    Stat(Stat),
+    /// Change or print what a running VM's guest may count
+    Policy(ChangePolicy),
     /// Tell what this host can do, and what mends what it cannot
     Doctor(Doctor),
     /// Check that this host's counters count right in guests
     Check(Check),
-    /// Use the simulated host, for machines without a PMU or KVM: tally-lab
+    /// Print an event log, or write a note into a running VM's
+    Log(Log),
+    /// Use the simulated host, for machines without a PMU or KVM
     #[command(
         disable_help_flag = true,
         after_help = "\
@@ -63,7 +77,7 @@ Examples:
         #[arg(hide_possible_values = true)]
         shell: Shell,
     },
-    /// Print the manual page, or write those of all commands into a folder
+    /// Print the manual page, or write those of all commands
     #[command(after_help = "Examples:\n  tally man | man -l -\n  tally man ~/.local/share/man/man1")]
     Man {
         /// Where to write tally.1, tally-run.1 and so on
@@ -83,50 +97,62 @@ What guests see with --pmu:
   kvm          KVM's own in-kernel vPMU, for comparison
   none         none: CPUID shows none, and its registers fault
 
-With COMMAND, the default guest runs it; its output and status become Tally's.
-Without, the guest's console is on the terminal, and Ctrl-A X ends the machine.
-Failures of Tally itself have status 125. RUST_LOG=tally::pmu=trace,... has
-parts of Tally tell more.
+Kernel and initrd that are not named are the default guest's. With COMMAND, it
+runs that; its output and status become Tally's. Without, its console is on the
+terminal, and Ctrl-A X ends it. Failures of Tally itself have status 125.
+RUST_LOG=tally::pmu=trace,... has parts of Tally tell more.
 
 Examples:
   tally run -- perf stat true
-  tally run --kernel vmlinux --append 'single' --cpus 4 --memory 2G")]
+  tally run --kernel vmlinux --append 'single' --cpus 4 --memory 2G
+  tally run --pmu-policy policy.toml -- perf record true")]
 pub struct Run {
-    /// vmlinux, bzImage or a multiboot image [default: the default guest's kernel]
+    /// vmlinux, bzImage or a multiboot image
     #[arg(long, value_name = "PATH")]
     pub kernel: Option<PathBuf>,
-    /// The initrd, or a multiboot image's modules: 'FILE ARGS,FILE ...'
-    /// [default: the default guest's]
+    /// The initrd, or modules: 'FILE ARGS,FILE ...'
     #[arg(long, value_name = "PATH")]
     pub initrd: Option<PathBuf>,
-    /// More for the kernel's command line, after what Tally needs
+    /// More for the kernel's command line
     #[arg(long, value_name = "STRING", default_value = "", hide_default_value = true)]
     pub append: String,
     /// How many vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
-    /// How much memory: a number with K, M or G behind it
+    /// A number with K, M or G behind it
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
-    /// A folder of the host's, at the same place in the guest; its programs may only read it unless it ends in `:rw`
+    /// A folder of the host's, at the same place in the guest, to be read unless it ends in `:rw`
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<Given>,
-    /// A raw image as a disk, /dev/vda and on; the guest may write to it unless it ends in `:ro`
+    /// A raw image as /dev/vda and on, to be written to unless it ends in `:ro`
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<Given>,
     /// The PMU that the guest sees
     #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
     pub pmu: Choice,
-    /// How many of its counters the guest sees [default: all that the host has free]
+    /// How many of its counters [default: all free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
-    /// Where to log what happens to the guest's counters
+    /// Log there what happens to its counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
+    /// What it may count: see `tally policy`
+    #[arg(long, value_name = "FILE")]
+    pub pmu_policy: Option<PathBuf>,
+    /// When others take its counters: report, scale or stop [default: report]
+    #[arg(long, value_name = "HOW", value_parser = on_starvation(), hide_possible_values = true)]
+    pub on_starvation: Option<OnStarvation>,
+    /// Tell at unix:PATH, HOST:PORT or PORT how it does, as OpenMetrics
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<Address>,
+    /// What others call this VM [default: what it runs]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
     /// Sample COMMAND with perf, and draw what it did
     #[arg(long, value_name = "OUT.svg", requires = "command")]
     pub flamegraph: Option<PathBuf>,
-    /// Tell what Tally does and why, and show the guest's console (-vv, -vvv: tell more)
+    /// Tell what is done and why, and show the console (-vv, -vvv: tell more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
     /// What the default guest runs
@@ -152,6 +178,15 @@ fn given(unless_said: Access) -> impl TypedValueParser<Value = Given> {
             .find_map(|(end, access)| Some((bytes.strip_suffix(end)?, access)))
             .unwrap_or((bytes, unless_said));
         Given { path: OsStr::from_bytes(path).into(), access }
+    })
+}
+
+/// Reads a way to deal with starvation.
+fn on_starvation() -> impl TypedValueParser<Value = OnStarvation> {
+    PossibleValuesParser::new(["report", "scale", "stop"]).map(|name| match name.as_str() {
+        "scale" => OnStarvation::Scale,
+        "stop" => OnStarvation::Stop,
+        _ => OnStarvation::Report,
     })
 }
 

@@ -17,6 +17,7 @@ use anyhow::Result;
 use crate::cli::Doctor;
 use fact::{Fact, State};
 
+pub use holders::holders;
 pub use host::{named_kernel, processor};
 
 /// Examines the host and prints what was found.

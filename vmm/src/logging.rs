@@ -1,23 +1,22 @@
 //! What Tally tells while it works. All of it is said with the macros of the crate `log`, and comes out here: on standard
-//! error what matters, with `-v` and `RUST_LOG` more, and in the file of `--pmu-log` what happens to the guest's counters.
+//! error what matters, with `-v` and `RUST_LOG` more, and in the event log of `--pmu-log` what concerns the guest's counters.
 //!
 //! Warnings are for what a user has to know though nobody asked; `info` (`-v`) is what Tally does and why, once or a few
 //! times in a run; `debug` (`-vv`) what it does now and then; `trace` (`-vvv`) every access to the PMU's registers.
 
 use std::env;
 use std::fmt::Display;
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use env_filter::{Builder, Filter, ParseError};
 use log::{LevelFilter, Metadata, Record, warn};
 
+use crate::event_log::EventLog;
 use crate::terminal;
 
-/// The target of what happens to the guest's counters.
+/// The target of what concerns the guest's counters, and belongs into their log.
 pub const COUNTERS: &str = "tally::counters";
 /// How detailed the counters' own log is.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
@@ -29,15 +28,14 @@ pub const VARIABLE: &str = "RUST_LOG";
 
 struct Logger {
     shown: Shown,
-    counters: Option<Mutex<File>>,
+    counters: Option<Arc<EventLog>>,
 }
 
-/// Begins to tell, in such detail; `counters` is the file for what happens to the guest's counters, which is made anew.
+/// Begins to tell, in such detail; `counters` is the log of what happens to the guest's counters.
 ///
 /// # Panics
 /// If it is called twice.
-pub fn begin(verbosity: u8, counters: Option<&Path>) -> io::Result<()> {
-    let counters = counters.map(File::create).transpose()?.map(Mutex::new);
+pub fn begin(verbosity: u8, counters: Option<Arc<EventLog>>) {
     let variable = env::var(VARIABLE).unwrap_or_default();
     let (shown, mistake) = Shown::new(verbosity, &variable);
     let most = if counters.is_some() { COUNTERS_LEVEL } else { LevelFilter::Off };
@@ -46,7 +44,6 @@ pub fn begin(verbosity: u8, counters: Option<&Path>) -> io::Result<()> {
     if let Some(mistake) = mistake {
         warn!("{VARIABLE}: {mistake}");
     }
-    Ok(())
 }
 
 /// What is shown on standard error: what the options say, and what the variable adds.
@@ -88,32 +85,34 @@ impl Shown {
 }
 
 impl Logger {
-    /// The file of a record that belongs into one.
-    fn file(&self, metadata: &Metadata) -> Option<&Mutex<File>> {
+    /// The log that a record belongs into.
+    fn log_of(&self, metadata: &Metadata) -> Option<&EventLog> {
         let is_counters = metadata.target() == COUNTERS && metadata.level() <= COUNTERS_LEVEL;
-        self.counters.as_ref().filter(|_| is_counters)
+        self.counters.as_deref().filter(|_| is_counters)
     }
 }
 
 impl log::Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        self.shown.enabled(metadata) || self.file(metadata).is_some()
+        self.shown.enabled(metadata) || self.log_of(metadata).is_some()
     }
 
     fn log(&self, record: &Record) {
-        let line = || format!("{}{}", speaker(thread::current().name()), record.args());
+        let line = format!("{}{}", speaker(thread::current().name()), record.args());
         if self.shown.matches(record) {
-            say(&line());
+            say(&line);
         }
-        if let Some(file) = self.file(record.metadata()) {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Err(error) = writeln!(file, "{}", line()) {
-                say(&format_args!("the log cannot be written: {error}"));
-            }
+        if let Some(log) = self.log_of(record.metadata()) {
+            log.say(&line);
         }
     }
 
-    fn flush(&self) {}
+    /// Before this process ends all of a sudden.
+    fn flush(&self) {
+        if let Some(log) = &self.counters {
+            log.rescue();
+        }
+    }
 }
 
 /// Whose line it is, by the name of the thread: a vCPU's or a device's. The main thread's lines are the program's.

@@ -9,35 +9,46 @@ mod check;
 mod cli;
 mod coalescing;
 mod console;
+mod control;
 mod cpuid;
+mod deadline;
 mod doctor;
+mod event_log;
 mod events;
+mod exits;
 mod firmware;
 mod flamegraph;
 mod kvm;
+mod kvm_stats;
 mod lab;
 mod loader;
 mod logging;
 mod machine;
+mod mailbox;
 mod memory;
+mod metrics;
 mod msr;
 mod packaging;
+mod pause;
 mod pmu;
+mod policy;
 mod registers;
 mod run;
 mod signals;
+mod stat;
 mod terminal;
 mod vcpu;
 mod virtio;
 mod vm;
 
-use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
+use event_log::EventLog;
 
 /// The status of Tally's own failures, so that they cannot be taken for a command's.
 const FAILURE: u8 = 125;
@@ -48,8 +59,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),
     };
-    let result = begin_to_tell(&cli.command).and_then(|()| match &cli.command {
-        Command::Run(options) => run::run(options),
+    let result = begin_to_tell(&cli.command).and_then(|log| match &cli.command {
+        Command::Run(options) => run::run(options, log.as_ref()),
+        Command::Log(options) => event_log::command(options),
+        Command::List(options) => stat::list(options),
+        Command::Stat(options) => stat::stat(options),
+        Command::Policy(options) => control::change(options),
         Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => check::check(options),
         Command::Lab { arguments } => lab::run(arguments),
@@ -62,20 +77,28 @@ fn main() -> ExitCode {
     })
 }
 
-fn begin_to_tell(command: &Command) -> Result<()> {
-    let Command::Run(options) = command else { return Ok(logging::begin(0, None)?) };
-    let path = options.pmu_log.as_deref();
-    logging::begin(options.verbose, path)
-        .with_context(|| format!("{}: cannot be written", path.unwrap_or(Path::new("-")).display()))
+/// What a run tells goes into its event log, too, if it has one.
+fn begin_to_tell(command: &Command) -> Result<Option<Arc<EventLog>>> {
+    let (verbosity, path) = match command {
+        Command::Run(options) => (options.verbose, options.pmu_log.as_deref()),
+        _ => (0, None),
+    };
+    let create =
+        |path| EventLog::create(path).with_context(|| format!("{}: cannot be written", path.display()));
+    let log = path.map(create).transpose()?.map(Arc::new);
+    logging::begin(verbosity, log.clone());
+    Ok(log)
 }
 
 /// A mistake of ours, in whichever thread, ends the machine like every other failure: with one line and our status.
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         terminal::restore();
+        control::close();
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
         logging::say(&format_args!("internal error{place}: {what}"));
+        log::logger().flush();
         // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
         unsafe { libc::_exit(FAILURE.into()) };
     }));

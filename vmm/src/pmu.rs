@@ -2,14 +2,17 @@
 //!
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). KVM is told which
 //! registers to hand over ([`filter`]); each vCPU's thread answers for them with counters of its own ([`thread`]), is called
-//! out of the guest when one has overflowed ([`alarm`]), or once in a while ([`pulse`]), and interrupts the guest ([`interrupt`]).
+//! out of the guest when one has overflowed ([`alarm`]), or once in a while ([`pulse`]), or when an interrupt may be had
+//! that had to wait ([`reminder`]), and interrupts the guest ([`interrupt`]).
 
 pub mod alarm;
 mod filter;
 mod interrupt;
 mod offer;
 mod pulse;
+mod reminder;
 pub mod thread;
+mod timer;
 
 use std::fmt;
 
@@ -156,9 +159,9 @@ impl Pmu {
 impl fmt::Display for Pmu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => write!(f, "the guest sees none"),
-            Self::Kvm => write!(f, "the guest sees KVM's own"),
-            Self::Ours(shown, _) => write!(f, "the guest sees {shown}"),
+            Self::None => write!(f, "none"),
+            Self::Kvm => write!(f, "KVM's own"),
+            Self::Ours(shown, _) => write!(f, "{shown}"),
         }
     }
 }
@@ -170,6 +173,13 @@ pub fn needs(choice: Choice) -> &'static [Need] {
         _ => &[
             const { Need::new(Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR", "the PMU's registers") },
             const { Need::new(Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER", "handing over no other registers") },
+            const {
+                Need::new(
+                    Cap::SyncRegs,
+                    "KVM_CAP_SYNC_REGS",
+                    "where the guest is at an overflow, for its log",
+                )
+            },
         ],
     }
 }

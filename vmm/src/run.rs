@@ -5,9 +5,12 @@ mod given;
 mod streams;
 mod talk;
 
+use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use devices::End;
@@ -16,16 +19,21 @@ use log::{info, warn};
 use crate::agent;
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
+use crate::control::{Control, Running, Summary};
+use crate::event_log::EventLog;
 use crate::events::{Ending, EventLoop, Reporter};
 use crate::flamegraph::FlameGraph;
+use crate::kvm_stats::KvmStats;
 use crate::logging::COUNTERS;
 use crate::memory::GuestRam;
+use crate::metrics::{Metrics, Socket};
 use crate::pmu::{Offer, alarm, offer};
 use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm};
-use crate::{FAILURE, cpuid, kvm, logging, signals};
+use crate::{FAILURE, cpuid, kvm, logging, policy, signals};
+use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
 
 use boot::Files;
@@ -33,32 +41,33 @@ use given::Given;
 use talk::Talk;
 
 /// Boots what the options say and waits for its end.
-pub fn run(options: &Run) -> Result<ExitCode> {
+pub fn run(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
+    let result = boot_and_wait(options, log);
+    if let Err(error) = &result {
+        close(log, &format_args!("{error:#}"));
+    }
+    result
+}
+
+fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
+    let policy = policy(options)?;
     signals::outlive_too_large_files();
     let kvm = kvm::open(options.pmu)?;
     kvm::raise_file_limit();
     let cpus = kvm::check_cpus(&kvm, options.cpus)?;
     let ram = GuestRam::new(&options.memory)?;
+    let memory = ram.size();
     info!("guest: {ram}; vCPUs: {cpus}");
+    let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
     let Given { devices, shares, folder } = given::devices(options)?;
     let mut graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
     let Files { mut kernel, initrd, front } = boot::files(options)?;
     let has_command = !options.command.is_empty();
-    let path = |path: &std::path::Path| path.display().to_string();
-    if has_command && !kernel.is_linux() {
-        let name = options.kernel.as_deref().map_or_else(String::new, path);
-        bail!("a COMMAND needs the default guest, and {name} is no Linux kernel");
-    }
-
-    if kernel.is_linux()
-        && let Some(obstacle) = guest_images::host::obstacle()
-    {
-        bail!("{obstacle}: `tally lab run` runs it on a simulated host");
-    }
+    boot::check(options, &kernel)?;
 
     let host = cpuid::host_vendor(&kvm)?;
-    let Offer { pmu, remarks } = offer(options.pmu, options.counters, host)?;
-    info!("PMU: {pmu} (--pmu {}, on a host with {})", options.pmu.name(), maker(host));
+    let Offer { pmu, remarks } = offer(options.pmu, options.counters, host, &policy)?;
+    info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {})", options.pmu.name(), maker(host));
 
     if pmu.needs_rdpmc() {
         boot::retarget(&mut kernel)?;
@@ -85,6 +94,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
             cpus,
             ram,
             pmu,
+            policy: policy.clone(),
             output: output.clone(),
             agent: agent.as_ref(),
             devices,
@@ -92,6 +102,16 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     )?;
     // The unpacked image is large, and in the guest's memory now.
     drop(kernel);
+    let machine = Running {
+        about: Summary::of_this(options, pmu, cpus, memory),
+        begun: Instant::now(),
+        vcpus: Arc::clone(&vm.asked),
+        kvm: vm.vcpus.iter().map(|vcpu| KvmStats::of(&vcpu.fd)).collect(),
+        pmu,
+        policy: Mutex::new(policy),
+        log: log.cloned(),
+    };
+    let seen = show(machine, metrics)?;
 
     let (mut handle, mut thread, mut raw) = (None, None, None);
     if let Some((console, transport)) = agent.zip(vm.agent) {
@@ -105,13 +125,12 @@ pub fn run(options: &Run) -> Result<ExitCode> {
         raw = Raw::enter().context("cannot make the terminal raw")?;
     }
 
-    for remark in remarks {
-        warn!(target: COUNTERS, "{remark}");
-    }
+    say(&remarks);
     for vcpu in vm.vcpus {
-        start(vcpu, events.reporter()?)?;
+        start(vcpu, log.cloned(), events.reporter()?)?;
     }
     let ending = events.run()?;
+    drop(seen);
     // With it goes the handle on the agent, whose thread then comes to its end.
     drop(events);
     drop(raw);
@@ -121,6 +140,7 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     }
     // What follows may take as long as somebody does not read: signals do again what they do.
     signals::give_back().context("cannot give signals back")?;
+    close(log, &ending);
     if !is_broken_off {
         // What the guest has said is passed on to its end.
         output.flush_all();
@@ -141,6 +161,52 @@ pub fn run(options: &Run) -> Result<ExitCode> {
     Ok(conclude(&ending, has_command, &output))
 }
 
+fn say(remarks: &[String]) {
+    for remark in remarks {
+        warn!(target: COUNTERS, "{remark}");
+    }
+}
+
+/// Lets others look at the machine, for as long as what comes back is there. Its vCPUs do not run yet.
+fn show(machine: Running, metrics: Option<(Metrics, Socket)>) -> Result<(Control, Option<Socket>)> {
+    let socket = match metrics {
+        Some((metrics, socket)) => {
+            let facts = facts(&machine.about);
+            metrics.serve(facts, Arc::clone(&machine.vcpus)).context("cannot start the metrics' thread")?;
+            Some(socket)
+        }
+        None => None,
+    };
+    Ok((Control::open(machine), socket))
+}
+
+/// What the metrics say of the machine that never changes.
+fn facts(about: &Summary) -> Vec<(&'static str, String)> {
+    vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("name", about.name.clone()),
+        ("pid", about.pid.to_string()),
+        ("pmu", about.pmu.clone()),
+    ]
+}
+
+/// What the guest may have of the counters. What the command line says of it wins over the file.
+fn policy(options: &Run) -> Result<Policy> {
+    let option = match (&options.pmu_policy, options.on_starvation) {
+        (Some(_), _) => Some("--pmu-policy"),
+        (None, Some(_)) => Some("--on-starvation"),
+        (None, None) => None,
+    };
+    if let Some(option) = option.filter(|_| !options.pmu.is_ours()) {
+        bail!("{option} is for Tally's own PMUs, not for --pmu {}", options.pmu.name());
+    }
+    let policy = options.pmu_policy.as_deref().map(policy::of_file).transpose()?.unwrap_or_default();
+    Ok(match options.on_starvation {
+        Some(on_starvation) => Policy { on_starvation, ..policy },
+        None => policy,
+    })
+}
+
 fn maker(vendor: Option<Vendor>) -> &'static str {
     match vendor {
         Some(Vendor::Amd) => "AMD's processor",
@@ -150,25 +216,34 @@ fn maker(vendor: Option<Vendor>) -> &'static str {
 }
 
 /// Where the console's output goes. While a command runs it is shown only if asked for, and kept for a guest's last words.
-fn console(options: &Run) -> io::Result<(Output, std::sync::Arc<FlushTimer>)> {
-    let timer = std::sync::Arc::new(FlushTimer::new()?);
+fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
+    let timer = Arc::new(FlushTimer::new()?);
     let file = match (options.command.is_empty(), options.verbose > 0) {
         (true, _) => Some(standard_stream(&io::stdout())?),
         (false, true) => Some(standard_stream(&io::stderr())?),
         (false, false) => None,
     };
-    let output = Output::new(file, std::sync::Arc::clone(&timer));
+    let output = Output::new(file, Arc::clone(&timer));
     if !options.command.is_empty() && options.verbose == 0 {
         output.keep_tail();
     }
     Ok((output, timer))
 }
 
-fn start(mut vcpu: Vcpu, reporter: Reporter) -> Result<()> {
+/// Ends the log, and says what is not in it.
+fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
+    if let Some(log) = log
+        && let Err(error) = log.end(how)
+    {
+        logging::say(&error);
+    }
+}
+
+fn start(mut vcpu: Vcpu, log: Option<Arc<EventLog>>, reporter: Reporter) -> Result<()> {
     thread::Builder::new()
         .name(format!("vcpu{}", vcpu.id))
         .spawn(move || {
-            let ending = vcpu.run().map_or_else(Ending::Failed, Ending::Guest);
+            let ending = vcpu.run(log.as_ref()).map_or_else(Ending::Failed, Ending::Guest);
             reporter.report(ending);
             // The other vCPUs may still run on this one's machine: it stays open until the process ends.
             std::mem::forget(vcpu);

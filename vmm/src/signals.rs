@@ -1,7 +1,7 @@
 //! Signals that end the machine, taken as events rather than by surprise.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
 const EVENTS: [libc::c_int; 10] = [
@@ -96,5 +96,11 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
 impl AsRawFd for Signals {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

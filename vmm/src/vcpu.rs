@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use devices::virtio::MmioBus;
 use devices::{End, PortBus};
@@ -9,13 +10,17 @@ use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EV
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use log::warn;
 use vpmu::Outcome;
+use vpmu::notice::Notice;
+use vpmu::policy::Policy;
 
 use crate::coalescing::Coalescing;
+use crate::event_log::{EventLog, VcpuLog};
+use crate::exits::{Exits, Stopwatch};
 use crate::kvm::KvmError;
-use crate::logging::COUNTERS;
+use crate::mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
-use crate::pmu::thread::ThreadPmu;
+use crate::pmu::thread::{Settled, ThreadPmu};
 
 /// Where a vCPU finds devices.
 #[derive(Clone)]
@@ -38,6 +43,16 @@ pub struct Vcpu {
     pub coalescing: Arc<Coalescing>,
     /// Which PMU it has.
     pub pmu: Pmu,
+    /// What the operator lets it have of that.
+    pub policy: Policy,
+    /// Where it is asked how it does.
+    pub mailbox: Mailbox,
+    /// All of the machine's.
+    pub vcpus: Arc<Vcpus>,
+    /// What it came out of the guest for.
+    pub exits: Exits,
+    /// How long that took.
+    pub stopwatch: Stopwatch,
     /// The machine.
     pub vm: Arc<VmFd>,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
@@ -114,11 +129,17 @@ enum Exit {
 }
 
 impl Vcpu {
-    /// Runs until the guest ends or cannot go on.
-    pub fn run(&mut self) -> Result<End, Failure> {
+    /// Runs until the guest ends or cannot go on. What happens to its counters goes into the log, if there is one.
+    pub fn run(&mut self, log: Option<&Arc<EventLog>>) -> Result<End, Failure> {
         // SAFETY: it is gone when this function ends, and `self` is not.
-        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &mut self.fd) };
+        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &self.policy, &mut self.fd) };
+        if let Some(log) = log.and_then(|log| VcpuLog::new(log, self.id, self.pmu)) {
+            pmu.log_into(log, &mut self.fd);
+        }
+        self.mailbox.begin();
+        self.answer(&mut pmu);
         loop {
+            self.stopwatch.enters();
             let exit = self.enter(&mut pmu);
             self.coalescing.drain(&mut self.fd, &self.buses.ports);
             self.settle(&mut pmu)?;
@@ -138,28 +159,104 @@ impl Vcpu {
 
     /// Has the PMU do what is due before the guest goes on.
     fn settle(&mut self, pmu: &mut ThreadPmu) -> Result<(), Failure> {
-        let notices =
+        let Settled { called, notices, stops } =
             pmu.settle(&self.vm, &mut self.fd).map_err(|error| self.failure(Reason::Refused(error)))?;
-        for notice in notices {
-            warn!(target: COUNTERS, "{notice}");
+        say(&notices);
+        if called {
+            self.stopwatch.rest();
+            if self.answer(pmu) {
+                // What was found out on the way is dealt with before the guest goes on.
+                self.fd.set_kvm_immediate_exit(1);
+            }
+        }
+        if called || stops {
+            self.stand_still(pmu, stops);
         }
         Ok(())
     }
 
+    /// Answers what it was asked; whether that was anything.
+    fn answer(&mut self, pmu: &mut ThreadPmu) -> bool {
+        let mut asked = false;
+        while let Some(ask) = self.mailbox.next() {
+            asked = true;
+            match ask {
+                Ask::Report(answer) => {
+                    let report = VcpuReport {
+                        vcpu: self.id,
+                        thread: self.mailbox.begin(),
+                        exits: self.exits,
+                        share: self.stopwatch.share(),
+                        pmu: pmu.report(),
+                    };
+                    // Whoever asked may not wait any more.
+                    let _ = answer.send(report);
+                }
+                Ask::Obey(policy, answer) => {
+                    pmu.obey(&policy);
+                    let _ = answer.send(());
+                }
+                Ask::Switch(counter, to, answer) => {
+                    let _ = answer.send(pmu.switch(counter, to));
+                }
+            }
+        }
+        asked
+    }
+
+    /// Waits for as long as a vCPU's counters have no hardware, if that is the policy.
+    fn stand_still(&mut self, pmu: &mut ThreadPmu, because_of_this: bool) {
+        let vcpus = Arc::clone(&self.vcpus);
+        if because_of_this && vcpus.pause.begin(self.id) {
+            say(&pmu.tell(Notice::StandsStill));
+            vcpus.call_out();
+        }
+        let mut since = None;
+        while !vcpus.pause.wait() {
+            if since.is_none() {
+                since = Some(Instant::now());
+                pmu.stands_still();
+            }
+            self.answer(pmu);
+            if because_of_this && pmu.may_go_on() {
+                vcpus.pause.end(self.id);
+            }
+        }
+        if let Some(since) = since {
+            if because_of_this {
+                say(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
+            }
+            // Its kernel is told that it was away, lest it takes itself for hung. One that has no such clock cannot be.
+            let _ = self.fd.kvmclock_ctrl();
+            // Its counters are looked at before it goes on.
+            self.fd.set_kvm_immediate_exit(1);
+        }
+    }
+
     fn enter(&mut self, pmu: &mut ThreadPmu) -> Exit {
         match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => Exit::In(port, data),
-            Ok(VcpuExit::IoOut(port, data)) => Exit::Out(port, data),
+            Ok(VcpuExit::IoIn(port, data)) => {
+                self.exits.port_reads += 1;
+                Exit::In(port, data)
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                self.exits.port_writes += 1;
+                Exit::Out(port, data)
+            }
             Ok(VcpuExit::MmioRead(address, data)) => {
+                self.exits.memory_reads += 1;
                 self.buses.memory.read(address, data);
                 Exit::Nothing
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
+                self.exits.memory_writes += 1;
                 self.buses.memory.write(address, data);
                 Exit::Nothing
             }
-            Ok(VcpuExit::Intr) => Exit::Nothing,
+            Ok(VcpuExit::Intr) => self.called_out(),
             Ok(VcpuExit::X86Rdmsr(exit)) => {
+                self.exits.pmu_reads += 1;
+                self.stopwatch.exits_for_pmu();
                 let (msr, data, error) = (exit.index, &raw mut *exit.data, &raw mut *exit.error);
                 match pmu.read(&self.fd, msr) {
                     // SAFETY: as for `input`.
@@ -170,6 +267,8 @@ impl Vcpu {
                 Exit::Nothing
             }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
+                self.exits.pmu_writes += 1;
+                self.stopwatch.exits_for_pmu();
                 let (msr, data, error) = (exit.index, exit.data, &raw mut *exit.error);
                 if pmu.write(&self.fd, msr, data) != Outcome::Handled {
                     // SAFETY: as for `input`.
@@ -189,9 +288,15 @@ impl Vcpu {
                 Exit::Dead(Reason::InternalError(internal_error(self.fd.get_kvm_run())))
             }
             Ok(other) => Exit::Dead(Reason::Unexpected(format!("{other:?}"))),
-            Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => Exit::Nothing,
+            Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => self.called_out(),
             Err(e) => Exit::Dead(Reason::RunFailed(e)),
         }
+    }
+
+    fn called_out(&mut self) -> Exit {
+        self.exits.signals += 1;
+        self.stopwatch.exits_for_pmu();
+        Exit::Nothing
     }
 
     fn input(&mut self, port: u16, data: *mut [u8]) {
@@ -216,6 +321,13 @@ impl Vcpu {
 
     fn failure(&self, reason: Reason) -> Failure {
         Failure { vcpu: self.id, rip: self.fd.get_regs().map_or(0, |regs| regs.rip), reason }
+    }
+}
+
+/// Has the operator know.
+fn say(notices: &[Notice]) {
+    for notice in notices {
+        warn!("{notice}");
     }
 }
 

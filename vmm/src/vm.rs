@@ -11,12 +11,15 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
+use vpmu::policy::Policy;
 
 use crate::coalescing::Coalescing;
 use crate::console::Output;
+use crate::exits::{Exits, Stopwatch};
 use crate::kvm::{Doing, KvmError};
 use crate::loader::{Boot, Entry, Kernel, LoadError};
 use crate::machine::{COM, port};
+use crate::mailbox::{Mailbox, Vcpus};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::vcpu::{Buses, Vcpu};
@@ -43,6 +46,8 @@ pub struct Config<'a> {
     pub ram: GuestRam,
     /// Which PMU it sees.
     pub pmu: Pmu,
+    /// What the operator lets it have of that.
+    pub policy: Policy,
     /// Where the console's output goes.
     pub output: Output,
     /// The device by which the default guest's agent is spoken to.
@@ -76,8 +81,10 @@ pub enum VmError {
 
 /// A machine ready to run.
 pub struct Vm {
-    /// Its vCPUs.
+    /// Its vCPUs, each to be run on a thread of its own.
     pub vcpus: Vec<Vcpu>,
+    /// How they are asked.
+    pub asked: Arc<Vcpus>,
     /// The console's port, for input.
     pub console: Serial,
     /// Signalled when the console has taken its input.
@@ -116,10 +123,13 @@ impl Vm {
         let buses = Buses { ports: Arc::new(ports), memory: Arc::new(virtio.bus()) };
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
-        let vcpus = (0..config.cpus)
-            .map(|id| new_vcpu(&vm, id, &supported, entry, &config, &buses, &coalescing))
+        let (asked, mailboxes) = Vcpus::new(config.cpus);
+        let shared = Shared { vm: &vm, buses: &buses, coalescing: &coalescing, vcpus: &asked };
+        let vcpus = (0..)
+            .zip(mailboxes)
+            .map(|(id, mailbox)| new_vcpu(&shared, id, mailbox, &supported, entry, &config))
             .collect::<Result<_, _>>()?;
-        Ok(Self { vcpus, console, console_room, agent })
+        Ok(Self { vcpus, asked, console, console_room, agent })
     }
 }
 
@@ -167,16 +177,23 @@ fn serial_port(vm: &VmFd, output: Output) -> Result<(Serial, EventFd), VmError> 
     Ok((serial, room))
 }
 
+/// What all vCPUs have a share in.
+struct Shared<'a> {
+    vm: &'a Arc<VmFd>,
+    buses: &'a Buses,
+    coalescing: &'a Arc<Coalescing>,
+    vcpus: &'a Arc<Vcpus>,
+}
+
 fn new_vcpu(
-    vm: &Arc<VmFd>,
+    shared: &Shared,
     id: u8,
+    mailbox: Mailbox,
     supported: &CpuId,
     entry: Entry,
     config: &Config,
-    buses: &Buses,
-    coalescing: &Arc<Coalescing>,
 ) -> Result<Vcpu, KvmError> {
-    let mut fd = vm.create_vcpu(id.into()).doing("make a vCPU")?;
+    let mut fd = shared.vm.create_vcpu(id.into()).doing("make a vCPU")?;
     let identity = config.pmu.identity();
     let cpuid = cpuid::for_vcpu(supported, id, config.cpus, config.pmu, identity)?;
     fd.set_cpuid2(&cpuid).doing("set a vCPU's CPUID")?;
@@ -187,14 +204,19 @@ fn new_vcpu(
     {
         registers::ignore_narrow_syscalls(&fd, sysret)?;
     }
-    coalescing.attach(&mut fd)?;
+    shared.coalescing.attach(&mut fd)?;
     Ok(Vcpu {
         id,
         fd,
-        buses: buses.clone(),
-        coalescing: Arc::clone(coalescing),
+        buses: shared.buses.clone(),
+        coalescing: Arc::clone(shared.coalescing),
         pmu: config.pmu,
-        vm: Arc::clone(vm),
+        policy: config.policy.clone(),
+        mailbox,
+        vcpus: Arc::clone(shared.vcpus),
+        exits: Exits::default(),
+        stopwatch: Stopwatch::default(),
+        vm: Arc::clone(shared.vm),
         _ram: config.ram.clone(),
     })
 }

@@ -5,15 +5,22 @@
 //! look at the count. Only an alarm, for the next overflow, is a request to the host, and it is made as seldom as can be:
 //! one that comes early does no harm, because whether a counter has overflowed is computed from its value.
 
+mod counter;
 mod floor;
+mod gap;
+mod hardware;
 
 use std::time::Duration;
 
 use log::debug;
 
 use crate::event::Selection;
+use crate::journal::{Entry, Journal};
 use crate::notice::{Notice, Notices};
-use crate::source::{Backing, Count, FAR, Refusal, Source};
+use crate::policy::Policy;
+use crate::report::{BackingReport, CounterReport, State, Statistics};
+use crate::source::{Backing, FAR, Obeyed, Refusal, Source};
+use counter::{Armed, Backed, Counter, Look};
 use floor::{Floor, Tell};
 
 /// An alarm that repeats after at least so many counts may be left to repeat, as far as the guest is concerned: its handler is
@@ -37,42 +44,17 @@ pub struct Bank<S: Source> {
     running: u64,
     overflowed: u64,
     floor: Floor,
+    /// What the policy wants between two overflows that interrupt.
+    least_period: u64,
+    /// When the counters were last looked at because time had passed.
+    last_beat: Duration,
+    /// Those that were found without hardware. This is asked at every exit.
+    starved: u64,
+    /// Whether one has lost its hardware, or got it back, since that was last forgotten.
+    hardware_changed: bool,
     notices: Notices,
-}
-
-struct Counter<B> {
-    /// What it showed when it was last looked at.
-    value: u64,
-    selection: Option<Selection>,
-    alarm: Alarm,
-    backed: Option<Backed<B>>,
-    /// What the host refused when it was last asked: that is told once.
-    refused: Option<Selection>,
-}
-
-/// What counts for a counter.
-struct Backed<B> {
-    backing: B,
-    /// Its count when the counter was last looked at while it ran.
-    mark: u64,
-    alarm: Armed,
-    /// The count at which its last alarm came, and when that was.
-    last_alarm: (u64, Duration),
-    /// Whether nobody has used it since it was last asked for.
-    idle: bool,
-    /// Since when it misses counts, and whether that was told.
-    starved: Option<(Duration, bool)>,
-}
-
-/// The alarm that is set.
-#[derive(Debug, Clone, Copy)]
-struct Armed {
-    /// The count at which it comes.
-    at: u64,
-    /// How many counts after it was set; the host repeats it with this distance.
-    distance: u64,
-    /// Whether it has come and been left to repeat.
-    repeats: bool,
+    journal: Journal,
+    statistics: Statistics,
 }
 
 impl<S: Source> Bank<S> {
@@ -82,16 +64,20 @@ impl<S: Source> Bank<S> {
     /// If there are none or more than 64 counters, or their bits are none or more than 63.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
         assert!((1..=64).contains(&counters) && (1..64).contains(&width));
-        let counter =
-            || Counter { value: 0, selection: None, alarm: Alarm::Off, backed: None, refused: None };
         Self {
             source,
             width,
-            counters: (0..counters).map(|_| counter()).collect(),
+            counters: (0..counters).map(|_| Counter::default()).collect(),
             running: 0,
             overflowed: 0,
             floor: Floor::default(),
+            least_period: 1,
+            last_beat: Duration::ZERO,
+            starved: 0,
+            hardware_changed: false,
             notices: Notices::default(),
+            journal: Journal::default(),
+            statistics: Statistics::default(),
         }
     }
 
@@ -104,11 +90,32 @@ impl<S: Source> Bank<S> {
     pub fn configure(&mut self, counter: usize, selection: Option<Selection>, alarm: Alarm) {
         self.look_if_running(counter);
         let this = &mut self.counters[counter];
+        if (this.selection, this.alarm) != (selection, alarm) {
+            let interrupts = alarm == Alarm::AtOverflow;
+            self.journal.add(|| Entry::Configured { counter, selection, interrupts });
+        }
+        if (this.selection, this.alarm) != (selection, alarm) {
+            this.put_off = false;
+        }
         this.alarm = alarm;
         if this.selection != selection {
-            this.selection = selection;
-            this.backed = None;
+            self.release(counter);
+            self.counters[counter].selection = selection;
         }
+        self.resume(counter);
+    }
+
+    /// Has something else count for a counter, of which the guest knows nothing: an overflow that was put off still comes.
+    pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
+        self.look_if_running(counter);
+        let this = &mut self.counters[counter];
+        if this.selection == selection {
+            return;
+        }
+        let interrupts = this.alarm == Alarm::AtOverflow;
+        self.journal.add(|| Entry::Configured { counter, selection, interrupts });
+        self.release(counter);
+        self.counters[counter].selection = selection;
         self.resume(counter);
     }
 
@@ -118,6 +125,7 @@ impl<S: Source> Bank<S> {
         for counter in 0..self.size() {
             if before & !running & 1 << counter != 0 {
                 self.look(counter);
+                self.counters[counter].gaps.stands_still(|| self.source.now());
             }
         }
         self.running = running;
@@ -137,7 +145,9 @@ impl<S: Source> Bank<S> {
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
         self.look_if_running(counter);
-        self.counters[counter].value = value & self.mask();
+        let value = value & self.mask();
+        let this = &mut self.counters[counter];
+        (this.value, this.put_off, this.estimated) = (value, false, 0);
         self.set_alarm(counter);
     }
 
@@ -148,6 +158,12 @@ impl<S: Source> Bank<S> {
         }
     }
 
+    /// Some time has passed: counters that have lost their hardware are found out.
+    pub fn beat(&mut self) {
+        self.look_at_all();
+        self.last_beat = self.source.now();
+    }
+
     /// Gives back to the host what counts for counters that have stood still since this was last called.
     pub fn release_idle(&mut self) {
         for counter in 0..self.size() {
@@ -155,14 +171,41 @@ impl<S: Source> Bank<S> {
             let backed = &mut self.counters[counter].backed;
             if backed.as_mut().is_some_and(|backed| !runs && std::mem::replace(&mut backed.idle, true)) {
                 debug!("counter {counter} stands still: its hardware is given back");
-                *backed = None;
+                self.release(counter);
             }
         }
+    }
+
+    /// How late it is.
+    pub fn now(&self) -> Duration {
+        self.source.now()
     }
 
     /// Whether the host counts for any of the counters.
     pub fn is_backed(&self) -> bool {
         self.counters.iter().any(|counter| counter.backed.is_some())
+    }
+
+    /// From now on counts as the operator wants it to.
+    pub fn obey(&mut self, policy: &Policy) {
+        self.look_at_all();
+        self.least_period = policy.least_period.get().min(FAR);
+        if self.source.obey(policy) == Obeyed::FromTheNextOn {
+            for counter in 0..self.size() {
+                self.release(counter);
+                self.resume(counter);
+            }
+        }
+    }
+
+    /// An alarm has come: looks which counters have overflowed.
+    pub fn alarm(&mut self) {
+        let before = self.overflowed;
+        self.look_at_all();
+        self.statistics.alarms += 1;
+        if self.overflowed == before {
+            self.statistics.ignored_alarms += 1;
+        }
     }
 
     /// The counters that have overflowed since this was last asked, as far as they were looked at.
@@ -175,8 +218,56 @@ impl<S: Source> Bank<S> {
         self.notices.take()
     }
 
+    /// Where everything is written down.
+    pub fn journal(&mut self) -> &mut Journal {
+        &mut self.journal
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> Statistics {
+        let overflows = self.counters.iter().map(|counter| counter.overflows).sum();
+        Statistics { overflows, system_calls: self.source.requests(), ..self.statistics }
+    }
+
+    /// What there is to say of a counter; `words` names what is counted.
+    pub fn report(&mut self, counter: usize, words: impl FnOnce(Selection) -> String) -> CounterReport {
+        self.look_if_running(counter);
+        let runs = self.runs(counter);
+        let this = &mut self.counters[counter];
+        let refused = this.refused.as_ref().filter(|_| this.backed.is_none());
+        let state = match (this.selection, refused) {
+            (None, _) => State::Unused,
+            (Some(_), _) if !runs => State::Stopped,
+            (Some(_), Some((_, why))) => State::Refused(why.clone()),
+            _ if this.gaps.is_open() => State::Starved,
+            _ => State::Counting,
+        };
+        let starved = this.gaps.total(self.source.now());
+        CounterReport {
+            event: this.selection.map(words),
+            value: this.value,
+            state,
+            overflows: this.overflows,
+            starvations: this.gaps.times(),
+            starved_ns: nanoseconds(starved),
+            estimated: this.estimated,
+            backing: this.backed.as_mut().map(|backed| {
+                let report = backed.backing.report();
+                // Its own clock stops while it has no hardware.
+                let missed = nanoseconds(starved.saturating_sub(backed.starved_before));
+                BackingReport { enabled_ns: report.enabled_ns.saturating_add(missed), ..report }
+            }),
+        }
+    }
+
     fn mask(&self) -> u64 {
         (1 << self.width) - 1
+    }
+
+    /// Has the operator know of it, unless there was too much of late; whether he will.
+    pub fn tell(&mut self, notice: Notice) -> bool {
+        self.journal.add(|| Entry::Noticed(notice.clone()));
+        self.notices.tell(notice, self.source.now())
     }
 
     fn runs(&self, counter: usize) -> bool {
@@ -191,54 +282,39 @@ impl<S: Source> Bank<S> {
 
     /// Takes over what was counted while the counter ran, and sets its next alarm if one has come.
     fn look(&mut self, counter: usize) {
-        let Some(count) = self.count(counter) else { return };
+        let Some(Look { count, recovered }) = self.count(counter) else { return };
         let runs = self.runs(counter);
         let width = self.width;
         let this = &mut self.counters[counter];
         let Some(backed) = &mut this.backed else { return };
         if runs {
             let sum = u128::from(this.value) + u128::from(count.saturating_sub(backed.mark));
+            let interrupts = this.alarm == Alarm::AtOverflow;
             if sum >> width != 0 {
+                let at = backed.mark + ((1 << width) - this.value);
+                self.statistics.clamps += u64::from(interrupts && at < backed.earliest);
+                this.put_off = true;
+            }
+            if this.put_off && (count >= backed.earliest || !interrupts) {
+                this.put_off = false;
                 self.overflowed |= 1 << counter;
+                this.overflows += 1;
+                backed.earliest = count + self.least_period;
             }
             #[expect(clippy::cast_possible_truncation, reason = "the bits above are those that overflowed")]
             let value = sum as u64 & ((1 << width) - 1);
             this.value = value;
             backed.mark = count;
+            let estimated = backed.backing.estimated();
+            this.estimated += estimated.saturating_sub(backed.mark_estimated);
+            backed.mark_estimated = estimated;
         }
         if count >= backed.alarm.at {
             self.alarm_came(counter, count);
+        } else if recovered && let Some(at) = self.wanted(counter) {
+            // What was estimated meanwhile, if anything, brings its next overflow nearer.
+            self.arm(counter, count, at);
         }
-    }
-
-    /// What was counted behind a counter; the operator hears of gaps.
-    fn count(&mut self, counter: usize) -> Option<u64> {
-        let runs = self.runs(counter);
-        let this = &mut self.counters[counter];
-        let selection = this.selection?;
-        let backed = this.backed.as_mut()?;
-        let (count, starved) = match backed.backing.count() {
-            Count::Exact(count) => (count, false),
-            // One that stands still misses nothing.
-            Count::Starved(count) => (count, runs),
-        };
-        match (starved, backed.starved) {
-            (true, None) => {
-                let now = self.source.now();
-                let told = self.notices.tell(Notice::Starved { counter, selection }, now);
-                backed.starved = Some((now, told));
-            }
-            (false, Some((since, told))) => {
-                backed.starved = None;
-                let now = self.source.now();
-                let missed = now.saturating_sub(since);
-                if told {
-                    self.notices.tell(Notice::Recovered { counter, selection, missed }, now);
-                }
-            }
-            _ => {}
-        }
-        Some(count)
     }
 
     /// The host repeats an alarm with the same distance, however short that was. In a guest that has stopped its counters to
@@ -248,12 +324,12 @@ impl<S: Source> Bank<S> {
         let now = self.source.now();
         let Some(backed) = &mut self.counters[counter].backed else { return };
         let (last_count, last_time) = std::mem::replace(&mut backed.last_alarm, (count, now));
-        if backed.alarm.at.saturating_sub(last_count) < floor::PERIOD
+        let Armed { at, distance, repeats } = backed.alarm;
+        if at.saturating_sub(last_count) < floor::PERIOD
             && let Tell::Raised(times) = self.floor.short_alarm(now)
         {
-            self.notices.tell(Notice::RateFloor { period: floor::PERIOD, times }, now);
+            self.tell(Notice::RateFloor { period: floor::PERIOD, times });
         }
-        let Armed { distance, repeats, .. } = backed.alarm;
         let harmless = !repeats && distance >= LONG && self.source.may_repeat(now.saturating_sub(last_time));
         match self.wanted(counter) {
             Some(at) if at < count + FAR => self.arm(counter, count, at),
@@ -269,10 +345,11 @@ impl<S: Source> Bank<S> {
         }
         if self.counters[counter].backed.is_none() {
             self.start(counter);
-        } else if let Some(count) = self.count(counter)
+        } else if let Some(Look { count, .. }) = self.count(counter)
             && let Some(backed) = &mut self.counters[counter].backed
         {
             backed.mark = count;
+            backed.mark_estimated = backed.backing.estimated();
             backed.idle = false;
             self.set_alarm(counter);
         }
@@ -282,20 +359,27 @@ impl<S: Source> Bank<S> {
         let this = &self.counters[counter];
         let Some(selection) = this.selection else { return };
         let distance = match this.alarm {
-            Alarm::AtOverflow => self.until_overflow(counter).max(self.least_distance()),
+            Alarm::AtOverflow if this.put_off => self.least_period,
+            Alarm::AtOverflow => {
+                self.until_overflow(counter).max(self.least_period).max(self.least_distance())
+            }
             Alarm::Off => FAR,
         };
         match self.source.start(selection, distance) {
             Ok(backing) => {
                 debug!("counter {counter} counts {selection}, and the host says so after {distance}");
                 let alarm = Armed { at: distance, distance, repeats: false };
+                let now = self.source.now();
                 let backed = Backed {
                     backing,
                     mark: 0,
+                    mark_estimated: 0,
                     alarm,
                     last_alarm: (0, Duration::ZERO),
+                    earliest: self.least_period,
                     idle: false,
-                    starved: None,
+                    since: now,
+                    starved_before: self.counters[counter].gaps.total(now),
                 };
                 let this = &mut self.counters[counter];
                 this.backed = Some(backed);
@@ -303,9 +387,9 @@ impl<S: Source> Bank<S> {
             }
             // The guest's kernel asks again whenever the task comes back that has the event.
             Err(Refusal(why)) => {
-                if self.counters[counter].refused.replace(selection) != Some(selection) {
-                    let now = self.source.now();
-                    self.notices.tell(Notice::Refused { counter, selection, why }, now);
+                let before = self.counters[counter].refused.replace((selection, why.clone()));
+                if before.is_none_or(|(before, _)| before != selection) {
+                    self.tell(Notice::Refused { counter, selection, why });
                 }
             }
         }
@@ -332,9 +416,13 @@ impl<S: Source> Bank<S> {
         }
         let least = self.least_distance();
         let distance = self.until_overflow(counter);
-        let backed = self.counters[counter].backed.as_ref()?;
+        let this = &self.counters[counter];
+        let backed = this.backed.as_ref()?;
+        if this.put_off {
+            return Some(backed.earliest);
+        }
         // The last alarm is behind the mark, so that the floor does not move while the guest rewrites its counter.
-        Some((backed.mark + distance).max(backed.last_alarm.0 + least))
+        Some((backed.mark + distance).max(backed.last_alarm.0 + least).max(backed.earliest))
     }
 
     fn until_overflow(&self, counter: usize) -> u64 {
@@ -350,7 +438,7 @@ impl<S: Source> Bank<S> {
             let distance = at.saturating_sub(count).max(1);
             backed.alarm = Armed { at, distance, repeats: false };
             if let Err(Refusal(why)) = backed.backing.arm(distance) {
-                self.notices.tell(Notice::Unarmed { counter, why }, self.source.now());
+                self.tell(Notice::Unarmed { counter, why });
             }
         }
     }
@@ -360,4 +448,8 @@ impl<S: Source> Bank<S> {
             *alarm = Armed { at: alarm.at + alarm.distance, distance: alarm.distance, repeats: true };
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

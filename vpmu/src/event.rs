@@ -16,6 +16,13 @@ pub enum Event {
         /// What the guest's maker calls it.
         name: &'static str,
     },
+    /// Something that the guest may not count.
+    Denied {
+        /// The guest's encoding.
+        code: u64,
+        /// What `perf` calls it, if it does.
+        name: Option<&'static str>,
+    },
 }
 
 /// What can be counted on every host, to the same result. The host's kernel knows what its PMU calls it.
@@ -56,6 +63,15 @@ impl Filter {
     }
 }
 
+/// When a vCPU's thread is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// While it runs the guest.
+    Guest,
+    /// Also while it works for the guest.
+    Thread,
+}
+
 /// A counter's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection {
@@ -63,6 +79,8 @@ pub struct Selection {
     pub event: Event,
     /// At which privilege levels.
     pub filter: Filter,
+    /// And when.
+    pub scope: Scope,
 }
 
 impl fmt::Display for Meaning {
@@ -82,7 +100,9 @@ impl fmt::Display for Selection {
     /// As `perf` has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.event {
-            Event::Raw(code) | Event::Absent { code, .. } => write!(f, "r{code:x}")?,
+            Event::Raw(code) | Event::Absent { code, .. } | Event::Denied { code, .. } => {
+                write!(f, "r{code:x}")?;
+            }
             Event::Meaning(meaning) => write!(f, "{meaning}")?,
         }
         f.write_str(match self.filter {
@@ -90,8 +110,11 @@ impl fmt::Display for Selection {
             Filter::Kernel => ":k",
             Filter::All => ":uk",
         })?;
+        if self.scope == Scope::Thread {
+            f.write_str("GH")?;
+        }
         match self.event {
-            Event::Absent { name, .. } => write!(f, " ({name})"),
+            Event::Absent { name, .. } | Event::Denied { name: Some(name), .. } => write!(f, " ({name})"),
             _ => Ok(()),
         }
     }

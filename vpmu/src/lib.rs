@@ -8,10 +8,14 @@
 
 pub mod bank;
 pub mod event;
+pub mod journal;
 pub mod model;
 pub mod notice;
+pub mod policy;
+pub mod report;
 pub mod retarget;
 pub mod source;
+pub mod terms;
 pub mod translation;
 pub mod unit;
 pub mod x86;

@@ -5,9 +5,11 @@ pub mod intel;
 pub mod none;
 mod select;
 #[cfg(test)]
-mod testing;
+pub mod testing;
 
 use crate::Outcome;
+use crate::policy::Policy;
+use crate::report::Report;
 use crate::source::Source;
 use crate::unit::Unit;
 
@@ -18,6 +20,12 @@ pub trait Model<S: Source> {
 
     /// The guest writes one.
     fn write(&mut self, register: u32, value: u64) -> Outcome;
+
+    /// What there is to say of it, in the guest's words.
+    fn report(&mut self) -> Report;
+
+    /// From now on does as the operator wants it to. What its registers hold stays as it is, and so do its counts.
+    fn obey(&mut self, policy: &Policy);
 
     /// What is behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;

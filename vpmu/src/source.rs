@@ -7,6 +7,8 @@ pub mod script;
 use std::time::Duration;
 
 use crate::event::Selection;
+use crate::policy::Policy;
+use crate::report::BackingReport;
 
 /// As far ahead as an alarm can be: hosts' counters have 48 bits, and Linux uses 47 of them at a time.
 pub const FAR: u64 = 1 << 46;
@@ -24,6 +26,21 @@ pub trait Source {
 
     /// Whether a counter whose alarms are so far apart may go on like that: hosts stop those that are too fast.
     fn may_repeat(&mut self, interval: Duration) -> bool;
+
+    /// From now on counts as the operator wants it to.
+    fn obey(&mut self, policy: &Policy) -> Obeyed;
+
+    /// How many system calls it has made.
+    fn requests(&self) -> u64;
+}
+
+/// Which counters do as the operator wants them to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obeyed {
+    /// All do.
+    All,
+    /// Those that are started from now on.
+    FromTheNextOn,
 }
 
 /// A counter that only ever counts up, while its guest runs.
@@ -34,6 +51,12 @@ pub trait Backing {
     /// Sets the counter's one alarm, for when it has counted `distance` more; any alarm before is off. When it is due, the
     /// vCPU's thread leaves the guest. It may be repeated until it is set anew.
     fn arm(&mut self, distance: u64) -> Result<(), Refusal>;
+
+    /// How much of the count is an estimate of what was missed.
+    fn estimated(&self) -> u64;
+
+    /// Where it is, and for how long it has counted.
+    fn report(&mut self) -> BackingReport;
 }
 
 /// What a counter has to show.

@@ -1,10 +1,20 @@
 //! What every maker's PMU does: counters are configured one by one and stopped all at once, a status remembers which have
 //! overflowed, and an overflow interrupts. The models are this, with registers.
 
+mod allowance;
+
+use std::time::Duration;
+
 use crate::bank::{Alarm, Bank};
 use crate::event::Selection;
+use crate::journal::Entry;
 use crate::notice::Notice;
+use crate::policy::Policy;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Report, State, Statistics};
 use crate::source::Source;
+use allowance::Allowance;
 
 /// What one counter is told to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,6 +27,22 @@ pub struct Setting {
     pub interrupts: bool,
 }
 
+/// An interrupt for overflows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interrupt {
+    /// There is no need for one.
+    None,
+    /// It is to be delivered.
+    Asked,
+    /// It has to wait.
+    Withheld {
+        /// For these counters.
+        counters: u64,
+        /// Until then.
+        until: Duration,
+    },
+}
+
 /// The counters of a vCPU, numbered from 0; sets of them are bit masks.
 pub struct Unit<S: Source> {
     bank: Bank<S>,
@@ -25,9 +51,27 @@ pub struct Unit<S: Source> {
     control: u64,
     /// Those that have overflowed since software last cleared them.
     status: u64,
-    interrupt: bool,
+    interrupt: Interrupt,
+    /// What limits them, if anything does.
+    allowance: Option<Allowance>,
+    /// How often it has asked for one.
+    interrupts: u64,
+    /// How often it had to wait with that.
+    withheld: u64,
     freezes: bool,
     frozen: bool,
+    /// Those that the operator keeps from running.
+    disabled: u64,
+}
+
+/// What an operator may do with a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// The guest may use it.
+    On,
+    /// It stands still, whatever the guest does with it.
+    Off,
 }
 
 impl<S: Source> Unit<S> {
@@ -40,9 +84,13 @@ impl<S: Source> Unit<S> {
             bank,
             settings,
             status: 0,
-            interrupt: false,
+            interrupt: Interrupt::None,
+            allowance: None,
+            interrupts: 0,
+            withheld: 0,
             freezes: false,
             frozen: false,
+            disabled: 0,
         }
     }
 
@@ -56,10 +104,20 @@ impl<S: Source> Unit<S> {
         // Overflows up to now are those of the old setting.
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
+        if self.settings[counter] != setting {
+            self.no_longer_withhold(1 << counter);
+        }
         self.settings[counter] = setting;
         let alarm = if setting.interrupts { Alarm::AtOverflow } else { Alarm::Off };
         self.bank.configure(counter, setting.selection, alarm);
         self.bank.run(self.running());
+    }
+
+    /// Has something else count for a counter, of which the guest knows nothing: an interrupt that waits still comes.
+    pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
+        self.bank.select(counter, selection);
+        self.settings[counter].selection = selection;
+        self.take_overflows();
     }
 
     /// What a counter shows.
@@ -73,6 +131,7 @@ impl<S: Source> Unit<S> {
     pub fn write(&mut self, counter: usize, value: u64) {
         self.bank.write(counter, value);
         self.take_overflows();
+        self.no_longer_withhold(1 << counter);
     }
 
     /// The counters that may run.
@@ -96,6 +155,7 @@ impl<S: Source> Unit<S> {
     pub fn clear_status(&mut self, counters: u64) {
         self.look();
         self.status &= !counters;
+        self.no_longer_withhold(counters);
     }
 
     /// Has counters look as if they had overflowed; none interrupts.
@@ -119,16 +179,33 @@ impl<S: Source> Unit<S> {
         self.run();
     }
 
-    /// Looks whether counters have overflowed: a signal has come that says so, perhaps.
-    pub fn look(&mut self) {
-        self.bank.look_at_all();
+    /// From now on does as the operator wants it to.
+    pub fn obey(&mut self, policy: &Policy) {
+        self.bank.obey(policy);
+        self.allowance = policy.most_interrupts.map(Allowance::new);
         self.take_overflows();
     }
 
-    /// Some time has passed: counters that have lost their hardware are found out, and what no counter uses is given back.
-    pub fn time_has_passed(&mut self) {
-        self.look();
+    /// An alarm has come: looks which counters have overflowed.
+    pub fn alarm(&mut self) {
+        self.bank.alarm();
+        self.take_overflows();
+    }
+
+    /// Some time has passed: counters that have lost their hardware are found out.
+    pub fn beat(&mut self) {
+        self.bank.beat();
+        self.take_overflows();
+    }
+
+    /// Gives back to the host what no counter has used since this was last called.
+    pub fn release_idle(&mut self) {
         self.bank.release_idle();
+    }
+
+    /// Whether a counter that is to run has no hardware.
+    pub fn is_starved(&self) -> bool {
+        self.bank.is_starved()
     }
 
     /// Whether it holds counters of the host.
@@ -136,9 +213,37 @@ impl<S: Source> Unit<S> {
         self.bank.is_backed()
     }
 
+    /// Whether counters have lost their hardware, or got it back, since that was last forgotten.
+    pub fn hardware_changed(&self) -> bool {
+        self.bank.hardware_changed()
+    }
+
+    /// Forgets that, up to now.
+    pub fn forget_hardware_changed(&mut self) {
+        self.bank.forget_hardware_changed();
+    }
+
     /// Whether it has asked for an interrupt since this was last asked.
     pub fn take_interrupt(&mut self) -> bool {
-        std::mem::take(&mut self.interrupt)
+        if let Interrupt::Withheld { counters, until } = self.interrupt
+            && self.bank.now() >= until
+        {
+            self.interrupt = Interrupt::None;
+            self.ask_for_interrupt(counters);
+        }
+        let asked = self.interrupt == Interrupt::Asked;
+        if asked {
+            self.interrupt = Interrupt::None;
+        }
+        asked
+    }
+
+    /// For how long it has to wait with an interrupt, if it does. Nobody else says when that is over.
+    pub fn withholds_interrupt(&self) -> Option<Duration> {
+        match self.interrupt {
+            Interrupt::Withheld { until, .. } => Some(until.saturating_sub(self.bank.now())),
+            Interrupt::None | Interrupt::Asked => None,
+        }
     }
 
     /// What the operator is to know since this was last asked.
@@ -146,12 +251,70 @@ impl<S: Source> Unit<S> {
         self.bank.take_notices()
     }
 
+    /// The vCPU stands still from now on, until the counters have their hardware again.
+    pub fn stands_still(&mut self) {
+        self.bank.stands_still();
+    }
+
+    /// Whether they have. It asks for that, too.
+    pub fn has_hardware_again(&mut self) -> bool {
+        self.bank.has_hardware_again()
+    }
+
+    /// Has the operator know of this, too.
+    pub fn tell(&mut self, notice: Notice) {
+        self.bank.tell(notice);
+    }
+
+    /// Begins to keep what happens to the counters, for [`Self::take_entries`], or no longer does.
+    pub fn keep_journal(&mut self, kept: bool) {
+        self.bank.journal().keep(kept);
+    }
+
+    /// What has happened to the counters since this was last asked.
+    pub fn take_entries(&mut self) -> Vec<Entry> {
+        self.bank.journal().take()
+    }
+
+    /// Disables a counter, or gives it back; whether there is one of this number. What counts for one that
+    /// is disabled is given back to the host as that of others that stand still.
+    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+        if counter >= self.bank.size() {
+            return false;
+        }
+        match to {
+            Switch::On => self.disabled &= !(1 << counter),
+            Switch::Off => self.disabled |= 1 << counter,
+        }
+        self.run();
+        true
+    }
+
+    /// What there is to say of the counters; `words` names what is counted.
+    pub fn report(&mut self, words: impl Fn(Selection) -> String) -> Report {
+        let mut counters: Vec<_> =
+            (0..self.bank.size()).map(|counter| self.bank.report(counter, &words)).collect();
+        for (_, report) in (0..).zip(&mut counters).filter(|(counter, _)| self.disabled & 1 << counter != 0) {
+            report.state = State::Disabled;
+        }
+        self.take_overflows();
+        let statistics =
+            Statistics { interrupts: self.interrupts, withheld: self.withheld, ..self.bank.statistics() };
+        Report { counters, statistics }
+    }
+
+    /// Looks which counters have overflowed.
+    pub fn look(&mut self) {
+        self.bank.look_at_all();
+        self.take_overflows();
+    }
+
     fn running(&self) -> u64 {
         if self.frozen {
             return 0;
         }
         let enabled = (0..).zip(&self.settings).filter(|(_, setting)| setting.enabled);
-        enabled.fold(0, |set, (counter, _)| set | 1 << counter) & self.control
+        enabled.fold(0, |set, (counter, _)| set | 1 << counter) & self.control & !self.disabled
     }
 
     fn run(&mut self) {
@@ -166,12 +329,46 @@ impl<S: Source> Unit<S> {
             return;
         }
         self.status |= overflowed;
-        let interrupts = (0..)
-            .zip(&self.settings)
-            .any(|(counter, setting)| overflowed & 1 << counter != 0 && setting.interrupts);
-        self.interrupt |= interrupts;
-        if interrupts && self.freezes && !self.frozen {
+        let asking = (0..).zip(&self.settings).filter(|(_, setting)| setting.interrupts);
+        let counters = overflowed & asking.fold(0, |set, (counter, _)| set | 1 << counter);
+        let interrupts = counters != 0;
+        self.bank.journal().add(|| Entry::Overflowed { counters: overflowed, interrupts });
+        if interrupts {
+            self.ask_for_interrupt(counters);
+        }
+    }
+
+    /// One interrupt is for all overflows before it. While one has to wait nothing freezes: the guest would not thaw it.
+    fn ask_for_interrupt(&mut self, counters: u64) {
+        match &mut self.interrupt {
+            Interrupt::Asked => return,
+            Interrupt::Withheld { counters: withheld, .. } => {
+                *withheld |= counters;
+                return;
+            }
+            Interrupt::None => {}
+        }
+        if let Some(allowance) = &mut self.allowance
+            && let Err(until) = allowance.take(self.bank.now())
+        {
+            self.interrupt = Interrupt::Withheld { counters, until };
+            self.withheld += 1;
+            return;
+        }
+        self.interrupt = Interrupt::Asked;
+        self.interrupts += 1;
+        if self.freezes && !self.frozen {
             self.set_frozen(true);
+        }
+    }
+
+    /// The guest has seen to these counters itself: it does not expect an interrupt for them any more.
+    fn no_longer_withhold(&mut self, counters: u64) {
+        if let Interrupt::Withheld { counters: withheld, .. } = &mut self.interrupt {
+            *withheld &= !counters;
+            if *withheld == 0 {
+                self.interrupt = Interrupt::None;
+            }
         }
     }
 }

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Once};
-use std::thread;
 use std::time::Duration;
 
 use guest_images::cache::Cache;
@@ -33,6 +31,25 @@ impl Done {
     }
 }
 
+/// For shell scripts of the host, guests that are stopped while something is prepared which must miss nothing of what they do
+/// later. `begin COMMAND...` starts one, the process `$tally`, and stops it as soon as it has a vCPU, whose thread is `$vcpu`;
+/// `find_vcpu` finds that of one that goes on. `ended PROCESS` waits for a guest, which is to have written 0 to the debug exit.
+pub const PAUSED_GUESTS: &str = "\
+find_vcpu() {
+    until comm=$(grep -ls '^vcpu0' /proc/$tally/task/*/comm) || ! kill -0 $tally; do sleep 0.001; done
+    vcpu=${comm%/comm} vcpu=${vcpu##*/}
+}
+begin() {
+    \"$@\" & tally=$!
+    find_vcpu
+    kill -STOP $tally
+}
+ended() {
+    wait $1
+    [ $? = 1 ]
+}
+";
+
 /// Commands by name, and what the host is like that they run on.
 #[derive(Default)]
 pub struct Steps {
@@ -46,15 +63,6 @@ type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
 
 /// What all steps did, by name.
 pub struct Results(BTreeMap<String, Done>);
-
-/// Has all of these begin, each on a host of its own that takes a core for minutes, when one of them is wanted.
-pub fn side_by_side<const N: usize>(all: [&'static LazyLock<Results>; N], begun: &Once) {
-    begun.call_once(|| {
-        for results in all {
-            thread::spawn(|| LazyLock::force(results));
-        }
-    });
-}
 
 /// The folder that a kernel of the distribution is in, with the modules that drive Tally's devices, as its packages install
 /// them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. It takes a step to unpack it.
@@ -125,7 +133,13 @@ impl Steps {
         self.step(name, &format!("./tally run --kernel payload {options} --append '{words}'"))
     }
 
-    /// Boots the host and takes the steps.
+    /// Has this host be among the first that get a core, because it takes longer than most.
+    #[must_use]
+    pub fn long(self) -> Self {
+        self.on(|scenario| scenario.limit(Duration::from_mins(40)))
+    }
+
+    /// Boots the host as soon as it gets a core, and takes the steps.
     pub fn run(self) -> Results {
         let guest_programs: Vec<_> =
             self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();

@@ -6,6 +6,7 @@ pub mod lab;
 pub mod model;
 pub mod perf;
 pub mod programs;
+pub mod prometheus;
 pub mod terminal;
 
 use std::env;

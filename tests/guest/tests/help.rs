@@ -10,8 +10,9 @@ const SCREEN: usize = 24;
 const LONG: usize = 50;
 const WIDTH: usize = 80;
 
-const TALLY: [&str; 7] = ["", "run", "doctor", "check", "completions", "man", "help lab"];
-const LAB: [&str; 7] = ["", "build", "exec", "run", "self-test", "demo", "figures"];
+const TALLY: &[&str] =
+    &["", "run", "list", "stat", "policy", "doctor", "check", "log", "completions", "man", "help lab"];
+const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "figures"];
 
 /// What a program prints on standard output when all goes well.
 fn prints(name: &str, arguments: &[&str]) -> String {
@@ -34,7 +35,7 @@ fn help(name: &str, command: &str) -> String {
 #[test]
 fn every_help_fits_a_screen_and_ends_with_an_example() {
     for (name, commands) in [("tally", TALLY), ("tally-lab", LAB)] {
-        for command in commands {
+        for &command in commands {
             let help = help(name, command);
             let most = if (name, command) == ("tally", "run") { LONG } else { SCREEN };
             assert!(help.lines().count() <= most, "{name} {command}: {} lines", help.lines().count());
@@ -80,7 +81,7 @@ fn bash_completes_commands_options_and_values() {
         stdout(&output).lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(completed(&["tally", "do"]), ["doctor"]);
-    assert_eq!(completed(&["tally", "run", "--pmu-"]), ["--pmu-log"]);
+    assert_eq!(completed(&["tally", "run", "--pmu-"]), ["--pmu-log", "--pmu-policy"]);
     assert_eq!(completed(&["tally", "run", "--pmu", "amd"]), ["amd", "amd-legacy"]);
 }
 
@@ -99,7 +100,7 @@ fn every_command_has_a_manual_page() {
     assert_eq!(prints("tally", &["man", pages.to_str().expect("it is text")]), "");
     let page =
         |name: &str| fs::read_to_string(pages.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    for command in TALLY.map(|command| command.trim_start_matches("help ")) {
+    for command in TALLY.iter().map(|command| command.trim_start_matches("help ")) {
         let name = if command.is_empty() { "tally".to_owned() } else { format!("tally-{command}") };
         let page = page(&format!("{name}.1"));
         assert!(page.contains(&format!(".TH {name} 1")), "{page}");

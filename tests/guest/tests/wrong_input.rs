@@ -26,6 +26,39 @@ fn unknown_options_and_commands_are_named() {
 }
 
 #[test]
+fn policies_that_cannot_be_read_are_told_with_their_line_and_what_may_have_been_meant() {
+    let policy = |content: &str, words: &[&str]| {
+        let file = temporary(content.as_bytes());
+        let path = file.path().to_str().unwrap();
+        refused(&["run", "--pmu-policy", path, "--kernel", payload()], &[&[path][..], words].concat());
+    };
+    policy("tires = \"standard\"\n", &["line 1", "unknown key `tires`: did you mean `tier`?"]);
+    policy("\nallow = [\n\"instrutions\"]\n", &["line 3", "`instrutions`: did you mean `instructions`?"]);
+    policy("tier = standard\n", &["line 1"]);
+    policy("min-period = \"long\"\n", &["min-period is a number of counts, from 1 on"]);
+    let run = |options: &[&str], words: &[&str]| refused(&[&["run"], options].concat(), words);
+    run(&["--pmu-policy", "/does/not/exist"], &["/does/not/exist: No such file"]);
+    for pmu in ["kvm", "none"] {
+        run(&["--pmu", pmu, "--pmu-policy", "/dev/null"], &["--pmu-policy is for Tally's own PMUs", pmu]);
+    }
+    run(&["--on-starvation", "stpo"], &["stpo", "report, scale, stop"]);
+}
+
+#[test]
+fn what_cannot_be_asked_of_a_vm_is_refused() {
+    refused(&["stat", "no-such-vm-runs-here"], &["no VM "]);
+    refused(&["stat", "--interval", "0"], &["--interval", "0.01 to 60 seconds"]);
+    refused(&["stat", "--count", "0"], &["--count", "0"]);
+    refused(&["stat", "--json", "--count", "2"], &["--json", "--count"]);
+    refused(&["policy", "no-such-vm-runs-here", "--disable", "0:0"], &["no VM "]);
+    refused(&["policy", "1", "--disable", "0"], &["--disable", "vCPU", "0:3"]);
+    refused(&["policy", "1", "teir=standard"], &["`teir`", "did you mean `tier`?"]);
+    refused(&["policy", "1", "tier"], &["`tier` is no KEY=VALUE", "min-period"]);
+    refused(&["log"], &["PID|NAME"]);
+    refused(&["log", "no-such-vm-runs-here", "a note"], &["no VM "]);
+}
+
+#[test]
 fn too_few_and_too_many_cpus_are_refused() {
     if !has_kvm() {
         return;

@@ -6,6 +6,7 @@ use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs};
 use tally_lab::use_figures::{self, Cost};
+use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Result, Scenario};
 
 use crate::{boot_figures, tally};
@@ -77,6 +78,20 @@ pub fn print_use(progress: &mut Progress) -> Result<u8> {
         println!("| {} | {} | {} | {speed:.0} MB |", reading.monitor, reading.block, cost(&reading.cost));
     }
     println!("\nThe program: {} KiB", figures.program_bytes >> 10);
+    Ok(0)
+}
+
+/// Measures what a guest pays for being watched, and prints tables.
+pub fn print_watch(progress: &mut Progress) -> Result<u8> {
+    progress.step("sampling in guests that are watched, and in some that are not");
+    let tally = tally::program()?;
+    let figures = watch_figures::measure(&["amd", "intel"], &tally, progress)?;
+    progress.step("looking at guests that run, and taking counters from them");
+    let programs = attention::Programs { thief: tally.with_file_name("counter-thief"), tally };
+    let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
+    let attention = attention::measure(extent, &programs, progress)?;
+    progress.done();
+    println!("{}\n{}", watch_figures::table(&figures), attention::table(&attention));
     Ok(0)
 }
 

@@ -4,6 +4,7 @@
 //! unmodified Debian kernel with KVM runs on it (`host`), and a [`Scenario`] is a script that runs there. Virtual time
 //! is counted in instructions, so that a scenario does the same thing every time and a test can say `==`.
 
+mod cores;
 mod cpu;
 mod error;
 mod host;
@@ -17,6 +18,7 @@ mod symbols;
 mod tools;
 pub mod use_figures;
 mod watch;
+pub mod watch_figures;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -24,6 +26,7 @@ use std::time::Instant;
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
 
+pub use cores::Core;
 pub use error::Error;
 pub use machine::HostPmu;
 pub use scenario::{Outcome, Scenario, Streams, quoted};

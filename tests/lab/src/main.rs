@@ -58,7 +58,7 @@ Example:
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
-        /// commands and shared folders
+        /// commands and shared folders; watch: what a guest pays for being watched
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
@@ -72,6 +72,8 @@ enum Measured {
     Pmu,
     /// Commands and shared folders.
     Use,
+    /// Being watched.
+    Watch,
 }
 
 #[derive(Args)]
@@ -192,6 +194,7 @@ fn main() -> ExitCode {
         Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
         Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
         Subcommands::Figures { what: Measured::Use } => figures::print_use(&mut progress),
+        Subcommands::Figures { what: Measured::Watch } => figures::print_watch(&mut progress),
     };
     drop(progress);
     match result {

@@ -15,6 +15,7 @@ use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
 use guest_images::{Progress, Suite};
 
+use crate::cores::Core;
 use crate::machine::{HostPmu, Machine, Output, Shape};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, Waiting, watch};
@@ -237,6 +238,7 @@ impl Scenario {
         let cache = Cache::open()?;
         let cpu = cpu::build(&cache, progress)?;
         let image = host::build(&cache, self.host, progress)?;
+        let _core = Core::wait_for(self.limit);
         let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
         let initrd = self.initrd(&image.initrd, channels)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;

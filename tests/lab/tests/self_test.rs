@@ -5,18 +5,18 @@
 
 use std::env;
 use std::process::ExitCode;
+use std::thread;
 
 use guest_images::Progress;
 use tally_lab::self_test::{self, Check};
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut progress = Progress::stderr("tally-lab");
-    let groups = [
-        self_test::on_the_host(&mut progress),
-        self_test::in_a_guest(&mut progress),
-        self_test::guest_and_host_apart(&mut progress),
-    ];
+    let groups = thread::scope(|scope| {
+        [self_test::on_the_host, self_test::in_a_guest, self_test::guest_and_host_apart]
+            .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
+            .map(|group| group.join().expect("it reports what fails"))
+    });
     let mut checks: Vec<Check> = Vec::new();
     for group in groups {
         match group {

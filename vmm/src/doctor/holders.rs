@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process;
 
 use super::fact::Fact;
 
@@ -12,9 +13,17 @@ const NAMED: usize = 5;
 
 /// Those that this user can see, if there are any.
 pub fn fact() -> Option<Fact> {
-    let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+    let holders = holders();
+    (!holders.is_empty())
+        .then(|| Fact::note("holders", format!("others have perf events open: {}", holders.join(", "))))
+}
+
+/// Those other than this process, with the number of their events.
+pub fn holders() -> Vec<String> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let is_other = |name: &str| name.parse::<u32>().is_ok_and(|number| number != process::id());
     let mut holders: Vec<String> = processes
-        .filter(|process| process.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
+        .filter(|process| process.file_name().to_str().is_some_and(is_other))
         .filter_map(|process| holder(&process.path()))
         .collect();
     let more = holders.len().saturating_sub(NAMED);
@@ -22,8 +31,7 @@ pub fn fact() -> Option<Fact> {
     if more > 0 {
         holders.push(format!("{more} more"));
     }
-    (!holders.is_empty())
-        .then(|| Fact::note("holders", format!("others have perf events open: {}", holders.join(", "))))
+    holders
 }
 
 fn holder(process: &Path) -> Option<String> {

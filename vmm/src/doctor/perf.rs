@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use vpmu::policy::Policy;
 use vpmu::source::perf::{HostPmu, Obstacle, generic_events};
 
 use super::fact::Fact;
@@ -72,7 +73,7 @@ fn shown() -> Vec<Fact> {
     let about = "pmu";
     let Ok(kvm) = kvm::open(Choice::Auto) else { return Vec::new() };
     let offer = match cpuid::host_vendor(&kvm) {
-        Ok(vendor) => offer(Choice::Auto, None, vendor),
+        Ok(vendor) => offer(Choice::Auto, None, vendor, &Policy::default()),
         Err(error) => return vec![Fact::bad(about, error.to_string())],
     };
     match offer {

@@ -14,6 +14,8 @@ use crate::signals::unblock;
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+    /// Whether a perf event has sent one of the signals since that was last asked.
+    static ALARM: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The signal that perf events send.
@@ -25,9 +27,9 @@ pub fn signal() -> libc::c_int {
 pub fn install() -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    let handler: extern "C" fn(libc::c_int) = on_alarm;
+    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) = on_alarm;
     action.sa_sigaction = handler as libc::sighandler_t;
-    action.sa_flags = libc::SA_RESTART;
+    action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
     let signals = [signal(), libc::SIGIO];
     for number in signals {
         // SAFETY: the handler only touches thread-local memory that needs no set-up, and the vCPU's shared page.
@@ -39,12 +41,28 @@ pub fn install() -> io::Result<()> {
     unblock(&signals)
 }
 
-extern "C" fn on_alarm(_signal: libc::c_int) {
+extern "C" fn on_alarm(_signal: libc::c_int, info: *const libc::siginfo_t, _context: *const libc::c_void) {
+    // Those of perf events come from the kernel itself; timers' and other threads' have negative codes.
+    // SAFETY: the kernel gives it to handlers that want it, as this does.
+    if unsafe { (*info).si_code } > 0 {
+        ALARM.set(true);
+    }
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: it points into the vCPU's shared page, which is mapped as long as the `ExitFlag` lives.
         unsafe { flag.write_volatile(1) };
     }
+}
+
+/// Why a thread has left the guest, as far as signals go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Called {
+    /// Not because of one.
+    Not,
+    /// A perf event has counted as far as it was to, and others may want something, too.
+    ByAlarm,
+    /// A timer, or another thread.
+    Otherwise,
 }
 
 /// The flag that has this thread's vCPU leave the guest. While it lives, signals set it.
@@ -61,8 +79,8 @@ impl ExitFlag {
         Self(flag)
     }
 
-    /// Whether a signal has come since this was last asked. What it is about must be looked at after that.
-    pub fn take(&mut self) -> bool {
+    /// What signals have come since this was last asked. What they are about must be looked at after that.
+    pub fn take(&mut self) -> Called {
         // SAFETY: as in the handler, which is the only other one to write, on this thread.
         let came = unsafe { self.0.read_volatile() } != 0;
         if came {
@@ -70,7 +88,11 @@ impl ExitFlag {
             unsafe { self.0.write_volatile(0) };
         }
         compiler_fence(Ordering::SeqCst);
-        came
+        match came {
+            false => Called::Not,
+            true if ALARM.replace(false) => Called::ByAlarm,
+            true => Called::Otherwise,
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod amd;
 mod intel;
 
 use vpmu::model::intel::Version;
+use vpmu::policy::Policy;
 use vpmu::source::perf::{HostPmu, Obstacle};
 use vpmu::x86::Vendor;
 
@@ -80,6 +81,11 @@ pub enum Unavailable {
 }
 
 impl Choice {
+    /// Whether that is a PMU of Tally's.
+    pub fn is_ours(self) -> bool {
+        !matches!(self, Self::Kvm | Self::None)
+    }
+
     /// What the command line has.
     pub fn name(self) -> &'static str {
         match self {
@@ -95,12 +101,17 @@ impl Choice {
 }
 
 /// Finds out what the guest can be offered on a host of that vendor.
-pub fn offer(choice: Choice, counters: Option<u32>, vendor: Option<Vendor>) -> Result<Offer, Unavailable> {
+pub fn offer(
+    choice: Choice,
+    counters: Option<u32>,
+    vendor: Option<Vendor>,
+    policy: &Policy,
+) -> Result<Offer, Unavailable> {
     let plain = |pmu| Offer { pmu, remarks: Vec::new() };
     let without =
         |why: String| Offer { pmu: Pmu::None, remarks: vec![format!("{why}; the guest sees no PMU")] };
     match (choice, vendor) {
-        (Choice::None | Choice::Kvm, _) if counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
+        _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
         (Choice::None, _) => Ok(plain(Pmu::None)),
         (Choice::Kvm, _) => Ok(plain(Pmu::Kvm)),
         (Choice::Auto, None) => Ok(without("this host's processor is neither AMD's nor Intel's".to_owned())),
@@ -110,26 +121,35 @@ pub fn offer(choice: Choice, counters: Option<u32>, vendor: Option<Vendor>) -> R
                 Vendor::Amd => Choice::Amd,
                 Vendor::Intel => Choice::Intel,
             };
-            match of_ours(own, counters, vendor) {
+            match of_ours(own, counters, vendor, policy) {
                 Err(Unavailable::Host(obstacle)) if obstacle.is_for_good() && counters.is_none() => {
                     Ok(without(obstacle.to_string()))
                 }
                 found => found,
             }
         }
-        (_, Some(vendor)) => of_ours(choice, counters, vendor),
+        (_, Some(vendor)) => of_ours(choice, counters, vendor, policy),
     }
 }
 
-fn of_ours(choice: Choice, counters: Option<u32>, vendor: Vendor) -> Result<Offer, Unavailable> {
+fn of_ours(
+    choice: Choice,
+    counters: Option<u32>,
+    vendor: Vendor,
+    policy: &Policy,
+) -> Result<Offer, Unavailable> {
     let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
     let host = Host { vendor, pmu };
     let (shown, remark) = match choice {
-        Choice::Intel => intel::shown(Version::V5, choice.name(), counters, host)?,
-        Choice::IntelV2 => intel::shown(Version::V2, choice.name(), counters, host)?,
+        Choice::Intel => intel::shown(Version::V5, choice.name(), counters, host, policy)?,
+        Choice::IntelV2 => intel::shown(Version::V2, choice.name(), counters, host, policy)?,
         _ => amd::shown(choice, counters, host)?,
     };
-    Ok(Offer { pmu: Pmu::Ours(shown, host), remarks: stays.into_iter().chain(remark).collect() })
+    let meaningless = policy.names_without_meaning(shown.vendor()).map(|name| {
+        format!("the policy allows {name}, which no event of this PMU is called: allow its encoding, if it has one")
+    });
+    let remarks = stays.into_iter().chain(remark).chain(meaningless).collect();
+    Ok(Offer { pmu: Pmu::Ours(shown, host), remarks })
 }
 
 #[cfg(test)]
@@ -139,16 +159,17 @@ mod tests {
     #[test]
     fn a_number_of_counters_is_for_pmus_of_ours() {
         for (choice, words) in [(Choice::Kvm, "--pmu kvm"), (Choice::None, "--pmu none")] {
-            let refusal = offer(choice, Some(4), Some(Vendor::Amd)).unwrap_err().to_string();
+            let refusal =
+                offer(choice, Some(4), Some(Vendor::Amd), &Policy::default()).unwrap_err().to_string();
             assert!(refusal.contains(words), "{refusal}");
         }
     }
 
     #[test]
     fn a_processor_whose_events_nobody_knows_counts_nothing() {
-        let refusal = offer(Choice::Intel, None, None).unwrap_err().to_string();
+        let refusal = offer(Choice::Intel, None, None, &Policy::default()).unwrap_err().to_string();
         assert!(refusal.contains("--pmu intel needs"), "{refusal}");
-        let offer = offer(Choice::Auto, None, None).unwrap();
+        let offer = offer(Choice::Auto, None, None, &Policy::default()).unwrap();
         assert_eq!(offer.pmu, Pmu::None);
         assert!(offer.remarks[0].contains("neither AMD's nor Intel's"), "{:?}", offer.remarks);
     }

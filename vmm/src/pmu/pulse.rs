@@ -1,64 +1,93 @@
 //! What has to be done once in a while, though the guest gives no occasion for it: counters that have lost their hardware are
-//! found out, and hardware that no counter uses is given back. A timer sends the signal of alarms to the vCPU's own
-//! thread, but only while that holds counters of the host.
+//! found out soon, and hardware that no counter uses is given back some time later. A timer sends the signal of alarms to the
+//! vCPU's own thread, but only while that holds counters of the host.
 
 use std::io;
-use std::mem::zeroed;
-use std::ptr;
 use std::time::{Duration, Instant};
 
-const INTERVAL: Duration = Duration::from_secs(1);
+use super::timer::{Rings, Timer};
+
+/// Short enough for an operator to hear of a lost counter within a tenth of a second.
+const USUAL: Duration = Duration::from_millis(50);
+/// While a counter is without hardware, which is to have it as soon as others give it back.
+const SHORT: Duration = Duration::from_millis(10);
+/// For at least so long a counter is left what it does not use.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// A thread's pulse.
 pub struct Pulse {
-    timer: libc::timer_t,
-    /// When the last beat was, while it beats.
-    last: Option<Instant>,
+    timer: Timer,
+    rhythm: Rhythm,
+    /// When it was due last.
+    beat: Instant,
+    /// When the last beat was at which something was given back.
+    idle: Instant,
+}
+
+/// How often it beats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rhythm {
+    /// Not at all.
+    Rests,
+    /// Now and then: there are counters to be looked at.
+    Beats,
+    /// Often: one is without hardware.
+    Races,
+}
+
+impl Rhythm {
+    fn interval(self) -> Option<Duration> {
+        match self {
+            Self::Rests => None,
+            Self::Beats => Some(USUAL),
+            Self::Races => Some(SHORT),
+        }
+    }
+}
+
+/// What a beat is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// To look whether counters have their hardware.
+    Look,
+    /// That, and to give back what is not used.
+    GiveBack,
 }
 
 impl Pulse {
     /// A pulse of this thread, at rest, whose beats are this signal.
     pub fn new(signal: libc::c_int) -> io::Result<Self> {
-        // SAFETY: all-zero is a valid `sigevent`, a plain C structure.
-        let mut event: libc::sigevent = unsafe { zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = signal;
-        // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
-        let mut timer = ptr::null_mut();
-        // SAFETY: both are valid for the call.
-        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { timer, last: None })
+        let now = Instant::now();
+        Ok(Self { timer: Timer::new(signal)?, rhythm: Rhythm::Rests, beat: now, idle: now })
     }
 
-    /// Has it beat, or rest.
-    pub fn beat(&mut self, beats: bool) {
-        if beats == self.last.is_some() {
+    /// Has it beat like this.
+    pub fn set(&mut self, rhythm: Rhythm) {
+        if rhythm == self.rhythm {
             return;
         }
-        self.last = beats.then(Instant::now);
-        let seconds = if beats { INTERVAL.as_secs().cast_signed() } else { 0 };
-        let interval = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
-        let times = libc::itimerspec { it_interval: interval, it_value: interval };
-        // SAFETY: the timer exists, and `times` is valid; the old times are not asked for.
-        unsafe { libc::timer_settime(self.timer, 0, &raw const times, ptr::null_mut()) };
+        let now = Instant::now();
+        if self.rhythm == Rhythm::Rests {
+            self.idle = now;
+        }
+        (self.rhythm, self.beat) = (rhythm, now);
+        self.timer.set(rhythm.interval().map_or(Rings::Never, Rings::Every));
     }
 
-    /// After a signal: whether it was a beat, or one was due.
-    pub fn take(&mut self) -> bool {
-        let Some(last) = &mut self.last else { return false };
-        // In step with the timer, however late this thread is.
-        let beats = last.elapsed().as_secs() / INTERVAL.as_secs();
-        *last += INTERVAL * u32::try_from(beats).unwrap_or(u32::MAX);
-        beats > 0
+    /// After a signal: what is due, if it was a beat.
+    pub fn take(&mut self) -> Option<Due> {
+        let interval = self.rhythm.interval()?;
+        let now = Instant::now();
+        if !is_due(&mut self.beat, interval, now) {
+            return None;
+        }
+        Some(if is_due(&mut self.idle, IDLE, now) { Due::GiveBack } else { Due::Look })
     }
 }
 
-impl Drop for Pulse {
-    fn drop(&mut self) {
-        // SAFETY: the timer exists, and nobody uses it any more.
-        unsafe { libc::timer_delete(self.timer) };
-    }
+/// Whether so much time has passed since the last time, which is now then, but in step with a timer, however late this thread is.
+fn is_due(last: &mut Instant, interval: Duration, now: Instant) -> bool {
+    let times = now.duration_since(*last).as_nanos() / interval.as_nanos();
+    *last += interval * u32::try_from(times).unwrap_or(u32::MAX);
+    times > 0
 }

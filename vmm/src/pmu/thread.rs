@@ -1,17 +1,22 @@
 //! The PMU of one vCPU, on the thread that runs it.
 
-use kvm_ioctls::{VcpuFd, VmFd};
-use log::{info, trace};
+use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
+use log::{info, trace, warn};
 use vpmu::Outcome;
 use vpmu::model::{Model, none};
 use vpmu::notice::Notice;
+use vpmu::policy::{OnStarvation, Policy};
+use vpmu::report::Report;
 use vpmu::source::perf::PerfEvents;
+use vpmu::unit::Switch;
 use vpmu::x86::DEBUGCTL;
 
 use super::Pmu;
-use super::alarm::{self, ExitFlag};
+use super::alarm::{self, Called, ExitFlag};
 use super::interrupt::{self, Entry};
-use super::pulse::Pulse;
+use super::pulse::{Due, Pulse, Rhythm};
+use super::reminder::Reminder;
+use crate::event_log::VcpuLog;
 use crate::kvm::KvmError;
 use crate::msr::{self, Written};
 
@@ -21,6 +26,20 @@ pub struct ThreadPmu {
     flag: ExitFlag,
     /// Without one (too many timers) everything works but for what it is for.
     pulse: Option<Pulse>,
+    /// The same.
+    reminder: Option<Reminder>,
+    on_starvation: OnStarvation,
+    log: Option<VcpuLog>,
+}
+
+/// What there is to do after an exit.
+pub struct Settled {
+    /// Whether a signal had called the thread out of the guest.
+    pub called: bool,
+    /// What the operator is to know.
+    pub notices: Vec<Notice>,
+    /// Whether the machine is not to go on like this.
+    pub stops: bool,
 }
 
 enum Kind {
@@ -34,17 +53,60 @@ impl ThreadPmu {
     ///
     /// # Safety
     /// `fd` has to outlive it.
-    pub unsafe fn new(pmu: Pmu, fd: &mut VcpuFd) -> Self {
+    pub unsafe fn new(pmu: Pmu, policy: &Policy, fd: &mut VcpuFd) -> Self {
         let kind = match pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
             Pmu::Ours(shown, host) => {
                 info!("each of its counters that is used is a pinned perf event of this thread");
-                Kind::Ours(shown.entry(), shown.model(host))
+                let mut model = shown.model(host);
+                model.obey(policy);
+                Kind::Ours(shown.entry(), model)
             }
         };
         // SAFETY: the caller's promise.
-        Self { kind, flag: unsafe { ExitFlag::of(fd) }, pulse: Pulse::new(alarm::signal()).ok() }
+        let flag = unsafe { ExitFlag::of(fd) };
+        let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
+        let pulse = Pulse::new(alarm::signal()).map_err(timeless).ok();
+        let reminder = Reminder::new(alarm::signal()).ok();
+        Self { kind, flag, pulse, reminder, on_starvation: policy.on_starvation, log: None }
+    }
+
+    /// Has all that happens to its counters logged.
+    pub fn log_into(&mut self, log: VcpuLog, fd: &mut VcpuFd) {
+        if let Kind::Ours(_, model) = &mut self.kind {
+            model.unit().keep_journal(true);
+            // With each exit KVM then says where the guest is; to ask it would cost more than the rest of the logging.
+            fd.set_sync_valid_reg(SyncReg::Register);
+            self.log = Some(log);
+        }
+    }
+
+    /// From now on does as the operator wants it to.
+    pub fn obey(&mut self, policy: &Policy) {
+        let Kind::Ours(_, model) = &mut self.kind else { return };
+        model.obey(policy);
+        self.on_starvation = policy.on_starvation;
+        // What it was set for may be due earlier now.
+        if let Some(reminder) = &mut self.reminder {
+            reminder.came();
+        }
+    }
+
+    /// Withholds a counter from the guest, or gives it back; whether it is Tally's, and there is one.
+    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+        match &mut self.kind {
+            Kind::Ours(_, model) => model.unit().switch(counter, to),
+            Kind::None | Kind::Kvm => false,
+        }
+    }
+
+    /// What there is to say of the counters, if they are Tally's.
+    pub fn report(&mut self) -> Option<Report> {
+        match &mut self.kind {
+            Kind::Ours(_, model) => Some(model.report()),
+            Kind::None | Kind::Kvm => None,
+        }
     }
 
     /// The guest reads a register that was handed over.
@@ -89,26 +151,79 @@ impl ThreadPmu {
         }
     }
 
-    /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that. What the operator is
-    /// to know comes back.
-    pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Vec<Notice>, KvmError> {
-        let came = self.flag.take();
-        let Kind::Ours(entry, model) = &mut self.kind else { return Ok(Vec::new()) };
+    /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that.
+    pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Settled, KvmError> {
+        let why = self.flag.take();
+        let called = why != Called::Not;
+        let Kind::Ours(entry, model) = &mut self.kind else {
+            return Ok(Settled { called, notices: Vec::new(), stops: false });
+        };
         let unit = model.unit();
-        if came {
-            if self.pulse.as_mut().is_some_and(Pulse::take) {
-                unit.time_has_passed();
-            } else {
-                unit.look();
+        if called {
+            if why == Called::ByAlarm {
+                unit.alarm();
+            }
+            match self.pulse.as_mut().and_then(Pulse::take) {
+                // That was a look already.
+                None if why == Called::ByAlarm => {}
+                None => unit.look(),
+                Some(Due::Look) => unit.beat(),
+                Some(Due::GiveBack) => {
+                    unit.beat();
+                    unit.release_idle();
+                }
             }
         }
         if let Some(pulse) = &mut self.pulse {
-            pulse.beat(unit.holds_counters());
+            pulse.set(match (unit.holds_counters(), unit.is_starved()) {
+                (false, _) => Rhythm::Rests,
+                (true, false) => Rhythm::Beats,
+                (true, true) => Rhythm::Races,
+            });
+        }
+        if let Some(log) = &self.log {
+            let entries = unit.take_entries();
+            if !entries.is_empty() {
+                log.append(fd.sync_regs().regs.rip, &entries);
+            }
         }
         if unit.take_interrupt() {
             trace!("is interrupted: a counter has overflowed");
             interrupt::deliver(vm, fd, *entry)?;
         }
-        Ok(unit.take_notices())
+        if let Some(reminder) = &mut self.reminder {
+            if called {
+                reminder.came();
+            }
+            if let Some(left) = unit.withholds_interrupt() {
+                reminder.set(left);
+            }
+        }
+        let stops = self.on_starvation == OnStarvation::Stop && unit.is_starved();
+        Ok(Settled { called, notices: unit.take_notices(), stops })
+    }
+
+    /// The vCPU stands still from now on: its counters miss nothing.
+    pub fn stands_still(&mut self) {
+        if let Kind::Ours(_, model) = &mut self.kind {
+            model.unit().stands_still();
+        }
+    }
+
+    /// What the operator is to know if this happens.
+    pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
+        let Kind::Ours(_, model) = &mut self.kind else { return Vec::new() };
+        model.unit().tell(notice);
+        model.unit().take_notices()
+    }
+
+    /// Whether it is no reason any more for the machine to stand still.
+    pub fn may_go_on(&mut self) -> bool {
+        match &mut self.kind {
+            Kind::Ours(_, model) => {
+                self.on_starvation != OnStarvation::Stop || model.unit().has_hardware_again()
+            }
+            Kind::None | Kind::Kvm => true,
+        }
     }
 }

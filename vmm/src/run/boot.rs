@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use guest_images::Progress;
 use log::info;
 
@@ -43,6 +43,20 @@ pub fn files(options: &Run) -> Result<Files> {
         info!("initrd: {}{}", initrd.display(), whose(options.initrd.as_ref()));
     }
     Ok(files)
+}
+
+/// Refuses what cannot be run here.
+pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
+    if !options.command.is_empty() && !kernel.is_linux() {
+        let name = options.kernel.as_deref().map_or_else(String::new, |path| path.display().to_string());
+        bail!("a COMMAND needs the default guest, and {name} is no Linux kernel");
+    }
+    if kernel.is_linux()
+        && let Some(obstacle) = guest_images::host::obstacle()
+    {
+        bail!("{obstacle}: `tally lab run` runs it on a simulated host");
+    }
+    Ok(())
 }
 
 /// The modules with which a user's kernel drives our devices, from the folder where distributions install them: in the root

@@ -11,8 +11,10 @@ mod tests;
 
 use super::Model;
 use crate::Outcome;
+use crate::policy::Policy;
+use crate::report::Report;
 use crate::source::Source;
-use crate::translation::Translation;
+use crate::terms::Terms;
 use crate::unit::Unit;
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
@@ -79,7 +81,7 @@ impl Version {
 /// One vCPU's PMU.
 pub struct Amd<S: Source> {
     version: Version,
-    translation: Translation,
+    terms: Terms,
     unit: Unit<S>,
     selects: Vec<Select>,
 }
@@ -90,7 +92,7 @@ impl<S: Source> Amd<S> {
         let counters = version.counters();
         Self {
             version,
-            translation: Translation { guest: Vendor::Amd, host },
+            terms: Terms::new(Vendor::Amd, host, Policy::default()),
             unit: Unit::new(source, counters, WIDTH),
             selects: vec![Select::default(); counters],
         }
@@ -98,7 +100,7 @@ impl<S: Source> Amd<S> {
 
     fn select(&mut self, counter: usize, select: Select) {
         self.selects[counter] = select;
-        self.unit.configure(counter, select.setting(self.translation));
+        self.unit.configure(counter, select.setting(&self.terms));
     }
 }
 
@@ -129,7 +131,20 @@ impl<S: Source> Model<S> for Amd<S> {
         Outcome::Handled
     }
 
+    fn obey(&mut self, policy: &Policy) {
+        self.terms.obey(policy);
+        self.unit.obey(policy);
+        for (counter, select) in self.selects.iter().enumerate() {
+            self.unit.select(counter, select.setting(&self.terms).selection);
+        }
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
+    }
+
+    fn report(&mut self) -> Report {
+        let translation = self.terms.translation();
+        self.unit.report(|selection| translation.words(selection))
     }
 }

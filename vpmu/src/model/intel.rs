@@ -12,8 +12,10 @@ mod tests;
 use super::Model;
 use crate::Outcome;
 use crate::event::Meaning;
+use crate::policy::Policy;
+use crate::report::Report;
 use crate::source::Source;
-use crate::translation::Translation;
+use crate::terms::Terms;
 use crate::unit::{Setting, Unit, set_of};
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
@@ -30,8 +32,10 @@ pub const FIXED: [Meaning; 3] = [Meaning::Instructions, Meaning::Cycles, Meaning
 const FIXED_BIT: u32 = 32;
 /// "`CTR_Frz`" in the global status of version 5: all counters stand still.
 const FROZEN: u64 = 1 << 59;
-/// "`OvfDSBuffer`" and "`CondChgd`": never set, and may be cleared by everybody.
-const ALWAYS_CLEAR: u64 = 1 << 62 | 1 << 63;
+/// "`OvfDSBuffer`": never set, and may be cleared by everybody.
+const ALWAYS_CLEAR: u64 = 1 << 62;
+/// "`CondChgd`": the state of the PMU's hardware has changed. Here counters have lost theirs, or got it back. It interrupts nobody.
+const CONDITION_CHANGED: u64 = 1 << 63;
 /// In `IA32_PERF_CAPABILITIES`: "`FW_WRITE`", by which whole counters can be written.
 const FULL_WIDTH_WRITES: u64 = 1 << 13;
 
@@ -109,7 +113,7 @@ impl Shape {
 /// One vCPU's PMU.
 pub struct Intel<S: Source> {
     shape: Shape,
-    translation: Translation,
+    terms: Terms,
     unit: Unit<S>,
     selects: Vec<Select>,
     fixed_control: FixedControl,
@@ -127,7 +131,7 @@ impl<S: Source> Intel<S> {
         unit.set_control(set_of(shape.general));
         Self {
             shape,
-            translation: Translation { guest: Vendor::Intel, host },
+            terms: Terms::new(Vendor::Intel, host, Policy::default()),
             unit,
             selects: vec![Select::default(); shape.general],
             fixed_control: FixedControl::default(),
@@ -156,13 +160,17 @@ impl<S: Source> Intel<S> {
     fn status(&mut self) -> u64 {
         let status = self.unit.status();
         let frozen = if self.has_frozen_bit() && self.unit.is_frozen() { FROZEN } else { 0 };
-        self.shape.bits(status) | frozen
+        let changed = if self.unit.hardware_changed() { CONDITION_CHANGED } else { 0 };
+        self.shape.bits(status) | frozen | changed
     }
 
     fn clear_status(&mut self, bits: u64) {
         self.unit.clear_status(self.shape.counters_of(bits));
         if bits & FROZEN != 0 {
             self.unit.set_frozen(false);
+        }
+        if bits & CONDITION_CHANGED != 0 {
+            self.unit.forget_hardware_changed();
         }
     }
 
@@ -197,14 +205,15 @@ impl<S: Source> Intel<S> {
 
     fn select(&mut self, counter: usize, select: Select) {
         self.selects[counter] = select;
-        self.unit.configure(counter, select.setting(self.translation));
+        self.unit.configure(counter, select.setting(&self.terms));
     }
 
     fn control_fixed(&mut self, control: FixedControl) {
         self.fixed_control = control;
         for (counter, meaning) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
             let before = self.fixed[counter];
-            let selection = control.selection(counter, meaning);
+            let filter = control.filter(counter);
+            let selection = filter.map(|filter| self.terms.fixed(meaning, filter));
             let setting = Setting {
                 selection: selection.or(before.selection),
                 enabled: selection.is_some(),
@@ -250,7 +259,9 @@ impl<S: Source> Model<S> for Intel<S> {
                 self.control_fixed(FixedControl::from(value));
             }
             Register::Control if fits(self.shape.mask()) => self.set_control(value),
-            Register::StatusClear if fits(self.status_mask() | ALWAYS_CLEAR) => self.clear_status(value),
+            Register::StatusClear if fits(self.status_mask() | ALWAYS_CLEAR | CONDITION_CHANGED) => {
+                self.clear_status(value);
+            }
             Register::StatusSet if fits(self.status_mask()) => self.set_status(value),
             Register::DebugControl if fits(x86::FREEZE_AT_INTERRUPTS) => {
                 self.debug_control = value;
@@ -262,8 +273,27 @@ impl<S: Source> Model<S> for Intel<S> {
         Outcome::Handled
     }
 
+    fn obey(&mut self, policy: &Policy) {
+        self.terms.obey(policy);
+        self.unit.obey(policy);
+        for (counter, select) in self.selects.iter().enumerate() {
+            self.unit.select(counter, select.setting(&self.terms).selection);
+        }
+        // Fixed counters that are off are to select nothing that is denied now.
+        for (counter, setting) in self.fixed.iter_mut().enumerate() {
+            let filter = self.fixed_control.filter(counter);
+            setting.selection = filter.map(|filter| self.terms.fixed(FIXED[counter], filter));
+            self.unit.select(self.shape.general + counter, setting.selection);
+        }
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
+    }
+
+    fn report(&mut self) -> Report {
+        let translation = self.terms.translation();
+        self.unit.report(|selection| translation.words(selection))
     }
 }
 

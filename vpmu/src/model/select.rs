@@ -1,6 +1,7 @@
 //! What the event selects of both vendors have alike: they go back to one processor, the Pentium Pro.
 
-use crate::event::{Event, Filter, Selection};
+use crate::event::{Filter, Selection};
+use crate::terms::Terms;
 use crate::unit::Setting;
 
 /// The unit mask.
@@ -20,10 +21,10 @@ pub const INVERT: u64 = 1 << 23;
 /// Counts cycles with at least so many events.
 pub const COUNTER_MASK: u64 = 0xff << 24;
 
-/// What is counted by a select that means this event.
-pub fn selection(select: u64, event: Event) -> Option<Selection> {
+/// What is counted by a select, of which these bits encode the event.
+pub fn selection(select: u64, code: u64, terms: &Terms) -> Option<Selection> {
     let filter = Filter::of(select & USER != 0, select & OS != 0)?;
-    Some(Selection { event, filter })
+    Some(terms.selection(code, filter))
 }
 
 /// What a counter is told by a select that selects this.

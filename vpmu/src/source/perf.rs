@@ -3,6 +3,8 @@
 //! Everything here belongs to the vCPU's own thread: its events count that thread, signal that thread, and can be read
 //! without a system call by that thread only.
 
+mod attribution;
+mod estimate;
 mod event;
 mod host;
 mod obstacle;
@@ -13,10 +15,13 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use self::event::PerfEvent;
-use super::{Backing, Count, FAR, Refusal, Source};
+use self::event::{Calls, PerfEvent};
+use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
 use crate::event::Selection;
+use crate::policy::{OnStarvation, Policy};
+use crate::report::BackingReport;
 
+pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::HostPmu;
 pub use self::obstacle::Obstacle;
 pub use self::probe::{Free, exists, free_counters, generic_events};
@@ -29,6 +34,9 @@ pub struct PerfEvents {
     /// How far apart an event's overflows have to be, as of then.
     pace: Duration,
     pace_read: Instant,
+    calls: Calls,
+    /// Whether what events miss is estimated.
+    estimates: bool,
 }
 
 /// Twice the least time that the host allows between an event's overflows, on average; it stops those that are faster, until
@@ -44,7 +52,15 @@ impl PerfEvents {
     /// Events of this PMU, whose alarms send this signal.
     pub fn new(pmu: HostPmu, signal: libc::c_int) -> Self {
         let now = Instant::now();
-        Self { pmu, signal, epoch: now, pace: pace(), pace_read: now }
+        Self {
+            pmu,
+            signal,
+            epoch: now,
+            pace: pace(),
+            pace_read: now,
+            calls: Calls::default(),
+            estimates: false,
+        }
     }
 }
 
@@ -52,9 +68,14 @@ impl Source for PerfEvents {
     type Backing = PerfEvent;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
-        with_period(distance, |period| PerfEvent::open(self.pmu, selection, period))
-            .and_then(|event| event.signal_this_thread(self.signal).map(|()| event))
-            .map_err(|error| Refusal(error.to_string()))
+        let mut event =
+            with_period(distance, |period| PerfEvent::open(self.pmu, selection, period, self.calls.clone()))
+                .and_then(|event| event.signal_this_thread(self.signal).map(|()| event))
+                .map_err(|error| Refusal(error.to_string()))?;
+        if self.estimates {
+            event.estimate();
+        }
+        Ok(event)
     }
 
     fn now(&self) -> Duration {
@@ -68,6 +89,16 @@ impl Source for PerfEvents {
         }
         interval >= self.pace
     }
+
+    fn obey(&mut self, policy: &Policy) -> Obeyed {
+        let estimates = policy.on_starvation == OnStarvation::Scale;
+        let before = std::mem::replace(&mut self.estimates, estimates);
+        if before == estimates { Obeyed::All } else { Obeyed::FromTheNextOn }
+    }
+
+    fn requests(&self) -> u64 {
+        self.calls.number()
+    }
 }
 
 impl Backing for PerfEvent {
@@ -77,6 +108,14 @@ impl Backing for PerfEvent {
 
     fn arm(&mut self, distance: u64) -> Result<(), Refusal> {
         with_period(distance, |period| self.set_period(period)).map_err(|error| Refusal(error.to_string()))
+    }
+
+    fn estimated(&self) -> u64 {
+        self.estimated()
+    }
+
+    fn report(&mut self) -> BackingReport {
+        PerfEvent::report(self)
     }
 }
 

@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use super::{Backing, Count, FAR, Refusal, Source};
+use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
 use crate::event::{Event, Selection};
+use crate::policy::Policy;
+use crate::report::BackingReport;
 
 /// The events that the scripted host refuses.
 pub const REFUSED: Event = Event::Raw(0xbad);
@@ -18,7 +20,7 @@ pub struct Script(Rc<RefCell<Host>>);
 struct Host {
     counters: Vec<Weak<RefCell<Counter>>>,
     now: Duration,
-    requests: usize,
+    requests: u64,
     starved: bool,
 }
 
@@ -73,11 +75,6 @@ impl Script {
     pub fn counters(&self) -> usize {
         self.0.borrow().counters.iter().filter(|counter| counter.strong_count() > 0).count()
     }
-
-    /// How often the host was asked for something.
-    pub fn requests(&self) -> usize {
-        self.0.borrow().requests
-    }
 }
 
 impl Source for Script {
@@ -86,7 +83,9 @@ impl Source for Script {
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Scripted, Refusal> {
         let mut host = self.0.borrow_mut();
         host.requests += 1;
-        if selection.event == REFUSED || matches!(selection.event, Event::Absent { .. }) {
+        if selection.event == REFUSED
+            || matches!(selection.event, Event::Absent { .. } | Event::Denied { .. })
+        {
             return Err(Refusal("it does not exist".to_owned()));
         }
         assert!((1..=FAR).contains(&distance), "{distance}");
@@ -103,6 +102,14 @@ impl Source for Script {
     fn may_repeat(&mut self, interval: Duration) -> bool {
         interval >= Duration::from_micros(20)
     }
+
+    fn obey(&mut self, _policy: &Policy) -> Obeyed {
+        Obeyed::FromTheNextOn
+    }
+
+    fn requests(&self) -> u64 {
+        self.0.borrow().requests
+    }
 }
 
 impl Backing for Scripted {
@@ -117,5 +124,13 @@ impl Backing for Scripted {
         let mut counter = self.counter.borrow_mut();
         (counter.period, counter.left) = (distance, distance);
         Ok(())
+    }
+
+    fn estimated(&self) -> u64 {
+        0
+    }
+
+    fn report(&mut self) -> BackingReport {
+        BackingReport { hardware: None, enabled_ns: 0, running_ns: 0 }
     }
 }

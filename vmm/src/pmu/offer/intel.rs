@@ -4,6 +4,7 @@ use std::arch::x86_64::__cpuid;
 use std::fs;
 
 use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MOST_GENERAL, Shape, Version};
+use vpmu::policy::Policy;
 use vpmu::source::perf::{Free, exists, free_counters};
 use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
@@ -16,12 +17,13 @@ pub fn shown(
     choice: &'static str,
     asked: Option<u32>,
     host: Host,
+    policy: &Policy,
 ) -> Result<(Shown, Option<String>), Unavailable> {
     let wanted = wanted(choice, asked)?;
     // Fixed counters are as good as general ones for what they count, and cost the guest less. One general counter at least
     // there must be.
     let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MOST_GENERAL))?;
-    let shape = of(version, asked, free, absent_events(host))?;
+    let shape = of(version, asked, free, absent_events(host) | denied_events(policy))?;
     let remark = (asked.is_none() && watchdog_is_on()).then(|| {
         format!(
             "the guest gets {} general counters and {} fixed ones; `sudo sysctl kernel.nmi_watchdog=0` frees one more of this host's",
@@ -60,6 +62,11 @@ fn absent_events(host: Host) -> u32 {
     absent_where(|event| exists(host.pmu, translation.event(event)))
 }
 
+/// A bit for each that the policy denies.
+fn denied_events(policy: &Policy) -> u32 {
+    absent_where(|event| policy.allows(Vendor::Intel, event))
+}
+
 /// What an Intel processor says of itself: bits of EBX mean absence, and those from the number in EAX on mean nothing.
 fn absent_of_leaf(eax: u32, ebx: u32) -> u32 {
     let [.., told] = eax.to_le_bytes();
@@ -79,6 +86,7 @@ fn watchdog_is_on() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vpmu::policy::{Allowed, Tier};
 
     #[test]
     fn the_guest_gets_the_fixed_counters_that_the_host_holds_beside_the_general_ones() {
@@ -96,6 +104,15 @@ mod tests {
             let refusal = wanted("intel", Some(asked)).unwrap_err().to_string();
             assert!(refusal.contains("--pmu intel has 1 to 8"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn events_that_the_policy_denies_are_absent() {
+        assert_eq!(denied_events(&Policy::default()), 0);
+        let architectural = Policy { allowed: Allowed::Tier(Tier::Architectural), ..Policy::default() };
+        assert_eq!(denied_events(&architectural), 0x18, "those of the last-level cache");
+        let one = Policy { allowed: Allowed::These(vec!["branches".parse().unwrap()]), ..Policy::default() };
+        assert_eq!(denied_events(&one), 0x5f);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::event::Selection;
 use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
-use crate::translation::Translation;
+use crate::terms::Terms;
 use crate::unit::Setting;
 
 /// The event: bits 7..0 and 35..32.
@@ -39,27 +39,28 @@ impl Select {
     }
 
     /// What its counter is told by it.
-    pub fn setting(self, translation: Translation) -> Setting {
-        select::setting(self.0, self.selection(translation))
+    pub fn setting(self, terms: &Terms) -> Setting {
+        select::setting(self.0, self.selection(terms))
     }
 
-    fn selection(self, translation: Translation) -> Option<Selection> {
+    fn selection(self, terms: &Terms) -> Option<Selection> {
         let one_side = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
         if self.0 & EVENT == MERGE || one_side {
             return None;
         }
-        select::selection(self.0, translation.event(self.0 & SELECTS))
+        select::selection(self.0, self.0 & SELECTS, terms)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, Filter};
+    use crate::event::{Event, Filter, Scope};
+    use crate::policy::Policy;
     use crate::x86::Vendor;
 
     fn selection(value: u64) -> Option<Selection> {
-        Select::from(value).selection(Translation { guest: Vendor::Amd, host: Vendor::Amd })
+        Select::from(value).selection(&Terms::new(Vendor::Amd, Vendor::Amd, Policy::default()))
     }
 
     #[test]
@@ -69,7 +70,8 @@ mod tests {
 
     #[test]
     fn the_host_gets_what_selects_the_event_and_nothing_else() {
-        let expected = Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All };
+        let expected =
+            Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All, scope: Scope::Guest };
         assert_eq!(selection(0x0000_0001_05d7_31c0), Some(expected));
     }
 

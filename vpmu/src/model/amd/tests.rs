@@ -8,7 +8,11 @@ use super::{Amd, Version};
 use crate::Outcome::{self, Fault, Handled, NotMine, Value};
 use crate::model::Model;
 use crate::model::testing::run;
+use crate::policy::{Allowed, Freeze, Policy};
+use crate::report::State;
+use crate::source::Source;
 use crate::source::script::Script;
+use crate::unit::Switch;
 use crate::x86::Vendor;
 
 const K7_SELECT: u32 = 0xc001_0000;
@@ -99,6 +103,38 @@ fn after_reset_global_control_has_all_counters_on() {
     assert_eq!(pmu.read(CONTROL), Value(0x1f));
     pmu.write(CONTROL, u64::MAX);
     assert_eq!(pmu.read(CONTROL), Value(0x1f));
+}
+
+#[test]
+fn a_counter_that_the_operator_disables_stands_still_until_it_is_given_back() {
+    let (mut pmu, host) = pmu(Version::V2(2));
+    pmu.write(SELECT, COUNTING);
+    run(&mut pmu, &host, 100);
+    assert!(pmu.unit().switch(0, Switch::Off));
+    run(&mut pmu, &host, 10);
+    // The guest does not get round that.
+    pmu.write(CONTROL, 0);
+    pmu.write(CONTROL, 3);
+    pmu.write(SELECT, SAMPLING);
+    run(&mut pmu, &host, 10);
+    assert_eq!(pmu.read(COUNTER), Value(100));
+    assert_eq!(pmu.report().counters[0].state, State::Disabled);
+    assert!(pmu.unit().switch(0, Switch::On));
+    run(&mut pmu, &host, 7);
+    assert_eq!(pmu.read(COUNTER), Value(107));
+    assert_eq!(pmu.report().counters[0].state, State::Counting);
+    assert!(!pmu.unit().switch(2, Switch::Off), "there are two");
+}
+
+#[test]
+fn a_starved_counter_that_the_operator_disables_is_not_waited_for() {
+    let (mut pmu, host) = pmu(Version::V2(2));
+    pmu.write(SELECT, COUNTING);
+    host.starve(true);
+    pmu.unit().beat();
+    assert!(pmu.unit().is_starved() && !pmu.unit().has_hardware_again());
+    pmu.unit().switch(0, Switch::Off);
+    assert!(!pmu.unit().is_starved() && pmu.unit().has_hardware_again());
 }
 
 #[test]
@@ -299,9 +335,9 @@ fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
     pmu.write(SELECT + 2, COUNTING);
     run(&mut pmu, &host, 100);
     pmu.write(SELECT, COUNTING & !(1 << 22));
-    pmu.unit().time_has_passed();
+    pmu.unit().release_idle();
     assert_eq!(host.counters(), 2, "it may be used again at once");
-    pmu.unit().time_has_passed();
+    pmu.unit().release_idle();
     assert_eq!(host.counters(), 1);
     run(&mut pmu, &host, 100);
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 2)), (Value(100), Value(205)));
@@ -333,6 +369,7 @@ struct Reference {
     values: [u64; 6],
     control: u64,
     status: u64,
+    denied: bool,
 }
 
 impl Reference {
@@ -342,7 +379,8 @@ impl Reference {
 
     fn counts(&self, counter: usize) -> bool {
         let select = self.selects[counter];
-        matches!(select >> 40 & 3, 0 | 3)
+        !self.denied
+            && matches!(select >> 40 & 3, 0 | 3)
             && select & 1 << 22 != 0
             && select & 3 << 16 != 0
             && self.control & 1 << counter != 0
@@ -405,6 +443,14 @@ enum Step {
     Write(u32, u64),
     Read(u32),
     Run(u64),
+    /// The policy changes.
+    Obey(Freeze, Denies),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Denies {
+    Nothing,
+    Everything,
 }
 
 fn register() -> impl Strategy<Value = u32> {
@@ -430,6 +476,10 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (register(), value()).prop_map(|(msr, value)| Step::Write(msr, value)),
         2 => prop_oneof![register(), 0_u32..6, Just(STATUS)].prop_map(Step::Read),
         3 => prop_oneof![1_u64..20, 1_u64..2_000_000, 1_u64..1 << 47].prop_map(Step::Run),
+        1 => (
+            prop_oneof![Just(Freeze::Guest), Just(Freeze::Hybrid), Just(Freeze::Host)],
+            prop_oneof![2 => Just(Denies::Nothing), 1 => Just(Denies::Everything)],
+        ).prop_map(|(freeze, denies)| Step::Obey(freeze, denies)),
     ]
 }
 
@@ -450,6 +500,11 @@ proptest! {
                 }
                 Step::Read(msr) => prop_assert_eq!(pmu.read(msr), reference.read(msr), "{:#x}", msr),
                 Step::Run(counts) => prop_assert_eq!(run(&mut pmu, &host, counts), reference.run(counts)),
+                Step::Obey(freeze, denies) => {
+                    reference.denied = denies == Denies::Everything;
+                    let allowed = if reference.denied { Allowed::These(Vec::new()) } else { Policy::default().allowed };
+                    pmu.obey(&Policy { allowed, freeze, ..Policy::default() });
+                }
             }
             prop_assert!(!pmu.unit().take_interrupt(), "interrupts come while the guest runs");
             host.time_passes(Duration::from_millis(20));

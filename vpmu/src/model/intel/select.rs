@@ -1,8 +1,8 @@
 //! What the registers say that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
 
-use crate::event::{Event, Filter, Meaning, Selection};
+use crate::event::Filter;
 use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
-use crate::translation::Translation;
+use crate::terms::Terms;
 use crate::unit::Setting;
 
 const EVENT: u64 = 0xff;
@@ -42,9 +42,8 @@ impl Select {
     }
 
     /// What its counter is told by it.
-    pub fn setting(self, translation: Translation) -> Setting {
-        let event = translation.event(self.0 & SELECTS);
-        select::setting(self.0, select::selection(self.0, event))
+    pub fn setting(self, terms: &Terms) -> Setting {
+        select::setting(self.0, select::selection(self.0, self.0 & SELECTS, terms))
     }
 }
 
@@ -85,11 +84,10 @@ impl FixedControl {
         self.of(counter) & FIXED_INTERRUPT != 0
     }
 
-    /// What the counter, which counts this, is to count, if it is on.
-    pub fn selection(self, counter: usize, meaning: Meaning) -> Option<Selection> {
+    /// Where the counter counts, if it is on.
+    pub fn filter(self, counter: usize) -> Option<Filter> {
         let bits = self.of(counter);
-        let filter = Filter::of(bits & FIXED_USER != 0, bits & FIXED_OS != 0);
-        filter.map(|filter| Selection { event: Event::Meaning(meaning), filter })
+        Filter::of(bits & FIXED_USER != 0, bits & FIXED_OS != 0)
     }
 
     fn of(self, counter: usize) -> u64 {

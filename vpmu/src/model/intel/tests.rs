@@ -8,6 +8,7 @@ use super::{FROZEN, Intel, Shape, Version};
 use crate::Outcome::{Fault, Handled, NotMine, Value};
 use crate::model::Model;
 use crate::model::testing::run;
+use crate::source::Source;
 use crate::source::script::Script;
 use crate::x86::{DEBUGCTL, FREEZE_AT_INTERRUPTS, Leaf, Vendor};
 

@@ -1,8 +1,9 @@
 //! One perf event: opening it, reading it, setting its period.
 
+use std::cell::Cell;
 use std::io;
-use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
@@ -10,12 +11,29 @@ use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
+use super::estimate::Estimate;
 use super::host::HostPmu;
-use super::page::Page;
-use crate::event::{Event, Filter, Selection};
+use super::page::{Left, Page};
+use crate::event::{Event, Filter, Scope, Selection};
+use crate::report::BackingReport;
 use crate::source::{Count, FAR};
 
-/// A pinned event of this thread that counts in the guest only.
+/// How many system calls were made for a thread's events.
+#[derive(Clone, Default)]
+pub struct Calls(Rc<Cell<u64>>);
+
+impl Calls {
+    /// The number.
+    pub fn number(&self) -> u64 {
+        self.0.get()
+    }
+
+    fn made(&self, calls: u64) {
+        self.0.set(self.0.get().wrapping_add(calls));
+    }
+}
+
+/// A pinned event of this thread. It means something on the thread that opened it only, and stays there.
 pub struct PerfEvent {
     fd: OwnedFd,
     page: Option<Page>,
@@ -25,8 +43,11 @@ pub struct PerfEvent {
     missed: u64,
     /// When it was last tried to have it counted again.
     tried: Option<Instant>,
-    /// It means something on the thread that opened it only.
-    _this_thread: PhantomData<*const ()>,
+    /// Whether it was found to have no room on the PMU when it was last looked at.
+    was_off: bool,
+    /// Kept where it is asked for.
+    estimate: Option<Estimate>,
+    calls: Calls,
 }
 
 /// What `read` gives in our format.
@@ -40,29 +61,30 @@ struct Reading {
 
 impl PerfEvent {
     /// Opens it; it counts at once.
-    pub fn open(pmu: HostPmu, selection: Selection, period: u64) -> io::Result<Self> {
+    pub fn open(pmu: HostPmu, selection: Selection, period: u64, calls: Calls) -> io::Result<Self> {
         let mut attr = attributes(period);
         (attr.type_, attr.config) = pmu.encode(selection.event)?;
         attr.set_exclude_user((selection.filter == Filter::Kernel).into());
         attr.set_exclude_kernel((selection.filter == Filter::User).into());
-        Self::from_attributes(attr)
+        attr.set_exclude_host((selection.scope == Scope::Guest).into());
+        Self::from_attributes(attr, calls)
     }
 
     /// Opens one that nobody waits for, to see whether there is room for it.
     pub fn sample(pmu: HostPmu, event: Event) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         (attr.type_, attr.config) = pmu.encode(event)?;
-        Self::from_attributes(attr)
+        Self::from_attributes(attr, Calls::default())
     }
 
     /// The same of one of the kernel's generic events, by its number.
     pub fn generic(pmu: HostPmu, number: u64) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         (attr.type_, attr.config) = pmu.generic(number);
-        Self::from_attributes(attr)
+        Self::from_attributes(attr, Calls::default())
     }
 
-    fn from_attributes(mut attr: perf_event_attr) -> io::Result<Self> {
+    fn from_attributes(mut attr: perf_event_attr, calls: Calls) -> io::Result<Self> {
         const THIS_THREAD: libc::pid_t = 0;
         const ANY_CPU: libc::c_int = -1;
         const NO_GROUP: libc::c_int = -1;
@@ -76,7 +98,13 @@ impl PerfEvent {
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // Without its page (too much locked memory, say) it can still be read by a system call.
         let page = Page::map(&fd).ok();
-        Ok(Self { fd, page, last: 0, missed: 0, tried: None, _this_thread: PhantomData })
+        calls.made(2);
+        Ok(Self { fd, page, last: 0, missed: 0, tried: None, was_off: false, estimate: None, calls })
+    }
+
+    /// Adds to its count, from now on, an estimate of what it misses without hardware.
+    pub fn estimate(&mut self) {
+        self.estimate = Some(Estimate::new());
     }
 
     /// Has every overflow send a signal to this thread, and to no other.
@@ -98,19 +126,35 @@ impl PerfEvent {
         // SAFETY: takes a number.
         done(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
         // SAFETY: takes flags; those that an event has are these.
-        done(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
+        done(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })?;
+        self.calls.made(3);
+        Ok(())
     }
 
-    /// What was counted so far.
+    /// What was counted so far, and is estimated to have been missed.
     pub fn read(&mut self) -> Count {
-        if let Some(count) = self.page.as_ref().and_then(Page::read) {
-            self.last = self.last.max(count);
-            return Count::Exact(self.last);
+        let count = self.read_exactly();
+        if self.estimate.is_some() { self.with_estimate(count) } else { count }
+    }
+
+    fn read_exactly(&mut self) -> Count {
+        let was_off = std::mem::take(&mut self.was_off);
+        if let Some(count) = self.read_directly() {
+            return Count::Exact(count);
         }
         // This thread runs, so the event should be on the PMU: either it cannot be read directly, or others hold the PMU.
         let Some(reading) = self.read_by_call() else {
+            // What it had counted until then is known all the same.
+            self.last = self.left().map_or(self.last, |left| self.last.max(left.count));
             self.try_again();
-            return Count::Starved(self.last);
+            // That it was off is told once, even if it is over by now.
+            return match self.read_directly() {
+                Some(count) if was_off => Count::Exact(count),
+                _ => {
+                    self.was_off = true;
+                    Count::Starved(self.last)
+                }
+            };
         };
         self.last = self.last.max(reading.value);
         let missed = reading.enabled.saturating_sub(reading.running);
@@ -121,11 +165,54 @@ impl PerfEvent {
         }
     }
 
+    /// What was counted, if that can be read without a system call.
+    fn read_directly(&mut self) -> Option<u64> {
+        let count = self.page.as_ref()?.read()?;
+        self.last = self.last.max(count);
+        Some(self.last)
+    }
+
+    fn with_estimate(&mut self, count: Count) -> Count {
+        let Some(mut estimate) = self.estimate.take() else { return count };
+        match count {
+            Count::Exact(_) => estimate.counts(|| self.read_by_call().map(|reading| reading.enabled)),
+            Count::Starved(_) => {
+                if let Some(left) = self.left() {
+                    estimate.starved(left);
+                }
+            }
+        }
+        let missed = self.estimate.insert(estimate).missed();
+        match count {
+            Count::Exact(count) => Count::Exact(count.saturating_add(missed)),
+            Count::Starved(count) => Count::Starved(count.saturating_add(missed)),
+        }
+    }
+
+    /// How much of the count is an estimate.
+    pub fn estimated(&self) -> u64 {
+        self.estimate.as_ref().map_or(0, Estimate::missed)
+    }
+
+    /// Where it is, and for how long it has counted.
+    pub fn report(&self) -> BackingReport {
+        let hardware = self.page.as_ref().and_then(Page::hardware);
+        let times = self.read_by_call().map(|reading| (reading.enabled, reading.running));
+        let (enabled_ns, running_ns) =
+            times.or_else(|| self.left().map(|left| (left.enabled, left.running))).unwrap_or((0, 0));
+        BackingReport { hardware, enabled_ns, running_ns }
+    }
+
+    fn left(&self) -> Option<Left> {
+        self.page.as_ref().and_then(Page::left)
+    }
+
     /// The next overflow comes in so many counts, and then again and again.
     pub fn set_period(&self, period: u64) -> io::Result<()> {
         // SAFETY: the kernel reads a number there.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
+        self.calls.made(1);
         done(result)
     }
 
@@ -145,6 +232,7 @@ impl PerfEvent {
         self.tried = Some(now);
         // SAFETY: takes no pointer.
         unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
+        self.calls.made(1);
     }
 
     fn read_by_call(&self) -> Option<Reading> {
@@ -152,7 +240,15 @@ impl PerfEvent {
         let size = size_of::<Reading>();
         // SAFETY: `reading` is valid for `size` bytes.
         let count = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut reading).cast(), size) };
+        self.calls.made(1);
         (usize::try_from(count) == Ok(size)).then_some(reading)
+    }
+}
+
+impl Drop for PerfEvent {
+    fn drop(&mut self) {
+        // Its page and its descriptor go.
+        self.calls.made(1 + u64::from(self.page.is_some()));
     }
 }
 

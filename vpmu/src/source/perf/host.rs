@@ -69,6 +69,7 @@ impl HostPmu {
             (Event::Raw(code), Which::Kind(pmu)) => Ok((pmu, code)),
             (Event::Meaning(meaning), _) => Ok(self.generic(number(meaning))),
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
+            (Event::Denied { .. }, _) => Err(io::Error::other("the policy denies it")),
         }
     }
 

@@ -18,7 +18,8 @@ struct Shared {
     lock: AtomicU32,
     index: AtomicU32,
     offset: AtomicI64,
-    times: [AtomicU64; 2],
+    time_enabled: AtomicU64,
+    time_running: AtomicU64,
     capabilities: AtomicU64,
     pmc_width: AtomicU16,
 }
@@ -27,6 +28,8 @@ const _: () = {
     assert!(offset_of!(Shared, lock) == offset_of!(perf_event_mmap_page, lock));
     assert!(offset_of!(Shared, index) == offset_of!(perf_event_mmap_page, index));
     assert!(offset_of!(Shared, offset) == offset_of!(perf_event_mmap_page, offset));
+    assert!(offset_of!(Shared, time_enabled) == offset_of!(perf_event_mmap_page, time_enabled));
+    assert!(offset_of!(Shared, time_running) == offset_of!(perf_event_mmap_page, time_running));
     assert!(offset_of!(Shared, capabilities) == offset_of!(perf_event_mmap_page, __bindgen_anon_1));
     assert!(offset_of!(Shared, pmc_width) == offset_of!(perf_event_mmap_page, pmc_width));
 };
@@ -36,6 +39,17 @@ const CAP_USER_RDPMC: u64 = 1 << 2;
 
 /// An event's page, mapped.
 pub struct Page(NonNull<Shared>);
+
+/// What an event that is not on the PMU had counted when it left that, and when that was, by its own time.
+#[derive(Debug, Clone, Copy)]
+pub struct Left {
+    /// The count.
+    pub count: u64,
+    /// For how long it was enabled by then, in nanoseconds.
+    pub enabled: u64,
+    /// For how long it counted.
+    pub running: u64,
+}
 
 impl Page {
     /// Maps the page of an event, which then also may be read directly.
@@ -50,10 +64,39 @@ impl Page {
         NonNull::new(page.cast()).map(Self).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
+    /// Which of the hardware's counters the event is on, if it is on one.
+    pub fn hardware(&self) -> Option<u32> {
+        self.shared().index.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// What was left of an event that is not on the PMU.
+    pub fn left(&self) -> Option<Left> {
+        let shared = self.shared();
+        loop {
+            let lock = shared.lock.load(Ordering::Acquire);
+            if shared.index.load(Ordering::Relaxed) != 0 {
+                return None;
+            }
+            let left = Left {
+                count: shared.offset.load(Ordering::Relaxed).cast_unsigned(),
+                enabled: shared.time_enabled.load(Ordering::Relaxed),
+                running: shared.time_running.load(Ordering::Relaxed),
+            };
+            fence(Ordering::Acquire);
+            if shared.lock.load(Ordering::Relaxed) == lock {
+                return Some(left);
+            }
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: the page is mapped as long as `self` lives, and whoever writes to it does so atomically.
+        unsafe { self.0.as_ref() }
+    }
+
     /// The event's count; nothing if it is not on the PMU, or not to be read this way.
     pub fn read(&self) -> Option<u64> {
-        // SAFETY: the page is mapped as long as `self` lives, and whoever writes to it does so atomically.
-        let shared = unsafe { self.0.as_ref() };
+        let shared = self.shared();
         loop {
             let lock = shared.lock.load(Ordering::Acquire);
             if shared.capabilities.load(Ordering::Relaxed) & CAP_USER_RDPMC == 0 {

@@ -1,0 +1,20 @@
+//! Prometheus, as the distribution has it.
+
+use std::path::PathBuf;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::packages::Apt;
+use guest_images::{Progress, Result, Suite};
+
+/// Its program, which needs nothing but the C library.
+pub fn program(progress: &mut Progress) -> Result<PathBuf> {
+    let cache = Cache::open()?;
+    let suite = Suite::default();
+    let entry = cache.entry(&Key::new("prometheus").with(suite.name()), progress, |progress, entry| {
+        let apt = Apt::open(&cache, suite, progress)?;
+        let mut packages = apt.resolve(&["prometheus"])?;
+        packages.retain(|package| package.name == "prometheus");
+        apt.unpack(&packages, entry, progress)
+    })?;
+    Ok(entry.join("usr/bin/prometheus"))
+}

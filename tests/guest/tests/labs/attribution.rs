@@ -1,0 +1,329 @@
+//! Who counted what, as the host's `perf` tells it: the work of a guest, Tally's for it, and that of neighbours.
+//!
+//! Two boots of the simulated host serve all tests: one with guests that have no operating system, whose counts are known to
+//! the instruction, and one with Linux. A guest is stopped while it waits for its timer, and goes on when the host's `perf` has
+//! begun to count, which so misses nothing of what it does in user mode. Every test holds for the PMUs of both vendors.
+
+use std::sync::LazyLock;
+
+use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
+use guest_tests::model::MODELS;
+use guest_tests::perf::{Count, STAT, Script, Sections, Value};
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// `count ARGUMENTS...` starts `perf stat`; `finish` lets the guest go on to its end, and ends that.
+const FUNCTIONS: &str = "\
+count() {
+    perf stat -x'|' \"$@\" & perf=$!
+    sleep 0.5
+}
+finish() {
+    kill -CONT $tally
+    ended $tally || return
+    kill -INT $perf
+    wait $perf || true
+}
+";
+
+/// The guest goes round a loop in user mode, counts it with a counter, and then has four overflow a hundred times.
+const WORK: &str = "timer=1000 count-user=0:0x4100c0,30000000,0 pmi=nmi,100,10000,0xf";
+/// What the guest says that it counted.
+const WORK_COUNTED: u64 = rounds(30_000_000);
+/// How many instructions it executes in user mode.
+const WORK_INSTRUCTIONS: u64 = WORK_COUNTED + rounds(100 * 10_000 / 2 + 1);
+
+/// How many instructions these rounds of the loop in user mode are.
+const fn rounds(rounds: u64) -> u64 {
+    2 * rounds + 1
+}
+
+/// How often the guest without a counter goes round its loop, for a short time and for a long one.
+const ROUNDS: [u64; 2] = [10_000_000, 60_000_000];
+
+/// Guests without an operating system.
+static PLAIN: LazyLock<Results> = LazyLock::new(|| on_the_host(Steps::new(), plain).run());
+
+/// Guests with Linux.
+static LINUX: LazyLock<Results> = LazyLock::new(|| {
+    let guest = in_linux().into_bytes();
+    let steps = Steps::new().on(|host| host.program(guest, "in-linux"));
+    pmus().fold(on_the_host(steps, linux), |steps, pmu| steps.step(pmu, &format!("cat said.{pmu}"))).run()
+});
+
+/// Adds the step `host`, which does what is done with each PMU.
+fn on_the_host(steps: Steps, add: fn(Script, &str) -> Script) -> Steps {
+    let script = pmus().fold(Script::new(), add).into_bytes();
+    let script = [PAUSED_GUESTS.as_bytes(), FUNCTIONS.as_bytes(), &script].concat();
+    steps.on(|host| host.program(LOOP, "loop").program(script, "script")).step("host", "sh ./script")
+}
+
+fn plain(script: Script, pmu: &str) -> Script {
+    let guest = |words: &str| format!("./tally run --kernel payload --pmu {pmu} --append '{words}'");
+    let counted = |words: &str, perf: &str| format!("begin {}; count {perf}; finish", guest(words));
+    let work = |perf: &str| counted(WORK, perf);
+    let idle = |rounds: u64| {
+        let words = format!("timer=1000 count-user=0:0,{rounds},0");
+        counted(&words, "-e instructions:uG,instructions:uH,instructions:kH -t $vcpu")
+    };
+    let alone = work("-e instructions:uG -t $vcpu");
+    let other = pmus().find(|other| *other != pmu).expect("there are two");
+    let work_of_the_other = guest(WORK).replace(pmu, other);
+    script
+        .section(&format!("short, {pmu}"), &idle(ROUNDS[0]))
+        .section(&format!("long, {pmu}"), &idle(ROUNDS[1]))
+        .section(&format!("alone, {pmu}"), &alone)
+        .section(
+            &format!("beside a program, {pmu}"),
+            &format!("while :; do ./loop; done & neighbour=$!; {alone}; well=$?; kill $neighbour; exit $well"),
+        )
+        .section(
+            &format!("beside a guest, {pmu}"),
+            &format!(
+                "begin {work_of_the_other} >other.out; other=$tally; begin {}; count -e instructions:uG -t $vcpu\n\
+                 kill -CONT $other; finish && ended $other && cat other.out",
+                guest(WORK)
+            ),
+        )
+        .section(&format!("process, {pmu}"), &work("-e instructions:uG,instructions:uH -p $tally"))
+        .section(&format!("system-wide, {pmu}"), &work("-e instructions:uG,instructions:uH -a"))
+        .section(
+            &format!("program, {pmu}"),
+            &format!(
+                "begin {}; kill -CONT $tally; {STAT} -e instructions:uG,instructions:uH ./loop; ended $tally",
+                guest(WORK)
+            ),
+        )
+        .section(
+            &format!("all counters, {pmu}"),
+            &format!(
+                "begin {}; kill -CONT $tally; sleep 0.1\n\
+                 for whom in \"-t $vcpu\" -a; do {STAT} -e instructions:G,instructions:H $whom sleep 0.1; done\n\
+                 ended $tally",
+                guest("timer=1000 pmi=nmi,100,8000000,0x3f")
+            ),
+        )
+        .section(
+            &format!("exits, {pmu}"),
+            &format!(
+                "perf kvm stat record -o exits {}; [ $? = 1 ] && perf kvm -i exits stat report",
+                guest("rdmsr=0xc0010200 rdmsr=0xc0010200 rdmsr=0xc0010200")
+            ),
+        )
+}
+
+fn linux(script: Script, pmu: &str) -> Script {
+    let symbols = "--guestkallsyms=share/kallsyms --guestmodules=share/modules";
+    let record = format!(
+        "perf kvm --guest {symbols} record -q -o samples -e instructions:uG,instructions:kG -c {PERIOD} -t $vcpu"
+    );
+    script
+        .section(
+            &format!("guest, {pmu}"),
+            &format!(
+                "rm -rf share; mkdir share; cp in-linux loop share; cd share\n\
+                 dd if=/dev/urandom of=file bs=1M count=8 2>/dev/null; cp file ../disk\n\
+                 ../tally run --pmu {pmu} --append cryptomgr.notests --disk ../disk:ro --share .:rw -- \
+                 sh ./in-linux >../said.{pmu} &\n\
+                 tally=$!\n\
+                 until [ -e ready ] || ! kill -0 $tally; do sleep 0.02; done\n\
+                 cd ..\n\
+                 {STAT} --per-thread -e instructions:G,instructions:H -p $tally 2>threads & perf=$!\n\
+                 find_vcpu; {record} & record=$!\n\
+                 wait $tally; status=$?\n\
+                 kill -INT $perf $record; wait $perf; wait $record; exit $status"
+            ),
+        )
+        .section(&format!("threads, {pmu}"), "cat threads")
+        .section(
+            &format!("samples, {pmu}"),
+            &format!("perf kvm --guest {symbols} report -i samples --stdio -n"),
+        )
+}
+
+/// What Linux does in a guest: it reads the same from its memory, a folder of the host's and a disk; and then, while the host
+/// looks on, from the latter again, and works.
+fn in_linux() -> Script {
+    let drop_caches = "echo 3 >/proc/sys/vm/drop_caches";
+    let read = |file: &str| format!("{drop_caches}; {STAT} -e instructions:u cat {file} >/dev/null");
+    Script::new()
+        .section(
+            "prepare",
+            "echo 0 >/proc/sys/kernel/randomize_va_space; cat /proc/kallsyms >kallsyms; cat /proc/modules >modules\n\
+             cp file /tmp/file",
+        )
+        .section("memory", &read("/tmp/file"))
+        .section("folder", &read("file"))
+        .section("disk", &read("/dev/vda"))
+        .section("work", &format!("touch ready; sleep 2; {drop_caches}; cat file /dev/vda >/dev/null; ./loop"))
+}
+
+/// So many instructions of the guest's are from one sample of the host's to the next.
+const PERIOD: u64 = 100_000;
+
+/// What a host's script saw.
+fn host(group: &'static LazyLock<Results>) -> Sections {
+    Sections::of(group.of("host"))
+}
+
+fn pmus() -> impl Iterator<Item = &'static str> {
+    MODELS.iter().map(|model| model.pmu)
+}
+
+/// The lines of a guest that begin so.
+fn said<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
+    text.lines().filter(|line| line.starts_with(word)).collect()
+}
+
+/// That a guest, or each of so many, counted its work to the instruction, and had every overflow.
+fn assert_worked(pmu: &str, text: &str, guests: usize) {
+    let counted = format!("count 30000000 {WORK_COUNTED:016x}");
+    assert_eq!(said(text, "count"), vec![counted; guests], "{pmu}: {text}");
+    let overflows =
+        "pmi 100 interrupts, 400 overflows, at 0..0, value 0..0, status 0f, left 00, entry 00000400, 0 late";
+    assert_eq!(said(text, "pmi"), vec![overflows; guests], "{pmu}: {text}");
+}
+
+#[test]
+fn a_guests_loop_is_found_in_the_guest_and_not_in_the_host() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let counted = ["short", "long"].map(|name| host.values(&format!("{name}, {pmu}")));
+        let [short, long] =
+            counted.each_ref().map(|values| <[u64; 3]>::try_from(&values[..]).expect("three"));
+        assert_eq!([short[0], long[0]], ROUNDS.map(rounds), "{pmu}: in the guest");
+        assert_eq!(short[1], long[1], "{pmu}: in Tally");
+        // The host's own timer interrupts the longer one more often.
+        let ticks = long[2].abs_diff(short[2]);
+        assert!(ticks < (long[0] - short[0]) / 10, "{pmu}: in the host's kernel: {short:?} {long:?}");
+    }
+}
+
+#[test]
+fn a_guest_and_its_host_count_the_same() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let name = format!("alone, {pmu}");
+        assert_worked(pmu, host.text(&name), 1);
+        assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
+    }
+}
+
+#[test]
+fn a_busy_neighbour_on_the_same_cpu_changes_no_count() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let name = format!("beside a program, {pmu}");
+        assert_worked(pmu, host.text(&name), 1);
+        assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
+    }
+}
+
+#[test]
+fn two_guests_on_one_cpu_do_not_see_each_other() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let name = format!("beside a guest, {pmu}");
+        assert_worked(pmu, host.text(&name), 2);
+        assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
+    }
+}
+
+#[test]
+fn the_hosts_perf_counts_beside_a_guest_that_counts() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        for whom in ["process", "system-wide"] {
+            let name = format!("{whom}, {pmu}");
+            assert_worked(pmu, host.text(&name), 1);
+            let counted = host.values(&name);
+            assert_eq!(counted[0], WORK_INSTRUCTIONS, "{name}");
+            assert!(counted[1] > 0, "{name}: nobody runs a guest without working");
+        }
+        let name = format!("program, {pmu}");
+        assert_worked(pmu, host.text(&name), 1);
+        assert_eq!(host.values(&name), [0, LOOP_INSTRUCTIONS], "{pmu}: a program of the host's own");
+    }
+}
+
+#[test]
+fn the_hosts_perf_says_so_when_a_guest_holds_all_counters() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let name = format!("all counters, {pmu}");
+        let counts = host.counts(&name);
+        let (of_the_thread, of_all) = counts.split_at(2);
+        let nothing = |count: &Count| count.value == Value::NotCounted;
+        assert!(of_the_thread.iter().all(nothing), "{pmu}: {of_the_thread:?}");
+        // Others than the guest do run, and then the counters are free.
+        assert!(of_all.iter().all(|count| count.running < 10.0), "{pmu}: {of_all:?}");
+        let overflows = said(host.text(&name), "pmi 100 interrupts, 600 overflows, at 0..0, value 0..0, ");
+        assert_eq!(overflows.len(), 1, "{pmu}: {}", host.text(&name));
+    }
+}
+
+#[test]
+fn perf_kvm_stat_tells_a_guests_exits_by_their_reasons() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        let text = host.text(&format!("exits, {pmu}"));
+        let printed: usize = said(text, "rdmsr").iter().map(|line| line.len() + 1).sum();
+        let exits = |reason: &str| {
+            let mut words = text.lines().map(str::split_whitespace);
+            words.find_map(
+                |mut words| if words.next() == Some(reason) { words.next()?.parse().ok() } else { None },
+            )
+        };
+        assert_eq!((exits("msr"), exits("io")), (Some(3), Some(printed)), "{pmu}: {text}");
+    }
+}
+
+#[test]
+fn what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest() {
+    let host = host(&LINUX);
+    for pmu in pmus() {
+        let guest = Sections::of(LINUX.of(pmu));
+        let read = |from: &str| guest.values(from);
+        assert_eq!(read("folder"), read("memory"), "{pmu}: in the guest");
+        assert_eq!(read("disk"), read("memory"), "{pmu}: in the guest");
+
+        let counts = host.counts(&format!("threads, {pmu}"));
+        let of = |thread: &str| {
+            let found = |event: &str| {
+                let count =
+                    counts.iter().find(|count| count.label.starts_with(thread) && count.event == event);
+                count.unwrap_or_else(|| panic!("{pmu}: {thread}: {event}: {counts:?}")).exact()
+            };
+            (found("instructions:G"), found("instructions:H"))
+        };
+        for thread in ["disk0", "share0", "agent", "tally"] {
+            let (in_the_guest, in_the_host) = of(thread);
+            assert!(in_the_guest == 0 && in_the_host > 0, "{pmu}: {thread}: {counts:?}");
+        }
+        assert!(of("vcpu0").0 > LOOP_INSTRUCTIONS, "{pmu}: {counts:?}");
+    }
+}
+
+#[test]
+fn perf_kvm_record_finds_a_guests_loop_and_names_its_kernels_functions() {
+    /// Where the loop is, counted from where the program begins.
+    const IN_THE_LOOP: [u64; 2] = [5, 7];
+    let entry = u64::from_le_bytes(LOOP[24..32].try_into().expect("eight bytes"));
+    let places = IN_THE_LOOP.map(|offset| format!("{:#018x}", entry + offset));
+    let host = host(&LINUX);
+    for pmu in pmus() {
+        let text = host.text(&format!("samples, {pmu}"));
+        // Percent, samples, thread, file, mode, and address or name.
+        let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let samples = |chosen: &dyn Fn(&[&str]) -> bool| -> u64 {
+            lines
+                .clone()
+                .filter(|words| words.len() == 6 && chosen(words))
+                .map(|words| words[1].parse().unwrap_or(0))
+                .sum()
+        };
+        let in_the_loop = samples(&|words| places.iter().any(|place| words[5] == place));
+        assert_eq!(in_the_loop, LOOP_INSTRUCTIONS / PERIOD, "{pmu}: {text}");
+        let named = samples(&|words| words[3] == "[guest.kernel.kallsyms]" && !words[5].starts_with("0x"));
+        assert!(named > 0, "{pmu}: {text}");
+    }
+}

@@ -1,0 +1,414 @@
+//! What `perf stat` counts in a guest: to the instruction, what it counts on hardware.
+//!
+//! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so two boots of the
+//! simulated host serve all tests, one with guests of one CPU and one with guests of four, and each test looks at a
+//! section of the script that ran there. Every test holds for every model (see `model.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Results, Steps};
+use guest_tests::model::{MODELS, Model, Named, Raw, list};
+use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
+use guest_tests::programs::{
+    BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
+    INTERVAL, INTERVAL_BRANCHES, INTERVAL_INSTRUCTIONS, MIGRATE, MIGRATE_INSTRUCTIONS,
+    MIGRATE_INSTRUCTIONS_BY_CPU, YIELD, YIELD_INSTRUCTIONS,
+};
+use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
+
+/// How many instructions `loop` executes, the short one of [`KNOWN`]; [`LOOP`] is `long` here.
+const SHORT_LOOP_INSTRUCTIONS: u64 = 20_000_004;
+
+/// All events that have a name and that the kernel asks the processor for.
+const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses branches branch-misses bus-cycles \
+    stalled-cycles-frontend stalled-cycles-backend ref-cycles \
+    L1-dcache-loads L1-dcache-load-misses L1-dcache-stores L1-dcache-store-misses L1-dcache-prefetches \
+    L1-dcache-prefetch-misses L1-icache-loads L1-icache-load-misses L1-icache-prefetches \
+    L1-icache-prefetch-misses LLC-loads LLC-load-misses LLC-stores LLC-store-misses LLC-prefetches \
+    LLC-prefetch-misses dTLB-loads dTLB-load-misses dTLB-stores dTLB-store-misses dTLB-prefetches \
+    dTLB-prefetch-misses iTLB-loads iTLB-load-misses branch-loads branch-load-misses node-loads \
+    node-load-misses node-stores node-store-misses node-prefetches node-prefetch-misses";
+
+/// In user mode, in the kernel, and in both.
+const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
+
+/// Guests of one CPU, and the host that they are compared with.
+static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
+    let steps = programs().fold(Steps::new().long(), |steps, (name, program)| {
+        steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
+    });
+    let host = host_script().into_bytes();
+    let steps = steps.on(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
+    MODELS
+        .iter()
+        .fold(steps, |steps, model| {
+            let script = script_of(model);
+            steps
+                .in_guest(&script, one_cpu(model).into_bytes())
+                .step(model.pmu, &format!("{} -- sh ./{script}", run(model, 1)))
+        })
+        .run()
+});
+
+/// Guests of four CPUs.
+static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
+    let steps = programs().fold(Steps::new().long(), |steps, (name, program)| steps.in_guest(name, program));
+    MODELS
+        .iter()
+        .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
+            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.leaving_two);
+            steps.step(model.pmu, &observed(&guest))
+        })
+        .run()
+});
+
+fn programs() -> impl Iterator<Item = (&'static str, &'static [u8])> {
+    let ours: [(&str, &[u8]); 5] =
+        [("long", LOOP), ("family", FAMILY), ("interval", INTERVAL), ("migrate", MIGRATE), ("yield", YIELD)];
+    ours.into_iter().chain(KNOWN.iter().copied())
+}
+
+fn run(model: &Model, cpus: u32) -> String {
+    format!("./tally run --append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu)
+}
+
+fn script_of(model: &Model) -> String {
+    format!("script.{}", model.pmu)
+}
+
+/// A guest that says `ready` and `done` at times on its console, which takes no other program of its: in between the host
+/// counts what its CPUs' threads execute in it. That takes counters that the guest does not hold.
+fn observed(guest: &str) -> String {
+    format!(
+        "rm -f console.out\n\
+         {guest} >guest.out 2>console.out & tally=$!\n\
+         until grep -qs '^ready' console.out || ! kill -0 $tally; do sleep 0.02; done\n\
+         threads=$(cd /proc/$tally/task; grep -l '^vcpu' */comm | sed 's:/comm::' | tr '\\n' ,)\n\
+         {STAT} -e instructions:uG,branches:uG -t ${{threads%,}} 2>host.out & perf=$!\n\
+         until grep -q '^done' console.out || ! kill -0 $tally; do sleep 0.02; done\n\
+         kill -INT $perf; wait $perf; wait $tally; status=$?\n\
+         [ $status = 0 ] || cat console.out >&2\n\
+         cat guest.out; echo '#### observed'; cat host.out; echo '#### status 0'; exit $status"
+    )
+}
+
+/// What the host is asked for: all that a guest is compared with.
+fn host_script() -> Script {
+    MODELS.iter().fold(named(), |script, model| {
+        with_raw(script, model, |raw| raw.host, |program| raw_on_the_host(model, program))
+    })
+}
+
+fn named() -> Script {
+    Script::new()
+        .section("named", &format!("for event in {NAMED_EVENTS}; do {STAT} -e $event:u ./stream; done"))
+        .section("listed", "perf list --no-desc hw cache | sort")
+}
+
+/// Adds a section for each program of known counts, with the model's raw events as one of both calls them.
+fn with_raw(
+    script: Script,
+    model: &Model,
+    events: impl Fn(&Raw) -> &'static str,
+    section: impl Fn(&str) -> String,
+) -> Script {
+    KNOWN.iter().fold(script, |script, (program, _)| {
+        let commands: Vec<_> =
+            model.raw.iter().map(|raw| format!("{STAT} -e {} ./{program}", events(raw))).collect();
+        script.section(&section(program), &commands.join("; "))
+    })
+}
+
+fn raw_on_the_host(model: &Model, program: &str) -> String {
+    format!("raw {program}, for {}", model.pmu)
+}
+
+fn raw_in_the_guest(program: &str) -> String {
+    format!("raw {program}")
+}
+
+fn for_each(events: &str, program: &str) -> String {
+    format!("for event in {events}; do {STAT} -e $event ./{program}; done")
+}
+
+fn one_cpu(model: &Model) -> Script {
+    let ten = ["cycles:u,instructions:u"; 5].join(",");
+    let refused: Vec<_> = model.refused.iter().map(|(event, _)| *event).collect();
+    with_raw(named(), model, |raw| raw.guest, raw_in_the_guest)
+        .section("refused", &for_each(&refused.join(" "), "loop"))
+        .section("alone", &for_each(&list(&model.six, " "), "long"))
+        .section("six", &format!("{STAT} -e '{{{}}}' ./long", list(&model.six, ",")))
+        .section("modes", &format!("{STAT} -e '{BY_MODE}' ./yield"))
+        .section("system-wide, short", &format!("{STAT} -a -e '{BY_MODE}' ./loop"))
+        .section("system-wide, long", &format!("{STAT} -a -e '{BY_MODE}' ./long"))
+        .section("one CPU, short", &format!("{STAT} -C 0 -e instructions:u ./loop"))
+        .section("one CPU, long", &format!("{STAT} -C 0 -e instructions:u ./long"))
+        .section("by intervals", &format!("{STAT} -I 20 -e instructions:u,branches:u ./long"))
+        .section("repeated", &format!("{STAT} -r 3 -e instructions:u ./loop"))
+        .section("more than counters", &format!("{STAT} -e {ten} ./long"))
+        .section("family", &format!("{STAT} -e instructions:u ./family"))
+        .section("parent alone", &format!("{STAT} -i -e instructions:u ./family"))
+        .section("by process", &format!("./interval >/dev/null & sleep 1; {STAT} -e instructions:u -p $!"))
+}
+
+fn four_cpus() -> Script {
+    Script::new()
+        .section("migrating", &format!("{STAT} -e instructions:u,cycles:u ./migrate"))
+        .section("by CPU", &format!("taskset 1 {STAT} -C 1,2,3 -A -e instructions:u ./migrate"))
+        .section("by CPU, nothing", &format!("taskset 1 {STAT} -C 1,2,3 -A -e instructions:u ./loop"))
+        .section("system-wide", &format!("{STAT} -a -A -e '{BY_MODE}' ./migrate"))
+        .section("family", &format!("{STAT} -e instructions:u ./family"))
+        .section(
+            "at once",
+            &format!(
+                "for cpus in 1 2 4 8; do taskset $cpus {STAT} -o at-once.$cpus -e instructions:u,cycles:u ./long & done; \
+                 wait; cat at-once.*"
+            ),
+        )
+        .section("by process", &format!("./interval >/dev/null & sleep 1; {STAT} -e instructions:u -p $!"))
+        .section(
+            "observed from inside",
+            &format!("{STAT} -o inside -e instructions:u,branches:u ./interval >/dev/console; cat inside"),
+        )
+}
+
+/// The guests of a group, by their models.
+fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
+    MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+}
+
+fn host() -> Sections {
+    Sections::of(ONE_CPU.of("host"))
+}
+
+/// That both modes together are what each of them is, and how much that is in user mode.
+fn user_part(pmu: &str, by_mode: &[u64]) -> u64 {
+    let [user, kernel, both] = by_mode else { panic!("{pmu}: {by_mode:?} are not three counts") };
+    assert!(*kernel > 0, "{pmu}: nothing is done without the kernel: {by_mode:?}");
+    assert_eq!(user + kernel, *both, "{pmu}: {by_mode:?}");
+    *user
+}
+
+#[test]
+fn a_program_of_known_length_is_counted_to_the_instruction() {
+    for (model, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("alone"), model.six.map(|(_, count)| count), "{}", model.pmu);
+    }
+}
+
+#[test]
+fn six_events_in_a_group_are_all_exact() {
+    for (model, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("six"), model.six.map(|(_, count)| count), "{}", model.pmu);
+    }
+}
+
+#[test]
+fn user_and_kernel_mode_make_up_the_whole() {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        assert_eq!(user_part(pmu, &guest.values("modes")), YIELD_INSTRUCTIONS, "{pmu}");
+    }
+}
+
+#[test]
+fn system_wide_counts_differ_by_what_the_programs_do() {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        let user = |name: &str| user_part(pmu, &guest.values(name));
+        let difference = user("system-wide, long") - user("system-wide, short");
+        assert_eq!(difference, LOOP_INSTRUCTIONS - SHORT_LOOP_INSTRUCTIONS, "{pmu}");
+        let difference = guest.values("one CPU, long")[0] - guest.values("one CPU, short")[0];
+        assert_eq!(difference, LOOP_INSTRUCTIONS - SHORT_LOOP_INSTRUCTIONS, "{pmu}");
+    }
+}
+
+#[test]
+fn intervals_add_up_to_the_whole() {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        let mut sums = BTreeMap::new();
+        let counts = guest.counts("by intervals");
+        for count in &counts {
+            *sums.entry(count.event.as_str()).or_default() += count.exact();
+        }
+        assert!(counts.len() > 2 * sums.len(), "{pmu}: more than one interval: {counts:?}");
+        assert_eq!(
+            sums,
+            BTreeMap::from([("instructions:u", LOOP_INSTRUCTIONS), ("branches:u", LOOP_BRANCHES)]),
+            "{pmu}"
+        );
+    }
+}
+
+#[test]
+fn a_repeated_run_counts_the_same() {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        let text = guest.text("repeated");
+        let expected = format!("{SHORT_LOOP_INSTRUCTIONS}||instructions:u|0.00%|");
+        assert!(text.contains(&expected), "{pmu}: {text}");
+    }
+}
+
+#[test]
+fn more_events_than_counters_take_turns_and_are_scaled() {
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        let counts = guest.counts("more than counters");
+        assert_eq!(counts.len(), 10, "{pmu}");
+        for count in counts {
+            let Value::Counted(value) = count.value else { panic!("{pmu}: {count:?}") };
+            assert!(count.running > 0.0 && count.running < 100.0, "{pmu}: {count:?}");
+            assert!(value.abs_diff(LOOP_INSTRUCTIONS) <= LOOP_INSTRUCTIONS / 20, "{pmu}: {count:?}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_has_the_named_events_that_its_host_has_too() {
+    let supported = |count: &Count| count.value != Value::NotSupported;
+    let on_the_host = host().counts("named");
+    assert!(on_the_host.iter().any(supported) && !on_the_host.iter().all(supported), "{on_the_host:?}");
+    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+        let in_the_guest = guest.counts("named");
+        assert_eq!(in_the_guest.len(), on_the_host.len(), "{pmu}");
+        for (there, here) in on_the_host.iter().zip(&in_the_guest) {
+            let expected = match named {
+                Named::OfTheHost => supported(there),
+                Named::These(names) => names.iter().any(|name| here.event == format!("{name}:u")),
+            };
+            assert_eq!(supported(here), expected, "{pmu}: {there:?} {here:?}");
+            // The program has the processor to itself as long as it runs. What the host does not have stands still.
+            if expected {
+                let nothing = [Value::Counted(0), Value::NotSupported].contains(&there.value);
+                assert_eq!(here.value == Value::Counted(0), nothing, "{pmu}: {here:?}, {there:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn perf_lists_the_named_events_that_a_guest_has() {
+    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+        let listed = guest.text("listed");
+        match named {
+            Named::OfTheHost => assert_eq!(listed, host().text("listed"), "{pmu}"),
+            Named::These(names) => {
+                let events: Vec<_> = listed.lines().filter(|line| line.contains("event]")).collect();
+                assert_eq!(events.len(), names.len(), "{pmu}: {listed}");
+                for name in *names {
+                    let has = |line: &&str| line.split_whitespace().any(|word| word == *name);
+                    assert!(events.iter().any(has), "{pmu}: {name}: {listed}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn raw_events_count_what_the_hardware_counts() {
+    let host = host();
+    assert_eq!(
+        host.values("raw call, for amd"),
+        [
+            [800_006, 800_006, 700_001, 100_000, 700_000, 400_000],
+            [700_001, 100_005, 0, 800_006, 100_002, 100_002],
+            [700_001, 100_005, 0, 800_006, 100_002, 100_000],
+        ]
+        .concat()
+    );
+    for (model, guest) in guests(&ONE_CPU) {
+        for (program, _) in KNOWN {
+            let counted = guest.values(&raw_in_the_guest(program));
+            assert_eq!(counted, host.values(&raw_on_the_host(model, program)), "{}: {program}", model.pmu);
+        }
+    }
+}
+
+#[test]
+fn events_that_the_host_does_not_have_stand_still_and_the_operator_is_told() {
+    for (Model { pmu, refused, .. }, guest) in guests(&ONE_CPU) {
+        let counts = perf::counts(guest.text("refused"));
+        let found: Vec<_> = counts.iter().map(|count| (count.event.as_str(), count.exact())).collect();
+        let expected: Vec<_> = refused.iter().map(|(event, _)| (*event, 0)).collect();
+        assert_eq!(found, expected, "{pmu}");
+        let err = &ONE_CPU.of(pmu).err;
+        let told: Vec<_> = err.lines().filter(|line| line.contains("the host refuses")).collect();
+        assert_eq!(told.is_empty(), refused.is_empty(), "{pmu}: {err}");
+        for (_, words) in *refused {
+            assert!(told.iter().any(|line| line.contains(words)), "{pmu}: {words}: {err}");
+        }
+    }
+}
+
+#[test]
+fn children_are_counted_with_their_parents_and_what_they_become() {
+    for group in [&ONE_CPU, &FOUR_CPUS] {
+        for (Model { pmu, .. }, guest) in guests(group) {
+            assert_eq!(guest.values("family"), [FAMILY_INSTRUCTIONS + SHORT_LOOP_INSTRUCTIONS], "{pmu}");
+        }
+    }
+    for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
+        assert_eq!(guest.values("parent alone"), [FAMILY_PARENT_INSTRUCTIONS], "{pmu}");
+    }
+}
+
+#[test]
+fn a_process_is_counted_from_when_perf_finds_it() {
+    /// What `interval` executes after its second pause.
+    const EXIT: u64 = 3;
+    for group in [&ONE_CPU, &FOUR_CPUS] {
+        for (Model { pmu, .. }, guest) in guests(group) {
+            assert_eq!(guest.values("by process"), [BETWEEN_PAUSES + EXIT], "{pmu}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_moves_from_cpu_to_cpu_loses_nothing() {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
+        assert_eq!(guest.values("migrating"), [MIGRATE_INSTRUCTIONS; 2], "{pmu}");
+    }
+}
+
+#[test]
+fn each_cpu_counts_what_ran_on_it() {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
+        // Perf itself visits each CPU, to read its counters there.
+        let visits = guest.counts("by CPU, nothing");
+        let counts = guest.counts("by CPU");
+        let by_cpu: Vec<_> = counts
+            .iter()
+            .zip(&visits)
+            .map(|(count, visit)| (count.label.as_str(), count.exact() - visit.exact()))
+            .collect();
+        assert_eq!(by_cpu, MIGRATE_INSTRUCTIONS_BY_CPU, "{pmu}");
+    }
+}
+
+#[test]
+fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
+        let mut by_cpu = BTreeMap::<_, Vec<_>>::new();
+        for count in guest.counts("system-wide") {
+            by_cpu.entry(count.label.clone()).or_default().push(count.exact());
+        }
+        assert_eq!(by_cpu.len(), 4, "{pmu}: {by_cpu:?}");
+        for counts in by_cpu.values() {
+            user_part(pmu, counts);
+        }
+    }
+}
+
+#[test]
+fn programs_on_four_cpus_count_apart() {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
+        assert_eq!(guest.values("at once"), [LOOP_INSTRUCTIONS; 8], "{pmu}");
+    }
+}
+
+#[test]
+fn guest_and_host_agree_to_the_instruction() {
+    for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
+        assert_eq!(guest.values("observed"), [BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES], "{pmu}: the host");
+        let inside = [INTERVAL_INSTRUCTIONS, INTERVAL_BRANCHES];
+        assert_eq!(guest.values("observed from inside"), inside, "{pmu}: the guest");
+    }
+}

@@ -1,0 +1,144 @@
+//! What guests and their use of counters may cost the host. The lab counts it, so the numbers are exact.
+
+use std::sync::LazyLock;
+
+use guest_images::Progress;
+use guest_tests::program;
+use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
+use tally_lab::use_figures;
+use tally_lab::watch_figures::attention::{self, MOST_PER_SECOND, SOON};
+
+/// What a PMU may cost.
+struct Limits {
+    pmu: &'static str,
+    /// Exits to user space for a sample.
+    sample: i64,
+    /// The other system calls for a sample, each of them made once.
+    sample_calls: &'static [&'static str],
+    /// At most so many exits to user space for a task switch with one counter each.
+    switch_of_one: i64,
+    /// With six.
+    switch_of_six: i64,
+}
+
+const LIMITS: [Limits; 2] = [
+    Limits {
+        pmu: "amd",
+        sample: 7,
+        sample_calls: &["KVM_GET_LAPIC", "KVM_NMI", "rt_sigreturn"],
+        switch_of_one: 10,
+        switch_of_six: 40,
+    },
+    // The processor masks the interrupt where it enters the APIC, and the guest has to look at the status twice. A switch
+    // of fixed counters is one write for all of them.
+    Limits {
+        pmu: "intel",
+        sample: 8,
+        sample_calls: &["KVM_GET_LAPIC", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"],
+        switch_of_one: 8,
+        switch_of_six: 26,
+    },
+];
+
+/// Exits to user space at most, from the start of `tally run -- echo hello` to its end.
+const HELLO_EXITS: u64 = 400;
+/// At most for a file that is read from a shared folder.
+const SHARE_EXITS: u64 = 1_700;
+
+static FIGURES: LazyLock<Vec<Figures>> = LazyLock::new(|| {
+    let programs = Programs { tally: program("tally"), workload: program("pmu-workload") };
+    measure(&LIMITS.map(|limits| limits.pmu), &programs, &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"))
+});
+
+fn measured() -> impl Iterator<Item = (&'static Limits, &'static Figures)> {
+    LIMITS.iter().zip(FIGURES.iter())
+}
+
+fn cost(pmu: &Figures, work: Work, events: u8, quantity: &Quantity) -> PerUnit {
+    pmu.cost(work, events, quantity).unwrap_or_else(|| panic!("{}: {quantity:?} was not measured", pmu.pmu))
+}
+
+#[test]
+fn reading_a_counter_costs_one_exit_and_no_other_system_call() {
+    for (Limits { pmu, .. }, figures) in measured() {
+        assert_eq!(cost(figures, Work::Read, 1, &Quantity::Exits), PerUnit::whole(1), "{pmu}");
+        assert_eq!(cost(figures, Work::Read, 1, &Quantity::Runs), PerUnit::whole(1), "{pmu}");
+        assert_eq!(figures.calls(Work::Read, 1), [], "{pmu}");
+    }
+}
+
+#[test]
+fn a_sample_costs_seven_exits_to_user_space_or_eight() {
+    for (Limits { pmu, sample, .. }, figures) in measured() {
+        assert_eq!(cost(figures, Work::Overflow, 1, &Quantity::Runs), PerUnit::whole(*sample), "{pmu}");
+    }
+}
+
+#[test]
+fn a_sample_costs_a_signal_a_look_at_the_apic_and_an_nmi() {
+    for (Limits { pmu, sample_calls, .. }, figures) in measured() {
+        let calls = figures.calls(Work::Overflow, 1);
+        let once: Vec<_> = sample_calls.iter().map(|name| ((*name).to_owned(), PerUnit::whole(1))).collect();
+        assert_eq!(calls, once, "{pmu}");
+    }
+}
+
+#[test]
+fn switching_tasks_costs_exits_and_no_other_system_call() {
+    for (Limits { pmu, switch_of_one, switch_of_six, .. }, figures) in measured() {
+        for (events, most) in [(1, *switch_of_one), (6, *switch_of_six)] {
+            let runs = cost(figures, Work::Switch, events, &Quantity::Runs);
+            assert!(runs <= PerUnit::whole(most), "{pmu}: {runs} with {events} counters");
+            assert_eq!(figures.calls(Work::Switch, events), [], "{pmu}: with {events} counters");
+        }
+    }
+}
+
+static USE: LazyLock<use_figures::Figures> = LazyLock::new(|| {
+    use_figures::measure(&program("tally"), &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"))
+});
+
+#[test]
+fn a_command_costs_fewer_exits_than_with_the_peer() {
+    let [tally, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    assert_eq!((tally.monitor.as_str(), peers.len()), ("tally", 2));
+    assert!(tally.end.exits <= HELLO_EXITS, "{tally:?}");
+    for peer in peers {
+        assert!(
+            tally.first.exits < peer.first.exits && tally.end.exits < peer.end.exits,
+            "{tally:?} {peer:?}"
+        );
+    }
+}
+
+#[test]
+fn a_shared_folder_costs_few_exits() {
+    let ours: Vec<_> = USE.readings.iter().filter(|reading| reading.monitor == "tally").collect();
+    assert_eq!(ours.len(), 2);
+    for reading in ours {
+        assert!(reading.cost.exits <= SHARE_EXITS, "{reading:?}");
+    }
+}
+
+static ATTENTION: LazyLock<attention::Figures> = LazyLock::new(|| {
+    let programs = attention::Programs { tally: program("tally"), thief: program("counter-thief") };
+    let extent = attention::Extent { counters: &[1], seconds: 3 };
+    attention::measure(extent, &programs, &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"))
+});
+
+#[test]
+fn who_looks_every_second_costs_the_guest_less_than_a_thousandth() {
+    assert_eq!(ATTENTION.prices.len(), 3);
+    for price in &ATTENTION.prices {
+        assert!(price.per_second < MOST_PER_SECOND, "{price:?}");
+    }
+}
+
+#[test]
+fn a_theft_is_reported_within_a_tenth_of_a_second() {
+    assert!(!ATTENTION.reports.is_empty());
+    assert!(ATTENTION.reports.iter().all(|after| *after < SOON), "{:?}", ATTENTION.reports);
+}

@@ -1,0 +1,116 @@
+//! Guest kernels of several makes count and sample on Tally's PMU: their drivers differ, and so does where they read counters.
+//!
+//! The guests that see one vendor's share a boot of the simulated host, and those that see the other's another.
+
+use std::sync::LazyLock;
+
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite, small_kernel};
+use guest_tests::lab::{Done, Results, Steps, installed};
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// Each kernel by name, and the model that it is shown.
+const GUESTS: [(&str, &str, &str); 14] = [
+    ("stable", "guest/kernel", "amd"),
+    ("stable-legacy", "guest/kernel", "amd-legacy"),
+    ("testing", "trixie/boot/vmlinuz", "amd"),
+    ("testing-legacy", "trixie/boot/vmlinuz", "amd-legacy"),
+    ("newest", "sid/boot/vmlinuz", "amd"),
+    ("newest-legacy", "sid/boot/vmlinuz", "amd-legacy"),
+    ("small", "small", "amd"),
+    ("small-legacy", "small", "amd-legacy"),
+    ("stable-intel", "guest/kernel", "intel"),
+    ("stable-intel-v2", "guest/kernel", "intel-v2"),
+    ("testing-intel", "trixie/boot/vmlinuz", "intel"),
+    ("newest-intel", "sid/boot/vmlinuz", "intel"),
+    ("small-intel", "small", "intel"),
+    ("small-intel-v2", "small", "intel-v2"),
+];
+
+const PERIOD: u64 = 1_000_000;
+
+static AMDS: LazyLock<Results> = LazyLock::new(|| boot("amd"));
+static INTELS: LazyLock<Results> = LazyLock::new(|| boot("intel"));
+
+/// What became of the guest of that name.
+fn guest(name: &str) -> &'static Done {
+    let (_, _, model) = GUESTS.iter().find(|(guest, ..)| *guest == name).expect("it is in the list");
+    if model.starts_with("intel") { INTELS.of(name) } else { AMDS.of(name) }
+}
+
+/// The guests that see a PMU of that vendor's.
+fn boot(vendor: &str) -> Results {
+    let cache = Cache::open().expect("there is a cache");
+    let mut progress = Progress::stderr("lab");
+    let steps = installed(Steps::new().in_guest("loop", LOOP), "trixie", Suite::Trixie);
+    let steps = installed(steps, "sid", Suite::Sid)
+        .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
+    let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
+    let sample = format!(
+        "perf record -q -c {PERIOD} -e instructions:u -o /tmp/data ./loop; perf script -i /tmp/data -F period,ip | sort | uniq -c"
+    );
+    let guests = GUESTS.iter().filter(|(_, _, model)| model.starts_with(vendor));
+    guests
+        .fold(steps, |steps, (name, kernel, model)| {
+            steps.step(
+                name,
+                &format!(
+                    "./tally run --pmu {model} --pmu-log {name}.log --append cryptomgr.notests --kernel {kernel} -- \
+                     sh -c '{count}; {sample}'; status=$?; ./tally log --show {name}.log >&2; exit $status"
+                ),
+            )
+        })
+        .run()
+}
+
+fn counts_and_samples(name: &str) {
+    let done = guest(name);
+    let text = done.text();
+    let mut lines = text.lines();
+    let counted = lines.next().and_then(|line| line.split(',').next());
+    assert_eq!(counted, Some(LOOP_INSTRUCTIONS.to_string().as_str()), "{text}{}", done.err);
+    let samples: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+    let (taken, period) = ((LOOP_INSTRUCTIONS / PERIOD).to_string(), PERIOD.to_string());
+    assert_eq!(samples, [[taken.as_str(), &period, "401007"]], "all at one place: {text}{}", done.err);
+}
+
+/// How many of the kernel's instructions were changed, as the log has it.
+fn changed(name: &str) -> usize {
+    guest(name).err.lines().filter(|line| line.contains("RDPMC became RDMSR at 0x")).count()
+}
+
+macro_rules! kernels {
+    ($($test:ident: $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                counts_and_samples($name);
+            }
+        )*
+    };
+}
+
+kernels! {
+    debian_stables_kernel: "stable",
+    debian_stables_kernel_without_perfmonv2: "stable-legacy",
+    debian_testings_kernel: "testing",
+    debian_testings_kernel_without_perfmonv2: "testing-legacy",
+    the_newest_kernel: "newest",
+    the_newest_kernel_without_perfmonv2: "newest-legacy",
+    a_kernel_that_reads_counters_in_several_places: "small",
+    a_kernel_that_reads_counters_in_several_places_without_perfmonv2: "small-legacy",
+    debian_stables_kernel_on_intels_pmu: "stable-intel",
+    debian_stables_kernel_on_intels_pmu_of_version_2: "stable-intel-v2",
+    debian_testings_kernel_on_intels_pmu: "testing-intel",
+    the_newest_kernel_on_intels_pmu: "newest-intel",
+    a_kernel_that_reads_counters_in_several_places_on_intels_pmu: "small-intel",
+    a_kernel_that_reads_counters_in_several_places_on_intels_pmu_of_version_2: "small-intel-v2",
+}
+
+#[test]
+fn what_was_changed_in_a_kernel_is_logged() {
+    for name in ["stable", "testing", "newest"] {
+        assert_eq!(changed(name), 1, "{name}: {}", guest(name).err);
+    }
+    assert!(changed("small") > 1, "{}", guest("small").err);
+}

@@ -1,0 +1,211 @@
+//! `tally lab run` is the command line that `tally run` is on a real host: its input, folders, disks and files are this
+//! machine's.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use guest_tests::{program, stderr, stdout};
+use tally_lab::Core;
+
+/// So long a guest takes at most.
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// `tally lab run` with these options and this command for the guest's shell, in that folder.
+fn lab_run(folder: &Path, options: &[&str], script: &str) -> Command {
+    let mut command = Command::new(program("tally"));
+    command.current_dir(folder).args(["lab", "run", "--append", "cryptomgr.notests"]);
+    command.args(options).args(["--", "sh", "-c", script]).stdin(Stdio::null());
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().expect("tally lab runs")
+}
+
+/// What `tally log` prints of a file that has come back.
+fn shown_log(path: &Path) -> String {
+    let output = output(Command::new(program("tally")).args(["log", "--show"]).arg(path));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    stdout(&output)
+}
+
+#[test]
+fn folders_disks_and_files_are_this_machines_before_and_after() {
+    const IMAGE_SIZE: u64 = 8 << 20;
+    let _core = Core::wait_for(LIMIT);
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    let here = path("shared/here");
+    fs::create_dir_all(here.join("sub")).unwrap();
+    fs::create_dir(path("read")).unwrap();
+    fs::write(here.join("old"), "old").unwrap();
+    fs::write(here.join("sub/gone"), "gone").unwrap();
+    fs::write(path("read/kept"), "kept").unwrap();
+    fs::write(path("input"), "from a file").unwrap();
+    fs::write(path("log"), "of another run").unwrap();
+    File::create(path("disk")).unwrap().set_len(IMAGE_SIZE).unwrap();
+    fs::write(path("fixed"), [b'f'; 4096]).unwrap();
+    let script = "pwd; cat old ../../read/kept; echo; cat; echo; head -c 4 /dev/vdb; echo
+        echo x 2>/dev/null >../../read/kept || echo refused
+        echo new >old; rm -r sub; echo '#!/bin/sh' >new; chmod 750 new; ln -s new link
+        echo written | dd of=/dev/vda bs=4096 seek=1000 conv=notrunc,fsync 2>/dev/null
+        dd if=/dev/urandom of=/dev/null bs=64k count=8 2>/dev/null
+        exit 3";
+    let mut command = lab_run(
+        &here,
+        &[
+            "--share=..:rw",
+            "--share",
+            "../../read",
+            "--disk",
+            "../../disk",
+            "--disk=../../fixed:ro",
+            "--flamegraph",
+            "../../out.svg",
+            "--pmu-log=../../log",
+        ],
+        script,
+    );
+    let output = output(command.stdin(File::open(path("input")).unwrap()));
+
+    let here = here.canonicalize().unwrap();
+    let expected = format!("{}\noldkept\nfrom a file\nffff\nrefused\n", here.display());
+    assert_eq!((output.status.code(), stdout(&output)), (Some(3), expected), "{}", stderr(&output));
+    let names = |folder: &Path| {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&here), ["link", "new", "old"]);
+    assert_eq!(fs::read_to_string(here.join("old")).unwrap(), "new\n");
+    assert_eq!(fs::metadata(here.join("new")).unwrap().mode() & 0o777, 0o750);
+    assert_eq!(fs::read_link(here.join("link")).unwrap(), Path::new("new"));
+    assert_eq!(fs::read_to_string(path("read/kept")).unwrap(), "kept");
+
+    let mut disk = File::open(path("disk")).unwrap();
+    let found = disk.metadata().unwrap();
+    assert_eq!(found.len(), IMAGE_SIZE);
+    assert!(found.blocks() < 64, "its holes are holes: {} blocks", found.blocks());
+    let mut written = [0; 8];
+    disk.seek(SeekFrom::Start(4096 * 1000)).unwrap();
+    disk.read_exact(&mut written).unwrap();
+    assert_eq!(&written, b"written\n");
+    assert_eq!(fs::read(path("fixed")).unwrap(), [b'f'; 4096]);
+
+    let picture = fs::read_to_string(path("out.svg")).unwrap();
+    assert!(picture.starts_with("<?xml") && picture.contains("</svg>"), "{} bytes", picture.len());
+    let log = shown_log(&path("log"));
+    assert!(log.contains("RDPMC"), "{log}");
+}
+
+/// A process that is ended when this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_input_without_an_end_ends_with_its_reader() {
+    let _core = Core::wait_for(LIMIT);
+    let place = tempfile::tempdir().unwrap();
+    let mut yes = Running(Command::new("yes").stdout(Stdio::piped()).spawn().expect("yes runs"));
+    let endless = yes.0.stdout.take().expect("it is a pipe");
+    let output = output(lab_run(place.path(), &["--pmu-log", "log"], "head -n 1").stdin(endless));
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "y\n"), "{}", stderr(&output));
+    let log = shown_log(&place.path().join("log"));
+    assert!(log.contains("RDPMC became RDMSR"), "{log}");
+}
+
+#[test]
+fn an_input_that_says_nothing_holds_nothing_up() {
+    let _core = Core::wait_for(LIMIT);
+    let place = tempfile::tempdir().unwrap();
+    let (silent, mut writer) = std::io::pipe().unwrap();
+    let output = output(lab_run(place.path(), &[], "[ -p /dev/stdin ] && echo a pipe").stdin(silent));
+    assert_eq!(
+        (output.status.code(), stdout(&output).as_str()),
+        (Some(0), "a pipe\n"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(writer.write_all(b"x").is_err(), "its reader has gone");
+}
+
+#[test]
+fn what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots() {
+    let place = tempfile::tempdir().unwrap();
+    File::create(place.path().join("large")).unwrap().set_len(257 << 20).unwrap();
+    fs::create_dir(place.path().join("folder")).unwrap();
+    File::create(place.path().join("folder/large")).unwrap().set_len(257 << 20).unwrap();
+    for (options, words) in [
+        (["--share", "none"], "--share none: No such file or directory"),
+        (["--share", "large"], "--share large: not a folder"),
+        (["--share", "/usr:rw"], "--share /usr: the simulated host has a /usr/bin of its own"),
+        (["--share", "folder:rw"], "/folder: what goes to the simulated host is larger than 256 MiB"),
+        (["--disk", "none:ro"], "--disk none: No such file or directory"),
+        (["--disk", "folder"], "--disk folder: only regular files"),
+        (["--disk", "large"], "--disk large: what goes to the simulated host is larger than 256 MiB"),
+        (["--flamegraph", "none/out.svg"], "--flamegraph none/out.svg: No such file or directory"),
+        (["--pmu-log", "folder"], "--pmu-log folder: is a directory"),
+    ] {
+        let output = output(&mut lab_run(place.path(), &options, "true"));
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{options:?}: {message}");
+        assert!(message.starts_with("tally-lab: --") && message.contains(words), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_machine_and_leaves_nothing() {
+    let _core = Core::wait_for(LIMIT);
+    let place = tempfile::tempdir().unwrap();
+    let (scratch, shared) = (place.path().join("tmp"), place.path().join("shared"));
+    for folder in [&scratch, &shared] {
+        fs::create_dir(folder).unwrap();
+        fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let options = ["--share", "shared:rw", "--pmu-log", "log"];
+        let mut command = lab_run(place.path(), &options, "echo x >shared/x; while :; do :; done");
+        let mut lab = Running(command.env("TMPDIR", &scratch).spawn().expect("tally lab runs"));
+        let pid = lab.0.id();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let machine = wait_for(|| {
+            let found = fs::read_to_string(&children).ok()?;
+            let machine = format!("/proc/{}/stat", found.split_whitespace().next()?);
+            fs::read_to_string(&machine).is_ok_and(|stat| stat.contains("qemu")).then_some(machine)
+        });
+        // SAFETY: takes two numbers; the process is a child of this one that has not been waited for.
+        unsafe { libc::kill(pid.try_into().expect("process numbers are small"), signal) };
+        assert!(!lab.0.wait().unwrap().success());
+        let is_gone = || {
+            let stat = fs::read_to_string(&machine).unwrap_or_default();
+            (!stat.contains("qemu") || stat.contains(") Z ")).then_some(())
+        };
+        wait_for(is_gone);
+        assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "nothing is left in the temporary folder");
+        assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+        assert!(!place.path().join("log").exists());
+    }
+}
+
+/// What this finds sooner or later.
+fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
+    for _ in 0..3000 {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("it does not come")
+}

@@ -1,0 +1,242 @@
+//! Linux guests: the distribution's unmodified kernels on the lab's simulated host, under its real KVM.
+//!
+//! Booting takes most of the time, so tests share boots: each group of steps is one, and each test looks at one step.
+
+use std::sync::LazyLock;
+
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite};
+use guest_tests::lab::{Results, Steps, installed};
+use guest_tests::temporary;
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// The kernel's self-tests of its ciphers take half of its boot.
+const QUICK: &str = "--append cryptomgr.notests";
+
+/// Commands in the default guest.
+static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
+    let run = format!("./tally run {QUICK}");
+    Steps::new()
+        .in_guest("loop", LOOP)
+        .step("streams", "./tally run -- sh -c 'echo out; echo err >&2; exit 3'")
+        .step("binary", &format!("{run} -- head -c 65536 /bin/busybox"))
+        .step("same", "head -c 65536 /bin/busybox")
+        .step("arguments", &format!("{run} -- printf '%s|' 'a b' '' '$HOME' '\"' 'x,y%' \"it's\""))
+        .step("missing", &format!("{run} -- no-such-program"))
+        .step("no-pmu", &format!("{run} --pmu none -- perf stat -x, -e cycles,task-clock true"))
+        .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
+        .step("switched-off", &format!("{run} -- poweroff -f"))
+        .step("reader-leaves", &format!("({run} -- yes; echo status $? >&2) | head -n 1"))
+        .step("panic", &format!("{run} -- sh -c 'echo c >/proc/sysrq-trigger'"))
+        .step(
+            "terminated",
+            &format!(
+                "{run} -- sleep 1000 & sleep 3; read begun rest </proc/uptime; kill $!; wait $!; status=$?; \
+                     read ended rest </proc/uptime; awk \"BEGIN {{ print ($ended - $begun < 1) }}\"; exit $status"
+            ),
+        )
+        .run()
+});
+
+/// The shapes that machines and kernels come in.
+static SHAPES: LazyLock<Results> = LazyLock::new(|| {
+    let vmlinux = temporary(&unpacked_kernel());
+    let facts = "sh -c 'nproc; sed -n \"s/MemTotal: *\\([0-9]*\\) kB/\\1/p\" /proc/meminfo; dmesg -l err,warn | grep -ciE \"bug|oops|trace\"'";
+    let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc; \
+                    cd /sys/devices/system/cpu/cpu3/topology; cat core_id physical_package_id'";
+    Steps::new()
+        .on(|scenario| scenario.memory_mib(7 << 10))
+        .file(vmlinux.path(), "vmlinux")
+        .step("small", &format!("./tally run {QUICK} --memory 128M -- {facts}"))
+        .step("large", &format!("./tally run {QUICK} --cpus 4 --memory 5G -- {facts}"))
+        .step("every-cpu", &format!("./tally run {QUICK} --cpus 4 -- {all_cpus}"))
+        .step("vmlinux", &format!("./tally run {QUICK} --kernel vmlinux -- uname -s"))
+        .step(
+            "shell",
+            &format!(
+                "./typist 'expect:# ' 'type:echo st\"\"arted; cat\\r' \
+                 'expect:started' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
+                 'type:echo $((6 * 7)) $?\\r' 'expect:42 130' 'type:exit\\r' -- ./tally run {QUICK}"
+            ),
+        )
+        .step(
+            "shell-of-four",
+            &format!("./typist 'expect:# ' 'type:nproc\\r' 'expect:4' 'type:reboot -f\\r' -- ./tally run {QUICK} --cpus 4"),
+        )
+        .step("too-long", "./tally run --append \"$(head -c 3000 /dev/zero | tr '\\0' x)\"")
+        .step("initrd-too-large", "head -c 200000000 /dev/zero >big; ./tally run --memory 128M --initrd big")
+        .step("truncated", "head -c 3000000 guest/kernel >half; ./tally run --kernel half")
+        .run()
+});
+
+/// The kernels of newer releases.
+static KERNELS: LazyLock<Results> = LazyLock::new(|| {
+    let steps = installed(Steps::new(), "trixie", Suite::Trixie);
+    installed(steps, "sid", Suite::Sid)
+        .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
+        .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
+        .step(
+            "bare",
+            &format!("cp trixie/boot/vmlinuz alone; ./tally run {QUICK} --kernel alone -- uname -r"),
+        )
+        .run()
+});
+
+/// The default guest's kernel as a vmlinux file: what its bzImage has packed (boot protocol, fields `payload_offset`
+/// and `payload_length`), in blocks of LZ4's legacy format.
+fn unpacked_kernel() -> Vec<u8> {
+    const BLOCK: usize = 8 << 20;
+    let cache = Cache::open().expect("there is a cache");
+    let kernel =
+        guest_images::kernel(&cache, Suite::default(), &mut Progress::stderr("lab")).expect("a kernel");
+    let image = std::fs::read(kernel.image).expect("the kernel can be read");
+    let field = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().expect("four bytes")) as usize;
+    let start = (usize::from(image[0x1f1]) + 1) * 512 + field(0x248);
+    let mut packed = &image[start + 4..start + field(0x24c) - 4];
+    let mut unpacked = Vec::new();
+    while let Some((length, rest)) = packed.split_at_checked(4) {
+        let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;
+        let (block, rest) = rest.split_at(length);
+        unpacked.extend(lz4_flex::block::decompress(block, BLOCK).expect("a block of LZ4"));
+        packed = rest;
+    }
+    assert!(unpacked.starts_with(b"\x7fELF"));
+    unpacked
+}
+
+#[test]
+fn a_commands_output_errors_and_status_come_out_apart() {
+    let done = COMMANDS.of("streams");
+    assert_eq!((done.text().as_str(), done.err.as_str(), done.status), ("out\n", "err\n", 3));
+}
+
+#[test]
+fn a_commands_output_is_the_same_byte_for_byte() {
+    let (sent, same) = (COMMANDS.of("binary"), COMMANDS.of("same"));
+    assert_eq!(sent.out.len(), 65536);
+    assert!(sent.out == same.out);
+}
+
+#[test]
+fn arguments_reach_the_command_as_they_are() {
+    assert_eq!(COMMANDS.of("arguments").text(), "a b||$HOME|\"|x,y%|it's|");
+}
+
+#[test]
+fn a_command_that_is_missing_has_the_shells_status() {
+    let done = COMMANDS.of("missing");
+    assert_eq!(done.status, 127);
+    assert!(done.err.contains("no-such-program"), "{}", done.err);
+}
+
+#[test]
+fn a_guest_without_a_pmu_says_so_to_perf() {
+    let done = COMMANDS.of("no-pmu");
+    assert_eq!(done.status, 0, "{}", done.err);
+    assert!(done.err.contains("<not supported>,,cycles"), "{}", done.err);
+    assert!(done.err.contains(",msec,task-clock"), "software events count all the same: {}", done.err);
+}
+
+#[test]
+fn with_kvms_own_pmu_a_guest_counts() {
+    let done = COMMANDS.of("kvms-pmu");
+    assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
+}
+
+#[test]
+fn a_guest_that_ends_before_its_command_is_no_success() {
+    let done = COMMANDS.of("switched-off");
+    assert_eq!(done.status, 125);
+    assert!(
+        done.err.starts_with("tally: the guest switched itself off before its command ended\n"),
+        "{}",
+        done.err
+    );
+    let done = COMMANDS.of("panic");
+    assert_eq!(done.status, 125);
+    assert!(done.err.starts_with("tally: the guest reset before its command ended\n"), "{}", done.err);
+    assert!(done.err.contains("Kernel panic"), "its last words are shown: {}", done.err);
+}
+
+#[test]
+fn sigterm_ends_a_guest_at_its_work() {
+    let done = COMMANDS.of("terminated");
+    assert_eq!(done.status, 128 + 15);
+    assert_eq!(done.text(), "1\n", "it was gone within a second");
+}
+
+#[test]
+fn a_command_ends_when_its_reader_has_enough() {
+    let done = COMMANDS.of("reader-leaves");
+    assert_eq!((done.text().as_str(), done.err.as_str()), ("y\n", "status 141\n"));
+}
+
+/// CPUs, memory in KiB and complaints of the kernel.
+fn facts(name: &str) -> Vec<u64> {
+    let done = SHAPES.of(name);
+    let facts: Vec<u64> = done.text().lines().map(|line| line.parse().expect("numbers")).collect();
+    assert_eq!(facts.len(), 3, "{}{}", done.text(), done.err);
+    facts
+}
+
+#[test]
+fn memory_may_be_128_mib() {
+    let facts = facts("small");
+    assert_eq!((facts[0], facts[2]), (1, 0));
+    assert!((80 << 10..128 << 10).contains(&facts[1]), "{} KiB", facts[1]);
+}
+
+#[test]
+fn memory_may_go_round_the_hole_below_4_gib() {
+    let facts = facts("large");
+    assert_eq!((facts[0], facts[2]), (4, 0));
+    assert!((4_800 << 10..5_120 << 10).contains(&facts[1]), "{} KiB", facts[1]);
+}
+
+#[test]
+fn every_cpu_runs_programs() {
+    assert_eq!(SHAPES.of("every-cpu").text(), "4\n3\n0\n", "{}", SHAPES.of("every-cpu").err);
+}
+
+#[test]
+fn a_kernel_may_be_a_vmlinux_file() {
+    assert_eq!(SHAPES.of("vmlinux").text(), "Linux\n", "{}", SHAPES.of("vmlinux").err);
+}
+
+#[test]
+fn a_shell_on_the_console_can_be_typed_into_and_interrupted() {
+    let done = SHAPES.of("shell");
+    assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
+    let done = SHAPES.of("shell-of-four");
+    assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_one_line() {
+    for (step, words) in [
+        ("too-long", ["command line of 3", "at most 2047"]),
+        ("initrd-too-large", ["big: the initrd does not fit", "128M"]),
+        ("truncated", ["half: truncated", "3000000"]),
+    ] {
+        let done = SHAPES.of(step);
+        assert_eq!((done.status, done.err.lines().count()), (125, 1), "{step}: {}", done.err);
+        for word in words {
+            assert!(done.err.contains(word), "{step}: {}", done.err);
+        }
+    }
+}
+
+#[test]
+fn kernels_of_newer_releases_boot() {
+    assert!(KERNELS.of("trixie").text().starts_with("6.12."), "{}", KERNELS.of("trixie").err);
+    let newest = KERNELS.of("sid");
+    let major: u32 = newest.text().split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
+    assert!(major >= 7, "{}{}", newest.text(), newest.err);
+}
+
+#[test]
+fn a_kernel_without_its_modules_says_what_it_lacks() {
+    let done = KERNELS.of("bare");
+    assert_eq!(done.status, 125, "{}{}", done.text(), done.err);
+    assert!(done.err.contains("this kernel has no virtio console"), "{}", done.err);
+}

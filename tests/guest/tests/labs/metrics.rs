@@ -1,0 +1,104 @@
+//! What `--metrics` tells, asked by Prometheus and by hand, on the lab's simulated host.
+
+use std::sync::LazyLock;
+
+use guest_images::Progress;
+use guest_tests::lab::{Results, Steps};
+use guest_tests::prometheus;
+use serde_json::Value;
+
+/// How often Prometheus asks, and where it is asked itself.
+const CONFIGURATION: &str = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: tally, static_configs: [{targets: [\"127.0.0.1:9100\"]}]}]\n";
+const PROMETHEUS: &str = "http://127.0.0.1:9090/api/v1/query?query=";
+
+/// A guest that takes 20 samples of a loop of 20,000,004 instructions, and then waits until it is told to end.
+const GUEST: &str =
+    "perf record -q -o /tmp/data -e instructions:u -c 1000000 /lib/tally/loop; echo ready; read end";
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let mut progress = Progress::stderr("lab");
+    let prometheus = prometheus::program(&mut progress).unwrap_or_else(|error| panic!("{error}"));
+    let begin = |options: &str| {
+        format!(
+            "rm -f end said; mkfifo end; ./tally run {options} --append cryptomgr.notests -- sh -c '{GUEST}' <end >said & \
+             tally=$!; exec 3>end; until grep -qs ready said; do sleep 0.1; done"
+        )
+    };
+    let query = |query: &str| format!("wget -qO- '{PROMETHEUS}{query}'; echo");
+    Steps::new()
+        .on(move |scenario| scenario.file(prometheus, "prometheus"))
+        .step("loopback", "ip link set lo up")
+        .step(
+            "prometheus",
+            &format!(
+                "{}; echo '{CONFIGURATION}' >prometheus.yml; \
+                 ./prometheus --config.file=prometheus.yml --storage.tsdb.path=data --web.listen-address=127.0.0.1:9090 2>log & \
+                 prometheus=$!; until ({}) | grep -q '\"value\"'; do sleep 0.5; done; \
+                 {}; {}; {}; wget -qO- http://127.0.0.1:9100/metrics; kill $prometheus; echo >&3; wait $tally",
+                begin("--metrics 9100"),
+                query("tally_pmu_overflows_total"),
+                query("up"),
+                query("sum(tally_pmu_overflows_total)"),
+                query("tally_pmu_interrupts_total"),
+            ),
+        )
+        .step(
+            "unix",
+            &format!(
+                "{}; ls -F; echo >&3; wait $tally; status=$?; ls -F; exit $status",
+                begin("--metrics unix:socket")
+            ),
+        )
+        .step("taken", "nc -l -p 9100 127.0.0.1 & sleep 0.5; ./tally run --metrics 9100 -- true; status=$?; kill $!; exit $status")
+        .step("nowhere", "./tally run --metrics unix:no/such/folder -- true")
+        .run()
+});
+
+#[test]
+fn prometheus_finds_what_the_guest_did() {
+    let done = RESULTS.of("prometheus");
+    assert_eq!(done.status, 0, "{}", done.err);
+    let text = done.text();
+    let mut lines = text.lines();
+    let mut value = || {
+        let answer: Value = serde_json::from_str(lines.next().unwrap_or_default()).unwrap_or_default();
+        answer["data"]["result"][0]["value"][1].as_str().unwrap_or("nothing").to_owned()
+    };
+    assert_eq!(value(), "1", "Tally is asked without an error: {text}");
+    assert_eq!(value(), "20", "overflows: {text}");
+    assert_eq!(value(), "20", "interrupts: {text}");
+}
+
+#[test]
+fn what_is_told_is_exact() {
+    let text = RESULTS.of("prometheus").text();
+    let value = |name: &str| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+        line.trim().parse::<u64>().unwrap_or_else(|error| panic!("{line}: {error}"))
+    };
+    assert_eq!(value("tally_pmu_interrupts_total{vcpu=\"0\"}"), 20);
+    let of_reads = value("tally_exits_total{vcpu=\"0\",reason=\"pmu-read\"}");
+    assert_eq!(of_reads, value("tally_pmu_traps_total{vcpu=\"0\",access=\"read\"}"));
+    assert!(of_reads >= 20, "each sample reads the counter: {of_reads}");
+    assert_eq!(value("tally_pmu_is_starved{vcpu=\"0\",counter=\"0\"}"), 0);
+    assert!(text.contains("tally_machine_info{version="), "{text}");
+}
+
+#[test]
+fn a_socket_is_there_while_the_guest_runs() {
+    let done = RESULTS.of("unix");
+    assert_eq!((done.status, done.text().matches("socket=").count()), (0, 1), "{}{}", done.text(), done.err);
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_one_line_before_anything_boots() {
+    for (step, words) in [
+        ("taken", "tally: --metrics 127.0.0.1:9100: Address already in use"),
+        ("nowhere", "tally: --metrics unix:no/such/folder: No such file or directory"),
+    ] {
+        let done = RESULTS.of(step);
+        assert_eq!(done.status, 125);
+        assert!(done.err.starts_with(words) && done.err.lines().count() == 1, "{}", done.err);
+    }
+}

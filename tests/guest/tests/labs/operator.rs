@@ -1,0 +1,338 @@
+//! The operator's view of VMs that run, on the lab's simulated host: what it shows is what the guest has, and looking changes
+//! nothing of that.
+
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::program;
+use serde_json::{Value, json};
+
+/// AMD's first counter and its select.
+const SELECT: u32 = 0xc001_0200;
+const COUNTER: u32 = 0xc001_0201;
+/// The rounds of the user's loop, of DEC and JNZ, with an INT behind it.
+const ROUNDS: u64 = 1_000_000;
+const INSTRUCTIONS: u64 = 2 * ROUNDS + 1;
+/// So far from its overflow the first counter begins.
+const DISTANCE: u64 = 1_000;
+
+/// A guest that counts user instructions with counter 0, which overflows once, and beside it with counter 1, and goes on
+/// in the kernel, where neither counts.
+fn counting(end: &str) -> String {
+    let start = (1_u64 << 48) - DISTANCE;
+    format!(
+        "wrmsr={COUNTER:#x},{:#x}:{:#x} wrmsr={SELECT:#x},0:0x4100c0 count-user=0:0x4100c0,{ROUNDS},1 {end}",
+        start >> 32,
+        start & 0xffff_ffff
+    )
+}
+
+/// Starts it in the background as `$vm`, and waits until it has counted.
+fn started(name: &str, words: &str) -> String {
+    format!(
+        "rm -f {name}.said; ./tally run --name {name} --kernel payload --append '{words}' >{name}.said & vm=$!; \
+         until grep -qs '^count' {name}.said; do sleep 0.05; done"
+    )
+}
+
+/// How long the thread of the vCPU was on a CPU by then, in nanoseconds.
+const RUN_TIME: &str =
+    "for task in /proc/$vm/task/*; do grep -q vcpu0 $task/comm && cut -d' ' -f1 $task/schedstat; done";
+const END: &str = "kill $vm; wait $vm";
+const SOCKETS: &str = "ls -A /run/tally";
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let with = |name: &str, end: &str, commands: &str| {
+        format!("{}; {commands}; {END}", started(name, &counting(end)))
+    };
+    // Long enough for several looks of a second each.
+    let long = "count-user=0:0x4100c0,1500000000,0 halt";
+    let timed = |attached: &str| {
+        format!(
+            "./tally run --name timed --kernel payload --append '{long}' >timed.said & vm=$!; {attached}
+             until grep -qs '^count' timed.said; do sleep 0.05; done; {RUN_TIME}; cat timed.said; {END}; rm timed.said"
+        )
+    };
+    let until_found = "until ./tally list | grep -q timed; do sleep 0.01; done";
+    let ended = |options: &str, how: &str| format!("./tally run {options} >/dev/null 2>&1 {how}; {SOCKETS}");
+    let user = "/scenario/restricted unprivileged /scenario/";
+    Steps::new()
+        .file(program("rude"), "rude")
+        .file(program("restricted"), "restricted")
+        .step("nobody", "./tally list; ./tally list --json; ./tally stat")
+        .step("list", &with("counts", "spin", "./tally list --json; ./tally list"))
+        .step("json", &with("counts", "spin", "./tally stat counts --json --interval 0.2"))
+        .step("idle", &with("counts", "halt", "./tally stat --json --interval 0.2"))
+        .step("text", &with("counts", "spin", "./tally stat $vm --interval 0.2 --count 2"))
+        .step(
+            "live",
+            &with("counts", "spin", "./typist 'expect:instructions:u' 'type:xq' -- ./tally stat counts --interval 0.2; echo $?"),
+        )
+        .step(
+            "live-end",
+            &format!(
+                "{}; (./typist 'expect:vCPU 0' -- ./tally stat --interval 0.2; echo $?) & sleep 1; {END}; wait $!",
+                started("short", &counting("spin"))
+            ),
+        )
+        .step("unknown", &with("counts", "halt", "./tally stat other; echo $?; ./tally stat 1; echo $?"))
+        .step(
+            "ambiguous",
+            &format!(
+                "{}; other=$vm; mv counts.said other.said; {}; ./tally stat counts; echo $?; {END}; kill $other; wait $other",
+                started("counts", "count-user=0:0x4100c0,1000,1 halt"),
+                started("counts", "count-user=0:0x4100c0,1000,1 halt"),
+            ),
+        )
+        .step(
+            "switched",
+            &format!(
+                "./tally run --name switched --kernel payload --append 'wrmsr={SELECT:#x},0:0x4300c0 count-user=0:0x4100c0,{ROUNDS},1 spin' >switched.said & vm=$!; \
+                 until grep -qs '^count' switched.said; do sleep 0.05; done; \
+                 ./tally policy switched --disable 0:0; for i in 1 2; do ./tally stat switched --json --interval 0.1; done; \
+                 ./tally policy $vm --disable 0:1 --disable 0:6; echo $? >&2; ./tally policy $vm --enable 0:0; \
+                 ./tally stat switched --json --interval 0.1; {END}"
+            ),
+        )
+        .step("alone", &timed(""))
+        .step("looked-at", &timed(&format!("{until_found}; ./tally stat timed --count 2 >/dev/null;")))
+        .step(
+            "rude",
+            &timed(&format!(
+                "{until_found}; mkfifo hold; ./rude /run/tally/$vm.sock <hold >told & exec 7>hold; \
+                 until grep -qs . told; do sleep 0.05; done; cat told >&2; exec 7>&-; wait $!; \
+                 until ./tally stat timed --json --interval 0.05 >/dev/null 2>&1; do sleep 0.05; done;"
+            )),
+        )
+        .step(
+            "ends",
+            &[
+                ended("--kernel payload --append exit=0", ""),
+                ended("--kernel payload --append triple", ""),
+                ended("--append cryptomgr.notests -- true", ""),
+                ended("--kernel payload --append spin", "& vm=$!; until test -S /run/tally/$vm.sock; do sleep 0.05; done; kill $vm; wait $vm"),
+                format!("./typist 'expect:Hello' 'type:\\x01x' -- ./tally run --kernel payload --append 'hello spin' >/dev/null; {SOCKETS}"),
+            ]
+            .join("; "),
+        )
+        .step(
+            "killed",
+            &format!(
+                "{}; kill -9 $vm; wait $vm; {SOCKETS} | wc -l; ./tally list --json; {SOCKETS} | wc -l",
+                started("killed", "count-user=0:0x4100c0,1000,1 spin")
+            ),
+        )
+        .step(
+            "users",
+            &format!(
+                "chmod 666 /dev/kvm; mkdir /tmp/home; chown 65534:65534 /tmp/home; cd /tmp/home; \
+                 {user}tally run --name theirs --kernel /scenario/payload --append 'count-user=0:0x4100c0,1000,1 spin' >said & vm=$!; \
+                 /scenario/tally run --name ours --kernel /scenario/payload --append 'count-user=0:0x4100c0,1000,1 spin' >ours & ours=$!; \
+                 until grep -qs '^count' said && grep -qs '^count' ours; do sleep 0.05; done; \
+                 {user}tally list --json; /scenario/tally list --json; {END}; kill $ours; wait $ours; ls -A /tmp/tally-65534"
+            ),
+        )
+        .run()
+});
+
+/// What a step printed as JSON, a document in each line that is one.
+fn documents(step: &str) -> Vec<Value> {
+    let done = RESULTS.of(step);
+    let documents =
+        done.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<_>>();
+    assert!(!documents.is_empty(), "{}{}", done.text(), done.err);
+    documents
+}
+
+/// The only vCPU of the only VM.
+fn vcpu(document: &Value) -> &Value {
+    assert_eq!(document["vms"].as_array().map(Vec::len), Some(1), "{document:#}");
+    &document["vms"][0]["vcpus"][0]
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn err(done: &Done) -> &str {
+    assert!(done.err.lines().all(|line| !line.contains("internal error")), "{}", done.err);
+    &done.err
+}
+
+#[test]
+fn where_no_vm_runs_there_is_none_to_list_and_none_to_look_at() {
+    let done = RESULTS.of("nobody");
+    assert_eq!(done.text(), "process  name  vCPUs  memory  age  PMU  runs\n[]\n");
+    assert_eq!((done.status, err(done)), (125, "tally: no VM of this user's runs here\n"));
+}
+
+#[test]
+fn a_vm_that_runs_is_listed_with_what_it_is() {
+    let vm = &documents("list")[0][0];
+    let known = json!({ "name": "counts", "runs": "payload", "cpus": 1, "memory": 512 << 20 });
+    for (name, value) in known.as_object().unwrap() {
+        assert_eq!(&vm[name], value, "{vm:#}");
+    }
+    assert_eq!(vm["pmu"], "AMD's PMU with PerfMonV2, 6 counters");
+    let text = RESULTS.of("list").text();
+    let last = text.lines().last().unwrap();
+    assert!(last.trim_start().starts_with(&format!("{}  counts", vm["pid"])), "{text}");
+}
+
+#[test]
+fn a_counter_is_shown_as_the_guest_has_it() {
+    let document = &documents("json")[0];
+    let counters = &vcpu(document)["counters"];
+    let first = &counters[0];
+    assert_eq!(first["event"], "instructions:u", "{first:#}");
+    assert_eq!((number(&first["value"]), number(&first["overflows"])), (INSTRUCTIONS - DISTANCE, 1));
+    assert_eq!((&first["state"], &first["starvations"]), (&json!("counting"), &json!(0)));
+    assert!(first["hardware"].is_u64() && first["enabled"] == first["running"], "{first:#}");
+    let second = &counters[1];
+    assert_eq!((&second["event"], number(&second["value"])), (&Value::Null, INSTRUCTIONS), "{second:#}");
+    assert_eq!(second["state"], "unused");
+}
+
+#[test]
+fn the_hosts_counters_are_told_apart() {
+    let document = &documents("json")[0];
+    let hardware = &vcpu(document)["hardware"];
+    let held = hardware["held"].as_array().unwrap().len();
+    assert_eq!((number(&hardware["counters"]), number(&hardware["others"])), (6, 0), "{hardware:#}");
+    assert!(held >= 1 && number(&hardware["free"]) == 6 - held as u64, "{hardware:#}");
+}
+
+#[test]
+fn the_work_for_a_vcpu_is_shown_by_side() {
+    let busy = documents("json").remove(0);
+    let interval = &vcpu(&busy)["interval"];
+    let [guest, host] = ["guest", "host"].map(|side| number(&interval[side]["instructions"]));
+    // It spins for most of a fifth of a second, an instruction in a nanosecond.
+    assert!((100_000_000..=200_000_000 * 11 / 10).contains(&guest), "{interval:#}");
+    assert!(host > 0 && host < guest / 10, "{interval:#}");
+    let idle = documents("idle").remove(0);
+    let interval = &vcpu(&idle)["interval"];
+    assert_eq!(interval["guest"]["instructions_counted"], 1.0, "{interval:#}");
+    assert!(number(&interval["guest"]["instructions"]) < 10, "it is halted: {interval:#}");
+}
+
+#[test]
+fn exits_are_shown_by_reason_of_tallys_and_of_kvms() {
+    let document = &documents("json")[0];
+    let vcpu = vcpu(document);
+    // The registers that the guest's words write, and the select that `count-user` takes back.
+    assert_eq!(vcpu["exits"]["pmu_reads"], 1, "{vcpu:#}");
+    let (tallys, kvms) = (&vcpu["exits"], &vcpu["kvm"]);
+    assert!(
+        number(&kvms["exits"]) > number(&tallys["port_writes"]) && number(&tallys["signals"]) >= 1,
+        "{vcpu:#}"
+    );
+    assert!(number(&vcpu["interval"]["exits"]["signals"]) >= 1, "each look is one: {vcpu:#}");
+    assert!(vcpu["interval"]["pmu_share"].as_f64().is_some_and(|share| share < 0.01), "{vcpu:#}");
+}
+
+#[test]
+fn people_see_the_same_in_blocks() {
+    let done = RESULTS.of("text");
+    let text = done.text();
+    assert_eq!(err(done), "");
+    assert_eq!(text.lines().filter(|line| line.starts_with("counts (process ")).count(), 2, "{text}");
+    let row = text.lines().find(|line| line.contains("instructions:u")).expect("the counter");
+    assert!(row.contains("1,999,001") && row.contains("100 %") && row.contains("counting on "), "{row}");
+}
+
+#[test]
+fn a_terminal_shows_it_live_until_a_key_and_is_given_back() {
+    let text = RESULTS.of("live").text();
+    let (shown, after) = text.rsplit_once("\x1b[?1049l").expect("the screen is left");
+    assert!(shown.contains("1,999,001") && after.trim() == "0", "{text:?}");
+    let (before, drawn) = shown.split_once("\x1b[?1049h").expect("it was entered");
+    assert!(before.trim().is_empty() && !drawn.replace("\r\n", "").contains('\n'), "{text:?}");
+}
+
+#[test]
+fn the_live_view_ends_with_the_vm() {
+    let text = RESULTS.of("live-end").text();
+    let (_, after) = text.rsplit_once("\x1b[?1049l").expect("the screen is left");
+    let lines: Vec<&str> = after.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    assert!(lines[0].starts_with("tally: the VM ") && lines[0].ends_with(" has ended"), "{text:?}");
+    assert_eq!(lines[1..], ["0"]);
+}
+
+#[test]
+fn a_vm_that_cannot_be_told_is_asked_for_in_one_line() {
+    let unknown = RESULTS.of("unknown");
+    assert_eq!(unknown.text(), "125\n125\n");
+    assert!(err(unknown).starts_with("tally: no VM `other` runs here; those that do: "), "{}", unknown.err);
+    assert_eq!(unknown.err.lines().count(), 2);
+    let ambiguous = RESULTS.of("ambiguous");
+    assert_eq!(ambiguous.text(), "125\n");
+    assert!(err(ambiguous).starts_with("tally: several VMs are called `counts`: "), "{}", ambiguous.err);
+}
+
+#[test]
+fn a_counter_that_is_disabled_stands_still_until_it_is_given_back() {
+    let documents = documents("switched");
+    let counter = |number: usize| &vcpu(&documents[number])["counters"][0];
+    let [first, second, after] = [0, 1, 2].map(counter);
+    assert_eq!((&first["state"], &first["value"]), (&json!("disabled"), &second["value"]), "{first:#}");
+    assert_eq!(after["state"], "counting");
+    assert!(number(&after["value"]) > number(&second["value"]), "{after:#}");
+    // There are six: what was asked for with the seventh is not done either.
+    let refused = err(RESULTS.of("switched"));
+    assert!(
+        refused.contains("no vCPU 0 has a counter 6 that is Tally's") && refused.ends_with("\n125\n"),
+        "{refused}"
+    );
+    assert_eq!(vcpu(&documents[2])["counters"][1]["state"], "unused");
+}
+
+/// How long the vCPU ran, and what its guest said.
+fn timed(step: &str) -> (u64, String) {
+    let text = RESULTS.of(step).text();
+    let line = text.lines().position(|line| line.parse::<u64>().is_ok()).expect("a time");
+    let time = text.lines().nth(line).expect("it is there").parse().expect("it is a number");
+    (time, text.lines().skip(line + 1).collect())
+}
+
+#[test]
+fn who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured() {
+    let (alone, looked_at) = (timed("alone"), timed("looked-at"));
+    assert_eq!(alone.1, format!("count 1500000000 {:016x}", 2 * 1_500_000_000_u64 + 1));
+    assert_eq!(looked_at.1, alone.1);
+    let more = looked_at.0.saturating_sub(alone.0);
+    assert!(more * 1_000 <= alone.0, "{more} ns more than {} ns", alone.0);
+}
+
+#[test]
+fn rude_clients_do_no_harm() {
+    let rude = timed("rude");
+    assert_eq!(rude.1, timed("alone").1, "the guest counts as ever, and who is polite is served again");
+    let told = err(RESULTS.of("rude"));
+    assert_eq!(told, "{\"error\":\"16 clients are connected already\"}\n");
+}
+
+#[test]
+fn no_end_of_a_vm_leaves_its_socket_behind() {
+    let done = RESULTS.of("ends");
+    assert_eq!((done.text().as_str(), err(done)), ("", ""));
+}
+
+#[test]
+fn what_a_killed_vm_leaves_behind_is_removed_by_who_looks() {
+    assert_eq!(RESULTS.of("killed").text(), "1\n[]\n0\n");
+}
+
+#[test]
+fn a_user_sees_their_own_vms_and_root_everybodys() {
+    let documents = documents("users");
+    let names = |number: usize| {
+        let vms = documents[number].as_array().expect("a list").iter();
+        let mut names: Vec<_> = vms.map(|vm| vm["name"].as_str().expect("a name")).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!((names(0), names(1)), (vec!["theirs"], vec!["ours", "theirs"]));
+    let text = RESULTS.of("users").text();
+    assert_eq!(text.lines().count(), 2, "the folder is empty at the end: {text}");
+}

@@ -1,0 +1,67 @@
+//! What is shown while one waits for the lab: on a terminal a line that goes away, in a pipe nothing.
+
+use std::process::Command;
+use std::time::Duration;
+
+use guest_tests::terminal::Session;
+use guest_tests::{program, stderr, stdout, temporary};
+use tally_lab::Core;
+
+const LIMIT: Duration = Duration::from_mins(5);
+const BOOTING: &str = "tally-lab: booting the simulated host ... ";
+const ERASE: &str = "\r\x1b[K";
+
+/// Runs a command in a guest, on the simulated host.
+fn lab_run(script: &str) -> Command {
+    let mut command = Command::new(program("tally"));
+    command.args(["lab", "run", "--append", "cryptomgr.notests", "--", "sh", "-c", script]);
+    command
+}
+
+fn exec(script: &tempfile::NamedTempFile) -> Command {
+    let mut command = Command::new(program("tally-lab"));
+    command.arg("exec").arg(script.path());
+    command
+}
+
+#[test]
+fn a_terminal_shows_that_the_lab_boots_until_there_is_something_to_see() {
+    let _core = Core::wait_for(LIMIT);
+    let mut session = Session::start(lab_run("echo first; exit 3")).expect("it starts");
+    session.expect(BOOTING, LIMIT).unwrap();
+    session.expect("first", LIMIT).unwrap();
+    assert_eq!(session.wait(LIMIT).expect("it ends").code(), Some(3));
+    let seen = session.seen();
+    let (before, after) = seen.split_once("first").expect("it was seen");
+    assert!(before.ends_with(ERASE), "{seen:?}");
+    assert_eq!(after, "\r\n", "nothing of it comes back");
+    for line in before.split(ERASE).filter(|line| !line.is_empty()) {
+        assert!(line.starts_with("tally-lab: ") && !line.contains('\n'), "{line:?}");
+    }
+}
+
+#[test]
+fn a_pipe_gets_what_the_command_writes_and_nothing_else() {
+    let _core = Core::wait_for(LIMIT);
+    let output = lab_run("echo out; echo err >&2; exit 3").output().expect("it runs");
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("out\n", "err\n"));
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn output_comes_out_while_the_script_goes_on() {
+    let _core = Core::wait_for(LIMIT);
+    let script = temporary(b"echo out; while :; do :; done");
+    let mut session = Session::start(exec(&script)).expect("it starts");
+    session.expect("out\r\n", LIMIT).unwrap();
+}
+
+#[test]
+fn a_script_without_output_leaves_nothing_behind() {
+    let _core = Core::wait_for(LIMIT);
+    let script = temporary(b"exit 4");
+    let mut session = Session::start(exec(&script)).expect("it starts");
+    assert_eq!(session.wait(LIMIT).expect("it ends").code(), Some(4));
+    let seen = session.seen();
+    assert!(seen.contains(BOOTING) && seen.ends_with(ERASE) && !seen.contains('\n'), "{seen:?}");
+}

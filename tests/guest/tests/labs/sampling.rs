@@ -1,0 +1,361 @@
+//! What `perf record`, `perf report` and `perf top` find in a guest: as many samples as count and period imply, each
+//! where it belongs.
+//!
+//! The distribution's kernel and `perf` run in the guest as they are. Two boots of the simulated host serve all tests, and
+//! each test looks at a section of the script that ran there; most samples are looked through in the guest, because there
+//! are so many. Every test holds for every model (see `model.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Results, Steps};
+use guest_tests::model::{MODELS, Model, list};
+use guest_tests::perf::{Script, Sections};
+use guest_tests::programs::{
+    MIGRATE, MIGRATE_INSTRUCTIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS,
+    TRACK_LENGTH, YIELD,
+};
+use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// How much of its time a guest may spend with taking samples: by default, and as much as they take.
+const LIMITED: &str = "echo 25 >/proc/sys/kernel/perf_cpu_time_max_percent";
+const UNLIMITED: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent";
+
+/// As short as they can be, so that there are many in the time that a program takes.
+const TURNS: &str = "echo 1 >/sys/bus/event_source/devices/cpu/perf_event_mux_interval_ms";
+
+/// How many records of each kind there are: in the first of the blocks that perf prints, which is for all events.
+const RECORDS: &str =
+    "perf report -i data --stats 2>/dev/null | awk '$2 == \"events:\" && !seen[$1]++ { print $1, $3 }'";
+
+/// What looks through samples in the guest; each says what it prints.
+const DIGESTS: [(&str, &[u8]); 5] = [
+    ("chains.awk", include_bytes!("../../programs/awk/chains.awk")),
+    ("events.awk", include_bytes!("../../programs/awk/events.awk")),
+    ("frequency.awk", include_bytes!("../../programs/awk/frequency.awk")),
+    ("kernel.awk", include_bytes!("../../programs/awk/kernel.awk")),
+    ("steps.awk", include_bytes!("../../programs/awk/steps.awk")),
+];
+
+/// Kinds of records that say that samples are missing.
+const GAPS: [&str; 4] = ["LOST", "LOST_SAMPLES", "THROTTLE", "UNTHROTTLE"];
+
+/// Periods that are sampled with, the program, and how long it is.
+const PERIODS: [(u64, &str, u64); 3] = [
+    (10_000, "split", SPLIT_INSTRUCTIONS),
+    (100_000, "loop", LOOP_INSTRUCTIONS),
+    (1_000_000, "loop", LOOP_INSTRUCTIONS),
+];
+
+/// Rates that are sampled at; the highest is what [`RATE_LIMIT`] allows.
+const RATES: [&str; 4] = ["99", "1000", "4000", "max"];
+const RATE_LIMIT: u64 = 4000;
+
+const COUNTERS: u64 = 6;
+/// The periods for six events, and for ten, of which each is sampled for a part of the time.
+const PERIOD_OF_SIX: u64 = 1_000_000;
+const PERIOD_OF_TEN: u64 = 100_000;
+
+/// A period for code in the kernel, which is prime.
+const KERNEL_PERIOD: u64 = 100_003;
+/// Functions of the kernel that `yield` makes it call, with a run queue locked: with interrupts off.
+const INTERRUPTS_OFF: [&str; 4] =
+    ["pick_next_task_fair", "update_curr", "update_rq_clock", "yield_task_fair"];
+
+/// The period of the longest run.
+const STORM_PERIOD: u64 = 10_000;
+
+/// Samples of all kinds, in guests of one CPU.
+static COMMON: LazyLock<Results> = LazyLock::new(|| boot(1, common));
+/// Very many samples, and samples on four CPUs.
+static STORM: LazyLock<Results> = LazyLock::new(|| boot(4, |_| storm()));
+
+fn boot(cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
+    let programs: [(&str, &[u8]); 5] =
+        [("loop", LOOP), ("migrate", MIGRATE), ("split", SPLIT), ("track", TRACK), ("yield", YIELD)];
+    let steps = programs
+        .into_iter()
+        .chain(DIGESTS)
+        .fold(Steps::new().long(), |steps, (name, program)| steps.in_guest(name, program));
+    MODELS
+        .iter()
+        .fold(steps, |steps, model| {
+            let options = format!("--append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu);
+            let name = format!("script.{}", model.pmu);
+            steps
+                .in_guest(&name, script(model).into_bytes())
+                .step(model.pmu, &format!("./tally run {options} -- sh ./{name}"))
+        })
+        .run()
+}
+
+/// The guests of a group, by their models.
+fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
+    MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+}
+
+/// Sets the highest rate, which the kernel lets nobody do while it has no limit in time.
+fn limit(rate: u64) -> String {
+    format!("{LIMITED} && echo {rate} >/proc/sys/kernel/perf_event_max_sample_rate && {UNLIMITED}")
+}
+
+/// Samples a program, and says what records there are, and what a digest makes of them.
+fn sampled(options: &str, program: &str, digest: &str) -> String {
+    format!("perf record -q -N -o data {options} ./{program} 2>/dev/null; {RECORDS}; {digest}")
+}
+
+fn common(model: &Model) -> Script {
+    let frequency = "perf script -i data -D 2>/dev/null | awk -f frequency.awk";
+    let by_event = "perf script -i data -F event,period | awk -f events.awk";
+    let chains = "perf script -i data -F ip,sym | awk -f chains.awk";
+    let report = "perf report -i data --stdio --no-children -g none -F overhead,sym 2>/dev/null | grep %";
+    let in_the_kernel =
+        format!("perf script -i data -F period,ip,sym,iregs | awk -v PERIOD={KERNEL_PERIOD} -f kernel.awk");
+    let mut script = Script::new().section("no limit in time", UNLIMITED);
+    for (period, program, _) in PERIODS {
+        script = script
+            .section(
+                &format!("every {period}"),
+                &sampled(&format!("-c {period} -e instructions:u"), program, "true"),
+            )
+            .section(&format!("every {period}: places"), "perf script -i data -F period,ip | sort -u");
+    }
+    for rate in RATES {
+        if rate == "max" {
+            script = script.section("limit", &limit(RATE_LIMIT));
+        }
+        let options = format!("-i -F {rate} -e '{{instructions:u}}:S'");
+        script = script.section(&format!("at {rate}"), &sampled(&options, "loop", frequency));
+    }
+    script = script.section("no limit", &limit(100_000));
+    for (name, event) in [("kernel", "instructions:k"), ("both modes", "instructions")] {
+        let options = format!("-i -c {KERNEL_PERIOD} -e '{{{event}}}:S' --intr-regs=flags");
+        script = script.section(name, &sampled(&options, "yield", &in_the_kernel));
+    }
+    let (six, ten) = (list(&model.six, ","), list(&model.ten(), ","));
+    script
+        .section("six", &sampled(&format!("-c {PERIOD_OF_SIX} -e {six}"), "loop", by_event))
+        .section("six at a rate", &sampled(&format!("-F 1000 -e {six}"), "loop", by_event))
+        .section("turns", TURNS)
+        .section("ten", &sampled(&format!("-c {PERIOD_OF_TEN} -e {ten}"), "loop", by_event))
+        .section(
+            "split",
+            &sampled(&format!("-c {SPLIT_PERIOD} -e instructions:u --call-graph fp"), "split", chains),
+        )
+        .section("split: report", report)
+        .section(
+            "top",
+            "(while :; do ./split; done) & \
+             sleep 3 | timeout 3 perf top --stdio -d 1 -F 99 -e instructions:u; kill $!; echo",
+        )
+}
+
+fn storm() -> Script {
+    let steps = format!(
+        "perf script -i data -F ip | awk -v PERIOD={STORM_PERIOD} -v LENGTH={TRACK_LENGTH} -f steps.awk"
+    );
+    let instructions = format!("-c {STORM_PERIOD} -e instructions:u");
+    let all_cpus = "for cpus in 1 2 4 8; do";
+    Script::new()
+        .section("no limit in time", UNLIMITED)
+        .section(
+            "migrating",
+            &format!(
+                "perf record -q -N -o data --sample-cpu {instructions} ./migrate; \
+                 perf script -i data -F cpu | sort | uniq -c | awk '{{ print $2, $1 }}'"
+            ),
+        )
+        .section(
+            "at once",
+            &format!(
+                "{all_cpus} taskset $cpus perf record -q -N -o data.$cpus -c 1000000 -e instructions:u ./loop & \
+                 done; wait; {all_cpus} echo $cpus $(perf script -i data.$cpus -F ip | wc -l); done"
+            ),
+        )
+        .section("storm", &sampled(&instructions, "track", &steps))
+}
+
+/// The records of a section that has as many samples as it is to have, and nothing that says that one is missing.
+fn complete<'a>(pmu: &str, guest: &'a Sections, section: &str, samples: u64) -> BTreeMap<&'a str, u64> {
+    let found = guest.tally(section);
+    assert_eq!(found.get("SAMPLE"), Some(&samples), "{pmu}, {section}: {found:?}");
+    without_gaps(pmu, section, &found);
+    found
+}
+
+fn without_gaps(pmu: &str, section: &str, found: &BTreeMap<&str, u64>) {
+    for gap in GAPS {
+        assert!(!found.contains_key(gap), "{pmu}, {section}: {found:?}");
+    }
+}
+
+#[test]
+fn a_period_gives_as_many_samples_as_it_fits_into_the_count() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        for (period, _, instructions) in PERIODS {
+            let section = format!("every {period}");
+            complete(pmu, &guest, &section, instructions / period);
+            // The periods are multiples of the programs' rounds.
+            let places = guest.text(&format!("{section}: places"));
+            let fields: Vec<&str> = places.split_whitespace().collect();
+            assert_eq!((fields.len(), fields[0]), (2, period.to_string().as_str()), "{pmu}: {places}");
+        }
+    }
+}
+
+#[test]
+fn at_a_rate_no_event_is_lost_between_samples() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        for rate in RATES {
+            let section = format!("at {rate}");
+            let found = guest.tally(&section);
+            let compared = found["compared"];
+            assert!(compared >= 10, "{pmu}, {section}: {found:?}");
+            assert!([found["ended"], found["begun"]].contains(&compared), "{pmu}, {section}: {found:?}");
+            // At the limit itself the kernel makes pauses, in which it does not count.
+            if rate != "max" {
+                without_gaps(pmu, &section, &found);
+                let rest = 0..found["longest"];
+                assert!(rest.contains(&(LOOP_INSTRUCTIONS - found["value"])), "{pmu}, {section}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn six_events_are_sampled_at_once() {
+    for (Model { pmu, six, .. }, guest) in guests(&COMMON) {
+        let samples = six.iter().map(|(_, count)| count / PERIOD_OF_SIX).sum();
+        let found = complete(pmu, &guest, "six", samples);
+        for (event, count) in six {
+            let samples = found[&*format!("{event} samples")];
+            assert_eq!(samples, count / PERIOD_OF_SIX, "{pmu}: {event}: {found:?}");
+        }
+    }
+}
+
+/// What Linux's driver for Intel's processors begins the search for the period of a rate of 1000 with, according to the
+/// event's name. In none of its samples is that period: they have the ones that begin.
+fn first_period(event: &str) -> u64 {
+    match event {
+        "instructions:u" | "cycles:u" => 500_000,
+        "branches:u" => 125_000,
+        _ => 256,
+    }
+}
+
+#[test]
+fn at_a_rate_the_periods_of_six_events_add_up_to_their_counts() {
+    for (Model { pmu, six, .. }, guest) in guests(&COMMON) {
+        let found = guest.tally("six at a rate");
+        without_gaps(pmu, "six at a rate", &found);
+        // Whether a sample has the period that ended or begun with it.
+        let alone = guest.tally("at 1000");
+        let begun = alone["begun"] == alone["compared"];
+        for (event, count) in six {
+            let number = |what: &str| found[&*format!("{event} {what}")];
+            let (unseen, ahead) = if begun { (first_period(event), number("last")) } else { (0, 0) };
+            let sum = unseen + number("sum") - ahead;
+            let rest = 0..number("longest");
+            assert!(rest.contains(&(count - sum)), "{pmu}: {event}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn more_events_than_counters_take_turns_in_being_sampled() {
+    for (model, guest) in guests(&COMMON) {
+        let pmu = model.pmu;
+        let found = guest.tally("ten");
+        without_gaps(pmu, "ten", &found);
+        let events = model.ten();
+        let number = events.len() as u64;
+        for (event, count) in events {
+            let scaled = found[&*format!("{event} samples")] * PERIOD_OF_TEN * number / COUNTERS;
+            assert!(scaled.abs_diff(count) <= count / 20, "{pmu}: {event}: {scaled}, {found:?}");
+        }
+    }
+}
+
+#[test]
+fn the_kernel_is_sampled_where_interrupts_are_off() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        for section in ["kernel", "both modes"] {
+            let found = guest.tally(section);
+            without_gaps(pmu, section, &found);
+            assert_eq!(found["exact"], found["SAMPLE"], "{pmu}, {section}: {found:?}");
+            for function in INTERRUPTS_OFF {
+                assert!(found.contains_key(&*format!("off {function}")), "{pmu}: {function}: {found:?}");
+                assert!(!found.contains_key(&*format!("on {function}")), "{pmu}: {function}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_get_their_shares() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        complete(pmu, &guest, "split", SPLIT_INSTRUCTIONS / SPLIT_PERIOD);
+        let lines = |section| -> Vec<Vec<&str>> {
+            guest.text(section).lines().map(|line| line.split_whitespace().collect()).collect()
+        };
+        assert_eq!(
+            lines("split: report"),
+            [["70.00%", "[.]", "seventy"], ["30.00%", "[.]", "thirty"]],
+            "{pmu}"
+        );
+    }
+}
+
+#[test]
+fn samples_know_their_callers() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        let mut chains = guest.tally("split");
+        chains.retain(|chain, _| chain.contains('<'));
+        // Three instructions of `seventy` have its caller's frame: two set up its own, and one comes after it is gone.
+        let expected = [("seventy<_start", 3), ("seventy<thirty<_start", 697), ("thirty<_start", 300)];
+        assert_eq!(chains, BTreeMap::from(expected), "{pmu}");
+    }
+}
+
+#[test]
+fn perf_top_shows_the_busiest_function_first() {
+    for (Model { pmu, .. }, guest) in guests(&COMMON) {
+        let text = guest.text("top");
+        let screen = text.rsplit("PerfTop:").find(|screen| screen.contains('%')).unwrap_or(text);
+        let functions: Vec<&str> =
+            screen.lines().filter_map(|line| line.split_once("[.] ")).map(|(_, name)| name.trim()).collect();
+        assert_eq!(functions.first(), Some(&"seventy"), "{pmu}: {text}");
+        assert!(functions.contains(&"thirty"), "{pmu}: {text}");
+    }
+}
+
+#[test]
+fn a_hundred_thousand_overflows_are_each_in_their_place() {
+    for (Model { pmu, .. }, guest) in guests(&STORM) {
+        let samples = TRACK_INSTRUCTIONS / STORM_PERIOD;
+        assert!(samples >= 100_000);
+        let found = complete(pmu, &guest, "storm", samples);
+        // Where Linux resumes an event that has 1 left, it arms the counter with 2.
+        assert_eq!(found["exact"] + found["one-late"], samples, "{pmu}: {found:?}");
+        assert!(found["one-late"] <= samples / STORM_PERIOD, "{pmu}: {found:?}");
+    }
+}
+
+#[test]
+fn a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them() {
+    for (Model { pmu, .. }, guest) in guests(&STORM) {
+        // There is an event for each CPU, and what is left of its period stays there.
+        let samples = MIGRATE_INSTRUCTIONS / 4 / STORM_PERIOD;
+        let by_cpu = ["[000]", "[001]", "[002]", "[003]"].map(|cpu| (cpu, samples));
+        assert_eq!(guest.tally("migrating"), by_cpu.into(), "{pmu}");
+    }
+}
+
+#[test]
+fn four_cpus_take_samples_at_once() {
+    for (Model { pmu, .. }, guest) in guests(&STORM) {
+        let samples = LOOP_INSTRUCTIONS / 1_000_000;
+        assert_eq!(guest.tally("at once"), ["1", "2", "4", "8"].map(|cpu| (cpu, samples)).into(), "{pmu}");
+    }
+}

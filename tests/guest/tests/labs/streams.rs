@@ -1,0 +1,204 @@
+//! A command's streams, as its user has them: pipes that carry every byte, a terminal that is one, signals.
+
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::program;
+
+/// The kernel's self-tests of its ciphers take half of its boot.
+const RUN: &str = "./tally run --append cryptomgr.notests";
+
+/// Commands whose streams are pipes and files.
+static PIPES: LazyLock<Results> = LazyLock::new(|| {
+    let interrupted = |what: &str, signals: &str| {
+        format!(
+            "(until grep -q ready said; do sleep 0.1; done; {signals}) & ./interruptible {RUN} -- sh -c '{what}' >said; status=$?; \
+             wait; cat said; exit $status"
+        )
+    };
+    let send = |signal: &str| format!("kill -{signal} $(pidof tally)");
+    let kinds = "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || echo pipe; done; echo x >/dev/stderr; sleep 1000 & echo done";
+    let counts =
+        "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
+    Steps::new()
+        .file(program("interruptible"), "interruptible")
+        // The program itself has bytes of every kind.
+        .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
+        .step("file", &format!("{RUN} -- sh -c 'cat >x; sha256sum <x' <tally; sha256sum <tally"))
+        .step("unread", &format!("yes | {RUN} -- sh -c '{kinds}'"))
+        .step("shared", &format!("(echo abcdef; yes | head -n 5000) | {RUN} -- sh -c '{counts}'"))
+        .step(
+            "interrupt",
+            &interrupted("trap \"echo caught; exit 7\" INT; echo ready; while :; do sleep 0.1; done", &send("INT")),
+        )
+        .step(
+            "interrupt-perf",
+            &interrupted("echo ready; exec perf stat -x, -e task-clock sleep 1000", "INT"),
+        )
+        .step(
+            "interrupt-twice",
+            // A command that stops the guest's agent for good.
+            &interrupted(
+                "mount -t cgroup2 none /mnt; mkdir /mnt/x; echo ready; sleep 1; echo 1 >/mnt/x/cgroup.procs; \
+                 echo 1 >/mnt/x/cgroup.freeze; sleep 1000",
+                &format!("sleep 2; {int}; sleep 0.5; {int}", int = send("INT")),
+            ),
+        )
+        .step(
+            "ignored",
+            &format!(
+                "mkfifo fifo; (trap '' HUP; exec {RUN} -- sh -c 'echo ready; read line; echo $line') >said <fifo & exec 9>fifo; \
+                 until grep -q ready said; do sleep 0.1; done; kill -HUP $!; echo done >&9; wait $!; status=$?; \
+                 cat said; exit $status"
+            ),
+        )
+        .step("terminate", &interrupted("trap \"\" TERM; echo ready; while :; do sleep 0.1; done", &send("TERM")))
+        .step(
+            "full",
+            &format!(
+                "mkdir full; mount -t tmpfs -o size=8k tmpfs full; {RUN} -- head -c 100000 /dev/zero >full/x"
+            ),
+        )
+        .run()
+});
+
+/// Commands on terminals.
+static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
+    Steps::new()
+        .step(
+            "terminal",
+            &format!(
+                "./typist size:31x97 'expect:# ' 'type:tty; stty size\\r' expect:/dev/pts 'expect:31 97' 'expect:# ' \
+                 'type:trap \"stty size\" WINCH; while :; do sleep 0.1; echo wait\"\"ing; done\\r' \
+                 expect:waiting size:40x120 'expect:40 120' 'type:\\x03' 'expect:# ' \
+                 'type:echo cat\"\"ting; cat\\r' expect:catting 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
+                 'type:echo $?-$TERM\\r' expect:130-xterm 'type:exit 9\\r' -- env TERM=xterm {RUN} -- sh -i"
+            ),
+        )
+        .step(
+            "terminal-and-file",
+            &format!(
+                "./typist 'type:typed\\r' -- sh -c '{RUN} -- sh -c \"read line; tty; echo got \\$line; tty <&1\" >file'; \
+                 cat file"
+            ),
+        )
+        .step(
+            "pager",
+            &format!("./typist expect:nothing -- sh -c '{RUN} -- sh -c \"cat; [ -t 0 ] || echo nothing\" | cat; stty'"),
+        )
+        .step("escape-early", &format!("./typist 'type:\\x01x' -- {RUN} -- sleep 1000"))
+        .step("escape", &format!("./typist expect:ready 'type:\\x01x' -- {RUN} -- sh -c 'echo ready; sleep 1000'"))
+        .step(
+            "top",
+            &format!("./typist size:24x80 expect:Samples expect:Overhead 'type:q' -- env TERM=xterm {RUN} -- perf top"),
+        )
+        .run()
+});
+
+fn pipes(name: &str) -> &'static Done {
+    PIPES.of(name)
+}
+
+fn terminals(name: &str) -> &'static Done {
+    TERMINALS.of(name)
+}
+
+#[test]
+fn what_is_piped_in_arrives_byte_for_byte_and_ends() {
+    let text = pipes("file").text();
+    let sums: Vec<&str> = text.lines().collect();
+    assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", pipes("file").err);
+}
+
+#[test]
+fn a_command_in_a_pipeline_passes_every_byte_on() {
+    let done = pipes("through");
+    assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
+}
+
+#[test]
+fn a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up() {
+    let done = pipes("unread");
+    assert_eq!(
+        (done.status, done.text().as_str(), done.err.as_str()),
+        (0, "pipe\npipe\npipe\ndone\n", "x\n")
+    );
+}
+
+#[test]
+fn programs_in_the_guest_share_their_input_and_write_into_pipes() {
+    let text = pipes("shared").text();
+    let lines: Vec<&str> = text.lines().collect();
+    let bytes: u64 = lines[0].parse().expect("a number");
+    assert!(bytes > 1_000, "perf writes its data into a pipe: {text}{}", pipes("shared").err);
+    assert_eq!(lines[1..], ["ABC10004"], "{}", pipes("shared").err);
+}
+
+#[test]
+fn an_interrupt_reaches_the_command() {
+    let done = pipes("interrupt");
+    assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n"), "{}", done.err);
+    let done = pipes("interrupt-perf");
+    assert!(done.err.contains(",msec,task-clock"), "perf stat says what it has counted: {}", done.err);
+}
+
+#[test]
+fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
+    assert_eq!(pipes("interrupt-twice").status, 128 + 2, "{}", pipes("interrupt-twice").err);
+}
+
+#[test]
+fn what_tally_was_started_to_ignore_it_ignores() {
+    assert_eq!((pipes("ignored").status, pipes("ignored").text().as_str()), (0, "ready\ndone\n"));
+}
+
+#[test]
+fn sigterm_ends_the_machine_whatever_the_command_thinks_of_it() {
+    assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_in_one_line() {
+    let done = pipes("full");
+    assert_eq!(done.status, 125);
+    assert_eq!(
+        done.err,
+        "tally: the command's output cannot be written: No space left on device (os error 28)\n"
+    );
+}
+
+#[test]
+fn a_terminal_is_a_terminal_and_its_size_follows() {
+    assert_eq!(
+        terminals("terminal").status,
+        9,
+        "{}{}",
+        terminals("terminal").text(),
+        terminals("terminal").err
+    );
+}
+
+#[test]
+fn each_stream_is_a_terminal_or_not_by_itself() {
+    let done = terminals("terminal-and-file");
+    assert!(done.text().ends_with("/dev/pts/0\ngot typed\nnot a tty\n"), "{}{}", done.text(), done.err);
+}
+
+#[test]
+fn the_keyboard_is_left_to_who_reads_the_output() {
+    let done = terminals("pager");
+    assert!(done.status == 0 && done.text().contains("nothing"), "{}{}", done.text(), done.err);
+    assert!(!done.text().contains("-icanon"), "the terminal is as it was: {}", done.text());
+}
+
+#[test]
+fn ctrl_a_x_ends_a_machine_with_a_command_too() {
+    let early = terminals("escape-early");
+    assert_eq!(early.status, 130, "before the command runs, too: {}{}", early.text(), early.err);
+    assert_eq!(terminals("escape").status, 130, "{}{}", terminals("escape").text(), terminals("escape").err);
+}
+
+#[test]
+fn perf_top_draws_and_quits() {
+    assert_eq!(terminals("top").status, 0, "{}{}", terminals("top").text(), terminals("top").err);
+}

@@ -1,0 +1,149 @@
+//! The options of the commands for VMs that run already.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use vpmu::policy::Setting;
+
+use crate::policy;
+
+/// The options of `tally list`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+This user's VMs, and root's list has everybody's.
+
+Examples:
+  tally list
+  tally list --json")]
+pub struct List {
+    /// The same for machines: a list of {pid, name, runs, pmu, cpus, memory, started, age}
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The options of `tally stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+On a terminal it goes on until q or Ctrl-C; otherwise it prints again and again.
+What is not counted for lack of counters is shown as `-`.
+
+Examples:
+  tally stat
+  tally stat perf --interval 0.5
+  tally stat perf --json")]
+pub struct Stat {
+    /// The VM's process or name [default: all VMs]
+    pub vm: Option<String>,
+    /// Once, for machines
+    #[arg(long, conflicts_with = "count")]
+    pub json: bool,
+    /// For how long to look each time: 0.01 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub interval: Duration,
+    /// Print so often, and then end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub count: Option<u32>,
+}
+
+/// The options of `tally policy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Keys, in TOML as well (without anything to change, all are printed):
+  tier=architectural|standard|enhanced    allow=EVENT,r00c0/00ff,...
+  min-period=COUNTS    max-interrupts-per-second=N|none
+  freeze=guest|hybrid|host    on-starvation=report|scale|stop
+
+Examples:
+  tally policy web
+  tally policy 1234 allow=cycles,instructions min-period=10000
+  tally policy web --disable 0:3")]
+pub struct ChangePolicy {
+    /// A running VM: its process, or its name
+    #[arg(value_name = "PID|NAME")]
+    pub vm: String,
+    /// A new policy, in TOML
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Give a counter back to the guest
+    #[arg(long, value_name = "VCPU:COUNTER")]
+    pub enable: Vec<CounterName>,
+    /// Take a counter from the guest
+    #[arg(long, value_name = "VCPU:COUNTER")]
+    pub disable: Vec<CounterName>,
+    /// What is to be different
+    #[arg(value_name = "KEY=VALUE", value_parser = policy::assignment)]
+    pub settings: Vec<Setting>,
+}
+
+/// The options of `tally log`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each line that is shown is a record of the log: its time in seconds, the vCPU,
+what happened, and where the guest was then. Sums of them follow.
+
+Examples:
+  tally run --pmu-log events -- perf record true
+  tally log web 'the second phase begins'
+  tally log --show events | less
+  tally log --show events --summary")]
+pub struct Log {
+    /// A running VM that has a log, which is written out
+    #[arg(value_name = "PID|NAME", required_unless_present = "show", conflicts_with = "show")]
+    pub vm: Option<String>,
+    /// A note for its log
+    pub text: Option<String>,
+    /// Print the file that `tally run --pmu-log FILE` writes
+    #[arg(long, value_name = "FILE")]
+    pub show: Option<PathBuf>,
+    /// Print the sums alone
+    #[arg(long, requires = "show")]
+    pub summary: bool,
+}
+
+/// A vCPU's counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CounterName {
+    /// Which vCPU.
+    pub vcpu: u8,
+    /// Which of its counters.
+    pub counter: usize,
+}
+
+impl FromStr for CounterName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let name = text.split_once(':').and_then(|(vcpu, counter)| {
+            Some(Self { vcpu: vcpu.parse().ok()?, counter: counter.parse().ok()? })
+        });
+        name.ok_or("the numbers of a vCPU and of a counter are wanted, as in 0:3")
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=60.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or("0.01 to 60 seconds are possible")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_may_be_part_of_a_second() {
+        assert_eq!(interval("0.25"), Ok(Duration::from_millis(250)));
+        for wrong in ["0", "-1", "61", "NaN", "inf", "1s", ""] {
+            assert!(interval(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_counter_is_named_by_two_numbers() {
+        assert_eq!("1:12".parse(), Ok(CounterName { vcpu: 1, counter: 12 }));
+        for wrong in ["1", "1:", ":1", "1:2:3", "256:0", "-1:0", "a:b"] {
+            assert!(wrong.parse::<CounterName>().is_err(), "{wrong}");
+        }
+    }
+}

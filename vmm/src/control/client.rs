@@ -1,0 +1,341 @@
+//! Who asks: finds the VMs that run, and speaks with them.
+
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::panic;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vpmu::policy::{Change, Policy};
+
+use super::message::{self, Answer, Request, Snapshot, Summary};
+use super::place::{Place, Reached};
+use crate::deadline::Deadlined;
+
+/// A VM that does not answer for so long is stopped, or its host is in trouble.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// All have so long to say who they are: whoever lists them waits for the slowest.
+const TO_GREET: Duration = Duration::from_secs(3);
+
+/// Where a VM is spoken with.
+type Stream = BufReader<Deadlined<UnixStream>>;
+
+/// A VM that runs.
+#[derive(Debug)]
+pub struct Vm {
+    /// What it said of itself.
+    pub about: Summary,
+    stream: Stream,
+}
+
+/// The VMs that were found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those that answer, in the order of their processes.
+    pub vms: Vec<Vm>,
+    /// Why others do not.
+    pub silent: Vec<ClientError>,
+}
+
+/// A VM that cannot be spoken with.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is none at all.
+    #[error("no VM of this user's runs here")]
+    NoneRuns,
+    /// There is none of this name.
+    #[error("no VM `{0}` runs here; those that do: {1}")]
+    NoSuch(String, String),
+    /// There are several.
+    #[error("several VMs are called `{0}`: {1}; name one by its process")]
+    Ambiguous(String, String),
+    /// It has ended.
+    #[error("the VM {0} has ended")]
+    Ended(u32),
+    /// It does not answer.
+    #[error("the VM {0} does not answer: {1}")]
+    Silent(u32, io::Error),
+    /// Too many ask it already.
+    #[error("the VM {0} has too many clients")]
+    Busy(u32),
+    /// It refuses.
+    #[error("the VM {0} says: {1}")]
+    Refused(u32, String),
+}
+
+/// Looks for all that run. What those have left behind that were killed is removed.
+pub fn find() -> Found {
+    let (mut found, mut reached) = (Found::default(), Vec::new());
+    for place in Place::all() {
+        for process in place.processes() {
+            match place.reach(process) {
+                Ok(Reached::Vm(stream)) => reached.push((process, stream)),
+                Ok(Reached::Nobody) => place.forget(process),
+                Ok(Reached::Busy) => found.silent.push(ClientError::Busy(process)),
+                Err(error) => found.silent.push(ClientError::Silent(process, error)),
+            }
+        }
+    }
+    for greeted in greet(reached, Instant::now() + TO_GREET) {
+        match greeted {
+            Ok(vm) => found.vms.push(vm),
+            Err(ClientError::Ended(_)) => {}
+            Err(error) => found.silent.push(error),
+        }
+    }
+    found.vms.sort_by_key(|vm| vm.about.pid);
+    found
+}
+
+/// Asks all of them at once who they are, until then.
+fn greet(reached: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, ClientError>> {
+    thread::scope(|scope| {
+        let greet = |(process, stream)| {
+            thread::Builder::new()
+                .spawn_scoped(scope, move || Vm::greet(process, stream, end))
+                .map_err(|error| ClientError::Silent(process, error))
+        };
+        let greetings: Vec<_> = reached.into_iter().map(greet).collect();
+        let greeted = greetings
+            .into_iter()
+            .map(|greeting| greeting?.join().unwrap_or_else(|why| panic::resume_unwind(why)));
+        greeted.collect()
+    })
+}
+
+/// The VM of this process, or else of this name.
+pub fn find_one(who: &str) -> Result<Vm, ClientError> {
+    let Found { mut vms, silent } = find();
+    let about: Vec<&Summary> = vms.iter().map(|vm| &vm.about).collect();
+    match pick(who, &about) {
+        Ok(number) => Ok(vms.swap_remove(number)),
+        // It may be the one that is meant.
+        Err(error) => Err(silent.into_iter().next().unwrap_or(error)),
+    }
+}
+
+impl Found {
+    /// Those that answer, of which there is at least one. Why others do not is said.
+    pub fn answering(self, say: impl FnMut(ClientError)) -> Result<Vec<Vm>, ClientError> {
+        some_of(self.vms.into_iter().map(Ok).chain(self.silent.into_iter().map(Err)), say)
+    }
+}
+
+/// What came of those VMs that answered, of which there is at least one. Why others did not is said.
+pub fn some_of<T>(
+    answers: impl Iterator<Item = Result<T, ClientError>>,
+    say: impl FnMut(ClientError),
+) -> Result<Vec<T>, ClientError> {
+    let (mut given, mut silent) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Ok(answer) => given.push(answer),
+            Err(error) => silent.push(error),
+        }
+    }
+    // What a command fails with is said at its end.
+    let failure = if given.is_empty() { silent.pop().or(Some(ClientError::NoneRuns)) } else { None };
+    silent.into_iter().for_each(say);
+    failure.map_or(Ok(given), Err)
+}
+
+fn pick(who: &str, vms: &[&Summary]) -> Result<usize, ClientError> {
+    if vms.is_empty() {
+        return Err(ClientError::NoneRuns);
+    }
+    if let Some(number) = vms.iter().position(|vm| vm.pid.to_string() == who) {
+        return Ok(number);
+    }
+    let named: Vec<usize> = (0..vms.len()).filter(|number| vms[*number].name == who).collect();
+    match named[..] {
+        [number] => Ok(number),
+        [] => {
+            let running = vms.iter().map(|vm| format!("{} ({})", vm.pid, vm.name));
+            Err(ClientError::NoSuch(who.to_owned(), running.collect::<Vec<_>>().join(", ")))
+        }
+        _ => {
+            let processes = named.iter().map(|number| vms[*number].pid.to_string());
+            Err(ClientError::Ambiguous(who.to_owned(), processes.collect::<Vec<_>>().join(", ")))
+        }
+    }
+}
+
+impl Vm {
+    fn greet(process: u32, stream: UnixStream, end: Instant) -> Result<Self, ClientError> {
+        let mut stream = BufReader::new(Deadlined::new(stream, end));
+        match ask(process, &mut stream, &Request::Hello)? {
+            // The name of its socket is what it was found by.
+            Answer::Hello(about) => Ok(Self { about: Summary { pid: process, ..about }.printable(), stream }),
+            _ => Err(unexpected(process)),
+        }
+    }
+
+    /// Has it look at itself.
+    pub fn look(&mut self) -> Result<Snapshot, ClientError> {
+        match self.ask(&Request::Look)? {
+            Answer::Look(snapshot) => Ok(*snapshot),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Has it change its policy; what that is then.
+    pub fn change(&mut self, change: Change) -> Result<Policy, ClientError> {
+        match self.ask(&Request::Policy(change))? {
+            Answer::Policy(policy) => Ok(policy),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Has it do something.
+    pub fn have(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.ask(request)? {
+            Answer::Done => Ok(()),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
+        self.stream.get_mut().allow(PATIENCE);
+        ask(self.about.pid, &mut self.stream, request)
+    }
+}
+
+impl Summary {
+    /// As it may be shown on a terminal, whoever chose the names.
+    fn printable(mut self) -> Self {
+        for text in [&mut self.name, &mut self.runs, &mut self.pmu] {
+            *text = printable(text);
+        }
+        self
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended(process),
+        _ => ClientError::Silent(process, error),
+    };
+    message::send(stream.get_mut(), request).map_err(failed)?;
+    match message::receive(stream).map_err(failed)? {
+        Some(Answer::Error(why)) => Err(ClientError::Refused(process, printable(&why))),
+        Some(answer) => Ok(answer),
+        None => Err(ClientError::Ended(process)),
+    }
+}
+
+fn unexpected(process: u32) -> ClientError {
+    ClientError::Refused(process, "something else than was asked for: it is of another version".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(pid: u32, name: &str) -> Summary {
+        Summary {
+            pid,
+            name: name.into(),
+            runs: "true".into(),
+            pmu: "none".into(),
+            cpus: 1,
+            memory: 1 << 29,
+            started: 0,
+            age_ms: 0,
+        }
+    }
+
+    fn picked(who: &str, vms: &[Summary]) -> Result<u32, String> {
+        let vms: Vec<&Summary> = vms.iter().collect();
+        pick(who, &vms).map(|number| vms[number].pid).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_vm_is_named_by_its_process_or_its_name() {
+        let vms = [vm(71, "perf"), vm(72, "make"), vm(73, "71")];
+        assert_eq!(picked("72", &vms), Ok(72));
+        assert_eq!(picked("make", &vms), Ok(72));
+        assert_eq!(picked("71", &vms), Ok(71), "a process goes before a name");
+    }
+
+    #[test]
+    fn who_cannot_be_told_is_asked_for_in_one_line() {
+        let vms = [vm(71, "perf"), vm(72, "perf")];
+        assert_eq!(
+            picked("make", &vms).unwrap_err(),
+            "no VM `make` runs here; those that do: 71 (perf), 72 (perf)"
+        );
+        assert_eq!(
+            picked("perf", &vms).unwrap_err(),
+            "several VMs are called `perf`: 71, 72; name one by its process"
+        );
+        assert_eq!(picked("perf", &[]).unwrap_err(), "no VM of this user's runs here");
+    }
+
+    /// Takes what is asked on a VM's end of a connection.
+    fn asked(stream: &UnixStream) -> Request {
+        message::receive(&mut BufReader::new(stream)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_vm_that_is_slow_to_answer_keeps_no_other_waiting() {
+        let ((ours, mut first), (ours_too, mut second)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let vms = thread::spawn(move || {
+            // The first does not answer before the second is asked, too.
+            for (number, stream) in [(2, &mut second), (1, &mut first)] {
+                assert_eq!(asked(stream), Request::Hello);
+                message::send(stream, &Answer::Hello(vm(number, "perf"))).unwrap();
+            }
+        });
+        let greeted = greet(vec![(1, ours), (2, ours_too)], Instant::now() + Duration::from_mins(1));
+        let pids: Vec<u32> = greeted.into_iter().map(|vm| vm.unwrap().about.pid).collect();
+        assert_eq!(pids, [1, 2]);
+        vms.join().unwrap();
+    }
+
+    #[test]
+    fn a_vm_that_has_not_answered_in_time_is_told_as_silent() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let greeted = greet(vec![(71, ours)], Instant::now() + Duration::from_millis(50));
+        let said: Vec<String> = greeted.into_iter().map(|vm| vm.unwrap_err().to_string()).collect();
+        assert_eq!(said, ["the VM 71 does not answer: timed out"]);
+    }
+
+    #[test]
+    fn a_refusal_cannot_draw_on_the_terminal() {
+        let (here, there) = UnixStream::pair().unwrap();
+        message::send(&mut &there, &Answer::Error("no\x1b[2J\nmore".into())).unwrap();
+        let said = Vm::greet(1, here, Instant::now() + PATIENCE).unwrap_err().to_string();
+        assert_eq!(said, "the VM 1 says: no?[2J?more");
+    }
+
+    #[test]
+    fn whoever_asks_all_vms_is_told_which_do_not_answer() {
+        let answering = |vms: &[u32], silent: &[u32]| {
+            let end = Instant::now();
+            let vm = |pid: &u32| Vm {
+                about: vm(*pid, "perf"),
+                stream: BufReader::new(Deadlined::new(UnixStream::pair().unwrap().0, end)),
+            };
+            let silent = silent.iter().map(|pid| ClientError::Busy(*pid)).collect();
+            let mut said = Vec::new();
+            let vms = Found { vms: vms.iter().map(vm).collect(), silent }
+                .answering(|error| said.push(error.to_string()));
+            let pids = vms.map(|vms| vms.iter().map(|vm| vm.about.pid).collect::<Vec<_>>());
+            (pids.map_err(|error| error.to_string()), said)
+        };
+        let busy = |pid| format!("the VM {pid} has too many clients");
+        assert_eq!(answering(&[1, 2], &[3, 4]), (Ok(vec![1, 2]), vec![busy(3), busy(4)]));
+        assert_eq!(answering(&[], &[3, 4]), (Err(busy(4)), vec![busy(3)]));
+        assert_eq!(answering(&[], &[]), (Err("no VM of this user's runs here".to_owned()), vec![]));
+    }
+
+    #[test]
+    fn a_name_cannot_draw_on_the_terminal() {
+        assert_eq!(vm(1, "a\x1b[2Jb\n").printable().name, "a?[2Jb?");
+    }
+}

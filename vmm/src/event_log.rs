@@ -1,0 +1,264 @@
+//! The event log of a run: everything that happens to the guest's counters, in a file that costs the guest little.
+//!
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`command`]): a header,
+//! then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are perf's.
+
+mod read;
+mod record;
+mod show;
+mod summary;
+mod write;
+
+use std::fmt::{self, Display};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use vpmu::journal::Entry;
+use vpmu::notice::Notice;
+use vpmu::translation::Translation;
+
+use crate::cli::Log;
+use crate::control::client;
+use crate::control::message::Request;
+use crate::logging;
+use crate::pmu::Pmu;
+pub use record::LONGEST_TEXT;
+use record::{Header, Place, What};
+use show::Part;
+use write::Writer;
+
+/// The log of a machine that runs. All threads write into it.
+pub struct EventLog {
+    path: PathBuf,
+    began: Duration,
+    writer: Mutex<Writer<File>>,
+}
+
+/// A vCPU's way into the log.
+pub struct VcpuLog {
+    log: Arc<EventLog>,
+    vcpu: u8,
+    /// What its guest calls events.
+    words: Translation,
+}
+
+/// What was logged is not all in the file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {what}: {cause}")]
+pub struct Error {
+    path: String,
+    what: Missing,
+    /// What the host said when it was last written.
+    cause: String,
+}
+
+/// What is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// What waits to be written.
+    NotYet,
+    /// So many records, for good.
+    Lost(u64),
+}
+
+impl Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotYet => write!(f, "the log cannot be written"),
+            Self::Lost(1) => write!(f, "1 record is lost"),
+            Self::Lost(records) => write!(f, "{records} records are lost"),
+        }
+    }
+}
+
+impl EventLog {
+    /// Makes the file anew. Should there be no room in it, the user is told, and the guest runs all the same.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = monotonic();
+        let writer = Writer::new(File::create(path)?, &Header { wall, monotonic: began });
+        let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
+        // Who reads it while the guest runs finds a log, and who has no room for one learns that at once.
+        let _ = log.flush();
+        Ok(log)
+    }
+
+    /// Logs what the user is told that concerns the counters.
+    pub fn say(&self, text: &str) {
+        self.with(|writer, now| writer.add(now, Place::default(), &What::Said(text)));
+    }
+
+    /// Puts in a record of the user's own, and writes everything out.
+    pub fn note(&self, text: &str) -> Result<(), Error> {
+        self.with(|writer, now| {
+            writer.add(now, Place::default(), &What::Note(text));
+            writer.flush(now)
+        })
+        .map_err(|lost| self.error(lost))
+    }
+
+    /// Writes everything out. What could not be written since this was last asked is an error.
+    pub fn flush(&self) -> Result<(), Error> {
+        self.with(Writer::flush).map_err(|lost| self.error(lost))
+    }
+
+    /// The machine has come to this end: writes everything out, and takes no more. Whatever was lost is an error.
+    pub fn end(&self, how: &dyn Display) -> Result<(), Error> {
+        self.with(|writer, now| writer.end(now, how)).map_err(|lost| self.error(lost))
+    }
+
+    /// Writes out what can be had: this thread may be the one that has the log.
+    pub fn rescue(&self) {
+        if let Ok(mut writer) = self.writer.try_lock() {
+            let _ = writer.flush(self.now());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        monotonic().saturating_sub(self.began)
+    }
+
+    /// The time is taken with the log in hand, so that it never goes back from one record to the next.
+    fn with<T>(&self, work: impl FnOnce(&mut Writer<File>, Duration) -> T) -> T {
+        let mut writer: MutexGuard<_> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = work(&mut writer, self.now());
+        let failure = writer.take_first_failure();
+        drop(writer);
+        if let Some(cause) = failure {
+            logging::say(&self.error(write::Failure { lost: 0, cause }));
+        }
+        result
+    }
+
+    fn error(&self, write::Failure { lost, cause }: write::Failure) -> Error {
+        let what = if lost == 0 { Missing::NotYet } else { Missing::Lost(lost) };
+        Error { path: self.path.display().to_string(), what, cause }
+    }
+}
+
+impl VcpuLog {
+    /// That of this vCPU, if its counters are Tally's.
+    pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
+        let Pmu::Ours(shown, host) = pmu else { return None };
+        let words = Translation { guest: shown.vendor(), host: host.vendor };
+        Some(Self { log: Arc::clone(log), vcpu, words })
+    }
+
+    /// Logs what happened to its counters, and where the guest was then.
+    pub fn append(&self, rip: u64, entries: &[Entry]) {
+        let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
+        self.log.with(|writer, now| {
+            for entry in entries {
+                writer.add(now, place, &what(entry, self.words));
+            }
+        });
+    }
+}
+
+/// `tally log`.
+pub fn command(options: &Log) -> Result<ExitCode> {
+    match (&options.show, &options.vm) {
+        (Some(file), _) => show::show(file, if options.summary { Part::Summary } else { Part::All })?,
+        (None, Some(vm)) => client::find_one(vm)?.have(&Request::Log(options.text.clone()))?,
+        (None, None) => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An entry as the log has it.
+fn what(entry: &Entry, words: Translation) -> What<String> {
+    match *entry {
+        Entry::Configured { counter, selection: Some(event), interrupts } => {
+            What::Configured { counter: number(counter), interrupts, event: words.words(event) }
+        }
+        Entry::Configured { counter, selection: None, .. } => What::Emptied { counter: number(counter) },
+        Entry::Overflowed { counters, interrupts } => What::Overflowed { counters, interrupts },
+        Entry::Noticed(Notice::Starved { counter, selection }) => {
+            What::Starved { counter: number(counter), event: words.words(selection) }
+        }
+        Entry::Noticed(Notice::Recovered { counter, selection, missed }) => {
+            What::Recovered { counter: number(counter), missed, event: words.words(selection) }
+        }
+        Entry::Noticed(Notice::GivenUp { counter, selection, missed }) => {
+            What::GivenUp { counter: number(counter), missed, event: words.words(selection) }
+        }
+        Entry::Noticed(ref other) => What::Said(other.to_string()),
+    }
+}
+
+fn number(counter: usize) -> u8 {
+    u8::try_from(counter).expect("a vCPU has at most 64 counters")
+}
+
+/// The host's `CLOCK_MONOTONIC`, which other programs on it have too.
+fn monotonic() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the answer, and this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let whole = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or_default());
+    whole + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read::Reader;
+    use super::*;
+
+    /// The records of a file, in words and without their times.
+    fn shown(path: &Path) -> Vec<String> {
+        let (_, records) = Reader::new(File::open(path).unwrap()).unwrap();
+        records.map(|record| record.unwrap()).map(|record| record.what.to_string()).collect()
+    }
+
+    #[test]
+    fn a_note_is_in_the_file_at_once_and_what_is_said_when_it_is_flushed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let log = EventLog::create(&path).unwrap();
+        assert_eq!(shown(&path), [""; 0], "it is a log from the first moment on");
+        log.note("the experiment begins").unwrap();
+        log.say("RDPMC became RDMSR");
+        assert_eq!(shown(&path), ["note: the experiment begins"]);
+        log.flush().unwrap();
+        assert_eq!(shown(&path), ["note: the experiment begins", "RDPMC became RDMSR"]);
+        log.end(&"the guest reset").unwrap();
+        assert_eq!(shown(&path).last().unwrap(), "end: the guest reset");
+        assert_eq!(
+            log.note("late").unwrap_err().to_string(),
+            format!("{}: 1 record is lost: the machine has ended", path.display())
+        );
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_whenever_somebody_asks_and_at_the_end() {
+        let log = EventLog::create(Path::new("/dev/full")).unwrap();
+        let full = "No space left on device (os error 28)";
+        for _ in 0..2 {
+            log.say("something");
+            let error = log.flush().unwrap_err().to_string();
+            assert_eq!(error, format!("/dev/full: the log cannot be written: {full}"));
+        }
+        let error = log.end(&"over").unwrap_err().to_string();
+        assert_eq!(error, format!("/dev/full: 2 records are lost: {full}"));
+    }
+
+    #[test]
+    fn events_are_in_the_guests_words() {
+        use vpmu::event::{Event, Filter, Scope, Selection};
+        use vpmu::x86::Vendor;
+        let words = Translation { guest: Vendor::Amd, host: Vendor::Amd };
+        let selection =
+            Some(Selection { event: Event::Raw(0xc0), filter: Filter::User, scope: Scope::Guest });
+        let configured = what(&Entry::Configured { counter: 3, selection, interrupts: true }, words);
+        assert_eq!(configured.to_string(), "counter 3 counts instructions:u, and interrupts");
+        let emptied = what(&Entry::Configured { counter: 3, selection: None, interrupts: true }, words);
+        assert_eq!(emptied.to_string(), "counter 3 counts nothing");
+        let told = what(&Entry::Noticed(Notice::RateFloor { period: 10_000, times: 1 }), words);
+        assert!(told.to_string().starts_with("rate floor: "), "{told}");
+    }
+}

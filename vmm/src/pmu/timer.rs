@@ -1,0 +1,62 @@
+//! A timer that sends a signal to the thread that has made it, and to no other.
+
+use std::io;
+use std::mem::zeroed;
+use std::ptr;
+use std::time::Duration;
+
+/// One of the kernel's timers.
+pub struct Timer(libc::timer_t);
+
+/// When it sends its signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rings {
+    /// Not at all.
+    Never,
+    /// When so much time has passed.
+    Once(Duration),
+    /// Then, and whenever as much has passed again.
+    Every(Duration),
+}
+
+impl Timer {
+    /// A timer of this thread, which does not run.
+    pub fn new(signal: libc::c_int) -> io::Result<Self> {
+        // SAFETY: all-zero is a valid `sigevent`, a plain C structure.
+        let mut event: libc::sigevent = unsafe { zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal;
+        // SAFETY: takes nothing.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer = ptr::null_mut();
+        // SAFETY: both are valid for the call.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(timer))
+    }
+
+    /// Says when it rings from now on.
+    pub fn set(&mut self, rings: Rings) {
+        let (first, then) = match rings {
+            Rings::Never => (Duration::ZERO, Duration::ZERO),
+            // No time at all would be never.
+            Rings::Once(after) => (after.max(Duration::from_nanos(1)), Duration::ZERO),
+            Rings::Every(interval) => (interval, interval),
+        };
+        let times = libc::itimerspec { it_interval: timespec(then), it_value: timespec(first) };
+        // SAFETY: the timer exists, and `times` is valid; the old times are not asked for.
+        unsafe { libc::timer_settime(self.0, 0, &raw const times, ptr::null_mut()) };
+    }
+}
+
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the timer exists, and nobody uses it any more.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}

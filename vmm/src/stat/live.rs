@@ -1,0 +1,127 @@
+//! `tally stat` on a terminal: what it has to tell, again and again, until a key or a signal ends it.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Looked, Watched, look_at};
+use crate::signals::Signals;
+use crate::terminal::{self, Raw};
+use crate::{FAILURE, logging};
+
+/// What ends it: q, Ctrl-C, Ctrl-D.
+const KEYS: [u8; 3] = [b'q', 3, 4];
+
+/// What came while nothing was to be shown.
+enum Came {
+    /// Nothing: the time is over.
+    Nothing,
+    /// The terminal has another size.
+    Size,
+    /// A key that ends it.
+    Key,
+    /// A signal that does.
+    Signal(i32),
+}
+
+/// Shows how these VMs do until there is an end.
+pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
+    const INTERRUPTED: u8 = 128;
+    let signals = Signals::take().context("cannot take signals")?;
+    let raw = Raw::enter().context("cannot make the terminal raw")?;
+    let screen = Screen::enter()?;
+    let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];
+    let mut all_gone = Vec::new();
+    let mut ended_by = None;
+    while !watched.is_empty() {
+        Screen::draw(&lines)?;
+        match wait(&signals, raw.is_some(), interval)? {
+            Came::Nothing => {
+                let Looked { lines: found, gone } = look_at(&mut watched);
+                lines = found;
+                all_gone.extend(gone);
+            }
+            Came::Size => {}
+            Came::Key => break,
+            Came::Signal(signal) => {
+                ended_by = Some(signal);
+                break;
+            }
+        }
+    }
+    drop(screen);
+    drop(raw);
+    for error in all_gone {
+        logging::say(&error);
+    }
+    let status = |signal| u8::try_from(signal).map_or(FAILURE, |signal| INTERRUPTED | signal);
+    Ok(ended_by.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(status(signal))))
+}
+
+/// Waits for so long, or until something comes. Other keys do nothing.
+fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Came> {
+    let end = Instant::now() + interval;
+    let stdin = io::stdin();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Came::Nothing);
+        }
+        let mut files = vec![PollFd::new(signals, PollFlags::IN)];
+        if has_keys {
+            files.push(PollFd::new(&stdin, PollFlags::IN));
+        }
+        poll(&mut files, Some(&Timespec::try_from(left).map_err(io::Error::other)?))?;
+        let came = |number: usize| files.get(number).is_some_and(|file| !file.revents().is_empty());
+        if came(0) {
+            match signals.next() {
+                Some(libc::SIGWINCH) => return Ok(Came::Size),
+                Some(signal) => return Ok(Came::Signal(signal)),
+                None => {}
+            }
+        }
+        if came(1) {
+            let mut typed = [0; 64];
+            let count = rustix::io::read(&stdin, &mut typed)?;
+            // No more keys come from a terminal that is gone.
+            if count == 0 || typed[..count].iter().any(|key| KEYS.contains(key)) {
+                return Ok(Came::Key);
+            }
+        }
+    }
+}
+
+/// The terminal's other screen: when it is left, what was on the terminal before is there again.
+struct Screen(());
+
+impl Screen {
+    fn enter() -> io::Result<Self> {
+        write("\x1b[?1049h\x1b[?25l")?;
+        Ok(Self(()))
+    }
+
+    /// Shows as much of this as there is room for.
+    fn draw(lines: &[String]) -> io::Result<()> {
+        let (rows, columns) =
+            terminal::size().map_or((24, 80), |size| (size.rows.into(), size.columns.into()));
+        let shown = lines.iter().take(rows).map(|line| line.chars().take(columns).collect::<String>());
+        // What is left of longer lines is cleared, and what is below.
+        write(&format!("\x1b[H{}\x1b[J", shown.map(|line| line + "\x1b[K").collect::<Vec<_>>().join("\r\n")))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Should the terminal be gone, it needs nothing.
+        let _ = write("\x1b[?25h\x1b[?1049l");
+    }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

@@ -1,0 +1,225 @@
+//! What is shown of a VM whose figures are known.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use vpmu::report::{BackingReport, CounterReport, Report, State, Statistics};
+use vpmu::source::perf::{Attributed, Reading, Work};
+
+use super::document::{AboutDocument, VmDocument};
+use super::text;
+use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
+use crate::exits::{Exits, Share};
+use crate::mailbox::VcpuReport;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn counter(event: Option<&str>, value: u64, state: State) -> CounterReport {
+    let event = event.map(str::to_owned);
+    CounterReport {
+        event,
+        value,
+        state,
+        backing: None,
+        overflows: 0,
+        starvations: 0,
+        starved_ns: 0,
+        estimated: 0,
+    }
+}
+
+fn counters() -> Vec<CounterReport> {
+    let backed = |hardware, running_ns| Some(BackingReport { hardware, enabled_ns: 2 * SECOND, running_ns });
+    let mut list = vec![
+        counter(Some("instructions:u"), 1_234_567, State::Counting),
+        counter(Some("cycles"), 7, State::Starved),
+        counter(Some("r1cd:k"), 0, State::Refused("not supported".into())),
+    ];
+    list[0].backing = backed(Some(3), 2 * SECOND);
+    list[0].overflows = 12;
+    list[1].backing = backed(None, SECOND);
+    (list[1].starvations, list[1].starved_ns, list[1].estimated) = (2, SECOND, 5);
+    list.extend([counter(None, 0, State::Unused), counter(None, 0, State::Unused)]);
+    list
+}
+
+/// A VM at so many seconds: all its figures are multiples of that.
+fn snapshot(seconds: u64) -> Snapshot {
+    let counted = |value: u64, running: u64| {
+        Some(Reading { value: value * seconds, enabled: 100 * seconds, running: running * seconds })
+    };
+    let work = Attributed {
+        guest: Work { instructions: counted(3_000, 100), cycles: counted(2_000, 100) },
+        host: Work { instructions: counted(500, 100), cycles: counted(999, 25) },
+    };
+    let statistics = Statistics {
+        overflows: 12,
+        interrupts: 11,
+        withheld: 3,
+        alarms: 14,
+        ignored_alarms: 2,
+        starvations: 2,
+        clamps: 0,
+        system_calls: 1_400,
+    };
+    let report = VcpuReport {
+        vcpu: 0,
+        thread: 415,
+        exits: Exits {
+            pmu_reads: 1_000 * seconds,
+            pmu_writes: 2_000 * seconds,
+            signals: seconds,
+            ..Exits::default()
+        },
+        share: Share { all: 10_000 * seconds, pmu: 25 * seconds },
+        pmu: Some(Report { counters: counters(), statistics }),
+    };
+    let kvm = ["exits", "io_exits", "halt_exits", "hypercalls"].into_iter().zip([5_000, 40, 0, 3]);
+    Snapshot {
+        vm: Summary {
+            pid: 412,
+            name: "perf".into(),
+            runs: "perf stat \x1b[2J".into(),
+            pmu: "AMD's PMU with PerfMonV2, 5 counters".into(),
+            cpus: 1,
+            memory: 1 << 30,
+            started: 1_700_000_000,
+            age_ms: 3_725_500,
+        },
+        at_ns: seconds * SECOND,
+        paused_by: Vec::new(),
+        vcpus: vec![Vcpu {
+            report,
+            kvm: Some(
+                kvm.map(|(name, count)| (name.to_owned(), count * seconds)).collect::<BTreeMap<_, _>>(),
+            ),
+            work: Some(work),
+            hardware: Some(Hardware {
+                cpu: 1,
+                counters: 6,
+                available: 5,
+                holders: vec!["the NMI watchdog".into()],
+            }),
+        }],
+    }
+}
+
+fn document() -> VmDocument {
+    VmDocument::new(snapshot(4), &snapshot(2))
+}
+
+#[test]
+fn a_vm_is_shown_on_a_page() {
+    let expected = "\
+perf (process 412): running, started 1:02:05 ago: perf stat ?[2J
+PMU: AMD's PMU with PerfMonV2, 5 counters; vCPUs: 1; memory: 1,024 MiB
+
+vCPU 0, thread 415, on CPU 1
+  counter  event               value  overflows   backed   of it       starved  state
+        0  instructions:u  1,234,567         12  2.000 s   100 %             -  counting on 3
+        1  cycles             7 (~5)          0  2.000 s  50.0 %  1.000 s in 2  starved
+        2  r1cd:k                  0          0        -       -             -  refused: not supported
+  unused      3, 4
+  in guest    6,000 instructions, 4,000 cycles, 1.50 per cycle
+  on host     1,000 instructions, - cycles (counted 25 % of the time)
+  exits       3,001 a second: 2,000 PMU writes, 1,000 PMU reads, 1 signals
+  KVM exits   5,000 a second: 40 io
+  PMU time    0.25 %
+  since start 12 overflows, 11 interrupts, 3 withheld, 14 alarms, 2 ignored, 2 starvations, 0 clamps, 1,400 system calls
+  hardware    6 counters: 1 held by this vCPU (3), 4 free, 1 held by others: the NMI watchdog";
+    assert_eq!(text::lines(&document()).join("\n"), expected);
+}
+
+#[test]
+fn machines_are_told_the_same() {
+    let document = serde_json::to_value(document()).unwrap();
+    let top = |name: &str| document[name].clone();
+    assert_eq!(
+        [top("pid"), top("name"), top("age"), top("interval")],
+        [json!(412), json!("perf"), json!(3725.5), json!(2.0)]
+    );
+    let vcpu = &document["vcpus"][0];
+    let first = json!({
+        "counter": 0, "event": "instructions:u", "value": 1_234_567, "state": "counting", "refusal": null, "hardware": 3,
+        "overflows": 12, "enabled": 2.0, "running": 2.0, "starvations": 0, "starved": 0.0, "estimated": 0
+    });
+    assert_eq!(vcpu["counters"][0], first);
+    assert_eq!(vcpu["counters"][2]["refusal"], "not supported");
+    let work =
+        json!({ "instructions": 1000, "instructions_counted": 1.0, "cycles": null, "cycles_counted": 0.25 });
+    assert_eq!(vcpu["interval"]["host"], work);
+    assert_eq!((&vcpu["kvm"]["exits"], &vcpu["interval"]["kvm"]["exits"]), (&json!(20_000), &json!(10_000)));
+    assert_eq!(vcpu["interval"]["pmu_share"], 0.0025);
+    let hardware = json!({ "cpu": 1, "counters": 6, "held": [3], "free": 4, "others": 1, "holders": ["the NMI watchdog"] });
+    assert_eq!(vcpu["hardware"], hardware);
+}
+
+#[test]
+fn what_cannot_be_known_is_said_to_be_unknown() {
+    let bare = |seconds| {
+        let mut snapshot = snapshot(seconds);
+        let vcpu = &mut snapshot.vcpus[0];
+        (vcpu.kvm, vcpu.work, vcpu.hardware, vcpu.report.pmu) = (None, None, None, None);
+        snapshot
+    };
+    let document = VmDocument::new(bare(4), &bare(2));
+    let lines = text::lines(&document);
+    assert!(lines.contains(&"vCPU 0, thread 415".to_owned()), "{lines:#?}");
+    for unknown in ["KVM", "hardware", "in guest", "on host", "counted"] {
+        assert!(!lines.iter().any(|line| line.contains(unknown)), "{unknown}: {lines:#?}");
+    }
+    let vcpu = &serde_json::to_value(document).unwrap()["vcpus"][0];
+    for name in ["kvm", "hardware", "statistics"] {
+        assert_eq!(vcpu[name], Value::Null, "{name}");
+    }
+    assert_eq!((&vcpu["counters"], &vcpu["interval"]["guest"]["cycles"]), (&json!([]), &Value::Null));
+}
+
+#[test]
+fn what_there_is_no_counter_for_is_said_beside_what_is_counted() {
+    let without_cycles = |seconds| {
+        let mut snapshot = snapshot(seconds);
+        let work = snapshot.vcpus[0].work.as_mut().unwrap();
+        (work.guest.cycles, work.host) = (None, Work::default());
+        snapshot
+    };
+    let lines = text::lines(&VmDocument::new(without_cycles(4), &without_cycles(2)));
+    let line = "  in guest    6,000 instructions, - cycles (not counted)";
+    assert!(lines.contains(&line.to_owned()), "{lines:#?}");
+    assert!(!lines.iter().any(|line| line.contains("on host")), "{lines:#?}");
+}
+
+#[test]
+fn a_counter_that_is_disabled_is_told_from_one_that_the_guest_does_not_use() {
+    let mut snapshot = snapshot(4);
+    snapshot.vcpus[0].report.pmu.as_mut().unwrap().counters[4].state = State::Disabled;
+    let lines = text::lines(&VmDocument::new(snapshot.clone(), &snapshot));
+    for line in ["  unused      3", "  disabled    4"] {
+        assert!(lines.contains(&line.to_owned()), "{line}: {lines:#?}");
+    }
+}
+
+#[test]
+fn a_vm_that_stands_still_says_because_of_whom() {
+    let paused = Snapshot { paused_by: vec![0, 2], ..snapshot(4) };
+    let headline = text::lines(&VmDocument::new(paused, &snapshot(2)))[0].clone();
+    assert!(
+        headline.contains(": standing still until vCPU 0, 2 has its counters back, started"),
+        "{headline}"
+    );
+}
+
+#[test]
+fn vms_are_listed_in_columns() {
+    let about = |pid| AboutDocument::from(Summary { pid, ..snapshot(1).vm });
+    let expected = "\
+process  name  vCPUs     memory      age  PMU                                   runs
+    412  perf      1  1,024 MiB  1:02:05  AMD's PMU with PerfMonV2, 5 counters  perf stat ?[2J
+  31999  perf      1  1,024 MiB  1:02:05  AMD's PMU with PerfMonV2, 5 counters  perf stat ?[2J";
+    assert_eq!(super::listed(&[about(412), about(31_999)]).join("\n"), expected);
+}
+
+#[test]
+fn numbers_are_read_in_thousands() {
+    assert_eq!([0, 999, 1_000, 1_234_567].map(text::number), ["0", "999", "1,000", "1,234,567"]);
+}

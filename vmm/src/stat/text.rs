@@ -1,0 +1,261 @@
+//! What `tally stat` has to tell, as people read it: aligned, and all of a VM of few vCPUs on one screen.
+
+use std::fmt::Write;
+
+use super::document::{
+    AboutDocument, CounterDocument, HardwareDocument, VcpuDocument, VmDocument, WorkDocument,
+};
+
+/// How wide the names of lines are.
+const NAME: usize = 12;
+
+/// A VM's lines.
+pub fn lines(vm: &VmDocument) -> Vec<String> {
+    let mut lines = vec![headline(vm), about(vm)];
+    for vcpu in &vm.vcpus {
+        lines.push(String::new());
+        lines.extend(vcpu_lines(vcpu, vm.interval));
+    }
+    lines.into_iter().map(|line| printable(&line)).collect()
+}
+
+/// As it may be shown on a terminal, whatever another user's VM says.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn headline(vm: &VmDocument) -> String {
+    let state = match &vm.paused_by[..] {
+        [] => "running".to_owned(),
+        vcpus => format!("standing still until vCPU {} has its counters back", listed(vcpus)),
+    };
+    let AboutDocument { pid, name, runs, .. } = &vm.about;
+    format!("{name} (process {pid}): {state}, started {} ago: {runs}", age(vm.about.age))
+}
+
+fn about(vm: &VmDocument) -> String {
+    let AboutDocument { pmu, cpus, memory, .. } = &vm.about;
+    format!("PMU: {pmu}; vCPUs: {cpus}; memory: {}", size(*memory))
+}
+
+fn listed(numbers: &[impl ToString]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn vcpu_lines(vcpu: &VcpuDocument, seconds: f64) -> Vec<String> {
+    let place =
+        vcpu.hardware.as_ref().map_or_else(String::new, |hardware| format!(", on CPU {}", hardware.cpu));
+    let mut lines = vec![format!("vCPU {}, thread {}{place}", vcpu.vcpu, vcpu.thread)];
+    lines.extend(table(&vcpu.counters));
+    let mut line = |name: &str, text: String| lines.push(format!("  {name:NAME$}{text}"));
+    for (name, work) in [("in guest", work(vcpu.interval.guest)), ("on host", work(vcpu.interval.host))] {
+        if let Some(work) = work {
+            line(name, work);
+        }
+    }
+    let exits = &vcpu.interval.exits;
+    line("exits", rates(exits.total(), exits.by_reason(), seconds));
+    if let Some(kvm) = &vcpu.interval.kvm {
+        let reasons = kvm.iter().filter_map(|(name, count)| Some((name.strip_suffix("_exits")?, *count)));
+        let reasons: Vec<_> = reasons.map(|(name, count)| (name.replace('_', " "), count)).collect();
+        line("KVM exits", rates(kvm.get("exits").copied().unwrap_or(0), reasons, seconds));
+    }
+    if let Some(share) = vcpu.interval.pmu_share {
+        line("PMU time", format!("{:.2} %", share * 100.0));
+    }
+    if let Some(done) = &vcpu.statistics {
+        let done = [
+            (done.overflows, "overflows"),
+            (done.interrupts, "interrupts"),
+            (done.withheld, "withheld"),
+            (done.alarms, "alarms"),
+            (done.ignored_alarms, "ignored"),
+            (done.starvations, "starvations"),
+            (done.clamps, "clamps"),
+            (done.system_calls, "system calls"),
+        ];
+        let done: Vec<String> =
+            done.iter().map(|(count, what)| format!("{} {what}", number(*count))).collect();
+        line("since start", done.join(", "));
+    }
+    if let Some(hardware) = &vcpu.hardware {
+        line("hardware", disposition(hardware));
+    }
+    lines
+}
+
+/// The counters that the guest uses; of the others only which they are. Starvation is shown where there was any.
+fn table(counters: &[CounterDocument]) -> Vec<String> {
+    let (idle, used): (Vec<_>, Vec<_>) =
+        counters.iter().partition(|counter| counter.event.is_none() && counter.overflows == 0);
+    let has_starved = used.iter().any(|counter| counter.starvations > 0);
+    let mut lines = Vec::new();
+    if !used.is_empty() {
+        let mut rows = vec![title().to_vec()];
+        rows.extend(used.iter().map(|counter| row(counter).to_vec()));
+        if !has_starved {
+            for row in &mut rows {
+                row.remove(STARVED);
+            }
+        }
+        lines = aligned(&rows, &[EVENT, if has_starved { STATE } else { STATE - 1 }]);
+    }
+    let (disabled, unused): (Vec<_>, Vec<_>) =
+        idle.into_iter().partition(|counter| counter.state == "disabled");
+    for (name, counters) in [("unused", unused), ("disabled", disabled)] {
+        if !counters.is_empty() {
+            let numbers: Vec<usize> = counters.iter().map(|counter| counter.counter).collect();
+            lines.push(format!("  {name:NAME$}{}", listed(&numbers)));
+        }
+    }
+    lines
+}
+
+/// Columns of the table.
+const EVENT: usize = 2;
+const STARVED: usize = 7;
+const STATE: usize = 8;
+
+fn title() -> [String; 9] {
+    ["", "counter", "event", "value", "overflows", "backed", "of it", "starved", "state"].map(str::to_owned)
+}
+
+fn row(counter: &CounterDocument) -> [String; 9] {
+    let none = || "-".to_owned();
+    let running = match (counter.enabled, counter.running) {
+        (Some(enabled), Some(running)) if enabled > 0.0 && running >= enabled => "100 %".to_owned(),
+        (Some(enabled), Some(running)) if enabled > 0.0 => format!("{:.1} %", running / enabled * 100.0),
+        _ => none(),
+    };
+    let starved = match counter.starvations {
+        0 => none(),
+        times => format!("{:.3} s in {}", counter.starved, number(times)),
+    };
+    let state = match (&counter.refusal, counter.hardware) {
+        (Some(why), _) => format!("refused: {why}"),
+        (None, Some(hardware)) => format!("{} on {hardware}", counter.state),
+        (None, None) => counter.state.clone(),
+    };
+    let estimated =
+        if counter.estimated > 0 { format!(" (~{})", number(counter.estimated)) } else { String::new() };
+    [
+        String::new(),
+        counter.counter.to_string(),
+        counter.event.clone().unwrap_or_else(none),
+        format!("{}{estimated}", number(counter.value)),
+        number(counter.overflows),
+        counter.enabled.map_or_else(none, |enabled| format!("{enabled:.3} s")),
+        running,
+        starved,
+        state,
+    ]
+}
+
+/// Columns as wide as they have to be: numbers to the right, those of words to the left.
+pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let separator = if column == 0 { "" } else { "  " };
+            let written = if words.contains(&column) {
+                write!(line, "{separator}{cell:width$}")
+            } else {
+                write!(line, "{separator}{cell:>width$}")
+            };
+            written.expect("writing to a string cannot fail");
+        }
+        line.trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// What was done on one side; nothing where none of it can be counted.
+fn work(work: WorkDocument) -> Option<String> {
+    let one = |count: Option<u64>, counted: f64, what: &str| match count {
+        Some(count) => format!("{} {what}", number(count)),
+        None if counted > 0.0 => format!("- {what} (counted {:.0} % of the time)", counted * 100.0),
+        None => format!("- {what} (not counted)"),
+    };
+    let is_known = work.instructions.or(work.cycles).is_some();
+    if !is_known && work.instructions_counted + work.cycles_counted <= 0.0 {
+        return None;
+    }
+    let mut text = format!(
+        "{}, {}",
+        one(work.instructions, work.instructions_counted, "instructions"),
+        one(work.cycles, work.cycles_counted, "cycles")
+    );
+    if let (Some(instructions), Some(cycles @ 1..)) = (work.instructions, work.cycles) {
+        #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
+        let rate = instructions as f64 / cycles as f64;
+        write!(text, ", {rate:.2} per cycle").expect("writing to a string cannot fail");
+    }
+    Some(text)
+}
+
+/// So many in a second, and for what, the most frequent first.
+fn rates<N: AsRef<str>>(total: u64, reasons: impl IntoIterator<Item = (N, u64)>, seconds: f64) -> String {
+    let mut reasons: Vec<(N, u64)> = reasons.into_iter().filter(|(_, count)| *count > 0).collect();
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let listed: Vec<String> = reasons
+        .iter()
+        .map(|(name, count)| format!("{} {}", number(per_second(*count, seconds)), name.as_ref()))
+        .collect();
+    let of_these = if listed.is_empty() { String::new() } else { format!(": {}", listed.join(", ")) };
+    format!("{} a second{of_these}", number(per_second(total, seconds)))
+}
+
+fn per_second(count: u64, seconds: f64) -> u64 {
+    if seconds <= 0.0 {
+        return 0;
+    }
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is no exact number"
+    )]
+    let rate = (count as f64 / seconds).round() as u64;
+    rate
+}
+
+fn disposition(hardware: &HardwareDocument) -> String {
+    let held = match &hardware.held[..] {
+        [] => "none held by this vCPU".to_owned(),
+        held => format!("{} held by this vCPU ({})", held.len(), listed(held)),
+    };
+    let others = match (hardware.others, &hardware.holders[..]) {
+        (0, _) => "none held by others".to_owned(),
+        (count, []) => format!("{count} held by others"),
+        (count, holders) => format!("{count} held by others: {}", holders.join(", ")),
+    };
+    format!("{} counters: {held}, {} free, {others}", hardware.counters, hardware.free)
+}
+
+/// With a separator between thousands.
+pub fn number(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time as hours, minutes and seconds.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds are shown")]
+pub fn age(seconds: f64) -> String {
+    let seconds = seconds as u64;
+    format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// So much memory.
+pub fn size(bytes: u64) -> String {
+    format!("{} MiB", number(bytes >> 20))
+}

@@ -1,0 +1,81 @@
+//! How many interrupts a vCPU gets: so many in a second, and so many at once.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// What is left of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// One has to be had for each interrupt.
+    interval: Duration,
+    /// So much of them can be saved.
+    savings: Duration,
+    /// When all that there was is used up.
+    used_up_to: Duration,
+}
+
+impl Allowance {
+    /// That for so many in a second, a tenth of which may come at once.
+    pub fn new(per_second: NonZeroU32) -> Self {
+        const SECOND: u32 = 1_000_000_000;
+        let interval = Duration::from_nanos(SECOND.div_ceil(per_second.get()).into());
+        let at_once = (per_second.get() / 10).max(1);
+        Self { interval, savings: interval * (at_once - 1), used_up_to: Duration::ZERO }
+    }
+
+    /// Has one interrupt, or says from when on it may be had.
+    pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
+        let from = self.used_up_to.saturating_sub(self.savings);
+        if now < from {
+            return Err(from);
+        }
+        self.used_up_to = self.used_up_to.max(now) + self.interval;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn allowance(per_second: u32) -> Allowance {
+        Allowance::new(NonZeroU32::new(per_second).unwrap())
+    }
+
+    #[test]
+    fn what_is_not_had_is_had_in_time() {
+        let mut allowance = allowance(20);
+        let at = Duration::from_millis;
+        assert_eq!([allowance.take(at(7)), allowance.take(at(7))], [Ok(()), Ok(())], "two at once");
+        assert_eq!(allowance.take(at(7)), Err(at(57)));
+        assert_eq!(allowance.take(at(56)), Err(at(57)));
+        assert_eq!(allowance.take(at(57)), Ok(()));
+        assert_eq!(allowance.take(at(58)), Err(at(107)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_window_has_more_than_its_share_and_what_is_saved(
+            per_second in prop_oneof![1_u32..50, 1_u32..=u32::MAX],
+            steps in proptest::collection::vec(0_u64..200_000_000, 1..200),
+        ) {
+            let mut allowance = allowance(per_second);
+            let (mut now, mut had) = (Duration::ZERO, Vec::new());
+            for step in steps {
+                now += Duration::from_nanos(step);
+                if allowance.take(now).is_ok() {
+                    had.push(now);
+                }
+            }
+            let at_once = u128::from((per_second / 10).max(1));
+            for (number, first) in had.iter().enumerate() {
+                for (further, last) in had[number..].iter().enumerate() {
+                    let window = last.saturating_sub(*first);
+                    let share = window.as_nanos() * u128::from(per_second) / 1_000_000_000;
+                    prop_assert!(further as u128 <= share + at_once, "{further} after {window:?}");
+                }
+            }
+        }
+    }
+}
