@@ -1,4 +1,4 @@
-//! One model-specific register of a vCPU at a time, as KVM has it.
+//! Model-specific registers of a vCPU, as KVM has them.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
@@ -16,17 +16,26 @@ pub enum Written {
 
 /// The value of a register, if KVM has it.
 pub fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
-    let mut msrs = one(index, 0);
+    Ok(read_all(vcpu, [index])?.map(|[value]| value))
+}
+
+/// The values of registers, if KVM has all of them.
+pub fn read_all<const N: usize>(vcpu: &VcpuFd, indices: [u32; N]) -> Result<Option<[u64; N]>, KvmError> {
+    let entries = indices.map(|index| kvm_msr_entry { index, ..Default::default() });
+    let mut msrs = Msrs::from_entries(&entries).expect("a few entries fit");
     let read = vcpu.get_msrs(&mut msrs).doing("read the MSRs")?;
-    Ok(msrs.as_slice()[..read].first().map(|entry| entry.data))
+    let mut values = [0; N];
+    for (value, entry) in values.iter_mut().zip(msrs.as_slice()) {
+        *value = entry.data;
+    }
+    Ok((read == N).then_some(values))
 }
 
 /// Sets a register.
 pub fn write(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
-    let written = vcpu.set_msrs(&one(index, data)).doing("set the MSRs")?;
+    let entry = kvm_msr_entry { index, data, ..Default::default() };
+    let written = vcpu
+        .set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits"))
+        .doing("set the MSRs")?;
     Ok(if written == 1 { Written::Yes } else { Written::No })
-}
-
-fn one(index: u32, data: u64) -> Msrs {
-    Msrs::from_entries(&[kvm_msr_entry { index, data, ..Default::default() }]).expect("one entry fits")
 }

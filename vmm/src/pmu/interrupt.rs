@@ -21,7 +21,9 @@ const MASKED: u32 = 1 << 16;
 /// In `APIC_BASE`.
 const GLOBAL_ENABLE: u64 = 1 << 11;
 const X2APIC_MODE: u64 = 1 << 10;
-/// The entry's own MSR in that mode.
+/// The registers' own MSRs in that mode.
+const X2APIC_ID: u32 = 0x802;
+const X2APIC_SPURIOUS: u32 = 0x80f;
 const X2APIC_PERFORMANCE: u32 = 0x834;
 
 /// What the APIC makes of an overflow.
@@ -35,8 +37,6 @@ enum Delivery {
     Fixed {
         /// Its vector.
         vector: u8,
-        /// Of this APIC.
-        id: u8,
     },
 }
 
@@ -49,24 +49,33 @@ pub enum Entry {
     Stays,
 }
 
+/// What the local APIC has to say to an overflow.
+#[derive(Debug, Clone, Copy)]
+struct Apic {
+    id: u8,
+    spurious: u32,
+    /// The performance counters' entry.
+    entry: u32,
+}
+
 /// Delivers one.
 pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<(), KvmError> {
     let base = fd.get_kvm_run().apic_base;
     if base & GLOBAL_ENABLE == 0 {
         return Ok(());
     }
-    let apic = fd.get_lapic().doing("read the local APIC")?;
-    let delivery = delivery(&apic);
-    if entry == Entry::MasksItself && base & X2APIC_MODE != 0 && delivery != Delivery::None {
-        let masked = register(&apic, PERFORMANCE) | MASKED;
+    let is_x2apic = base & X2APIC_MODE != 0;
+    let apic = Apic::of(fd, is_x2apic)?;
+    let delivery = apic.delivery();
+    if entry == Entry::MasksItself && is_x2apic && delivery != Delivery::None {
         // KVM takes whatever entry there can be, and in no other mode than this.
-        msr::write(fd, X2APIC_PERFORMANCE, masked.into())?;
+        msr::write(fd, X2APIC_PERFORMANCE, (apic.entry | MASKED).into())?;
     }
     match delivery {
         Delivery::None => Ok(()),
         Delivery::Nmi => fd.nmi().doing("send an NMI"),
-        Delivery::Fixed { vector, id } => {
-            let address_lo = 0xfee0_0000 | u32::from(id) << 12;
+        Delivery::Fixed { vector } => {
+            let address_lo = 0xfee0_0000 | u32::from(apic.id) << 12;
             let message = kvm_msi { address_lo, data: vector.into(), ..Default::default() };
             // It is no error if the guest's APIC does not take it.
             vm.signal_msi(message).doing("send an interrupt").map(drop)
@@ -74,50 +83,68 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<(), KvmError>
     }
 }
 
-fn delivery(apic: &kvm_lapic_state) -> Delivery {
-    const FIXED: u32 = 0;
-    const NMI: u32 = 4;
-    /// Below are exceptions: the APIC notes an error and delivers nothing.
-    const FIRST_VECTOR: u8 = 16;
-    let entry = register(apic, PERFORMANCE);
-    if entry & MASKED != 0 || register(apic, SPURIOUS) & SOFTWARE_ENABLE == 0 {
-        return Delivery::None;
+impl Apic {
+    /// That of a vCPU. Where each register can be read by itself, that costs less than a copy of all of them.
+    fn of(fd: &VcpuFd, is_x2apic: bool) -> Result<Self, KvmError> {
+        let registers = [X2APIC_ID, X2APIC_SPURIOUS, X2APIC_PERFORMANCE];
+        if is_x2apic && let Some(values) = msr::read_all(fd, registers)? {
+            // They are 32 bits wide, and a machine of ours has no ids beyond 8.
+            #[expect(clippy::cast_possible_truncation, reason = "see above")]
+            let [id, spurious, entry] = values.map(|value| value as u32);
+            #[expect(clippy::cast_possible_truncation, reason = "see above")]
+            return Ok(Self { id: id as u8, spurious, entry });
+        }
+        Ok(Self::from_page(&fd.get_lapic().doing("read the local APIC")?))
     }
-    let [vector, ..] = entry.to_le_bytes();
-    let [.., id] = register(apic, ID).to_le_bytes();
-    match entry >> 8 & 7 {
-        NMI => Delivery::Nmi,
-        FIXED if vector >= FIRST_VECTOR => Delivery::Fixed { vector, id },
-        _ => Delivery::None,
-    }
-}
 
-fn register(apic: &kvm_lapic_state, offset: usize) -> u32 {
-    let byte = |at: usize| apic.regs[offset + at].cast_unsigned();
-    u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])
+    fn from_page(page: &kvm_lapic_state) -> Self {
+        let register = |offset: usize| {
+            let byte = |at: usize| page.regs[offset + at].cast_unsigned();
+            u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])
+        };
+        let [.., id] = register(ID).to_le_bytes();
+        Self { id, spurious: register(SPURIOUS), entry: register(PERFORMANCE) }
+    }
+
+    fn delivery(self) -> Delivery {
+        const FIXED: u32 = 0;
+        const NMI: u32 = 4;
+        /// Below are exceptions: the APIC notes an error and delivers nothing.
+        const FIRST_VECTOR: u8 = 16;
+        if self.entry & MASKED != 0 || self.spurious & SOFTWARE_ENABLE == 0 {
+            return Delivery::None;
+        }
+        let [vector, ..] = self.entry.to_le_bytes();
+        match self.entry >> 8 & 7 {
+            NMI => Delivery::Nmi,
+            FIXED if vector >= FIRST_VECTOR => Delivery::Fixed { vector },
+            _ => Delivery::None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn apic(spurious: u32, entry: u32) -> kvm_lapic_state {
-        let mut apic = kvm_lapic_state::default();
+    fn apic(spurious: u32, entry: u32) -> Apic {
+        let mut page = kvm_lapic_state::default();
         for (offset, value) in [(ID, 3 << 24), (SPURIOUS, spurious), (PERFORMANCE, entry)] {
             for (at, byte) in value.to_le_bytes().into_iter().enumerate() {
-                apic.regs[offset + at] = byte.cast_signed();
+                page.regs[offset + at] = byte.cast_signed();
             }
         }
-        apic
+        Apic::from_page(&page)
     }
 
     #[test]
     fn the_entry_says_how_an_overflow_is_delivered() {
-        assert_eq!(delivery(&apic(0x1ff, 0x400)), Delivery::Nmi);
-        assert_eq!(delivery(&apic(0x1ff, 0xf3)), Delivery::Fixed { vector: 0xf3, id: 3 });
-        assert_eq!(delivery(&apic(0x1ff, 0x10400)), Delivery::None, "masked");
-        assert_eq!(delivery(&apic(0xff, 0x400)), Delivery::None, "disabled by software");
-        assert_eq!(delivery(&apic(0x1ff, 0x0f)), Delivery::None, "the vector of an exception");
-        assert_eq!(delivery(&apic(0x1ff, 0x500)), Delivery::None, "INIT");
+        assert_eq!(apic(0x1ff, 0x400).delivery(), Delivery::Nmi);
+        assert_eq!(apic(0x1ff, 0xf3).delivery(), Delivery::Fixed { vector: 0xf3 });
+        assert_eq!(apic(0x1ff, 0xf3).id, 3);
+        assert_eq!(apic(0x1ff, 0x10400).delivery(), Delivery::None, "masked");
+        assert_eq!(apic(0xff, 0x400).delivery(), Delivery::None, "disabled by software");
+        assert_eq!(apic(0x1ff, 0x0f).delivery(), Delivery::None, "the vector of an exception");
+        assert_eq!(apic(0x1ff, 0x500).delivery(), Delivery::None, "INIT");
     }
 }
