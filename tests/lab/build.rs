@@ -38,7 +38,9 @@ fn main() {
     fs::write(out.join("programs.rs"), table).expect("OUT_DIR can be written");
     // A flat image: what a processor finds at its reset address.
     let flat = ["-Wl,--oformat=binary", "-Wl,-Ttext=0"];
-    compile(&root.join("programs/guest-loop.rom.S"), &out.join("guest-loop.rom"), &flat);
+    for image in ["guest-loop.rom", "guest-exits.rom"] {
+        compile(&root.join(format!("programs/{image}.S")), &out.join(image), &flat);
+    }
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {

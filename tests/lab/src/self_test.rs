@@ -11,8 +11,9 @@ use guest_images::{Progress, Suite};
 
 use crate::peer::{self, Machine};
 use crate::programs::{
-    GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LOOP, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES,
-    LOOP_INSTRUCTIONS,
+    GUEST_EXITS_CPUID, GUEST_EXITS_INJECTED, GUEST_EXITS_INTERRUPTS, GUEST_EXITS_MSR, GUEST_EXITS_ROM,
+    GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LOOP, LOOP_BRANCHES,
+    LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
 };
 use crate::{Error, Result, Scenario};
 
@@ -226,6 +227,37 @@ pub fn guest_and_host_apart(progress: &mut Progress) -> Result<Vec<Check>> {
             expected: GUEST_LOOP_INSTRUCTIONS,
         },
     ])
+}
+
+/// Counts what a guest leaves for, and how many of its instructions KVM has to read and decode itself: those in the middle
+/// of whose interrupt the guest was left. For all others the processor says where the next one is.
+const COUNT_EXITS: &str = "
+echo nrips $(grep -c [1Y] /sys/module/kvm_amd/parameters/nrips)
+perf stat -x, -o stat -e kvm:kvm_cpuid,kvm:kvm_msr,kvm:kvm_inj_virq,kvm:kvm_emulate_insn PEER >/dev/null
+echo steps $(($? >> 1))
+awk -F, 'NF > 3 { print $3, $1 }' stat
+";
+
+/// Checks that the processor tells KVM where a guest goes on, and that it does go on there.
+pub fn leaving_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
+    let script = COUNT_EXITS.replace("PEER", &peer::firmware("guest-exits.rom"));
+    let numbers = numbers(&Scenario::new(script).program(GUEST_EXITS_ROM, "guest-exits.rom"), progress)?;
+    let steps = GUEST_EXITS_CPUID + GUEST_EXITS_MSR + GUEST_EXITS_WBINVD + GUEST_EXITS_INTERRUPTS;
+    let expected = [
+        ("nrips", "KVM uses the address of the next instruction", 1),
+        ("steps", "instructions that a guest goes on behind", steps),
+        ("kvm:kvm_cpuid", "CPUIDs", GUEST_EXITS_CPUID),
+        ("kvm:kvm_msr", "RDMSRs and WRMSRs", GUEST_EXITS_MSR),
+        ("kvm:kvm_inj_virq", "interrupts injected again", GUEST_EXITS_INJECTED),
+        ("kvm:kvm_emulate_insn", "instructions that KVM decodes", GUEST_EXITS_INTERRUPTS),
+    ];
+    Ok(expected
+        .map(|(key, name, expected)| Check {
+            name: format!("exits: {name}"),
+            measured: numbers.get(key).copied(),
+            expected,
+        })
+        .into())
 }
 
 /// Runs a scenario that prints names and numbers.

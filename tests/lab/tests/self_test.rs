@@ -13,9 +13,14 @@ use tally_lab::self_test::{self, Check};
 fn main() -> ExitCode {
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let groups = thread::scope(|scope| {
-        [self_test::on_the_host, self_test::in_a_guest, self_test::guest_and_host_apart]
-            .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
-            .map(|group| group.join().expect("it reports what fails"))
+        [
+            self_test::on_the_host,
+            self_test::in_a_guest,
+            self_test::guest_and_host_apart,
+            self_test::leaving_a_guest,
+        ]
+        .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
+        .map(|group| group.join().expect("it reports what fails"))
     });
     let mut checks: Vec<Check> = Vec::new();
     for group in groups {
