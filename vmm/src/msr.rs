@@ -34,8 +34,7 @@ pub fn read_all<const N: usize>(vcpu: &VcpuFd, indices: [u32; N]) -> Result<Opti
 /// Sets a register.
 pub fn write(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
-    let written = vcpu
-        .set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits"))
-        .doing("set the MSRs")?;
+    let written =
+        vcpu.set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits")).doing("set the MSRs")?;
     Ok(if written == 1 { Written::Yes } else { Written::No })
 }
