@@ -1,14 +1,19 @@
 //! A vCPU's counters: their values, which of them run, and which have overflowed.
 //!
-//! What counts behind a counter lives as long as the counter's configuration and never stops: a counter that stands still
-//! just does not take over what was counted meanwhile. So stopping, starting and reading cost the host nothing but a
-//! look at the count. Only an alarm, for the next overflow, is a request to the host, and it is made as seldom as can be:
-//! one that comes early does no harm, because whether a counter has overflowed is computed from its value.
+//! What counts behind a counter is shared by all that select the same, lives as long as one of them does so, and never stops:
+//! a counter that stands still just does not take over what was counted meanwhile. So stopping, starting and reading cost
+//! the host nothing but a look at the count. Only an alarm, for the next overflow, is a request to the host, and it is made
+//! as seldom as can be: one that comes early does no harm, because whether a counter has overflowed is computed from its value.
 
+mod alarms;
+mod backings;
 mod counter;
 mod floor;
 mod gap;
 mod hardware;
+mod report;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
@@ -18,14 +23,13 @@ use crate::event::Selection;
 use crate::journal::{Entry, Journal};
 use crate::notice::{Notice, Notices};
 use crate::policy::Policy;
-use crate::report::{BackingReport, CounterReport, State, Statistics};
-use crate::source::{Backing, FAR, Obeyed, Refusal, Source};
-use counter::{Armed, Backed, Counter, Look};
-use floor::{Floor, Tell};
-
-/// An alarm that repeats after at least so many counts may be left to repeat, as far as the guest is concerned: its handler is
-/// done before it comes again.
-const LONG: u64 = 8192;
+use crate::report::Statistics;
+use crate::set::{first, members};
+use crate::source::{Backing, FAR, Obeyed, Source};
+use backings::Backed;
+use counter::Counter;
+use floor::Floor;
+use hardware::Look;
 
 /// Whether anybody is to know of an overflow when it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +44,15 @@ pub enum Alarm {
 pub struct Bank<S: Source> {
     source: S,
     width: u32,
-    counters: Vec<Counter<S::Backing>>,
+    counters: Vec<Counter>,
+    /// What counts for them, each for all that select the same.
+    backings: Vec<Backed<S::Backing>>,
     running: u64,
+    /// Those with [`Alarm::AtOverflow`].
+    interrupting: u64,
     overflowed: u64,
+    /// Those that stood still when [`Self::release_idle`] was last called, and have done so since.
+    idle: u64,
     floor: Floor,
     /// What the policy wants between two overflows that interrupt.
     least_period: u64,
@@ -61,15 +71,18 @@ impl<S: Source> Bank<S> {
     /// So many counters of so many bits, all zero, which select nothing and stand still.
     ///
     /// # Panics
-    /// If there are none or more than 64 counters, or their bits are none or more than 63.
+    /// If there are none or more than 63 counters, or their bits are none or more than 63.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
-        assert!((1..=64).contains(&counters) && (1..64).contains(&width));
+        assert!((1..64).contains(&counters) && (1..64).contains(&width));
         Self {
             source,
             width,
             counters: (0..counters).map(|_| Counter::default()).collect(),
+            backings: Vec::with_capacity(counters),
             running: 0,
+            interrupting: 0,
             overflowed: 0,
+            idle: 0,
             floor: Floor::default(),
             least_period: 1,
             last_beat: Duration::ZERO,
@@ -81,6 +94,11 @@ impl<S: Source> Bank<S> {
         }
     }
 
+    /// All counters.
+    pub fn all(&self) -> u64 {
+        first(self.counters.len())
+    }
+
     /// How many counters there are.
     pub fn size(&self) -> usize {
         self.counters.len()
@@ -88,51 +106,33 @@ impl<S: Source> Bank<S> {
 
     /// Sets what a counter counts. It keeps its value.
     pub fn configure(&mut self, counter: usize, selection: Option<Selection>, alarm: Alarm) {
+        let interrupts = alarm == Alarm::AtOverflow;
+        let before = (self.counters[counter].selection, self.interrupts(counter));
         self.look_if_running(counter);
-        let this = &mut self.counters[counter];
-        if (this.selection, this.alarm) != (selection, alarm) {
-            let interrupts = alarm == Alarm::AtOverflow;
-            self.journal.add(|| Entry::Configured { counter, selection, interrupts });
+        if before != (selection, interrupts) {
+            self.counters[counter].put_off = false;
         }
-        if (this.selection, this.alarm) != (selection, alarm) {
-            this.put_off = false;
-        }
-        this.alarm = alarm;
-        if this.selection != selection {
-            self.release(counter);
-            self.counters[counter].selection = selection;
-        }
-        self.resume(counter);
+        self.reconfigure(counter, selection, interrupts);
     }
 
     /// Has something else count for a counter, of which the guest knows nothing: an overflow that was put off still comes.
     pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
-        self.look_if_running(counter);
-        let this = &mut self.counters[counter];
-        if this.selection == selection {
-            return;
+        if self.counters[counter].selection != selection {
+            self.look_if_running(counter);
+            self.reconfigure(counter, selection, self.interrupts(counter));
         }
-        let interrupts = this.alarm == Alarm::AtOverflow;
-        self.journal.add(|| Entry::Configured { counter, selection, interrupts });
-        self.release(counter);
-        self.counters[counter].selection = selection;
-        self.resume(counter);
     }
 
     /// Says which counters run; all others stand still.
     pub fn run(&mut self, running: u64) {
-        let before = self.running;
-        for counter in 0..self.size() {
-            if before & !running & 1 << counter != 0 {
-                self.look(counter);
-                self.counters[counter].gaps.stands_still(|| self.source.now());
-            }
+        let (stop, start) = (self.running & !running, running & !self.running);
+        if stop != 0 {
+            self.look_at(stop);
+            self.stand_still(stop);
         }
         self.running = running;
-        for counter in 0..self.size() {
-            if running & !before & 1 << counter != 0 {
-                self.resume(counter);
-            }
+        if start != 0 {
+            self.resume(start);
         }
     }
 
@@ -148,14 +148,24 @@ impl<S: Source> Bank<S> {
         let value = value & self.mask();
         let this = &mut self.counters[counter];
         (this.value, this.put_off, this.estimated) = (value, false, 0);
-        self.set_alarm(counter);
+        // The alarm of one that stands still is set when it goes on.
+        if self.running & 1 << counter != 0
+            && let Some(share) = &this.share
+            && let (mark, Some(index)) = (share.mark, self.backing_of(counter))
+        {
+            self.set_alarm(index, mark);
+        }
     }
 
-    /// Looks whether alarms have come, after a signal that says so, and at what has overflowed.
+    /// Looks what counters that run have counted.
+    pub fn look(&mut self) {
+        self.look_at(self.running);
+    }
+
+    /// Looks whether alarms have come, after a signal that says so, and at what has overflowed. An alarm comes also while
+    /// its counters stand still.
     pub fn look_at_all(&mut self) {
-        for counter in 0..self.size() {
-            self.look(counter);
-        }
+        self.look_at(self.all());
     }
 
     /// Some time has passed: counters that have lost their hardware are found out.
@@ -166,14 +176,12 @@ impl<S: Source> Bank<S> {
 
     /// Gives back to the host what counts for counters that have stood still since this was last called.
     pub fn release_idle(&mut self) {
-        for counter in 0..self.size() {
-            let runs = self.runs(counter);
-            let backed = &mut self.counters[counter].backed;
-            if backed.as_mut().is_some_and(|backed| !runs && std::mem::replace(&mut backed.idle, true)) {
-                debug!("counter {counter} stands still: its hardware is given back");
-                self.release(counter);
-            }
+        let stand_still = self.backed() & !self.running;
+        for counter in members(stand_still & self.idle) {
+            debug!("counter {counter} stands still: its hardware is given back");
+            self.release(counter);
         }
+        self.idle = stand_still;
     }
 
     /// How late it is.
@@ -181,20 +189,13 @@ impl<S: Source> Bank<S> {
         self.source.now()
     }
 
-    /// Whether the host counts for any of the counters.
-    pub fn is_backed(&self) -> bool {
-        self.counters.iter().any(|counter| counter.backed.is_some())
-    }
-
     /// From now on counts as the operator wants it to.
     pub fn obey(&mut self, policy: &Policy) {
         self.look_at_all();
         self.least_period = policy.least_period.get().min(FAR);
         if self.source.obey(policy) == Obeyed::FromTheNextOn {
-            for counter in 0..self.size() {
-                self.release(counter);
-                self.resume(counter);
-            }
+            members(self.backed()).for_each(|counter| self.release(counter));
+            self.resume(self.running);
         }
     }
 
@@ -223,43 +224,6 @@ impl<S: Source> Bank<S> {
         &mut self.journal
     }
 
-    /// What was done so far.
-    pub fn statistics(&self) -> Statistics {
-        let overflows = self.counters.iter().map(|counter| counter.overflows).sum();
-        Statistics { overflows, system_calls: self.source.requests(), ..self.statistics }
-    }
-
-    /// What there is to say of a counter; `words` names what is counted.
-    pub fn report(&mut self, counter: usize, words: impl FnOnce(Selection) -> String) -> CounterReport {
-        self.look_if_running(counter);
-        let runs = self.runs(counter);
-        let this = &mut self.counters[counter];
-        let refused = this.refused.as_ref().filter(|_| this.backed.is_none());
-        let state = match (this.selection, refused) {
-            (None, _) => State::Unused,
-            (Some(_), _) if !runs => State::Stopped,
-            (Some(_), Some((_, why))) => State::Refused(why.clone()),
-            _ if this.gaps.is_open() => State::Starved,
-            _ => State::Counting,
-        };
-        let starved = this.gaps.total(self.source.now());
-        CounterReport {
-            event: this.selection.map(words),
-            value: this.value,
-            state,
-            overflows: this.overflows,
-            starvations: this.gaps.times(),
-            starved_ns: nanoseconds(starved),
-            estimated: this.estimated,
-            backing: this.backed.as_mut().map(|backed| {
-                let report = backed.backing.report();
-                // Its own clock stops while it has no hardware.
-                let missed = nanoseconds(starved.saturating_sub(backed.starved_before));
-                BackingReport { enabled_ns: report.enabled_ns.saturating_add(missed), ..report }
-            }),
-        }
-    }
-
     fn mask(&self) -> u64 {
         (1 << self.width) - 1
     }
@@ -270,186 +234,83 @@ impl<S: Source> Bank<S> {
         self.notices.tell(notice, self.source.now())
     }
 
+    fn reconfigure(&mut self, counter: usize, selection: Option<Selection>, interrupts: bool) {
+        if (self.counters[counter].selection, self.interrupts(counter)) != (selection, interrupts) {
+            self.journal.add(|| Entry::Configured { counter, selection, interrupts });
+        }
+        self.interrupting = self.interrupting & !(1 << counter) | u64::from(interrupts) << counter;
+        if self.counters[counter].selection != selection {
+            self.release(counter);
+            self.counters[counter].selection = selection;
+        }
+        if self.runs(counter) {
+            self.resume(1 << counter);
+        }
+    }
+
     fn runs(&self, counter: usize) -> bool {
         self.running & 1 << counter != 0
     }
 
+    fn interrupts(&self, counter: usize) -> bool {
+        self.interrupting & 1 << counter != 0
+    }
+
     fn look_if_running(&mut self, counter: usize) {
         if self.runs(counter) {
-            self.look(counter);
+            self.look_at(1 << counter);
         }
     }
 
-    /// Takes over what was counted while the counter ran, and sets its next alarm if one has come.
-    fn look(&mut self, counter: usize) {
-        let Some(Look { count, recovered }) = self.count(counter) else { return };
-        let runs = self.runs(counter);
-        let width = self.width;
+    fn look_at(&mut self, counters: u64) {
+        for index in 0..self.backings.len() {
+            if self.backings[index].users & counters != 0 {
+                let look = self.count(index);
+                self.take_over(index, &look, counters & self.running);
+            }
+        }
+    }
+
+    /// These of a backing's counters, which run, take over what was counted. If its alarm has come all do, so that the next can
+    /// be set.
+    fn take_over(&mut self, index: usize, look: &Look, counters: u64) {
+        let Backed { backing, users, alarm, .. } = &self.backings[index];
+        let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
+        let interval = due.then(|| self.alarm_came(index, look.count));
+        let these = if due { all } else { all & counters };
+        let interrupts =
+            members(these).fold(false, |any, counter| any | self.advance(counter, look.count, estimated));
+        if let Some(interval) = interval {
+            self.renew_alarm(index, look.count, interval, interrupts);
+        } else if look.recovered {
+            self.set_alarm_anew(index, look.count);
+        }
+    }
+
+    /// Takes over what was counted while a counter ran; whether that interrupts.
+    fn advance(&mut self, counter: usize, count: u64, estimated: u64) -> bool {
+        let interrupts = self.interrupts(counter);
+        let (width, mask) = (self.width, self.mask());
         let this = &mut self.counters[counter];
-        let Some(backed) = &mut this.backed else { return };
-        if runs {
-            let sum = u128::from(this.value) + u128::from(count.saturating_sub(backed.mark));
-            let interrupts = this.alarm == Alarm::AtOverflow;
-            if sum >> width != 0 {
-                let at = backed.mark + ((1 << width) - this.value);
-                self.statistics.clamps += u64::from(interrupts && at < backed.earliest);
-                this.put_off = true;
-            }
-            if this.put_off && (count >= backed.earliest || !interrupts) {
-                this.put_off = false;
-                self.overflowed |= 1 << counter;
-                this.overflows += 1;
-                backed.earliest = count + self.least_period;
-            }
-            #[expect(clippy::cast_possible_truncation, reason = "the bits above are those that overflowed")]
-            let value = sum as u64 & ((1 << width) - 1);
-            this.value = value;
-            backed.mark = count;
-            let estimated = backed.backing.estimated();
-            this.estimated += estimated.saturating_sub(backed.mark_estimated);
-            backed.mark_estimated = estimated;
+        let Some(share) = &mut this.share else { return false };
+        let sum = u128::from(this.value) + u128::from(count.saturating_sub(share.mark));
+        if sum >> width != 0 {
+            let at = share.mark.saturating_add(mask + 1 - this.value);
+            self.statistics.clamps += u64::from(interrupts && at < share.earliest);
+            this.put_off = true;
         }
-        if count >= backed.alarm.at {
-            self.alarm_came(counter, count);
-        } else if recovered && let Some(at) = self.wanted(counter) {
-            // What was estimated meanwhile, if anything, brings its next overflow nearer.
-            self.arm(counter, count, at);
+        #[expect(clippy::cast_possible_truncation, reason = "the bits above are those that overflowed")]
+        let value = sum as u64 & mask;
+        this.value = value;
+        this.estimated = this.estimated.saturating_add(estimated.saturating_sub(share.mark_estimated));
+        (share.mark, share.mark_estimated) = (count, estimated);
+        let overflows = this.put_off && (count >= share.earliest || !interrupts);
+        if overflows {
+            this.put_off = false;
+            this.overflows += 1;
+            share.earliest = count.saturating_add(self.least_period);
+            self.overflowed |= 1 << counter;
         }
+        overflows && interrupts
     }
-
-    /// The host repeats an alarm with the same distance, however short that was. In a guest that has stopped its counters to
-    /// handle the overflow a short one could come over and over, and the guest never get on. So an alarm is for once,
-    /// unless one repetition is harmless: the guest's next overflow is often at the same distance, and then needs nothing more.
-    fn alarm_came(&mut self, counter: usize, count: u64) {
-        let now = self.source.now();
-        let Some(backed) = &mut self.counters[counter].backed else { return };
-        let (last_count, last_time) = std::mem::replace(&mut backed.last_alarm, (count, now));
-        let Armed { at, distance, repeats } = backed.alarm;
-        if at.saturating_sub(last_count) < floor::PERIOD
-            && let Tell::Raised(times) = self.floor.short_alarm(now)
-        {
-            self.tell(Notice::RateFloor { period: floor::PERIOD, times });
-        }
-        let harmless = !repeats && distance >= LONG && self.source.may_repeat(now.saturating_sub(last_time));
-        match self.wanted(counter) {
-            Some(at) if at < count + FAR => self.arm(counter, count, at),
-            Some(_) if harmless => self.leave_to_repeat(counter),
-            _ => self.arm(counter, count, count + FAR),
-        }
-    }
-
-    /// Lets a counter that runs take over counts from now on.
-    fn resume(&mut self, counter: usize) {
-        if !self.runs(counter) {
-            return;
-        }
-        if self.counters[counter].backed.is_none() {
-            self.start(counter);
-        } else if let Some(Look { count, .. }) = self.count(counter)
-            && let Some(backed) = &mut self.counters[counter].backed
-        {
-            backed.mark = count;
-            backed.mark_estimated = backed.backing.estimated();
-            backed.idle = false;
-            self.set_alarm(counter);
-        }
-    }
-
-    fn start(&mut self, counter: usize) {
-        let this = &self.counters[counter];
-        let Some(selection) = this.selection else { return };
-        let distance = match this.alarm {
-            Alarm::AtOverflow if this.put_off => self.least_period,
-            Alarm::AtOverflow => {
-                self.until_overflow(counter).max(self.least_period).max(self.least_distance())
-            }
-            Alarm::Off => FAR,
-        };
-        match self.source.start(selection, distance) {
-            Ok(backing) => {
-                debug!("counter {counter} counts {selection}, and the host says so after {distance}");
-                let alarm = Armed { at: distance, distance, repeats: false };
-                let now = self.source.now();
-                let backed = Backed {
-                    backing,
-                    mark: 0,
-                    mark_estimated: 0,
-                    alarm,
-                    last_alarm: (0, Duration::ZERO),
-                    earliest: self.least_period,
-                    idle: false,
-                    since: now,
-                    starved_before: self.counters[counter].gaps.total(now),
-                };
-                let this = &mut self.counters[counter];
-                this.backed = Some(backed);
-                this.refused = None;
-            }
-            // The guest's kernel asks again whenever the task comes back that has the event.
-            Err(Refusal(why)) => {
-                let before = self.counters[counter].refused.replace((selection, why.clone()));
-                if before.is_none_or(|(before, _)| before != selection) {
-                    self.tell(Notice::Refused { counter, selection, why });
-                }
-            }
-        }
-    }
-
-    /// Sets the alarm of a counter that was just looked at, unless one is set that comes early enough.
-    fn set_alarm(&mut self, counter: usize) {
-        let Some(at) = self.wanted(counter) else { return };
-        let Some(Backed { mark, alarm, .. }) = &mut self.counters[counter].backed else { return };
-        // One that comes a single count early would leave a period of 1, of which Linux makes 2. One that repeats would
-        // always come early by what was counted in the handler, unless it comes just right.
-        if at < alarm.at || at == alarm.at + 1 || at > alarm.at && alarm.repeats {
-            let mark = *mark;
-            self.arm(counter, mark, at);
-        } else {
-            alarm.repeats = false;
-        }
-    }
-
-    /// The count at which a counter that was just looked at needs an alarm, if it runs and has one.
-    fn wanted(&mut self, counter: usize) -> Option<u64> {
-        if !self.runs(counter) || self.counters[counter].alarm == Alarm::Off {
-            return None;
-        }
-        let least = self.least_distance();
-        let distance = self.until_overflow(counter);
-        let this = &self.counters[counter];
-        let backed = this.backed.as_ref()?;
-        if this.put_off {
-            return Some(backed.earliest);
-        }
-        // The last alarm is behind the mark, so that the floor does not move while the guest rewrites its counter.
-        Some((backed.mark + distance).max(backed.last_alarm.0 + least).max(backed.earliest))
-    }
-
-    fn until_overflow(&self, counter: usize) -> u64 {
-        ((1 << self.width) - self.counters[counter].value).min(FAR)
-    }
-
-    fn least_distance(&mut self) -> u64 {
-        self.floor.distance(|| self.source.now())
-    }
-
-    fn arm(&mut self, counter: usize, count: u64, at: u64) {
-        if let Some(backed) = &mut self.counters[counter].backed {
-            let distance = at.saturating_sub(count).max(1);
-            backed.alarm = Armed { at, distance, repeats: false };
-            if let Err(Refusal(why)) = backed.backing.arm(distance) {
-                self.tell(Notice::Unarmed { counter, why });
-            }
-        }
-    }
-
-    fn leave_to_repeat(&mut self, counter: usize) {
-        if let Some(Backed { alarm, .. }) = &mut self.counters[counter].backed {
-            *alarm = Armed { at: alarm.at + alarm.distance, distance: alarm.distance, repeats: true };
-        }
-    }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

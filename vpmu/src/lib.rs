@@ -14,6 +14,7 @@ pub mod notice;
 pub mod policy;
 pub mod report;
 pub mod retarget;
+mod set;
 pub mod source;
 pub mod terms;
 pub mod translation;

@@ -1,5 +1,7 @@
 //! What a vCPU's PMU has to say of itself, in words and numbers that can be passed on.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// A vCPU's PMU.
@@ -11,6 +13,13 @@ pub struct Report {
     pub statistics: Statistics,
 }
 
+impl Report {
+    /// Which of the host's counters are held. Several counters may share one.
+    pub fn held(&self) -> BTreeSet<u32> {
+        self.counters.iter().filter_map(|counter| counter.backing?.hardware).collect()
+    }
+}
+
 /// One counter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterReport {
@@ -20,7 +29,7 @@ pub struct CounterReport {
     pub value: u64,
     /// How it does.
     pub state: State,
-    /// What counts for it.
+    /// What counts for it, and for others that count the same.
     pub backing: Option<BackingReport>,
     /// How often it has overflowed.
     pub overflows: u64,
@@ -50,7 +59,7 @@ pub enum State {
     Refused(String),
 }
 
-/// What counts for a counter.
+/// What counts for counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackingReport {
     /// Which of the host's counters, while it is on one.

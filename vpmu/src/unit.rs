@@ -47,6 +47,10 @@ enum Interrupt {
 pub struct Unit<S: Source> {
     bank: Bank<S>,
     settings: Vec<Setting>,
+    /// Those that are told to count.
+    enabled: u64,
+    /// Those whose overflow interrupts.
+    interrupting: u64,
     /// Those that may run.
     control: u64,
     /// Those that have overflowed since software last cleared them.
@@ -80,9 +84,11 @@ impl<S: Source> Unit<S> {
         let bank = Bank::new(source, counters, width);
         let settings = vec![Setting::default(); counters];
         Self {
-            control: set_of(counters),
+            control: bank.all(),
             bank,
             settings,
+            enabled: 0,
+            interrupting: 0,
             status: 0,
             interrupt: Interrupt::None,
             allowance: None,
@@ -96,7 +102,7 @@ impl<S: Source> Unit<S> {
 
     /// All counters.
     pub fn all(&self) -> u64 {
-        set_of(self.bank.size())
+        self.bank.all()
     }
 
     /// Tells a counter what to do.
@@ -108,6 +114,11 @@ impl<S: Source> Unit<S> {
             self.no_longer_withhold(1 << counter);
         }
         self.settings[counter] = setting;
+        for (set, belongs) in
+            [(&mut self.enabled, setting.enabled), (&mut self.interrupting, setting.interrupts)]
+        {
+            *set = *set & !(1 << counter) | u64::from(belongs) << counter;
+        }
         let alarm = if setting.interrupts { Alarm::AtOverflow } else { Alarm::Off };
         self.bank.configure(counter, setting.selection, alarm);
         self.bank.run(self.running());
@@ -147,13 +158,13 @@ impl<S: Source> Unit<S> {
 
     /// The counters that have overflowed, by now.
     pub fn status(&mut self) -> u64 {
-        self.look();
+        self.look_at_running();
         self.status
     }
 
     /// Forgets overflows, up to now.
     pub fn clear_status(&mut self, counters: u64) {
-        self.look();
+        self.look_at_running();
         self.status &= !counters;
         self.no_longer_withhold(counters);
     }
@@ -303,18 +314,19 @@ impl<S: Source> Unit<S> {
         Report { counters, statistics }
     }
 
-    /// Looks which counters have overflowed.
+    /// Looks whether alarms have come, and which counters have overflowed.
     pub fn look(&mut self) {
         self.bank.look_at_all();
         self.take_overflows();
     }
 
+    fn look_at_running(&mut self) {
+        self.bank.look();
+        self.take_overflows();
+    }
+
     fn running(&self) -> u64 {
-        if self.frozen {
-            return 0;
-        }
-        let enabled = (0..).zip(&self.settings).filter(|(_, setting)| setting.enabled);
-        enabled.fold(0, |set, (counter, _)| set | 1 << counter) & self.control & !self.disabled
+        if self.frozen { 0 } else { self.enabled & self.control & !self.disabled }
     }
 
     fn run(&mut self) {
@@ -329,8 +341,7 @@ impl<S: Source> Unit<S> {
             return;
         }
         self.status |= overflowed;
-        let asking = (0..).zip(&self.settings).filter(|(_, setting)| setting.interrupts);
-        let counters = overflowed & asking.fold(0, |set, (counter, _)| set | 1 << counter);
+        let counters = overflowed & self.interrupting;
         let interrupts = counters != 0;
         self.bank.journal().add(|| Entry::Overflowed { counters: overflowed, interrupts });
         if interrupts {
@@ -371,9 +382,4 @@ impl<S: Source> Unit<S> {
             }
         }
     }
-}
-
-/// So many counters as a set.
-pub fn set_of(counters: usize) -> u64 {
-    (1 << counters) - 1
 }

@@ -1,12 +1,23 @@
 //! Whether the bank's counters have hardware of the host's, which others may take: what is found out about that, and who hears
 //! of it.
 
+use std::time::Duration;
+
 use super::Bank;
-use super::counter::Look;
 use super::gap::Change;
+use crate::event::Selection;
 use crate::journal::Entry;
 use crate::notice::Notice;
+use crate::set::members;
 use crate::source::{Backing, Count, Source};
+
+/// What was found behind counters.
+pub struct Look {
+    /// What was counted.
+    pub count: u64,
+    /// Whether one of them was without hardware, and has some again.
+    pub recovered: bool,
+}
 
 impl<S: Source> Bank<S> {
     /// Whether a counter that runs is without hardware, as far as was found out.
@@ -16,17 +27,20 @@ impl<S: Source> Bank<S> {
 
     /// The vCPU stands still from now on, and so its counters miss nothing.
     pub fn stands_still(&mut self) {
-        let now = self.source.now();
-        for counter in &mut self.counters {
-            counter.gaps.stands_still(|| now);
+        self.stand_still(self.running);
+    }
+
+    /// These counters do.
+    pub(super) fn stand_still(&mut self, counters: u64) {
+        for counter in members(counters & self.starved) {
+            self.counters[counter].gaps.stands_still(|| self.source.now());
         }
     }
 
     /// Whether all counters that run and were found without hardware have some again. It asks for that, too.
     pub fn has_hardware_again(&mut self) -> bool {
         let starved = self.starved & self.running;
-        let counters = (0..).zip(&mut self.counters).filter(|(counter, _)| starved & 1 << counter != 0);
-        let backings = counters.filter_map(|(_, counter)| counter.backed.as_mut());
+        let backings = self.backings.iter_mut().filter(|backed| backed.users & starved != 0);
         // Each is asked.
         backings
             .map(|backed| matches!(backed.backing.count(), Count::Exact(_)))
@@ -43,60 +57,62 @@ impl<S: Source> Bank<S> {
         self.hardware_changed = false;
     }
 
-    /// Gives back to the host what counts for a counter, which keeps its value.
-    pub(super) fn release(&mut self, counter: usize) {
-        self.counters[counter].backed = None;
-        let Change::Ended { missed, told } = self.counters[counter].gaps.over(|| self.source.now()) else {
-            return;
-        };
-        if let Some(selection) = self.counters[counter].selection {
-            self.gap_is_over(counter, told, Notice::GivenUp { counter, selection, missed });
+    /// What a backing has counted; the operator hears of the gaps of its counters.
+    pub(super) fn count(&mut self, index: usize) -> Look {
+        let backed = &mut self.backings[index];
+        let (users, count) = (backed.users, backed.backing.count());
+        match count {
+            Count::Exact(count) => {
+                let starved = users & self.starved;
+                members(starved).for_each(|counter| self.recovers(counter));
+                Look { count, recovered: starved != 0 }
+            }
+            Count::Starved(count) => {
+                let last_alarm = backed.last_alarm;
+                // One that stands still misses nothing.
+                members(users & self.running).for_each(|counter| self.starves(counter, last_alarm));
+                Look { count, recovered: false }
+            }
         }
     }
 
-    fn gap_is_over(&mut self, counter: usize, told: bool, notice: Notice) {
+    fn starves(&mut self, counter: usize, last_alarm: Duration) {
+        let this = &mut self.counters[counter];
+        let (Some(selection), Some(share)) = (this.selection, &this.share) else { return };
+        let known = if this.gaps.is_open() {
+            self.source.now()
+        } else {
+            self.last_beat.max(share.since).max(last_alarm)
+        };
+        if this.gaps.starved(|| known) == Change::Began {
+            self.statistics.starvations += 1;
+            self.starved |= 1 << counter;
+            self.hardware_changed = true;
+            let told = self.tell(Notice::Starved { counter, selection });
+            self.counters[counter].gaps.set_told(told);
+        }
+    }
+
+    fn recovers(&mut self, counter: usize) {
+        self.gap_is_over(counter, |selection, missed| Notice::Recovered { counter, selection, missed });
+    }
+
+    /// A counter has nothing any more that could be without hardware.
+    pub(super) fn needs_no_hardware(&mut self, counter: usize) {
+        self.gap_is_over(counter, |selection, missed| Notice::GivenUp { counter, selection, missed });
+    }
+
+    fn gap_is_over(&mut self, counter: usize, notice: impl FnOnce(Selection, Duration) -> Notice) {
+        let this = &mut self.counters[counter];
+        let Change::Ended { missed, told } = this.gaps.over(|| self.source.now()) else { return };
         self.starved &= !(1 << counter);
         self.hardware_changed = true;
+        let Some(selection) = this.selection else { return };
+        let notice = notice(selection, missed);
         if told {
             self.tell(notice);
         } else {
             self.journal.add(|| Entry::Noticed(notice));
-        }
-    }
-
-    /// What was counted behind a counter; the operator hears of gaps.
-    pub(super) fn count(&mut self, counter: usize) -> Option<Look> {
-        let runs = self.runs(counter);
-        let this = &mut self.counters[counter];
-        let selection = this.selection?;
-        let backed = this.backed.as_mut()?;
-        let (count, change) = match backed.backing.count() {
-            Count::Exact(count) => (count, this.gaps.over(|| self.source.now())),
-            Count::Starved(count) if runs => {
-                let known = if this.gaps.is_open() {
-                    self.source.now()
-                } else {
-                    self.last_beat.max(backed.since).max(backed.last_alarm.1)
-                };
-                (count, this.gaps.starved(|| known))
-            }
-            // One that stands still misses nothing.
-            Count::Starved(count) => (count, Change::None),
-        };
-        match change {
-            Change::None => Some(Look { count, recovered: false }),
-            Change::Began => {
-                self.statistics.starvations += 1;
-                self.starved |= 1 << counter;
-                self.hardware_changed = true;
-                let told = self.tell(Notice::Starved { counter, selection });
-                self.counters[counter].gaps.set_told(told);
-                Some(Look { count, recovered: false })
-            }
-            Change::Ended { missed, told } => {
-                self.gap_is_over(counter, told, Notice::Recovered { counter, selection, missed });
-                Some(Look { count, recovered: true })
-            }
         }
     }
 }

@@ -14,9 +14,10 @@ use crate::Outcome;
 use crate::event::Meaning;
 use crate::policy::Policy;
 use crate::report::Report;
+use crate::set;
 use crate::source::Source;
 use crate::terms::Terms;
-use crate::unit::{Setting, Unit, set_of};
+use crate::unit::{Setting, Unit};
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
 use select::{FixedControl, Select};
@@ -96,17 +97,17 @@ impl Shape {
 
     /// All counters, as the global registers have them.
     fn mask(self) -> u64 {
-        self.bits(set_of(self.counters()))
+        self.bits(set::first(self.counters()))
     }
 
     /// A set of counters as the global registers have it.
     fn bits(self, counters: u64) -> u64 {
-        counters & set_of(self.general) | counters >> self.general << FIXED_BIT
+        counters & set::first(self.general) | counters >> self.general << FIXED_BIT
     }
 
     /// What the global registers have as a set of counters.
     fn counters_of(self, bits: u64) -> u64 {
-        bits & set_of(self.general) | (bits >> FIXED_BIT & set_of(self.fixed)) << self.general
+        bits & set::first(self.general) | (bits >> FIXED_BIT & set::first(self.fixed)) << self.general
     }
 }
 
@@ -128,7 +129,7 @@ impl<S: Source> Intel<S> {
     /// know it.
     pub fn new(shape: Shape, host: Vendor, source: S) -> Self {
         let mut unit = Unit::new(source, shape.counters(), WIDTH);
-        unit.set_control(set_of(shape.general));
+        unit.set_control(set::first(shape.general));
         Self {
             shape,
             terms: Terms::new(Vendor::Intel, host, Policy::default()),

@@ -1,4 +1,4 @@
-//! The host's perf events: one for each counter, which counts this vCPU's thread while it is in the guest.
+//! The host's perf events, each of which counts this vCPU's thread while it is in the guest.
 //!
 //! Everything here belongs to the vCPU's own thread: its events count that thread, signal that thread, and can be read
 //! without a system call by that thread only.

@@ -18,7 +18,7 @@ pub struct Script(Rc<RefCell<Host>>);
 
 #[derive(Default)]
 struct Host {
-    counters: Vec<Weak<RefCell<Counter>>>,
+    counters: Vec<(Selection, Weak<RefCell<Counter>>)>,
     now: Duration,
     requests: u64,
     starved: bool,
@@ -42,7 +42,8 @@ impl Script {
     pub fn guest_runs(&self, counts: u64, mut on_alarm: impl FnMut(u64)) {
         let mut left = counts;
         while left > 0 {
-            let counters: Vec<_> = self.0.borrow().counters.iter().filter_map(Weak::upgrade).collect();
+            let counters: Vec<_> =
+                self.0.borrow().counters.iter().filter_map(|(_, counter)| counter.upgrade()).collect();
             let step = counters.iter().map(|c| c.borrow().left).min().unwrap_or(left).min(left);
             left -= step;
             let mut alarms = 0;
@@ -73,7 +74,14 @@ impl Script {
 
     /// How many counters there are.
     pub fn counters(&self) -> usize {
-        self.0.borrow().counters.iter().filter(|counter| counter.strong_count() > 0).count()
+        self.selections().len()
+    }
+
+    /// What they count.
+    pub fn selections(&self) -> Vec<Selection> {
+        let host = self.0.borrow();
+        let alive = host.counters.iter().filter(|(_, counter)| counter.strong_count() > 0);
+        alive.map(|(selection, _)| *selection).collect()
     }
 }
 
@@ -90,8 +98,8 @@ impl Source for Script {
         }
         assert!((1..=FAR).contains(&distance), "{distance}");
         let counter = Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance }));
-        host.counters.retain(|counter| counter.strong_count() > 0);
-        host.counters.push(Rc::downgrade(&counter));
+        host.counters.retain(|(_, counter)| counter.strong_count() > 0);
+        host.counters.push((selection, Rc::downgrade(&counter)));
         Ok(Scripted { counter, host: Rc::clone(&self.0) })
     }
 

@@ -27,6 +27,7 @@ const STATUS_SET: u32 = 0xc000_0303;
 /// Instructions, user and kernel, enabled; with and without an interrupt.
 const COUNTING: u64 = 0x43_00c0;
 const SAMPLING: u64 = 0x53_00c0;
+const COUNTING_IN_USER_MODE: u64 = COUNTING & !(1 << 17);
 const MASK: u64 = (1 << 48) - 1;
 
 fn pmu(version: Version) -> (Amd<Script>, Script) {
@@ -250,6 +251,76 @@ fn a_steady_period_asks_nothing_of_the_host() {
     assert_eq!(host.requests(), before);
 }
 
+/// Six counters that sample the same, the first overflows of which are so far away, on a PMU that the guest is going to start.
+fn six_that_sample(distances: [u64; 6]) -> (Amd<Script>, Script) {
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(CONTROL, 0);
+    for (counter, distance) in (0..).zip(distances) {
+        pmu.write(COUNTER + 2 * counter, distance.wrapping_neg());
+        pmu.write(SELECT + 2 * counter, SAMPLING);
+    }
+    (pmu, host)
+}
+
+/// The guest goes on until it is interrupted, after so many counts, with everything frozen. Its handler, in which so much is counted, sets counters
+/// that have overflowed to do so again after a period. Says how many alarms of the host came by then.
+fn samples(pmu: &mut Amd<Script>, host: &Script, counts: u64, period: u64, in_handler: u64) -> usize {
+    host.time_passes(Duration::from_micros(100));
+    pmu.write(CONTROL, 0x3f);
+    let (mut alarms, mut interrupts) = (0, Vec::new());
+    host.guest_runs(counts, |left| {
+        pmu.unit().alarm();
+        alarms += 1;
+        if pmu.unit().take_interrupt() {
+            interrupts.push(left);
+        }
+    });
+    assert_eq!(interrupts, [0]);
+    pmu.write(CONTROL, 0);
+    host.guest_runs(in_handler, |_| pmu.unit().alarm());
+    let Value(status) = pmu.read(STATUS) else { panic!("it has a status") };
+    pmu.write(STATUS_CLEAR, status);
+    for counter in (0..6).filter(|counter| status & 1 << counter != 0) {
+        pmu.write(COUNTER + 2 * counter, period.wrapping_neg());
+    }
+    alarms
+}
+
+#[test]
+fn counters_that_overflow_together_take_one_of_the_hosts_and_ask_nothing_of_it() {
+    let period = 100_000;
+    let (mut pmu, host) = six_that_sample([period; 6]);
+    samples(&mut pmu, &host, period, period, 0);
+    let before = host.requests();
+    for _ in 0..100 {
+        assert_eq!(samples(&mut pmu, &host, period, period, 0), 1);
+    }
+    assert_eq!((host.requests() - before, host.counters()), (0, 1));
+    // What is counted in the handler has the alarm set once.
+    for _ in 0..100 {
+        assert_eq!(samples(&mut pmu, &host, period, period, 5000), 1);
+    }
+    assert_eq!(host.requests() - before, 99, "not for the first");
+}
+
+#[test]
+fn counters_that_overflow_one_after_the_other_ask_the_host_once_for_each_sample() {
+    let (mut pmu, host) = six_that_sample([10_000, 25_000, 41_000, 60_000, 70_000, 100_000]);
+    let gaps = [10_000, 15_000, 16_000, 19_000, 10_000, 30_000];
+    let mut round = |in_handler| {
+        let before = host.requests();
+        for gap in gaps.into_iter().cycle().take(600) {
+            assert_eq!(samples(&mut pmu, &host, gap, 100_000, in_handler), 1);
+        }
+        host.requests() - before
+    };
+    round(0);
+    assert_eq!(round(0), 600);
+    // What is counted in the handlers would have every alarm come early.
+    round(5000);
+    assert_eq!(round(5000), 600 * 4 / 3, "twice where the next is nearer than the last");
+}
+
 #[test]
 fn a_guest_that_ignores_an_overflow_is_interrupted_once() {
     let (mut pmu, host) = pmu(Version::V2(6));
@@ -294,6 +365,21 @@ fn a_flood_meets_the_floor_and_the_operator_hears_of_it() {
 }
 
 #[test]
+fn overflows_of_several_counters_are_no_flood_however_close_they_are() {
+    let (mut pmu, host) = six_that_sample([3000, 6000, 9000, 12_000, 15_000, 18_000]);
+    for _ in 0..1200 {
+        pmu.write(CONTROL, 0x3f);
+        assert_eq!(run(&mut pmu, &host, 3000), [3000]);
+        pmu.write(CONTROL, 0);
+        let Value(status) = pmu.read(STATUS) else { panic!("it has a status") };
+        pmu.write(STATUS_CLEAR, status);
+        pmu.write(COUNTER + 2 * status.ilog2(), 18_000_u64.wrapping_neg());
+        host.time_passes(Duration::from_micros(3));
+    }
+    assert_eq!(pmu.unit().take_notices(), []);
+}
+
+#[test]
 fn an_event_that_the_host_refuses_stands_still_and_the_operator_hears_of_it() {
     const BAD: u64 = COUNTING & !0xffff | 0xbad;
     let (mut pmu, host) = pmu(Version::V2(6));
@@ -332,7 +418,7 @@ fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
     let (mut pmu, host) = pmu(Version::V2(6));
     pmu.write(SELECT, COUNTING);
     pmu.write(COUNTER + 2, 5);
-    pmu.write(SELECT + 2, COUNTING);
+    pmu.write(SELECT + 2, COUNTING_IN_USER_MODE);
     run(&mut pmu, &host, 100);
     pmu.write(SELECT, COUNTING & !(1 << 22));
     pmu.unit().release_idle();
@@ -472,8 +558,12 @@ fn value() -> impl Strategy<Value = u64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    // Counters are often to count the same.
+    let select =
+        prop_oneof![4 => Just(SAMPLING), 2 => Just(COUNTING), 1 => Just(COUNTING_IN_USER_MODE), 1 => Just(0)];
     prop_oneof![
         4 => (register(), value()).prop_map(|(msr, value)| Step::Write(msr, value)),
+        2 => (0_u32..6, select).prop_map(|(counter, select)| Step::Write(SELECT + 2 * counter, select)),
         2 => prop_oneof![register(), 0_u32..6, Just(STATUS)].prop_map(Step::Read),
         3 => prop_oneof![1_u64..20, 1_u64..2_000_000, 1_u64..1 << 47].prop_map(Step::Run),
         1 => (

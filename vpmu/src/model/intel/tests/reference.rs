@@ -165,8 +165,11 @@ fn value() -> impl Strategy<Value = u64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    // Counters are often to count the same.
+    let select = prop_oneof![4 => Just(SAMPLING), 2 => Just(COUNTING), 1 => Just(0)];
     prop_oneof![
         4 => (register(), value()).prop_map(|(msr, value)| Step::Write(msr, value)),
+        2 => (0_u32..4, select).prop_map(|(counter, select)| Step::Write(SELECT + counter, select)),
         3 => prop_oneof![1_u64..20, 1_u64..2_000_000, 1_u64..1 << 47].prop_map(Step::Run),
     ]
 }

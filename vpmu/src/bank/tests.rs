@@ -1,0 +1,176 @@
+//! That counters share what counts for them is nothing that anybody sees by them: a bank against one for each counter.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::{Event, Filter, Scope};
+use crate::report::State;
+use crate::source::script::{REFUSED, Script};
+
+const COUNTERS: usize = 6;
+const WIDTH: u32 = 48;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Configure(usize, Option<Selection>, Alarm),
+    Select(usize, Option<Selection>),
+    Run(u64),
+    Read(usize),
+    Write(usize, u64),
+    GuestRuns(u64),
+    TimePasses(Duration),
+    Starve(bool),
+    Look,
+    Beat,
+    ReleaseIdle,
+    Obey(u64),
+}
+
+fn selection() -> impl Strategy<Value = Option<Selection>> {
+    let of = |event, filter| Some(Selection { event, filter, scope: Scope::Guest });
+    prop_oneof![
+        6 => Just(of(Event::Raw(0xc0), Filter::All)),
+        3 => Just(of(Event::Raw(0xc0), Filter::User)),
+        3 => Just(of(Event::Raw(0x76), Filter::All)),
+        1 => Just(of(REFUSED, Filter::All)),
+        1 => Just(None),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let counter = || 0..COUNTERS;
+    let alarm = prop_oneof![3 => Just(Alarm::AtOverflow), 1 => Just(Alarm::Off)];
+    // Many at once, too: these go on or stop together.
+    let running = prop_oneof![Just(0), Just(first(COUNTERS)), 0..=first(COUNTERS)];
+    let distance = prop_oneof![Just(100_000_u64), 1_u64..20, 1_u64..50_000, 1_u64..=1 << WIDTH];
+    let counts = prop_oneof![Just(100_000_u64), 1_u64..20, 1_u64..50_000, 1_u64..1 << 47];
+    let period = prop_oneof![Just(1), 1_u64..30_000];
+    prop_oneof![
+        4 => (counter(), selection(), alarm).prop_map(|(counter, selection, alarm)| Step::Configure(counter, selection, alarm)),
+        1 => (counter(), selection()).prop_map(|(counter, selection)| Step::Select(counter, selection)),
+        6 => running.prop_map(Step::Run),
+        2 => counter().prop_map(Step::Read),
+        8 => (counter(), distance).prop_map(|(counter, distance)| Step::Write(counter, distance.wrapping_neg())),
+        8 => counts.prop_map(Step::GuestRuns),
+        2 => (0_u64..100_000_000).prop_map(|time| Step::TimePasses(Duration::from_nanos(time))),
+        1 => any::<bool>().prop_map(Step::Starve),
+        1 => Just(Step::Look),
+        1 => Just(Step::Beat),
+        1 => Just(Step::ReleaseIdle),
+        1 => period.prop_map(Step::Obey),
+    ]
+}
+
+/// Counters on a host of their own: all in one bank, or each in its own.
+struct Counters {
+    host: Script,
+    banks: Vec<Bank<Script>>,
+    interrupting: u64,
+}
+
+impl Counters {
+    fn new(banks: usize) -> Self {
+        let host = Script::default();
+        let bank = || Bank::new(host.clone(), COUNTERS / banks, WIDTH);
+        Self { banks: (0..banks).map(|_| bank()).collect(), host: host.clone(), interrupting: 0 }
+    }
+
+    /// The bank of a counter, and its number there.
+    fn of(&mut self, counter: usize) -> (&mut Bank<Script>, usize) {
+        let size = COUNTERS / self.banks.len();
+        (&mut self.banks[counter / size], counter % size)
+    }
+
+    fn each(&mut self, does: impl FnMut(&mut Bank<Script>)) {
+        self.banks.iter_mut().for_each(does);
+    }
+
+    /// The counters that have overflowed and are to interrupt. When others are found depends on who looks when.
+    fn interrupts(&mut self) -> u64 {
+        let size = COUNTERS / self.banks.len();
+        let sets = (0..).zip(&mut self.banks).map(|(number, bank)| bank.take_overflowed() << (number * size));
+        sets.fold(0, |all, set| all | set) & self.interrupting
+    }
+
+    /// What is read, if something is, and the counts at which counters interrupt.
+    fn does(&mut self, step: &Step) -> (Option<u64>, Vec<(u64, u64)>) {
+        let mut read = None;
+        let mut interrupts = Vec::new();
+        match *step {
+            Step::Configure(counter, selection, alarm) => {
+                let (bank, number) = self.of(counter);
+                bank.configure(number, selection, alarm);
+                interrupts.push((0, self.interrupts()));
+                self.interrupting &= !(1 << counter);
+                self.interrupting |= u64::from(alarm == Alarm::AtOverflow) << counter;
+            }
+            Step::Select(counter, selection) => {
+                let (bank, number) = self.of(counter);
+                bank.select(number, selection);
+            }
+            Step::Run(running) => {
+                let size = COUNTERS / self.banks.len();
+                for (number, bank) in self.banks.iter_mut().enumerate() {
+                    bank.run(running >> (number * size) & first(size));
+                }
+            }
+            Step::Read(counter) => {
+                let (bank, number) = self.of(counter);
+                read = Some(bank.read(number));
+            }
+            Step::Write(counter, value) => {
+                let (bank, number) = self.of(counter);
+                bank.write(number, value);
+            }
+            Step::GuestRuns(counts) => self.host.clone().guest_runs(counts, |left| {
+                self.each(Bank::alarm);
+                interrupts.push((counts - left, self.interrupts()));
+            }),
+            Step::TimePasses(time) => self.host.time_passes(time),
+            Step::Starve(starved) => self.host.starve(starved),
+            Step::Look => self.each(Bank::look),
+            Step::Beat => self.each(Bank::beat),
+            Step::ReleaseIdle => self.each(Bank::release_idle),
+            Step::Obey(period) => {
+                let least_period = period.try_into().expect("it is not 0");
+                self.each(|bank| bank.obey(&Policy { least_period, ..Policy::default() }));
+            }
+        }
+        interrupts.push((0, self.interrupts()));
+        interrupts.retain(|(_, counters)| *counters != 0);
+        (read, interrupts)
+    }
+
+    /// What the operator is told of a counter.
+    fn report(&mut self, counter: usize) -> (u64, State, u64) {
+        let (bank, number) = self.of(counter);
+        let report = bank.report(number, |selection| selection.to_string());
+        (report.value, report.state, report.overflows)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn whatever_happens_counters_that_share_are_as_those_that_do_not(steps in proptest::collection::vec(step(), 1..120)) {
+        let (mut sharing, mut apart) = (Counters::new(1), Counters::new(COUNTERS));
+        for step in &steps {
+            prop_assert_eq!(sharing.does(step), apart.does(step), "{:?}", step);
+            let held = sharing.host.selections();
+            for (number, selection) in held.iter().enumerate() {
+                prop_assert!(!held[..number].contains(selection), "{:?}", held);
+            }
+            let apart = apart.host.selections();
+            prop_assert!(held.iter().all(|selection| apart.contains(selection)), "{:?} {:?}", held, apart);
+            prop_assert!(apart.iter().all(|selection| held.contains(selection)), "{:?} {:?}", held, apart);
+        }
+        for counters in [&mut sharing, &mut apart] {
+            counters.host.starve(false);
+            counters.each(Bank::look_at_all);
+        }
+        for counter in 0..COUNTERS {
+            prop_assert_eq!(sharing.report(counter), apart.report(counter), "{}", counter);
+        }
+    }
+}
