@@ -196,9 +196,12 @@ impl Watch {
 impl Watched {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
         let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
-        let held =
-            report.pmu.iter().flat_map(|pmu| &pmu.counters).filter(|counter| counter.backing.is_some());
-        let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held.count()));
+        let held = report.pmu.as_ref().map_or(0, |pmu| {
+            // What has lost its counter is to find another.
+            let starved = pmu.counters.iter().filter_map(|counter| counter.backing);
+            pmu.held().len() + starved.filter(|backing| backing.hardware.is_none()).count()
+        });
+        let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held));
         let attribution = Attribution::of(host, report.thread, room)
             .inspect_err(|error| debug!("it cannot be counted whom vCPU {} works for: {error}", report.vcpu));
         Self { hardware, examined: Instant::now(), attribution: attribution.ok() }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vpmu::report::{CounterReport, State, Statistics};
+use vpmu::report::{CounterReport, Report, State, Statistics};
 use vpmu::source::perf::{Attributed, Reading, Work};
 
 use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
@@ -166,7 +166,7 @@ impl VmDocument {
 impl VcpuDocument {
     fn new(now: Vcpu, before: Option<&Vcpu>) -> Self {
         let counters = now.report.pmu.iter().flat_map(|pmu| &pmu.counters);
-        let held = counters.clone().filter_map(|counter| counter.backing?.hardware).collect();
+        let held = now.report.pmu.iter().flat_map(Report::held).collect();
         Self {
             vcpu: now.report.vcpu,
             thread: now.report.thread,
