@@ -69,7 +69,11 @@ static const struct delivery {
     {"cli", VECTOR_PMU, APIC_WORKS, CLOSED, OPENS_AGAIN},
 };
 
-static struct { const struct delivery *how; uint32_t overflows, period, counters; uint64_t select; } plan;
+static struct {
+    const struct delivery *how;
+    uint32_t overflows, period, counters, others;
+    uint64_t select, others_select;
+} plan;
 
 // The lowest and the highest number seen.
 struct range { uint32_t low, high; };
@@ -142,7 +146,8 @@ static void overflow(void) {
     open_global_registers();
     prepare_apic();
     for (uint32_t i = 0; i < pmu.counters; i++) {
-        if (plan.counters >> i & 1) start_counter(i, plan.select, -(uint64_t)plan.period);
+        uint64_t select = plan.others >> i & 1 ? plan.others_select : plan.select;
+        if (plan.counters >> i & 1) start_counter(i, select, -(uint64_t)plan.period);
     }
     if (plan.how->interrupts == OPEN) __asm__ volatile("sti");
     loop_as_user(plan.overflows * plan.period / 2 + 1);
@@ -169,6 +174,8 @@ void take_overflows(const char *at) {
     plan.period = number(&rest);
     plan.counters = number(&rest);
     plan.select = number64(&rest);
+    plan.others = number(&rest);
+    plan.others_select = number64(&rest);
     if (!plan.counters) plan.counters = 1;
     if (!plan.select) plan.select = SELECT_ON | SELECT_INTERRUPT | SELECT_USER | EVENT_INSTRUCTIONS;
     find_pmu();

@@ -30,20 +30,21 @@
 /// |---|---|
 /// | `count=HIGH:LOW,N,COUNTER` | selects what HIGH:LOW says while `loop=N` runs: `count N VALUE`, more by what is around the loop |
 /// | `count-user=HIGH:LOW,N,COUNTER` | the same in user mode, where exactly 2 × N + 1 instructions run |
-/// | `pmi=HOW,N,PERIOD,COUNTERS,HIGH:LOW` | N overflows, PERIOD instructions apart, of a loop in user mode; see below |
+/// | `pmi=HOW,N,PERIOD,COUNTERS,HIGH:LOW,OTHERS,HIGH:LOW` | N overflows, PERIOD instructions apart, of a loop in user mode; see below |
 /// | `fuzz-msrs=SEED,N` | writes nonsense to every PMU register of either vendor, 76 patterns each and N at random: `fuzz-msrs WRITES writes, FAULTS faults, N surprises`, and before it `surprise REGISTER WRITTEN READ` for what is not as documented, RDPMC included |
 /// | `flood=PERIOD,N` | all counters overflow after every PERIOD instructions, or 1 to 16 if it is 0, the handler's too, for ever or for N interrupts: `flood over` |
 /// | `rearm=N` | has a counter overflow for ever or N times, with the interrupt masked: `rearm over` |
 /// | `reprogram=SEED,N` | selects random events in random counters, for ever or N times: `reprogram N changes, M interrupts` |
 ///
 /// `pmi` has overflows delivered as HOW says: `nmi`; `once`, the same with a handler that leaves closed what Intel's
-/// interrupts close behind them, the vector table's entry and global control; `fixed`, an ordinary interrupt; `masked` in the
-/// local vector table; with the local APIC off, by its spurious-interrupt register (`svr-off`) or by its base register
-/// (`apic-off`); with interrupts off (`cli`). COUNTERS is a set, counter 0 unless given; HIGH:LOW selects, instructions in
-/// user mode unless given. It prints `pmi N interrupts, M overflows, at A..B, value C..D, status S, left L, entry E, K late`:
-/// what the handler found (how far behind the loop's begin it was called, in bytes, what the counters showed, global status
-/// as a set of counters), what nobody looked after in the end (the same of global status, or of the counters past zero
-/// without it), the vector table's entry, and how many interrupts came once the APIC was opened again.
+/// interrupts close behind them, the vector table's entry and global control; `fixed`, an ordinary interrupt; `masked` in
+/// the local vector table; with the local APIC off, by its spurious-interrupt register (`svr-off`) or by its base
+/// register (`apic-off`); with interrupts off (`cli`). COUNTERS is a set, counter 0 unless given; HIGH:LOW selects,
+/// instructions in user mode unless given; those of the set OTHERS have the last. It prints `pmi N interrupts, M
+/// overflows, at A..B, value C..D, status S, left L, entry E, K late`: what the handler found (how far behind the loop's
+/// begin it was called, in bytes, what the counters showed, global status as a set of counters), what nobody looked after
+/// in the end (the same of global status, or of the counters past zero without it), the vector table's entry, and how
+/// many interrupts came once the APIC was opened again.
 ///
 /// An exception or an interrupt of the PMU that no word expects prints `exception VECTOR at EIP` or `PMU interrupt at EIP`
 /// and writes 0x7f to port 0xf4, and so does a fault of a register that a word for the PMU needs.
