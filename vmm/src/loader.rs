@@ -13,6 +13,7 @@ mod multiboot;
 mod retarget;
 mod sections;
 mod segment;
+pub mod slate;
 mod sysret;
 mod unpack;
 

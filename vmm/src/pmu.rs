@@ -3,7 +3,8 @@
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). KVM is told which
 //! registers to hand over ([`filter`]); each vCPU's thread answers for them with counters of its own ([`thread`]), is called
 //! out of the guest when one has overflowed ([`alarm`]), or once in a while ([`pulse`]), or when an interrupt may be had
-//! that had to wait ([`reminder`]), and interrupts the guest ([`interrupt`]).
+//! that had to wait ([`reminder`]), and interrupts the guest ([`interrupt`]). While its counters are frozen, a Linux guest need not
+//! hand anything over ([`slate`]).
 
 pub mod alarm;
 mod filter;
@@ -11,6 +12,7 @@ mod interrupt;
 mod offer;
 mod pulse;
 mod reminder;
+mod slate;
 pub mod thread;
 mod timer;
 
@@ -18,6 +20,7 @@ use std::fmt;
 
 use kvm_ioctls::{Cap, VmFd};
 use vpmu::model::{Model, amd, intel};
+use vpmu::slate::Registers;
 use vpmu::source::perf::{HostPmu, PerfEvents};
 use vpmu::x86::{Leaf, Vendor};
 
@@ -25,6 +28,7 @@ use crate::cpuid::Identity;
 use crate::kvm::{KvmError, Need};
 
 pub use self::offer::{Choice, Offer, offer};
+pub use self::slate::SharedSlate;
 
 /// What the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +142,15 @@ impl Pmu {
     /// Whether RDPMC has to be made something that can be handed over.
     pub fn needs_rdpmc(self) -> bool {
         matches!(self, Self::Ours(..))
+    }
+
+    /// The registers that a guest's kernel may access without leaving the guest while its counters are frozen, if any.
+    pub fn slate(self) -> Option<Registers> {
+        match self {
+            Self::Ours(Shown::Amd(version), _) => version.slate(),
+            Self::Ours(Shown::Intel(shape), _) => shape.slate(),
+            Self::None | Self::Kvm => None,
+        }
     }
 
     /// Whether `IA32_MISC_ENABLE` is to say that counters are there.

@@ -70,7 +70,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {})", options.pmu.name(), maker(host));
 
     if pmu.needs_rdpmc() {
-        boot::retarget(&mut kernel)?;
+        boot::retarget(&mut kernel, pmu, cpus)?;
     }
 
     // From here on signals are events, in every thread that follows.

@@ -19,8 +19,8 @@ use crate::exits::{Exits, Stopwatch};
 use crate::kvm::KvmError;
 use crate::mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
 use crate::memory::GuestRam;
-use crate::pmu::Pmu;
 use crate::pmu::thread::{Settled, ThreadPmu};
+use crate::pmu::{Pmu, SharedSlate};
 
 /// Where a vCPU finds devices.
 #[derive(Clone)]
@@ -56,7 +56,9 @@ pub struct Vcpu {
     /// The machine.
     pub vm: Arc<VmFd>,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
-    pub _ram: GuestRam,
+    pub ram: GuestRam,
+    /// Whether its kernel can access registers without leaving the guest.
+    pub has_slate: bool,
 }
 
 /// Why a vCPU cannot go on.
@@ -131,8 +133,10 @@ enum Exit {
 impl Vcpu {
     /// Runs until the guest ends or cannot go on. What happens to its counters goes into the log, if there is one.
     pub fn run(&mut self, log: Option<&Arc<EventLog>>) -> Result<End, Failure> {
+        let registers = self.pmu.slate().filter(|_| self.has_slate);
+        let slate = registers.and_then(|registers| SharedSlate::new(self.id, registers, &self.ram.mapped));
         // SAFETY: it is gone when this function ends, and `self` is not.
-        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &self.policy, &mut self.fd) };
+        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &self.policy, &mut self.fd, slate) };
         if let Some(log) = log.and_then(|log| VcpuLog::new(log, self.id, self.pmu)) {
             pmu.log_into(log, &mut self.fd);
         }

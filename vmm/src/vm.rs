@@ -217,6 +217,7 @@ fn new_vcpu(
         exits: Exits::default(),
         stopwatch: Stopwatch::default(),
         vm: Arc::clone(shared.vm),
-        _ram: config.ram.clone(),
+        ram: config.ram.clone(),
+        has_slate: config.kernel.has_slates(),
     })
 }

@@ -15,6 +15,7 @@ pub mod policy;
 pub mod report;
 pub mod retarget;
 mod set;
+pub mod slate;
 pub mod source;
 pub mod terms;
 pub mod translation;

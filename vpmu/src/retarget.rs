@@ -17,6 +17,7 @@
 
 mod decode;
 mod flow;
+pub mod functions;
 mod starts;
 mod sweep;
 

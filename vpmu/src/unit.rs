@@ -156,7 +156,7 @@ impl<S: Source> Unit<S> {
         self.run();
     }
 
-    /// The counters that have overflowed, by now.
+    /// The counters that have overflowed, by now. Those that stand still were looked at when they stopped.
     pub fn status(&mut self) -> u64 {
         self.look_at_running();
         self.status

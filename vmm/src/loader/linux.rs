@@ -4,6 +4,7 @@
 //! The kernel is not moved, so its relocations are not applied and it runs without KASLR.
 
 use std::io::{Cursor, Read, Seek};
+use std::ops::Range;
 use std::path::Path;
 
 use linux_loader::configurator::linux::LinuxBootConfigurator;
@@ -37,10 +38,15 @@ const INITRD_ADDR_MAX: u32 = 0x7fff_ffff;
 /// `__START_KERNEL_map`: kernels are linked to run from here up.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
+/// The length of an entry's header in the list that `setup_data` begins.
+pub const SETUP_DATA_HEADER: usize = 16;
+
 /// A Linux kernel whose file has been read.
 pub struct Linux {
     header: setup_header,
     elf: Elf,
+    /// What it is to leave alone, of the memory that it may use (`struct setup_data`).
+    pub setup_data: Option<Range<u64>>,
 }
 
 impl Linux {
@@ -57,14 +63,14 @@ impl Linux {
             cmdline_size: COMMAND_LINE_MAX,
             ..Default::default()
         };
-        Ok((Self { header, elf }, image))
+        Ok((Self { header, elf, setup_data: None }, image))
     }
 
     /// Reads and unpacks a bzImage.
     pub fn read_bzimage(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (header, image) = bzimage::read(file, len)?;
         let elf = read_elf(&mut Cursor::new(&image), image.len() as u64)?;
-        Ok((Self { header, elf }, image))
+        Ok((Self { header, elf, setup_data: None }, image))
     }
 
     /// What is loaded.
@@ -133,7 +139,10 @@ impl Linux {
         let mut params = boot_params { hdr: self.header, acpi_rsdp_addr: low::ACPI, ..Default::default() };
         params.hdr.type_of_loader = LOADER_UNDEFINED;
         params.hdr.loadflags &= !KASLR_FLAG;
-        params.hdr.setup_data = 0;
+        params.hdr.setup_data = self.setup_data.as_ref().map_or(0, |data| data.start);
+        if let Some(data) = &self.setup_data {
+            write(boot.ram, &setup_data_header(data), data.start)?;
+        }
         params.hdr.cmd_line_ptr = address(low::COMMAND_LINE)?;
         params.hdr.ramdisk_image = address(initrd.at)?;
         params.hdr.ramdisk_size = address(initrd.len)?;
@@ -153,6 +162,18 @@ impl Linux {
             has: boot.ram.low_end(),
         })
     }
+}
+
+/// A type of the list's entries that Linux does not know: it only keeps their memory.
+const SETUP_TALLY: u32 = u32::from_le_bytes(*b"Tall");
+
+/// The one entry of the list: what is next, the type, and how much comes behind this.
+fn setup_data_header(data: &Range<u64>) -> [u8; SETUP_DATA_HEADER] {
+    let len = u32::try_from(data.end - data.start).unwrap_or(0).saturating_sub(16);
+    let mut header = [0; SETUP_DATA_HEADER];
+    header[8..12].copy_from_slice(&SETUP_TALLY.to_le_bytes());
+    header[12..].copy_from_slice(&len.to_le_bytes());
+    header
 }
 
 struct Initrd {

@@ -33,7 +33,7 @@ impl Kernel {
         Ok(Retargeted { sites: findings.sites, left: findings.undecided })
     }
 
-    fn describe(&self) -> Image<'_> {
+    pub(super) fn describe(&self) -> Image<'_> {
         let (kind, written) = match &self.kind {
             // Linux maps what it writes to so that it cannot run.
             Kind::Linux(_) => (retarget::Kind::Linux, Content::Data),
@@ -67,11 +67,16 @@ impl Kernel {
 
     /// The two bytes that end at an address for which the kernel was linked.
     fn instruction_mut(&mut self, address: u64) -> Option<&mut [u8; 2]> {
+        self.bytes_mut(address.checked_sub(1)?, 2)?.try_into().ok()
+    }
+
+    /// So many bytes at an address for which the kernel was linked.
+    pub(super) fn bytes_mut(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
         let offset = self.segments().iter().find_map(|segment| {
             let offset = usize::try_from(address.checked_sub(segment.virtual_address)?).ok()?;
-            (offset < segment.file.len()).then_some(segment.file.start + offset)
+            (offset.checked_add(len)? <= segment.file.len()).then_some(segment.file.start + offset)
         })?;
-        self.image.get_mut(offset.checked_sub(1)?..=offset)?.try_into().ok()
+        self.image.get_mut(offset..offset + len)
     }
 
     fn segments(&self) -> &[Segment] {

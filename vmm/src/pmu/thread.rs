@@ -16,6 +16,7 @@ use super::alarm::{self, Called, ExitFlag};
 use super::interrupt::{self, Entry};
 use super::pulse::{Due, Pulse, Rhythm};
 use super::reminder::Reminder;
+use super::slate::SharedSlate;
 use crate::event_log::VcpuLog;
 use crate::kvm::KvmError;
 use crate::msr::{self, Written};
@@ -30,6 +31,7 @@ pub struct ThreadPmu {
     reminder: Option<Reminder>,
     on_starvation: OnStarvation,
     log: Option<VcpuLog>,
+    slate: Option<SharedSlate>,
 }
 
 /// What there is to do after an exit.
@@ -53,7 +55,7 @@ impl ThreadPmu {
     ///
     /// # Safety
     /// `fd` has to outlive it.
-    pub unsafe fn new(pmu: Pmu, policy: &Policy, fd: &mut VcpuFd) -> Self {
+    pub unsafe fn new(pmu: Pmu, policy: &Policy, fd: &mut VcpuFd, slate: Option<SharedSlate>) -> Self {
         let kind = match pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
@@ -69,7 +71,7 @@ impl ThreadPmu {
         let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
         let pulse = Pulse::new(alarm::signal()).map_err(timeless).ok();
         let reminder = Reminder::new(alarm::signal()).ok();
-        Self { kind, flag, pulse, reminder, on_starvation: policy.on_starvation, log: None }
+        Self { kind, flag, pulse, reminder, on_starvation: policy.on_starvation, log: None, slate }
     }
 
     /// Has all that happens to its counters logged.
@@ -111,6 +113,7 @@ impl ThreadPmu {
 
     /// The guest reads a register that was handed over.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        self.take_slate();
         let outcome = self.read_quietly(fd, msr);
         trace!("reads {msr:#x}: {outcome}");
         outcome
@@ -130,7 +133,11 @@ impl ThreadPmu {
 
     /// The guest writes one.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        self.take_slate();
         let outcome = self.write_quietly(fd, msr, value);
+        if let Some(slate) = &mut self.slate {
+            slate.is_stale();
+        }
         trace!("writes {value:#x} to {msr:#x}: {outcome}");
         outcome
     }
@@ -153,6 +160,7 @@ impl ThreadPmu {
 
     /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Settled, KvmError> {
+        self.take_slate();
         let why = self.flag.take();
         let called = why != Called::Not;
         let Kind::Ours(entry, model) = &mut self.kind else {
@@ -200,7 +208,18 @@ impl ThreadPmu {
             }
         }
         let stops = self.on_starvation == OnStarvation::Stop && unit.is_starved();
-        Ok(Settled { called, notices: unit.take_notices(), stops })
+        let notices = unit.take_notices();
+        if let Some(slate) = &mut self.slate {
+            slate.give(&mut **model, fd);
+        }
+        Ok(Settled { called, notices, stops })
+    }
+
+    /// Has all register writes take effect for which the guest did not leave.
+    fn take_slate(&mut self) {
+        if let (Some(slate), Kind::Ours(_, model)) = (&mut self.slate, &mut self.kind) {
+            slate.take(&mut **model);
+        }
     }
 
     /// The vCPU stands still from now on: its counters miss nothing.

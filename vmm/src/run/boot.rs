@@ -9,6 +9,7 @@ use log::info;
 use crate::cli::Run;
 use crate::loader::{Kernel, Retargeted};
 use crate::logging::COUNTERS;
+use crate::pmu::Pmu;
 
 /// What is booted.
 pub struct Files {
@@ -83,8 +84,12 @@ fn whose(named: Option<&PathBuf>) -> &'static str {
 }
 
 /// Has the kernel read its counters in a way that can be handed over, and logs what was changed for that.
-pub fn retarget(kernel: &mut Kernel) -> Result<()> {
+pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<()> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
+    if let Some(registers) = pmu.slate() {
+        let how = if kernel.add_slates(&registers, &sites, cpus) { "are accessed without" } else { "cost" };
+        info!(target: COUNTERS, "registers of frozen counters {how} exits");
+    }
     for site in sites {
         info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
     }

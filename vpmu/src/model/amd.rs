@@ -13,6 +13,7 @@ use super::Model;
 use crate::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
+use crate::slate::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
 use crate::terms::Terms;
 use crate::unit::Unit;
@@ -72,6 +73,24 @@ impl Version {
             }
             _ => {}
         }
+    }
+
+    /// The registers whose accesses can wait while the counters are frozen, if they can be. None of these writes faults.
+    pub fn slate(self) -> Option<Registers> {
+        let Self::V2(counters) = self else { return None };
+        let count = u32::try_from(counters).ok()?;
+        let slot = |register, keeps| Slot { register, accepts: u64::MAX, keeps };
+        let pair = |counter| {
+            let select = register::CORE + 2 * counter;
+            [slot(select, Select::DEFINED), slot(select + 1, (1 << WIDTH) - 1)]
+        };
+        Some(Registers {
+            control: register::CONTROL,
+            status: register::STATUS,
+            clear: slot(register::STATUS_CLEAR, 0),
+            slots: (0..count).flat_map(pair).collect(),
+            counters: vec![Counters { first: 0, count, slot: 1, stride: Stride::Two }],
+        })
     }
 
     /// The last CPUID function in which there is something to show.

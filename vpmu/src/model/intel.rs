@@ -15,6 +15,7 @@ use crate::event::Meaning;
 use crate::policy::Policy;
 use crate::report::Report;
 use crate::set;
+use crate::slate::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
 use crate::terms::Terms;
 use crate::unit::{Setting, Unit};
@@ -89,6 +90,37 @@ impl Shape {
             }
             _ => {}
         }
+    }
+
+    /// The registers whose accesses can wait while the counters are frozen. A write that would fault cannot, nor can one
+    /// that thaws them.
+    pub fn slate(self) -> Option<Registers> {
+        let (general, fixed) = (u32::try_from(self.general).ok()?, u32::try_from(self.fixed).ok()?);
+        let whole = (1 << WIDTH) - 1;
+        let slot = |register, accepts| Slot { register, accepts, keeps: accepts };
+        let counter = |counter| match self.version {
+            // Of what is written there only the lower half counts.
+            Version::V2 => Slot { register: register::COUNTER + counter, accepts: 0, keeps: 0 },
+            Version::V5 => slot(register::ALIAS + counter, whole),
+        };
+        let selects = (0..general).map(|counter| slot(register::SELECT + counter, Select::DEFINED));
+        let fixed_counter =
+            |counter| Slot { register: register::FIXED + counter, accepts: u64::MAX, keeps: whole };
+        let fixed_control = slot(register::FIXED_CONTROL, FixedControl::defined(self.fixed));
+        Some(Registers {
+            control: register::CONTROL,
+            status: register::STATUS,
+            clear: slot(register::STATUS_CLEAR, self.mask() | ALWAYS_CLEAR | CONDITION_CHANGED),
+            slots: selects
+                .chain((0..general).map(counter))
+                .chain((0..fixed).map(fixed_counter))
+                .chain([fixed_control])
+                .collect(),
+            counters: vec![
+                Counters { first: 0, count: general, slot: general, stride: Stride::One },
+                Counters { first: x86::RDPMC_FIXED, count: fixed, slot: 2 * general, stride: Stride::One },
+            ],
+        })
     }
 
     fn counters(self) -> usize {

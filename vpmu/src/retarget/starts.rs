@@ -37,6 +37,11 @@ pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Star
     starts
 }
 
+/// Where something is known to begin, wherever that is.
+pub fn known<'a>(image: &'a Image) -> impl Iterator<Item = u64> + use<'a> {
+    unwind(image).chain(functions(image)).map(|start| start.address)
+}
+
 fn section<'a>(image: &'a Image, name: &str) -> Option<&'a Section<'a>> {
     image.sections.iter().find(|section| section.name == name)
 }
@@ -56,6 +61,18 @@ fn unwind<'a>(image: &'a Image) -> impl Iterator<Item = Start> + use<'a> {
             Some(Start { address: relative(entry, address)?, kind: Proof::Unwind, end: None })
         })
     })
+}
+
+/// Where functions return, in kernels that change how when they know their processor (`.return_sites`), in order.
+pub fn returns(image: &Image) -> Vec<u64> {
+    let table = section(image, ".return_sites");
+    let sites = table.into_iter().flat_map(|table| {
+        let entries = table.bytes.chunks_exact(4).zip((table.address..).step_by(4));
+        entries.filter_map(|(entry, address)| relative(entry, address))
+    });
+    let mut sites: Vec<u64> = sites.collect();
+    sites.sort_unstable();
+    sites
 }
 
 /// The functions of the symbol table.

@@ -26,10 +26,14 @@ pub enum Register {
 
 const K7_SELECT: u32 = 0xc001_0000;
 const K7_COUNTER: u32 = 0xc001_0004;
-const CORE: u32 = 0xc001_0200;
-const STATUS: u32 = 0xc000_0300;
-const CONTROL: u32 = 0xc000_0301;
-const STATUS_CLEAR: u32 = 0xc000_0302;
+/// The first of the pairs of `PerfCtrExtCore`: `PERF_CTL0`; `PERF_CTR0` is next to it.
+pub const CORE: u32 = 0xc001_0200;
+/// `PerfCntrGlobalStatus`.
+pub const STATUS: u32 = 0xc000_0300;
+/// `PerfCntrGlobalCtl`.
+pub const CONTROL: u32 = 0xc000_0301;
+/// `PerfCntrGlobalStatusClr`.
+pub const STATUS_CLEAR: u32 = 0xc000_0302;
 const STATUS_SET: u32 = 0xc000_0303;
 
 impl Register {

@@ -16,8 +16,6 @@ const HOST_ONLY: u64 = 1 << 41;
 
 /// What selects an event, rather than when it is counted.
 const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
-const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_ONLY | HOST_ONLY;
-
 /// "Merge" (PPR, "Large Increment per Cycle Events"): the counter holds the upper bits of the one below, which has an event
 /// that counts by more than 15 a cycle. The host's kernel pairs counters for such an event by itself.
 const MERGE: u64 = 0xf_0000_00ff;
@@ -28,11 +26,14 @@ pub struct Select(u64);
 
 impl From<u64> for Select {
     fn from(value: u64) -> Self {
-        Self(value & DEFINED)
+        Self(value & Self::DEFINED)
     }
 }
 
 impl Select {
+    /// The bits that are not reserved.
+    pub const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_ONLY | HOST_ONLY;
+
     /// What a read gives.
     pub fn value(self) -> u64 {
         self.0

@@ -38,20 +38,28 @@ pub enum Register {
     Other,
 }
 
-const COUNTER: u32 = 0xc1;
+/// `IA32_PMC0`.
+pub const COUNTER: u32 = 0xc1;
 const COUNTERS_END: u32 = 0xc9;
-const SELECT: u32 = 0x186;
+/// `IA32_PERFEVTSEL0`.
+pub const SELECT: u32 = 0x186;
 const SELECTS_END: u32 = 0x18e;
-const FIXED: u32 = 0x309;
+/// `IA32_FIXED_CTR0`.
+pub const FIXED: u32 = 0x309;
 const FIXED_END: u32 = 0x30d;
 const CAPABILITIES: u32 = 0x345;
-const FIXED_CONTROL: u32 = 0x38d;
-const STATUS: u32 = 0x38e;
-const CONTROL: u32 = 0x38f;
-const STATUS_CLEAR: u32 = 0x390;
+/// `IA32_FIXED_CTR_CTRL`.
+pub const FIXED_CONTROL: u32 = 0x38d;
+/// `IA32_PERF_GLOBAL_STATUS`.
+pub const STATUS: u32 = 0x38e;
+/// `IA32_PERF_GLOBAL_CTRL`.
+pub const CONTROL: u32 = 0x38f;
+/// `IA32_PERF_GLOBAL_STATUS_RESET`.
+pub const STATUS_CLEAR: u32 = 0x390;
 const STATUS_SET: u32 = 0x391;
 const IN_USE: u32 = 0x392;
-const ALIAS: u32 = 0x4c1;
+/// `IA32_A_PMC0`.
+pub const ALIAS: u32 = 0x4c1;
 const ALIASES_END: u32 = 0x4c9;
 const RDPMC_FIXED_END: u32 = x86::RDPMC_FIXED + 4;
 

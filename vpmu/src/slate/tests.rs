@@ -1,0 +1,427 @@
+//! The kernel's side of the slate is run here, its machine code as it is: with a model behind it that is asked only when a
+//! guest would have left, it has to give what a model gives that is asked each time.
+
+use std::arch::asm;
+use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
+use proptest::prelude::*;
+
+use super::stub::{Original, Originals, Place, Stub, Value};
+use super::{MOST_SLOTS, PASSED, Page, Registers, Slate};
+use crate::Outcome;
+use crate::model::Model;
+use crate::model::amd::{Amd, Version};
+use crate::model::intel::{Intel, Shape, Version as IntelVersion};
+use crate::model::testing::run;
+use crate::source::script::Script;
+use crate::x86::Vendor;
+
+/// A guest's kernel: its functions with the stub in front of them, and its memory.
+struct Kernel {
+    memory: *mut u8,
+    stub: Stub,
+    value: Value,
+    page: Box<Page>,
+}
+
+const MEMORY: usize = 4096;
+/// What the kernel's own functions leave in R11 here, instead of accessing a register.
+const LEFT: u32 = 0x1ef7;
+
+impl Kernel {
+    fn new(registers: &Registers, value: Value) -> Self {
+        // SAFETY: new memory at an address of the system's choice.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                MEMORY,
+                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let memory = memory.cast::<u8>();
+        let at = memory as u64;
+        // mov r11d, LEFT; ret
+        let [a, b, c, d] = LEFT.to_le_bytes();
+        let function = [0x41, 0xbb, a, b, c, d, 0xc3];
+        let original = Original { entry: at, exit: at + function.len() as u64 - 1 };
+        let originals = Originals { read: original, write: original, value, read_counter: original };
+        let page = Box::<Page>::default();
+        let place = Place { first: ptr::from_ref(&*page) as u64, count: 1 };
+        let code_at = at + 64;
+        let mut stub = Stub::new(code_at, registers, &originals, place);
+        be_cpu_0(&mut stub.code);
+        assert!(64 + stub.code.len() <= MEMORY);
+        // SAFETY: it fits, as was seen.
+        unsafe { ptr::copy_nonoverlapping(function.as_ptr(), memory, function.len()) };
+        // SAFETY: the same.
+        unsafe { ptr::copy_nonoverlapping(stub.code.as_ptr(), memory.add(64), stub.code.len()) };
+        Self { memory, stub, value, page }
+    }
+
+    /// What a function returns, unless the guest has to leave.
+    fn call(&self, function: u64, number: u32, value: u64) -> Option<u64> {
+        let (second, third) = match self.value {
+            Value::Whole => (value, 0xdead),
+            // What is above the halves is anything.
+            Value::Halves => (value & 0xffff_ffff | 0xbad << 32, value >> 32 | 0xbad << 32),
+        };
+        let (mut result, mut left): (u64, u64) = (0x5eed, 0);
+        // SAFETY: the function is machine code in memory that lives as long as `self`, needs only its return address on the
+        // stack, and touches the page and no register that functions have to keep.
+        unsafe {
+            asm!(
+                "call {function}",
+                function = in(reg) function,
+                inout("rax") result,
+                inout("rdi") u64::from(number) => _,
+                inout("rsi") second => _,
+                inout("rdx") third => _,
+                inout("r11") left,
+                out("rcx") _, out("r8") _, out("r9") _, out("r10") _,
+            );
+        }
+        (left != u64::from(LEFT)).then_some(result)
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and nobody has a share in it.
+        unsafe { libc::munmap(self.memory.cast(), MEMORY) };
+    }
+}
+
+/// Has the code take this for the first CPU, which only Linux' own segments say.
+fn be_cpu_0(code: &mut [u8]) {
+    const ASKS: [u8; 10] = [0xb9, 0x7b, 0, 0, 0, 0x0f, 0x03, 0xc9, 0x0f, 0x85];
+    // xor ecx, ecx; nops up to behind the jump.
+    const KNOWS: [u8; 14] = [0x31, 0xc9, 0x66, 0x0f, 0x1f, 0x44, 0, 0, 0x66, 0x0f, 0x1f, 0x44, 0, 0];
+    let places: Vec<usize> = (0..code.len()).filter(|at| code[*at..].starts_with(&ASKS)).collect();
+    assert_eq!(places.len(), 5, "each of the ways through the code asks once");
+    for at in places {
+        code[at..at + KNOWS.len()].copy_from_slice(&KNOWS);
+    }
+}
+
+/// A guest with a slate: its kernel, and whoever runs it.
+struct Guest<M> {
+    kernel: Kernel,
+    slate: Slate,
+    model: M,
+    host: Script,
+    exits: usize,
+}
+
+impl<M: Model<Script>> Guest<M> {
+    fn new(registers: Registers, value: Value, model: M, host: Script) -> Self {
+        Self { kernel: Kernel::new(&registers, value), slate: Slate::new(registers), model, host, exits: 0 }
+    }
+
+    fn leave<R>(&mut self, act: impl FnOnce(&mut M) -> R) -> R {
+        self.exits += 1;
+        self.slate.take(&self.kernel.page, &mut self.model);
+        let result = act(&mut self.model);
+        self.slate.is_stale();
+        self.slate.give(&self.kernel.page, &mut self.model, || true);
+        result
+    }
+
+    fn write(&mut self, register: u32, value: u64) -> Outcome {
+        match self.kernel.call(self.kernel.stub.write, register, value) {
+            Some(_) => Outcome::Handled,
+            None => self.leave(|model| model.write(register, value)),
+        }
+    }
+
+    fn read(&mut self, register: u32) -> Outcome {
+        match self.kernel.call(self.kernel.stub.read, register, 0) {
+            Some(value) => Outcome::Value(value),
+            None => self.leave(|model| model.read(register)),
+        }
+    }
+
+    fn read_counter(&mut self, counter: u32) -> Outcome {
+        match self.kernel.call(self.kernel.stub.read_counter, counter, 0) {
+            Some(value) => Outcome::Value(value),
+            None => self.leave(|model| model.read(counter)),
+        }
+    }
+
+    fn runs(&mut self, counts: u64) -> Vec<u64> {
+        let host = self.host.clone();
+        self.leave(|model| run(model, &host, counts))
+    }
+}
+
+fn amd(counters: usize) -> (Amd<Script>, Script) {
+    let host = Script::default();
+    (Amd::new(Version::V2(counters), Vendor::Amd, host.clone()), host)
+}
+
+fn amds_guest(counters: usize, value: Value) -> Guest<Amd<Script>> {
+    let (model, host) = amd(counters);
+    Guest::new(Version::V2(counters).slate().unwrap(), value, model, host)
+}
+
+const SHAPE: Shape = Shape { version: IntelVersion::V5, general: 4, fixed: 3, absent: 0 };
+const OLDER: Shape = Shape { version: IntelVersion::V2, ..SHAPE };
+
+fn intel(shape: Shape) -> (Intel<Script>, Script) {
+    let host = Script::default();
+    (Intel::new(shape, Vendor::Intel, host.clone()), host)
+}
+
+fn intels_guest(shape: Shape) -> Guest<Intel<Script>> {
+    let (model, host) = intel(shape);
+    Guest::new(shape.slate().unwrap(), Value::Whole, model, host)
+}
+
+const SELECT: u32 = 0xc001_0200;
+const COUNTER: u32 = 0xc001_0201;
+const STATUS: u32 = 0xc000_0300;
+const CONTROL: u32 = 0xc000_0301;
+const STATUS_CLEAR: u32 = 0xc000_0302;
+const SAMPLING: u64 = 0x53_00c0;
+
+#[test]
+fn between_freeze_and_thaw_a_guest_does_not_leave() {
+    for value in [Value::Whole, Value::Halves] {
+        let mut guest = amds_guest(6, value);
+        for counter in 0..6 {
+            guest.write(COUNTER + 2 * counter, (1 << 48) - 100);
+            guest.write(SELECT + 2 * counter, SAMPLING);
+        }
+        assert_eq!(guest.runs(110), [100]);
+        let before = guest.exits;
+        guest.write(CONTROL, 0);
+        assert_eq!(guest.read(STATUS), Outcome::Value(0x3f));
+        guest.write(STATUS_CLEAR, 0x3e);
+        assert_eq!(guest.read(STATUS), Outcome::Value(1));
+        for counter in 0..6 {
+            assert_eq!(guest.read_counter(counter), Outcome::Value(10));
+            assert_eq!(guest.read(COUNTER + 2 * counter), Outcome::Value(10));
+            guest.write(COUNTER + 2 * counter, u64::MAX - 49);
+            assert_eq!(guest.read_counter(counter), Outcome::Value((1 << 48) - 50));
+            guest.write(SELECT + 2 * counter, u64::MAX);
+            assert_ne!(
+                guest.read(SELECT + 2 * counter),
+                Outcome::Value(u64::MAX),
+                "reserved bits are dropped"
+            );
+            guest.write(SELECT + 2 * counter, SAMPLING);
+        }
+        assert_eq!(guest.exits - before, 1, "for the freeze");
+        guest.write(CONTROL, 0x3f);
+        assert_eq!(guest.exits - before, 2, "and the thaw");
+        assert_eq!(guest.runs(60), [50]);
+        assert_eq!(guest.read(STATUS), Outcome::Value(0x3f));
+        assert_eq!(guest.read_counter(0), Outcome::Value(10));
+    }
+}
+
+#[test]
+fn what_cannot_wait_is_done_at_once() {
+    let mut guest = amds_guest(2, Value::Halves);
+    guest.write(CONTROL, 0);
+    let mut leaves = |register, value| {
+        let before = guest.exits;
+        guest.write(register, value);
+        guest.exits - before == 1
+    };
+    assert!(!leaves(SELECT, 5));
+    assert!(leaves(0xc000_0303, 1), "the register that sets the status");
+    assert!(leaves(0xc001_0000, 5), "a K7 address");
+    assert!(leaves(SELECT + 4, 5), "a counter that is not there");
+    assert!(leaves(0x10, 5), "somebody else's register");
+    assert!(leaves(CONTROL, 1 << 32), "a value that is not 0");
+    assert!(!leaves(SELECT, 7), "and control is 0 all the same");
+}
+
+#[test]
+fn on_intels_pmu_writes_that_fault_still_do() {
+    let mut guest = intels_guest(SHAPE);
+    guest.write(0x38f, 0);
+    for (register, value, outcome) in [
+        (0x186, 1 << 21, Outcome::Fault),
+        (0x186, 0x53_00c0, Outcome::Handled),
+        (0x4c1, 1 << 48, Outcome::Fault),
+        (0x38d, 1 << 2, Outcome::Fault),
+        (0x390, 1 << 40, Outcome::Fault),
+        (0x390, 1, Outcome::Handled),
+    ] {
+        assert_eq!(guest.write(register, value), outcome, "{value:#x} to {register:#x}");
+    }
+    let before = guest.exits;
+    guest.write(0x38d, 0xb);
+    guest.write(0x309, 77);
+    guest.write(0x4c2, 78);
+    assert_eq!(guest.read_counter(1 << 30), Outcome::Value(77));
+    assert_eq!(guest.read_counter(1), Outcome::Value(78));
+    assert_eq!(guest.exits, before);
+}
+
+#[test]
+fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
+    let (mut model, _) = amd(6);
+    let mut slate = Slate::new(Version::V2(6).slate().unwrap());
+    let page = Page::default();
+    model.write(CONTROL, 0);
+    slate.give(&page, &mut model, || panic!("nobody has passed"));
+    assert_eq!(page.active.load(Relaxed), 0);
+    page.passed.store(PASSED, Relaxed);
+    slate.give(&page, &mut model, || false);
+    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (0, 0), "another vCPU's page");
+    page.passed.store(PASSED, Relaxed);
+    slate.give(&page, &mut model, || true);
+    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (1, 0));
+    model.write(CONTROL, 1);
+    slate.give(&page, &mut model, || true);
+    assert_eq!(page.active.load(Relaxed), 0);
+}
+
+#[test]
+fn the_code_is_code_and_leaves_the_stack_alone() {
+    for registers in [Version::V2(6).slate().unwrap(), SHAPE.slate().unwrap(), OLDER.slate().unwrap()] {
+        let at = 0xffff_ffff_8100_0000;
+        let original = Original { entry: at - 64, exit: at - 60 };
+        let originals =
+            Originals { read: original, write: original, value: Value::Whole, read_counter: original };
+        let stub = Stub::new(at, &registers, &originals, Place { first: 0, count: 1 });
+        let len = stub.code.len() - 16 * registers.slots.len();
+        let mut decoder = Decoder::with_ip(64, &stub.code[..len], at, DecoderOptions::NONE);
+        for instruction in &mut decoder {
+            assert!(!instruction.is_invalid(), "{:#x}", instruction.ip());
+            let uses_stack = [Mnemonic::Push, Mnemonic::Pop, Mnemonic::Call, Mnemonic::Ret];
+            assert!(!uses_stack.contains(&instruction.mnemonic()), "{:#x}", instruction.ip());
+            if instruction.op0_kind() == OpKind::NearBranch64 {
+                let target = instruction.near_branch_target();
+                assert!((at..at + len as u64).contains(&target) || target == at - 64 || target == at - 60);
+            }
+        }
+        assert_eq!(decoder.position(), len);
+        assert!(registers.slots.len() <= MOST_SLOTS);
+    }
+}
+
+/// What a guest does.
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Write(u32, u64),
+    Read(u32),
+    ReadCounter(u32),
+    Runs(u64),
+    /// Something else makes it leave.
+    Leave,
+}
+
+fn acts(writes: Vec<(u32, Vec<u64>)>, counters: Vec<u32>) -> impl Strategy<Value = Vec<Act>> {
+    let registers: Vec<u32> = writes.iter().map(|(register, _)| *register).collect();
+    let write = proptest::sample::select(writes).prop_flat_map(|(register, values)| {
+        proptest::sample::select(values).prop_map(move |value| Act::Write(register, value))
+    });
+    let act = prop_oneof![
+        8 => write,
+        3 => proptest::sample::select(registers).prop_map(Act::Read),
+        3 => proptest::sample::select(counters).prop_map(Act::ReadCounter),
+        2 => (1..200_000_u64).prop_map(Act::Runs),
+        1 => Just(Act::Leave),
+    ];
+    proptest::collection::vec(act, 1..80)
+}
+
+fn amds_acts() -> impl Strategy<Value = Vec<Act>> {
+    let selects = vec![0, 0x13_00c0, 0x43_00c0, SAMPLING, 0x51_0076, u64::MAX];
+    let values = vec![0, 1, 77, (1 << 48) - 10_000, (1 << 48) - 100_000, u64::MAX - 50_000];
+    let mut writes = vec![
+        (CONTROL, vec![0, 0, 0, 7, 3, 5]),
+        (CONTROL, vec![0, 7]),
+        (STATUS_CLEAR, vec![1, 2, 7, u64::MAX]),
+        (STATUS, vec![0]),
+        (0xc000_0303, vec![1, 6]),
+        (0xc001_0005, vec![5]),
+    ];
+    for counter in 0..3 {
+        writes.push((SELECT + 2 * counter, selects.clone()));
+        writes.push((COUNTER + 2 * counter, values.clone()));
+    }
+    acts(writes, vec![0, 1, 2, 3])
+}
+
+fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
+    let values = vec![0, 77, (1 << 48) - 10_000, u64::MAX - 50_000, 0xffff_8000];
+    let mut writes = vec![
+        (0x38f, vec![0, 0, 0, 3 | 7 << 32, 1 << 32, 1]),
+        (0x38f, vec![0, 3 | 7 << 32]),
+        (0x390, vec![1, 3, 1 << 32, 1 << 59, 1 << 62, 1 << 63, 1 << 40]),
+        (0x391, vec![1, 1 << 59]),
+        (0x38e, vec![0]),
+        (0x38d, vec![0, 0xb, 0xbb, 0xb0b, 0x4]),
+        (0x1d9, vec![0, 1 << 12]),
+        (0x392, vec![0]),
+    ];
+    for counter in 0..2 {
+        writes.push((0x186 + counter, vec![0, 0x53_00c0, 0x43_00c0, 1 << 40]));
+        writes.push((0xc1 + counter, values.clone()));
+        writes.push((0x4c1 + counter, values.clone()));
+        writes.push((0x309 + counter, values.clone()));
+    }
+    acts(writes, vec![0, 1, 1 << 30, 1 | 1 << 30, 9])
+}
+
+/// Does it all in a guest with a slate, and in one without, whose registers are accessed each time.
+fn compare<M: Model<Script>>(guest: &mut Guest<M>, (mut plain, host): (M, Script), acts: &[Act]) {
+    for act in acts {
+        match *act {
+            Act::Write(register, value) => {
+                assert_eq!(guest.write(register, value), plain.write(register, value), "{act:x?}");
+            }
+            Act::Read(register) => assert_eq!(guest.read(register), plain.read(register), "{act:x?}"),
+            Act::ReadCounter(counter) => {
+                assert_eq!(guest.read_counter(counter), plain.read(counter), "{act:x?}");
+            }
+            Act::Runs(counts) => assert_eq!(guest.runs(counts), run(&mut plain, &host, counts), "{act:x?}"),
+            Act::Leave => guest.leave(|_| ()),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_guest_sees_the_same_with_a_slate_as_without_on_amds_pmu(acts in amds_acts(), halves: bool) {
+        let value = if halves { Value::Halves } else { Value::Whole };
+        compare(&mut amds_guest(3, value), amd(3), &acts);
+    }
+
+    #[test]
+    fn a_guest_sees_the_same_with_a_slate_as_without_on_intels_pmu(acts in intels_acts(), newer: bool) {
+        let shape = if newer { SHAPE } else { OLDER };
+        compare(&mut intels_guest(shape), intel(shape), &acts);
+    }
+
+    #[test]
+    fn whatever_a_guest_writes_on_its_page_is_what_it_could_write_to_registers(
+        acts in intels_acts(),
+        scribbles in proptest::collection::vec((0..size_of::<Page>() / 8, any::<u64>()), 80),
+    ) {
+        let mut guest = intels_guest(SHAPE);
+        for (act, (word, scribble)) in acts.iter().zip(scribbles) {
+            let page = &*guest.kernel.page;
+            let words = page.written.iter().chain(&page.shown);
+            let all = [&page.active, &page.passed, &page.dirty, &page.cleared].into_iter().chain(words);
+            all.skip(word).take(1).for_each(|word| word.store(scribble, Relaxed));
+            match *act {
+                Act::Write(register, value) => drop(guest.write(register, value)),
+                Act::Read(register) => drop(guest.read(register)),
+                Act::ReadCounter(counter) => drop(guest.read_counter(counter)),
+                Act::Runs(counts) => drop(guest.runs(counts)),
+                Act::Leave => guest.leave(|_| ()),
+            }
+        }
+    }
+}
