@@ -15,6 +15,15 @@ const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
+/// What was added to a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Added {
+    /// The address of its table of functions.
+    pub table: u64,
+    /// That of the code to which this leads now.
+    pub code: u64,
+}
+
 /// The physical address of a vCPU's page.
 pub fn page(vcpu: u8) -> u64 {
     low::SLATES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
@@ -26,13 +35,9 @@ pub fn linux_address(physical: u64) -> u64 {
 }
 
 impl Kernel {
-    /// Gives a kernel whose RDPMCs were found its part of the slates; whether it is one that can have it. Any other stays
-    /// as it is, and leaves the guest for each access.
-    pub fn add_slates(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> bool {
-        self.try_to_add_slates(registers, sites, cpus).is_some()
-    }
-
-    fn try_to_add_slates(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<()> {
+    /// Gives a kernel whose RDPMCs were found its part of the slates, if it is one that can have it. Any other stays as it
+    /// is, and leaves the guest for each access.
+    pub fn add_slates(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
         if !self.is_linux() {
             return None;
         }
@@ -59,7 +64,7 @@ impl Kernel {
         if let Kind::Linux(linux) = &mut self.kind {
             linux.setup_data = Some(low::SLATES..page(cpus));
         }
-        Some(())
+        Some(Added { table: table.address, code: room })
     }
 
     /// Whether it has its part of the slates.

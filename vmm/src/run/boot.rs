@@ -7,6 +7,7 @@ use guest_images::Progress;
 use log::info;
 
 use crate::cli::Run;
+use crate::loader::slate::Added;
 use crate::loader::{Kernel, Retargeted};
 use crate::logging::COUNTERS;
 use crate::pmu::Pmu;
@@ -87,8 +88,16 @@ fn whose(named: Option<&PathBuf>) -> &'static str {
 pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<()> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
     if let Some(registers) = pmu.slate() {
-        let how = if kernel.add_slates(&registers, &sites, cpus) { "are accessed without" } else { "cost" };
-        info!(target: COUNTERS, "registers of frozen counters {how} exits");
+        match kernel.add_slates(&registers, &sites, cpus) {
+            Some(Added { table, code }) => info!(
+                target: COUNTERS,
+                "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"
+            ),
+            None => info!(
+                target: COUNTERS,
+                "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
+            ),
+        }
     }
     for site in sites {
         info!(target: COUNTERS, "RDPMC became RDMSR at {site}");

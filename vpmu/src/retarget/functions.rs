@@ -9,7 +9,7 @@
 //! one that is the address of a function which comes to that instruction with its argument in place, behind four more
 //! whose first two do the same with RDMSR and WRMSR.
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use super::starts::{known, returns};
 use super::{Content, Image, Section, Site};
@@ -165,11 +165,19 @@ impl Function {
             }
             prepare(&instruction, &mut sources)?;
         }
-        let exit = instructions.find(|instruction| {
-            let leaves = matches!(instruction.mnemonic(), Mnemonic::Ret) && instruction.op_count() == 0;
-            leaves
-                || instruction.mnemonic() == Mnemonic::Jmp && returns.binary_search(&instruction.ip()).is_ok()
-        })?;
+        let leaves = |instruction: &Instruction| {
+            instruction.op0_kind() == OpKind::NearBranch64
+                || matches!(
+                    instruction.mnemonic(),
+                    Mnemonic::Ret | Mnemonic::Jmp | Mnemonic::Call | Mnemonic::Int3
+                )
+        };
+        let exit = instructions.find(leaves)?;
+        let returns = exit.code() == Code::Retnq
+            || exit.code() == Code::Jmp_rel32_64 && returns.binary_search(&exit.ip()).is_ok();
+        if !returns {
+            return None;
+        }
         Some(Self { original: Original { entry, exit: exit.ip() }, sources })
     }
 }
@@ -203,3 +211,6 @@ fn prepare(instruction: &Instruction, sources: &mut Sources) -> Option<()> {
     }
     Some(())
 }
+
+#[cfg(test)]
+mod tests;
