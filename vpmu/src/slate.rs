@@ -14,23 +14,27 @@ pub mod stub;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use log::trace;
 
+use crate::Outcome;
 use crate::model::Model;
 use crate::source::Source;
 
 /// The most registers that can be written there; the status comes behind them.
 pub const MOST_SLOTS: usize = 23;
-/// What [`Page::passed`] says.
+/// What [`Page::passed`] says, and nothing else would by chance.
 pub const PASSED: u64 = u64::from_le_bytes(*b"passing!");
+/// What [`Page::active`] says: as long as it does, the memory has not become another kernel's.
+pub const ACTIVE: u64 = u64::from_le_bytes(*b"a slate!");
 
 /// What a vCPU's kernel shares with whoever runs it. The offsets are in the stub, too.
 #[repr(C)]
 #[derive(Default)]
 pub struct Page {
-    /// Not 0 while accesses may be made here.
+    /// [`ACTIVE`] while accesses may be made here, or else 0.
     pub active: AtomicU64,
     /// Set by the kernel when it is about to freeze all counters.
     pub passed: AtomicU64,
@@ -117,76 +121,89 @@ impl Registers {
 pub struct Slate {
     registers: Registers,
     active: bool,
-    /// Whether what is shown may not be what the registers hold.
-    stale: bool,
+    /// What the status said of the hardware when it was shown: that changes even if all counters stand still.
+    hardware_changed: bool,
 }
 
 impl Slate {
     /// One that is not in use yet.
     pub fn new(registers: Registers) -> Self {
-        Self { registers, active: false, stale: false }
+        Self { registers, active: false, hardware_changed: false }
     }
 
     /// After every exit, before anything else: has all writes take effect that were made on the page.
     pub fn take<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
-        if !self.active || page.dirty.load(Ordering::Relaxed) | page.cleared.load(Ordering::Relaxed) == 0 {
+        if !self.active {
             return;
         }
-        self.stale = true;
+        if page.active.load(Relaxed) != ACTIVE {
+            // Another kernel has taken over the memory.
+            self.active = false;
+            return;
+        }
+        // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
+        if page.dirty.load(Relaxed) | page.cleared.load(Relaxed) == 0 {
+            return;
+        }
         let mut write = |register: u32, value: u64| {
             let outcome = model.write(register, value);
             trace!("wrote {value:#x} to {register:#x} without an exit: {outcome}");
         };
-        let cleared = page.cleared.swap(0, Ordering::Relaxed);
+        let cleared = page.cleared.swap(0, Relaxed);
         if cleared != 0 {
             write(self.registers.clear.register, cleared);
         }
-        let dirty = page.dirty.swap(0, Ordering::Relaxed);
+        let dirty = page.dirty.swap(0, Relaxed);
         for (slot, (index, written)) in self.registers.slots.iter().zip((0..).zip(&page.written)) {
             if dirty & 1 << index != 0 {
-                write(slot.register, written.load(Ordering::Relaxed));
+                write(slot.register, written.load(Relaxed));
             }
         }
     }
 
-    /// The guest has written a register in the ordinary way.
-    pub fn is_stale(&mut self) {
-        self.stale = true;
+    /// The guest accesses a register in the ordinary way: to thaw the counters, or because its kernel does not know of the
+    /// page. Until the next freeze nothing is made there.
+    pub fn stop(&mut self, page: &Page) {
+        if std::mem::take(&mut self.active) {
+            page.active.store(0, Relaxed);
+        }
     }
 
-    /// Before the guest goes on: lets it use the page from now on, or no longer. Not before `belongs` has said that the
-    /// page is that of this vCPU.
-    pub fn give<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>, belongs: impl FnOnce() -> bool) {
-        if model.unit().control() != 0 {
-            if self.active {
-                self.active = false;
-                page.active.store(0, Ordering::Relaxed);
+    /// Before the guest goes on: if it has said that it freezes all counters, and has, it may use the page from now on, which
+    /// has to be its own.
+    pub fn give<S: Source>(
+        &mut self,
+        page: &Page,
+        model: &mut dyn Model<S>,
+        is_its_own: impl FnOnce() -> bool,
+    ) {
+        let hardware_changed = model.unit().hardware_changed();
+        if self.active {
+            if self.hardware_changed != hardware_changed {
+                self.show(page, model);
             }
             return;
         }
-        if self.active {
-            if !self.stale {
-                return;
-            }
-        } else {
-            if page.passed.load(Ordering::Relaxed) != PASSED {
-                return;
-            }
-            page.passed.store(0, Ordering::Relaxed);
-            if !belongs() {
-                return;
-            }
-            page.dirty.store(0, Ordering::Relaxed);
-            page.cleared.store(0, Ordering::Relaxed);
+        if model.unit().control() != 0 || page.passed.load(Relaxed) != PASSED {
+            return;
         }
+        page.passed.store(0, Relaxed);
+        if is_its_own() {
+            page.dirty.store(0, Relaxed);
+            page.cleared.store(0, Relaxed);
+            self.show(page, model);
+            self.active = true;
+            page.active.store(ACTIVE, Relaxed);
+        }
+    }
+
+    fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let registers = self.registers.slots.iter().map(|slot| slot.register);
         for (register, shown) in registers.chain([self.registers.status]).zip(&page.shown) {
-            if let crate::Outcome::Value(value) = model.read(register) {
-                shown.store(value, Ordering::Relaxed);
+            if let Outcome::Value(value) = model.read(register) {
+                shown.store(value, Relaxed);
             }
         }
-        (self.active, self.stale) = (true, false);
-        page.active.store(1, Ordering::Relaxed);
+        self.hardware_changed = model.unit().hardware_changed();
     }
 }

@@ -12,7 +12,7 @@ use crate::loader::slate;
 /// The page, and what is known of it.
 pub struct SharedSlate {
     slate: Slate,
-    page: *const Page,
+    page: &'static Page,
     /// What the guest's kernel calls it.
     address: u64,
     belongs: bool,
@@ -25,7 +25,13 @@ impl SharedSlate {
         let physical = slate::page(vcpu);
         let slice = memory.get_slice(GuestAddress(physical), size_of::<Page>()).ok()?;
         let page = slice.ptr_guard().as_ptr().cast::<Page>();
-        page.is_aligned().then(|| Self {
+        if !page.is_aligned() {
+            return None;
+        }
+        // SAFETY: it is aligned, and so much of the guest's memory, which stays mapped as long as `_memory` is there, and no
+        // longer does anybody get to see it. All of it are atomic integers, of which any value is one.
+        let page = unsafe { &*page };
+        Some(Self {
             slate: Slate::new(registers),
             page,
             address: slate::linux_address(physical),
@@ -36,23 +42,18 @@ impl SharedSlate {
 
     /// After every exit, before anything else.
     pub fn take(&mut self, model: &mut dyn Model<PerfEvents>) {
-        // SAFETY: it points to that much of the guest's memory, aligned, which stays mapped as long as `self` has a share in
-        // it; all of it are atomic integers, which others may change at any time.
-        let page = unsafe { &*self.page };
-        self.slate.take(page, model);
+        self.slate.take(self.page, model);
     }
 
-    /// The guest has written a register.
-    pub fn is_stale(&mut self) {
-        self.slate.is_stale();
+    /// The guest accesses a register in the ordinary way.
+    pub fn stop(&mut self) {
+        self.slate.stop(self.page);
     }
 
     /// Before the guest goes on.
     pub fn give(&mut self, model: &mut dyn Model<PerfEvents>, fd: &VcpuFd) {
-        // SAFETY: as above.
-        let page = unsafe { &*self.page };
         let (belongs, address) = (&mut self.belongs, self.address);
-        self.slate.give(page, model, || {
+        self.slate.give(self.page, model, || {
             // Linux numbers its CPUs as it likes, so the kernel's part says which page it has found. It will not find another.
             *belongs = *belongs || fd.get_regs().is_ok_and(|regs| regs.r9 == address);
             if !*belongs {

@@ -114,6 +114,9 @@ impl ThreadPmu {
     /// The guest reads a register that was handed over.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         self.take_slate();
+        if let Some(slate) = &mut self.slate {
+            slate.stop();
+        }
         let outcome = self.read_quietly(fd, msr);
         trace!("reads {msr:#x}: {outcome}");
         outcome
@@ -134,10 +137,10 @@ impl ThreadPmu {
     /// The guest writes one.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         self.take_slate();
-        let outcome = self.write_quietly(fd, msr, value);
         if let Some(slate) = &mut self.slate {
-            slate.is_stale();
+            slate.stop();
         }
+        let outcome = self.write_quietly(fd, msr, value);
         trace!("writes {value:#x} to {msr:#x}: {outcome}");
         outcome
     }

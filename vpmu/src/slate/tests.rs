@@ -9,7 +9,7 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
 
 use super::stub::{Original, Originals, Place, Stub, Value};
-use super::{MOST_SLOTS, PASSED, Page, Registers, Slate};
+use super::{ACTIVE, MOST_SLOTS, PASSED, Page, Registers, Slate};
 use crate::Outcome;
 use crate::model::Model;
 use crate::model::amd::{Amd, Version};
@@ -127,29 +127,35 @@ impl<M: Model<Script>> Guest<M> {
         self.exits += 1;
         self.slate.take(&self.kernel.page, &mut self.model);
         let result = act(&mut self.model);
-        self.slate.is_stale();
         self.slate.give(&self.kernel.page, &mut self.model, || true);
         result
+    }
+
+    /// It leaves to access a register.
+    fn access(&mut self, act: impl FnOnce(&mut M) -> Outcome) -> Outcome {
+        self.slate.take(&self.kernel.page, &mut self.model);
+        self.slate.stop(&self.kernel.page);
+        self.leave(act)
     }
 
     fn write(&mut self, register: u32, value: u64) -> Outcome {
         match self.kernel.call(self.kernel.stub.write, register, value) {
             Some(_) => Outcome::Handled,
-            None => self.leave(|model| model.write(register, value)),
+            None => self.access(|model| model.write(register, value)),
         }
     }
 
     fn read(&mut self, register: u32) -> Outcome {
         match self.kernel.call(self.kernel.stub.read, register, 0) {
             Some(value) => Outcome::Value(value),
-            None => self.leave(|model| model.read(register)),
+            None => self.access(|model| model.read(register)),
         }
     }
 
     fn read_counter(&mut self, counter: u32) -> Outcome {
         match self.kernel.call(self.kernel.stub.read_counter, counter, 0) {
             Some(value) => Outcome::Value(value),
-            None => self.leave(|model| model.read(counter)),
+            None => self.access(|model| model.read(counter)),
         }
     }
 
@@ -230,6 +236,7 @@ fn what_cannot_wait_is_done_at_once() {
     let mut guest = amds_guest(2, Value::Halves);
     guest.write(CONTROL, 0);
     let mut leaves = |register, value| {
+        guest.write(CONTROL, 0);
         let before = guest.exits;
         guest.write(register, value);
         guest.exits - before == 1
@@ -257,6 +264,7 @@ fn on_intels_pmu_writes_that_fault_still_do() {
     ] {
         assert_eq!(guest.write(register, value), outcome, "{value:#x} to {register:#x}");
     }
+    guest.write(0x38f, 0);
     let before = guest.exits;
     guest.write(0x38d, 0xb);
     guest.write(0x309, 77);
@@ -279,10 +287,25 @@ fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
     assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (0, 0), "another vCPU's page");
     page.passed.store(PASSED, Relaxed);
     slate.give(&page, &mut model, || true);
-    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (1, 0));
+    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (ACTIVE, 0));
+    slate.stop(&page);
     model.write(CONTROL, 1);
     slate.give(&page, &mut model, || true);
     assert_eq!(page.active.load(Relaxed), 0);
+}
+
+#[test]
+fn memory_that_has_become_another_kernels_is_left_alone() {
+    let mut guest = amds_guest(2, Value::Whole);
+    guest.write(CONTROL, 0);
+    guest.write(COUNTER, 5);
+    for word in [&guest.kernel.page.active, &guest.kernel.page.dirty, &guest.kernel.page.written[1]] {
+        word.store(0xffff_0000_ffff, Relaxed);
+    }
+    guest.model.write(COUNTER, 7);
+    guest.leave(|model| assert_eq!(model.read(COUNTER), Outcome::Value(7)));
+    guest.leave(|_| ());
+    assert_eq!(guest.kernel.page.active.load(Relaxed), 0xffff_0000_ffff);
 }
 
 #[test]
