@@ -68,6 +68,21 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Measure what it costs programs that counters are used, beside KVM's vPMU
+    #[command(
+        disable_help_flag = true,
+        after_help = "\
+`tally bench --help` tells the options.
+
+Examples:
+  tally bench --quick
+  tally bench --here"
+    )]
+    Bench {
+        /// What `tally-lab bench` is given
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Print what has a shell complete commands and options
     #[command(
         after_help = "Example:\n  tally completions bash >~/.local/share/bash-completion/completions/tally"

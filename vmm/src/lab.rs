@@ -1,4 +1,4 @@
-//! `tally lab`: runs the program `tally-lab`, as git runs its subcommands. The product does not depend on its tests.
+//! `tally lab` and `tally bench`: run the program `tally-lab`, as git runs its subcommands. The product does not depend on its tests.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tally-lab";
 
-/// Becomes `tally-lab`, found beside this program or else in `PATH`.
-pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
+/// Becomes `tally-lab` with this command of its, found beside this program or else in `PATH`.
+pub fn run(command: &[&str], arguments: &[OsString]) -> Result<ExitCode> {
     let program = beside_us().unwrap_or_else(|| PROGRAM.into());
-    let error = Command::new(&program).args(arguments).exec();
+    let error = Command::new(&program).args(command).args(arguments).exec();
     if error.kind() == ErrorKind::NotFound {
         bail!(
             "`{PROGRAM}` is neither beside tally nor in PATH: build it with `cargo build --release -p {PROGRAM}`"

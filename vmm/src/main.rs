@@ -67,7 +67,8 @@ fn main() -> ExitCode {
         Command::Policy(options) => control::change(options),
         Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => check::check(options),
-        Command::Lab { arguments } => lab::run(arguments),
+        Command::Lab { arguments } => lab::run(&[], arguments),
+        Command::Bench { arguments } => lab::run(&["bench"], arguments),
         Command::Completions { shell } => packaging::completions(*shell),
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });

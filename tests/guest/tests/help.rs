@@ -10,9 +10,21 @@ const SCREEN: usize = 24;
 const LONG: usize = 50;
 const WIDTH: usize = 80;
 
-const TALLY: &[&str] =
-    &["", "run", "list", "stat", "policy", "doctor", "check", "log", "completions", "man", "help lab"];
-const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "figures"];
+const TALLY: &[&str] = &[
+    "",
+    "run",
+    "list",
+    "stat",
+    "policy",
+    "doctor",
+    "check",
+    "log",
+    "completions",
+    "man",
+    "help lab",
+    "help bench",
+];
+const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "figures", "bench"];
 
 /// What a program prints on standard output when all goes well.
 fn prints(name: &str, arguments: &[&str]) -> String {

@@ -12,7 +12,7 @@ use sys::bindings::{
     PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
     PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
-use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work};
+use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work, tell_host};
 
 fn main() -> io::Result<()> {
     // Overflows in quick succession are the point here.
@@ -31,19 +31,12 @@ fn windows(work: Work, events: u8, mut body: impl FnMut(u8) -> io::Result<()>) -
     body(UNITS[0])?;
     for _ in 0..ROUNDS {
         for units in UNITS {
-            mark(Mark { work, events, units }.code());
+            tell_host(Mark { work, events, units }.code());
             body(units)?;
         }
     }
-    mark(END);
+    tell_host(END);
     Ok(())
-}
-
-fn mark(code: u32) {
-    // SAFETY: a hypercall of a user program does nothing but return an error.
-    unsafe {
-        std::arch::asm!("vmmcall", inout("rax") u64::from(code) => _, options(nostack));
-    }
 }
 
 fn read() -> io::Result<()> {

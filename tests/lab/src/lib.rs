@@ -4,6 +4,7 @@
 //! unmodified Debian kernel with KVM runs on it (`host`), and a [`Scenario`] is a script that runs there. Virtual time
 //! is counted in instructions, so that a scenario does the same thing every time and a test can say `==`.
 
+pub mod bench;
 mod cores;
 mod cpu;
 mod error;

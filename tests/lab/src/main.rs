@@ -1,5 +1,6 @@
 //! The command `tally-lab`.
 
+mod benchmark;
 mod boot_figures;
 mod demo;
 mod figures;
@@ -62,6 +63,8 @@ Example:
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
+    /// Tell what it costs programs that counters are used: Tally beside KVM's vPMU
+    Bench(benchmark::Bench),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -190,6 +193,7 @@ fn main() -> ExitCode {
         Subcommands::Exec(exec) => exec.run(&mut progress),
         Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
+        Subcommands::Bench(bench) => bench.run(&mut progress),
         Subcommands::Demo => demo::run(&mut progress),
         Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
         Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use guest_images::{Progress, Suite};
 
-pub use mark::{END, Mark, Work};
+pub use mark::{END, Mark, Work, tell_host};
 pub use table::{costs, overflow_calls};
 pub use windows::{PerUnit, Quantity};
 

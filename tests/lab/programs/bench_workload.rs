@@ -1,0 +1,235 @@
+//! What the benchmark has done while counters are used, on a host and in guests alike. It takes its own time, from the first
+//! round to the last, so that neither its start nor that of whoever counts it is in it.
+//!
+//! It prints pairs of a name and a number: `ticks` of the time-stamp counter, `nanoseconds`, and the `units` that it did.
+//! `bench-workload run COMMAND...` runs a command, and prints the `total` ticks that it took.
+
+use std::arch::x86_64::_rdtsc;
+use std::error::Error;
+use std::hint::black_box;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+use std::{env, fs};
+
+use perf_event_open_sys as sys;
+use sys::bindings::{PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, perf_event_attr};
+use tally_lab::bench::{BEGIN, END, READ_EVERY, Workload};
+use tally_lab::pmu_figures::tell_host;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// What a command line asks for beside the workload.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extra {
+    Nothing,
+    /// The host is told where the rounds begin and end.
+    Marks,
+    /// The loop counts its own instructions, and reads how many there are.
+    Reads,
+    /// Both.
+    MarkedReads,
+}
+
+impl Extra {
+    fn marks(self) -> bool {
+        matches!(self, Self::Marks | Self::MarkedReads)
+    }
+
+    fn reads(self) -> bool {
+        matches!(self, Self::Reads | Self::MarkedReads)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match &*words {
+        ["run", program, arguments @ ..] => run(program, arguments),
+        [workload, units, extra @ ..] => work(workload, units, extra),
+        _ => Err("WORKLOAD UNITS [read] [mark], or run COMMAND".into()),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("bench-workload: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
+    let begun = ticks();
+    let status = Command::new(program).args(arguments).status()?;
+    println!("total {}", ticks() - begun);
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(1)))
+}
+
+fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
+    let units = units.parse()?;
+    let extra = match extra {
+        [] => Extra::Nothing,
+        ["mark"] => Extra::Marks,
+        ["read"] => Extra::Reads,
+        ["read", "mark"] => Extra::MarkedReads,
+        _ => return Err("what follows the units is `read`, `mark` or both".into()),
+    };
+    match workload.parse()? {
+        Workload::Loop if extra.reads() => reads(units, extra),
+        Workload::Loop => timed(units, extra, || {
+            spin(units);
+            Ok(())
+        }),
+        Workload::Syscalls => timed(units, extra, || {
+            (0..units).for_each(|_| {
+                // SAFETY: takes nothing, and cannot fail.
+                unsafe { libc::syscall(libc::SYS_getppid) };
+            });
+            Ok(())
+        }),
+        Workload::Switches => switches(units, extra),
+        Workload::Memory => memory(units, extra),
+        Workload::Compile => compile(units, extra),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does the rounds, and prints what they took.
+fn timed(units: u64, extra: Extra, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    if extra.marks() {
+        tell_host(BEGIN);
+    }
+    let (instant, begun) = (Instant::now(), ticks());
+    body()?;
+    let (ticks, time) = (ticks() - begun, instant.elapsed());
+    if extra.marks() {
+        tell_host(END);
+    }
+    println!("ticks {ticks} nanoseconds {} units {units}", time.as_nanos());
+    Ok(())
+}
+
+fn ticks() -> u64 {
+    // SAFETY: every processor of this architecture has it, and Linux allows it.
+    unsafe { _rdtsc() }
+}
+
+/// Executes so many instructions, and some to get there.
+fn spin(instructions: u64) {
+    // SAFETY: touches nothing else.
+    unsafe {
+        std::arch::asm!("2: dec {0}", "jnz 2b", inout(reg) (instructions / 2).max(1) => _, options(nomem, nostack));
+    }
+}
+
+/// The loop of a program that looks at its own counter.
+fn reads(instructions: u64, extra: Extra) -> Result<()> {
+    let mut counter = own_instructions()?;
+    timed(instructions, extra, || {
+        let mut value = [0; 8];
+        for _ in 0..instructions / READ_EVERY {
+            spin(READ_EVERY);
+            counter.read_exact(&mut value)?;
+        }
+        if u64::from_ne_bytes(value) < instructions / READ_EVERY * READ_EVERY {
+            return Err("the counter missed instructions".into());
+        }
+        Ok(())
+    })
+}
+
+fn own_instructions() -> Result<fs::File> {
+    let mut attr = perf_event_attr {
+        size: u32::try_from(size_of::<perf_event_attr>())?,
+        type_: PERF_TYPE_HARDWARE,
+        config: PERF_COUNT_HW_INSTRUCTIONS.into(),
+        ..Default::default()
+    };
+    attr.set_exclude_kernel(1);
+    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
+    let fd = unsafe { sys::perf_event_open(&raw mut attr, 0, -1, -1, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: the descriptor is new and nobody else has it.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
+}
+
+/// Two tasks that hand a byte to and fro: each unit is a switch.
+fn switches(units: u64, extra: Extra) -> Result<()> {
+    let (from_parent, mut to_child) = io::pipe()?;
+    let (mut from_child, to_parent) = io::pipe()?;
+    // SAFETY: this process has one thread.
+    match unsafe { libc::fork() } {
+        -1 => return Err(io::Error::last_os_error().into()),
+        0 => {
+            drop((to_child, from_child));
+            std::process::exit(echo(from_parent, to_parent).is_err().into());
+        }
+        _ => drop((from_parent, to_parent)),
+    }
+    timed(units, extra, || {
+        for _ in 0..units / 2 {
+            to_child.write_all(b"x")?;
+            from_child.read_exact(&mut [0])?;
+        }
+        Ok(())
+    })?;
+    drop(to_child);
+    // SAFETY: no status is asked for.
+    unsafe { libc::wait(std::ptr::null_mut()) };
+    Ok(())
+}
+
+/// Sends back what comes, until nothing does.
+fn echo(mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> {
+    let mut byte = [0];
+    while from.read(&mut byte)? == 1 {
+        to.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+/// Follows a chain through more memory than a cache holds, in an order that cannot be foreseen: each unit is a load that the
+/// next one waits for.
+fn memory(units: u64, extra: Extra) -> Result<()> {
+    /// Of 64 bytes, a line of the cache each.
+    const LINES: usize = 1 << 19;
+    const WORDS: usize = 16;
+    let mut chain = vec![0_u32; LINES * WORDS];
+    // A generator of full period visits each line once (Knuth, The Art of Computer Programming, 3.2.1.2, theorem A).
+    let mut line = 0_usize;
+    for _ in 0..LINES {
+        let next = (line * 1_664_525 + 1_013_904_223) % LINES;
+        chain[line * WORDS] = u32::try_from(next * WORDS)?;
+        line = next;
+    }
+    timed(units, extra, || {
+        let mut place = 0;
+        for _ in 0..units {
+            place = chain[place as usize];
+        }
+        black_box(place);
+        Ok(())
+    })
+}
+
+/// What a build does, as far as busybox can: short programs, pipes, text that is searched, small files. Each unit is a round.
+fn compile(units: u64, extra: Extra) -> Result<()> {
+    const ROUND: &str = "
+        mkdir -p objects
+        for file in a b c d; do
+            seq 300 | sed 's/.*/static int f&(int x) { return x * & + 1; }/' >objects/$file.c
+            grep -v 0 objects/$file.c | awk '{ gsub(/static/, \"extern\"); print }' | sort -r >objects/$file.s
+            md5sum objects/$file.s >objects/$file.o
+        done
+        cat objects/*.o | sort | uniq | wc -l
+        rm -r objects";
+    timed(units, extra, || {
+        for _ in 0..units {
+            let output = Command::new("sh").args(["-c", ROUND]).output()?;
+            if output.stdout.trim_ascii() != b"4" {
+                return Err(String::from_utf8_lossy(&output.stderr).into());
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,58 @@
+# Has ./measure-LIMIT run on this host and in guests, and prints what each of them did.
+
+tracepoints=kvm:kvm_hypercall,kvm:kvm_exit,kvm:kvm_userspace_exit,raw_syscalls:sys_enter
+kernel=/proc/sys/kernel
+percent=$(cat $kernel/perf_cpu_time_max_percent) rate=$(cat $kernel/perf_event_max_sample_rate)
+trap 'echo 25 >$kernel/perf_cpu_time_max_percent; echo $rate >$kernel/perf_event_max_sample_rate
+    echo $percent >$kernel/perf_cpu_time_max_percent' EXIT
+
+fail() {
+    echo "$1:" >&2
+    cat printed complaints >&2
+    exit 1
+}
+
+# The host's own limit is that of the guests: it samples for them.
+limit() {
+    sh ./measure-$1 limit
+}
+
+# What QEMU's guest ends with it says on its console.
+succeeded() {
+    grep -q '^row ' printed && ! grep -q '^tally: status [1-9]' printed
+}
+
+# measured NAME COMMAND...
+measured() {
+    name=$1
+    shift
+    "$@" >printed 2>complaints </dev/null && succeeded || fail $name
+    mv printed $name
+}
+
+# counted NAME COMMAND...
+counted() {
+    name=$1
+    shift
+    "$@" >printed 2>complaints </dev/null &
+    until thread=$(grep -lE '^(vcpu0|CPU 0/KVM)' /proc/$!/task/*/comm 2>/dev/null); do
+        kill -0 $! || fail $name
+        sleep 0.01
+    done
+    thread=${thread%/comm}
+    perf record -q -o data -e "{$tracepoints}:S" -t ${thread##*/} 2>refused
+    wait $! && succeeded || fail $name
+    perf script -i data --ns -F time,event,period,trace >$name 2>refused || { cat refused >&2; exit 1; }
+}
+
+# At the end, because how long output takes depends on who reads it. With dd, because cat splices, and what is spliced may
+# still be under way when the machine ends.
+results() {
+    for file in *.times *.counts; do
+        [ -f $file ] || continue
+        echo begin $file
+        dd if=$file bs=64k 2>/dev/null
+        echo end of this
+    done
+}
+

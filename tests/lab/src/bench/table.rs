@@ -1,0 +1,103 @@
+//! The figures as tables, for people and for the README.
+
+use std::fmt::Write;
+
+use super::figures::{Figures, Model};
+use super::plan::{Column, Row};
+use super::script::{Limit, Plan};
+
+/// What all of it came to, a table for each limit.
+pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
+    let mut text = String::new();
+    for &limit in &plan.limits {
+        let percent = if limit == Limit::Default { "25, the default" } else { "0: no limit" };
+        header(&mut text, &format!("`perf_cpu_time_max_percent` is {percent}"), &plan.columns);
+        for &row in plan.runs(limit).iter().filter(|row| plan.rows.contains(row)) {
+            lines(&mut text, plan, figures, (limit, row), model);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn lines(
+    text: &mut String,
+    plan: &Plan,
+    figures: &Figures,
+    (limit, row): (Limit, Row),
+    model: Option<Model>,
+) {
+    let name = format!("{}, `{}`", row.workload, row.measure);
+    let mut line = |what: &str, cell: &dyn Fn(Column) -> Option<String>| {
+        let cells: Vec<_> = plan.columns.iter().map(|column| cell(*column)).collect();
+        if cells.iter().any(Option::is_some) {
+            let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_owned()));
+            write_line(text, &format!("{name}: {what}"), cells);
+        }
+    };
+    let key = |column| (limit, column, row);
+    line("slowdown", &|column| {
+        let slowdown = figures.slowdown(key(column))?;
+        let spread =
+            if plan.repeat > 1 { format!(" ± {}", percent(slowdown.range / 2.0)) } else { String::new() };
+        Some(percent(slowdown.median) + &spread)
+    });
+    if let Some(model) = model {
+        line("modelled slowdown", &|column| figures.modelled_slowdown(key(column), model).map(percent));
+    }
+    line("samples taken, of those implied", &|column| {
+        let samples = figures.samples(key(column))?;
+        Some(format!("{}, {}", whole(samples.taken), whole(samples.implied)))
+    });
+    let of = plan.columns.iter().find_map(|column| Some(figures.cost(key(*column))?.of)).unwrap_or_default();
+    let unit = if model.is_some() { "instructions" } else { "nanoseconds" };
+    line(&format!("{unit} for {of}"), &|column| Some(whole(figures.cost(key(column))?.nanoseconds)));
+    line(&format!("exits for {of}, of these to user space, and system calls"), &|column| {
+        let counts = figures.cost(key(column))?.counts?;
+        Some(counts.map(|count| format!("{count:.1}")).join(", "))
+    });
+    line("start and end of the command", &|column| {
+        Some(format!("{:.1} ms", figures.around(key(column))? / 1e6))
+    });
+}
+
+fn header(text: &mut String, what: &str, columns: &[Column]) {
+    write_line(text, what, columns.iter().map(|column| format!("`{column}`")));
+    write_line(text, "---", columns.iter().map(|_| "---:".to_owned()));
+}
+
+fn write_line(text: &mut String, name: &str, cells: impl Iterator<Item = String>) {
+    write!(text, "| {name} |").expect("writing to a string cannot fail");
+    for cell in cells {
+        write!(text, " {cell} |").expect("writing to a string cannot fail");
+    }
+    text.push('\n');
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
+}
+
+/// A number to the unit, with commas.
+fn whole(number: f64) -> String {
+    let digits = format!("{:.0}", number.abs());
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if number <= -0.5 { format!("-{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_have_commas() {
+        assert_eq!([0.4, 999.0, 1000.0, 1_234_567.0].map(whole), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([-0.4, -1234.0].map(whole), ["0", "-1,234"]);
+    }
+}
