@@ -5,15 +5,14 @@
 //! `bench-workload run COMMAND...` runs a command, and prints the `total` ticks that it took.
 
 use std::arch::x86_64::_rdtsc;
+use std::env;
 use std::error::Error;
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
-use std::{env, fs};
 
-use perf_event_open_sys as sys;
-use sys::bindings::{PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, perf_event_attr};
+use tally_lab::bench::here::count_instructions;
 use tally_lab::bench::{BEGIN, END, READ_EVERY, Workload};
 use tally_lab::pmu_figures::tell_host;
 
@@ -122,7 +121,7 @@ fn spin(instructions: u64) {
 
 /// The loop of a program that looks at its own counter.
 fn reads(instructions: u64, extra: Extra) -> Result<()> {
-    let mut counter = own_instructions()?;
+    let mut counter = count_instructions()?;
     timed(instructions, extra, || {
         let mut value = [0; 8];
         for _ in 0..instructions / READ_EVERY {
@@ -134,23 +133,6 @@ fn reads(instructions: u64, extra: Extra) -> Result<()> {
         }
         Ok(())
     })
-}
-
-fn own_instructions() -> Result<fs::File> {
-    let mut attr = perf_event_attr {
-        size: u32::try_from(size_of::<perf_event_attr>())?,
-        type_: PERF_TYPE_HARDWARE,
-        config: PERF_COUNT_HW_INSTRUCTIONS.into(),
-        ..Default::default()
-    };
-    attr.set_exclude_kernel(1);
-    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
-    let fd = unsafe { sys::perf_event_open(&raw mut attr, 0, -1, -1, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: the descriptor is new and nobody else has it.
-    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
 }
 
 /// Two tasks that hand a byte to and fro: each unit is a switch.

@@ -6,6 +6,7 @@
 //! takes for an exit or a system call is more than the instructions of that: [`Model`] adds it.
 
 mod figures;
+pub mod here;
 mod plan;
 mod script;
 mod table;
@@ -40,18 +41,31 @@ pub struct Programs {
 
 /// Measures on one simulated host.
 pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
-    let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
-    let scripts: Vec<_> = plan.limits.iter().map(|limit| plan.measuring(*limit)).collect();
-    let mut in_guest: Vec<(&str, &[u8])> = vec![("bench-workload", &workload)];
-    in_guest.extend(scripts.iter().map(|(name, script)| (name.as_str(), script.as_bytes())));
+    let parts = Parts::new(plan, programs)?;
     let scenario = Scenario::new(plan.everywhere())
         .file(&programs.tally, "tally")
-        .guest_with(Suite::default(), &in_guest, progress)?
+        .guest_with(Suite::default(), &parts.borrowed(), progress)?
         .limit(Duration::from_hours(3));
-    let place = |scenario: Scenario, (name, program): &(&str, &[u8])| scenario.program(*program, name);
-    let outcome = in_guest.iter().fold(scenario, place).run(progress)?;
+    let place = |scenario: Scenario, &(name, program): &(&str, &[u8])| scenario.program(program, name);
+    let outcome = parts.borrowed().iter().fold(scenario, place).run(progress)?;
     if outcome.status != 0 {
         return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
     }
     Figures::read(plan, &outcome.text())
+}
+
+/// What the host and the guests have alike, each with its name: the workloads, and the scripts that measure.
+struct Parts(Vec<(String, Vec<u8>)>);
+
+impl Parts {
+    fn new(plan: &Plan, programs: &Programs) -> Result<Self> {
+        let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
+        let scripts = plan.limits.iter().map(|limit| plan.measuring(*limit));
+        let scripts = scripts.map(|(name, script)| (name, script.into_bytes()));
+        Ok(Self([("bench-workload".to_owned(), workload)].into_iter().chain(scripts).collect()))
+    }
+
+    fn borrowed(&self) -> Vec<(&str, &[u8])> {
+        self.0.iter().map(|(name, content)| (&**name, &**content)).collect()
+    }
 }

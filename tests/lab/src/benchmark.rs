@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use guest_images::Progress;
 use tally_lab::bench::{
-    self, ALL, Column, Figures, Limit, Measure, Model, Plan, Programs, QUICK, Row, Speed, Workload,
+    self, ALL, Column, Limit, Measure, Model, Plan, Programs, QUICK, Row, Speed, Workload, here,
 };
 use tally_lab::{Error, Result};
 
@@ -19,8 +19,8 @@ pub struct Bench {
     /// A selection that takes minutes
     #[arg(long)]
     quick: bool,
-    /// l1 (the host itself), amd, amd-legacy, intel, intel-v2, kvm (QEMU)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "l1,amd,kvm")]
+    /// l1 (the host), auto, amd, amd-legacy, intel, intel-v2, kvm (QEMU)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "l1,auto,kvm")]
     on: Vec<Column>,
     /// loop, syscalls, switches, memory, compile
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -31,6 +31,12 @@ pub struct Bench {
     /// The kernels' limit for the time that samples take: default, none, both
     #[arg(long, value_enum, default_value_t = Limits::Both, hide_possible_values = true)]
     limit: Limits,
+    /// How often everything is done [default: 1, or 5 with --here]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: Option<u32>,
+    /// On this machine, which needs a PMU, KVM and perf
+    #[arg(long)]
+    here: bool,
     /// A real exit's cost beside its instructions
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.exit_ns)]
     exit_ns: u64,
@@ -51,34 +57,48 @@ enum Limits {
 
 impl Bench {
     /// Measures and prints tables.
-    pub fn run(self, progress: &mut Progress) -> Result<u8> {
-        let plan = self.plan(Speed::Simulated)?;
+    pub fn run(mut self, progress: &mut Progress) -> Result<u8> {
+        self.on = without_repetition(self.on);
+        if self.here
+            && let Some(obstacle) = here::obstacle(&self.on)
+        {
+            return Err(Error::NotHere(obstacle));
+        }
+        if self.here && self.on.contains(&Column::Kvm) && !here::has_qemu() {
+            progress.step("without `kvm`: there is no qemu-system-x86_64");
+            self.on.retain(|column| *column != Column::Kvm);
+        }
+        let plan = self.plan()?;
         let tally = tally::program()?;
         let programs = Programs { workload: tally.with_file_name("bench-workload"), tally };
-        progress.step("measuring on the simulated host");
-        let figures = bench::in_the_lab(&plan, &programs, progress)?;
+        let figures = if self.here {
+            here::measure(&plan, &programs, progress)?
+        } else {
+            progress.step("measuring on the simulated host");
+            bench::in_the_lab(&plan, &programs, progress)?
+        };
         progress.done();
-        self.print(&plan, &figures);
+        let &Self { exit_ns, user_exit_ns, syscall_ns, .. } = &self;
+        let model = Model { exit_ns, user_exit_ns, syscall_ns };
+        print!("{}", bench::table(&plan, &figures, (!self.here).then_some(model)));
         Ok(0)
     }
 
-    fn print(&self, plan: &Plan, figures: &Figures) {
-        let &Self { exit_ns, user_exit_ns, syscall_ns, .. } = self;
-        let model = Model { exit_ns, user_exit_ns, syscall_ns };
-        println!("{}", bench::table(plan, figures, Some(model)));
-    }
-
-    fn plan(&self, speed: Speed) -> Result<Plan> {
+    fn plan(&self) -> Result<Plan> {
         let limits = match self.limit {
             Limits::Default => vec![Limit::Default],
             Limits::None => vec![Limit::None],
             Limits::Both => Limit::ALL.to_vec(),
         };
-        let rows = self.rows(speed);
-        if rows.is_empty() {
-            return Err(Error::Command("what was asked for: nothing is left of it".to_owned()));
-        }
-        Ok(Plan { rows, columns: self.on.clone(), limits, repeat: 1, counts: speed == Speed::Simulated })
+        let (speed, repeat) = if self.here { (Speed::Real, 5) } else { (Speed::Simulated, 1) };
+        let plan = Plan {
+            rows: self.rows(speed),
+            columns: self.on.clone(),
+            limits,
+            repeat: self.repeat.unwrap_or(repeat),
+            counts: !self.here,
+        };
+        if plan.rows.is_empty() || plan.columns.is_empty() { Err(Error::NothingToMeasure) } else { Ok(plan) }
     }
 
     /// The measurements that were named, of the workloads that were; or else the usual ones.
@@ -86,11 +106,12 @@ impl Bench {
         let wanted = |workload: &Workload| self.workload.is_empty() || self.workload.contains(workload);
         if !self.measure.is_empty() {
             let workloads = if self.workload.is_empty() { &[Workload::Loop] } else { &*self.workload };
-            let row = |workload: &Workload| {
-                let workload = *workload;
-                self.measure.iter().map(move |measure| Row::new(workload, *measure, speed))
-            };
-            return workloads.iter().flat_map(row).collect();
+            let pairs =
+                workloads.iter().flat_map(|&workload| self.measure.iter().map(move |&m| (workload, m)));
+            let sensible = pairs.filter(|(workload, measure)| Row::makes_sense(*workload, *measure));
+            return without_repetition(
+                sensible.map(|(workload, measure)| Row::new(workload, measure, speed)),
+            );
         }
         let usual = if self.quick { QUICK } else { ALL };
         let chosen = usual.iter().filter(|(workload, _)| wanted(workload));
@@ -101,4 +122,13 @@ impl Bench {
             })
             .collect()
     }
+}
+
+fn without_repetition<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    all.into_iter().fold(Vec::new(), |mut kept, one| {
+        if !kept.contains(&one) {
+            kept.push(one);
+        }
+        kept
+    })
 }

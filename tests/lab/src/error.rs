@@ -58,6 +58,12 @@ pub enum Error {
         /// Where it was.
         place: String,
     },
+    /// This machine is not one that can be measured.
+    #[error("the benchmark cannot run on this machine: {0}")]
+    NotHere(String),
+    /// Nothing is left of a benchmark.
+    #[error("nothing of what was asked for can be measured: only the workload `loop` reads its counter")]
+    NothingToMeasure,
     /// The program `tally` is not where it is looked for.
     #[error("no program `tally` in {}: cargo build --release --package tally", .0.display())]
     NoTally(PathBuf),

@@ -42,6 +42,26 @@ impl Outcome {
     }
 }
 
+/// The default guest's kernel, and its initrd with more programs in the folder that its command starts in.
+pub fn guest_with(
+    suite: Suite,
+    programs: &[(&str, &[u8])],
+    progress: &mut Progress,
+) -> Result<(PathBuf, Vec<u8>)> {
+    let guest = guest_images::guest(&Cache::open()?, suite, progress)?;
+    let mut initrd = Vec::new();
+    if !programs.is_empty() {
+        let mut archive = Archive::new();
+        for (name, content) in programs {
+            archive.file(&format!("root/{name}"), 0o755, content);
+        }
+        // In front, because only a plain archive can be followed by another one.
+        initrd = archive.finish();
+    }
+    initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
+    Ok((guest.kernel, initrd))
+}
+
 /// What a script's streams are connected to while it runs.
 pub struct Streams<'a> {
     /// Its standard input, which it need not read. Without, that is empty.
@@ -142,19 +162,9 @@ impl Scenario {
         programs: &[(&str, &[u8])],
         progress: &mut Progress,
     ) -> Result<Self> {
-        let guest = guest_images::guest(&Cache::open()?, suite, progress)?;
-        let mut initrd = Vec::new();
-        if !programs.is_empty() {
-            let mut archive = Archive::new();
-            for (name, content) in programs {
-                archive.file(&format!("root/{name}"), 0o755, content);
-            }
-            // In front, because only a plain archive can be followed by another one.
-            initrd = archive.finish();
-        }
-        initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
+        let (kernel, initrd) = guest_with(suite, programs, progress)?;
         Ok(self
-            .file(guest.kernel, "guest/kernel")
+            .file(kernel, "guest/kernel")
             .program(initrd, "guest/initrd")
             .variable("TALLY_GUEST", "/scenario/guest"))
     }

@@ -5,6 +5,7 @@
 //! asked for early. A host that no selected test looks at is not asked for.
 
 mod attribution;
+mod bench;
 mod changes;
 mod check;
 mod counting;

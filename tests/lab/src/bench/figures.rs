@@ -193,12 +193,13 @@ impl Figures {
 
 impl Model {
     /// What others have measured. One AMD EPYC takes 1,360 cycles from before VMRUN to behind the #VMEXIT, and 1,160 between
-    /// these and the ends of `KVM_RUN` (M. Roth, "KVM: SVM: use vmsave/vmload for saving/restoring additional host state", LKML,
-    /// December 2020: <https://lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html>); this is at 2.5 GHz. A system call that does
-    /// nothing takes 300 ns on a Skylake with its mitigations, and 100 without
-    /// (<https://blog.i0.pm/posts/the-cost-of-a-syscall-measured-190303/>). The instructions of KVM and the kernel are in these
-    /// as well as in the lab's time, so that the model is on the dear side.
+    /// these and the ends of `KVM_RUN` (M. Roth, LKML, December 2020); this is at 2.5 GHz. A system call that does nothing takes
+    /// 300 ns on a Skylake with its mitigations, and 100 without. The instructions of KVM and the kernel are in these as well as
+    /// in the lab's time, so that the model is on the dear side.
     pub const PUBLISHED: Self = Self { exit_ns: 540, user_exit_ns: 460, syscall_ns: 300 };
+    /// Where that is to be read.
+    pub const SOURCES: &str = "https://lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html, \
+                               https://blog.i0.pm/posts/the-cost-of-a-syscall-measured-190303/";
 
     fn nanoseconds(self, counts: Counts) -> f64 {
         let Counts { exits, user_exits, calls } = counts;
@@ -266,4 +267,107 @@ fn windows(text: &str) -> Vec<Counts> {
 fn code(words: &[&str]) -> Option<u32> {
     let ["nr", code, ..] = words else { return None };
     u32::from_str_radix(code.strip_prefix("0x")?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::plan::Speed;
+
+    const ROW: &str = "loop/3000000/record:1000:2";
+
+    fn plan() -> Plan {
+        let row = Row::new(Workload::Loop, "record:1000:2".parse().unwrap(), Speed::Simulated);
+        assert_eq!(row.to_string(), ROW);
+        Plan {
+            rows: vec![row],
+            columns: vec![Column::Host, Column::Kvm],
+            limits: vec![Limit::None],
+            repeat: 3,
+            counts: true,
+        }
+    }
+
+    /// The ticks of the base and of three runs of the row: a tick is two nanoseconds.
+    fn times(base: u64, with: [u64; 3]) -> String {
+        let run = |row: &str, ticks: u64, rest: &str| {
+            format!(
+                "row {row} ticks {ticks} nanoseconds {} units 3 total {}{rest}\r\n",
+                ticks * 2,
+                ticks + 50
+            )
+        };
+        let mut text = run("loop/3000000/nothing", base, "");
+        text += &run("loop/3000000/stat:2", base, " count 3000999 running 200 intervals 0");
+        with.iter().fold(text, |text, ticks| text + &run(ROW, *ticks, " SAMPLE 5000"))
+    }
+
+    fn text() -> String {
+        let mark = |code: u32, [exits, user, calls]: [u64; 3]| {
+            format!(
+                "1.0: 1 kvm:kvm_hypercall: nr {code:#x} a0 0x0\n1.0: {exits} kvm:kvm_exit: \n\
+                 1.0: {user} kvm:kvm_userspace_exit: \n1.0: {calls} raw_syscalls:sys_enter: \n"
+            )
+        };
+        let window = |counts| mark(BEGIN, [99; 3]) + &mark(11, [99; 3]) + &mark(END, counts);
+        let counts = window([10, 0, 3]) + &window([10, 0, 3]) + &window([25_010, 5_000, 10_003]);
+        let sections = [
+            ("l1.none.times", times(1000, [1100, 1500, 1200])),
+            ("kvm.none.times", times(2000, [5000, 5000, 5000])),
+            ("kvm.none.counts", counts),
+        ];
+        sections.map(|(name, text)| format!("begin {name}\n{text}end of this\n")).concat()
+    }
+
+    fn figures() -> (Figures, [Key; 2]) {
+        let plan = plan();
+        let keys = [Column::Host, Column::Kvm].map(|column| (Limit::None, column, plan.rows[0]));
+        (Figures::read(&plan, &text()).unwrap(), keys)
+    }
+
+    #[test]
+    fn a_slowdown_is_that_of_the_run_in_the_middle() {
+        let (figures, [host, kvm]) = figures();
+        let slowdown = figures.slowdown(host).unwrap();
+        assert!((slowdown.median - 0.2).abs() < 1e-9 && (slowdown.range - 0.4).abs() < 1e-9, "{slowdown:?}");
+        assert!((figures.slowdown(kvm).unwrap().median - 1.5).abs() < 1e-9);
+        assert_eq!(figures.around(kvm), Some(100.0));
+    }
+
+    #[test]
+    fn samples_are_compared_with_those_that_the_count_makes() {
+        let (figures, [host, _]) = figures();
+        // 3,000,999 instructions are 3,000 periods, of two events each.
+        assert_eq!(figures.samples(host), Some(Samples { taken: 5000.0, implied: 6000.0, at_once: 2.0 }));
+    }
+
+    #[test]
+    fn a_sampling_point_is_an_overflow_of_all_events() {
+        let (figures, [host, kvm]) = figures();
+        let cost = figures.cost(host).unwrap();
+        assert_eq!((cost.of, cost.nanoseconds, cost.counts), ("a sampling point", 400.0 / 2500.0, None));
+        assert_eq!(figures.cost(kvm).unwrap().counts, Some([10.0, 2.0, 4.0]));
+    }
+
+    #[test]
+    fn a_model_adds_what_exits_and_calls_take() {
+        let (figures, [host, kvm]) = figures();
+        let model = Model { exit_ns: 1, user_exit_ns: 10, syscall_ns: 100 };
+        // 4,000 ns and 310 without, 10,000 ns and 25,010 + 50,000 + 1,000,300 with.
+        let slowdown = figures.modelled_slowdown(kvm, model).unwrap();
+        assert!((slowdown - (1_085_310.0 / 4_310.0 - 1.0)).abs() < 1e-9, "{slowdown}");
+        assert_eq!(figures.modelled_slowdown(host, model), Some(2400.0 / 2000.0 - 1.0));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_an_error() {
+        let whole = text();
+        for (missing, instead) in
+            [("kvm.none.counts", "other"), ("stat:2", "stat:3"), ("ticks 1000", "ticks x")]
+        {
+            let text = whole.replace(missing, instead);
+            assert!(Figures::read(&plan(), &text).is_err(), "{missing}");
+        }
+        assert!(Figures::read(&plan(), &whole.replacen("0x7a120000", "0xb", 1)).is_err());
+    }
 }

@@ -130,6 +130,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether that workload can be measured in that way: only the loop reads a counter.
+    pub fn makes_sense(workload: Workload, measure: Measure) -> bool {
+        measure != Measure::Read || workload == Workload::Loop
+    }
+
     /// As long as a machine of this speed needs it to be.
     pub fn new(workload: Workload, measure: Measure, speed: Speed) -> Self {
         let units = match (workload, measure) {
@@ -150,6 +155,7 @@ impl Row {
     }
 
     /// The one that it is compared with.
+    #[must_use]
     pub fn base(self) -> Self {
         Self { measure: Measure::Nothing, ..self }
     }
@@ -240,8 +246,9 @@ pub enum Column {
 
 impl Column {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Host,
+        Self::Tally("auto"),
         Self::Tally("amd"),
         Self::Tally("amd-legacy"),
         Self::Tally("intel"),

@@ -17,7 +17,27 @@ pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
         }
         text.push('\n');
     }
+    foot(&mut text, plan, model);
     text
+}
+
+/// What one has to know who reads the tables.
+fn foot(text: &mut String, plan: &Plan, model: Option<Model>) {
+    text.push_str(
+        "Slowdown: how much longer the workload itself takes, beside the same without perf. A sampling point: an overflow\n\
+         of all events that are counted at a time. `l1` is the host itself, without a guest.\n",
+    );
+    match model {
+        Some(Model { exit_ns, user_exit_ns, syscall_ns }) => writeln!(
+            text,
+            "The lab's time is instructions, one a nanosecond. The modelled slowdown adds what real processors take beside\n\
+             those: {exit_ns} ns for each exit from the guest, {user_exit_ns} more if it goes to user space, {syscall_ns} for each \
+             system call of\nthe vCPU's thread (published: {}).",
+            Model::SOURCES
+        ),
+        None => writeln!(text, "Medians of {}, and half of what is between the least and the most.", plan.repeat),
+    }
+    .expect("writing to a string cannot fail");
 }
 
 fn lines(

@@ -1,0 +1,77 @@
+//! The benchmark itself, on the smallest selection that says something: its numbers are what they have to be where that is
+//! known, and its table has them all.
+
+use std::sync::LazyLock;
+
+use guest_images::Progress;
+use guest_tests::program;
+use tally_lab::bench::{self, Column, Cost, Figures, Limit, Model, Plan, Programs, Row, Samples, Workload};
+
+/// A loop of 500 sampling points of six events.
+const PERIOD: u64 = 100_000;
+const POINTS: u64 = 500;
+const EVENTS: u8 = 6;
+
+static PLAN: LazyLock<Plan> = LazyLock::new(|| {
+    let measure = format!("record:{PERIOD}:{EVENTS}").parse().expect("it is a measurement");
+    Plan {
+        rows: vec![Row { workload: Workload::Loop, units: POINTS * PERIOD, measure }],
+        columns: vec![Column::Host, Column::Tally("amd"), Column::Kvm],
+        limits: vec![Limit::None],
+        repeat: 1,
+        counts: true,
+    }
+});
+
+static FIGURES: LazyLock<Figures> = LazyLock::new(|| {
+    let programs = Programs { tally: program("tally"), workload: program("bench-workload") };
+    bench::in_the_lab(&PLAN, &programs, &mut Progress::stderr("lab"))
+        .unwrap_or_else(|error| panic!("{error}"))
+});
+
+fn samples(column: Column) -> Samples {
+    FIGURES.samples((Limit::None, column, PLAN.rows[0])).expect("samples were taken")
+}
+
+fn cost(column: Column) -> Cost {
+    FIGURES.cost((Limit::None, column, PLAN.rows[0])).expect("it costs something")
+}
+
+#[test]
+fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() {
+    for column in [Column::Host, Column::Tally("amd")] {
+        let Samples { taken, implied, at_once } = samples(column);
+        assert!((at_once - f64::from(EVENTS)).abs() < f64::EPSILON, "{column}: {at_once} at once");
+        assert!((taken - implied).abs() < f64::EPSILON, "{column}: {taken} of {implied}");
+    }
+    assert!(samples(Column::Tally("amd")).taken >= samples(Column::Kvm).taken);
+}
+
+#[test]
+fn a_sampling_point_costs_the_host_least_and_kvms_own_vpmu_most() {
+    let [host, tally, kvm] = [Column::Host, Column::Tally("amd"), Column::Kvm].map(cost);
+    assert!(host.nanoseconds < tally.nanoseconds, "{host:?} {tally:?}");
+    assert!(tally.nanoseconds < kvm.nanoseconds, "{tally:?} {kvm:?}");
+    assert_eq!(host.counts, None, "a host has no exits");
+    let [exits, user_exits, calls] = tally.counts.expect("exits were counted");
+    assert!(exits >= user_exits && user_exits >= 1.0 && calls >= user_exits, "{tally:?}");
+    let [exits, user_exits, _] = kvm.counts.expect("exits were counted");
+    assert!(exits >= 6.0 && user_exits < 1.0, "{kvm:?}");
+}
+
+#[test]
+fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
+    let table = bench::table(&PLAN, &FIGURES, Some(Model::PUBLISHED));
+    let row = |what: &str| {
+        let line =
+            table.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {table}"));
+        line.trim_matches('|').split('|').skip(1).map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(row("perf_cpu_time_max_percent"), ["`l1`", "`amd`", "`kvm`"]);
+    assert_eq!(row("samples taken")[0], "3,000, 3,000");
+    for what in [": slowdown", ": modelled slowdown", "instructions for a sampling point", "start and end"] {
+        assert!(row(what).iter().all(|cell| cell != "-"), "{table}");
+    }
+    assert_eq!(row("exits for a sampling point")[0], "-");
+    assert!(table.contains("540 ns for each exit") && table.contains("https://lkml"), "{table}");
+}
