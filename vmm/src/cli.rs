@@ -68,7 +68,7 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Measure what it costs programs that counters are used, beside KVM's vPMU
+    /// Tell what the use of counters costs, beside KVM's vPMU
     #[command(
         disable_help_flag = true,
         after_help = "\

@@ -18,7 +18,7 @@ use std::time::Duration;
 use guest_images::{Progress, Suite};
 
 pub use figures::{Cost, Counts, Figures, Model, Samples, Spread};
-pub use plan::{ALL, Column, Events, Measure, Modes, QUICK, Row, Speed, Workload};
+pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Workload};
 pub use script::{Limit, Plan};
 pub use table::table;
 

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use guest_images::Progress;
 use tally_lab::bench::{
-    self, ALL, Column, Limit, Measure, Model, Plan, Programs, QUICK, Row, Speed, Workload, here,
+    self, ALL, Column, Length, Limit, Measure, Model, Plan, Programs, QUICK, Row, Workload, here,
 };
 use tally_lab::{Error, Result};
 
@@ -16,7 +16,7 @@ Examples:
   tally-lab bench --quick
   tally-lab bench --on l1,amd,kvm --workload loop --measure record:100000:6")]
 pub struct Bench {
-    /// A selection that takes minutes
+    /// A selection that takes minutes, and shorter workloads
     #[arg(long)]
     quick: bool,
     /// l1 (the host), auto, amd, amd-legacy, intel, intel-v2, kvm (QEMU)
@@ -31,13 +31,13 @@ pub struct Bench {
     /// The kernels' limit for the time that samples take: default, none, both
     #[arg(long, value_enum, default_value_t = Limits::Both, hide_possible_values = true)]
     limit: Limits,
-    /// How often everything is done [default: 1, or 5 with --here]
+    /// How often all is done [default: 1, --here: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: Option<u32>,
     /// On this machine, which needs a PMU, KVM and perf
     #[arg(long)]
     here: bool,
-    /// A real exit's cost beside its instructions
+    /// What an exit takes beside its instructions
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.exit_ns)]
     exit_ns: u64,
     /// The same if it goes to user space
@@ -90,9 +90,13 @@ impl Bench {
             Limits::None => vec![Limit::None],
             Limits::Both => Limit::ALL.to_vec(),
         };
-        let (speed, repeat) = if self.here { (Speed::Real, 5) } else { (Speed::Simulated, 1) };
+        let (length, repeat) = match (self.here, self.quick) {
+            (true, _) => (Length::Real, 5),
+            (false, true) => (Length::Short, 1),
+            (false, false) => (Length::Usual, 1),
+        };
         let plan = Plan {
-            rows: self.rows(speed),
+            rows: self.rows(length),
             columns: self.on.clone(),
             limits,
             repeat: self.repeat.unwrap_or(repeat),
@@ -102,7 +106,7 @@ impl Bench {
     }
 
     /// The measurements that were named, of the workloads that were; or else the usual ones.
-    fn rows(&self, speed: Speed) -> Vec<Row> {
+    fn rows(&self, length: Length) -> Vec<Row> {
         let wanted = |workload: &Workload| self.workload.is_empty() || self.workload.contains(workload);
         if !self.measure.is_empty() {
             let workloads = if self.workload.is_empty() { &[Workload::Loop] } else { &*self.workload };
@@ -110,7 +114,7 @@ impl Bench {
                 workloads.iter().flat_map(|&workload| self.measure.iter().map(move |&m| (workload, m)));
             let sensible = pairs.filter(|(workload, measure)| Row::makes_sense(*workload, *measure));
             return without_repetition(
-                sensible.map(|(workload, measure)| Row::new(workload, measure, speed)),
+                sensible.map(|(workload, measure)| Row::new(workload, measure, length)),
             );
         }
         let usual = if self.quick { QUICK } else { ALL };
@@ -118,7 +122,7 @@ impl Bench {
         chosen
             .flat_map(|(workload, measures)| {
                 let measure = |text: &&str| text.parse().expect("a test reads them all");
-                measures.iter().map(move |text| Row::new(*workload, measure(text), speed))
+                measures.iter().map(move |text| Row::new(*workload, measure(text), length))
             })
             .collect()
     }

@@ -63,7 +63,7 @@ Example:
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
-    /// Tell what it costs programs that counters are used: Tally beside KVM's vPMU
+    /// Tell what the use of counters costs, beside KVM's vPMU
     Bench(benchmark::Bench),
 }
 

@@ -272,12 +272,12 @@ fn code(words: &[&str]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::plan::Speed;
+    use crate::bench::plan::Length;
 
     const ROW: &str = "loop/3000000/record:1000:2";
 
     fn plan() -> Plan {
-        let row = Row::new(Workload::Loop, "record:1000:2".parse().unwrap(), Speed::Simulated);
+        let row = Row::new(Workload::Loop, "record:1000:2".parse().unwrap(), Length::Usual);
         assert_eq!(row.to_string(), ROW);
         Plan {
             rows: vec![row],

@@ -149,10 +149,10 @@ fn command(column: Column, limit: Limit, extra: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::plan::{Speed, Workload};
+    use crate::bench::plan::{Length, Workload};
 
     fn plan(measures: &[&str]) -> Plan {
-        let row = |text: &&str| Row::new(Workload::Loop, text.parse().unwrap(), Speed::Simulated);
+        let row = |text: &&str| Row::new(Workload::Loop, text.parse().unwrap(), Length::Usual);
         Plan {
             rows: measures.iter().map(row).collect(),
             columns: vec![Column::Host, Column::Kvm],
