@@ -22,7 +22,7 @@ pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Workload
 pub use script::{Limit, Plan};
 pub use table::table;
 
-use crate::{Error, Result, Scenario};
+use crate::{Error, HostPmu, Result, Scenario};
 
 /// What a guest's program tells the host when its rounds begin.
 pub const BEGIN: u32 = 0x7a12_0001;
@@ -46,6 +46,11 @@ pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> 
         .file(&programs.tally, "tally")
         .guest_with(Suite::default(), &parts.borrowed(), progress)?
         .limit(Duration::from_hours(3));
+    let scenario = if plan.columns.contains(&Column::Mediated) {
+        scenario.host(Suite::Sid).pmu(HostPmu::PerfMonV2)
+    } else {
+        scenario
+    };
     let place = |scenario: Scenario, &(name, program): &(&str, &[u8])| scenario.program(program, name);
     let outcome = parts.borrowed().iter().fold(scenario, place).run(progress)?;
     if outcome.status != 0 {

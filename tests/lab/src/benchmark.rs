@@ -19,7 +19,7 @@ pub struct Bench {
     /// A selection that takes minutes, and shorter workloads
     #[arg(long)]
     quick: bool,
-    /// l1 (the host), auto, amd, amd-legacy, intel, intel-v2, kvm (QEMU)
+    /// l1 (the host), auto, amd, ..., intel-v2, kvm (QEMU), mediated
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "l1,auto,kvm")]
     on: Vec<Column>,
     /// loop, syscalls, switches, memory, compile

@@ -35,7 +35,7 @@ counted() {
     name=$1
     shift
     "$@" >printed 2>complaints </dev/null &
-    until thread=$(grep -lE '^(vcpu0|CPU 0/KVM)' /proc/$!/task/*/comm 2>/dev/null); do
+    until thread=$(grep -lE '^(vcpu0|CPU 0/KVM)' /proc/[0-9]*/task/*/comm 2>/dev/null); do
         kill -0 $! || fail $name
         sleep 0.01
     done
@@ -43,6 +43,18 @@ counted() {
     perf record -q -o data -e "{$tracepoints}:S" -t ${thread##*/} 2>refused
     wait $! && succeeded || fail $name
     perf script -i data --ns -F time,event,period,trace >$name 2>refused || { cat refused >&2; exit 1; }
+}
+
+# mediated COMMAND...: with KVM's mediated vPMU, which is chosen as its module is loaded.
+mediated() {
+    load_kvm enable_mediated_pmu=1 && grep -q Y /sys/module/kvm_amd/parameters/enable_mediated_pmu || return
+    "$@"
+    status=$?
+    load_kvm && return $status
+}
+
+load_kvm() {
+    rmmod kvm_amd && insmod /lib/modules/kvm_amd.ko "$@"
 }
 
 # At the end, because how long output takes depends on who reads it. With dd, because cat splices, and what is spliced may

@@ -161,6 +161,11 @@ impl Figures {
         Some(Samples { taken, implied: (points * at_once).floor(), at_once })
     }
 
+    /// How often the kernel was interrupted, where samples are taken.
+    pub fn interrupts(&self, key: Key) -> Option<f64> {
+        key.2.measure.samples().then(|| self.median(key, "interrupts"))?
+    }
+
     /// What one of that costs which the row is about.
     pub fn cost(&self, (limit, column, row): Key) -> Option<Cost> {
         let key = (limit, column, row);

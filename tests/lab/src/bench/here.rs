@@ -35,6 +35,9 @@ pub fn obstacle(columns: &[Column]) -> Option<String> {
     if let Err(error) = File::options().write(true).open(LIMIT) {
         return Some(format!("{LIMIT} cannot be written ({error}), so it has to be root"));
     }
+    if columns.contains(&Column::Mediated) {
+        return Some("loading KVM with its mediated vPMU is for the lab only".to_owned());
+    }
     if columns.iter().any(|column| *column != Column::Host) { host::obstacle() } else { None }
 }
 

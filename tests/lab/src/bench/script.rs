@@ -88,16 +88,15 @@ impl Plan {
         let mut script = EVERYWHERE.to_owned();
         for &limit in &self.limits {
             for &column in &self.columns {
-                let name = Section::times(limit, column);
-                let command = command(column, limit, "");
-                writeln!(script, "limit {limit}\nmeasured {name} {command}", limit = limit.name())
-                    .expect("writing to a string cannot fail");
-            }
-            for &column in self.columns.iter().filter(|column| self.counts && **column != Column::Host) {
-                let name = Section::counts(limit, column);
-                let command = command(column, limit, "mark");
-                writeln!(script, "limit {limit}\ncounted {name} {command}", limit = limit.name())
-                    .expect("writing to a string cannot fail");
+                let mut line = |function: &str, name: &str, extra: &str| {
+                    let command = command(column, limit, extra);
+                    writeln!(script, "limit {}\n{function} {name} {command}", limit.name())
+                        .expect("writing to a string cannot fail");
+                };
+                line("measured", &Section::times(limit, column), "");
+                if self.counts && column != Column::Host {
+                    line("counted", &Section::counts(limit, column), "mark");
+                }
             }
         }
         script + "results\n"
@@ -139,6 +138,7 @@ fn command(column: Column, limit: Limit, extra: &str) -> String {
         Column::Tally(pmu) => {
             format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh {script} '{extra}'")
         }
+        Column::Mediated => format!("mediated {}", command(Column::Tally("kvm"), limit, extra)),
         // So its threads have names.
         Column::Kvm => {
             peer::linux(Machine::Default, &["sh", &script, extra]) + " -name bench,debug-threads=on"

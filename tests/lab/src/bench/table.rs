@@ -69,6 +69,7 @@ fn lines(
         let samples = figures.samples(key(column))?;
         Some(format!("{}, {}", whole(samples.taken), whole(samples.implied)))
     });
+    line("interrupts of the PMU", &|column| figures.interrupts(key(column)).map(whole));
     let of = plan.columns.iter().find_map(|column| Some(figures.cost(key(*column))?.of)).unwrap_or_default();
     let unit = if model.is_some() { "instructions" } else { "nanoseconds" };
     line(&format!("{unit} for {of}"), &|column| Some(whole(figures.cost(key(column))?.nanoseconds)));
