@@ -60,7 +60,7 @@ impl ThreadPmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
             Pmu::Ours(shown, host) => {
-                info!("each of its counters that is used is a pinned perf event of this thread");
+                info!("what its counters count is counted by pinned perf events of this thread");
                 let mut model = shown.model(host);
                 model.obey(policy);
                 Kind::Ours(shown.entry(), model)
