@@ -177,17 +177,19 @@ impl Slate {
         model: &mut dyn Model<S>,
         is_its_own: impl FnOnce() -> bool,
     ) {
-        let hardware_changed = model.unit().hardware_changed();
         if self.active {
-            if self.hardware_changed != hardware_changed {
+            if self.hardware_changed != model.unit().hardware_changed() {
                 self.show(page, model);
             }
             return;
         }
-        if model.unit().control() != 0 || page.passed.load(Relaxed) != PASSED {
+        if page.passed.load(Relaxed) != PASSED {
             return;
         }
         page.passed.store(0, Relaxed);
+        if model.unit().control() != 0 {
+            return;
+        }
         if is_its_own() {
             page.dirty.store(0, Relaxed);
             page.cleared.store(0, Relaxed);
