@@ -12,6 +12,7 @@ mod script;
 mod table;
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,11 +53,17 @@ pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> 
         scenario
     };
     let place = |scenario: Scenario, &(name, program): &(&str, &[u8])| scenario.program(program, name);
-    let outcome = parts.borrowed().iter().fold(scenario, place).run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
+    let scenario = parts.borrowed().iter().fold(scenario, place);
+    let mut printed = Vec::new();
+    // It says there how far it is, and what is wrong.
+    match scenario.run_with(progress, &mut printed, &mut io::stderr())? {
+        0 => Figures::read(plan, &String::from_utf8_lossy(&printed)),
+        _ => Err(said_why()),
     }
-    Figures::read(plan, &outcome.text())
+}
+
+fn said_why() -> Error {
+    Error::Command("the measuring script".to_owned())
 }
 
 /// What the host and the guests have alike, each with its name: the workloads, and the scripts that measure.

@@ -26,6 +26,7 @@ succeeded() {
 measured() {
     name=$1
     shift
+    echo "measuring $name" >&2
     "$@" >printed 2>complaints </dev/null && succeeded || fail $name
     mv printed $name
 }
@@ -34,6 +35,7 @@ measured() {
 counted() {
     name=$1
     shift
+    echo "measuring $name" >&2
     "$@" >printed 2>complaints </dev/null &
     until thread=$(grep -lE '^(vcpu0|CPU 0/KVM)' /proc/[0-9]*/task/*/comm 2>/dev/null); do
         kill -0 $! || fail $name

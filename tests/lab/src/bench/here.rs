@@ -14,7 +14,7 @@ use sys::bindings::{PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, perf_event_a
 use super::figures::Figures;
 use super::plan::Column;
 use super::script::Plan;
-use super::{Parts, Programs};
+use super::{Parts, Programs, said_why};
 use crate::scenario::guest_with;
 use crate::{Error, Result};
 
@@ -66,10 +66,11 @@ pub fn measure(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Res
         .current_dir(folder)
         .env("TALLY_GUEST", &guest)
         .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
         .output()
         .map_err(Error::system("run sh"))?;
     if !output.status.success() {
-        return Err(Error::Command(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(said_why());
     }
     Figures::read(plan, &String::from_utf8_lossy(&output.stdout))
 }

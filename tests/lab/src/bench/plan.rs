@@ -80,15 +80,17 @@ impl Measure {
 
     /// The command that does it, in front of that which it is done to.
     pub fn command(self, events: Events) -> String {
+        /// Without looking for what is no part of any of this: that alone takes half of perf's start.
+        const RECORD: &str = "perf record -q -B --no-bpf-event -o data";
         let list = |modes| events.list(self.events(), modes);
         match self {
             Self::Nothing | Self::Read => String::new(),
             Self::Stat(_, modes) => format!("perf stat -x, -o counts -e {}", list(modes)),
             Self::Record(period, _, modes) => {
-                format!("perf record -q -N -o data -c {period} -e {}", list(modes))
+                format!("{RECORD} -c {period} -e {}", list(modes))
             }
             Self::Rate(hertz, _) => {
-                format!("perf record -q -N -o data -F {hertz} -e {}", list(Modes::All))
+                format!("{RECORD} -F {hertz} -e {}", list(Modes::All))
             }
             Self::Interval(milliseconds, _) => {
                 format!("perf stat -I {milliseconds} -x, -o counts -e {}", list(Modes::User))
