@@ -48,10 +48,11 @@ fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() 
 }
 
 #[test]
-fn a_sampling_point_costs_the_host_least_and_kvms_own_vpmu_most() {
+fn a_sampling_point_costs_the_host_least_and_guests_their_exits() {
     let [host, tally, kvm] = [Column::Host, Column::Tally("amd"), Column::Kvm].map(cost);
-    assert!(host.nanoseconds < tally.nanoseconds, "{host:?} {tally:?}");
-    assert!(tally.nanoseconds < kvm.nanoseconds, "{tally:?} {kvm:?}");
+    for guest in [tally, kvm] {
+        assert!(host.nanoseconds < guest.nanoseconds, "{host:?} {guest:?}");
+    }
     assert_eq!(host.counts, None, "a host has no exits");
     let [exits, user_exits, calls] = tally.counts.expect("exits were counted");
     assert!(exits >= user_exits && user_exits >= 1.0 && calls >= user_exits, "{tally:?}");
