@@ -28,9 +28,8 @@ pub use self::operator::{ChangePolicy, CounterName, List, Log, Stat};
     version,
     max_term_width = 80,
     after_help = "\
-Examples:
-  tally run -- uname -a
-  tally doctor"
+Example:
+  tally run -- perf stat true"
 )]
 pub struct Cli {
     /// What to do.
