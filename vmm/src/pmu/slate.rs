@@ -24,6 +24,7 @@ impl SharedSlate {
     pub fn new(vcpu: u8, registers: Registers, memory: &GuestMemoryMmap) -> Option<Self> {
         let physical = slate::page(vcpu);
         let slice = memory.get_slice(GuestAddress(physical), size_of::<Page>()).ok()?;
+        #[expect(clippy::cast_ptr_alignment, reason = "that is looked at next")]
         let page = slice.ptr_guard().as_ptr().cast::<Page>();
         if !page.is_aligned() {
             return None;

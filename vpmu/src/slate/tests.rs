@@ -58,9 +58,11 @@ impl Kernel {
         be_cpu_0(&mut stub.code);
         assert!(64 + stub.code.len() <= MEMORY);
         // SAFETY: it fits, as was seen.
+        let code = unsafe { memory.add(64) };
+        // SAFETY: so does this.
         unsafe { ptr::copy_nonoverlapping(function.as_ptr(), memory, function.len()) };
-        // SAFETY: the same.
-        unsafe { ptr::copy_nonoverlapping(stub.code.as_ptr(), memory.add(64), stub.code.len()) };
+        // SAFETY: and this.
+        unsafe { ptr::copy_nonoverlapping(stub.code.as_ptr(), code, stub.code.len()) };
         Self { memory, stub, value, page }
     }
 
