@@ -21,9 +21,9 @@ const SAMPLE: i64 = 3;
 const SWITCH: i64 = 4;
 
 const LIMITS: [Limits; 2] = [
-    Limits { pmu: "amd", sample_calls: &["KVM_GET_LAPIC", "KVM_NMI", "rt_sigreturn"] },
+    Limits { pmu: "amd", sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "rt_sigreturn"] },
     // The processor masks the interrupt where it enters the APIC.
-    Limits { pmu: "intel", sample_calls: &["KVM_GET_LAPIC", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"] },
+    Limits { pmu: "intel", sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"] },
 ];
 
 /// Exits to user space at most, from the start of `tally run -- echo hello` to its end.

@@ -169,7 +169,7 @@ fn name(call: &str, argument: &str) -> String {
     let known = match (call, argument) {
         ("16", "ae80") => "KVM_RUN",
         ("16", "ae9a") => "KVM_NMI",
-        ("16", "8400ae8e") => "KVM_GET_LAPIC",
+        ("16", "c008ae88") => "KVM_GET_MSRS",
         ("16", "4008ae89") => "KVM_SET_MSRS",
         ("16", "40082404") => "PERF_EVENT_IOC_PERIOD",
         ("15", _) => "rt_sigreturn",
