@@ -72,3 +72,6 @@ impl Kernel {
         matches!(&self.kind, Kind::Linux(linux) if linux.setup_data.is_some())
     }
 }
+
+#[cfg(test)]
+mod tests;
