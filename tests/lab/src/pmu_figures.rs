@@ -59,6 +59,11 @@ impl Figures {
         windows.cost(work, events, quantity)
     }
 
+    /// All instructions that a unit costs, the host's and the guest's, without those that the program was executing anyway.
+    pub fn instructions(&self, work: Work, events: u8) -> Option<PerUnit> {
+        Some(self.cost(work, events, &Quantity::Nanoseconds)? - work.own())
+    }
+
     /// The system calls that one unit costs, except `KVM_RUN`.
     pub fn calls(&self, work: Work, events: u8) -> Vec<(String, PerUnit)> {
         self.exits.calls(work, events)

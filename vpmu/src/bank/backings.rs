@@ -80,7 +80,12 @@ impl<S: Source> Bank<S> {
         let same = |counter: &usize| self.counters[*counter].selection == Some(selection);
         let alike = set::of(members(others).filter(same));
         match self.backings.iter().position(|backed| backed.selection == selection) {
-            Some(index) => self.join(index, alike),
+            Some(index) => {
+                for counter in members(alike) {
+                    debug!("counter {counter} counts {selection}, as others do");
+                }
+                self.join(index, alike);
+            }
             None => self.start(selection, alike),
         }
         alike
@@ -99,12 +104,12 @@ impl<S: Source> Bank<S> {
         let distance = first.map_or(FAR, |first| first.at);
         match self.source.start(selection, distance) {
             Ok(backing) => {
-                debug!("{selection} is counted, and the host says so after {distance}");
                 let of = first.map_or(0, |first| 1 << first.counter);
                 let alarm = Armed { at: distance, distance, of, standing: Standing::Firm };
                 let last_alarm = Duration::ZERO;
                 self.backings.push(Backed { backing, selection, users: counters, alarm, last_alarm });
                 for counter in members(counters) {
+                    debug!("counter {counter} counts {selection}, and the host says so after {distance}");
                     self.counters[counter].refused = None;
                 }
             }

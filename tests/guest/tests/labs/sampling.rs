@@ -268,12 +268,17 @@ fn more_events_than_counters_take_turns_in_being_sampled() {
         let pmu = model.pmu;
         let found = guest.tally("ten");
         without_gaps(pmu, "ten", &found);
-        let events = model.ten();
-        let number = events.len() as u64;
-        for (event, count) in events {
-            let scaled = found[&*format!("{event} samples")] * PERIOD_OF_TEN * number / COUNTERS;
-            assert!(scaled.abs_diff(count) <= count / 20, "{pmu}: {event}: {scaled}, {found:?}");
-        }
+        // In thousandths of what each counts while it has a counter all the time.
+        let shares: Vec<u64> = model
+            .ten()
+            .into_iter()
+            .map(|(event, count)| found[&*format!("{event} samples")] * PERIOD_OF_TEN * 1000 / count)
+            .collect();
+        let (all, each) = (shares.iter().sum::<u64>(), 1000 * COUNTERS / shares.len() as u64);
+        assert!(all.abs_diff(1000 * COUNTERS) <= 10 * COUNTERS, "{pmu}: {all}: {shares:?}, {found:?}");
+        // How long a turn is depends on what the samples in it cost.
+        let fair = each * 4 / 5..=each * 6 / 5;
+        assert!(shares.iter().all(|share| fair.contains(share)), "{pmu}: {shares:?}, {found:?}");
     }
 }
 

@@ -1,6 +1,9 @@
 //! How a guest's program tells the host what it is about to do: a hypercall whose number says it. KVM refuses the call to
 //! a user program, but its tracepoint has seen it; nothing leaves KVM for it.
 
+use super::SPACING;
+use super::windows::PerUnit;
+
 /// Says a number to the host.
 pub fn tell_host(code: u32) {
     // SAFETY: a hypercall of a user program does nothing but return an error.
@@ -18,6 +21,13 @@ pub enum Work {
     Switch,
     /// Counts on until a counter overflows, and has a sample taken. A unit is one overflow.
     Overflow,
+}
+
+impl Work {
+    /// The instructions that a unit executes for its own sake.
+    pub(super) fn own(self) -> PerUnit {
+        PerUnit::whole(if self == Self::Overflow { SPACING.into() } else { 0 })
+    }
 }
 
 /// What is done from here to the next mark.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use super::Figures;
 use super::mark::Work;
 use super::windows::{PerUnit, Quantity};
-use super::{Figures, SPACING};
 
 const WORKS: [(Work, u8, &str); 5] = [
     (Work::Read, 1, "a read(2) of a counter"),
@@ -27,24 +27,15 @@ pub fn costs(figures: &[Figures]) -> String {
         add("exits", &plain(Quantity::Exits));
         add("of these to user space", &plain(Quantity::Runs));
         add("system calls beside `KVM_RUN`", &plain(Quantity::OtherCalls));
-        add("instructions, host and guest", &|pmu| total(pmu, work, events));
+        add("instructions, host and guest", &|pmu| pmu.instructions(work, events));
         if events == 1 {
             add("of these in the guest", &|pmu| {
-                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - own(work))
+                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - work.own())
             });
             add("in Tally", &plain(Quantity::HostUserInstructions));
         }
     }
     table
-}
-
-/// All instructions that a unit costs, without those that the program was executing anyway.
-fn total(pmu: &Figures, work: Work, events: u8) -> Option<PerUnit> {
-    Some(pmu.cost(work, events, &Quantity::Nanoseconds)? - own(work))
-}
-
-fn own(work: Work) -> PerUnit {
-    PerUnit::whole(if work == Work::Overflow { SPACING.into() } else { 0 })
 }
 
 /// Which system calls an overflow costs the vCPU's thread, a column for each PMU.
