@@ -88,7 +88,7 @@ impl Apic {
     fn of(fd: &VcpuFd, is_x2apic: bool) -> Result<Self, KvmError> {
         let registers = [X2APIC_ID, X2APIC_SPURIOUS, X2APIC_PERFORMANCE];
         if is_x2apic && let Some(values) = msr::read_all(fd, registers)? {
-            // They are 32 bits wide, and a machine of ours has no ids beyond 8.
+            // They are 32 bits wide, and the ids of our machines are of 8 bits.
             #[expect(clippy::cast_possible_truncation, reason = "see above")]
             let [id, spurious, entry] = values.map(|value| value as u32);
             #[expect(clippy::cast_possible_truncation, reason = "see above")]

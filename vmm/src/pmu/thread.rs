@@ -113,10 +113,7 @@ impl ThreadPmu {
 
     /// The guest reads a register that was handed over.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
-        self.take_slate();
-        if let Some(slate) = &mut self.slate {
-            slate.stop();
-        }
+        self.end_slate();
         let outcome = self.read_quietly(fd, msr);
         trace!("reads {msr:#x}: {outcome}");
         outcome
@@ -136,10 +133,7 @@ impl ThreadPmu {
 
     /// The guest writes one.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
-        self.take_slate();
-        if let Some(slate) = &mut self.slate {
-            slate.stop();
-        }
+        self.end_slate();
         let outcome = self.write_quietly(fd, msr, value);
         trace!("writes {value:#x} to {msr:#x}: {outcome}");
         outcome
@@ -216,6 +210,14 @@ impl ThreadPmu {
             slate.give(&mut **model, fd);
         }
         Ok(Settled { called, notices, stops })
+    }
+
+    /// The guest accesses a register in the ordinary way, after those for which it did not leave.
+    fn end_slate(&mut self) {
+        self.take_slate();
+        if let Some(slate) = &mut self.slate {
+            slate.stop();
+        }
     }
 
     /// Has all register writes take effect for which the guest did not leave.
