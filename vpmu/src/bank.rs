@@ -11,6 +11,7 @@ mod counter;
 mod floor;
 mod gap;
 mod hardware;
+mod hold;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -153,7 +154,10 @@ impl<S: Source> Bank<S> {
             && let Some(share) = &this.share
             && let (mark, Some(index)) = (share.mark, self.backing_of(counter))
         {
-            self.set_alarm(index, mark);
+            match &mut self.backings[index].held {
+                Some(held) => held.written = true,
+                None => self.set_alarm(index, mark),
+            }
         }
     }
 

@@ -5,6 +5,12 @@
 //! [`Page`] in its memory what they would give, and writes there what is to be written (the **slate**); whoever runs the
 //! vCPU takes that over when it leaves the guest next, at the latest for the thaw ([`Slate`]).
 //!
+//! While the kernel handles an overflow even the freeze and the thaw need no exit, if all counters count programs only. They
+//! cannot count before the kernel is done, so it makes no difference when they are stopped and set and go on, as long
+//! as the host has nothing to do: that is, as long as their next overflows have their alarms. The page says which values of
+//! a counter are such, and the thaw leaves the guest if another one was written. Most periods are as long as the one
+//! before, and then a sample is one exit to whoever runs the vCPU, for its interrupt.
+//!
 //! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that it is there, by
 //! [`Page::passed`]; a kernel without it, or another one in the same memory, never does, and finds everything as ever. Nothing
 //! that a guest writes on its page can do more than its register writes could.
@@ -27,14 +33,20 @@ use crate::source::Source;
 pub const MOST_SLOTS: usize = 23;
 /// What [`Page::passed`] says, and nothing else would by chance.
 pub const PASSED: u64 = u64::from_le_bytes(*b"passing!");
-/// What [`Page::active`] says: as long as it does, the memory has not become another kernel's.
+/// What [`Page::active`] says while accesses may be made on the page.
 pub const ACTIVE: u64 = u64::from_le_bytes(*b"a slate!");
+/// The same while they may be from the next freeze on, which itself needs no exit then.
+pub const OFFERED: u64 = u64::from_le_bytes(*b"offered!");
+/// The same after a thaw that needed none.
+pub const THAWED: u64 = u64::from_le_bytes(*b"thawed!!");
+/// The same while none may be. As long as it says one of these, the memory has not become another kernel's.
+pub const IDLE: u64 = u64::from_le_bytes(*b"not now!");
 
 /// What a vCPU's kernel shares with whoever runs it. The offsets are in the stub, too.
 #[repr(C)]
 #[derive(Default)]
 pub struct Page {
-    /// [`ACTIVE`] while accesses may be made here, or else 0.
+    /// Whether accesses may be made here: [`ACTIVE`], [`OFFERED`], [`THAWED`], [`IDLE`], or nothing that was ever said.
     pub active: AtomicU64,
     /// Set by the kernel when it is about to freeze all counters.
     pub passed: AtomicU64,
@@ -42,15 +54,21 @@ pub struct Page {
     pub dirty: AtomicU64,
     /// What was written to the register that clears the status.
     pub cleared: AtomicU64,
+    /// What can be written to the one that thaws the counters without an exit, or 0.
+    pub thaw: AtomicU64,
+    /// Whether something was written since the freeze which that cannot be done with.
+    pub matters: AtomicU64,
     /// What was written last.
     pub written: [AtomicU64; MOST_SLOTS + 1],
     /// What a read gives; behind the registers' slots that of the status.
     pub shown: [AtomicU64; MOST_SLOTS + 1],
+    /// The least that can be written without an effect that matters, and the most.
+    pub free: [[AtomicU64; 2]; MOST_SLOTS],
 }
 
 impl Page {
     /// How far apart they are: a whole number of cache lines, and a power of two.
-    pub const STRIDE: usize = 512;
+    pub const STRIDE: usize = 1024;
 }
 
 const _: () = assert!(size_of::<Page>() <= Page::STRIDE);
@@ -64,6 +82,8 @@ pub struct Slot {
     pub accepts: u64,
     /// The bits that a read gives again.
     pub keeps: u64,
+    /// The counter of the unit's whose value it is, if it is one.
+    pub counter: Option<usize>,
 }
 
 /// Counters as RDPMC has them.
@@ -120,43 +140,56 @@ impl Registers {
 /// One vCPU's slate, on the side of whoever runs it.
 pub struct Slate {
     registers: Registers,
-    active: bool,
+    used: Use,
     /// What the status said of the hardware when it was shown: that changes even if all counters stand still.
     hardware_changed: bool,
+}
+
+/// What the page is used for, as far as this side knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Nothing.
+    None,
+    /// All counters are frozen, and accesses are made there.
+    Frozen,
+    /// They are held, and may be frozen there.
+    Offered,
 }
 
 impl Slate {
     /// One that is not in use yet.
     pub fn new(registers: Registers) -> Self {
-        Self { registers, active: false, hardware_changed: false }
+        Self { registers, used: Use::None, hardware_changed: false }
     }
 
     /// After every exit, before anything else: has all writes take effect that were made on the page.
     pub fn take<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        if !self.active {
-            return;
-        }
-        if page.active.load(Relaxed) != ACTIVE {
-            // Another kernel has taken over the memory.
-            self.active = false;
-            return;
-        }
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
-        if page.dirty.load(Relaxed) | page.cleared.load(Relaxed) == 0 {
-            return;
-        }
-        let mut write = |register: u32, value: u64| {
-            let outcome = model.write(register, value);
-            trace!("wrote {value:#x} to {register:#x} without an exit: {outcome}");
-        };
-        let cleared = page.cleared.swap(0, Relaxed);
-        if cleared != 0 {
-            write(self.registers.clear.register, cleared);
-        }
-        let dirty = page.dirty.swap(0, Relaxed);
-        for (slot, (index, written)) in self.registers.slots.iter().zip((0..).zip(&page.written)) {
-            if dirty & 1 << index != 0 {
-                write(slot.register, written.load(Relaxed));
+        match (self.used, page.active.load(Relaxed)) {
+            (Use::None, _) => {}
+            (Use::Frozen, ACTIVE) => self.make(page, model),
+            (Use::Offered, OFFERED) => {
+                model.unit().let_go();
+                self.end(page);
+            }
+            (Use::Offered, ACTIVE) => {
+                self.make(page, model);
+                model.unit().let_go();
+                page.thaw.store(0, Relaxed);
+                self.used = Use::Frozen;
+                Self::write(model, self.registers.control, 0);
+            }
+            (Use::Offered, THAWED) => {
+                self.make(page, model);
+                model.unit().let_go();
+                self.end(page);
+            }
+            // Another kernel has taken over the memory.
+            (used, _) => {
+                if used == Use::Offered {
+                    model.unit().let_go();
+                }
+                self.used = Use::None;
             }
         }
     }
@@ -164,8 +197,8 @@ impl Slate {
     /// The guest accesses a register in the ordinary way: to thaw the counters, or because its kernel does not know of the
     /// page. Until the next freeze nothing is made there.
     pub fn stop(&mut self, page: &Page) {
-        if std::mem::take(&mut self.active) {
-            page.active.store(0, Relaxed);
+        if self.used != Use::None {
+            self.end(page);
         }
     }
 
@@ -177,11 +210,12 @@ impl Slate {
         model: &mut dyn Model<S>,
         is_its_own: impl FnOnce() -> bool,
     ) {
-        if self.active {
-            if self.hardware_changed != model.unit().hardware_changed() {
-                self.show(page, model);
+        match self.used {
+            Use::None => {}
+            Use::Frozen if self.hardware_changed != model.unit().hardware_changed() => {
+                return self.show(page, model);
             }
-            return;
+            Use::Frozen | Use::Offered => return,
         }
         if page.passed.load(Relaxed) != PASSED {
             return;
@@ -191,12 +225,44 @@ impl Slate {
             return;
         }
         if is_its_own() {
-            page.dirty.store(0, Relaxed);
-            page.cleared.store(0, Relaxed);
-            self.show(page, model);
-            self.active = true;
-            page.active.store(ACTIVE, Relaxed);
+            self.begin(page, model, Use::Frozen);
         }
+    }
+
+    /// The same if the next thing that the guest does is to handle an overflow in its kernel.
+    pub fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
+        let is_its_own = page.active.load(Relaxed) == IDLE;
+        if self.used != Use::None || !is_its_own {
+            return;
+        }
+        let Outcome::Value(control) = model.read(self.registers.control) else { return };
+        if !model.unit().hold() {
+            return;
+        }
+        self.begin(page, model, Use::Offered);
+        for (slot, (free, shown)) in self.registers.slots.iter().zip(page.free.iter().zip(&page.shown)) {
+            let same = shown.load(Relaxed);
+            let values = slot.counter.and_then(|counter| model.unit().free_values(counter));
+            let values = values.unwrap_or(same..=same);
+            free[0].store(*values.start(), Relaxed);
+            free[1].store(*values.end(), Relaxed);
+        }
+        page.matters.store(0, Relaxed);
+        page.thaw.store(control, Relaxed);
+    }
+
+    fn begin<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>, used: Use) {
+        page.dirty.store(0, Relaxed);
+        page.cleared.store(0, Relaxed);
+        page.thaw.store(0, Relaxed);
+        self.show(page, model);
+        self.used = used;
+        page.active.store(if used == Use::Offered { OFFERED } else { ACTIVE }, Relaxed);
+    }
+
+    fn end(&mut self, page: &Page) {
+        self.used = Use::None;
+        page.active.store(IDLE, Relaxed);
     }
 
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
@@ -207,5 +273,27 @@ impl Slate {
             }
         }
         self.hardware_changed = model.unit().hardware_changed();
+    }
+
+    /// Makes the accesses that were made on the page.
+    fn make<S: Source>(&self, page: &Page, model: &mut dyn Model<S>) {
+        if page.dirty.load(Relaxed) | page.cleared.load(Relaxed) == 0 {
+            return;
+        }
+        let cleared = page.cleared.swap(0, Relaxed);
+        if cleared != 0 {
+            Self::write(model, self.registers.clear.register, cleared);
+        }
+        let dirty = page.dirty.swap(0, Relaxed);
+        for (slot, (index, written)) in self.registers.slots.iter().zip((0..).zip(&page.written)) {
+            if dirty & 1 << index != 0 {
+                Self::write(model, slot.register, written.load(Relaxed));
+            }
+        }
+    }
+
+    fn write<S: Source>(model: &mut dyn Model<S>, register: u32, value: u64) {
+        let outcome = model.write(register, value);
+        trace!("wrote {value:#x} to {register:#x} without an exit: {outcome}");
     }
 }

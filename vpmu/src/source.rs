@@ -68,6 +68,14 @@ pub enum Count {
     Starved(u64),
 }
 
+impl Count {
+    /// What was counted.
+    pub fn number(self) -> u64 {
+        let (Self::Exact(count) | Self::Starved(count)) = self;
+        count
+    }
+}
+
 /// Why an event is not counted.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -3,6 +3,7 @@
 
 mod allowance;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::bank::{Alarm, Bank};
@@ -188,6 +189,25 @@ impl<S: Source> Unit<S> {
     pub fn set_frozen(&mut self, frozen: bool) {
         self.frozen = frozen;
         self.run();
+    }
+
+    /// The guest's kernel is going to handle an interrupt, before any program goes on: what it does to the counters may be done
+    /// later, as of now, if it makes no difference. Whether it does not.
+    pub fn hold(&mut self) -> bool {
+        let held = !self.frozen && self.bank.hold();
+        self.take_overflows();
+        held
+    }
+
+    /// All of that is done.
+    pub fn let_go(&mut self) {
+        self.bank.let_go();
+        self.take_overflows();
+    }
+
+    /// What a counter that is held can be set to without anything to do for the host.
+    pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
+        self.bank.free_values(counter)
     }
 
     /// From now on does as the operator wants it to.

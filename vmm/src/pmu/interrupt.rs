@@ -27,8 +27,8 @@ const X2APIC_SPURIOUS: u32 = 0x80f;
 const X2APIC_PERFORMANCE: u32 = 0x834;
 
 /// What the APIC makes of an overflow.
-#[derive(Debug, PartialEq, Eq)]
-enum Delivery {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
     /// Nothing: the entry is masked, the APIC is off, or the entry's type is none that a counter has.
     None,
     /// A non-maskable interrupt.
@@ -58,11 +58,11 @@ struct Apic {
     entry: u32,
 }
 
-/// Delivers one.
-pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<(), KvmError> {
+/// Delivers one, and says how.
+pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<Delivery, KvmError> {
     let base = fd.get_kvm_run().apic_base;
     if base & GLOBAL_ENABLE == 0 {
-        return Ok(());
+        return Ok(Delivery::None);
     }
     let is_x2apic = base & X2APIC_MODE != 0;
     let apic = Apic::of(fd, is_x2apic)?;
@@ -72,15 +72,16 @@ pub fn deliver(vm: &VmFd, fd: &mut VcpuFd, entry: Entry) -> Result<(), KvmError>
         msr::write(fd, X2APIC_PERFORMANCE, (apic.entry | MASKED).into())?;
     }
     match delivery {
-        Delivery::None => Ok(()),
-        Delivery::Nmi => fd.nmi().doing("send an NMI"),
+        Delivery::None => {}
+        Delivery::Nmi => fd.nmi().doing("send an NMI")?,
         Delivery::Fixed { vector } => {
             let address_lo = 0xfee0_0000 | u32::from(apic.id) << 12;
             let message = kvm_msi { address_lo, data: vector.into(), ..Default::default() };
             // It is no error if the guest's APIC does not take it.
-            vm.signal_msi(message).doing("send an interrupt").map(drop)
+            vm.signal_msi(message).doing("send an interrupt")?;
         }
     }
+    Ok(delivery)
 }
 
 impl Apic {

@@ -51,7 +51,12 @@ impl SharedSlate {
         self.slate.stop(self.page);
     }
 
-    /// Before the guest goes on.
+    /// Before the guest goes on, with an NMI for an overflow.
+    pub fn offer(&mut self, model: &mut dyn Model<PerfEvents>) {
+        self.slate.offer(self.page, model);
+    }
+
+    /// Before the guest goes on otherwise.
     pub fn give(&mut self, model: &mut dyn Model<PerfEvents>, fd: &VcpuFd) {
         let (belongs, address) = (&mut self.belongs, self.address);
         self.slate.give(self.page, model, || {

@@ -13,7 +13,7 @@ use vpmu::x86::DEBUGCTL;
 
 use super::Pmu;
 use super::alarm::{self, Called, ExitFlag};
-use super::interrupt::{self, Entry};
+use super::interrupt::{self, Delivery, Entry};
 use super::pulse::{Due, Pulse, Rhythm};
 use super::reminder::Reminder;
 use super::slate::SharedSlate;
@@ -86,6 +86,7 @@ impl ThreadPmu {
 
     /// From now on does as the operator wants it to.
     pub fn obey(&mut self, policy: &Policy) {
+        self.end_slate();
         let Kind::Ours(_, model) = &mut self.kind else { return };
         model.obey(policy);
         self.on_starvation = policy.on_starvation;
@@ -97,6 +98,7 @@ impl ThreadPmu {
 
     /// Withholds a counter from the guest, or gives it back; whether it is Tally's, and there is one.
     pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+        self.end_slate();
         match &mut self.kind {
             Kind::Ours(_, model) => model.unit().switch(counter, to),
             Kind::None | Kind::Kvm => false,
@@ -192,9 +194,10 @@ impl ThreadPmu {
                 log.append(fd.sync_regs().regs.rip, &entries);
             }
         }
+        let mut delivery = Delivery::None;
         if unit.take_interrupt() {
             trace!("is interrupted: a counter has overflowed");
-            interrupt::deliver(vm, fd, *entry)?;
+            delivery = interrupt::deliver(vm, fd, *entry)?;
         }
         if let Some(reminder) = &mut self.reminder {
             if called {
@@ -207,6 +210,10 @@ impl ThreadPmu {
         let stops = self.on_starvation == OnStarvation::Stop && unit.is_starved();
         let notices = unit.take_notices();
         if let Some(slate) = &mut self.slate {
+            // The handler of that is the next thing that the guest does; any other interrupt's may have to wait.
+            if delivery == Delivery::Nmi {
+                slate.offer(&mut **model);
+            }
             slate.give(&mut **model, fd);
         }
         Ok(Settled { called, notices, stops })

@@ -158,8 +158,9 @@ impl<S: Source> Bank<S> {
     }
 
     fn ask(&mut self, index: usize, count: u64, at: u64, of: u64, standing: Standing) {
-        let distance = at.saturating_sub(count).max(1);
         let backed = &mut self.backings[index];
+        let count = if backed.held.is_some() { backed.backing.count().number() } else { count };
+        let distance = at.saturating_sub(count).max(1);
         backed.alarm = Armed { at, distance, of, standing };
         if let Err(Refusal(why)) = backed.backing.arm(distance) {
             for counter in members(backed.users & self.interrupting) {

@@ -9,6 +9,7 @@ use super::Bank;
 use super::alarms::{Armed, Standing};
 use super::counter::Share;
 use super::hardware::Look;
+use super::hold::Held;
 use crate::event::Selection;
 use crate::notice::Notice;
 use crate::set::{self, members};
@@ -23,6 +24,8 @@ pub struct Backed<B> {
     pub alarm: Armed,
     /// When its last alarm came.
     pub last_alarm: Duration,
+    /// The count at which it is held.
+    pub held: Option<Held>,
 }
 
 impl<S: Source> Bank<S> {
@@ -107,7 +110,8 @@ impl<S: Source> Bank<S> {
                 let of = first.map_or(0, |first| 1 << first.counter);
                 let alarm = Armed { at: distance, distance, of, standing: Standing::Firm };
                 let last_alarm = Duration::ZERO;
-                self.backings.push(Backed { backing, selection, users: counters, alarm, last_alarm });
+                let backed = Backed { backing, selection, users: counters, alarm, last_alarm, held: None };
+                self.backings.push(backed);
                 for counter in members(counters) {
                     debug!("counter {counter} counts {selection}, and the host says so after {distance}");
                     self.counters[counter].refused = None;

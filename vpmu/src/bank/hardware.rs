@@ -60,6 +60,9 @@ impl<S: Source> Bank<S> {
     /// What a backing has counted; the operator hears of the gaps of its counters.
     pub(super) fn count(&mut self, index: usize) -> Look {
         let backed = &mut self.backings[index];
+        if let Some(held) = backed.held {
+            return Look { count: held.count, recovered: false };
+        }
         let (users, count) = (backed.users, backed.backing.count());
         match count {
             Count::Exact(count) => {

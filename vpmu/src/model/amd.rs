@@ -79,10 +79,11 @@ impl Version {
     pub fn slate(self) -> Option<Registers> {
         let Self::V2(counters) = self else { return None };
         let count = u32::try_from(counters).ok()?;
-        let slot = |register, keeps| Slot { register, accepts: u64::MAX, keeps };
+        let slot = |register, keeps| Slot { register, accepts: u64::MAX, keeps, counter: None };
         let pair = |counter| {
             let select = register::CORE + 2 * counter;
-            [slot(select, Select::DEFINED), slot(select + 1, (1 << WIDTH) - 1)]
+            let value = slot(select + 1, (1 << WIDTH) - 1);
+            [slot(select, Select::DEFINED), Slot { counter: usize::try_from(counter).ok(), ..value }]
         };
         Some(Registers {
             control: register::CONTROL,

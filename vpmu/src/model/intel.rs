@@ -97,15 +97,21 @@ impl Shape {
     pub fn slate(self) -> Option<Registers> {
         let (general, fixed) = (u32::try_from(self.general).ok()?, u32::try_from(self.fixed).ok()?);
         let whole = (1 << WIDTH) - 1;
-        let slot = |register, accepts| Slot { register, accepts, keeps: accepts };
-        let counter = |counter| match self.version {
-            // Of what is written there only the lower half counts.
-            Version::V2 => Slot { register: register::COUNTER + counter, accepts: 0, keeps: 0 },
-            Version::V5 => slot(register::ALIAS + counter, whole),
+        let slot = |register, accepts| Slot { register, accepts, keeps: accepts, counter: None };
+        let counter = |counter| Slot {
+            counter: usize::try_from(counter).ok(),
+            ..match self.version {
+                // Of what is written there only the lower half counts.
+                Version::V2 => slot(register::COUNTER + counter, 0),
+                Version::V5 => slot(register::ALIAS + counter, whole),
+            }
         };
         let selects = (0..general).map(|counter| slot(register::SELECT + counter, Select::DEFINED));
-        let fixed_counter =
-            |counter| Slot { register: register::FIXED + counter, accepts: u64::MAX, keeps: whole };
+        let fixed_counter = |counter| Slot {
+            accepts: u64::MAX,
+            counter: usize::try_from(counter).ok().map(|counter| self.general + counter),
+            ..slot(register::FIXED + counter, whole)
+        };
         let fixed_control = slot(register::FIXED_CONTROL, FixedControl::defined(self.fixed));
         Some(Registers {
             control: register::CONTROL,

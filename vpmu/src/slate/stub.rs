@@ -10,7 +10,7 @@
 
 use std::mem::offset_of;
 
-use super::{PASSED, Page, Registers, Stride};
+use super::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
 
 /// The kernel's functions, by which it accesses registers (the System V ABI, as all of the kernel's code has it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +96,7 @@ enum If {
     NotBelow = 0x83,
     Equal = 0x84,
     NotEqual = 0x85,
+    NotAbove = 0x86,
 }
 
 struct Assembler {
@@ -106,15 +107,19 @@ struct Assembler {
     places: Vec<Option<u64>>,
 }
 
-const ACTIVE: usize = offset_of!(Page, active);
+const ACTIVE_AT: usize = offset_of!(Page, active);
 const PASSED_AT: u8 = small(offset_of!(Page, passed));
 const DIRTY: u8 = small(offset_of!(Page, dirty));
 const CLEARED: u8 = small(offset_of!(Page, cleared));
+const THAW: u8 = small(offset_of!(Page, thaw));
+const MATTERS: u8 = small(offset_of!(Page, matters));
 const WRITTEN: u8 = small(offset_of!(Page, written));
 #[expect(clippy::cast_possible_truncation, reason = "a page is small")]
 const SHOWN: u32 = offset_of!(Page, shown) as u32;
-const _: () = assert!(ACTIVE == 0 && Page::STRIDE == 1 << STRIDE_SHIFT);
-const STRIDE_SHIFT: u8 = 9;
+#[expect(clippy::cast_possible_truncation, reason = "a page is small")]
+const FREE: u32 = offset_of!(Page, free) as u32;
+const _: () = assert!(ACTIVE_AT == 0 && Page::STRIDE == 1 << STRIDE_SHIFT);
+const STRIDE_SHIFT: u8 = 10;
 /// Linux' segment whose limit says which CPU this is, in its lower bits (`__CPUNODE_SEG`, `VDSO_CPUNODE_MASK`).
 const CPU_SEGMENT: u32 = 0x7b;
 const CPU_MASK: u32 = 0xfff;
@@ -132,6 +137,7 @@ impl Assembler {
         let (original, status) = (originals.write, registers.slots.len());
         let original_entry = Target::Address(original.entry);
         let (clear, control, slot) = (self.label(), self.label(), self.label());
+        let (thaw, passes, matters, free) = (self.label(), self.label(), self.label(), self.label());
         let begin = self.begin();
         self.find_slot(registers, slot, |asm| {
             asm.compare_edi(registers.clear.register);
@@ -151,6 +157,16 @@ impl Assembler {
         self.bytes(&[0x41, 0xc1, 0xe3, 4]); // shl r11d, 4
         self.bytes(&[0x4f, 0x85, 0x04, 0x1a]); // test [r10 + r11], r8
         self.jump_if(If::NotEqual, original_entry);
+        self.bytes(&[0x45, 0x89, 0xd9]); // mov r9d, r11d
+        self.bytes(&[0x4e, 0x3b, 0x84, 0x09]); // cmp r8, [rcx + r9 + FREE]
+        self.bytes(&FREE.to_le_bytes());
+        self.jump_if(If::Below, matters);
+        self.bytes(&[0x4e, 0x3b, 0x84, 0x09]); // cmp r8, [rcx + r9 + FREE + 8]
+        self.bytes(&(FREE + 8).to_le_bytes());
+        self.jump_if(If::NotAbove, free);
+        self.bind(matters);
+        self.bytes(&[0xc6, 0x41, MATTERS, 1]); // mov byte [rcx + MATTERS], 1
+        self.bind(free);
         self.bytes(&[0x4c, 0x89, 0x44, 0xc1, WRITTEN]); // mov [rcx + 8 * rax + WRITTEN], r8
         self.bytes(&[0x0f, 0xab, 0x41, DIRTY]); // bts dword [rcx + DIRTY], eax
         self.bytes(&[0x4f, 0x23, 0x44, 0x1a, 8]); // and r8, [r10 + r11 + 8]
@@ -175,10 +191,22 @@ impl Assembler {
         self.jump(Target::Address(original.exit));
 
         self.bind(control);
+        self.find_page(place, original_entry);
         self.load_value(originals.value);
         self.bytes(&[0x4d, 0x85, 0xc0]); // test r8, r8
+        self.jump_if(If::NotEqual, thaw);
+        self.go_over(OFFERED, ACTIVE, passes);
+        self.jump(Target::Address(original.exit));
+
+        self.bind(thaw);
+        self.bytes(&[0x4c, 0x3b, 0x41, THAW]); // cmp r8, [rcx + THAW]
         self.jump_if(If::NotEqual, original_entry);
-        self.find_page(place, original_entry);
+        self.bytes(&[0x80, 0x79, MATTERS, 0]); // cmp byte [rcx + MATTERS], 0
+        self.jump_if(If::NotEqual, original_entry);
+        self.go_over(ACTIVE, THAWED, original_entry);
+        self.jump(Target::Address(original.exit));
+
+        self.bind(passes);
         self.bytes(&[0x49, 0xb8]); // mov r8, PASSED
         self.bytes(&PASSED.to_le_bytes());
         self.bytes(&[0x4c, 0x89, 0x41, PASSED_AT]); // mov [rcx + PASSED_AT], r8
@@ -299,8 +327,19 @@ impl Assembler {
     }
 
     fn unless_active(&mut self, otherwise: Target) {
-        self.bytes(&[0x83, 0x39, 0]); // cmp dword [rcx + ACTIVE], 0
-        self.jump_if(If::Equal, otherwise);
+        self.bytes(&[0x81, 0x39]); // cmp dword [rcx + ACTIVE_AT], the lower half of ACTIVE
+        self.bytes(&ACTIVE.to_le_bytes()[..4]);
+        self.jump_if(If::NotEqual, otherwise);
+    }
+
+    /// Has the page say something else, if it says the first. No NMI comes between. RAX and R8 are lost.
+    fn go_over(&mut self, from: u64, to: u64, otherwise: Target) {
+        self.bytes(&[0x48, 0xb8]); // mov rax, from
+        self.bytes(&from.to_le_bytes());
+        self.bytes(&[0x49, 0xb8]); // mov r8, to
+        self.bytes(&to.to_le_bytes());
+        self.bytes(&[0x4c, 0x0f, 0xb1, 0x01]); // cmpxchg [rcx + ACTIVE_AT], r8
+        self.jump_if(If::NotEqual, otherwise);
     }
 
     fn compare_edi(&mut self, number: u32) {

@@ -4,17 +4,17 @@
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
 
 use super::stub::{Original, Originals, Place, Stub, Value};
-use super::{ACTIVE, MOST_SLOTS, PASSED, Page, Registers, Slate};
+use super::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, Slate};
 use crate::Outcome;
 use crate::model::Model;
 use crate::model::amd::{Amd, Version};
 use crate::model::intel::{Intel, Shape, Version as IntelVersion};
-use crate::model::testing::run;
 use crate::source::script::Script;
 use crate::x86::Vendor;
 
@@ -162,8 +162,23 @@ impl<M: Model<Script>> Guest<M> {
     }
 
     fn runs(&mut self, counts: u64) -> Vec<u64> {
-        let host = self.host.clone();
-        self.leave(|model| run(model, &host, counts))
+        self.runs_and_handles(counts, |_| ())
+    }
+
+    /// The same with what its kernel does when it is interrupted. The counts at which it is.
+    fn runs_and_handles(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
+        let mut interrupts = Vec::new();
+        self.host.clone().guest_runs(counts, |left| {
+            self.exits += 1;
+            self.slate.take(&self.kernel.page, &mut self.model);
+            self.model.unit().look();
+            if self.model.unit().take_interrupt() {
+                interrupts.push(counts - left);
+                self.slate.offer(&self.kernel.page, &mut self.model);
+                handler(self);
+            }
+        });
+        interrupts
     }
 }
 
@@ -293,7 +308,7 @@ fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
     slate.stop(&page);
     model.write(CONTROL, 1);
     slate.give(&page, &mut model, || true);
-    assert_eq!(page.active.load(Relaxed), 0);
+    assert_eq!(page.active.load(Relaxed), IDLE);
 }
 
 #[test]
@@ -334,6 +349,68 @@ fn the_code_is_code_and_leaves_the_stack_alone() {
     }
 }
 
+/// A guest with two counters for its programs, which has frozen them once.
+fn with_programs_counted() -> Guest<Amd<Script>> {
+    const OF_PROGRAMS: u64 = 0x51_00c0;
+    let mut guest = amds_guest(2, Value::Whole);
+    guest.write(CONTROL, 0);
+    for counter in 0..2 {
+        guest.write(SELECT + 2 * counter, OF_PROGRAMS);
+        guest.write(COUNTER + 2 * counter, (1 << 48) - 10_000);
+    }
+    guest.write(CONTROL, 3);
+    guest.host.time_passes(Duration::from_micros(100));
+    guest
+}
+
+/// What Linux does for an overflow, with that period.
+fn handle(guest: &mut Guest<Amd<Script>>, period: u64) {
+    guest.host.time_passes(Duration::from_micros(100));
+    guest.write(CONTROL, 0);
+    let Outcome::Value(status) = guest.read(STATUS) else { panic!("it can be read") };
+    for counter in (0..2).filter(|counter| status & 1 << counter != 0) {
+        let Outcome::Value(value) = guest.read_counter(counter) else { panic!("it can be read") };
+        guest.write(COUNTER + 2 * counter, ((1 << 48) - period).wrapping_add(value) & ((1 << 48) - 1));
+    }
+    guest.write(STATUS_CLEAR, status);
+    guest.write(CONTROL, 3);
+}
+
+#[test]
+fn a_sample_of_a_program_is_one_exit_as_long_as_the_period_stays() {
+    let mut guest = with_programs_counted();
+    let before = guest.exits;
+    let periods =
+        |first: u64, step: u64, number: u64| (0..number).map(|n| first + n * step).collect::<Vec<_>>();
+    let at = guest.runs_and_handles(100_005, |guest| handle(guest, 10_000));
+    assert_eq!(at, periods(10_000, 10_000, 10));
+    assert_eq!(guest.exits - before, 10);
+    assert_eq!(guest.runs_and_handles(9_995, |guest| handle(guest, 20_000)), [9_995]);
+    assert_eq!(guest.exits - before, 12, "another period has to be told");
+    assert_eq!(guest.runs_and_handles(40_000, |guest| handle(guest, 20_000)), [20_000, 40_000]);
+    assert_eq!(guest.exits - before, 14);
+    assert_eq!(guest.read_counter(0), Outcome::Value((1 << 48) - 20_000));
+    assert_eq!(guest.read(STATUS), Outcome::Value(0));
+}
+
+#[test]
+fn a_kernel_that_handles_an_overflow_later_loses_no_counts() {
+    let mut guest = with_programs_counted();
+    assert_eq!(guest.runs(10_700), [10_000]);
+    handle(&mut guest, 10_000);
+    // It was shown what there was when it was interrupted, and the rest is no less there.
+    assert_eq!(guest.read_counter(1), Outcome::Value((1 << 48) - 9_300));
+    assert_eq!(guest.runs(9_300), [9_300]);
+}
+
+#[test]
+fn an_offer_is_for_memory_that_is_still_the_kernels() {
+    let mut guest = with_programs_counted();
+    guest.kernel.page.active.store(77, Relaxed);
+    guest.runs(10_000);
+    assert_eq!(guest.kernel.page.active.load(Relaxed), 77);
+}
+
 /// What a guest does.
 #[derive(Debug, Clone, Copy)]
 enum Act {
@@ -361,7 +438,7 @@ fn acts(writes: Vec<(u32, Vec<u64>)>, counters: Vec<u32>) -> impl Strategy<Value
 }
 
 fn amds_acts() -> impl Strategy<Value = Vec<Act>> {
-    let selects = vec![0, 0x13_00c0, 0x43_00c0, SAMPLING, 0x51_0076, u64::MAX];
+    let selects = vec![0, 0x13_00c0, 0x43_00c0, SAMPLING, 0x51_0076, 0x51_00c0, 0x51_00c0, u64::MAX];
     let values = vec![0, 1, 77, (1 << 48) - 10_000, (1 << 48) - 100_000, u64::MAX - 50_000];
     let mut writes = vec![
         (CONTROL, vec![0, 0, 0, 7, 3, 5]),
@@ -386,12 +463,12 @@ fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
         (0x390, vec![1, 3, 1 << 32, 1 << 59, 1 << 62, 1 << 63, 1 << 40]),
         (0x391, vec![1, 1 << 59]),
         (0x38e, vec![0]),
-        (0x38d, vec![0, 0xb, 0xbb, 0xb0b, 0x4]),
+        (0x38d, vec![0, 0xa, 0xb, 0xbb, 0xb0b, 0x4]),
         (0x1d9, vec![0, 1 << 12]),
         (0x392, vec![0]),
     ];
     for counter in 0..2 {
-        writes.push((0x186 + counter, vec![0, 0x53_00c0, 0x43_00c0, 1 << 40]));
+        writes.push((0x186 + counter, vec![0, 0x53_00c0, 0x43_00c0, 0x51_00c0, 0x51_00c0, 1 << 40]));
         writes.push((0xc1 + counter, values.clone()));
         writes.push((0x4c1 + counter, values.clone()));
         writes.push((0x309 + counter, values.clone()));
@@ -399,34 +476,161 @@ fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
     acts(writes, vec![0, 1, 1 << 30, 1 | 1 << 30, 9])
 }
 
-/// Does it all in a guest with a slate, and in one without, whose registers are accessed each time.
-fn compare<M: Model<Script>>(guest: &mut Guest<M>, (mut plain, host): (M, Script), acts: &[Act]) {
-    for act in acts {
-        match *act {
-            Act::Write(register, value) => {
-                assert_eq!(guest.write(register, value), plain.write(register, value), "{act:x?}");
+/// What kernels do for an overflow, or anything else.
+fn handlers(
+    whatever: impl Strategy<Value = Vec<Act>>,
+    freeze: Act,
+    inner: Vec<Vec<Act>>,
+    thaw: Act,
+) -> impl Strategy<Value = Vec<Act>> {
+    let len = inner.len();
+    let usual = proptest::sample::subsequence(inner, 0..=len)
+        .prop_map(move |inner| [vec![freeze], inner.concat(), vec![thaw]].concat());
+    prop_oneof![1 => whatever, 3 => usual]
+}
+
+fn amds_handlers() -> impl Strategy<Value = Vec<Act>> {
+    let inner = (0..3).flat_map(|counter| {
+        let value = |period| {
+            vec![Act::ReadCounter(counter), Act::Write(COUNTER + 2 * counter, (1_u64 << 48) - period)]
+        };
+        [value(10_000), value(100_000), vec![Act::Write(SELECT + 2 * counter, 0x51_00c0)]]
+    });
+    let inner = [vec![Act::Read(STATUS)], vec![Act::Write(STATUS_CLEAR, 7)]].into_iter().chain(inner);
+    handlers(amds_acts(), Act::Write(CONTROL, 0), inner.collect(), Act::Write(CONTROL, 7))
+}
+
+fn intels_handlers() -> impl Strategy<Value = Vec<Act>> {
+    let inner = (0..2).flat_map(|counter| {
+        let value = |register, period: u64| vec![Act::Write(register, (1 << 48) - period)];
+        [value(0x4c1 + counter, 10_000), value(0x309 + counter, 10_000), value(0x309 + counter, 50_000)]
+    });
+    let clear = Act::Write(0x390, 3 | 7 << 32);
+    let inner = [vec![Act::Read(0x38e)], vec![clear, Act::ReadCounter(1 << 30)]].into_iter().chain(inner);
+    handlers(intels_acts(), Act::Write(0x38f, 0), inner.collect(), Act::Write(0x38f, 3 | 7 << 32))
+}
+
+/// What a guest does can be done with a slate, and without, where registers are accessed each time.
+trait Does {
+    fn writes(&mut self, register: u32, value: u64) -> Outcome;
+    fn reads(&mut self, register: u32) -> Outcome;
+    fn reads_counter(&mut self, counter: u32) -> Outcome;
+    /// It runs, and does so when it is interrupted; the counts at which it is.
+    fn runs(&mut self, counts: u64, handler: impl FnMut(&mut Self)) -> Vec<u64>;
+    fn leaves(&mut self);
+
+    /// All that the guest sees of it.
+    fn does(&mut self, act: Act, handler: &[Act]) -> Vec<Outcome> {
+        match act {
+            Act::Write(register, value) => vec![self.writes(register, value)],
+            Act::Read(register) => vec![self.reads(register)],
+            Act::ReadCounter(counter) => vec![self.reads_counter(counter)],
+            Act::Runs(counts) => {
+                let mut seen = Vec::new();
+                let at = self.runs(counts, |this| {
+                    // No program runs meanwhile.
+                    for act in handler.iter().filter(|act| !matches!(act, Act::Runs(_))) {
+                        seen.extend(this.does(*act, &[]));
+                    }
+                });
+                seen.extend(at.into_iter().map(Outcome::Value));
+                seen
             }
-            Act::Read(register) => assert_eq!(guest.read(register), plain.read(register), "{act:x?}"),
-            Act::ReadCounter(counter) => {
-                assert_eq!(guest.read_counter(counter), plain.read(counter), "{act:x?}");
+            Act::Leave => {
+                self.leaves();
+                Vec::new()
             }
-            Act::Runs(counts) => assert_eq!(guest.runs(counts), run(&mut plain, &host, counts), "{act:x?}"),
-            Act::Leave => guest.leave(|_| ()),
         }
     }
 }
 
+impl<M: Model<Script>> Does for Guest<M> {
+    fn writes(&mut self, register: u32, value: u64) -> Outcome {
+        self.write(register, value)
+    }
+
+    fn reads(&mut self, register: u32) -> Outcome {
+        self.read(register)
+    }
+
+    fn reads_counter(&mut self, counter: u32) -> Outcome {
+        self.read_counter(counter)
+    }
+
+    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
+        self.runs_and_handles(counts, |this| {
+            this.host.time_passes(Duration::from_micros(50));
+            handler(this);
+        })
+    }
+
+    fn leaves(&mut self) {
+        self.leave(|_| ());
+    }
+}
+
+/// A guest without a slate.
+struct Plain<M>(M, Script);
+
+impl<M: Model<Script>> Does for Plain<M> {
+    fn writes(&mut self, register: u32, value: u64) -> Outcome {
+        self.0.write(register, value)
+    }
+
+    fn reads(&mut self, register: u32) -> Outcome {
+        self.0.read(register)
+    }
+
+    fn reads_counter(&mut self, counter: u32) -> Outcome {
+        self.0.read(counter)
+    }
+
+    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
+        let mut interrupts = Vec::new();
+        self.1.clone().guest_runs(counts, |left| {
+            self.0.unit().look();
+            if self.0.unit().take_interrupt() {
+                interrupts.push(counts - left);
+                self.1.time_passes(Duration::from_micros(50));
+                handler(self);
+            }
+        });
+        interrupts
+    }
+
+    fn leaves(&mut self) {}
+}
+
+/// Does it all in a guest with a slate, and in one without.
+fn compare<M: Model<Script>>(
+    guest: &mut Guest<M>,
+    (plain, host): (M, Script),
+    acts: &[Act],
+    handler: &[Act],
+) {
+    let mut plain = Plain(plain, host);
+    for act in acts {
+        assert_eq!(guest.does(*act, handler), plain.does(*act, handler), "{act:x?}");
+    }
+}
+
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
     #[test]
-    fn a_guest_sees_the_same_with_a_slate_as_without_on_amds_pmu(acts in amds_acts(), halves: bool) {
+    fn a_guest_sees_the_same_with_a_slate_as_without_on_amds_pmu(
+        acts in amds_acts(), handler in amds_handlers(), halves: bool,
+    ) {
         let value = if halves { Value::Halves } else { Value::Whole };
-        compare(&mut amds_guest(3, value), amd(3), &acts);
+        compare(&mut amds_guest(3, value), amd(3), &acts, &handler);
     }
 
     #[test]
-    fn a_guest_sees_the_same_with_a_slate_as_without_on_intels_pmu(acts in intels_acts(), newer: bool) {
+    fn a_guest_sees_the_same_with_a_slate_as_without_on_intels_pmu(
+        acts in intels_acts(), handler in intels_handlers(), newer: bool,
+    ) {
         let shape = if newer { SHAPE } else { OLDER };
-        compare(&mut intels_guest(shape), intel(shape), &acts);
+        compare(&mut intels_guest(shape), intel(shape), &acts, &handler);
     }
 
     #[test]

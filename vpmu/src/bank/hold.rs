@@ -1,0 +1,78 @@
+//! Counters of programs while the guest's kernel handles an overflow: as long as it does so they cannot count. So the kernel
+//! can stop them, set them anew and have them go on, and nobody need know before it has: it makes no difference when.
+//!
+//! The bank is **held** at what they had counted when the kernel was interrupted. What is done to it after that is done as of
+//! then, and what the programs have counted since is taken over when it is let go. So nothing is lost, whatever the guest does.
+
+use std::ops::RangeInclusive;
+
+use super::Bank;
+use super::alarms::Standing;
+use crate::event::{Filter, Scope};
+use crate::set::members;
+use crate::source::Source;
+
+/// A backing that is held.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// What it had counted.
+    pub count: u64,
+    /// Whether one of its counters was set since.
+    pub written: bool,
+}
+
+impl<S: Source> Bank<S> {
+    /// Holds the counters that run, if all of them count programs only, and exactly; whether it does.
+    pub fn hold(&mut self) -> bool {
+        self.look();
+        if self.running == 0 || self.overflowed != 0 || self.starved != 0 {
+            return false;
+        }
+        let can_be_held = |counter: usize| {
+            let this = &self.counters[counter];
+            this.share.is_some()
+                && !this.put_off
+                && this.selection.is_some_and(|selection| {
+                    (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
+                })
+        };
+        if !members(self.running).all(can_be_held) {
+            return false;
+        }
+        for index in 0..self.backings.len() {
+            if let Some(mark) = self.mark_of(index) {
+                self.backings[index].held = Some(Held { count: mark, written: false });
+            }
+        }
+        true
+    }
+
+    /// Takes over what was counted since they are held.
+    pub fn let_go(&mut self) {
+        for index in 0..self.backings.len() {
+            let Some(Held { count, written }) = self.backings[index].held else { continue };
+            if written {
+                self.set_alarm(index, count);
+            }
+            self.backings[index].held = None;
+            let look = self.count(index);
+            self.take_over(index, &look, self.running);
+        }
+    }
+
+    /// What a counter that is held can be set to without anything to do for the host: its overflow then has an alarm.
+    pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
+        let backed = &self.backings[self.backing_of(counter)?];
+        let (held, alarm) = (backed.held?, backed.alarm);
+        let value = (1_u64 << self.width).checked_sub(alarm.at.checked_sub(held.count)?)?;
+        // An alarm that is for another counter's overflow stays, however far away this one's is.
+        let is_for_another = alarm.of & !(1 << counter) != 0 && alarm.standing != Standing::Repeats;
+        Some(if is_for_another { 0..=value } else { value..=value })
+    }
+
+    /// What has counted for a backing's counters that run, as of the last look at them.
+    fn mark_of(&self, index: usize) -> Option<u64> {
+        let counter = members(self.backings[index].users & self.running).next()?;
+        Some(self.counters[counter].share.as_ref()?.mark)
+    }
+}
