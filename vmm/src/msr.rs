@@ -16,19 +16,19 @@ pub enum Written {
 
 /// The value of a register, if KVM has it.
 pub fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
-    Ok(read_all(vcpu, [index])?.map(|[value]| value))
+    ask(vcpu, &mut question(index))
 }
 
-/// The values of registers, if KVM has all of them.
-pub fn read_all<const N: usize>(vcpu: &VcpuFd, indices: [u32; N]) -> Result<Option<[u64; N]>, KvmError> {
-    let entries = indices.map(|index| kvm_msr_entry { index, ..Default::default() });
-    let mut msrs = Msrs::from_entries(&entries).expect("a few entries fit");
-    let read = vcpu.get_msrs(&mut msrs).doing("read the MSRs")?;
-    let mut values = [0; N];
-    for (value, entry) in values.iter_mut().zip(msrs.as_slice()) {
-        *value = entry.data;
-    }
-    Ok((read == N).then_some(values))
+/// The question for a register's value, for whoever asks it often.
+pub fn question(index: u32) -> Msrs {
+    let entry = kvm_msr_entry { index, ..Default::default() };
+    Msrs::from_entries(&[entry]).expect("one entry fits")
+}
+
+/// The answer to it, if KVM has the register.
+pub fn ask(vcpu: &VcpuFd, question: &mut Msrs) -> Result<Option<u64>, KvmError> {
+    let read = vcpu.get_msrs(question).doing("read the MSRs")?;
+    Ok(question.as_slice().first().filter(|_| read == 1).map(|entry| entry.data))
 }
 
 /// Sets a register.

@@ -1,7 +1,11 @@
 //! Signals that end the machine, taken as events rather than by surprise.
+//!
+//! A thread waits for them and passes them on. A `signalfd` would do without it, but Linux wakes whoever waits for one of a
+//! process at every signal that any thread of the process gets: for every sample of a guest, then.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::thread;
 
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
 const EVENTS: [libc::c_int; 10] = [
@@ -22,33 +26,47 @@ pub const FOR_THE_COMMAND: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc
 
 /// The signals, readable as a file.
 #[derive(Debug)]
-pub struct Signals(OwnedFd);
+pub struct Signals(PipeReader);
 
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
+        /// It does next to nothing.
+        const STACK: usize = 64 << 10;
         // What this process was started to ignore, as by `nohup`, it ignores. Blocked, it would arrive all the same.
         let events: Vec<libc::c_int> = EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
         let set = set_of(&events);
         mask(libc::SIG_BLOCK, &set)?;
-        // SAFETY: `set` is initialised.
-        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
+        let (arrived, mut arrives) = io::pipe()?;
+        // SAFETY: takes flags; the descriptor is open.
+        if unsafe { libc::fcntl(arrived.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else has it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
+            // It ends when nobody wants to know any more.
+            while let Some(signal) = wait(&set)
+                && arrives.write_all(&[signal]).is_ok()
+            {}
+        })?;
+        Ok(Self(arrived))
     }
 
     /// The next signal, if one has arrived.
     pub fn next(&self) -> Option<i32> {
-        // SAFETY: all-zero is a valid `signalfd_siginfo`, a plain C structure of integers.
-        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
-        let size = size_of_val(&info);
-        // SAFETY: `info` is valid for `size` bytes.
-        let count = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size) };
-        (usize::try_from(count) == Ok(size)).then(|| info.ssi_signo.cast_signed())
+        let mut signal = [0];
+        match (&self.0).read(&mut signal) {
+            Ok(1) => Some(signal[0].into()),
+            _ => None,
+        }
     }
+}
+
+/// The next of these signals, as it arrives.
+fn wait(set: &libc::sigset_t) -> Option<u8> {
+    let mut signal = 0;
+    // SAFETY: both are valid for the call.
+    let error = unsafe { libc::sigwait(set, &raw mut signal) };
+    if error == 0 { signal.try_into().ok() } else { None }
 }
 
 /// Lets the signals do again what they do by themselves.

@@ -280,12 +280,12 @@ impl<S: Source> Bank<S> {
     fn take_over(&mut self, index: usize, look: &Look, counters: u64) {
         let Backed { backing, users, alarm, .. } = &self.backings[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
-        let interval = due.then(|| self.alarm_came(index, look.count));
+        let came = due.then(|| self.alarm_came(index, look.count));
         let these = if due { all } else { all & counters };
         let interrupts =
             members(these).fold(false, |any, counter| any | self.advance(counter, look.count, estimated));
-        if let Some(interval) = interval {
-            self.renew_alarm(index, look.count, interval, interrupts);
+        if let Some(came) = came {
+            self.renew_alarm(index, look.count, came, interrupts);
         } else if look.recovered {
             self.set_alarm_anew(index, look.count);
         }

@@ -24,8 +24,8 @@ pub trait Source {
     /// How late it is, from any point that stays the same.
     fn now(&self) -> Duration;
 
-    /// Whether a counter whose alarms are so far apart may go on like that: hosts stop those that are too fast.
-    fn may_repeat(&mut self, interval: Duration) -> bool;
+    /// Whether a counter whose alarms are so far apart may go on like that, as of now: hosts stop those that are too fast.
+    fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool;
 
     /// From now on counts as the operator wants it to.
     fn obey(&mut self, policy: &Policy) -> Obeyed;

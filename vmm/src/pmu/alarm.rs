@@ -14,8 +14,8 @@ use crate::signals::unblock;
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
-    /// Whether a perf event has sent one of the signals since that was last asked.
-    static ALARM: Cell<bool> = const { Cell::new(false) };
+    /// What has sent signals since that was last asked.
+    static CALLED: Cell<Called> = const { Cell::new(Called::NOT) };
 }
 
 /// The signal that perf events send.
@@ -44,9 +44,9 @@ pub fn install() -> io::Result<()> {
 extern "C" fn on_alarm(_signal: libc::c_int, info: *const libc::siginfo_t, _context: *const libc::c_void) {
     // Those of perf events come from the kernel itself; timers' and other threads' have negative codes.
     // SAFETY: the kernel gives it to handlers that want it, as this does.
-    if unsafe { (*info).si_code } > 0 {
-        ALARM.set(true);
-    }
+    let by_alarm = unsafe { (*info).si_code } > 0;
+    let before = CALLED.get();
+    CALLED.set(Called { by_alarm: before.by_alarm | by_alarm, otherwise: before.otherwise | !by_alarm });
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: it points into the vCPU's shared page, which is mapped as long as the `ExitFlag` lives.
@@ -56,13 +56,16 @@ extern "C" fn on_alarm(_signal: libc::c_int, info: *const libc::siginfo_t, _cont
 
 /// Why a thread has left the guest, as far as signals go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Called {
-    /// Not because of one.
-    Not,
-    /// A perf event has counted as far as it was to, and others may want something, too.
-    ByAlarm,
-    /// A timer, or another thread.
-    Otherwise,
+pub struct Called {
+    /// A perf event has counted as far as it was to.
+    pub by_alarm: bool,
+    /// A timer has, or another thread, or somebody wants to be asked.
+    pub otherwise: bool,
+}
+
+impl Called {
+    /// Not because of a signal.
+    pub const NOT: Self = Self { by_alarm: false, otherwise: false };
 }
 
 /// The flag that has this thread's vCPU leave the guest. While it lives, signals set it.
@@ -89,9 +92,10 @@ impl ExitFlag {
         }
         compiler_fence(Ordering::SeqCst);
         match came {
-            false => Called::Not,
-            true if ALARM.replace(false) => Called::ByAlarm,
-            true => Called::Otherwise,
+            false => Called::NOT,
+            // The flag was set otherwise, or by a signal that came while it was asked for the last time.
+            true if CALLED.get() == Called::NOT => Called { otherwise: true, ..Called::NOT },
+            true => CALLED.replace(Called::NOT),
         }
     }
 }

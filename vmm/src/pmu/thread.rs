@@ -13,7 +13,7 @@ use vpmu::x86::DEBUGCTL;
 
 use super::Pmu;
 use super::alarm::{self, Called, ExitFlag};
-use super::interrupt::{self, Delivery, Entry};
+use super::interrupt::{Delivery, Line};
 use super::pulse::{Due, Pulse, Rhythm};
 use super::reminder::Reminder;
 use super::slate::SharedSlate;
@@ -36,7 +36,7 @@ pub struct ThreadPmu {
 
 /// What there is to do after an exit.
 pub struct Settled {
-    /// Whether a signal had called the thread out of the guest.
+    /// Whether a timer or another thread had called the thread out of the guest.
     pub called: bool,
     /// What the operator is to know.
     pub notices: Vec<Notice>,
@@ -47,7 +47,7 @@ pub struct Settled {
 enum Kind {
     None,
     Kvm,
-    Ours(Entry, Box<dyn Model<PerfEvents>>),
+    Ours(Line, Box<dyn Model<PerfEvents>>),
 }
 
 impl ThreadPmu {
@@ -63,7 +63,7 @@ impl ThreadPmu {
                 info!("what its counters count is counted by pinned perf events of this thread");
                 let mut model = shown.model(host);
                 model.obey(policy);
-                Kind::Ours(shown.entry(), model)
+                Kind::Ours(Line::new(shown.entry()), model)
             }
         };
         // SAFETY: the caller's promise.
@@ -160,19 +160,18 @@ impl ThreadPmu {
     /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Settled, KvmError> {
         self.take_slate();
-        let why = self.flag.take();
-        let called = why != Called::Not;
-        let Kind::Ours(entry, model) = &mut self.kind else {
+        let Called { by_alarm, otherwise: called } = self.flag.take();
+        let Kind::Ours(line, model) = &mut self.kind else {
             return Ok(Settled { called, notices: Vec::new(), stops: false });
         };
         let unit = model.unit();
+        if by_alarm {
+            unit.alarm();
+        }
         if called {
-            if why == Called::ByAlarm {
-                unit.alarm();
-            }
             match self.pulse.as_mut().and_then(Pulse::take) {
                 // That was a look already.
-                None if why == Called::ByAlarm => {}
+                None if by_alarm => {}
                 None => unit.look(),
                 Some(Due::Look) => unit.beat(),
                 Some(Due::GiveBack) => {
@@ -197,7 +196,7 @@ impl ThreadPmu {
         let mut delivery = Delivery::None;
         if unit.take_interrupt() {
             trace!("is interrupted: a counter has overflowed");
-            delivery = interrupt::deliver(vm, fd, *entry)?;
+            delivery = line.deliver(vm, fd)?;
         }
         if let Some(reminder) = &mut self.reminder {
             if called {

@@ -42,6 +42,15 @@ pub enum Standing {
     Repeats,
 }
 
+/// An alarm has come.
+#[derive(Debug, Clone, Copy)]
+pub struct Came {
+    /// When.
+    pub now: Duration,
+    /// How long after the last.
+    pub after: Duration,
+}
+
 /// An overflow that is to come.
 #[derive(Debug, Clone, Copy)]
 pub struct Next {
@@ -53,9 +62,8 @@ pub struct Next {
 
 impl<S: Source> Bank<S> {
     /// The alarm of a backing that has counted so much has come. For which counters that was is still to be seen by their
-    /// marks, and each has its own distance from the last: the alarms of several may be as close as they like. Says after what time
-    /// since the backing's last it came.
-    pub(super) fn alarm_came(&mut self, index: usize, count: u64) -> Duration {
+    /// marks, and each has its own distance from the last: the alarms of several may be as close as they like.
+    pub(super) fn alarm_came(&mut self, index: usize, count: u64) -> Came {
         let now = self.source.now();
         let least = self.floor.distance(|| now);
         let Backed { users, alarm, ref mut last_alarm, .. } = self.backings[index];
@@ -75,12 +83,12 @@ impl<S: Source> Bank<S> {
         if let Some(times) = told {
             self.tell(Notice::RateFloor { period: floor::PERIOD, times });
         }
-        interval
+        Came { now, after: interval }
     }
 
     /// Sets the next alarm of a backing whose last one has come, when all its counters were looked at. A guest that is
     /// interrupted is going to stop them, and then has the alarm set again.
-    pub(super) fn renew_alarm(&mut self, index: usize, count: u64, interval: Duration, interrupts: bool) {
+    pub(super) fn renew_alarm(&mut self, index: usize, count: u64, came: Came, interrupts: bool) {
         let Backed { users, alarm, .. } = self.backings[index];
         let next = self.nearest(users, count);
         let again = alarm.at.saturating_add(alarm.distance);
@@ -88,7 +96,7 @@ impl<S: Source> Bank<S> {
             && alarm.standing != Standing::Repeats
             && alarm.distance >= LONG
             && again > count
-            && self.source.may_repeat(interval);
+            && self.source.may_repeat(came.now, came.after);
         match next {
             Some(next) if harmless && again <= next.at => {
                 self.backings[index].alarm = Armed { at: again, standing: Standing::Repeats, ..alarm };

@@ -33,7 +33,7 @@ pub struct PerfEvents {
     epoch: Instant,
     /// How far apart an event's overflows have to be, as of then.
     pace: Duration,
-    pace_read: Instant,
+    pace_read: Duration,
     calls: Calls,
     /// Whether what events miss is estimated.
     estimates: bool,
@@ -51,13 +51,12 @@ fn pace() -> Duration {
 impl PerfEvents {
     /// Events of this PMU, whose alarms send this signal.
     pub fn new(pmu: HostPmu, signal: libc::c_int) -> Self {
-        let now = Instant::now();
         Self {
             pmu,
             signal,
-            epoch: now,
+            epoch: Instant::now(),
             pace: pace(),
-            pace_read: now,
+            pace_read: Duration::ZERO,
             calls: Calls::default(),
             estimates: false,
         }
@@ -82,9 +81,8 @@ impl Source for PerfEvents {
         self.epoch.elapsed()
     }
 
-    fn may_repeat(&mut self, interval: Duration) -> bool {
-        let now = Instant::now();
-        if now.duration_since(self.pace_read) >= Duration::from_secs(1) {
+    fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool {
+        if now.saturating_sub(self.pace_read) >= Duration::from_secs(1) {
             (self.pace, self.pace_read) = (pace(), now);
         }
         interval >= self.pace

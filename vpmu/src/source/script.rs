@@ -107,7 +107,7 @@ impl Source for Script {
         self.0.borrow().now
     }
 
-    fn may_repeat(&mut self, interval: Duration) -> bool {
+    fn may_repeat(&mut self, _now: Duration, interval: Duration) -> bool {
         interval >= Duration::from_micros(20)
     }
 
