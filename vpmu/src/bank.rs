@@ -268,7 +268,8 @@ impl<S: Source> Bank<S> {
 
     fn look_at(&mut self, counters: u64) {
         for index in 0..self.backings.len() {
-            if self.backings[index].users & counters != 0 {
+            let Backed { users, held, .. } = &self.backings[index];
+            if users & counters != 0 && held.is_none() {
                 let look = self.count(index);
                 self.take_over(index, &look, counters & self.running);
             }

@@ -141,6 +141,8 @@ impl Registers {
 pub struct Slate {
     registers: Registers,
     used: Use,
+    /// Whether all is as it was shown last, but for the status and what counters count.
+    is_shown: bool,
     /// What the status said of the hardware when it was shown: that changes even if all counters stand still.
     hardware_changed: bool,
 }
@@ -159,7 +161,7 @@ enum Use {
 impl Slate {
     /// One that is not in use yet.
     pub fn new(registers: Registers) -> Self {
-        Self { registers, used: Use::None, hardware_changed: false }
+        Self { registers, used: Use::None, is_shown: false, hardware_changed: false }
     }
 
     /// After every exit, before anything else: has all writes take effect that were made on the page.
@@ -189,7 +191,7 @@ impl Slate {
                 if used == Use::Offered {
                     model.unit().let_go();
                 }
-                self.used = Use::None;
+                (self.used, self.is_shown) = (Use::None, false);
             }
         }
     }
@@ -200,6 +202,7 @@ impl Slate {
         if self.used != Use::None {
             self.end(page);
         }
+        self.is_shown = false;
     }
 
     /// Before the guest goes on: if it has said that it freezes all counters, and has, it may use the page from now on, which
@@ -240,12 +243,11 @@ impl Slate {
             return;
         }
         self.begin(page, model, Use::Offered);
-        for (slot, (free, shown)) in self.registers.slots.iter().zip(page.free.iter().zip(&page.shown)) {
-            let same = shown.load(Relaxed);
-            let values = slot.counter.and_then(|counter| model.unit().free_values(counter));
-            let values = values.unwrap_or(same..=same);
-            free[0].store(*values.start(), Relaxed);
-            free[1].store(*values.end(), Relaxed);
+        for (slot, free) in self.registers.slots.iter().zip(&page.free) {
+            if let Some(values) = slot.counter.and_then(|counter| model.unit().free_values(counter)) {
+                free[0].store(*values.start(), Relaxed);
+                free[1].store(*values.end(), Relaxed);
+            }
         }
         page.matters.store(0, Relaxed);
         page.thaw.store(control, Relaxed);
@@ -266,13 +268,29 @@ impl Slate {
     }
 
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        let registers = self.registers.slots.iter().map(|slot| slot.register);
-        for (register, shown) in registers.chain([self.registers.status]).zip(&page.shown) {
-            if let Outcome::Value(value) = model.read(register) {
-                shown.store(value, Relaxed);
+        let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
+        self.hardware_changed = unit.hardware_changed();
+        let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.free));
+        for (slot, (shown, _)) in slots() {
+            // One that stands still shows what it did.
+            if let Some(counter) = slot.counter
+                && (unit.runs(counter) || !is_shown)
+            {
+                shown.store(unit.read(counter), Relaxed);
             }
         }
-        self.hardware_changed = model.unit().hardware_changed();
+        let mut read = |register, shown: &AtomicU64| {
+            let Outcome::Value(value) = model.read(register) else { return 0 };
+            shown.store(value, Relaxed);
+            value
+        };
+        read(self.registers.status, &page.shown[self.registers.slots.len()]);
+        if !is_shown {
+            for (slot, (shown, free)) in slots().filter(|(slot, _)| slot.counter.is_none()) {
+                let value = read(slot.register, shown);
+                free.iter().for_each(|free| free.store(value, Relaxed));
+            }
+        }
     }
 
     /// Makes the accesses that were made on the page.

@@ -345,6 +345,11 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
+    /// Whether a counter does.
+    pub fn runs(&self, counter: usize) -> bool {
+        self.running() & 1 << counter != 0
+    }
+
     fn running(&self) -> u64 {
         if self.frozen { 0 } else { self.enabled & self.control & !self.disabled }
     }

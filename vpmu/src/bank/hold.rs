@@ -62,6 +62,9 @@ impl<S: Source> Bank<S> {
 
     /// What a counter that is held can be set to without anything to do for the host: its overflow then has an alarm.
     pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
+        if !self.runs(counter) {
+            return None;
+        }
         let backed = &self.backings[self.backing_of(counter)?];
         let (held, alarm) = (backed.held?, backed.alarm);
         let value = (1_u64 << self.width).checked_sub(alarm.at.checked_sub(held.count)?)?;
