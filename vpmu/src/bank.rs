@@ -143,21 +143,25 @@ impl<S: Source> Bank<S> {
         self.counters[counter].value
     }
 
+    /// What it showed when it was last looked at.
+    pub fn value(&self, counter: usize) -> u64 {
+        self.counters[counter].value
+    }
+
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
-        self.look_if_running(counter);
         let value = value & self.mask();
-        let this = &mut self.counters[counter];
-        (this.value, this.put_off, this.estimated) = (value, false, 0);
         // The alarm of one that stands still is set when it goes on.
-        if self.running & 1 << counter != 0
-            && let Some(share) = &this.share
-            && let (mark, Some(index)) = (share.mark, self.backing_of(counter))
-        {
-            match &mut self.backings[index].held {
-                Some(held) => held.written = true,
-                None => self.set_alarm(index, mark),
-            }
+        let index = if self.runs(counter) { self.backing_of(counter) } else { None };
+        if let Some(held) = index.and_then(|index| self.backings[index].held.as_mut()) {
+            held.written = true;
+            self.counters[counter].set(value);
+            return;
+        }
+        self.look_if_running(counter);
+        self.counters[counter].set(value);
+        if let (Some(index), Some(share)) = (index, &self.counters[counter].share) {
+            self.set_alarm(index, share.mark);
         }
     }
 
@@ -298,6 +302,9 @@ impl<S: Source> Bank<S> {
         let (width, mask) = (self.width, self.mask());
         let this = &mut self.counters[counter];
         let Some(share) = &mut this.share else { return false };
+        if count == share.mark && !this.put_off {
+            return false;
+        }
         let sum = u128::from(this.value) + u128::from(count.saturating_sub(share.mark));
         if sum >> width != 0 {
             let at = share.mark.saturating_add(mask + 1 - this.value);

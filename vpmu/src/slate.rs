@@ -276,7 +276,7 @@ impl Slate {
             if let Some(counter) = slot.counter
                 && (unit.runs(counter) || !is_shown)
             {
-                shown.store(unit.read(counter), Relaxed);
+                shown.store(unit.value(counter), Relaxed);
             }
         }
         let mut read = |register, shown: &AtomicU64| {
@@ -304,8 +304,16 @@ impl Slate {
         }
         let dirty = page.dirty.swap(0, Relaxed);
         for (slot, (index, written)) in self.registers.slots.iter().zip((0..).zip(&page.written)) {
-            if dirty & 1 << index != 0 {
-                Self::write(model, slot.register, written.load(Relaxed));
+            if dirty & 1 << index == 0 {
+                continue;
+            }
+            let written = written.load(Relaxed);
+            match slot.counter {
+                Some(counter) => {
+                    model.unit().write(counter, written);
+                    trace!("set counter {counter} to {written:#x} without an exit");
+                }
+                None => Self::write(model, slot.register, written),
             }
         }
     }

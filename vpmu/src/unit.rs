@@ -139,6 +139,11 @@ impl<S: Source> Unit<S> {
         value
     }
 
+    /// What it showed when it was last looked at: what it shows if it stands still, or is held.
+    pub fn value(&self, counter: usize) -> u64 {
+        self.bank.value(counter)
+    }
+
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
         self.bank.write(counter, value);

@@ -23,6 +23,13 @@ pub struct Counter {
     pub gaps: Gaps,
 }
 
+impl Counter {
+    /// Software writes a value.
+    pub fn set(&mut self, value: u64) {
+        (self.value, self.put_off, self.estimated) = (value, false, 0);
+    }
+}
+
 /// What of a backing's count is a counter's.
 pub struct Share {
     /// The backing's count when the counter was last looked at while it ran.

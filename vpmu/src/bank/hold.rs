@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use super::Bank;
 use super::alarms::Standing;
+use super::backings::Backed;
 use crate::event::{Filter, Scope};
 use crate::set::members;
 use crate::source::Source;
@@ -28,15 +29,16 @@ impl<S: Source> Bank<S> {
         if self.running == 0 || self.overflowed != 0 || self.starved != 0 {
             return false;
         }
-        let can_be_held = |counter: usize| {
-            let this = &self.counters[counter];
-            this.share.is_some()
-                && !this.put_off
-                && this.selection.is_some_and(|selection| {
-                    (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
-                })
-        };
-        if !members(self.running).all(can_be_held) {
+        let mut others = self.running;
+        for Backed { selection, users, .. } in &self.backings {
+            if users & self.running != 0
+                && (selection.filter, selection.scope) != (Filter::User, Scope::Guest)
+            {
+                return false;
+            }
+            others &= !users;
+        }
+        if others != 0 || members(self.running).any(|counter| self.counters[counter].put_off) {
             return false;
         }
         for index in 0..self.backings.len() {
