@@ -232,7 +232,7 @@ impl Slate {
         }
     }
 
-    /// The same if the next thing that the guest does is to handle an overflow in its kernel.
+    /// The same after an alarm, if the next thing that the guest does is to handle the overflow in its kernel.
     pub fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let is_its_own = page.active.load(Relaxed) == IDLE;
         if self.used != Use::None || !is_its_own {
@@ -243,12 +243,6 @@ impl Slate {
             return;
         }
         self.begin(page, model, Use::Offered);
-        for (slot, free) in self.registers.slots.iter().zip(&page.free) {
-            if let Some(values) = slot.counter.and_then(|counter| model.unit().free_values(counter)) {
-                free[0].store(*values.start(), Relaxed);
-                free[1].store(*values.end(), Relaxed);
-            }
-        }
         page.matters.store(0, Relaxed);
         page.thaw.store(control, Relaxed);
     }
@@ -271,12 +265,16 @@ impl Slate {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
         self.hardware_changed = unit.hardware_changed();
         let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.free));
-        for (slot, (shown, _)) in slots() {
+        for (slot, (shown, free)) in slots() {
             // One that stands still shows what it did.
             if let Some(counter) = slot.counter
                 && (unit.runs(counter) || !is_shown)
             {
                 shown.store(unit.value(counter), Relaxed);
+                if let Some(values) = unit.free_values(counter) {
+                    free[0].store(*values.start(), Relaxed);
+                    free[1].store(*values.end(), Relaxed);
+                }
             }
         }
         let mut read = |register, shown: &AtomicU64| {

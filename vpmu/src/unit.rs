@@ -197,11 +197,9 @@ impl<S: Source> Unit<S> {
     }
 
     /// The guest's kernel is going to handle an interrupt, before any program goes on: what it does to the counters may be done
-    /// later, as of now, if it makes no difference. Whether it does not.
+    /// later, as of now, if it makes no difference. Whether it does not. It was looked whether alarms have come.
     pub fn hold(&mut self) -> bool {
-        let held = !self.frozen && self.bank.hold();
-        self.take_overflows();
-        held
+        !self.frozen && self.bank.hold()
     }
 
     /// All of that is done.

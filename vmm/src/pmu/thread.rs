@@ -210,7 +210,7 @@ impl ThreadPmu {
         let notices = unit.take_notices();
         if let Some(slate) = &mut self.slate {
             // The handler of that is the next thing that the guest does; any other interrupt's may have to wait.
-            if delivery == Delivery::Nmi {
+            if by_alarm && delivery == Delivery::Nmi {
                 slate.offer(&mut **model);
             }
             slate.give(&mut **model, fd);

@@ -69,7 +69,8 @@ impl<S: Source> Bank<S> {
         let Backed { users, alarm, ref mut last_alarm, .. } = self.backings[index];
         let interval = now.saturating_sub(std::mem::replace(last_alarm, now));
         let is_due = |counter: &usize| self.wanted(*counter, least).is_some_and(|wanted| wanted <= count);
-        let due = set::of(members(users).filter(is_due)) | alarm.of & users;
+        let interrupt = members(users & self.running & self.interrupting);
+        let due = set::of(interrupt.filter(is_due)) | alarm.of & users;
         let mut told = None;
         for counter in members(due) {
             let Some(share) = &mut self.counters[counter].share else { continue };
@@ -127,18 +128,15 @@ impl<S: Source> Bank<S> {
     /// The nearest overflow of these counters that needs an alarm, which can come at the next count.
     pub(super) fn nearest(&mut self, counters: u64, count: u64) -> Option<Next> {
         let least = self.floor.distance(|| self.source.now());
-        let all = members(counters).filter_map(|counter| {
+        let all = members(counters & self.running & self.interrupting).filter_map(|counter| {
             let at = self.wanted(counter, least)?.max(count.saturating_add(1));
             Some(Next { at, counter })
         });
         all.min_by_key(|next| next.at)
     }
 
-    /// The count at which a counter needs an alarm, if it runs and has one, that far from its last at least.
+    /// The count at which a counter that runs and interrupts needs an alarm, that far from its last at least.
     fn wanted(&self, counter: usize, least: u64) -> Option<u64> {
-        if self.running & self.interrupting & 1 << counter == 0 {
-            return None;
-        }
         let this = &self.counters[counter];
         let share = this.share.as_ref()?;
         if this.put_off {

@@ -23,9 +23,9 @@ pub struct Held {
 }
 
 impl<S: Source> Bank<S> {
-    /// Holds the counters that run, if all of them count programs only, and exactly; whether it does.
+    /// Holds the counters that run, if all of them count programs only, and exactly; whether it does. All were looked at since
+    /// the guest ran.
     pub fn hold(&mut self) -> bool {
-        self.look();
         if self.running == 0 || self.overflowed != 0 || self.starved != 0 {
             return false;
         }
