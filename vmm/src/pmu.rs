@@ -3,8 +3,8 @@
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). KVM is told which
 //! registers to hand over ([`filter`]); each vCPU's thread answers for them with counters of its own ([`thread`]), is called
 //! out of the guest when one has overflowed ([`alarm`]), or once in a while ([`pulse`]), or when an interrupt may be had
-//! that had to wait ([`reminder`]), and interrupts the guest ([`interrupt`]). While its counters are frozen, a Linux guest need not
-//! hand anything over ([`slate`]).
+//! that had to wait ([`reminder`]), and interrupts the guest ([`interrupt`]). While its counters are frozen or stand still, a Linux
+//! guest need not hand anything over ([`slate`]).
 
 pub mod alarm;
 mod filter;

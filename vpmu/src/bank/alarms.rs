@@ -92,17 +92,25 @@ impl<S: Source> Bank<S> {
     pub(super) fn renew_alarm(&mut self, index: usize, count: u64, came: Came, interrupts: bool) {
         let Backed { users, alarm, .. } = self.backings[index];
         let next = self.nearest(users, count);
+        let is_near = |next: Next| next.at < count.saturating_add(FAR);
         let again = alarm.at.saturating_add(alarm.distance);
-        let harmless = interrupts
+        let is_harmless = interrupts
             && alarm.standing != Standing::Repeats
             && alarm.distance >= LONG
             && again > count
             && self.source.may_repeat(came.now, came.after);
-        match next {
-            Some(next) if harmless && again <= next.at => {
-                self.backings[index].alarm = Armed { at: again, standing: Standing::Repeats, ..alarm };
+        let of = match next {
+            Some(next) if again == next.at => Some(1 << next.counter),
+            // That of another counter which the handler does not put off is set now: so the handler needs no exit for it.
+            Some(next) if is_near(next) && self.counts_programs_only(index) => None,
+            Some(next) if again < next.at => Some(alarm.of),
+            _ => None,
+        };
+        match (of, next) {
+            (Some(of), _) if is_harmless => {
+                self.backings[index].alarm = Armed { at: again, of, standing: Standing::Repeats, ..alarm };
             }
-            Some(next) if next.at < count.saturating_add(FAR) => {
+            (_, Some(next)) if is_near(next) => {
                 let standing = if interrupts { Standing::ForNow } else { Standing::Firm };
                 self.arm(index, count, next, standing);
             }

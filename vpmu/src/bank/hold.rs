@@ -7,8 +7,6 @@
 use std::ops::RangeInclusive;
 
 use super::Bank;
-use super::alarms::Standing;
-use super::backings::Backed;
 use crate::event::{Filter, Scope};
 use crate::set::members;
 use crate::source::Source;
@@ -30,10 +28,9 @@ impl<S: Source> Bank<S> {
             return false;
         }
         let mut others = self.running;
-        for Backed { selection, users, .. } in &self.backings {
-            if users & self.running != 0
-                && (selection.filter, selection.scope) != (Filter::User, Scope::Guest)
-            {
+        for index in 0..self.backings.len() {
+            let users = self.backings[index].users;
+            if users & self.running != 0 && !self.counts_programs_only(index) {
                 return false;
             }
             others &= !users;
@@ -47,6 +44,12 @@ impl<S: Source> Bank<S> {
             }
         }
         true
+    }
+
+    /// Whether what a backing counts stands still while the guest's kernel runs.
+    pub(super) fn counts_programs_only(&self, index: usize) -> bool {
+        let selection = self.backings[index].selection;
+        (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
     }
 
     /// Takes over what was counted since they are held.
@@ -71,7 +74,7 @@ impl<S: Source> Bank<S> {
         let (held, alarm) = (backed.held?, backed.alarm);
         let value = (1_u64 << self.width).checked_sub(alarm.at.checked_sub(held.count)?)?;
         // An alarm that is for another counter's overflow stays, however far away this one's is.
-        let is_for_another = alarm.of & !(1 << counter) != 0 && alarm.standing != Standing::Repeats;
+        let is_for_another = alarm.of & !(1 << counter) != 0;
         Some(if is_for_another { 0..=value } else { value..=value })
     }
 

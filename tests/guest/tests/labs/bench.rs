@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::program;
-use tally_lab::bench::{self, Column, Cost, Figures, Limit, Model, Plan, Programs, Row, Samples, Workload};
+use tally_lab::bench::{
+    self, Column, Cost, Figures, Limit, Measure, Model, Plan, Programs, Row, Samples, Workload,
+};
 
 /// A loop of 500 sampling points of six events.
 const PERIOD: u64 = 100_000;
@@ -23,11 +25,12 @@ static PLAN: LazyLock<Plan> = LazyLock::new(|| {
     }
 });
 
-static FIGURES: LazyLock<Figures> = LazyLock::new(|| {
+fn measured(plan: &Plan) -> Figures {
     let programs = Programs { tally: program("tally"), workload: program("bench-workload") };
-    bench::in_the_lab(&PLAN, &programs, &mut Progress::stderr("lab"))
-        .unwrap_or_else(|error| panic!("{error}"))
-});
+    bench::in_the_lab(plan, &programs, &mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"))
+}
+
+static FIGURES: LazyLock<Figures> = LazyLock::new(|| measured(&PLAN));
 
 fn samples(column: Column) -> Samples {
     FIGURES.samples((Limit::None, column, PLAN.rows[0])).expect("samples were taken")
@@ -75,4 +78,36 @@ fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
     }
     assert_eq!(row("exits for a sampling point")[0], "-");
     assert!(table.contains("540 ns for each exit") && table.contains("https://lkml"), "{table}");
+}
+
+#[test]
+fn a_pmu_that_nobody_uses_costs_nothing() {
+    /// A guest's clock interrupts it every four milliseconds, and where its first does in a workload is chance: one more or less.
+    const OF_A_TICK: u64 = 8;
+    let row = |(workload, units)| Row { workload, units, measure: Measure::Nothing };
+    let plan = Plan {
+        rows: [(Workload::Loop, 50_000_000), (Workload::Syscalls, 30_000), (Workload::Switches, 500)]
+            .map(row)
+            .to_vec(),
+        columns: vec![Column::Tally("none"), Column::Tally("amd"), Column::Tally("intel")],
+        limits: vec![Limit::None],
+        repeat: 1,
+        counts: true,
+    };
+    let figures = measured(&plan);
+    for &row in &plan.rows {
+        let took = |column| {
+            let (time, counts) = figures.took((Limit::None, column, row)).expect("it was measured");
+            (time, counts.expect("this, too"))
+        };
+        let [(without, none), with @ ..] = [0, 1, 2].map(|column: usize| took(plan.columns[column]));
+        for (time, counts) in with {
+            assert!((time / without - 1.0).abs() < 0.001, "{row}: {time} instead of {without} ns");
+            for (with, without) in
+                [(counts.exits, none.exits), (counts.user_exits, none.user_exits), (counts.calls, none.calls)]
+            {
+                assert!(with.abs_diff(without) <= OF_A_TICK, "{row}: {counts:?} instead of {none:?}");
+            }
+        }
+    }
 }

@@ -146,6 +146,11 @@ impl Figures {
         Some(time(row)? / time(row.base())? - 1.0)
     }
 
+    /// How many nanoseconds the workload took, and what the host did for it, if that was counted.
+    pub fn took(&self, key: Key) -> Option<(f64, Option<Counts>)> {
+        Some((self.median(key, "nanoseconds")?, self.counts.get(&key).copied()))
+    }
+
     /// The samples, where some are taken.
     pub fn samples(&self, (limit, column, row): Key) -> Option<Samples> {
         let key = (limit, column, row);
@@ -337,6 +342,7 @@ mod tests {
         assert!((slowdown.median - 0.2).abs() < 1e-9 && (slowdown.range - 0.4).abs() < 1e-9, "{slowdown:?}");
         assert!((figures.slowdown(kvm).unwrap().median - 1.5).abs() < 1e-9);
         assert_eq!(figures.around(kvm), Some(100.0));
+        assert_eq!(figures.took(host), Some((2400.0, None)));
     }
 
     #[test]
