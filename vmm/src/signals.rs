@@ -5,7 +5,8 @@
 
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::thread;
+use std::os::unix::thread::JoinHandleExt;
+use std::thread::{self, JoinHandle};
 
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
 const EVENTS: [libc::c_int; 10] = [
@@ -24,49 +25,83 @@ const EVENTS: [libc::c_int; 10] = [
 /// What is passed on to a command that runs.
 pub const FOR_THE_COMMAND: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
-/// The signals, readable as a file.
+/// The signals, readable as a file, as long as it is there. Those that nobody has read then are as if they had just arrived.
 #[derive(Debug)]
-pub struct Signals(PipeReader);
+pub struct Signals {
+    arrived: PipeReader,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Signals {
     /// Takes the signals away from this thread and those that it starts from now on.
     pub fn take() -> io::Result<Self> {
         /// It does next to nothing.
         const STACK: usize = 64 << 10;
-        // What this process was started to ignore, as by `nohup`, it ignores. Blocked, it would arrive all the same.
-        let events: Vec<libc::c_int> = EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
-        let set = set_of(&events);
-        mask(libc::SIG_BLOCK, &set)?;
-        let (arrived, mut arrives) = io::pipe()?;
+        let (arrived, mut pass_on) = io::pipe()?;
         // SAFETY: takes flags; the descriptor is open.
         if unsafe { libc::fcntl(arrived.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
-            // It ends when nobody wants to know any more.
-            while let Some(signal) = wait(&set)
-                && arrives.write_all(&[signal]).is_ok()
-            {}
-        })?;
-        Ok(Self(arrived))
+        hold_back()?;
+        let set = set_of(&[events(), vec![enough()]].concat());
+        // The thread has it blocked from its beginning on, and nobody else does.
+        mask(libc::SIG_BLOCK, &set_of(&[enough()]))?;
+        let thread = thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
+            while let Some(signal) = wait(&set).filter(|signal| *signal != enough()) {
+                // A number is one byte. Nobody else writes there, and it is read by whoever drops the other end, too.
+                let _ = u8::try_from(signal).map(|signal| pass_on.write_all(&[signal]));
+            }
+        });
+        unblock(&[enough()])?;
+        Ok(Self { arrived, thread: Some(thread?) })
     }
 
     /// The next signal, if one has arrived.
     pub fn next(&self) -> Option<i32> {
         let mut signal = [0];
-        match (&self.0).read(&mut signal) {
+        match (&self.arrived).read(&mut signal) {
             Ok(1) => Some(signal[0].into()),
             _ => None,
         }
     }
 }
 
+impl Drop for Signals {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // SAFETY: it has not been joined, and so it exists.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), enough()) };
+            let _ = thread.join();
+        }
+        let own = std::process::id().cast_signed();
+        while let Some(signal) = self.next() {
+            // SAFETY: takes numbers. It is blocked here, and waits until it no longer is.
+            unsafe { libc::kill(own, signal) };
+        }
+    }
+}
+
+/// What tells the thread that waits for signals to end.
+fn enough() -> libc::c_int {
+    libc::SIGRTMIN() + 1
+}
+
 /// The next of these signals, as it arrives.
-fn wait(set: &libc::sigset_t) -> Option<u8> {
+fn wait(set: &libc::sigset_t) -> Option<libc::c_int> {
     let mut signal = 0;
     // SAFETY: both are valid for the call.
     let error = unsafe { libc::sigwait(set, &raw mut signal) };
-    if error == 0 { signal.try_into().ok() } else { None }
+    (error == 0).then_some(signal)
+}
+
+/// What this process was started to ignore, as by `nohup`, it ignores. Blocked, it would arrive all the same.
+fn events() -> Vec<libc::c_int> {
+    EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect()
+}
+
+/// Has the signals wait in this thread, and those that it starts from now on, until they are given back.
+pub fn hold_back() -> io::Result<()> {
+    mask(libc::SIG_BLOCK, &set_of(&events()))
 }
 
 /// Lets the signals do again what they do by themselves.
@@ -113,12 +148,12 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
 
 impl AsRawFd for Signals {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.arrived.as_raw_fd()
     }
 }
 
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.arrived.as_fd()
     }
 }

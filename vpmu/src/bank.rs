@@ -66,6 +66,8 @@ pub struct Bank<S: Source> {
     notices: Notices,
     journal: Journal,
     statistics: Statistics,
+    /// How many overflows there had been when the last alarm came.
+    overflows_at_alarm: u64,
 }
 
 impl<S: Source> Bank<S> {
@@ -92,6 +94,7 @@ impl<S: Source> Bank<S> {
             notices: Notices::default(),
             journal: Journal::default(),
             statistics: Statistics::default(),
+            overflows_at_alarm: 0,
         }
     }
 
@@ -209,10 +212,11 @@ impl<S: Source> Bank<S> {
 
     /// An alarm has come: looks which counters have overflowed.
     pub fn alarm(&mut self) {
-        let before = self.overflowed;
         self.look_at_all();
         self.statistics.alarms += 1;
-        if self.overflowed == before {
+        let overflows = self.overflows();
+        // What it was for may have been found before, on the way here.
+        if std::mem::replace(&mut self.overflows_at_alarm, overflows) == overflows {
             self.statistics.ignored_alarms += 1;
         }
     }

@@ -11,9 +11,10 @@
 //! a counter are such, and the thaw leaves the guest if another one was written. Most periods are as long as the one
 //! before, and then a sample is one exit to whoever runs the vCPU, for its interrupt.
 //!
-//! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that it is there, by
-//! [`Page::passed`]; a kernel without it, or another one in the same memory, never does, and finds everything as ever. Nothing
-//! that a guest writes on its page can do more than its register writes could.
+//! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that leaves the guest that
+//! it is there, by [`Page::passed`]; a kernel without it never does, and finds everything as ever. Where it did once, and both
+//! ends of the page are still as they were left, the memory is taken for its own: a kernel that was loaded later uses all of
+//! it or nothing. Nothing that a guest writes on its page can do more than its register writes could.
 
 pub mod stub;
 
@@ -39,7 +40,7 @@ pub const ACTIVE: u64 = u64::from_le_bytes(*b"a slate!");
 pub const OFFERED: u64 = u64::from_le_bytes(*b"offered!");
 /// The same after a thaw that needed none.
 pub const THAWED: u64 = u64::from_le_bytes(*b"thawed!!");
-/// The same while none may be. As long as it says one of these, the memory has not become another kernel's.
+/// The same while none may be.
 pub const IDLE: u64 = u64::from_le_bytes(*b"not now!");
 
 /// What a vCPU's kernel shares with whoever runs it. The offsets are in the stub, too.
@@ -48,7 +49,7 @@ pub const IDLE: u64 = u64::from_le_bytes(*b"not now!");
 pub struct Page {
     /// Whether accesses may be made here: [`ACTIVE`], [`OFFERED`], [`THAWED`], [`IDLE`], or nothing that was ever said.
     pub active: AtomicU64,
-    /// Set by the kernel when it is about to freeze all counters.
+    /// Set by the kernel when it is about to freeze all counters by an exit.
     pub passed: AtomicU64,
     /// A bit for each slot that was written.
     pub dirty: AtomicU64,
@@ -64,6 +65,8 @@ pub struct Page {
     pub shown: [AtomicU64; MOST_SLOTS + 1],
     /// The least that can be written without an effect that matters, and the most.
     pub free: [[AtomicU64; 2]; MOST_SLOTS],
+    /// [`IDLE`] since the first use: the memory has not become another kernel's.
+    pub end: AtomicU64,
 }
 
 impl Page {
@@ -234,7 +237,7 @@ impl Slate {
 
     /// The same after an alarm, if the next thing that the guest does is to handle the overflow in its kernel.
     pub fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        let is_its_own = page.active.load(Relaxed) == IDLE;
+        let is_its_own = [&page.active, &page.end].map(|end| end.load(Relaxed)) == [IDLE; 2];
         if self.used != Use::None || !is_its_own {
             return;
         }
@@ -259,6 +262,7 @@ impl Slate {
     fn end(&mut self, page: &Page) {
         self.used = Use::None;
         page.active.store(IDLE, Relaxed);
+        page.end.store(IDLE, Relaxed);
     }
 
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
@@ -286,7 +290,9 @@ impl Slate {
         if !is_shown {
             for (slot, (shown, free)) in slots().filter(|(slot, _)| slot.counter.is_none()) {
                 let value = read(slot.register, shown);
-                free.iter().for_each(|free| free.store(value, Relaxed));
+                for end in free {
+                    end.store(value, Relaxed);
+                }
             }
         }
     }
@@ -308,7 +314,7 @@ impl Slate {
             let written = written.load(Relaxed);
             match slot.counter {
                 Some(counter) => {
-                    model.unit().write(counter, written);
+                    model.unit().write(counter, written & slot.accepts);
                     trace!("set counter {counter} to {written:#x} without an exit");
                 }
                 None => Self::write(model, slot.register, written),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 use crate::console::standard_stream;
-use crate::signals::{self, Signals};
+use crate::signals;
 
 /// The mode of a new file.
 const MODE: u32 = 0o644;
@@ -49,9 +49,8 @@ impl Place {
         match self {
             Self::File(path) => {
                 // Signals wait: none ends this process while there is a file that is not finished.
-                let held = Signals::take()?;
+                signals::hold_back()?;
                 let result = replace(&path, draw);
-                drop(held);
                 signals::give_back()?;
                 result
             }

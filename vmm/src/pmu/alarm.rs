@@ -46,7 +46,7 @@ extern "C" fn on_alarm(_signal: libc::c_int, info: *const libc::siginfo_t, _cont
     // SAFETY: the kernel gives it to handlers that want it, as this does.
     let by_alarm = unsafe { (*info).si_code } > 0;
     let before = CALLED.get();
-    CALLED.set(Called { by_alarm: before.by_alarm | by_alarm, otherwise: before.otherwise | !by_alarm });
+    CALLED.set(Called { by_alarm: before.by_alarm || by_alarm, otherwise: before.otherwise || !by_alarm });
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: it points into the vCPU's shared page, which is mapped as long as the `ExitFlag` lives.

@@ -88,7 +88,7 @@ impl<S: Source> Bank<S> {
     }
 
     /// Sets the next alarm of a backing whose last one has come, when all its counters were looked at. A guest that is
-    /// interrupted is going to stop them, and then has the alarm set again.
+    /// interrupted is going to stop them, and then has the alarm set again if it has to be.
     pub(super) fn renew_alarm(&mut self, index: usize, count: u64, came: Came, interrupts: bool) {
         let Backed { users, alarm, .. } = self.backings[index];
         let next = self.nearest(users, count);

@@ -10,8 +10,12 @@ use crate::source::{Backing, Source};
 impl<S: Source> Bank<S> {
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
-        let overflows = self.counters.iter().map(|counter| counter.overflows).sum();
-        Statistics { overflows, system_calls: self.source.requests(), ..self.statistics }
+        Statistics { overflows: self.overflows(), system_calls: self.source.requests(), ..self.statistics }
+    }
+
+    /// How often any counter has overflowed, as far as they were looked at.
+    pub(super) fn overflows(&self) -> u64 {
+        self.counters.iter().map(|counter| counter.overflows).sum()
     }
 
     /// What there is to say of a counter; `words` names what is counted.

@@ -13,7 +13,13 @@ struct Limits {
     pmu: &'static str,
     /// The other system calls for a sample, each of them made once.
     sample_calls: &'static [&'static str],
+    /// What everything has cost, in instructions of host and guest together: a read, a switch with one and with six counters, a
+    /// sample of one event, one while six are sampled. Tests run a Tally that is not optimised to the end.
+    instructions: [i64; 5],
 }
+
+/// What costs a twentieth more than it did is to be looked at.
+const TOLERANCE: i64 = 20;
 
 /// Exits to user space for a sample of a program: the alarm. The guest does the rest in its memory.
 const SAMPLE: i64 = 1;
@@ -21,9 +27,17 @@ const SAMPLE: i64 = 1;
 const SWITCH: i64 = 4;
 
 const LIMITS: [Limits; 2] = [
-    Limits { pmu: "amd", sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "rt_sigreturn"] },
-    // The processor masks the interrupt where it enters the APIC.
-    Limits { pmu: "intel", sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"] },
+    Limits {
+        pmu: "amd",
+        sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "rt_sigreturn"],
+        instructions: [5_180, 30_471, 49_663, 17_862, 22_549],
+    },
+    Limits {
+        pmu: "intel",
+        // The processor masks the interrupt where it enters the APIC.
+        sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"],
+        instructions: [4_965, 30_037, 48_410, 21_516, 25_829],
+    },
 ];
 
 /// Exits to user space at most, from the start of `tally run -- echo hello` to its end.
@@ -80,6 +94,19 @@ fn switching_tasks_costs_four_exits_to_user_space_and_no_other_system_call() {
             let runs = cost(figures, Work::Switch, events, &Quantity::Runs);
             assert_eq!(runs, PerUnit::whole(SWITCH), "{pmu}: with {events} counters");
             assert_eq!(figures.calls(Work::Switch, events), [], "{pmu}: with {events} counters");
+        }
+    }
+}
+
+#[test]
+fn nothing_costs_more_instructions_than_it_did() {
+    let works =
+        [(Work::Read, 1), (Work::Switch, 1), (Work::Switch, 6), (Work::Overflow, 1), (Work::Overflow, 6)];
+    for (Limits { pmu, instructions, .. }, figures) in measured() {
+        for ((work, events), before) in works.into_iter().zip(*instructions) {
+            let now = figures.instructions(work, events).expect("it was measured");
+            let most = PerUnit::whole(before + before / TOLERANCE);
+            assert!(now <= most, "{pmu}: {work:?} with {events}: {now} instructions, {before} before");
         }
     }
 }
