@@ -83,13 +83,15 @@ fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
 #[test]
 fn a_pmu_that_nobody_uses_costs_nothing() {
     /// A guest's clock interrupts it every four milliseconds, and where its first does in a workload is chance: one more or less.
-    const OF_A_TICK: u64 = 8;
+    const EXITS_OF_A_TICK: u64 = 8;
+    const NANOSECONDS_OF_A_TICK: f64 = 30_000.0;
     let row = |(workload, units)| Row { workload, units, measure: Measure::Nothing };
     let plan = Plan {
         rows: [(Workload::Loop, 50_000_000), (Workload::Syscalls, 30_000), (Workload::Switches, 500)]
             .map(row)
             .to_vec(),
-        columns: vec![Column::Tally("none"), Column::Tally("amd"), Column::Tally("intel")],
+        // Not Intel's: a kernel that takes its processor for Intel's guards itself otherwise.
+        columns: vec![Column::Tally("none"), Column::Tally("amd")],
         limits: vec![Limit::None],
         repeat: 1,
         counts: true,
@@ -100,14 +102,12 @@ fn a_pmu_that_nobody_uses_costs_nothing() {
             let (time, counts) = figures.took((Limit::None, column, row)).expect("it was measured");
             (time, counts.expect("this, too"))
         };
-        let [(without, none), with @ ..] = [0, 1, 2].map(|column: usize| took(plan.columns[column]));
-        for (time, counts) in with {
-            assert!((time / without - 1.0).abs() < 0.001, "{row}: {time} instead of {without} ns");
-            for (with, without) in
-                [(counts.exits, none.exits), (counts.user_exits, none.user_exits), (counts.calls, none.calls)]
-            {
-                assert!(with.abs_diff(without) <= OF_A_TICK, "{row}: {counts:?} instead of {none:?}");
-            }
+        let [(without, none), (with, amd)] = [Column::Tally("none"), Column::Tally("amd")].map(took);
+        assert!((with - without).abs() < NANOSECONDS_OF_A_TICK, "{row}: {with} instead of {without} ns");
+        for (with, without) in
+            [(amd.exits, none.exits), (amd.user_exits, none.user_exits), (amd.calls, none.calls)]
+        {
+            assert!(with.abs_diff(without) <= EXITS_OF_A_TICK, "{row}: {amd:?} instead of {none:?}");
         }
     }
 }
