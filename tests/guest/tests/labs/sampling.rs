@@ -172,7 +172,8 @@ fn storm() -> Script {
                  done; wait; {all_cpus} echo $cpus $(perf script -i data.$cpus -F ip | wc -l); done"
             ),
         )
-        .section("storm", &sampled(&instructions, "track", &steps))
+        // Where it stays: there is an event for each CPU, and what is left of its period is on that which the program leaves.
+        .section("storm", &format!("taskset 1 {}", sampled(&instructions, "track", &steps)))
 }
 
 /// The records of a section that has as many samples as it is to have, and nothing that says that one is missing.
