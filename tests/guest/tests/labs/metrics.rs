@@ -80,7 +80,7 @@ fn what_is_told_is_exact() {
     assert_eq!(value("tally_pmu_interrupts_total{vcpu=\"0\"}"), 20);
     let of_writes = value("tally_exits_total{vcpu=\"0\",reason=\"pmu-write\"}");
     assert_eq!(of_writes, value("tally_pmu_traps_total{vcpu=\"0\",access=\"write\"}"));
-    assert!(of_writes >= 40, "each sample freezes the counters, and thaws them: {of_writes}");
+    assert!(of_writes >= 2, "the counters are set going, and stopped in the end: {of_writes}");
     assert_eq!(value("tally_pmu_is_starved{vcpu=\"0\",counter=\"0\"}"), 0);
     assert!(text.contains("tally_machine_info{version="), "{text}");
 }
