@@ -108,7 +108,7 @@ fn common(model: &Model) -> Script {
     let frequency = "perf script -i data -D 2>/dev/null | awk -f frequency.awk";
     let by_event = "perf script -i data -F event,period | awk -f events.awk";
     let chains = "perf script -i data -F ip,sym | awk -f chains.awk";
-    let report = "perf report -i data --stdio --no-children -g none -F overhead,sym 2>/dev/null | grep %";
+    let report = "perf report -i data --stdio --no-children -g none -F overhead,sym 2>/dev/null | grep -v '^#' | grep %";
     let in_the_kernel =
         format!("perf script -i data -F period,ip,sym,iregs | awk -v PERIOD={KERNEL_PERIOD} -f kernel.awk");
     let mut script = Script::new().section("no limit in time", UNLIMITED);
