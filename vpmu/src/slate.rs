@@ -13,8 +13,8 @@
 //!
 //! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that leaves the guest that
 //! it is there, by [`Page::passed`]; a kernel without it never does, and finds everything as ever. Where it did once, and both
-//! ends of the page are still as they were left, the memory is taken for its own: a kernel that was loaded later uses all of
-//! it or nothing. Nothing that a guest writes on its page can do more than its register writes could.
+//! ends of the page are still as they were left, the memory is taken for its own: a safeguard against a kernel that was
+//! loaded later, and no proof. Nothing that a guest writes on its page can do more than its register writes could.
 
 pub mod stub;
 

@@ -68,10 +68,10 @@ impl Line {
         }
         let is_x2apic = base & X2APIC_MODE != 0;
         // To read a register by itself costs less than a copy of all of them.
-        let entry = if is_x2apic {
-            msr::ask(fd, &mut self.question)?.map_or(MASKED, low)
-        } else {
-            register(&page(fd)?, PERFORMANCE)
+        let by_itself = if is_x2apic { msr::ask(fd, &mut self.question)? } else { None };
+        let entry = match by_itself {
+            Some(value) => low(value),
+            None => register(&page(fd)?, PERFORMANCE),
         };
         let delivery = Delivery::of(entry);
         if self.entry == Entry::MasksItself && is_x2apic && delivery != Delivery::None {
@@ -82,10 +82,10 @@ impl Line {
             Delivery::None => {}
             Delivery::Nmi => fd.nmi().doing("send an NMI")?,
             Delivery::Fixed { vector } => {
-                let id = if is_x2apic {
-                    msr::read(fd, X2APIC_ID)?.map_or(0, low)
-                } else {
-                    register(&page(fd)?, ID) >> 24
+                let by_itself = if is_x2apic { msr::read(fd, X2APIC_ID)? } else { None };
+                let id = match by_itself {
+                    Some(value) => low(value),
+                    None => register(&page(fd)?, ID) >> 24,
                 };
                 // The ids of our machines are of 8 bits.
                 let address_lo = 0xfee0_0000 | (id & 0xff) << 12;
