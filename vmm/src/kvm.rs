@@ -28,7 +28,7 @@ impl Need {
 }
 
 /// What every machine needs.
-const NEEDS: [Need; 12] = [
+const NEEDS: [Need; 11] = [
     Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers"),
     Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
     Need::new(Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR", "real mode on Intel's processors"),
@@ -39,8 +39,7 @@ const NEEDS: [Need; 12] = [
     Need::new(Cap::ExtCpuid, "KVM_CAP_EXT_CPUID", "what the guest sees of its processor"),
     Need::new(Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER", "the timer of each vCPU"),
     Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
-    Need::new(Cap::UserNmi, "KVM_CAP_USER_NMI", "the interrupt of an overflow"),
-    Need::new(Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI", "the same as an ordinary interrupt"),
+    Need::new(Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI", "the interrupt of an overflow"),
 ];
 
 /// What KVM refused.

@@ -131,7 +131,7 @@ impl Address {
         if let Some(thread) = self.thread.get() {
             let process = std::process::id();
             // SAFETY: takes numbers, and a thread that has ended is an error.
-            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::signal()) };
+            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::call()) };
         }
     }
 }

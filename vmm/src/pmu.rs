@@ -78,7 +78,7 @@ impl Shown {
 
     /// A vCPU's, on its own thread.
     fn model(self, host: Host) -> Box<dyn Model<PerfEvents>> {
-        let source = PerfEvents::new(host.pmu, alarm::signal());
+        let source = PerfEvents::new(host.pmu);
         match self {
             Self::Amd(version) => Box::new(amd::Amd::new(version, host.vendor, source)),
             Self::Intel(shape) => Box::new(intel::Intel::new(shape, host.vendor, source)),

@@ -6,6 +6,7 @@
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
 use std::thread::{self, JoinHandle};
 
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
@@ -109,8 +110,30 @@ pub fn give_back() -> io::Result<()> {
     unblock(&EVENTS)
 }
 
+/// Has these signals wait in this thread; which others do so, a bit for each from the first on.
+pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
+    let mut others = set_of(&[]);
+    // SAFETY: both sets are valid.
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set, &raw mut others) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    // SAFETY: the sets are valid, and so are the signals.
+    let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
+    let all = (1..=64).filter(|signal| is_in(&raw const others, *signal) && !is_in(set, *signal));
+    Ok(all.fold(0, |bits, signal| bits | 1 << (signal - 1)))
+}
+
+/// One of these signals, if it waits in this thread.
+pub fn next_of(set: &libc::sigset_t) -> Option<libc::c_int> {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: all are valid for the call; what else there is to know is not asked for.
+    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
+    (signal > 0).then_some(signal)
+}
+
 /// Lets these signals arrive in this thread and those that it starts from now on.
-pub fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
+fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, &set_of(signals))
 }
 
@@ -124,11 +147,12 @@ fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: nothing is changed, and `action` is a valid place for the answer.
-    let failed = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } != 0;
+    let failed = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0;
     !failed && action.sa_sigaction == libc::SIG_IGN
 }
 
-fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+/// These signals.
+pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is valid.
@@ -142,7 +166,7 @@ fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
 
 fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     // SAFETY: `set` is initialised; the old mask is not asked for.
-    let error = unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) };
+    let error = unsafe { libc::pthread_sigmask(how, set, ptr::null_mut()) };
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 

@@ -122,8 +122,10 @@ enum Exit {
     In(u16, *mut [u8]),
     /// An `out` of what is in this memory.
     Out(u16, *const [u8]),
-    /// A signal, or nothing that concerns us.
+    /// Nothing more, or nothing that concerns us.
     Nothing,
+    /// A signal, or what was asked for.
+    CalledOut,
     /// The guest asked KVM itself for its end.
     End(End),
     /// It cannot go on.
@@ -135,8 +137,8 @@ impl Vcpu {
     pub fn run(&mut self, log: Option<&Arc<EventLog>>) -> Result<End, Failure> {
         let registers = self.pmu.slate().filter(|_| self.has_slate);
         let slate = registers.and_then(|registers| SharedSlate::new(self.id, registers, &self.ram.mapped));
-        // SAFETY: it is gone when this function ends, and `self` is not.
-        let mut pmu = unsafe { ThreadPmu::new(self.pmu, &self.policy, &mut self.fd, slate) };
+        let pmu = ThreadPmu::new(self.pmu, &self.policy, self.id, &self.fd, slate);
+        let mut pmu = pmu.map_err(|error| self.failure(Reason::Refused(error)))?;
         if let Some(log) = log.and_then(|log| VcpuLog::new(log, self.id, self.pmu)) {
             pmu.log_into(log, &mut self.fd);
         }
@@ -146,9 +148,9 @@ impl Vcpu {
             self.stopwatch.enters();
             let exit = self.enter(&mut pmu);
             self.coalescing.drain(&mut self.fd, &self.buses.ports);
-            self.settle(&mut pmu)?;
+            self.settle(&mut pmu, matches!(exit, Exit::CalledOut))?;
             match exit {
-                Exit::Nothing => {}
+                Exit::Nothing | Exit::CalledOut => {}
                 Exit::In(port, data) => self.input(port, data),
                 Exit::Out(port, data) => {
                     if let Some(end) = self.output(port, data) {
@@ -162,9 +164,10 @@ impl Vcpu {
     }
 
     /// Has the PMU do what is due before the guest goes on.
-    fn settle(&mut self, pmu: &mut ThreadPmu) -> Result<(), Failure> {
+    fn settle(&mut self, pmu: &mut ThreadPmu, was_called: bool) -> Result<(), Failure> {
+        let settled = pmu.settle(&self.vm, &mut self.fd, was_called);
         let Settled { called, notices, stops } =
-            pmu.settle(&self.vm, &mut self.fd).map_err(|error| self.failure(Reason::Refused(error)))?;
+            settled.map_err(|error| self.failure(Reason::Refused(error)))?;
         say(&notices);
         if called {
             self.stopwatch.rest();
@@ -300,7 +303,7 @@ impl Vcpu {
     fn called_out(&mut self) -> Exit {
         self.exits.signals += 1;
         self.stopwatch.exits_for_pmu();
-        Exit::Nothing
+        Exit::CalledOut
     }
 
     fn input(&mut self, port: u16, data: *mut [u8]) {

@@ -17,11 +17,13 @@ const ID: usize = 0x20;
 const PERFORMANCE: usize = 0x340;
 
 const MASKED: u32 = 1 << 16;
+/// How an interrupt is delivered.
+const FIXED: u32 = 0;
+const NMI: u32 = 4;
 /// In `APIC_BASE`.
 const GLOBAL_ENABLE: u64 = 1 << 11;
 const X2APIC_MODE: u64 = 1 << 10;
-/// The registers' own MSRs in that mode.
-const X2APIC_ID: u32 = 0x802;
+/// The register's own MSR in that mode.
 const X2APIC_PERFORMANCE: u32 = 0x834;
 
 /// What the APIC makes of an overflow.
@@ -50,14 +52,16 @@ pub enum Entry {
 /// A vCPU's line for overflows.
 pub struct Line {
     entry: Entry,
+    /// The vCPU's number, which is its APIC's id in x2APIC mode.
+    vcpu: u8,
     /// The question for the entry in x2APIC mode, which is asked for every interrupt.
     question: Msrs,
 }
 
 impl Line {
-    /// A line with such an entry.
-    pub fn new(entry: Entry) -> Self {
-        Self { entry, question: msr::question(X2APIC_PERFORMANCE) }
+    /// A vCPU's line, with such an entry.
+    pub fn new(entry: Entry, vcpu: u8) -> Self {
+        Self { entry, vcpu, question: msr::question(X2APIC_PERFORMANCE) }
     }
 
     /// Delivers an interrupt, and says how.
@@ -69,37 +73,28 @@ impl Line {
         let is_x2apic = base & X2APIC_MODE != 0;
         // To read a register by itself costs less than a copy of all of them.
         let by_itself = if is_x2apic { msr::ask(fd, &mut self.question)? } else { None };
-        let entry = match by_itself {
-            Some(value) => low(value),
-            None => register(&page(fd)?, PERFORMANCE),
+        let (entry, id) = if let Some(value) = by_itself {
+            (low(value), self.vcpu.into())
+        } else {
+            let page = fd.get_lapic().doing("read the local APIC")?;
+            (register(&page, PERFORMANCE), register(&page, ID) >> 24)
         };
         let delivery = Delivery::of(entry);
         if self.entry == Entry::MasksItself && is_x2apic && delivery != Delivery::None {
             // KVM takes whatever entry there can be, and in no other mode than this.
             msr::write(fd, X2APIC_PERFORMANCE, (entry | MASKED).into())?;
         }
-        match delivery {
-            Delivery::None => {}
-            Delivery::Nmi => fd.nmi().doing("send an NMI")?,
-            Delivery::Fixed { vector } => {
-                let by_itself = if is_x2apic { msr::read(fd, X2APIC_ID)? } else { None };
-                let id = match by_itself {
-                    Some(value) => low(value),
-                    None => register(&page(fd)?, ID) >> 24,
-                };
-                // The ids of our machines are of 8 bits.
-                let address_lo = 0xfee0_0000 | (id & 0xff) << 12;
-                let message = kvm_msi { address_lo, data: vector.into(), ..Default::default() };
-                // It is no error if the guest's APIC does not take it.
-                vm.signal_msi(message).doing("send an interrupt")?;
-            }
-        }
+        let data = match delivery {
+            Delivery::None => return Ok(delivery),
+            Delivery::Nmi => NMI << 8,
+            Delivery::Fixed { vector } => vector.into(),
+        };
+        // The ids of our machines are of 8 bits. An NMI by a request of its own to the vCPU would cost more.
+        let message = kvm_msi { address_lo: 0xfee0_0000 | (id & 0xff) << 12, data, ..Default::default() };
+        // It is no error if the guest's APIC does not take it.
+        vm.signal_msi(message).doing("send an interrupt")?;
         Ok(delivery)
     }
-}
-
-fn page(fd: &VcpuFd) -> Result<kvm_lapic_state, KvmError> {
-    fd.get_lapic().doing("read the local APIC")
 }
 
 fn register(page: &kvm_lapic_state, offset: usize) -> u32 {
@@ -115,8 +110,6 @@ fn low(value: u64) -> u32 {
 
 impl Delivery {
     fn of(entry: u32) -> Self {
-        const FIXED: u32 = 0;
-        const NMI: u32 = 4;
         /// Below are exceptions: the APIC notes an error and delivers nothing.
         const FIRST_VECTOR: u8 = 16;
         if entry & MASKED != 0 {

@@ -12,7 +12,7 @@ use vpmu::unit::Switch;
 use vpmu::x86::DEBUGCTL;
 
 use super::Pmu;
-use super::alarm::{self, Called, ExitFlag};
+use super::alarm::{self, Called, Calls};
 use super::interrupt::{Delivery, Line};
 use super::pulse::{Due, Pulse, Rhythm};
 use super::reminder::Reminder;
@@ -24,7 +24,7 @@ use crate::msr::{self, Written};
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
     kind: Kind,
-    flag: ExitFlag,
+    calls: Calls,
     /// Without one (too many timers) everything works but for what it is for.
     pulse: Option<Pulse>,
     /// The same.
@@ -52,10 +52,13 @@ enum Kind {
 
 impl ThreadPmu {
     /// The PMU of a vCPU that this thread is going to run.
-    ///
-    /// # Safety
-    /// `fd` has to outlive it.
-    pub unsafe fn new(pmu: Pmu, policy: &Policy, fd: &mut VcpuFd, slate: Option<SharedSlate>) -> Self {
+    pub fn new(
+        pmu: Pmu,
+        policy: &Policy,
+        vcpu: u8,
+        fd: &VcpuFd,
+        slate: Option<SharedSlate>,
+    ) -> Result<Self, KvmError> {
         let kind = match pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
@@ -63,15 +66,14 @@ impl ThreadPmu {
                 info!("what its counters count is counted by pinned perf events of this thread");
                 let mut model = shown.model(host);
                 model.obey(policy);
-                Kind::Ours(Line::new(shown.entry()), model)
+                Kind::Ours(Line::new(shown.entry(), vcpu), model)
             }
         };
-        // SAFETY: the caller's promise.
-        let flag = unsafe { ExitFlag::of(fd) };
+        let calls = Calls::of(fd)?;
         let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
-        let pulse = Pulse::new(alarm::signal()).map_err(timeless).ok();
-        let reminder = Reminder::new(alarm::signal()).ok();
-        Self { kind, flag, pulse, reminder, on_starvation: policy.on_starvation, log: None, slate }
+        let pulse = Pulse::new(alarm::call()).map_err(timeless).ok();
+        let reminder = Reminder::new(alarm::call()).ok();
+        Ok(Self { kind, calls, pulse, reminder, on_starvation: policy.on_starvation, log: None, slate })
     }
 
     /// Has all that happens to its counters logged.
@@ -157,10 +159,12 @@ impl ThreadPmu {
         }
     }
 
-    /// After every exit: looks at what has overflowed, and interrupts the guest if it wants that.
-    pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Settled, KvmError> {
+    /// After every exit, the guest's own or when it was called out: looks at what has overflowed, and interrupts the guest if
+    /// it wants that.
+    pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd, was_called: bool) -> Result<Settled, KvmError> {
         self.take_slate();
-        let Called { by_alarm, otherwise: called } = self.flag.take();
+        let Called { by_alarm, otherwise: called } =
+            if was_called { self.calls.take(fd) } else { Called::default() };
         let Kind::Ours(line, model) = &mut self.kind else {
             return Ok(Settled { called, notices: Vec::new(), stops: false });
         };

@@ -29,7 +29,6 @@ pub use self::probe::{Free, exists, free_counters, generic_events};
 /// Makes perf events for the thread that it lives on.
 pub struct PerfEvents {
     pmu: HostPmu,
-    signal: libc::c_int,
     epoch: Instant,
     /// How far apart an event's overflows have to be, as of then.
     pace: Duration,
@@ -49,11 +48,10 @@ fn pace() -> Duration {
 }
 
 impl PerfEvents {
-    /// Events of this PMU, whose alarms send this signal.
-    pub fn new(pmu: HostPmu, signal: libc::c_int) -> Self {
+    /// Events of this PMU, whose alarms send `SIGIO`.
+    pub fn new(pmu: HostPmu) -> Self {
         Self {
             pmu,
-            signal,
             epoch: Instant::now(),
             pace: pace(),
             pace_read: Duration::ZERO,
@@ -69,7 +67,7 @@ impl Source for PerfEvents {
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
         let mut event =
             with_period(distance, |period| PerfEvent::open(self.pmu, selection, period, self.calls.clone()))
-                .and_then(|event| event.signal_this_thread(self.signal).map(|()| event))
+                .and_then(|event| event.signal_this_thread().map(|()| event))
                 .map_err(|error| Refusal(error.to_string()))?;
         if self.estimates {
             event.estimate();

@@ -107,14 +107,13 @@ impl PerfEvent {
         self.estimate = Some(Estimate::new());
     }
 
-    /// Has every overflow send a signal to this thread, and to no other.
-    pub fn signal_this_thread(&self, signal: libc::c_int) -> io::Result<()> {
+    /// Has every overflow send `SIGIO` to this thread, and to no other. However many events do, one waits at most.
+    pub fn signal_this_thread(&self) -> io::Result<()> {
         #[repr(C)]
         struct Owner {
             kind: libc::c_int,
             id: libc::pid_t,
         }
-        const F_SETSIG: libc::c_int = 10;
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
         let fd = self.fd.as_raw_fd();
@@ -123,11 +122,9 @@ impl PerfEvent {
         let owner = Owner { kind: F_OWNER_TID, id };
         // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
         done(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-        // SAFETY: takes a number.
-        done(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
         // SAFETY: takes flags; those that an event has are these.
         done(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })?;
-        self.calls.made(3);
+        self.calls.made(2);
         Ok(())
     }
 
