@@ -168,11 +168,11 @@ fn count(counts: &mut Counts, event: &str, words: &[&str]) {
 fn name(call: &str, argument: &str) -> String {
     let known = match (call, argument) {
         ("16", "ae80") => "KVM_RUN",
-        ("16", "ae9a") => "KVM_NMI",
         ("16", "c008ae88") => "KVM_GET_MSRS",
         ("16", "4008ae89") => "KVM_SET_MSRS",
+        ("16", "4020aea5") => "KVM_SIGNAL_MSI",
         ("16", "40082404") => "PERF_EVENT_IOC_PERIOD",
-        ("15", _) => "rt_sigreturn",
+        ("128", _) => "rt_sigtimedwait",
         ("0", _) => "read",
         ("16", request) => return format!("ioctl {request}"),
         (call, _) => return format!("system call {call}"),
