@@ -29,13 +29,13 @@ const SWITCH: i64 = 4;
 const LIMITS: [Limits; 2] = [
     Limits {
         pmu: "amd",
-        sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "rt_sigreturn"],
+        sample_calls: &["KVM_GET_MSRS", "KVM_SIGNAL_MSI", "rt_sigtimedwait"],
         instructions: [5_180, 30_471, 49_663, 17_862, 22_549],
     },
     Limits {
         pmu: "intel",
         // The processor masks the interrupt where it enters the APIC.
-        sample_calls: &["KVM_GET_MSRS", "KVM_NMI", "KVM_SET_MSRS", "rt_sigreturn"],
+        sample_calls: &["KVM_GET_MSRS", "KVM_SET_MSRS", "KVM_SIGNAL_MSI", "rt_sigtimedwait"],
         instructions: [4_965, 30_037, 48_410, 21_516, 25_829],
     },
 ];
