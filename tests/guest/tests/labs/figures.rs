@@ -30,13 +30,13 @@ const LIMITS: [Limits; 2] = [
     Limits {
         pmu: "amd",
         sample_calls: &["KVM_GET_MSRS", "KVM_SIGNAL_MSI", "rt_sigtimedwait"],
-        instructions: [5_180, 30_471, 49_663, 17_862, 22_549],
+        instructions: [5_360, 31_202, 50_466, 16_998, 21_684],
     },
     Limits {
         pmu: "intel",
         // The processor masks the interrupt where it enters the APIC.
         sample_calls: &["KVM_GET_MSRS", "KVM_SET_MSRS", "KVM_SIGNAL_MSI", "rt_sigtimedwait"],
-        instructions: [4_965, 30_037, 48_410, 21_516, 25_829],
+        instructions: [5_145, 30_768, 49_191, 20_655, 24_968],
     },
 ];
 
