@@ -43,6 +43,9 @@ pub enum Error {
         /// The last lines that it printed.
         tail: String,
     },
+    /// There is no such kind of processor here.
+    #[error("no host of the kind {0}: x86_64 or riscv64")]
+    UnknownArch(String),
     /// The archive does not have a file that the image needs.
     #[error("{suite}: {what} not found in the unpacked packages")]
     NotInPackages {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::image::{self, Unpacked};
-use crate::packages::{Apt, Suite};
-use crate::{Error, Progress, Result, lz4, modules, payloads};
+use crate::packages::Apt;
+use crate::{Error, Progress, Release, Result, Suite, lz4, modules, payloads};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");
@@ -35,7 +35,7 @@ pub struct Guest {
 /// A kernel of the distribution, unpacked.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The bzImage.
+    /// What boots: a bzImage, or what the processor has in its place.
     pub image: PathBuf,
     /// The folder of its modules, as `/lib/modules/RELEASE`.
     pub modules: PathBuf,
@@ -106,11 +106,12 @@ fn programs(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
 }
 
 /// The distribution's kernel for virtual machines.
-pub fn kernel(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Kernel> {
-    let key = Key::new(&format!("kernel-{suite}")).with(RECIPE);
+pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
+    let of = of.into();
+    let key = Key::new(&format!("kernel-{}", of.label())).with(RECIPE);
     let entry = cache.entry(&key, progress, |progress, entry| {
-        let apt = Apt::open(cache, suite, progress)?;
-        let mut packages = apt.resolve(&["linux-image-cloud-amd64"])?;
+        let apt = Apt::open(cache, of, progress)?;
+        let mut packages = apt.resolve(&[of.arch.kernel()])?;
         // One package in older releases, an image and a modules package in newer ones.
         packages.retain(|package| {
             ["linux-image-", "linux-binary-", "linux-modules-"]
@@ -122,10 +123,15 @@ pub fn kernel(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Ke
         let modules = [unpacked.join("lib/modules"), unpacked.join("usr/lib/modules")]
             .iter()
             .find_map(|folder| image::only_folder(folder, ""))
-            .ok_or_else(|| missing(suite, "the kernel's modules"))?;
+            .ok_or_else(|| missing(of.suite, "the kernel's modules"))?;
         let release = modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let image = Unpacked::new(&unpacked, suite)
-            .find(&[&format!("boot/vmlinuz-{release}"), &format!("usr/lib/modules/{release}/vmlinuz")])?;
+        // Some are compressed by themselves, some not.
+        let places = [
+            format!("boot/vmlinuz-{release}"),
+            format!("boot/vmlinux-{release}"),
+            format!("usr/lib/modules/{release}/vmlinuz"),
+        ];
+        let image = image::find(&unpacked, of, &places.each_ref().map(|place| &**place))?;
         let rename = |from: &Path, to: PathBuf| fs::rename(from, &to).map_err(Error::io("create", to));
         rename(&image, entry.join("vmlinuz"))?;
         rename(&modules, entry.join("modules"))?;
@@ -143,7 +149,7 @@ fn pack_programs(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result
     apt.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the guest's programs");
-    let files = Unpacked::new(&unpacked, suite);
+    let files = Unpacked::new(cache, &unpacked, suite, progress)?;
     let mut archive = Archive::new();
     // The kernel opens this for init before anything is mounted.
     archive.device("dev/console", 5, 1);
@@ -152,7 +158,7 @@ fn pack_programs(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result
     }
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
     archive.file("etc/group", 0o644, b"root:x:0:\n");
-    image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;
+    files.add_busybox(&mut archive)?;
     files.add_programs(&mut archive, &["usr/bin/perf"])?;
     // `perf report` ends with a line from it, and complains without it.
     let tips = "usr/share/doc/linux-perf/tips.txt";

@@ -10,6 +10,7 @@ pub mod cache;
 pub mod child;
 pub mod command;
 pub mod cpio;
+pub mod emulator;
 mod error;
 pub mod guest;
 pub mod host;
@@ -19,14 +20,15 @@ pub mod modules;
 pub mod packages;
 pub mod payloads;
 pub mod progress;
+mod release;
 mod small_kernel;
 pub mod sources;
 mod tool;
 
 pub use error::Error;
 pub use guest::{Guest, Kernel, default_guest, guest, kernel};
-pub use packages::Suite;
 pub use progress::Progress;
+pub use release::{Arch, Release, Suite};
 pub use small_kernel::{SmallKernel, small_kernel};
 pub use tool::run as run_tool;
 

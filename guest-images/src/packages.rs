@@ -4,59 +4,18 @@
 //! installed packages are neither changed nor looked at, except for the address of the mirror and the settings that say
 //! how to reach it. Signatures are checked as always. Any user can do it.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::str::FromStr;
 use std::time::Duration;
 
 use crate::cache::{Cache, Guard};
+use crate::release::Release;
 use crate::sources::Archive;
 use crate::{Error, Progress, Result, tool};
 
 /// Package lists older than this are fetched again before something is built from them.
 const LISTS_STAY_FRESH: Duration = Duration::from_hours(1);
-
-/// A release of the distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Suite {
-    /// Debian 12, with Linux 6.1.
-    #[default]
-    Bookworm,
-    /// Debian 13, with Linux 6.12.
-    Trixie,
-    /// Debian unstable, with the newest Linux.
-    Sid,
-}
-
-impl Suite {
-    /// Its name in the archive.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bookworm => "bookworm",
-            Self::Trixie => "trixie",
-            Self::Sid => "sid",
-        }
-    }
-}
-
-impl fmt::Display for Suite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Suite {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        [Self::Bookworm, Self::Trixie, Self::Sid]
-            .into_iter()
-            .find(|suite| suite.name() == name)
-            .ok_or_else(|| Error::UnknownSuite(name.to_owned()))
-    }
-}
 
 /// A package in the archive, as apt would download it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +45,9 @@ impl Package {
     }
 }
 
-/// One suite of the archive. Other processes wait while it is used.
+/// One release in the archive. Other processes wait while it is used.
 pub struct Apt {
-    suite: Suite,
+    release: Release,
     config: PathBuf,
     debs: PathBuf,
     sources: PathBuf,
@@ -96,15 +55,17 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// Prepares apt for one suite and brings its lists up to date.
-    pub fn open(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Self> {
-        let guard = cache.lock(&format!("apt-{suite}"), progress)?;
-        let folder = cache.folder(&format!("apt/{suite}"))?;
+    /// Prepares apt for one release and brings its lists up to date.
+    pub fn open(cache: &Cache, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
+        let release = release.into();
+        let label = release.label();
+        let guard = cache.lock(&format!("apt-{label}"), progress)?;
+        let folder = cache.folder(&format!("apt/{label}"))?;
         for sub in ["lists/partial", "cache/archives/partial", "state", "sources.d"] {
-            cache.folder(&format!("apt/{suite}/{sub}"))?;
+            cache.folder(&format!("apt/{label}/{sub}"))?;
         }
         let apt = Self {
-            suite,
+            release,
             config: folder.join("apt.conf"),
             debs: cache.folder("downloads")?,
             sources: cache.folder("downloads/source")?,
@@ -113,9 +74,9 @@ impl Apt {
         let write = |name: &str, text: String| {
             fs::write(folder.join(name), text).map_err(Error::io("write", folder.join(name)))
         };
-        let archive = stanza(&Archive::of_this_machine()?, suite);
+        let archive = stanza(&Archive::of_this_machine()?, release);
         let known = fs::read_to_string(folder.join("sources.d/tally.sources")).unwrap_or_default();
-        write("apt.conf", configuration(&folder)?)?;
+        write("apt.conf", configuration(&folder, release)?)?;
         write("sources.d/tally.sources", archive.clone())?;
         write("empty", String::new())?;
         let stamp = folder.join("updated");
@@ -123,7 +84,7 @@ impl Apt {
             .and_then(|file| file.modified())
             .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < LISTS_STAY_FRESH));
         if !fresh || known != archive {
-            progress.step(format!("fetching the package lists of {suite}"));
+            progress.step(format!("fetching the package lists of {release}"));
             let mut update = apt.get();
             tool::run(update.args(["update", "--error-on=any"]), "apt")?;
             write("updated", String::new())?;
@@ -146,10 +107,10 @@ impl Apt {
             progress.step(format!(
                 "fetching {} packages of {} ({} MB)",
                 missing.len(),
-                self.suite,
+                self.release,
                 bytes / 1_000_000
             ));
-            let names = missing.iter().map(|package| format!("{}/{}", package.name, self.suite));
+            let names = missing.iter().map(|package| format!("{}/{}", package.name, self.release.suite));
             // In a folder of its own, so that what an interrupted download left is never taken for a package.
             let arriving = self.debs.join("arriving");
             fs::create_dir_all(&arriving).map_err(Error::io("create", &arriving))?;
@@ -169,7 +130,7 @@ impl Apt {
 
     /// Downloads a source package and unpacks it, with the distribution's patches, into a new folder.
     pub fn unpack_source(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
-        progress.step(format!("fetching the source of {name} from {}", self.suite));
+        progress.step(format!("fetching the source of {name} from {}", self.release));
         tool::run(
             self.get().args(["source", "--download-only", "--only-source", name]).current_dir(&self.sources),
             "apt",
@@ -181,7 +142,7 @@ impl Apt {
             .filter_map(|line| line.split_whitespace().nth(1))
             .find(|file| Path::new(file).extension().is_some_and(|extension| extension == "dsc"))
             .ok_or_else(|| Error::NotInPackages {
-                suite: self.suite.name(),
+                suite: self.release.suite.name(),
                 what: format!("source of {name}"),
             })?;
         progress.step(format!("unpacking the source of {name}"));
@@ -201,15 +162,16 @@ impl Apt {
     }
 }
 
-/// Both kinds of package from one suite, in the format of `.sources` files.
-fn stanza(archive: &Archive, suite: Suite) -> String {
+/// Both kinds of package from one release, in the format of `.sources` files.
+fn stanza(archive: &Archive, release: Release) -> String {
     let signed_by = archive.signed_by.as_ref().map(|keys| format!("Signed-By: {keys}\n")).unwrap_or_default();
-    format!("Types: deb deb-src\nURIs: {}\nSuites: {suite}\nComponents: main\n{signed_by}", archive.uri)
+    let (uri, suite) = (&archive.uri, release.suite);
+    format!("Types: deb deb-src\nURIs: {uri}\nSuites: {suite}\nComponents: main\n{signed_by}")
 }
 
 /// Everything in `folder`, and of the machine's configuration only how it reaches the network.
-fn configuration(folder: &Path) -> Result<String> {
-    let folder = folder.display();
+fn configuration(folder: &Path, release: Release) -> Result<String> {
+    let (folder, arch) = (folder.display(), release.arch.in_packages());
     let machine = tool::run(Command::new("apt-config").args(["dump", "Acquire"]), "apt")?;
     let reach: String = machine
         .lines()
@@ -221,7 +183,7 @@ fn configuration(folder: &Path) -> Result<String> {
          Dir::Etc::preferencesparts \"/dev/null\";\nDir::Etc::sourcelist \"/dev/null\";\n\
          Dir::Etc::sourceparts \"{folder}/sources.d\";\nDir::State \"{folder}/state\";\n\
          Dir::State::lists \"{folder}/lists\";\nDir::State::status \"{folder}/empty\";\nDir::Cache \"{folder}/cache\";\n\
-         APT::Architecture \"amd64\";\nAPT::Architectures {{ \"amd64\"; }};\nAPT::Sandbox::User \"root\";\n\
+         APT::Architecture \"{arch}\";\nAPT::Architectures {{ \"{arch}\"; }};\nAPT::Sandbox::User \"root\";\n\
          APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n{reach}"
     ))
 }
@@ -245,11 +207,5 @@ mod tests {
     fn libraries_are_told_from_what_comes_with_them() {
         assert!(package("libpython3.11").is_library() && package("zlib1g").is_library());
         assert!(!package("libpython3.11-stdlib").is_library() && !package("python3").is_library());
-    }
-
-    #[test]
-    fn a_suite_that_does_not_exist_is_named() {
-        assert!("woody".parse::<Suite>().unwrap_err().to_string().contains("woody"));
-        assert_eq!("sid".parse::<Suite>().unwrap(), Suite::Sid);
     }
 }

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::thread;
 
 use crate::cache::{Cache, Key};
-use crate::packages::{Apt, Suite};
-use crate::{Error, Progress, Result, tool};
+use crate::packages::Apt;
+use crate::{Error, Progress, Result, Suite, tool};
 
 const CONFIG: &str = include_str!("small_kernel.config");
 const SOURCE: &str = "linux-source-6.1";

@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guest_images::Arch;
+
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -57,6 +59,14 @@ pub enum Error {
         limit: Duration,
         /// Where it was.
         place: String,
+    },
+    /// The simulated host is of a kind that does not have it.
+    #[error("{option}: a host of the kind {arch} has no such thing")]
+    NotOnThisHost {
+        /// What was asked for.
+        option: &'static str,
+        /// The kind of host.
+        arch: Arch,
     },
     /// This machine is not one that can be measured.
     #[error("the benchmark cannot run on this machine: {0}")]

@@ -1,5 +1,5 @@
-//! Builds the simulated host: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU, which
-//! is the peer that Tally is compared with.
+//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and, on x86-64, Debian's own
+//! QEMU, which is the peer that Tally is compared with.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,30 +8,61 @@ use std::process::Command;
 
 use guest_images::cache::{Cache, Key};
 use guest_images::cpio::Archive;
-use guest_images::image::{self, Unpacked};
+use guest_images::image::Unpacked;
 use guest_images::packages::Apt;
-use guest_images::{Progress, Suite, kernel, run_tool};
+use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool};
 
 use crate::{Error, Result};
 
 const INIT: &str = include_str!("../host/init");
-const PACKAGES: [&str; 5] =
-    ["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"];
-const PROGRAMS: [&str; 2] = ["usr/bin/perf", "usr/bin/qemu-system-x86_64"];
-/// What the peer needs to boot kernels and multiboot images on its default and its microvm machine.
-const FIRMWARE: [&str; 8] = [
-    "usr/share/seabios/bios-256k.bin",
-    "usr/share/seabios/bios-microvm.bin",
-    "usr/share/qemu/qboot.rom",
-    "usr/share/qemu/kvmvapic.bin",
-    "usr/share/qemu/linuxboot_dma.bin",
-    "usr/share/qemu/multiboot_dma.bin",
-    "usr/share/qemu/pvh.bin",
-    "usr/share/qemu/multiboot.bin",
-];
-/// Loaded by the host's init with what they depend on, in this order.
-const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm-amd"];
 const RECIPE: &str = "2";
+
+/// What a kind of host is made of, beside its kernel.
+struct Parts {
+    /// The release of its programs.
+    suite: Suite,
+    packages: &'static [&'static str],
+    programs: &'static [&'static str],
+    firmware: &'static [&'static str],
+    /// Loaded by the host's init with what they depend on, in this order.
+    modules: &'static [&'static str],
+}
+
+const X86_64: Parts = Parts {
+    suite: Suite::Bookworm,
+    packages: &["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"],
+    programs: &["usr/bin/perf", "usr/bin/qemu-system-x86_64"],
+    // What the peer needs to boot kernels and multiboot images on its default and its microvm machine.
+    firmware: &[
+        "usr/share/seabios/bios-256k.bin",
+        "usr/share/seabios/bios-microvm.bin",
+        "usr/share/qemu/qboot.rom",
+        "usr/share/qemu/kvmvapic.bin",
+        "usr/share/qemu/linuxboot_dma.bin",
+        "usr/share/qemu/multiboot_dma.bin",
+        "usr/share/qemu/pvh.bin",
+        "usr/share/qemu/multiboot.bin",
+    ],
+    modules: &["virtio_pci", "virtio_console", "kvm-amd"],
+};
+
+/// The release before has no RISC-V.
+const RISCV64: Parts = Parts {
+    suite: Suite::Trixie,
+    packages: &["busybox-static", "linux-perf"],
+    programs: &["usr/bin/perf"],
+    firmware: &[],
+    modules: &["virtio_pci", "virtio_console", "kvm"],
+};
+
+/// The release whose kernel a kind of host runs if nobody says otherwise: on RISC-V the newest, as the one before cannot give a
+/// guest the interrupt of an overflow.
+pub fn default_suite(arch: Arch) -> Suite {
+    match arch {
+        Arch::X86_64 => Suite::Bookworm,
+        Arch::Riscv64 => Suite::Sid,
+    }
+}
 
 /// What the lab CPU boots.
 #[derive(Debug, Clone)]
@@ -42,25 +73,39 @@ pub struct HostImage {
     pub initrd: PathBuf,
 }
 
-/// The host with the kernel of a release, built if it has not been. Its programs are the stable release's.
-pub fn build(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<HostImage> {
-    let kernel = kernel(cache, suite, progress)?;
-    let mut key = Key::new(&format!("lab-host-{suite}")).with(RECIPE).with(INIT);
-    key = PACKAGES.iter().chain(&PROGRAMS).chain(&FIRMWARE).chain(&MODULES).fold(key, Key::with);
-    let entry =
-        cache.entry(&key, progress, |progress, entry| pack(cache, &kernel.modules, entry, progress))?;
+/// The host with the kernel of a release, built if it has not been. Its programs are of one release, whichever the kernel is.
+pub fn build(cache: &Cache, release: Release, progress: &mut Progress) -> Result<HostImage> {
+    let parts = match release.arch {
+        Arch::X86_64 => &X86_64,
+        Arch::Riscv64 => &RISCV64,
+    };
+    let kernel = kernel(cache, release, progress)?;
+    let mut key = Key::new(&format!("lab-host-{}", release.label())).with(RECIPE).with(INIT);
+    let Parts { packages, programs, firmware, modules, .. } = parts;
+    key = packages.iter().chain(*programs).chain(*firmware).chain(*modules).fold(key, Key::with);
+    let programs = Release { suite: parts.suite, ..release };
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        pack(cache, parts, programs, &kernel.modules, entry, progress)
+    })?;
     Ok(HostImage { kernel: kernel.image, initrd: entry.join("initrd") })
 }
 
-fn pack(cache: &Cache, modules: &Path, entry: &Path, progress: &mut Progress) -> Result<()> {
+fn pack(
+    cache: &Cache,
+    parts: &Parts,
+    programs: Release,
+    modules: &Path,
+    entry: &Path,
+    progress: &mut Progress,
+) -> Result<()> {
     let unpacked = entry.join("unpacked");
-    let apt = Apt::open(cache, Suite::default(), progress)?;
-    let mut packages = apt.resolve(&PACKAGES)?;
-    packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
+    let apt = Apt::open(cache, programs, progress)?;
+    let mut packages = apt.resolve(parts.packages)?;
+    packages.retain(|package| package.is_library() || parts.packages.contains(&package.name.as_str()));
     apt.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the simulated host");
-    let files = Unpacked::new(&unpacked, Suite::default());
+    let files = Unpacked::new(cache, &unpacked, programs, progress)?;
     let mut archive = Archive::new();
     archive.device("dev/console", 5, 1);
     for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "scenario"] {
@@ -69,12 +114,12 @@ fn pack(cache: &Cache, modules: &Path, entry: &Path, progress: &mut Progress) ->
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
     archive.file("etc/group", 0o644, b"root:x:0:\n");
-    image::add_busybox(&mut archive, &files.find(&["bin/busybox", "usr/bin/busybox"])?)?;
-    files.add_programs(&mut archive, &PROGRAMS)?;
-    for file in FIRMWARE {
+    files.add_busybox(&mut archive)?;
+    files.add_programs(&mut archive, parts.programs)?;
+    for file in parts.firmware {
         archive.copy(file, &files.find(&[file])?)?;
     }
-    add_modules(&mut archive, modules)?;
+    add_modules(&mut archive, modules, parts.modules)?;
     let initrd = entry.join("initrd");
     // Not compressed: the simulated processor would have to undo it at every boot.
     fs::write(&initrd, archive.finish()).map_err(Error::file("write", &initrd))?;
@@ -82,12 +127,12 @@ fn pack(cache: &Cache, modules: &Path, entry: &Path, progress: &mut Progress) ->
 }
 
 /// Adds the modules and a list of the order to load them in.
-fn add_modules(archive: &mut Archive, folder: &Path) -> Result<()> {
+fn add_modules(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Vec::new();
     find_modules(folder, &mut files)?;
     let mut order = String::new();
     let mut added = HashSet::new();
-    for module in MODULES {
+    for module in wanted {
         add_module(archive, &files, module, &mut added, &mut order)?;
     }
     archive.file("lib/modules/order", 0o644, order.as_bytes());

@@ -5,6 +5,7 @@
 //! is counted in instructions, so that a scenario does the same thing every time and a test can say `==`.
 
 pub mod bench;
+mod board;
 mod cores;
 mod cpu;
 mod error;
@@ -25,11 +26,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, Suite};
+use guest_images::{Arch, Progress, Suite};
 
+pub use board::HostPmu;
 pub use cores::Core;
 pub use error::Error;
-pub use machine::HostPmu;
+pub use host::default_suite;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
 
@@ -43,8 +45,8 @@ pub fn build(progress: &mut Progress) -> Result<()> {
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
     guest_images::guest(&cache, Suite::default(), progress)?;
-    host::build(&cache, Suite::default(), progress)?;
-    cpu::build(&cache, progress)?;
+    host::build(&cache, Suite::default().into(), progress)?;
+    cpu::build(&cache, Arch::default(), progress)?;
     if first {
         let path = first_build_time_path(&cache);
         let seconds = begun.elapsed().as_secs().to_string();

@@ -6,23 +6,16 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use guest_images::child;
+use guest_images::{Arch, child};
 
+use crate::board::{Board, HostPmu};
 use crate::cpu::LabCpu;
 use crate::{Error, Result};
 
-/// The processor: an AMD Zen with virtualisation that does not look like a virtual machine itself. The family decides
-/// which events Linux uses; see `cpu/README.md`. That family has no fast byte-wise string instructions, and simulating
-/// those is anything but fast.
-const CPU: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-core,-erms";
-/// The host's kernel command line. `nokaslr` and a fixed seed make every boot the same; the watchdog would hold a
-/// counter; the rest spares the simulated processor work.
-const COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
-                            random.trust_cpu=on cryptomgr.notests init_on_alloc=0 panic=-1 oops=panic";
 /// How long the monitor has to answer when the host hangs.
 const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -32,16 +25,6 @@ pub struct Shape {
     pub processors: u32,
     pub memory_mib: u32,
     pub pmu: HostPmu,
-}
-
-/// Which interface the host's PMU has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HostPmu {
-    /// Six core counters, each switched on and off by itself.
-    #[default]
-    PerfCtrCore,
-    /// The same with the global registers of PerfMonV2.
-    PerfMonV2,
 }
 
 /// What a machine writes, to be read by whoever runs it.
@@ -66,6 +49,7 @@ pub struct Machine {
     child: Child,
     control: BufReader<UnixStream>,
     monitor: UnixStream,
+    board: Board,
     /// What has come of a line whose end has not.
     begun_line: String,
 }
@@ -74,6 +58,7 @@ impl Machine {
     /// Boots `kernel` with an initrd that needs no name. Only a machine that is given an input has a port for it.
     pub fn start(
         cpu: &LabCpu,
+        arch: Arch,
         kernel: &Path,
         initrd: &File,
         shape: Shape,
@@ -86,29 +71,19 @@ impl Machine {
         let (control, control_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
         let (monitor, monitor_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
 
-        let mut command = Command::new(&cpu.program);
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-no-reboot",
-            "-display",
-            "none",
-            "-machine",
-            "pc,usb=off",
-        ]);
-        let cpu_model = match shape.pmu {
-            HostPmu::PerfCtrCore => CPU.to_owned(),
-            HostPmu::PerfMonV2 => format!("{CPU},+perfmon-v2"),
-        };
-        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-cpu", &cpu_model]);
+        let board = Board::of(arch, shape.pmu);
+        let mut command = cpu.command();
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        command.args(["-machine", board.machine, "-cpu", &board.cpu]);
+        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
         command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
         command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
-        command.arg("-L").arg(&cpu.firmware).args(["-bios", "qboot.rom"]);
+        command.arg("-L").arg(&cpu.firmware).args(["-bios", board.firmware]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
         // Without `ioeventfd` what is written leaves the machine at once, and not when another thread gets to it: that
         // moment, and the interrupt that follows, would be different every time.
         let ports = if input.is_some() { 6 } else { 5 };
-        command.args(["-append", COMMAND_LINE]);
+        command.args(["-append", &board.command_line]);
         command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
         for (name, number, end) in
             [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
@@ -121,7 +96,7 @@ impl Machine {
         command.arg("-chardev").arg(format!("socket,id=control,fd={}", control_end.as_raw_fd()));
         command.args(["-device", "virtserialport,chardev=control,nr=3"]);
         command.arg("-chardev").arg(format!("socket,id=monitor,fd={}", monitor_end.as_raw_fd()));
-        command.args(["-mon", "chardev=monitor,mode=control"]);
+        command.args(["-qmp", "chardev:monitor"]);
 
         let mut ends: Vec<OwnedFd> = vec![
             stdout_end.into(),
@@ -148,7 +123,8 @@ impl Machine {
             .spawn()
             .map_err(Error::file("run", &cpu.program))?;
         drop(ends);
-        let machine = Self { child, control: BufReader::new(control), monitor, begun_line: String::new() };
+        let machine =
+            Self { child, control: BufReader::new(control), monitor, board, begun_line: String::new() };
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
@@ -176,10 +152,8 @@ impl Machine {
         let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
                        \"arguments\": {\"command-line\": \"info registers\"}}\n";
         self.monitor.write_all(request.as_bytes()).ok()?;
-        BufReader::new(&self.monitor).lines().map_while(std::result::Result::ok).find_map(|line| {
-            let (_, rest) = line.split_once("RIP=")?;
-            u64::from_str_radix(rest.get(..16)?, 16).ok()
-        })
+        let mut lines = BufReader::new(&self.monitor).lines().map_while(std::result::Result::ok);
+        lines.find_map(|line| self.board.address(&line))
     }
 
     /// Waits for a machine whose channels are closed, and says how it ended.

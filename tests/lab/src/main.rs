@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use guest_images::{Progress, Suite};
+use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
 use tally_lab::{Error, HostPmu, Result, Scenario};
 
@@ -139,12 +139,15 @@ struct Machine {
     /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// Give the host's PMU the registers of PerfMonV2
+    /// The kind of host: x86_64 or riscv64
+    #[arg(long, value_name = "ARCH", default_value_t)]
+    arch: Arch,
+    /// Give the host's PMU the registers of PerfMonV2 (x86_64)
     #[arg(long)]
     perfmon_v2: bool,
-    /// The release of the host's kernel
-    #[arg(long, value_name = "SUITE", default_value_t)]
-    host_suite: Suite,
+    /// The release of the host's kernel [default: bookworm; of riscv64, sid]
+    #[arg(long, value_name = "SUITE")]
+    host_suite: Option<Suite>,
     /// That of the default guest's
     #[arg(long, value_name = "SUITE", default_value_t)]
     guest_suite: Suite,
@@ -154,13 +157,28 @@ struct Machine {
 }
 
 impl Machine {
+    fn host(&self) -> Release {
+        Release {
+            suite: self.host_suite.unwrap_or_else(|| tally_lab::default_suite(self.arch)),
+            arch: self.arch,
+        }
+    }
+
+    fn check(&self, with_guest: bool) -> Result<()> {
+        let wants = [(self.perfmon_v2, "--perfmon-v2"), (with_guest, "--with-guest")];
+        match wants.into_iter().find(|(is_wanted, _)| *is_wanted && self.arch != Arch::X86_64) {
+            Some((_, option)) => Err(Error::NotOnThisHost { option, arch: self.arch }),
+            None => Ok(()),
+        }
+    }
+
     fn apply(&self, scenario: Scenario) -> Scenario {
         scenario
             .limit(Duration::from_secs(self.limit))
             .processors(self.smp)
             .memory_mib(self.memory)
             .pmu(if self.perfmon_v2 { HostPmu::PerfMonV2 } else { HostPmu::PerfCtrCore })
-            .host(self.host_suite)
+            .host(self.host())
             .show_console(self.verbose)
     }
 }
@@ -247,6 +265,7 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
 
 impl Exec {
     fn run(self, progress: &mut Progress) -> Result<u8> {
+        self.machine.check(self.with_guest)?;
         let script = std::fs::read(&self.script).map_err(|source| Error::File {
             action: "read",
             path: self.script.clone(),

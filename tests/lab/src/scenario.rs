@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
-use guest_images::{Progress, Suite};
+use guest_images::{Progress, Release, Suite};
 
+use crate::board::HostPmu;
 use crate::cores::Core;
-use crate::machine::{HostPmu, Machine, Output, Shape};
+use crate::machine::{Machine, Output, Shape};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, Waiting, watch};
 use crate::{Error, Result, cpu, host};
@@ -86,7 +87,7 @@ pub struct Scenario {
     keep: Option<PathBuf>,
     limit: Duration,
     shape: Shape,
-    host: Suite,
+    host: Release,
     show_console: bool,
     names_addresses: bool,
 }
@@ -109,7 +110,7 @@ impl Scenario {
             keep: None,
             limit: Duration::from_mins(5),
             shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
-            host: Suite::default(),
+            host: Release::default(),
             show_console: false,
             names_addresses: true,
         }
@@ -204,10 +205,10 @@ impl Scenario {
         self
     }
 
-    /// The release whose kernel the host runs.
+    /// The kind of processor that the host has, and the release whose kernel it runs.
     #[must_use]
-    pub fn host(mut self, suite: Suite) -> Self {
-        self.host = suite;
+    pub fn host(mut self, release: impl Into<Release>) -> Self {
+        self.host = release.into();
         self
     }
 
@@ -246,13 +247,14 @@ impl Scenario {
     pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
         let Streams { input, stdout, stderr, left } = streams;
         let cache = Cache::open()?;
-        let cpu = cpu::build(&cache, progress)?;
+        let cpu = cpu::build(&cache, self.host.arch, progress)?;
         let image = host::build(&cache, self.host, progress)?;
         let _core = Core::wait_for(self.limit);
         let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
         let initrd = self.initrd(&image.initrd, channels)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
-        let (machine, output) = Machine::start(&cpu, &image.kernel, &initrd, self.shape, input)?;
+        let (machine, output) =
+            Machine::start(&cpu, self.host.arch, &image.kernel, &initrd, self.shape, input)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
         let waiting = Waiting::new(progress);
         let ended = thread::scope(|scope| {

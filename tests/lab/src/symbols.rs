@@ -6,7 +6,7 @@
 use std::fs;
 
 use guest_images::cache::{Cache, Key};
-use guest_images::{Progress, Suite};
+use guest_images::{Progress, Release};
 
 use crate::{Error, Result, Scenario, host};
 
@@ -15,15 +15,15 @@ pub struct Symbols(Vec<(u64, String)>);
 
 impl Symbols {
     /// Those of the host with the kernel of a release.
-    pub fn of_host(suite: Suite, progress: &mut Progress) -> Result<Self> {
+    pub fn of_host(release: Release, progress: &mut Progress) -> Result<Self> {
         let cache = Cache::open()?;
-        let image = host::build(&cache, suite, progress)?;
+        let image = host::build(&cache, release, progress)?;
         let identity = image.initrd.as_os_str().as_encoded_bytes();
-        let key = Key::new(&format!("lab-symbols-{suite}"))
+        let key = Key::new(&format!("lab-symbols-{}", release.label()))
             .with(identity)
             .with(image.kernel.as_os_str().as_encoded_bytes());
         let entry = cache.entry(&key, progress, |progress, entry| {
-            let scenario = Scenario::new("cat /proc/kallsyms").host(suite);
+            let scenario = Scenario::new("cat /proc/kallsyms").host(release);
             let scenario = scenario.without_names();
             let symbols = scenario.run(progress)?.stdout;
             let path = entry.join("kallsyms");

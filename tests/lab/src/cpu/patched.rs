@@ -1,0 +1,179 @@
+//! Builds the x86-64 lab CPU: the distribution's QEMU with the PMU in the package's folder `cpu` added.
+//!
+//! The source tree and its objects stay in the cache, so that a change to the PMU compiles what it touches and nothing
+//! else, and an interrupted build goes on where it stopped.
+
+use std::collections::VecDeque;
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use guest_images::cache::{Cache, Key, remove_folder};
+use guest_images::packages::Apt;
+use guest_images::{Progress, Suite, child, run_tool};
+
+use super::LabCpu;
+use crate::{Error, Result, tools};
+
+/// The PMU's sources and the patch that hooks them into QEMU.
+const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cpu_files.rs"));
+const HOOKS: &str = "hooks.patch";
+/// The release whose QEMU the hooks are made for.
+const SUITE: Suite = Suite::Bookworm;
+const TARGET: &str = "qemu-system-x86_64";
+const CONFIGURE: [&str; 7] = [
+    "--target-list=x86_64-softmmu",
+    "--without-default-features",
+    "--enable-tcg",
+    "--enable-fdt=system",
+    "--disable-docs",
+    "--disable-werror",
+    "--disable-debug-info",
+];
+/// Firmware is taken from the distribution, like the source.
+const FIRMWARE_PACKAGES: [&str; 2] = ["seabios", "qemu-system-data"];
+const FIRMWARE: [&str; 4] =
+    ["seabios/bios-256k.bin", "qemu/qboot.rom", "qemu/kvmvapic.bin", "qemu/linuxboot_dma.bin"];
+const RECIPE: &str = "1";
+/// The folder in the cache where QEMU's source and objects stay.
+const TREE: &str = "lab-cpu-tree";
+/// How many lines of a failed compilation an error repeats.
+const TAIL_LINES: usize = 20;
+
+/// The lab CPU, built if it has not been. `TALLY_LAB_CPU` names a QEMU to take instead, for work on the lab CPU itself.
+pub fn build(cache: &Cache, progress: &mut Progress) -> Result<LabCpu> {
+    let mut key = Key::new("lab-cpu").with(RECIPE).with(SUITE.name());
+    key = CONFIGURE.iter().fold(key, Key::with);
+    key = FILES.iter().fold(key, |key, (name, content)| key.with(name).with(content));
+    let firmware = build_firmware(cache, progress)?;
+    if let Some(program) = env::var_os("TALLY_LAB_CPU").filter(|value| !value.is_empty()) {
+        return Ok(LabCpu { program: program.into(), firmware, root: None });
+    }
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        tools::ensure(&tools::COMPILING, progress)?;
+        compile(cache, &entry.join(TARGET), progress)
+    })?;
+    Ok(LabCpu { program: entry.join(TARGET), firmware, root: None })
+}
+
+/// Whether this machine has compiled a lab CPU before.
+pub fn was_built(cache: &Cache) -> bool {
+    cache.root().join(TREE).exists()
+}
+
+fn build_firmware(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
+    let key = FIRMWARE.iter().fold(Key::new("lab-firmware").with(RECIPE), Key::with);
+    cache.entry(&key, progress, |progress, entry| {
+        let apt = Apt::open(cache, SUITE, progress)?;
+        let mut packages = apt.resolve(&FIRMWARE_PACKAGES)?;
+        packages.retain(|package| FIRMWARE_PACKAGES.contains(&package.name.as_str()));
+        let unpacked = entry.join("unpacked");
+        apt.unpack(&packages, &unpacked, progress)?;
+        for file in FIRMWARE {
+            let from = unpacked.join("usr/share").join(file);
+            let to = entry.join(from.file_name().unwrap_or_default());
+            fs::copy(&from, &to).map_err(Error::file("copy", from))?;
+        }
+        fs::remove_dir_all(&unpacked).map_err(Error::file("remove", unpacked))
+    })
+}
+
+fn compile(cache: &Cache, program: &Path, progress: &mut Progress) -> Result<()> {
+    let _guard = cache.lock(TREE, progress)?;
+    let tree = cache.folder(TREE)?;
+    let source = tree.join("source");
+    let half_patched = tree.join("half-patched");
+    if half_patched.exists() && source.exists() {
+        remove_folder(&source)?;
+    }
+    if !source.exists() {
+        // In a folder of its own, where what an interrupted unpacking left is cleared away.
+        let arriving = tree.join("arriving");
+        remove_folder(&arriving)?;
+        fs::create_dir(&arriving).map_err(Error::file("create", &arriving))?;
+        let unpacked = arriving.join("qemu");
+        Apt::open(cache, SUITE, progress)?.unpack_source("qemu", &unpacked, progress)?;
+        let _ = fs::remove_file(tree.join(HOOKS));
+        fs::rename(&unpacked, &source).map_err(Error::file("create", &source))?;
+        remove_folder(&arriving)?;
+    }
+    fs::write(&half_patched, "").map_err(Error::file("write", &half_patched))?;
+    add_pmu(&tree, &source)?;
+    fs::remove_file(&half_patched).map_err(Error::file("remove", &half_patched))?;
+
+    let objects = tree.join("objects");
+    configure(&source, &objects, progress)?;
+    ninja(&objects, progress)?;
+    let built = objects.join(TARGET);
+    fs::copy(&built, program).map(drop).map_err(Error::file("copy", built))
+}
+
+/// Puts the PMU's files and hooks into the tree, taking out older hooks first. Files that are as they should be are not
+/// touched, so that they are not compiled again.
+fn add_pmu(tree: &Path, source: &Path) -> Result<()> {
+    let target = source.join("target/i386/tcg/sysemu");
+    for (name, content) in FILES.iter().filter(|(name, _)| *name != HOOKS) {
+        let path = target.join(name);
+        if fs::read(&path).ok().as_deref() != Some(*content) {
+            fs::write(&path, content).map_err(Error::file("write", path))?;
+        }
+    }
+    let hooks = FILES.iter().find(|(name, _)| *name == HOOKS).map_or(&[][..], |(_, content)| content);
+    let applied = tree.join(HOOKS);
+    let before = fs::read(&applied).unwrap_or_default();
+    if before == hooks {
+        return Ok(());
+    }
+    let patch = |arguments: &[&str]| {
+        let mut command = Command::new("patch");
+        command.args(["--strip=1", "--silent", "--no-backup-if-mismatch"]).args(arguments);
+        run_tool(command.arg("--input").arg(&applied).current_dir(source), "patch")
+    };
+    if !before.is_empty() {
+        patch(&["--reverse"])?;
+    }
+    fs::write(&applied, hooks).map_err(Error::file("write", &applied))?;
+    if !hooks.is_empty() {
+        patch(&["--forward"])?;
+    }
+    Ok(())
+}
+
+fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<()> {
+    let flags = CONFIGURE.join(" ");
+    let configured = objects.join("configured");
+    if fs::read_to_string(&configured).ok().as_deref() == Some(&flags) {
+        return Ok(());
+    }
+    progress.step("configuring the lab CPU");
+    remove_folder(objects)?;
+    fs::create_dir_all(objects).map_err(Error::file("create", objects))?;
+    // The distribution's Python, which its meson belongs to, and not another one that may come first in PATH.
+    let mut command = Command::new(source.join("configure"));
+    run_tool(command.args(CONFIGURE).env("PYTHON", "/usr/bin/python3").current_dir(objects), "bash")?;
+    fs::write(&configured, flags).map_err(Error::file("write", configured))
+}
+
+fn ninja(objects: &Path, progress: &mut Progress) -> Result<()> {
+    progress.long_step("compiling the lab CPU");
+    let mut command = Command::new("ninja");
+    command.arg(TARGET).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
+    // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.
+    child::die_with_this_process(&mut command, child::Death::Asked);
+    let mut child = command.spawn().map_err(Error::system("run ninja"))?;
+    let mut tail = VecDeque::new();
+    let output = child.stdout.take().map(BufReader::new);
+    for line in output.into_iter().flat_map(BufRead::lines).map_while(std::result::Result::ok) {
+        if let Some((done, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+            progress.detail(done);
+        }
+        tail.push_back(line);
+        if tail.len() > TAIL_LINES {
+            tail.pop_front();
+        }
+    }
+    let status = child.wait().map_err(Error::system("wait for ninja"))?;
+    if status.success() { Ok(()) } else { Err(Error::Compile(Vec::from(tail).join("\n"))) }
+}
