@@ -256,6 +256,8 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
     checks.extend(self_test::guest_and_host_apart(progress)?);
     progress.step("self-test of leaving a guest and going on");
     checks.extend(self_test::leaving_a_guest(progress)?);
+    progress.step("self-test on the simulated RISC-V host");
+    checks.extend(self_test::on_the_riscv_host(progress)?);
     progress.done();
     for check in &checks {
         println!("{:<6} {check}", if check.holds() { "ok" } else { "FAILED" });

@@ -2,6 +2,8 @@
 //!
 //! Booting takes most of the time, so each group of checks is one boot, and each check is reported by its name.
 
+mod riscv64;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -16,6 +18,8 @@ use crate::programs::{
     LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
 };
 use crate::{Error, Result, Scenario};
+
+pub use riscv64::on_the_host as on_the_riscv_host;
 
 /// What a check found.
 #[derive(Debug, Clone)]
@@ -137,14 +141,19 @@ impl Plan {
                         echo samples instructions:u $(perf script -i data -F event | grep -c instructions)\n";
         self.expected.push(("samples instructions:u".to_owned(), 200));
         for (event, period, address, count) in SAMPLES {
-            writeln!(
-                self.script,
-                "perf record -q -c {period} -e {event} -o data ./known-loop\n\
-                 echo samples {event}@{address} $(perf script -i data -F ip | grep -c {address})"
-            )
-            .expect("writing to a string cannot fail");
-            self.expected.push((format!("samples {event}@{address}"), count));
+            self.sample_at("known-loop", event, period, address, count);
         }
+    }
+
+    /// Samples of a program that are to be found at an address.
+    fn sample_at(&mut self, file: &str, event: &str, period: u64, address: &str, count: u64) {
+        writeln!(
+            self.script,
+            "perf record -q -c {period} -e {event} -o data ./{file}\n\
+             echo samples {event}@{address} $(perf script -i data -F ip | grep -c {address})"
+        )
+        .expect("writing to a string cannot fail");
+        self.expected.push((format!("samples {event}@{address}"), count));
     }
 
     /// Compares with what was printed.

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             self_test::in_a_guest,
             self_test::guest_and_host_apart,
             self_test::leaving_a_guest,
+            self_test::on_the_riscv_host,
         ]
         .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
         .map(|group| group.join().expect("it reports what fails"))
