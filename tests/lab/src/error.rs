@@ -71,6 +71,9 @@ pub enum Error {
     /// This machine is not one that can be measured.
     #[error("the benchmark cannot run on this machine: {0}")]
     NotHere(String),
+    /// Cargo has made no program of what is one.
+    #[error("cargo says of no program that it has compiled it")]
+    NoProgram,
     /// Nothing is left of a benchmark.
     #[error("nothing of what was asked for can be measured: only the workload `loop` reads its counter")]
     NothingToMeasure,

@@ -8,6 +8,7 @@ pub mod bench;
 mod board;
 mod cores;
 mod cpu;
+pub mod cross;
 mod error;
 mod host;
 mod machine;

@@ -4,8 +4,8 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use guest_images::Progress;
-use tally_lab::{Error, Scenario};
+use guest_images::{Arch, Progress, Release};
+use tally_lab::{Error, Scenario, cross, default_suite};
 
 fn run(scenario: &Scenario) -> tally_lab::Result<tally_lab::Outcome> {
     scenario.run(&mut Progress::stderr("tally-lab"))
@@ -124,4 +124,47 @@ fn a_killed_lab_leaves_no_machine_behind() {
         !alive()
     });
     assert!(gone, "the machine is still there");
+}
+
+fn riscv() -> Release {
+    let arch = Arch::Riscv64;
+    Release { suite: default_suite(arch), arch }
+}
+
+#[test]
+fn a_riscv_host_is_a_host_like_any_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "uname -m; cat given; ls /dev/kvm >&2; echo left >$OUT/left; exit 42";
+    let scenario =
+        Scenario::new(script).host(riscv()).program(*b"given\n", "given").keep_output_in(folder.path());
+    let outcome = run(&scenario).unwrap();
+    assert_eq!((outcome.status, &*outcome.text()), (42, "riscv64\ngiven\n"));
+    assert_eq!(outcome.stderr, b"/dev/kvm\n");
+    assert_eq!(fs::read(folder.path().join("left")).unwrap(), b"left\n");
+}
+
+#[test]
+fn what_only_one_kind_of_host_has_is_refused_on_another() {
+    for option in ["--perfmon-v2", "--with-guest"] {
+        let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
+        let expected = format!("tally-lab: {option}: a host of the kind riscv64 has no such thing\n");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+        assert_eq!(output.status.code(), Some(125));
+    }
+    let output = tally_lab(&["exec", "--arch", "m68k", "/dev/null"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("x86_64 or riscv64"));
+    assert_eq!(output.status.code(), Some(125));
+}
+
+/// The counters, their policies and the models are the same code everywhere, and say so where they will run.
+#[test]
+fn the_virtual_pmus_own_tests_pass_on_the_riscv_host() {
+    let tests = cross::unit_tests("vpmu", &mut Progress::stderr("tally-lab")).unwrap();
+    let scenario = Scenario::new("PROPTEST_CASES=4 ./tests --test-threads 1")
+        .host(riscv())
+        .file(tests, "tests")
+        .limit(Duration::from_mins(15));
+    let outcome = run(&scenario).unwrap();
+    let text = outcome.text();
+    assert!(outcome.status == 0 && text.contains("; 0 failed;"), "{text}");
 }

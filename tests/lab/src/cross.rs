@@ -1,0 +1,100 @@
+//! Compiles this project's programs for RISC-V hosts.
+//!
+//! The toolchain that compiles it for this machine need not know of RISC-V. A newer release of the distribution has a compiler
+//! that does, with its standard library: it is unpacked, not installed, and runs with the libraries of its own release. What
+//! is compiled is one file that needs no library.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::packages::Apt;
+use guest_images::{Arch, Progress, Release, Suite, run_tool};
+
+use crate::{Error, Result};
+
+const SUITE: Suite = Suite::Trixie;
+/// Of this machine: the compiler, a linker, and what is linked.
+const PACKAGES: [&str; 4] =
+    ["rustc-web", "binutils-riscv64-linux-gnu", "libc6-dev-riscv64-cross", "libgcc-14-dev-riscv64-cross"];
+/// Of RISC-V.
+const STANDARD_LIBRARY: &str = "libstd-rust-web-dev";
+const RECIPE: &str = "1";
+
+const TARGET: &str = "riscv64gc-unknown-linux-gnu";
+const RUSTFLAGS: &str = "-Clinker-flavor=ld -Ctarget-feature=+crt-static -Crelocation-model=static";
+
+/// Starts a program of the packages with their dynamic linker.
+const START: &str = "\
+#!/bin/sh
+root=${0%/*}/root
+libraries=$root/usr/lib/x86_64-linux-gnu
+start() {
+    exec \"$libraries/ld-linux-x86-64.so.2\" --library-path \"$libraries\" \"$@\"
+}
+";
+const COMPILE: &str = "start \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"\n";
+/// The compiler would leave to a C compiler which parts of the C library begin and end a program.
+const LINK: &str = "\
+c=$root/usr/riscv64-linux-gnu/lib gcc=$root/usr/lib/gcc-cross/riscv64-linux-gnu/14
+start \"$root/usr/bin/riscv64-linux-gnu-ld.bfd\" \"$c/crt1.o\" \"$c/crti.o\" \"$gcc/crtbeginT.o\" \"$@\" \\
+    -L\"$c\" -L\"$gcc\" --start-group -lgcc -lgcc_eh -lc --end-group \"$gcc/crtend.o\" \"$c/crtn.o\"
+";
+
+/// The unit tests of one of this project's libraries, as a program for the RISC-V host.
+pub fn unit_tests(package: &str, progress: &mut Progress) -> Result<PathBuf> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.long_step(format!("compiling {package} for riscv64"));
+    let mut command = cargo(&toolchain);
+    command.args(["test", "--no-run", "--lib", "--message-format", "json", "--package", package]);
+    let messages = run_tool(&mut command, "cargo")?;
+    progress.done();
+    let (_, path) = messages.rsplit_once("\"executable\":\"").ok_or(Error::NoProgram)?;
+    path.split('"').next().map(PathBuf::from).ok_or(Error::NoProgram)
+}
+
+/// The cargo of this build, with another compiler, where no other builds.
+fn cargo(toolchain: &Path) -> Command {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for variable in ["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
+        command.env_remove(variable);
+    }
+    let variable = |name| format!("CARGO_TARGET_{}_{name}", TARGET.replace('-', "_").to_uppercase());
+    command
+        .env("RUSTC", toolchain.join("rustc"))
+        .env(variable("LINKER"), toolchain.join("ld"))
+        .env(variable("RUSTFLAGS"), RUSTFLAGS)
+        .env("CARGO_BUILD_TARGET", TARGET)
+        .env("CARGO_TARGET_DIR", project.join("target/riscv64"))
+        .current_dir(project);
+    command
+}
+
+/// The folder of the compiler and the linker.
+fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
+    let mut key = Key::new("riscv64-toolchain").with(RECIPE);
+    key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINK]).fold(key, Key::with);
+    cache.entry(&key, progress, |progress, entry| {
+        let root = entry.join("root");
+        let apt = Apt::open(cache, SUITE, progress)?;
+        let mut packages = apt.resolve(&PACKAGES)?;
+        packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
+        apt.unpack(&packages, &root, progress)?;
+        drop(apt);
+        let apt = Apt::open(cache, Release { suite: SUITE, arch: Arch::Riscv64 }, progress)?;
+        let mut packages = apt.resolve(&[STANDARD_LIBRARY])?;
+        packages.retain(|package| package.name == STANDARD_LIBRARY);
+        apt.unpack(&packages, &root, progress)?;
+        for (name, what) in [("rustc", COMPILE), ("ld", LINK)] {
+            let path = entry.join(name);
+            fs::write(&path, START.to_owned() + what).map_err(Error::file("write", &path))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+                .map_err(Error::file("make a program of", &path))?;
+        }
+        Ok(())
+    })
+}
