@@ -81,7 +81,7 @@ pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Gue
 }
 
 /// What tells a file from another version of it, without reading it.
-fn stamp(path: &Path) -> Result<String> {
+pub fn stamp(path: &Path) -> Result<String> {
     let file = fs::metadata(path).map_err(Error::io("read", path))?;
     Ok(format!("{} {}.{}", file.len(), file.mtime(), file.mtime_nsec()))
 }

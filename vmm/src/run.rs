@@ -27,7 +27,7 @@ use crate::kvm_stats::KvmStats;
 use crate::logging::COUNTERS;
 use crate::memory::GuestRam;
 use crate::metrics::{Metrics, Socket};
-use crate::pmu::{Offer, offer};
+use crate::pmu::{Offer, alarm, offer};
 use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
@@ -75,6 +75,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
 
     // From here on signals are events, in every thread that follows.
     let signals = Signals::take().context("cannot take signals")?;
+    alarm::hold_back().context("cannot hold signals back")?;
     let mut events = EventLoop::new()?;
     let (output, timer) = console(options).context("cannot prepare the console")?;
     events.add_output(timer, output.clone());

@@ -1,5 +1,4 @@
-//! What the simulated machines are: a board, a processor, and what their kernel is told. Each kind of host is described here
-//! and nowhere else.
+//! What the simulated machines are: what QEMU and the kernel are told of each kind of host is here and nowhere else.
 
 use guest_images::Arch;
 

@@ -27,7 +27,7 @@ const RECIPE: &str = "1";
 const TARGET: &str = "riscv64gc-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-Clinker-flavor=ld -Ctarget-feature=+crt-static -Crelocation-model=static";
 
-/// Starts a program of the packages with their dynamic linker.
+/// Starts a program of the packages with their dynamic linker and libraries.
 const START: &str = "\
 #!/bin/sh
 root=${0%/*}/root
@@ -49,7 +49,15 @@ pub fn unit_tests(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.long_step(format!("compiling {package} for riscv64"));
     let mut command = cargo(&toolchain);
-    command.args(["test", "--no-run", "--lib", "--message-format", "json", "--package", package]);
+    command.args([
+        "test",
+        "--no-run",
+        "--lib",
+        "--message-format",
+        "json-render-diagnostics",
+        "--package",
+        package,
+    ]);
     let messages = run_tool(&mut command, "cargo")?;
     progress.done();
     let (_, path) = messages.rsplit_once("\"executable\":\"").ok_or(Error::NoProgram)?;
@@ -76,7 +84,7 @@ fn cargo(toolchain: &Path) -> Command {
 
 /// The folder of the compiler and the linker.
 fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
-    let mut key = Key::new("riscv64-toolchain").with(RECIPE);
+    let mut key = Key::new("riscv64-toolchain").with(RECIPE).with(SUITE.name());
     key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINK]).fold(key, Key::with);
     cache.entry(&key, progress, |progress, entry| {
         let root = entry.join("root");

@@ -10,7 +10,7 @@ use guest_images::cache::{Cache, Key};
 use guest_images::cpio::Archive;
 use guest_images::image::Unpacked;
 use guest_images::packages::Apt;
-use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool};
+use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool, stamp};
 
 use crate::{Error, Result};
 
@@ -55,13 +55,14 @@ const RISCV64: Parts = Parts {
     modules: &["virtio_pci", "virtio_console", "kvm"],
 };
 
-/// The release whose kernel a kind of host runs if nobody says otherwise: on RISC-V the newest, as the one before cannot give a
+/// A kind of host with the kernel that it runs if nobody says otherwise: on RISC-V the newest, as the one before cannot give a
 /// guest the interrupt of an overflow.
-pub fn default_suite(arch: Arch) -> Suite {
-    match arch {
-        Arch::X86_64 => Suite::Bookworm,
+pub fn default_host(arch: Arch) -> Release {
+    let suite = match arch {
+        Arch::X86_64 => Suite::default(),
         Arch::Riscv64 => Suite::Sid,
-    }
+    };
+    Release { suite, arch }
 }
 
 /// What the lab CPU boots.
@@ -81,6 +82,7 @@ pub fn build(cache: &Cache, release: Release, progress: &mut Progress) -> Result
     };
     let kernel = kernel(cache, release, progress)?;
     let mut key = Key::new(&format!("lab-host-{}", release.label())).with(RECIPE).with(INIT);
+    key = key.with(parts.suite.name()).with(stamp(&kernel.image)?);
     let Parts { packages, programs, firmware, modules, .. } = parts;
     key = packages.iter().chain(*programs).chain(*firmware).chain(*modules).fold(key, Key::with);
     let programs = Release { suite: parts.suite, ..release };

@@ -32,7 +32,7 @@ use guest_images::{Arch, Progress, Suite};
 pub use board::HostPmu;
 pub use cores::Core;
 pub use error::Error;
-pub use host::default_suite;
+pub use host::default_host;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
 

@@ -145,11 +145,11 @@ struct Machine {
     /// Give the host's PMU the registers of PerfMonV2 (x86_64)
     #[arg(long)]
     perfmon_v2: bool,
-    /// The release of the host's kernel [default: bookworm; of riscv64, sid]
+    /// The release of the host's kernel
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
     /// That of the default guest's
-    #[arg(long, value_name = "SUITE", default_value_t)]
+    #[arg(long, value_name = "SUITE", default_value_t, hide_default_value = true)]
     guest_suite: Suite,
     /// Show the host's console
     #[arg(short, long)]
@@ -158,14 +158,17 @@ struct Machine {
 
 impl Machine {
     fn host(&self) -> Release {
-        Release {
-            suite: self.host_suite.unwrap_or_else(|| tally_lab::default_suite(self.arch)),
-            arch: self.arch,
-        }
+        let default = tally_lab::default_host(self.arch);
+        Release { suite: self.host_suite.unwrap_or(default.suite), ..default }
     }
 
     fn check(&self, with_guest: bool) -> Result<()> {
-        let wants = [(self.perfmon_v2, "--perfmon-v2"), (with_guest, "--with-guest")];
+        let too_old = self.host_suite == Some(Suite::Bookworm);
+        let wants = [
+            (self.perfmon_v2, "--perfmon-v2"),
+            (with_guest, "--with-guest"),
+            (too_old, "--host-suite=bookworm"),
+        ];
         match wants.into_iter().find(|(is_wanted, _)| *is_wanted && self.arch != Arch::X86_64) {
             Some((_, option)) => Err(Error::NotOnThisHost { option, arch: self.arch }),
             None => Ok(()),

@@ -249,7 +249,7 @@ impl Scenario {
         let cache = Cache::open()?;
         let cpu = cpu::build(&cache, self.host.arch, progress)?;
         let image = host::build(&cache, self.host, progress)?;
-        let _core = Core::wait_for(self.limit);
+        let core = Core::wait_for(self.limit);
         let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
         let initrd = self.initrd(&image.initrd, channels)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
@@ -275,6 +275,8 @@ impl Scenario {
             (ended, console.join().unwrap_or_default())
         });
         waiting.over();
+        // To name the place where it hangs takes another host.
+        drop(core);
         match ended {
             (End::Status(status), _) => Ok(status),
             (End::Died(cause), console) => Err(Error::HostDied { cause, console }),

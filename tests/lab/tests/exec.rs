@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use guest_images::{Arch, Progress, Release};
-use tally_lab::{Error, Scenario, cross, default_suite};
+use tally_lab::{Error, Scenario, cross, default_host};
 
 fn run(scenario: &Scenario) -> tally_lab::Result<tally_lab::Outcome> {
     scenario.run(&mut Progress::stderr("tally-lab"))
@@ -127,8 +127,7 @@ fn a_killed_lab_leaves_no_machine_behind() {
 }
 
 fn riscv() -> Release {
-    let arch = Arch::Riscv64;
-    Release { suite: default_suite(arch), arch }
+    default_host(Arch::Riscv64)
 }
 
 #[test]
@@ -145,7 +144,7 @@ fn a_riscv_host_is_a_host_like_any_other() {
 
 #[test]
 fn what_only_one_kind_of_host_has_is_refused_on_another() {
-    for option in ["--perfmon-v2", "--with-guest"] {
+    for option in ["--perfmon-v2", "--with-guest", "--host-suite=bookworm"] {
         let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
         let expected = format!("tally-lab: {option}: a host of the kind riscv64 has no such thing\n");
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected);

@@ -3,6 +3,8 @@
 //! begin, and the signal is taken from the queue. No other thread and no lock is involved, and no alarm can come between the
 //! last look and the entry into the guest.
 
+use std::io;
+
 use kvm_bindings::{KVMIO, kvm_signal_mask};
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
@@ -19,6 +21,15 @@ const ALARM: libc::c_int = libc::SIGIO;
 /// The signal with which timers and other threads call a vCPU's thread out of the guest.
 pub fn call() -> libc::c_int {
     libc::SIGRTMIN()
+}
+
+/// Has the signals wait in this thread and those that it starts from now on: they are for vCPUs' threads in their guests.
+pub fn hold_back() -> io::Result<()> {
+    signals::hold(&set()).map(drop)
+}
+
+fn set() -> libc::sigset_t {
+    signals::set_of(&[ALARM, call()])
 }
 
 /// Why a thread has left the guest, as far as signals go.
@@ -43,7 +54,7 @@ impl Calls {
             len: u32,
             set: [u8; 8],
         }
-        let calls = signals::set_of(&[ALARM, call()]);
+        let calls = set();
         let others = signals::hold(&calls).map_err(kvm_ioctls::Error::from).doing(WHAT)?;
         let mask = Mask { len: 8, set: others.to_ne_bytes() };
         // SAFETY: it is as long as it says, and KVM only reads it.
@@ -55,8 +66,14 @@ impl Calls {
 
     /// What has had `KVM_RUN` return without an exit of the guest's. If there is more, it does so again at once.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Called {
-        let is_asked_for = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
-        let by_alarm = signals::next_of(&self.0) == Some(ALARM);
-        Called { by_alarm, otherwise: is_asked_for || !by_alarm }
+        let mut otherwise = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
+        // Calls queue up while a vCPU stands still. An alarm comes before them.
+        loop {
+            match signals::next_of(&self.0) {
+                Some(ALARM) => return Called { by_alarm: true, otherwise },
+                Some(_) => otherwise = true,
+                None => return Called { by_alarm: false, otherwise: true },
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What has to be done once in a while, though the guest gives no occasion for it: counters that have lost their hardware are
-//! found out soon, and hardware that no counter uses is given back some time later. A timer sends the signal of alarms to the
-//! vCPU's own thread, but only while that holds counters of the host.
+//! found out soon, and hardware that no counter uses is given back some time later. A timer calls the
+//! vCPU's own thread out of the guest, but only while that holds counters of the host.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -21,7 +21,7 @@ const LINKER: &str = "ld-linux-x86-64.so.2";
 const RECIPE: &str = "1";
 
 pub fn build(cache: &Cache, progress: &mut Progress) -> Result<LabCpu> {
-    let key = PACKAGES.iter().fold(Key::new("lab-cpu-riscv64").with(RECIPE), Key::with);
+    let key = PACKAGES.iter().fold(Key::new("lab-cpu-riscv64").with(RECIPE).with(SUITE.name()), Key::with);
     let root = cache.entry(&key, progress, |progress, entry| {
         let apt = Apt::open(cache, SUITE, progress)?;
         let mut packages = apt.resolve(&PACKAGES)?;

@@ -4,10 +4,10 @@
 //! if that time counted, too; where the first overflow is further away than the kernel's way to the program, it and some
 //! of those that follow it may go unnoticed.
 
-use guest_images::{Arch, Progress, Release};
+use guest_images::{Arch, Progress};
 
 use super::{Check, Plan, numbers};
-use crate::{Result, Scenario, default_suite};
+use crate::{Result, Scenario, default_host};
 
 /// How often the program loops: what one `lui` can load.
 const ROUNDS: u64 = 2441 << 12;
@@ -74,10 +74,8 @@ pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
         "loop together",
         [("instructions:u", INSTRUCTIONS), ("cycles:u", INSTRUCTIONS)].into_iter(),
     );
-    let arch = Arch::Riscv64;
-    let scenario = Scenario::new(plan.script.clone())
-        .host(Release { suite: default_suite(arch), arch })
-        .program(program(), "loop");
+    let scenario =
+        Scenario::new(plan.script.clone()).host(default_host(Arch::Riscv64)).program(program(), "loop");
     let numbers = numbers(&scenario, progress)?;
     Ok(plan.check("riscv64", &numbers))
 }
