@@ -74,8 +74,8 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     }
 
     // From here on signals are events, in every thread that follows.
-    let signals = Signals::take().context("cannot take signals")?;
     alarm::hold_back().context("cannot hold signals back")?;
+    let signals = Signals::take().context("cannot take signals")?;
     let mut events = EventLoop::new()?;
     let (output, timer) = console(options).context("cannot prepare the console")?;
     events.add_output(timer, output.clone());

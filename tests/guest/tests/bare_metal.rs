@@ -177,6 +177,22 @@ fn sigterm_ends_a_guest_whose_output_nobody_reads_while_somebody_types() {
 }
 
 #[test]
+fn the_signals_of_counters_do_no_harm_when_others_send_them() {
+    if !has_kvm() {
+        return;
+    }
+    let mut session = typing("hello halt");
+    session.expect("Hello from the guest", SOON).unwrap();
+    for signal in [libc::SIGIO, libc::SIGRTMIN()] {
+        let sent = Command::new("kill").arg(format!("-{signal}")).arg(session.id().to_string()).status();
+        assert!(sent.expect("kill runs").success());
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    session.type_in(b"\x01x").unwrap();
+    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+}
+
+#[test]
 fn ctrl_a_x_works_however_much_was_typed_to_a_guest_that_does_not_read() {
     if !has_kvm() {
         return;

@@ -139,10 +139,10 @@ struct Machine {
     /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// The kind of host: x86_64 or riscv64
-    #[arg(long, value_name = "ARCH", default_value_t)]
+    /// The kind of host: x86_64, or riscv64
+    #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
     arch: Arch,
-    /// Give the host's PMU the registers of PerfMonV2 (x86_64)
+    /// Give the host's PMU the registers of PerfMonV2
     #[arg(long)]
     perfmon_v2: bool,
     /// The release of the host's kernel
