@@ -1,8 +1,7 @@
 //! The RISC-V host's proof: one program, whose every instruction is known.
 //!
-//! Its period is short. This processor finds an overflow by a timer, which it sets for a counter that was started in the kernel
-//! as if that time counted, too. A timer that comes while still in the kernel is set again; after one that comes in the
-//! program, and so too early, overflows go unnoticed for a while.
+//! Counts are exact, whatever is counted. Samples are taken of cycles, which are instructions here: this processor's overflows of
+//! the counter of instructions get lost now and then, as the lab's README says.
 
 use guest_images::{Arch, Progress};
 
@@ -65,15 +64,11 @@ fn program() -> Vec<u8> {
 /// Checks of the simulated host itself.
 pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
     let mut plan = Plan::default();
-    for event in ["instructions:u", "cycles:u"] {
-        plan.stat("loop", "loop", [(event, INSTRUCTIONS)].into_iter());
-        plan.sample_at("loop", event, PERIOD, &format!("{BRANCH:x}"), INSTRUCTIONS / PERIOD);
-    }
-    plan.stat(
-        "loop",
-        "loop together",
-        [("instructions:u", INSTRUCTIONS), ("cycles:u", INSTRUCTIONS)].into_iter(),
-    );
+    plan.stat("loop", "loop", [("instructions:u", INSTRUCTIONS)].into_iter());
+    plan.stat("loop", "loop", [("cycles:u", INSTRUCTIONS)].into_iter());
+    let both = [("instructions:u", INSTRUCTIONS), ("cycles:u", INSTRUCTIONS)];
+    plan.stat("loop", "loop together", both.into_iter());
+    plan.sample_at("loop", "cycles:u", PERIOD, &format!("{BRANCH:x}"), INSTRUCTIONS / PERIOD);
     let scenario =
         Scenario::new(plan.script.clone()).host(default_host(Arch::Riscv64)).program(program(), "loop");
     let numbers = numbers(&scenario, progress)?;
