@@ -22,7 +22,7 @@ pub struct Board {
     /// What runs before the kernel.
     pub firmware: &'static str,
     /// The host's kernel command line.
-    pub command_line: String,
+    pub command_line: &'static str,
     /// What the monitor calls the register with the address of the next instruction.
     pub instruction_pointer: &'static str,
 }
@@ -33,11 +33,13 @@ pub struct Board {
 const ZEN: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-core,-erms";
 /// With virtualisation, and overflow interrupts of its counters. KVM gives those to guests only with an AIA.
 const RISCV: &str = "rv64,h=true,sscofpmf=true";
-/// `nokaslr` and a fixed seed make every boot the same; the rest spares the simulated processor work.
-const COMMAND_LINE: &str =
+/// `nokaslr` and a fixed seed make every boot the same; the watchdog would hold a counter; the rest spares the simulated
+/// processor work.
+const ZEN_COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
+                                random.trust_cpu=on cryptomgr.notests init_on_alloc=0 panic=-1 oops=panic";
+/// The same, as far as there is such a thing.
+const RISCV_COMMAND_LINE: &str =
     "console=ttyS0 quiet nokaslr random.trust_cpu=on cryptomgr.notests init_on_alloc=0 panic=-1 oops=panic";
-/// The watchdog would hold a counter.
-const ZEN_COMMAND_LINE: &str = "nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off";
 
 impl Board {
     /// That of a kind of host.
@@ -50,14 +52,14 @@ impl Board {
                     HostPmu::PerfMonV2 => format!("{ZEN},+perfmon-v2"),
                 },
                 firmware: "qboot.rom",
-                command_line: format!("{COMMAND_LINE} {ZEN_COMMAND_LINE}"),
+                command_line: ZEN_COMMAND_LINE,
                 instruction_pointer: "RIP=",
             },
             Arch::Riscv64 => Self {
                 machine: "virt,aia=aplic-imsic,aia-guests=3",
                 cpu: RISCV.to_owned(),
                 firmware: "opensbi-riscv64-generic-fw_dynamic.bin",
-                command_line: COMMAND_LINE.to_owned(),
+                command_line: RISCV_COMMAND_LINE,
                 instruction_pointer: " pc ",
             },
         }

@@ -83,7 +83,7 @@ impl Machine {
         // Without `ioeventfd` what is written leaves the machine at once, and not when another thread gets to it: that
         // moment, and the interrupt that follows, would be different every time.
         let ports = if input.is_some() { 6 } else { 5 };
-        command.args(["-append", &board.command_line]);
+        command.args(["-append", board.command_line]);
         command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
         for (name, number, end) in
             [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
