@@ -102,7 +102,7 @@ fn events() -> Vec<libc::c_int> {
 
 /// Has the signals wait in this thread, and those that it starts from now on, until they are given back.
 pub fn hold_back() -> io::Result<()> {
-    mask(libc::SIG_BLOCK, &set_of(&events()))
+    mask(libc::SIG_BLOCK, &set_of(&events())).map(drop)
 }
 
 /// Lets the signals do again what they do by themselves.
@@ -112,15 +112,10 @@ pub fn give_back() -> io::Result<()> {
 
 /// Has these signals wait in this thread; which others do so, a bit for each from the first on.
 pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
-    let mut others = set_of(&[]);
-    // SAFETY: both sets are valid.
-    let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set, &raw mut others) };
-    if error != 0 {
-        return Err(io::Error::from_raw_os_error(error));
-    }
+    let before = mask(libc::SIG_BLOCK, set)?;
     // SAFETY: the sets are valid, and so are the signals.
     let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
-    let all = (1..=64).filter(|signal| is_in(&raw const others, *signal) && !is_in(set, *signal));
+    let all = (1..=64).filter(|signal| is_in(&raw const before, *signal) && !is_in(set, *signal));
     Ok(all.fold(0, |bits, signal| bits | 1 << (signal - 1)))
 }
 
@@ -134,7 +129,7 @@ pub fn next_of(set: &libc::sigset_t) -> Option<libc::c_int> {
 
 /// Lets these signals arrive in this thread and those that it starts from now on.
 fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK, &set_of(signals))
+    mask(libc::SIG_UNBLOCK, &set_of(signals)).map(drop)
 }
 
 /// Has a write that would make a file larger than this process may make any (`ulimit -f`) fail, and not end the process.
@@ -164,10 +159,12 @@ pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: `set` is initialised; the old mask is not asked for.
-    let error = unsafe { libc::pthread_sigmask(how, set, ptr::null_mut()) };
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+/// Changes what this thread blocks, and says what it blocked before.
+fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = set_of(&[]);
+    // SAFETY: both sets are valid.
+    let error = unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
+    if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 impl AsRawFd for Signals {
