@@ -9,7 +9,9 @@
 //! cannot count before the kernel is done, so it makes no difference when they are stopped and set and go on, as long
 //! as the host has nothing to do: that is, as long as their next overflows have their alarms. The page says which values of
 //! a counter are such, and the thaw leaves the guest if another one was written. Most periods are as long as the one
-//! before, and then a sample is one exit to whoever runs the vCPU, for its interrupt.
+//! before, and then a sample is one exit to whoever runs the vCPU, for its interrupt. This is for kernels that do what they
+//! all do: one that froze its counters for an overflow and went back to a program without the thaw would have that program
+//! counted until its next exit.
 //!
 //! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that leaves the guest that
 //! it is there, by [`Page::passed`]; a kernel without it never does, and finds everything as ever. Where it did once, and both

@@ -476,7 +476,8 @@ fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
     acts(writes, vec![0, 1, 1 << 30, 1 | 1 << 30, 9])
 }
 
-/// What kernels do for an overflow, or anything else.
+/// What kernels do for an overflow, or anything else. They freeze the counters first and thaw them last, before a program runs
+/// again, as the module says.
 fn handlers(
     whatever: impl Strategy<Value = Vec<Act>>,
     freeze: Act,
@@ -486,6 +487,7 @@ fn handlers(
     let len = inner.len();
     let usual = proptest::sample::subsequence(inner, 0..=len)
         .prop_map(move |inner| [vec![freeze], inner.concat(), vec![thaw]].concat());
+    let whatever = whatever.prop_map(move |acts| [vec![freeze], acts, vec![thaw]].concat());
     prop_oneof![1 => whatever, 3 => usual]
 }
 
