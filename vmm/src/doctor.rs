@@ -2,28 +2,35 @@
 //! is the verdict.
 
 mod built;
-mod fact;
+pub mod fact;
 mod holders;
-mod host;
 mod kvm;
 mod perf;
 mod process;
 
+use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
 
+use crate::arch::host;
 use crate::cli::Doctor;
 use fact::{Fact, State};
 
 pub use holders::holders;
-pub use host::{named_kernel, processor};
 
 /// Examines the host and prints what was found.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
-    let mut facts: Vec<Fact> =
-        [host::facts(), kvm::facts(), process::facts(), perf::facts(), built::facts()].concat();
+    let mut facts: Vec<Fact> = [
+        host::facts(),
+        vec![Fact::note("kernel", named_kernel())],
+        kvm::facts(),
+        process::facts(),
+        perf::facts(),
+        built::facts(),
+    ]
+    .concat();
     facts.push(verdict(&facts));
     let mut out = io::stdout().lock();
     if options.json {
@@ -36,6 +43,12 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     }
     let is_well = facts.iter().all(|fact| fact.state != State::Bad);
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The kernel that runs.
+pub fn named_kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("Linux {}", release.trim())
 }
 
 /// What all of it comes to.

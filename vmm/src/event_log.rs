@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use vpmu::event::Selection;
 use vpmu::journal::Entry;
 use vpmu::notice::Notice;
-use vpmu::translation::Translation;
 
 use crate::cli::Log;
 use crate::control::client;
 use crate::control::message::Request;
 use crate::logging;
-use crate::pmu::Pmu;
+use crate::pmu::{Host, Pmu, Shown};
 pub use record::LONGEST_TEXT;
 use record::{Header, Place, What};
 use show::Part;
@@ -43,8 +43,9 @@ pub struct EventLog {
 pub struct VcpuLog {
     log: Arc<EventLog>,
     vcpu: u8,
-    /// What its guest calls events.
-    words: Translation,
+    /// Its PMU, which has its own words for events.
+    shown: Shown,
+    host: Host,
 }
 
 /// What was logged is not all in the file.
@@ -145,16 +146,16 @@ impl VcpuLog {
     /// That of this vCPU, if its counters are Tally's.
     pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
         let Pmu::Ours(shown, host) = pmu else { return None };
-        let words = Translation { guest: shown.vendor(), host: host.vendor };
-        Some(Self { log: Arc::clone(log), vcpu, words })
+        Some(Self { log: Arc::clone(log), vcpu, shown, host })
     }
 
     /// Logs what happened to its counters, and where the guest was then.
     pub fn append(&self, rip: u64, entries: &[Entry]) {
         let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
+        let words = |selection| self.shown.words(self.host, selection);
         self.log.with(|writer, now| {
             for entry in entries {
-                writer.add(now, place, &what(entry, self.words));
+                writer.add(now, place, &what(entry, &words));
             }
         });
     }
@@ -171,21 +172,21 @@ pub fn command(options: &Log) -> Result<ExitCode> {
 }
 
 /// An entry as the log has it.
-fn what(entry: &Entry, words: Translation) -> What<String> {
+fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
     match *entry {
         Entry::Configured { counter, selection: Some(event), interrupts } => {
-            What::Configured { counter: number(counter), interrupts, event: words.words(event) }
+            What::Configured { counter: number(counter), interrupts, event: words(event) }
         }
         Entry::Configured { counter, selection: None, .. } => What::Emptied { counter: number(counter) },
         Entry::Overflowed { counters, interrupts } => What::Overflowed { counters, interrupts },
         Entry::Noticed(Notice::Starved { counter, selection }) => {
-            What::Starved { counter: number(counter), event: words.words(selection) }
+            What::Starved { counter: number(counter), event: words(selection) }
         }
         Entry::Noticed(Notice::Recovered { counter, selection, missed }) => {
-            What::Recovered { counter: number(counter), missed, event: words.words(selection) }
+            What::Recovered { counter: number(counter), missed, event: words(selection) }
         }
         Entry::Noticed(Notice::GivenUp { counter, selection, missed }) => {
-            What::GivenUp { counter: number(counter), missed, event: words.words(selection) }
+            What::GivenUp { counter: number(counter), missed, event: words(selection) }
         }
         Entry::Noticed(ref other) => What::Said(other.to_string()),
     }
@@ -249,16 +250,18 @@ mod tests {
 
     #[test]
     fn events_are_in_the_guests_words() {
-        use vpmu::event::{Event, Filter, Scope, Selection};
-        use vpmu::x86::Vendor;
-        let words = Translation { guest: Vendor::Amd, host: Vendor::Amd };
-        let selection =
-            Some(Selection { event: Event::Raw(0xc0), filter: Filter::User, scope: Scope::Guest });
-        let configured = what(&Entry::Configured { counter: 3, selection, interrupts: true }, words);
+        use vpmu::event::{Event, Filter, Meaning, Scope};
+        let words = |selection: Selection| selection.to_string();
+        let selection = Some(Selection {
+            event: Event::Meaning(Meaning::Instructions),
+            filter: Filter::User,
+            scope: Scope::Guest,
+        });
+        let configured = what(&Entry::Configured { counter: 3, selection, interrupts: true }, &words);
         assert_eq!(configured.to_string(), "counter 3 counts instructions:u, and interrupts");
-        let emptied = what(&Entry::Configured { counter: 3, selection: None, interrupts: true }, words);
+        let emptied = what(&Entry::Configured { counter: 3, selection: None, interrupts: true }, &words);
         assert_eq!(emptied.to_string(), "counter 3 counts nothing");
-        let told = what(&Entry::Noticed(Notice::RateFloor { period: 10_000, times: 1 }), words);
+        let told = what(&Entry::Noticed(Notice::RateFloor { period: 10_000, times: 1 }), &words);
         assert!(told.to_string().starts_with("rate floor: "), "{told}");
     }
 }

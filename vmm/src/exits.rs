@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arch::clock::ticks;
+
 /// How often `KVM_RUN` returned, and why.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exits {
@@ -86,11 +88,6 @@ impl Stopwatch {
             self.watched = None;
         }
     }
-}
-
-fn ticks() -> u64 {
-    // SAFETY: every processor that runs guests has a time-stamp counter, and Linux lets programs read it.
-    unsafe { std::arch::x86_64::_rdtsc() }
 }
 
 #[cfg(test)]

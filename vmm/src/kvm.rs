@@ -4,7 +4,8 @@ use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
 
-use crate::pmu::{self, Choice};
+use crate::arch;
+use crate::pmu::Choice;
 
 /// KVM's interface has had this version since 2007.
 pub const API_VERSION: i32 = 12;
@@ -27,27 +28,13 @@ impl Need {
     }
 }
 
-/// What every machine needs.
-const NEEDS: [Need; 11] = [
-    Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers"),
-    Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
-    Need::new(Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR", "real mode on Intel's processors"),
-    Need::new(Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR", "real mode on Intel's processors"),
-    Need::new(Cap::Pit2, "KVM_CAP_PIT2", "the timer of PCs"),
-    Need::new(Cap::Irqfd, "KVM_CAP_IRQFD", "interrupts of devices"),
-    Need::new(Cap::Ioeventfd, "KVM_CAP_IOEVENTFD", "requests to devices"),
-    Need::new(Cap::ExtCpuid, "KVM_CAP_EXT_CPUID", "what the guest sees of its processor"),
-    Need::new(Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER", "the timer of each vCPU"),
-    Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
-    Need::new(Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI", "the interrupt of an overflow"),
-];
-
 /// What KVM refused.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// There is no KVM.
     #[error(
-        "no /dev/kvm: this host has no KVM, or its module is not loaded (`modprobe kvm-amd` or `modprobe kvm-intel`); `tally lab run` needs none"
+        "no /dev/kvm: this host has no KVM, or its module is not loaded ({}); `tally lab run` needs none",
+        loading("")
     )]
     Absent,
     /// It is not for this user.
@@ -119,7 +106,12 @@ pub fn open_any() -> Result<Kvm, KvmError> {
 
 /// What a machine with this PMU needs of it.
 pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static Need> {
-    NEEDS.iter().chain(pmu::needs(pmu))
+    arch::kvm::NEEDS.iter().chain(arch::kvm::needs(pmu))
+}
+
+/// The commands that load KVM's module, with this in front of each.
+pub fn loading(by: &str) -> String {
+    arch::kvm::LOADING.map(|command| format!("`{by}{command}`")).join(" or ")
 }
 
 fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {

@@ -3,36 +3,29 @@
 //! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together ([`vm`]) and waits
 //! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest.
 
-mod acpi;
 mod agent;
-mod check;
+mod arch;
 mod cli;
-mod coalescing;
 mod console;
 mod control;
-mod cpuid;
 mod deadline;
 mod doctor;
 mod event_log;
 mod events;
 mod exits;
-mod firmware;
 mod flamegraph;
 mod kvm;
 mod kvm_stats;
 mod lab;
 mod loader;
 mod logging;
-mod machine;
 mod mailbox;
 mod memory;
 mod metrics;
-mod msr;
 mod packaging;
 mod pause;
 mod pmu;
 mod policy;
-mod registers;
 mod run;
 mod signals;
 mod stat;
@@ -66,7 +59,7 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::stat(options),
         Command::Policy(options) => control::change(options),
         Command::Doctor(options) => doctor::doctor(options),
-        Command::Check(options) => check::check(options),
+        Command::Check(options) => arch::check::check(options),
         Command::Lab { arguments } => lab::run(&[], arguments),
         Command::Bench { arguments } => lab::run(&["bench"], arguments),
         Command::Completions { shell } => packaging::completions(*shell),

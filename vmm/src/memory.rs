@@ -1,38 +1,13 @@
-//! The guest's physical address space: where its RAM is, and what Tally puts into it before the guest starts.
-//!
-//! RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt controllers live.
+//! The guest's memory. Where in its address space that is depends on the processor ([`crate::arch::memory`]).
 
 use std::fmt;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
-const HOLE_START: u64 = 3 << 30;
-const HOLE_END: u64 = 4 << 30;
-/// The last of conventional memory, where a BIOS keeps its data area.
-const EBDA: u64 = 0x9_fc00;
-/// From here on RAM is free for kernels and initrds.
-pub const HIGH_RAM: u64 = 1 << 20;
+use crate::arch::memory;
+
 /// The smallest guest: room for one MiB of kernel above the first MiB.
 const SMALLEST: u64 = 2 << 20;
-
-/// What Tally writes into the guest's first MiB.
-pub mod low {
-    /// The segment descriptors of the boot protocols.
-    pub const GDT: u64 = 0x500;
-    /// Linux' boot parameters ("zero page").
-    pub const ZERO_PAGE: u64 = 0x7000;
-    /// A multiboot information structure and what it points to, up to [`PAGE_TABLES`].
-    pub const MULTIBOOT_INFO: u64 = 0x7000;
-    /// Identity page tables for 64-bit entry: one table of each of the three upper levels.
-    pub const PAGE_TABLES: u64 = 0x1_0000;
-    /// The kernel's command line.
-    pub const COMMAND_LINE: u64 = 0x2_0000;
-    /// What Tally and Linux share for each vCPU, so that Linux need not leave the guest (see [`vpmu::slate`]).
-    pub const SLATES: u64 = 0x3_0000;
-    /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
-    pub const ACPI: u64 = 0xe_0000;
-}
 
 /// Memory that cannot be given to a guest.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +101,7 @@ impl GuestRam {
         if size.bytes > has {
             return Err(MemoryError::TooLarge { asked: size.text.clone(), has: has >> 20 });
         }
-        let ranges: Vec<_> = ram_ranges(size.bytes)
+        let ranges: Vec<_> = memory::ranges(size.bytes)
             .into_iter()
             .map(|(start, len)| {
                 (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
@@ -142,42 +117,26 @@ impl GuestRam {
         self.size
     }
 
-    /// One past the last byte of RAM below the hole.
+    /// One past the last byte of RAM below the devices, or of all RAM if they are below it.
     pub fn low_end(&self) -> u64 {
-        self.size.min(HOLE_START)
+        memory::low_end(self.size)
     }
 
     /// The memory map that the guest is told, in ascending order.
     pub fn map(&self) -> Vec<Range> {
-        let mut map = vec![
-            Range { start: 0, len: EBDA, kind: RangeKind::Ram },
-            Range { start: EBDA, len: HIGH_RAM - EBDA, kind: RangeKind::Reserved },
-            Range { start: HIGH_RAM, len: self.low_end() - HIGH_RAM, kind: RangeKind::Ram },
-        ];
-        if self.size > HOLE_START {
-            map.push(Range { start: HOLE_END, len: self.size - HOLE_START, kind: RangeKind::Ram });
-        }
-        map
+        memory::map(self.size)
     }
 }
 
 impl fmt::Display for GuestRam {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} MiB of memory", self.size >> 20)?;
-        for (number, (start, len)) in (0..).zip(ram_ranges(self.size)) {
+        for (number, (start, len)) in (0..).zip(memory::ranges(self.size)) {
             let before = if number == 0 { " at" } else { " and" };
             write!(f, "{before} {start:#x}-{:#x}", start + len - 1)?;
         }
         Ok(())
     }
-}
-
-fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
-    let mut ranges = vec![(0, size.min(HOLE_START))];
-    if size > HOLE_START {
-        ranges.push((HOLE_END, size - HOLE_START));
-    }
-    ranges
 }
 
 fn host_memory() -> u64 {
@@ -214,23 +173,5 @@ mod tests {
             assert!(GuestRam::new(&size(text)).unwrap_err().to_string().contains(text));
         }
         assert!(GuestRam::new(&size("1000000G")).unwrap_err().to_string().contains("this host has only"));
-    }
-
-    #[test]
-    fn memory_beyond_the_hole_continues_at_4_gib() {
-        let total = |size| ram_ranges(size).iter().map(|r| r.1).sum::<u64>();
-        for gib in [1, 3, 4, 8] {
-            assert_eq!(total(gib << 30), gib << 30);
-        }
-        assert_eq!(ram_ranges(3 << 30).len(), 1);
-        assert_eq!(ram_ranges(5 << 30)[1], (4 << 30, 2 << 30));
-    }
-
-    #[test]
-    fn the_map_covers_ram_once_and_in_order() {
-        let ram = GuestRam::new(&size("5G")).unwrap();
-        let map = ram.map();
-        assert!(map.windows(2).all(|w| w[0].start + w[0].len <= w[1].start));
-        assert_eq!(map.iter().map(|r| r.len).sum::<u64>(), 5 << 30);
     }
 }

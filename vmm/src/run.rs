@@ -17,6 +17,7 @@ use devices::End;
 use log::{info, warn};
 
 use crate::agent;
+use crate::arch::host::Processor;
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::{Control, Running, Summary};
@@ -32,9 +33,8 @@ use crate::signals::Signals;
 use crate::terminal::Raw;
 use crate::vcpu::Vcpu;
 use crate::vm::{Config, Vm};
-use crate::{FAILURE, cpuid, kvm, logging, policy, signals};
+use crate::{FAILURE, kvm, logging, policy, signals};
 use vpmu::policy::Policy;
-use vpmu::x86::Vendor;
 
 use boot::Files;
 use given::Given;
@@ -65,12 +65,12 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let has_command = !options.command.is_empty();
     boot::check(options, &kernel)?;
 
-    let host = cpuid::host_vendor(&kvm)?;
-    let Offer { pmu, remarks } = offer(options.pmu, options.counters, host, &policy)?;
-    info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {})", options.pmu.name(), maker(host));
+    let processor = Processor::of(&kvm)?;
+    let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
+    info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {processor})", options.pmu.name());
 
-    if pmu.needs_rdpmc() {
-        boot::retarget(&mut kernel, pmu, cpus)?;
+    if pmu.needs_retargeting() {
+        kernel.retarget(pmu, cpus)?;
     }
 
     // From here on signals are events, in every thread that follows.
@@ -82,7 +82,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
 
     let talks = boot::has_agent(options, &kernel);
     let agent = talks.then(agent::console);
-    let command_line = boot::command_line(options, &kernel, cpuid::kernel_words(host, pmu.identity()));
+    let command_line = boot::command_line(options, &kernel, processor.kernel_words(pmu));
     info!("kernel command line: {command_line}");
     let vm = Vm::new(
         &kvm,
@@ -205,14 +205,6 @@ fn policy(options: &Run) -> Result<Policy> {
         Some(on_starvation) => Policy { on_starvation, ..policy },
         None => policy,
     })
-}
-
-fn maker(vendor: Option<Vendor>) -> &'static str {
-    match vendor {
-        Some(Vendor::Amd) => "AMD's processor",
-        Some(Vendor::Intel) => "Intel's processor",
-        None => "another vendor's processor",
-    }
 }
 
 /// Where the console's output goes. While a command runs it is shown only if asked for, and kept for a guest's last words.

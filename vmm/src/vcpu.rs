@@ -1,35 +1,29 @@
-//! One vCPU: the loop around `KVM_RUN`. Nothing outside this file sees what KVM's exits look like.
+//! One vCPU: the loop around `KVM_RUN`. What KVM's exits look like is seen here, as far as all processors have them, and behind
+//! [`exit`], nowhere else.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use devices::virtio::MmioBus;
-use devices::{End, PortBus};
-use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_run};
+use devices::End;
+use kvm_bindings::{
+    KVM_EXIT_INTERNAL_ERROR, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN,
+    kvm_run,
+};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use log::warn;
-use vpmu::Outcome;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
-use crate::coalescing::Coalescing;
+use crate::arch::board::Buses;
+use crate::arch::exit::{self, Access};
 use crate::event_log::{EventLog, VcpuLog};
 use crate::exits::{Exits, Stopwatch};
 use crate::kvm::KvmError;
 use crate::mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
 use crate::memory::GuestRam;
+use crate::pmu::Pmu;
 use crate::pmu::thread::{Settled, ThreadPmu};
-use crate::pmu::{Pmu, SharedSlate};
-
-/// Where a vCPU finds devices.
-#[derive(Clone)]
-pub struct Buses {
-    /// Those with I/O ports.
-    pub ports: Arc<PortBus>,
-    /// Those with registers in memory.
-    pub memory: Arc<MmioBus>,
-}
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -39,8 +33,6 @@ pub struct Vcpu {
     pub fd: VcpuFd,
     /// The machine's devices.
     pub buses: Buses,
-    /// The console bytes that KVM holds back.
-    pub coalescing: Arc<Coalescing>,
     /// Which PMU it has.
     pub pmu: Pmu,
     /// What the operator lets it have of that.
@@ -106,22 +98,20 @@ impl fmt::Display for Reason {
 
 /// A vCPU that cannot go on: which one, where, why.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {vcpu} at RIP {rip:#x}: {reason}")]
+#[error("vCPU {vcpu} at {} {place:#x}: {reason}", exit::POINTER)]
 pub struct Failure {
     /// Its number.
     pub vcpu: u8,
-    /// Its instruction pointer. AMD's processors lose it in a triple fault: KVM then shows that of a reset.
-    pub rip: u64,
+    /// Its instruction pointer.
+    pub place: u64,
     /// Why.
     pub reason: Reason,
 }
 
 /// What `KVM_RUN` came back for, free of the borrow of the vCPU's file.
-enum Exit {
-    /// An `in`, to be answered into this memory.
-    In(u16, *mut [u8]),
-    /// An `out` of what is in this memory.
-    Out(u16, *const [u8]),
+pub enum Exit {
+    /// An access to a device, still to be made.
+    Access(Access),
     /// Nothing more, or nothing that concerns us.
     Nothing,
     /// A signal, or what was asked for.
@@ -135,9 +125,7 @@ enum Exit {
 impl Vcpu {
     /// Runs until the guest ends or cannot go on. What happens to its counters goes into the log, if there is one.
     pub fn run(&mut self, log: Option<&Arc<EventLog>>) -> Result<End, Failure> {
-        let registers = self.pmu.slate().filter(|_| self.has_slate);
-        let slate = registers.and_then(|registers| SharedSlate::new(self.id, registers, &self.ram.mapped));
-        let pmu = ThreadPmu::new(self.pmu, &self.policy, self.id, &self.fd, slate);
+        let pmu = ThreadPmu::new(self);
         let mut pmu = pmu.map_err(|error| self.failure(Reason::Refused(error)))?;
         if let Some(log) = log.and_then(|log| VcpuLog::new(log, self.id, self.pmu)) {
             pmu.log_into(log, &mut self.fd);
@@ -147,13 +135,11 @@ impl Vcpu {
         loop {
             self.stopwatch.enters();
             let exit = self.enter(&mut pmu);
-            self.coalescing.drain(&mut self.fd, &self.buses.ports);
             self.settle(&mut pmu, matches!(exit, Exit::CalledOut))?;
             match exit {
                 Exit::Nothing | Exit::CalledOut => {}
-                Exit::In(port, data) => self.input(port, data),
-                Exit::Out(port, data) => {
-                    if let Some(end) = self.output(port, data) {
+                Exit::Access(access) => {
+                    if let Some(end) = self.carry_out(&access) {
                         return Ok(end);
                     }
                 }
@@ -233,70 +219,27 @@ impl Vcpu {
             if because_of_this {
                 say(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
             }
-            // Its kernel is told that it was away, lest it takes itself for hung. One that has no such clock cannot be.
-            let _ = self.fd.kvmclock_ctrl();
+            exit::tell_of_pause(&self.fd);
             // Its counters are looked at before it goes on.
             self.fd.set_kvm_immediate_exit(1);
         }
     }
 
-    fn enter(&mut self, pmu: &mut ThreadPmu) -> Exit {
-        match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => {
-                self.exits.port_reads += 1;
-                Exit::In(port, data)
+    /// `KVM_RUN` failed.
+    pub fn failed_run(&mut self, error: kvm_ioctls::Error) -> Exit {
+        match error.errno() {
+            libc::EINTR | libc::EAGAIN => self.called_out(),
+            _ => Exit::Dead(Reason::RunFailed(error)),
+        }
+    }
+
+    /// An exit that says by itself too little.
+    pub fn rare_exit(&mut self) -> Exit {
+        match self.fd.get_kvm_run() {
+            run if run.exit_reason == KVM_EXIT_INTERNAL_ERROR => {
+                Exit::Dead(Reason::InternalError(internal_error(run)))
             }
-            Ok(VcpuExit::IoOut(port, data)) => {
-                self.exits.port_writes += 1;
-                Exit::Out(port, data)
-            }
-            Ok(VcpuExit::MmioRead(address, data)) => {
-                self.exits.memory_reads += 1;
-                self.buses.memory.read(address, data);
-                Exit::Nothing
-            }
-            Ok(VcpuExit::MmioWrite(address, data)) => {
-                self.exits.memory_writes += 1;
-                self.buses.memory.write(address, data);
-                Exit::Nothing
-            }
-            Ok(VcpuExit::Intr) => self.called_out(),
-            Ok(VcpuExit::X86Rdmsr(exit)) => {
-                self.exits.pmu_reads += 1;
-                self.stopwatch.exits_for_pmu();
-                let (msr, data, error) = (exit.index, &raw mut *exit.data, &raw mut *exit.error);
-                match pmu.read(&self.fd, msr) {
-                    // SAFETY: as for `input`.
-                    Outcome::Value(value) => unsafe { *data = value },
-                    // SAFETY: as for `input`.
-                    Outcome::Handled | Outcome::Fault | Outcome::NotMine => unsafe { *error = 1 },
-                }
-                Exit::Nothing
-            }
-            Ok(VcpuExit::X86Wrmsr(exit)) => {
-                self.exits.pmu_writes += 1;
-                self.stopwatch.exits_for_pmu();
-                let (msr, data, error) = (exit.index, exit.data, &raw mut *exit.error);
-                if pmu.write(&self.fd, msr, data) != Outcome::Handled {
-                    // SAFETY: as for `input`.
-                    unsafe { *error = 1 };
-                }
-                Exit::Nothing
-            }
-            Ok(VcpuExit::SystemEvent(event, _)) => match event {
-                KVM_SYSTEM_EVENT_SHUTDOWN => Exit::End(End::PowerOff),
-                KVM_SYSTEM_EVENT_RESET => Exit::End(End::Reboot),
-                KVM_SYSTEM_EVENT_CRASH => Exit::Dead(Reason::Unexpected("guest crash".into())),
-                other => Exit::Dead(Reason::Unexpected(format!("system event {other}"))),
-            },
-            Ok(VcpuExit::Shutdown) => Exit::Dead(Reason::TripleFault),
-            Ok(VcpuExit::FailEntry(reason, _)) => Exit::Dead(Reason::EntryFailed(reason)),
-            Ok(VcpuExit::InternalError) => {
-                Exit::Dead(Reason::InternalError(internal_error(self.fd.get_kvm_run())))
-            }
-            Ok(other) => Exit::Dead(Reason::Unexpected(format!("{other:?}"))),
-            Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => self.called_out(),
-            Err(e) => Exit::Dead(Reason::RunFailed(e)),
+            _ => self.called_out(),
         }
     }
 
@@ -306,28 +249,8 @@ impl Vcpu {
         Exit::CalledOut
     }
 
-    fn input(&mut self, port: u16, data: *mut [u8]) {
-        let width = access_width(self.fd.get_kvm_run());
-        // SAFETY: KVM gave this slice of the vCPU's shared pages, which stay mapped as long as `self.fd` is open;
-        // the borrow it came with is over, and nothing else touches it before the next `KVM_RUN`.
-        let data = unsafe { &mut *data };
-        for item in data.chunks_exact_mut(width) {
-            self.buses.ports.read(port, item);
-        }
-    }
-
-    fn output(&mut self, port: u16, data: *const [u8]) -> Option<End> {
-        let width = access_width(self.fd.get_kvm_run());
-        // SAFETY: as for input.
-        let data = unsafe { &*data };
-        data.chunks_exact(width).find_map(|item| {
-            self.coalescing.watch(port, item);
-            self.buses.ports.write(port, item)
-        })
-    }
-
     fn failure(&self, reason: Reason) -> Failure {
-        Failure { vcpu: self.id, rip: self.fd.get_regs().map_or(0, |regs| regs.rip), reason }
+        Failure { vcpu: self.id, place: exit::place(&self.fd), reason }
     }
 }
 
@@ -338,11 +261,24 @@ fn say(notices: &[Notice]) {
     }
 }
 
-/// How wide each access of the port exit is; a string instruction makes several of them at once.
-fn access_width(run: &kvm_run) -> usize {
-    // SAFETY: called for a port exit only, where the kernel has filled in this member of the union.
-    let io = unsafe { run.__bindgen_anon_1.io };
-    usize::from(io.size).max(1)
+impl Exit {
+    /// What is the same on all processors; none of what needs more than is in it.
+    pub fn of(exit: &VcpuExit) -> Option<Self> {
+        Some(match *exit {
+            VcpuExit::Intr | VcpuExit::InternalError => return None,
+            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Self::End(End::PowerOff),
+            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Self::End(End::Reboot),
+            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _) => {
+                Self::Dead(Reason::Unexpected("guest crash".into()))
+            }
+            VcpuExit::SystemEvent(other, _) => {
+                Self::Dead(Reason::Unexpected(format!("system event {other}")))
+            }
+            VcpuExit::Shutdown => Self::Dead(Reason::TripleFault),
+            VcpuExit::FailEntry(reason, _) => Self::Dead(Reason::EntryFailed(reason)),
+            ref other => Self::Dead(Reason::Unexpected(format!("{other:?}"))),
+        })
+    }
 }
 
 fn internal_error(run: &kvm_run) -> u32 {

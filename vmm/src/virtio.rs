@@ -11,8 +11,8 @@ use log::info;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::arch::machine::virtio;
 use crate::kvm::Doing;
-use crate::machine::virtio;
 use crate::vm::VmError;
 
 /// The devices so far.

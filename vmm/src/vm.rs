@@ -4,31 +4,24 @@ use std::path::Path;
 use std::sync::Arc;
 
 use devices::virtio::{Console, Device, Transport};
-use devices::{AcpiSleep, DebugExit, FwCfg, Overlap, PortBus, ResetOn, Serial};
-use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
-};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use devices::{Overlap, Serial};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
-use crate::coalescing::Coalescing;
+use crate::arch::board::{self, Buses, Processors};
+use crate::arch::machine::COM;
 use crate::console::Output;
 use crate::exits::{Exits, Stopwatch};
 use crate::kvm::{Doing, KvmError};
-use crate::loader::{Boot, Entry, Kernel, LoadError};
-use crate::machine::{COM, port};
-use crate::mailbox::{Mailbox, Vcpus};
+use crate::loader::{Boot, Kernel, LoadError};
+use crate::mailbox::Vcpus;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
-use crate::vcpu::{Buses, Vcpu};
+use crate::vcpu::Vcpu;
 use crate::virtio::{self, Virtio};
-use crate::{cpuid, firmware, registers};
-
-/// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
-const TSS_ADDRESS: usize = 0xfffb_d000;
-const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
 /// What a machine is made from.
 pub struct Config<'a> {
@@ -74,7 +67,7 @@ pub enum VmError {
     /// Or of threads.
     #[error("cannot start a device's thread: {0}")]
     Thread(std::io::Error),
-    /// The guest's memory does not hold what belongs into its first MiB.
+    /// The guest's memory does not hold what the firmware keeps there.
     #[error("cannot write the firmware: {0}")]
     Firmware(vm_memory::GuestMemoryError),
 }
@@ -98,19 +91,19 @@ impl Vm {
     pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, VmError> {
         let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
         config.pmu.configure(&vm)?;
-        add_interrupt_controllers(&vm)?;
+        board::before_vcpus(&vm)?;
         add_memory(&vm, &config.ram)?;
+        let vcpu = |id: u8| vm.create_vcpu(id.into()).doing("make a vCPU");
+        let fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
+        board::after_vcpus(&vm, &fds)?;
 
         let command_line = config.command_line;
         let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
         let entry = config.kernel.load(&boot)?;
         let devices = std::mem::take(&mut config.devices);
-        let virtio_devices = devices.len() + usize::from(config.agent.is_some());
-        firmware::write(&config.ram.mapped, config.cpus, virtio_devices).map_err(VmError::Firmware)?;
+        board::describe(&config, &fds, devices.len() + usize::from(config.agent.is_some()), entry)?;
 
-        let linux = config.kernel.is_linux();
         let (console, console_room) = serial_port(&vm, config.output.clone())?;
-        let ports = ports(&config, &console, linux)?;
         let mut virtio = Virtio::default();
         let memory = &config.ram.mapped;
         let agent = config.agent.map(|console| virtio.attach(&vm, memory, console)).transpose()?;
@@ -118,27 +111,29 @@ impl Vm {
             let transport = virtio.attach(&vm, memory, &*device)?;
             virtio::serve(&name, transport, device).map_err(VmError::Thread)?;
         }
-        let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
-        let coalescing = Arc::new(Coalescing::new(Arc::clone(&vm), coalesce)?);
-        let buses = Buses { ports: Arc::new(ports), memory: Arc::new(virtio.bus()) };
-        let supported =
-            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
+        let buses = Buses::new(kvm, &vm, &config, &console, virtio.bus())?;
+        let processors = Processors::new(kvm)?;
         let (asked, mailboxes) = Vcpus::new(config.cpus);
-        let shared = Shared { vm: &vm, buses: &buses, coalescing: &coalescing, vcpus: &asked };
-        let vcpus = (0..)
-            .zip(mailboxes)
-            .map(|(id, mailbox)| new_vcpu(&shared, id, mailbox, &supported, entry, &config))
-            .collect::<Result<_, _>>()?;
+        let mut vcpus = Vec::new();
+        for (id, (mut fd, mailbox)) in (0..).zip(fds.into_iter().zip(mailboxes)) {
+            processors.prepare(&mut fd, id, entry, &config, &buses)?;
+            vcpus.push(Vcpu {
+                id,
+                fd,
+                buses: buses.clone(),
+                pmu: config.pmu,
+                policy: config.policy.clone(),
+                mailbox,
+                vcpus: Arc::clone(&asked),
+                exits: Exits::default(),
+                stopwatch: Stopwatch::default(),
+                vm: Arc::clone(&vm),
+                ram: config.ram.clone(),
+                has_slate: config.kernel.has_slates(),
+            });
+        }
         Ok(Self { vcpus, asked, console, console_room, agent })
     }
-}
-
-fn add_interrupt_controllers(vm: &VmFd) -> Result<(), KvmError> {
-    vm.set_tss_address(TSS_ADDRESS).doing("place the TSS")?;
-    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).doing("place the identity map")?;
-    vm.create_irq_chip().doing("make the interrupt controllers")?;
-    let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
-    vm.create_pit2(pit).doing("make the timer")
 }
 
 fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
@@ -156,68 +151,10 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
     Ok(())
 }
 
-fn ports(config: &Config, console: &Serial, linux: bool) -> Result<PortBus, Overlap> {
-    let mut bus = PortBus::default();
-    bus.attach(COM.base, Serial::PORTS, console.clone())?;
-    bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
-    bus.attach(port::DEBUG_EXIT, 4, DebugExit)?;
-    bus.attach(port::SLEEP, 2, AcpiSleep)?;
-    bus.attach(port::RESET, 1, ResetOn::ACPI)?;
-    if !linux {
-        bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
-    }
-    Ok(bus)
-}
-
 fn serial_port(vm: &VmFd, output: Output) -> Result<(Serial, EventFd), VmError> {
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event);
     let (interrupt, room) = (event()?, event()?);
     vm.register_irqfd(&interrupt, COM.gsi).doing("connect the serial port's interrupt")?;
     let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, output);
     Ok((serial, room))
-}
-
-/// What all vCPUs have a share in.
-struct Shared<'a> {
-    vm: &'a Arc<VmFd>,
-    buses: &'a Buses,
-    coalescing: &'a Arc<Coalescing>,
-    vcpus: &'a Arc<Vcpus>,
-}
-
-fn new_vcpu(
-    shared: &Shared,
-    id: u8,
-    mailbox: Mailbox,
-    supported: &CpuId,
-    entry: Entry,
-    config: &Config,
-) -> Result<Vcpu, KvmError> {
-    let mut fd = shared.vm.create_vcpu(id.into()).doing("make a vCPU")?;
-    let identity = config.pmu.identity();
-    let cpuid = cpuid::for_vcpu(supported, id, config.cpus, config.pmu, identity)?;
-    fd.set_cpuid2(&cpuid).doing("set a vCPU's CPUID")?;
-    let immunities = cpuid::immunities(supported, identity);
-    registers::prepare(&fd, id == 0, entry, &config.ram.mapped, config.pmu, immunities)?;
-    if cpuid::is_intels_on_amd(supported, identity)
-        && let Some(sysret) = config.kernel.sysret()
-    {
-        registers::ignore_narrow_syscalls(&fd, sysret)?;
-    }
-    shared.coalescing.attach(&mut fd)?;
-    Ok(Vcpu {
-        id,
-        fd,
-        buses: shared.buses.clone(),
-        coalescing: Arc::clone(shared.coalescing),
-        pmu: config.pmu,
-        policy: config.policy.clone(),
-        mailbox,
-        vcpus: Arc::clone(shared.vcpus),
-        exits: Exits::default(),
-        stopwatch: Stopwatch::default(),
-        vm: Arc::clone(shared.vm),
-        ram: config.ram.clone(),
-        has_slate: config.kernel.has_slates(),
-    })
 }

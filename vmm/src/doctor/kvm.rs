@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
-use kvm_ioctls::{Cap, Kvm};
+use kvm_ioctls::Kvm;
 
 use super::fact::Fact;
+use crate::arch::kvm::{MODULES, WANTED, of_its_own_pmu};
 use crate::kvm::{self, KvmError, Need};
 use crate::pmu::Choice;
 
@@ -18,12 +18,6 @@ pub const CAPABILITY: &str = "capability";
 /// Likewise.
 pub const LINUX: &str = "guests";
 
-/// The modules that make KVM of a kernel, and what they stand on.
-const MODULES: [(&str, &str); 3] = [
-    ("kvm_amd", "on the processor's virtualisation"),
-    ("kvm_intel", "on the processor's virtualisation"),
-    ("kvm_pvm", "in software only"),
-];
 const SYS_MODULE: &str = "/sys/module";
 
 /// What there is to know of it.
@@ -56,17 +50,8 @@ fn usable(kvm: &Kvm, module: Option<(&str, &str)>) -> Vec<Fact> {
     };
     let mut facts = vec![opened];
     facts.extend(kvm::needed(Choice::Auto).map(|need| capability(need, kvm.check_extension(need.cap))));
-    let coalescing = Need::new(Cap::CoalescedPio, "KVM_CAP_COALESCED_PIO", "a faster console");
-    facts.push(optional(&coalescing, kvm.check_extension(coalescing.cap)));
-    let may_switch_off = kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0;
-    facts.push(Fact::note(
-        CAPABILITY,
-        if may_switch_off {
-            "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
-        } else {
-            "KVM_CAP_PMU_CAPABILITY is not there: KVM's own PMU is off, or KVM is older than Linux 5.18"
-        },
-    ));
+    facts.extend(WANTED.iter().map(|need| optional(need, kvm.check_extension(need.cap))));
+    facts.push(Fact::note(CAPABILITY, of_its_own_pmu(kvm)));
     facts
 }
 
@@ -99,8 +84,10 @@ fn absent(modules: &Path) -> Fact {
     }
     Fact::bad(
         ABOUT,
-        "no /dev/kvm: this kernel has no KVM, or its module is not loaded: `sudo modprobe kvm-amd` or \
-         `sudo modprobe kvm-intel`",
+        format!(
+            "no /dev/kvm: this kernel has no KVM, or its module is not loaded: {}",
+            kvm::loading("sudo ")
+        ),
     )
 }
 

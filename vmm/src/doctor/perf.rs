@@ -8,8 +8,9 @@ use vpmu::source::perf::{HostPmu, Obstacle, generic_events};
 
 use super::fact::Fact;
 use super::{holders, process};
+use crate::arch::host::Processor;
+use crate::kvm;
 use crate::pmu::{Choice, Offer, Pmu, offer};
-use crate::{cpuid, kvm};
 
 /// What there is to know of them.
 pub fn facts() -> Vec<Fact> {
@@ -72,8 +73,8 @@ fn direct_reads(rdpmc: Option<&str>) -> Option<Fact> {
 fn shown() -> Vec<Fact> {
     let about = "pmu";
     let Ok(kvm) = kvm::open(Choice::Auto) else { return Vec::new() };
-    let offer = match cpuid::host_vendor(&kvm) {
-        Ok(vendor) => offer(Choice::Auto, None, vendor, &Policy::default()),
+    let offer = match Processor::of(&kvm) {
+        Ok(processor) => offer(Choice::Auto, None, processor, &Policy::default()),
         Err(error) => return vec![Fact::bad(about, error.to_string())],
     };
     match offer {

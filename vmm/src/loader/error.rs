@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::arch;
+
 /// A file that cannot be booted, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", .path.display())]
@@ -21,10 +23,10 @@ pub enum Problem {
     #[error("not a regular file")]
     NotAFile,
     /// None of the formats that can be booted.
-    #[error("not a kernel: neither a bzImage, nor a vmlinux, nor a multiboot image")]
+    #[error("not a kernel: {}", arch::loader::FORMATS)]
     NotAKernel,
     /// Another CPU's code.
-    #[error("built for {0}, this host is x86-64")]
+    #[error("built for {0}, this host is {host}", host = arch::NAME)]
     Architecture(&'static str),
     /// A 32-bit Linux.
     #[error("a 32-bit kernel: Tally boots 64-bit Linux only")]

@@ -6,11 +6,9 @@ use anyhow::{Result, bail};
 use guest_images::Progress;
 use log::info;
 
+use crate::arch::board;
 use crate::cli::Run;
-use crate::loader::slate::Added;
-use crate::loader::{Kernel, Retargeted};
-use crate::logging::COUNTERS;
-use crate::pmu::Pmu;
+use crate::loader::Kernel;
 
 /// What is booted.
 pub struct Files {
@@ -84,33 +82,6 @@ fn whose(named: Option<&PathBuf>) -> &'static str {
     if named.is_some() { "" } else { ", the default guest's" }
 }
 
-/// Has the kernel read its counters in a way that can be handed over, and logs what was changed for that.
-pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<()> {
-    let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
-    if let Some(registers) = pmu.slate() {
-        match kernel.add_slates(&registers, &sites, cpus) {
-            Some(Added { table, code }) => info!(
-                target: COUNTERS,
-                "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"
-            ),
-            None => info!(
-                target: COUNTERS,
-                "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
-            ),
-        }
-    }
-    for site in sites {
-        info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
-    }
-    for address in left {
-        info!(
-            target: COUNTERS,
-            "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
-        );
-    }
-    Ok(())
-}
-
 /// Whether the default guest's agent is there, to run a command or to mount what the guest is given. A root of the user's
 /// own mounts that itself.
 pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
@@ -124,8 +95,7 @@ pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
 pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
-        // A panic ends in a reset, which ends the machine; there is no PCI bus to look for.
-        words.push("console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off");
+        words.push(board::KERNEL_WORDS);
         if !options.command.is_empty() && options.verbose == 0 {
             // Nobody sees the console: only what matters should it be a guest's last words.
             words.push("quiet");

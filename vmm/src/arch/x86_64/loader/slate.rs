@@ -1,0 +1,78 @@
+//! Has Linux make most accesses to the PMU's registers without leaving the guest (see [`vpmu::slate`]): adds a little code
+//! to a kernel that has been read, which its table of such functions leads to, and keeps memory for what is shared.
+
+use vpmu::retarget::{Site, functions};
+use vpmu::slate::stub::{Place, Stub};
+use vpmu::slate::{Page, Registers};
+
+use super::Kind;
+use super::linux::SETUP_DATA_HEADER;
+use crate::arch::memory::low;
+use crate::loader::Kernel;
+
+/// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
+/// Only its own unpacker, which is not used, switches to five.
+const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+
+const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
+
+/// What was added to a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Added {
+    /// The address of its table of functions.
+    pub table: u64,
+    /// That of the code to which this leads now.
+    pub code: u64,
+}
+
+/// The physical address of a vCPU's page.
+pub fn page(vcpu: u8) -> u64 {
+    low::SLATES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
+}
+
+/// The address that Linux has for that.
+pub fn linux_address(physical: u64) -> u64 {
+    DIRECT_MAP + physical
+}
+
+impl Kernel {
+    /// Gives a kernel whose RDPMCs were found its part of the slates, if it is one that can have it. Any other stays as it
+    /// is, and leaves the guest for each access.
+    pub fn add_slates(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
+        if !self.is_linux() {
+            return None;
+        }
+        let place = Place { first: linux_address(page(0)), count: cpus.into() };
+        let (table, stub, room) = {
+            let image = self.describe();
+            let table = functions::table(&image, sites)?;
+            let stub = |at| Stub::new(at, registers, &table.originals, place);
+            let room = functions::room(&image, stub(table.address).code.len())?;
+            (table, stub(room), room)
+        };
+        let changes = [
+            (room, &stub.code[..]),
+            (table.read(), &stub.read.to_le_bytes()),
+            (table.write(), &stub.write.to_le_bytes()),
+            (table.read_counter(), &stub.read_counter.to_le_bytes()),
+        ];
+        for (address, bytes) in changes {
+            self.bytes_mut(address, bytes.len())?;
+        }
+        for (address, bytes) in changes {
+            self.bytes_mut(address, bytes.len())?.copy_from_slice(bytes);
+        }
+        if let Kind::Linux(linux) = &mut self.format.kind {
+            linux.setup_data = Some(low::SLATES..page(cpus));
+        }
+        Some(Added { table: table.address, code: room })
+    }
+
+    /// Whether it has its part of the slates.
+    pub fn has_slates(&self) -> bool {
+        matches!(&self.format.kind, Kind::Linux(linux) if linux.setup_data.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! The guest's physical address space. RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt
+//! controllers live.
+
+use crate::memory::{Range, RangeKind};
+
+/// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
+const HOLE_START: u64 = 3 << 30;
+const HOLE_END: u64 = 4 << 30;
+/// The last of conventional memory, where a BIOS keeps its data area.
+const EBDA: u64 = 0x9_fc00;
+/// From here on RAM is free for kernels and initrds.
+pub const HIGH_RAM: u64 = 1 << 20;
+
+/// What Tally writes into the guest's first MiB.
+pub mod low {
+    /// The segment descriptors of the boot protocols.
+    pub const GDT: u64 = 0x500;
+    /// Linux' boot parameters ("zero page").
+    pub const ZERO_PAGE: u64 = 0x7000;
+    /// A multiboot information structure and what it points to, up to [`PAGE_TABLES`].
+    pub const MULTIBOOT_INFO: u64 = 0x7000;
+    /// Identity page tables for 64-bit entry: one table of each of the three upper levels.
+    pub const PAGE_TABLES: u64 = 0x1_0000;
+    /// The kernel's command line.
+    pub const COMMAND_LINE: u64 = 0x2_0000;
+    /// What Tally and Linux share for each vCPU, so that Linux need not leave the guest (see [`vpmu::slate`]).
+    pub const SLATES: u64 = 0x3_0000;
+    /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
+    pub const ACPI: u64 = 0xe_0000;
+}
+
+/// Where RAM of that size is: first addresses and lengths.
+pub fn ranges(size: u64) -> Vec<(u64, u64)> {
+    let mut ranges = vec![(0, low_end(size))];
+    if size > HOLE_START {
+        ranges.push((HOLE_END, size - HOLE_START));
+    }
+    ranges
+}
+
+/// One past the last byte of RAM below the hole.
+pub fn low_end(size: u64) -> u64 {
+    size.min(HOLE_START)
+}
+
+/// The memory map that the guest is told, in ascending order.
+pub fn map(size: u64) -> Vec<Range> {
+    let mut map = vec![
+        Range { start: 0, len: EBDA, kind: RangeKind::Ram },
+        Range { start: EBDA, len: HIGH_RAM - EBDA, kind: RangeKind::Reserved },
+        Range { start: HIGH_RAM, len: low_end(size) - HIGH_RAM, kind: RangeKind::Ram },
+    ];
+    if size > HOLE_START {
+        map.push(Range { start: HOLE_END, len: size - HOLE_START, kind: RangeKind::Ram });
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_beyond_the_hole_continues_at_4_gib() {
+        let total = |size| ranges(size).iter().map(|r| r.1).sum::<u64>();
+        for gib in [1, 3, 4, 8] {
+            assert_eq!(total(gib << 30), gib << 30);
+        }
+        assert_eq!(ranges(3 << 30).len(), 1);
+        assert_eq!(ranges(5 << 30)[1], (4 << 30, 2 << 30));
+    }
+
+    #[test]
+    fn the_map_covers_ram_once_and_in_order() {
+        let map = map(5 << 30);
+        assert!(map.windows(2).all(|w| w[0].start + w[0].len <= w[1].start));
+        assert_eq!(map.iter().map(|r| r.len).sum::<u64>(), 5 << 30);
+    }
+}

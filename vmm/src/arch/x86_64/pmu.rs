@@ -1,0 +1,271 @@
+//! The PMUs that there are here: registers that KVM hands over, and a local APIC that is interrupted.
+//!
+//! KVM is told which registers to hand over ([`filter`]). Each vCPU's [`Front`] answers for them, and interrupts the guest
+//! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`slate`]).
+
+mod counters;
+mod filter;
+mod interrupt;
+mod offer;
+mod slate;
+
+use std::fmt;
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use log::trace;
+use vpmu::Outcome;
+use vpmu::event::Selection;
+use vpmu::model::{Model, amd, intel, none};
+use vpmu::slate::Registers;
+use vpmu::source::perf::{HostPmu, PerfEvents};
+use vpmu::translation::Translation;
+use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
+
+use super::cpuid::Identity;
+use super::msr::{self, Written};
+use crate::kvm::KvmError;
+use crate::pmu::Pmu;
+use crate::pmu::thread::{Kind, ThreadPmu};
+use crate::vcpu::Vcpu;
+use interrupt::{Delivery, Line};
+use slate::SharedSlate;
+
+pub use self::counters::counters;
+pub use self::offer::{Choice, offer};
+
+/// The PMU of Tally's that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// Of AMD's kind.
+    Amd(amd::Version),
+    /// Of Intel's kind.
+    Intel(intel::Shape),
+}
+
+/// Who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// Who made the processor.
+    pub vendor: Vendor,
+    /// Its PMU.
+    pub pmu: HostPmu,
+}
+
+impl Shown {
+    /// Whose PMUs are like this.
+    pub fn vendor(self) -> Vendor {
+        match self {
+            Self::Amd(_) => Vendor::Amd,
+            Self::Intel(_) => Vendor::Intel,
+        }
+    }
+
+    /// What is counted, in the guest's words.
+    pub fn words(self, host: Host, selection: Selection) -> String {
+        Translation { guest: self.vendor(), host: host.vendor }.words(selection)
+    }
+
+    /// What its interrupt does to the local APIC's entry.
+    fn entry(self) -> interrupt::Entry {
+        match self {
+            Self::Amd(_) => interrupt::Entry::Stays,
+            Self::Intel(_) => interrupt::Entry::MasksItself,
+        }
+    }
+
+    /// A vCPU's, on its own thread.
+    fn model(self, host: Host) -> Box<dyn Model<PerfEvents>> {
+        let source = PerfEvents::new(host.pmu);
+        match self {
+            Self::Amd(version) => Box::new(amd::Amd::new(version, host.vendor, source)),
+            Self::Intel(shape) => Box::new(intel::Intel::new(shape, host.vendor, source)),
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amd(amd::Version::V2(counters)) => {
+                write!(f, "AMD's PMU with PerfMonV2, {counters} counters")
+            }
+            Self::Amd(version) => write!(f, "AMD's PMU without PerfMonV2, {} counters", version.counters()),
+            Self::Intel(shape) => {
+                let version = match shape.version {
+                    intel::Version::V2 => 2,
+                    intel::Version::V5 => 5,
+                };
+                write!(
+                    f,
+                    "Intel's PMU, version {version}, {} general and {} fixed counters, absent events {:#x}",
+                    shape.general, shape.fixed, shape.absent
+                )
+            }
+        }
+    }
+}
+
+impl Pmu {
+    /// Tells KVM, before the first vCPU exists.
+    pub fn configure(self, vm: &VmFd) -> Result<(), KvmError> {
+        match self {
+            Self::Kvm => Ok(()),
+            Self::None => filter::take_registers(vm, None),
+            Self::Ours(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
+        }
+    }
+
+    /// Changes what CPUID says at `function` and, where it matters, `index`.
+    pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
+        if self != Self::Kvm {
+            vpmu::x86::hide_pmu(function, index, leaf);
+        }
+        match self {
+            Self::Ours(Shown::Amd(version), _) => version.show(function, leaf),
+            Self::Ours(Shown::Intel(shape), _) => shape.show(function, leaf),
+            Self::None | Self::Kvm => {}
+        }
+    }
+
+    /// The last CPUID function in which it has something to show, if there is one.
+    pub fn last_function(self) -> Option<u32> {
+        match self {
+            Self::Ours(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
+            Self::Ours(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
+            _ => None,
+        }
+    }
+
+    /// The registers that a guest's kernel may access without leaving the guest while its counters are frozen, if any.
+    pub fn slate(self) -> Option<Registers> {
+        match self {
+            Self::Ours(Shown::Amd(version), _) => version.slate(),
+            Self::Ours(Shown::Intel(shape), _) => shape.slate(),
+            Self::None | Self::Kvm => None,
+        }
+    }
+
+    /// Whether `IA32_MISC_ENABLE` is to say that counters are there.
+    pub fn is_monitoring(self) -> bool {
+        matches!(self, Self::Ours(Shown::Intel(_), _))
+    }
+
+    /// What processor the guest has to see, for its kernel to find this PMU. That of a hybrid processor would promise PMUs of
+    /// two kinds.
+    pub fn identity(self) -> Identity {
+        match self {
+            Self::Ours(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
+            Self::Ours(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
+            _ => Identity::Host,
+        }
+    }
+}
+
+/// One of Tally's PMUs, as its guest's vCPU has it.
+pub struct Front {
+    model: Box<dyn Model<PerfEvents>>,
+    line: Line,
+    slate: Option<SharedSlate>,
+}
+
+/// How an overflow was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// By an interrupt whose handler is the next thing that the guest does.
+    AtOnce,
+    /// By one that may have to wait, or none.
+    Otherwise,
+}
+
+impl Front {
+    /// That of a vCPU.
+    pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
+        let registers = vcpu.pmu.slate().filter(|_| vcpu.has_slate);
+        let slate = registers.and_then(|registers| SharedSlate::new(vcpu.id, registers, &vcpu.ram.mapped));
+        Self { model: shown.model(host), line: Line::new(shown.entry(), vcpu.id), slate }
+    }
+
+    /// What its registers mean.
+    pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
+        &mut *self.model
+    }
+
+    /// Has all register writes take effect for which the guest did not leave.
+    pub fn take(&mut self) {
+        if let Some(slate) = &mut self.slate {
+            slate.take(&mut *self.model);
+        }
+    }
+
+    /// The same, and until the next freeze no more of that: the guest accesses a register in the ordinary way.
+    pub fn end(&mut self) {
+        self.take();
+        if let Some(slate) = &mut self.slate {
+            slate.stop();
+        }
+    }
+
+    /// Interrupts the guest.
+    pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
+        Ok(match self.line.deliver(vm, fd)? {
+            Delivery::Nmi => Told::AtOnce,
+            Delivery::Fixed { .. } | Delivery::None => Told::Otherwise,
+        })
+    }
+
+    /// Before the guest goes on, after an alarm if it is told at once.
+    pub fn give(&mut self, fd: &VcpuFd, told: Told) {
+        if let Some(slate) = &mut self.slate {
+            if told == Told::AtOnce {
+                slate.offer(&mut *self.model);
+            }
+            slate.give(&mut *self.model, fd);
+        }
+    }
+}
+
+impl ThreadPmu {
+    /// The guest reads a register that was handed over.
+    pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        self.end();
+        let outcome = self.read_quietly(fd, msr);
+        trace!("reads {msr:#x}: {outcome}");
+        outcome
+    }
+
+    fn read_quietly(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Ours(front) if msr == DEBUGCTL => match (front.model.read(msr), msr::read(fd, msr)) {
+                (Outcome::Value(ours), Ok(Some(kvms))) => Outcome::Value(ours | kvms),
+                (outcome, _) => outcome,
+            },
+            Kind::Ours(front) => front.model.read(msr),
+        }
+    }
+
+    /// The guest writes one.
+    pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        self.end();
+        let outcome = self.write_quietly(fd, msr, value);
+        trace!("writes {value:#x} to {msr:#x}: {outcome}");
+        outcome
+    }
+
+    fn write_quietly(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Ours(front) if msr == DEBUGCTL => {
+                // The rest of it is KVM's, and refused if KVM does.
+                let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
+                match msr::write(fd, msr, value & !ours) {
+                    Ok(Written::Yes) => front.model.write(msr, ours),
+                    Ok(Written::No) | Err(_) => Outcome::Fault,
+                }
+            }
+            Kind::Ours(front) => front.model.write(msr, value),
+        }
+    }
+}

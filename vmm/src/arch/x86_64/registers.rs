@@ -1,0 +1,214 @@
+//! The state in which a vCPU starts: what Linux' 64-bit boot protocol and the multiboot specification promise a kernel.
+
+use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
+use kvm_ioctls::VcpuFd;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::arch::loader::Entry;
+use crate::arch::memory::low;
+use crate::arch::x86_64::cpuid;
+use crate::arch::x86_64::msr::{self, Written};
+use crate::kvm::{Doing, KvmError};
+use crate::pmu::Pmu;
+
+/// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
+const CODE_SELECTOR: u16 = 0x10;
+const DATA_SELECTOR: u16 = 0x18;
+const TASK_SELECTOR: u16 = 0x20;
+
+/// Types of segment: execute and read, accessed; read and write, accessed; a busy task.
+const CODE: u8 = 0xb;
+const DATA: u8 = 0x3;
+const TASK: u8 = 0xb;
+
+mod cr {
+    pub const CR0_PE: u64 = 1;
+    pub const CR0_ET: u64 = 1 << 4;
+    pub const CR0_PG: u64 = 1 << 31;
+    pub const CR4_PAE: u64 = 1 << 5;
+    pub const EFER_LME: u64 = 1 << 8;
+    pub const EFER_LMA: u64 = 1 << 10;
+}
+
+/// Prepares what every vCPU needs, and on the first one the entry into the kernel.
+/// The others wait for the kernel to start them (INIT, SIPI), in the state of a processor after reset.
+/// `immunities` are those that its CPUID's identity calls for ([`cpuid::immunities`]).
+pub fn prepare(
+    vcpu: &VcpuFd,
+    first: bool,
+    entry: Entry,
+    memory: &GuestMemoryMmap,
+    pmu: Pmu,
+    immunities: Option<u64>,
+) -> Result<(), KvmError> {
+    set_msrs(vcpu, pmu)?;
+    if let Some(immunities) = immunities {
+        add_immunities(vcpu, immunities)?;
+    }
+    set_local_interrupts(vcpu)?;
+    if !first {
+        return Ok(());
+    }
+    let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
+    vcpu.set_fpu(&fpu).doing("set the floating-point state")?;
+    let mut sregs = vcpu.get_sregs().doing("read the system registers")?;
+    set_segments(&mut sregs, memory, matches!(entry, Entry::Long { .. }));
+    // Bit 1 of RFLAGS is always set.
+    let mut regs = kvm_regs { rflags: 2, ..Default::default() };
+    match entry {
+        Entry::Long { rip, boot_params } => {
+            map_identity(memory);
+            sregs.cr3 = low::PAGE_TABLES;
+            sregs.cr4 |= cr::CR4_PAE;
+            sregs.cr0 = cr::CR0_PE | cr::CR0_ET | cr::CR0_PG;
+            sregs.efer |= cr::EFER_LME | cr::EFER_LMA;
+            regs.rip = rip;
+            regs.rsi = boot_params;
+        }
+        Entry::Protected { eip, multiboot_info } => {
+            sregs.cr0 = cr::CR0_PE | cr::CR0_ET;
+            regs.rip = eip.into();
+            regs.rax = Entry::MULTIBOOT_MAGIC.into();
+            regs.rbx = multiboot_info.into();
+        }
+    }
+    vcpu.set_sregs(&sregs).doing("set the system registers")?;
+    vcpu.set_regs(&regs).doing("set the registers")
+}
+
+fn set_segments(sregs: &mut kvm_sregs, memory: &GuestMemoryMmap, long: bool) {
+    let flat = |selector, type_| kvm_segment {
+        selector,
+        type_,
+        base: 0,
+        limit: u32::MAX,
+        present: 1,
+        s: 1,
+        g: 1,
+        db: u8::from(!(long && type_ == CODE)),
+        l: u8::from(long && type_ == CODE),
+        ..Default::default()
+    };
+    sregs.cs = flat(CODE_SELECTOR, CODE);
+    let data = flat(DATA_SELECTOR, DATA);
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+    sregs.tr =
+        kvm_segment { selector: TASK_SELECTOR, type_: TASK, limit: 0x67, present: 1, ..Default::default() };
+    let table = [0, 0, descriptor(&sregs.cs), descriptor(&sregs.ds), descriptor(&sregs.tr)];
+    for (at, value) in (low::GDT..).step_by(8).zip(table) {
+        put(memory, at, value);
+    }
+    sregs.gdt.base = low::GDT;
+    sregs.gdt.limit = 8 * 5 - 1;
+    sregs.idt.limit = 0;
+}
+
+/// A segment as an entry of the descriptor table (SDM volume 3, section 3.4.5).
+fn descriptor(segment: &kvm_segment) -> u64 {
+    let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
+    let flags = u64::from(segment.type_)
+        | u64::from(segment.s) << 4
+        | u64::from(segment.present) << 7
+        | u64::from(segment.l) << 13
+        | u64::from(segment.db) << 14
+        | u64::from(segment.g) << 15;
+    limit & 0xffff | (limit >> 16) << 48 | flags << 40
+}
+
+/// Maps the first GiB to itself, in pages of 2 MiB.
+fn map_identity(memory: &GuestMemoryMmap) {
+    const PRESENT_WRITABLE: u64 = 3;
+    const LARGE: u64 = 1 << 7;
+    let (upper, directory) = (low::PAGE_TABLES + 0x1000, low::PAGE_TABLES + 0x2000);
+    put(memory, low::PAGE_TABLES, upper | PRESENT_WRITABLE);
+    put(memory, upper, directory | PRESENT_WRITABLE);
+    for page in 0..512 {
+        put(memory, directory + 8 * page, page << 21 | PRESENT_WRITABLE | LARGE);
+    }
+}
+
+fn put(memory: &GuestMemoryMmap, at: u64, value: u64) {
+    memory.write_obj(value, GuestAddress(at)).expect("every guest has a first MiB");
+}
+
+fn set_msrs(vcpu: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
+    const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
+    const MTRRS_ON: u64 = 1 << 11;
+    const WRITE_BACK: u64 = 6;
+    // What KVM says here of monitoring depends on the host.
+    let found = msr::read(vcpu, misc_enable::MSR)?.unwrap_or_default();
+    msr::write(vcpu, misc_enable::MSR, misc_enable::value(found, pmu))?;
+    msr::write(vcpu, MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK).map(drop)
+}
+
+/// Tells the guest which flaws its processor does not have, beside those that KVM denies.
+fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
+    let found = msr::read(vcpu, cpuid::ARCH_CAPABILITIES)?.unwrap_or_default();
+    match msr::write(vcpu, cpuid::ARCH_CAPABILITIES, found | immunities)? {
+        Written::Yes => Ok(()),
+        Written::No => Err(KvmError::Lacks("IA32_ARCH_CAPABILITIES, which an Intel guest needs".to_owned())),
+    }
+}
+
+/// Has SYSCALL in 32-bit mode return at once, by a SYSRET at this address, until the kernel says otherwise.
+pub fn ignore_narrow_syscalls(vcpu: &VcpuFd, sysret: u64) -> Result<(), KvmError> {
+    /// APM volume 2, 6.1.1.
+    const CSTAR: u32 = 0xc000_0083;
+    msr::write(vcpu, CSTAR, sysret).map(drop)
+}
+
+/// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.
+mod misc_enable {
+    use crate::pmu::Pmu;
+
+    pub const MSR: u32 = 0x1a0;
+    const FAST_STRINGS: u64 = 1;
+    const MONITORING: u64 = 1 << 7;
+    const NO_BRANCH_TRACE: u64 = 1 << 11;
+    const NO_PEBS: u64 = 1 << 12;
+
+    pub fn value(found: u64, pmu: Pmu) -> u64 {
+        match pmu {
+            Pmu::Kvm => found | FAST_STRINGS,
+            _ if pmu.is_monitoring() => found | MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+            _ => found & !MONITORING | FAST_STRINGS | NO_BRANCH_TRACE | NO_PEBS,
+        }
+    }
+}
+
+/// LINT0 takes interrupts from a PIC and LINT1 NMIs, as firmware leaves them.
+fn set_local_interrupts(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    const LVT_LINT0: usize = 0x350;
+    const LVT_LINT1: usize = 0x360;
+    const EXT_INT: u32 = 7 << 8;
+    const NMI: u32 = 4 << 8;
+    let mut lapic = vcpu.get_lapic().doing("read the local APIC")?;
+    for (register, value) in [(LVT_LINT0, EXT_INT), (LVT_LINT1, NMI)] {
+        for (slot, byte) in lapic.regs[register..register + 4].iter_mut().zip(value.to_le_bytes()) {
+            *slot = byte.cast_signed();
+        }
+    }
+    vcpu.set_lapic(&lapic).doing("set the local APIC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_pmu_no_kind_of_monitoring_is_announced() {
+        assert_eq!(misc_enable::value(1 << 7, Pmu::None), 1 | 1 << 11 | 1 << 12);
+        assert_eq!(misc_enable::value(1 << 7 | 1 << 11, Pmu::Kvm), 1 | 1 << 7 | 1 << 11);
+    }
+
+    #[test]
+    fn flat_segments_are_the_descriptors_that_manuals_show() {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let mut sregs = kvm_sregs::default();
+        let read = |slot: u64| memory.read_obj::<u64>(GuestAddress(low::GDT + 8 * slot)).unwrap();
+        set_segments(&mut sregs, &memory, true);
+        assert_eq!([read(2), read(3)], [0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
+        set_segments(&mut sregs, &memory, false);
+        assert_eq!([read(2), read(3)], [0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
+    }
+}
