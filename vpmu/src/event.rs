@@ -1,9 +1,13 @@
 //! What a counter counts, and when: the words that models, bank and sources share.
 
+mod cache;
+
 use std::fmt;
 
+pub use cache::{Cache, CacheResult, CacheUnit, Operation};
+
 /// What is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// What the host's own PMU calls it: the guest's encoding, passed through.
     Raw(u64),
@@ -25,8 +29,9 @@ pub enum Event {
     },
 }
 
-/// What can be counted on every host, to the same result. The host's kernel knows what its PMU calls it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the host's kernel has a name for, and knows what its PMU calls it. The first five are counted on every host, to the
+/// same result; which caches the others are about, and what stalls are, is up to the processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Meaning {
     /// Cycles of the core.
     Cycles,
@@ -38,6 +43,18 @@ pub enum Meaning {
     Branches,
     /// Those of them that were mispredicted.
     BranchMisses,
+    /// Cycles of the bus, or of a clock that stands for it.
+    BusCycles,
+    /// Accesses to the cache that the processor's maker deems worth it, mostly the last.
+    CacheReferences,
+    /// Those of them that missed.
+    CacheMisses,
+    /// Cycles without an instruction to execute.
+    StalledFrontend,
+    /// Cycles without the means to execute one.
+    StalledBackend,
+    /// What happens in one of the caches, or in what works like one.
+    Cache(Cache),
 }
 
 /// The privilege levels at which the guest is counted.
@@ -83,16 +100,40 @@ pub struct Selection {
     pub scope: Scope,
 }
 
-impl fmt::Display for Meaning {
-    /// As `perf` has it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Meaning {
+    /// What `perf` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Cycles => "cycles",
             Self::ReferenceCycles => "ref-cycles",
             Self::Instructions => "instructions",
             Self::Branches => "branches",
             Self::BranchMisses => "branch-misses",
-        })
+            Self::BusCycles => "bus-cycles",
+            Self::CacheReferences => "cache-references",
+            Self::CacheMisses => "cache-misses",
+            Self::StalledFrontend => "stalled-cycles-frontend",
+            Self::StalledBackend => "stalled-cycles-backend",
+            Self::Cache(cache) => cache.name(),
+        }
+    }
+
+    /// What else `perf` calls it.
+    pub fn other_name(self) -> Option<&'static str> {
+        match self {
+            Self::Cycles => Some("cpu-cycles"),
+            Self::Branches => Some("branch-instructions"),
+            Self::StalledFrontend => Some("idle-cycles-frontend"),
+            Self::StalledBackend => Some("idle-cycles-backend"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Meaning {
+    /// As `perf` has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

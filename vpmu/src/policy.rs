@@ -4,6 +4,7 @@
 //! and a denied event behaves as on a processor that does not have it. It may change at any time.
 
 mod change;
+mod meaning;
 mod reach;
 mod rule;
 mod suggestion;

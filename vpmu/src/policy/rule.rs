@@ -6,10 +6,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::suggestion::suggestion;
+use crate::event::Cache;
 use crate::translation::{self, PLAIN};
 use crate::x86::Vendor;
 
-/// One of [`translation::names`].
+/// One of [`translation::names`], or of [`Cache::names`].
 pub type Name = &'static str;
 
 /// Written and read as text.
@@ -83,8 +84,13 @@ impl UnknownEvent {
     }
 }
 
+/// Those that a policy can have; several PMUs have some of them.
+pub(super) fn names() -> impl Iterator<Item = Name> {
+    translation::names().chain(Cache::names())
+}
+
 fn hint(text: &str) -> String {
-    match suggestion(text, translation::names()) {
+    match suggestion(text, names()) {
         Some(name) => format!(": did you mean `{name}`?"),
         None => ": `perf` has names for some, and an encoding for all of them, like `r00c0`".to_owned(),
     }
@@ -94,7 +100,7 @@ impl FromStr for Rule {
     type Err = UnknownEvent;
 
     fn from_str(text: &str) -> Result<Self, UnknownEvent> {
-        if let Some(name) = translation::names().find(|name| *name == text) {
+        if let Some(name) = names().find(|name| *name == text) {
             return Ok(Self::Named(name));
         }
         let Some(digits) =

@@ -6,8 +6,10 @@ use std::io;
 use std::path::Path;
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CPU_CYCLES,
-    PERF_COUNT_HW_INSTRUCTIONS, PERF_COUNT_HW_REF_CPU_CYCLES, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
+    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_BUS_CYCLES,
+    PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES,
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_COUNT_HW_REF_CPU_CYCLES, PERF_COUNT_HW_STALLED_CYCLES_BACKEND,
+    PERF_COUNT_HW_STALLED_CYCLES_FRONTEND, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE, PERF_TYPE_RAW,
 };
 
 use crate::event::{Event, Meaning};
@@ -67,7 +69,10 @@ impl HostPmu {
         match (event, self.0) {
             (Event::Raw(code), Which::Only) => Ok((PERF_TYPE_RAW, code)),
             (Event::Raw(code), Which::Kind(pmu)) => Ok((pmu, code)),
-            (Event::Meaning(meaning), _) => Ok(self.generic(number(meaning))),
+            (Event::Meaning(meaning), _) => {
+                let (kind, number) = numbered(meaning);
+                Ok((kind, self.extended(number)))
+            }
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
             (Event::Denied { .. }, _) => Err(io::Error::other("the policy denies it")),
         }
@@ -75,10 +80,15 @@ impl HostPmu {
 
     /// The type and number of one of the kernel's generic events.
     pub fn generic(self, number: u64) -> (u32, u64) {
+        (PERF_TYPE_HARDWARE, self.extended(number))
+    }
+
+    /// The number of an event of the kernel's, with the PMU that is to count it.
+    fn extended(self, number: u64) -> u64 {
         match self.0 {
-            Which::Only => (PERF_TYPE_HARDWARE, number),
+            Which::Only => number,
             // "Extended hardware type": the PMU is in the upper half.
-            Which::Kind(pmu) => (PERF_TYPE_HARDWARE, u64::from(pmu) << 32 | number),
+            Which::Kind(pmu) => u64::from(pmu) << 32 | number,
         }
     }
 }
@@ -88,16 +98,25 @@ pub fn has_pmu(devices: &Path) -> bool {
     KINDS.into_iter().chain([ONLY]).any(|name| devices.join(name).exists())
 }
 
-/// What Linux calls it.
-fn number(meaning: Meaning) -> u64 {
+/// What Linux calls it: type and number.
+fn numbered(meaning: Meaning) -> (u32, u64) {
     let number = match meaning {
         Meaning::Cycles => PERF_COUNT_HW_CPU_CYCLES,
         Meaning::ReferenceCycles => PERF_COUNT_HW_REF_CPU_CYCLES,
         Meaning::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
         Meaning::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
         Meaning::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
+        Meaning::BusCycles => PERF_COUNT_HW_BUS_CYCLES,
+        Meaning::CacheReferences => PERF_COUNT_HW_CACHE_REFERENCES,
+        Meaning::CacheMisses => PERF_COUNT_HW_CACHE_MISSES,
+        Meaning::StalledFrontend => PERF_COUNT_HW_STALLED_CYCLES_FRONTEND,
+        Meaning::StalledBackend => PERF_COUNT_HW_STALLED_CYCLES_BACKEND,
+        Meaning::Cache(cache) => {
+            let [unit, operation, result] = cache.numbers();
+            return (PERF_TYPE_HW_CACHE, unit | operation << 8 | result << 16);
+        }
     };
-    number.into()
+    (PERF_TYPE_HARDWARE, number.into())
 }
 
 /// The kinds of cores, if there are several.
@@ -166,6 +185,7 @@ fn set_affinity(cpus: &[usize]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Cache;
 
     #[test]
     fn a_hybrid_processor_counts_on_the_pmu_of_one_kind_of_cores() {
@@ -198,6 +218,9 @@ mod tests {
         assert_eq!(atom.encode(Event::Raw(0x1c0)).unwrap(), (10, 0x1c0));
         assert_eq!(only.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 4));
         assert_eq!(atom.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 10 << 32 | 4));
+        let cache = Event::Meaning(Meaning::Cache(Cache::numbered(3, 0, 1).unwrap()));
+        assert_eq!(only.encode(cache).unwrap(), (3, 0x1_0003));
+        assert_eq!(atom.encode(cache).unwrap(), (3, 10 << 32 | 0x1_0003));
         assert!(only.encode(Event::Absent { code: 0, name: "" }).is_err());
     }
 
