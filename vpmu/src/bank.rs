@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use log::debug;
 
-use crate::event::Selection;
+use crate::event::{Event, Selection};
 use crate::journal::{Entry, Journal};
 use crate::notice::{Notice, Notices};
 use crate::policy::Policy;
@@ -193,6 +193,11 @@ impl<S: Source> Bank<S> {
             self.release(counter);
         }
         self.idle = stand_still;
+    }
+
+    /// Whether the host has such an event at all.
+    pub fn can_count(&mut self, event: Event) -> bool {
+        self.source.can_count(event)
     }
 
     /// How late it is.

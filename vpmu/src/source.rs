@@ -6,7 +6,7 @@ pub mod script;
 
 use std::time::Duration;
 
-use crate::event::Selection;
+use crate::event::{Event, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
@@ -20,6 +20,9 @@ pub trait Source {
 
     /// Starts to count, from now on and from zero, with its alarm in `distance` counts.
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Self::Backing, Refusal>;
+
+    /// Whether the host has such an event at all, even if others hold the hardware for it.
+    fn can_count(&mut self, event: Event) -> bool;
 
     /// How late it is, from any point that stays the same.
     fn now(&self) -> Duration;

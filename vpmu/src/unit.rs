@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::bank::{Alarm, Bank};
-use crate::event::Selection;
+use crate::event::{Event, Selection};
 use crate::journal::Entry;
 use crate::notice::Notice;
 use crate::policy::Policy;
@@ -125,6 +125,11 @@ impl<S: Source> Unit<S> {
         self.bank.run(self.running());
     }
 
+    /// What a counter is told to do.
+    pub fn setting(&self, counter: usize) -> Setting {
+        self.settings[counter]
+    }
+
     /// Has something else count for a counter, of which the guest knows nothing: an interrupt that waits still comes.
     pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
         self.bank.select(counter, selection);
@@ -183,6 +188,11 @@ impl<S: Source> Unit<S> {
     /// Whether an overflow that interrupts freezes all counters, until they are thawed.
     pub fn freeze_at_interrupts(&mut self, freezes: bool) {
         self.freezes = freezes;
+    }
+
+    /// Whether the host has such an event at all, even if others hold the hardware for it.
+    pub fn can_count(&mut self, event: Event) -> bool {
+        self.bank.can_count(event)
     }
 
     /// Whether all counters stand still, whatever they are told.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Event, Filter, Scope};
+use crate::event::{Filter, Scope};
 use crate::report::State;
 use crate::source::script::{REFUSED, Script};
 

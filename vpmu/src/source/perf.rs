@@ -11,13 +11,14 @@ mod obstacle;
 mod page;
 mod probe;
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
 use self::event::{Calls, PerfEvent};
 use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
-use crate::event::Selection;
+use crate::event::{Event, Selection};
 use crate::policy::{OnStarvation, Policy};
 use crate::report::BackingReport;
 
@@ -36,7 +37,12 @@ pub struct PerfEvents {
     calls: Calls,
     /// Whether what events miss is estimated.
     estimates: bool,
+    /// What was found out of events: whether the host has them.
+    known: HashMap<Event, bool>,
 }
+
+/// A guest can ask for any number of events; so many are known at a time.
+const MOST_KNOWN: usize = 1024;
 
 /// Twice the least time that the host allows between an event's overflows, on average; it stops those that are faster, until
 /// its next tick. It lowers the rate by itself when its own handler takes long.
@@ -57,6 +63,7 @@ impl PerfEvents {
             pace_read: Duration::ZERO,
             calls: Calls::default(),
             estimates: false,
+            known: HashMap::new(),
         }
     }
 }
@@ -73,6 +80,19 @@ impl Source for PerfEvents {
             event.estimate();
         }
         Ok(event)
+    }
+
+    /// A kernel that does not ask its PMU before somebody is to be counted takes every encoding.
+    fn can_count(&mut self, event: Event) -> bool {
+        if let Some(known) = self.known.get(&event) {
+            return *known;
+        }
+        let Some(can) = verdict(PerfEvent::trial(self.pmu, event, self.calls.clone())) else { return true };
+        if self.known.len() >= MOST_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(event, can);
+        can
     }
 
     fn now(&self) -> Duration {
@@ -115,6 +135,18 @@ impl Backing for PerfEvent {
     }
 }
 
+/// Whether the host has an event, by what it says to one; nothing if that may change.
+fn verdict<T>(answer: io::Result<T>) -> Option<bool> {
+    match answer {
+        Ok(_) => Some(true),
+        Err(error) => match error.raw_os_error() {
+            // The last is also what a PMU says that cannot tell guests from the host.
+            None | Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL) => Some(false),
+            Some(_) => None,
+        },
+    }
+}
+
 /// Asks for an alarm in so many counts, or as few as the host takes: what has overflowed is computed, so a late alarm is late
 /// and no more.
 fn with_period<T>(distance: u64, mut ask: impl FnMut(u64) -> io::Result<T>) -> io::Result<T> {
@@ -142,6 +174,15 @@ mod tests {
             if period < least { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { Ok(()) }
         });
         (asked, answer.is_ok())
+    }
+
+    #[test]
+    fn an_event_is_missing_if_the_host_says_so_and_not_if_there_is_no_room() {
+        let said = |errno| verdict::<()>(Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(verdict(Ok(())), Some(true));
+        assert_eq!([said(libc::ENOENT), said(libc::EINVAL)], [Some(false); 2]);
+        assert_eq!([said(libc::EBUSY), said(libc::EMFILE), said(libc::EACCES)], [None; 3]);
+        assert_eq!(verdict::<()>(Err(io::Error::other("the policy denies it"))), Some(false));
     }
 
     #[test]

@@ -5,12 +5,14 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
-use crate::event::{Event, Selection};
+use crate::event::{Event, Meaning, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
 /// The events that the scripted host refuses.
 pub const REFUSED: Event = Event::Raw(0xbad);
+/// One that kernels have a name for, and this host refuses.
+pub const UNKNOWN: Event = Event::Meaning(Meaning::BusCycles);
 
 /// The host: it makes counters, and the test has a share in it.
 #[derive(Clone, Default)]
@@ -85,15 +87,17 @@ impl Script {
     }
 }
 
+fn exists(event: Event) -> bool {
+    !matches!(event, REFUSED | UNKNOWN | Event::Absent { .. } | Event::Denied { .. })
+}
+
 impl Source for Script {
     type Backing = Scripted;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Scripted, Refusal> {
         let mut host = self.0.borrow_mut();
         host.requests += 1;
-        if selection.event == REFUSED
-            || matches!(selection.event, Event::Absent { .. } | Event::Denied { .. })
-        {
+        if !exists(selection.event) {
             return Err(Refusal("it does not exist".to_owned()));
         }
         assert!((1..=FAR).contains(&distance), "{distance}");
@@ -101,6 +105,10 @@ impl Source for Script {
         host.counters.retain(|(_, counter)| counter.strong_count() > 0);
         host.counters.push((selection, Rc::downgrade(&counter)));
         Ok(Scripted { counter, host: Rc::clone(&self.0) })
+    }
+
+    fn can_count(&mut self, event: Event) -> bool {
+        exists(event)
     }
 
     fn now(&self) -> Duration {

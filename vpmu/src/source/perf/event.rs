@@ -33,6 +33,35 @@ impl Calls {
     }
 }
 
+/// Whose privilege levels an event leaves out that is to leave out the user's, or the kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Levels {
+    /// Those of the guest and of the host alike.
+    Both,
+    /// The guest's, if that is asked for, and else the host's: on RISC-V (`pmu_sbi_get_filter_flags` in Linux).
+    One,
+}
+
+/// What this host's kernel does.
+const LEVELS: Levels = if cfg!(target_arch = "riscv64") { Levels::One } else { Levels::Both };
+
+impl Levels {
+    /// Has an event count at these levels, and then.
+    fn restrict(self, attr: &mut perf_event_attr, filter: Filter, scope: Scope) {
+        /// "`RISCV_PMU_CONFIG1_GUEST_EVENTS`", which goes with events of every type.
+        const OF_THE_GUEST: u64 = 1;
+        attr.set_exclude_user((filter == Filter::Kernel).into());
+        attr.set_exclude_kernel((filter == Filter::User).into());
+        attr.set_exclude_host((scope == Scope::Guest).into());
+        if self == Self::One {
+            attr.__bindgen_anon_3.config1 = OF_THE_GUEST;
+            // The hypervisor is then the host's kernel. Its programs cannot be left out by themselves, so what counts a guest's
+            // kernel and the work for it has this process's own work in user mode, too.
+            attr.set_exclude_hv((filter == Filter::User || scope == Scope::Guest).into());
+        }
+    }
+}
+
 /// A pinned event of this thread. It means something on the thread that opened it only, and stays there.
 pub struct PerfEvent {
     fd: OwnedFd,
@@ -64,9 +93,7 @@ impl PerfEvent {
     pub fn open(pmu: HostPmu, selection: Selection, period: u64, calls: Calls) -> io::Result<Self> {
         let mut attr = attributes(period);
         (attr.type_, attr.config) = pmu.encode(selection.event)?;
-        attr.set_exclude_user((selection.filter == Filter::Kernel).into());
-        attr.set_exclude_kernel((selection.filter == Filter::User).into());
-        attr.set_exclude_host((selection.scope == Scope::Guest).into());
+        LEVELS.restrict(&mut attr, selection.filter, selection.scope);
         Self::from_attributes(attr, calls)
     }
 
@@ -77,7 +104,16 @@ impl PerfEvent {
         Self::from_attributes(attr, Calls::default())
     }
 
-    /// The same of one of the kernel's generic events, by its number.
+    /// Opens one that counts nothing and takes nobody's room, to see whether there is such an event.
+    pub fn trial(pmu: HostPmu, event: Event, calls: Calls) -> io::Result<Self> {
+        let mut attr = attributes(FAR);
+        attr.set_pinned(0);
+        attr.set_disabled(1);
+        (attr.type_, attr.config) = pmu.encode(event)?;
+        Self::from_attributes(attr, calls)
+    }
+
+    /// The same as [`Self::sample`] of one of the kernel's generic events, by its number.
     pub fn generic(pmu: HostPmu, number: u64) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         (attr.type_, attr.config) = pmu.generic(number);
@@ -262,4 +298,32 @@ fn attributes(period: u64) -> perf_event_attr {
 
 fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left out of the user, the kernel, the hypervisor and the host, and what is said beside that.
+    fn restricted(levels: Levels, filter: Filter, scope: Scope) -> ([u64; 4], u64) {
+        let mut attr = attributes(FAR);
+        levels.restrict(&mut attr, filter, scope);
+        let left_out = [attr.exclude_user(), attr.exclude_kernel(), attr.exclude_hv(), attr.exclude_host()];
+        // SAFETY: all of the union are numbers.
+        (left_out, unsafe { attr.__bindgen_anon_3.config1 })
+    }
+
+    #[test]
+    fn a_guests_levels_are_left_out_with_the_hosts_or_asked_for_by_themselves() {
+        for (filter, [user, kernel]) in
+            [(Filter::User, [0, 1]), (Filter::Kernel, [1, 0]), (Filter::All, [0, 0])]
+        {
+            assert_eq!(restricted(Levels::Both, filter, Scope::Guest), ([user, kernel, 1, 1], 0));
+            assert_eq!(restricted(Levels::Both, filter, Scope::Thread), ([user, kernel, 1, 0], 0));
+            assert_eq!(restricted(Levels::One, filter, Scope::Guest), ([user, kernel, 1, 1], 1));
+            // In the host's kernel everything is counted but what is asked for of programs.
+            let host_kernel = u64::from(filter == Filter::User);
+            assert_eq!(restricted(Levels::One, filter, Scope::Thread), ([user, kernel, host_kernel, 0], 1));
+        }
+    }
 }
