@@ -74,9 +74,9 @@ impl<S: Source> Bank<S> {
     /// So many counters of so many bits, all zero, which select nothing and stand still.
     ///
     /// # Panics
-    /// If there are none or more than 63 counters, or their bits are none or more than 63.
+    /// If there are none or more than 63 counters, or their bits are none or more than 64.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
-        assert!((1..64).contains(&counters) && (1..64).contains(&width));
+        assert!((1..64).contains(&counters) && (1..=64).contains(&width));
         Self {
             source,
             width,
@@ -242,7 +242,7 @@ impl<S: Source> Bank<S> {
     }
 
     fn mask(&self) -> u64 {
-        (1 << self.width) - 1
+        u64::MAX >> (u64::BITS - self.width)
     }
 
     /// Has the operator know of it, unless there was too much of late; whether he will.
@@ -316,7 +316,7 @@ impl<S: Source> Bank<S> {
         }
         let sum = u128::from(this.value) + u128::from(count.saturating_sub(share.mark));
         if sum >> width != 0 {
-            let at = share.mark.saturating_add(mask + 1 - this.value);
+            let at = share.mark.saturating_add(until_overflow(this.value, mask));
             self.statistics.clamps += u64::from(interrupts && at < share.earliest);
             this.put_off = true;
         }
@@ -334,4 +334,9 @@ impl<S: Source> Bank<S> {
         }
         overflows && interrupts
     }
+}
+
+/// In how many counts a counter overflows that shows this value, of these bits. From 0 it is never, for one of 64 bits.
+fn until_overflow(value: u64, mask: u64) -> u64 {
+    (mask - value).saturating_add(1)
 }

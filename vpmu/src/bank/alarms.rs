@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use super::Bank;
 use super::backings::Backed;
 use super::floor::{self, Tell};
+use super::{Bank, until_overflow};
 use crate::notice::Notice;
 use crate::set::{self, members};
 use crate::source::{Backing, FAR, Refusal, Source};
@@ -150,7 +150,7 @@ impl<S: Source> Bank<S> {
         if this.put_off {
             return Some(share.earliest);
         }
-        let distance = ((1 << self.width) - this.value).min(FAR);
+        let distance = until_overflow(this.value, self.mask()).min(FAR);
         // The last alarm is behind the mark, so that the floor does not move while the guest rewrites its counter.
         let overflow = share.mark.saturating_add(distance);
         Some(overflow.max(share.last_alarm.saturating_add(least)).max(share.earliest))

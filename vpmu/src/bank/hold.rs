@@ -72,7 +72,8 @@ impl<S: Source> Bank<S> {
         }
         let backed = &self.backings[self.backing_of(counter)?];
         let (held, alarm) = (backed.held?, backed.alarm);
-        let value = (1_u64 << self.width).checked_sub(alarm.at.checked_sub(held.count)?)?;
+        let distance = alarm.at.checked_sub(held.count)?;
+        let value = u64::try_from((1_u128 << self.width).checked_sub(distance.into())?).ok()?;
         // An alarm that is for another counter's overflow stays, however far away this one's is.
         let is_for_another = alarm.of & !(1 << counter) != 0;
         Some(if is_for_another { 0..=value } else { value..=value })

@@ -8,7 +8,6 @@ use crate::report::State;
 use crate::source::script::{REFUSED, Script};
 
 const COUNTERS: usize = 6;
-const WIDTH: u32 = 48;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -42,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
     let alarm = prop_oneof![3 => Just(Alarm::AtOverflow), 1 => Just(Alarm::Off)];
     // Many at once, too: these go on or stop together.
     let running = prop_oneof![Just(0), Just(first(COUNTERS)), 0..=first(COUNTERS)];
-    let distance = prop_oneof![Just(100_000_u64), 1_u64..20, 1_u64..50_000, 1_u64..=1 << WIDTH];
+    let distance = prop_oneof![Just(100_000_u64), 1_u64..20, 1_u64..50_000, 1_u64..=1 << 48, 1_u64..];
     let counts = prop_oneof![Just(100_000_u64), 1_u64..20, 1_u64..50_000, 1_u64..1 << 47];
     let period = prop_oneof![Just(1), 1_u64..30_000];
     prop_oneof![
@@ -69,9 +68,9 @@ struct Counters {
 }
 
 impl Counters {
-    fn new(banks: usize) -> Self {
+    fn new(banks: usize, width: u32) -> Self {
         let host = Script::default();
-        let bank = || Bank::new(host.clone(), COUNTERS / banks, WIDTH);
+        let bank = || Bank::new(host.clone(), COUNTERS / banks, width);
         Self { banks: (0..banks).map(|_| bank()).collect(), host: host.clone(), interrupting: 0 }
     }
 
@@ -153,8 +152,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn whatever_happens_counters_that_share_are_as_those_that_do_not(steps in proptest::collection::vec(step(), 1..120)) {
-        let (mut sharing, mut apart) = (Counters::new(1), Counters::new(COUNTERS));
+    fn whatever_happens_counters_that_share_are_as_those_that_do_not(
+        steps in proptest::collection::vec(step(), 1..120),
+        width in prop_oneof![Just(48_u32), Just(64_u32)],
+    ) {
+        let (mut sharing, mut apart) = (Counters::new(1, width), Counters::new(COUNTERS, width));
         for step in &steps {
             prop_assert_eq!(sharing.does(step), apart.does(step), "{:?}", step);
             let held = sharing.host.selections();
@@ -171,6 +173,31 @@ proptest! {
         }
         for counter in 0..COUNTERS {
             prop_assert_eq!(sharing.report(counter), apart.report(counter), "{}", counter);
+        }
+    }
+}
+
+#[test]
+fn counters_of_any_width_overflow_at_their_very_count_however_far_that_is() {
+    let selection = Selection { event: Event::Raw(0xc0), filter: Filter::All, scope: Scope::Guest };
+    for width in [1, 32, 47, 48, 63, 64] {
+        for distance in [1, 1000, FAR - 1, FAR, FAR + 1, 3 * FAR + 7, u64::MAX] {
+            let distance = distance.min(u64::MAX >> (64 - width));
+            let host = Script::default();
+            let mut bank = Bank::new(host.clone(), 1, width);
+            bank.configure(0, Some(selection), Alarm::AtOverflow);
+            bank.write(0, distance.wrapping_neg());
+            bank.run(1);
+            let mut overflows = Vec::new();
+            host.guest_runs(distance, |left| {
+                bank.alarm();
+                if bank.take_overflowed() != 0 {
+                    overflows.push(left);
+                }
+            });
+            assert_eq!((overflows, bank.read(0)), (vec![0], 0), "{width} bits, {distance:#x}");
+            bank.write(0, u64::MAX);
+            assert_eq!(bank.read(0), u64::MAX >> (64 - width));
         }
     }
 }
