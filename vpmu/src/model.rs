@@ -3,6 +3,7 @@
 pub mod amd;
 pub mod intel;
 pub mod none;
+pub mod riscv;
 mod select;
 #[cfg(test)]
 pub mod testing;

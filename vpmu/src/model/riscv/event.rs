@@ -1,0 +1,106 @@
+//! What an event index of the SBI's says: its type in bits 19..16, and a code of that type below.
+
+use crate::event::{Cache, Event, Meaning};
+
+/// The general events, by their codes from 1 on.
+const GENERAL: [Meaning; 10] = [
+    Meaning::Cycles,
+    Meaning::Instructions,
+    Meaning::CacheReferences,
+    Meaning::CacheMisses,
+    Meaning::Branches,
+    Meaning::BranchMisses,
+    Meaning::BusCycles,
+    Meaning::StalledFrontend,
+    Meaning::StalledBackend,
+    Meaning::ReferenceCycles,
+];
+
+/// What a guest means by an index and the data that go with it, if it is one that anybody could count. Firmware events
+/// (type 15) are none: there are no counters for them.
+pub fn decode(index: u64, data: u64) -> Option<Event> {
+    /// What a guest may say of `mhpmevent` by an encoding, and by one of the second version.
+    const ENCODING: u64 = (1 << 48) - 1;
+    const ENCODING_V2: u64 = (1 << 56) - 1;
+    let code = index & 0xffff;
+    match index >> 16 {
+        0 => {
+            let number = usize::try_from(code.checked_sub(1)?).ok()?;
+            GENERAL.get(number).copied().map(Event::Meaning)
+        }
+        1 => Cache::numbered(code >> 3, code >> 1 & 3, code & 1).map(Meaning::Cache).map(Event::Meaning),
+        2 if code == 0 => Some(Event::Raw(data & ENCODING)),
+        3 if code == 0 => Some(Event::Raw(data & ENCODING_V2)),
+        _ => None,
+    }
+}
+
+/// An event that the policy denies, by the encoding of it, or the index.
+pub fn denied(event: Event) -> Event {
+    match event {
+        Event::Raw(code) => Event::Denied { code, name: None },
+        Event::Meaning(meaning) => Event::Denied { code: index(meaning), name: Some(meaning.name()) },
+        Event::Absent { .. } | Event::Denied { .. } => event,
+    }
+}
+
+fn index(meaning: Meaning) -> u64 {
+    if let Meaning::Cache(cache) = meaning {
+        let [unit, operation, result] = cache.numbers();
+        return 1 << 16 | unit << 3 | operation << 1 | result;
+    }
+    // 0 is that of no event.
+    (1..).zip(GENERAL).find(|(_, general)| *general == meaning).map_or(0, |(code, _)| code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_what_the_specification_says() {
+        let name = |index| match decode(index, 0)? {
+            Event::Meaning(meaning) => Some(meaning.name()),
+            _ => None,
+        };
+        for (index, expected) in [
+            (1, Some("cycles")),
+            (2, Some("instructions")),
+            (6, Some("branch-misses")),
+            (10, Some("ref-cycles")),
+            (0x1_0000, Some("L1-dcache-loads")),
+            (0x1_0019, Some("dTLB-load-misses")),
+            (0x1_0021, Some("iTLB-load-misses")),
+            (0x1_0013, Some("LLC-store-misses")),
+            (0x1_0035, Some("node-prefetch-misses")),
+            // No event, none of that number, operation, or unit, nothing but bits that are not there.
+            (0, None),
+            (11, None),
+            (0x1_0006, None),
+            (0x1_0038, None),
+            (0x4_0001, None),
+            (0xf_0005, None),
+            (0x10_0001, None),
+            (u64::MAX, None),
+        ] {
+            assert_eq!(name(index), expected, "{index:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_denied_is_told_by_its_index_and_its_name() {
+        for (index, data) in [(1, 0), (10, 0), (0x1_0019, 0), (0x2_0000, 0x1234)] {
+            let event = decode(index, data).unwrap();
+            let Event::Denied { code, name } = denied(event) else { panic!("{index:#x}") };
+            assert_eq!(code, if data == 0 { index } else { data });
+            assert_eq!(name.is_some(), data == 0);
+        }
+    }
+
+    #[test]
+    fn an_encoding_is_the_hosts_without_the_bits_that_are_not_the_guests() {
+        assert_eq!(decode(0x2_0000, u64::MAX), Some(Event::Raw(0xffff_ffff_ffff)));
+        assert_eq!(decode(0x3_0000, u64::MAX), Some(Event::Raw(0xff_ffff_ffff_ffff)));
+        assert_eq!([decode(0x2_0001, 5), decode(0x3_0001, 5)], [None, None]);
+    }
+}

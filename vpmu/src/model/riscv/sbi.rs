@@ -1,0 +1,157 @@
+//! How the calls of the extension encode what they ask and answer (SBI specification, chapter 11, and for the errors "Binary
+//! Encoding").
+
+use crate::event::Filter;
+
+/// "Get number of counters".
+pub const NUM_COUNTERS: u64 = 0;
+/// "Get details of a counter".
+pub const GET_INFO: u64 = 1;
+/// "Find and configure a matching counter".
+pub const CONFIG_MATCHING: u64 = 2;
+/// "Start a set of counters".
+pub const START: u64 = 3;
+/// "Stop a set of counters".
+pub const STOP: u64 = 4;
+/// "Read a firmware counter".
+pub const FIRMWARE_READ: u64 = 5;
+/// "Read a firmware counter high bits".
+pub const FIRMWARE_READ_HIGH: u64 = 6;
+
+/// What a call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// What goes to `a0`: 0, or the number of an error.
+    pub error: i64,
+    /// What goes to `a1`.
+    pub value: u64,
+}
+
+/// Why a call fails, by the numbers of the errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    /// There is no such function, or no counter for the event.
+    NotSupported = -2,
+    /// There is no such counter, or no such flag.
+    InvalidParameter = -3,
+    /// One of the counters runs.
+    AlreadyStarted = -7,
+    /// One of them does not.
+    AlreadyStopped = -8,
+    /// There is no snapshot.
+    NoSharedMemory = -9,
+}
+
+impl From<Result<u64, Error>> for Answer {
+    fn from(result: Result<u64, Error>) -> Self {
+        match result {
+            Ok(value) => Self { error: 0, value },
+            Err(error) => Self { error: error as i64, value: 0 },
+        }
+    }
+}
+
+/// The flags of [`CONFIG_MATCHING`]. Those that are reserved are for something that we do not know, and no error.
+#[derive(Debug, Clone, Copy)]
+pub struct Config(pub u64);
+
+impl Config {
+    /// The first counter of the set is meant.
+    pub fn skips_match(self) -> bool {
+        self.has(0)
+    }
+
+    /// The counter is to show 0.
+    pub fn clears_value(self) -> bool {
+        self.has(1)
+    }
+
+    /// It is to be started.
+    pub fn starts(self) -> bool {
+        self.has(2)
+    }
+
+    /// Where it is to count: in U and S mode. The guest has neither M mode (bit 7) nor VU and VS (bits 3 and 4).
+    pub fn filter(self) -> Option<Filter> {
+        Filter::of(!self.has(5), !self.has(6))
+    }
+
+    fn has(self, bit: u32) -> bool {
+        self.0 & 1 << bit != 0
+    }
+}
+
+/// Whether [`START`] sets the counters' values.
+pub fn start_flags(flags: u64) -> Result<bool, Error> {
+    first_of(flags)
+}
+
+/// Whether [`STOP`] takes the counters' events from them.
+pub fn stop_flags(flags: u64) -> Result<bool, Error> {
+    first_of(flags)
+}
+
+/// Both have one flag of their own, and one for the snapshot in shared memory.
+fn first_of(flags: u64) -> Result<bool, Error> {
+    const FIRST: u64 = 1 << 0;
+    const SNAPSHOT: u64 = 1 << 1;
+    if flags & !(FIRST | SNAPSHOT) != 0 {
+        return Err(Error::InvalidParameter);
+    }
+    if flags & SNAPSHOT != 0 {
+        return Err(Error::NoSharedMemory);
+    }
+    Ok(flags & FIRST != 0)
+}
+
+/// The counters from `base` on that `mask` has, all of which there have to be. Other extensions take a base of all ones for
+/// everything; here it is a number like others. A set of none is what OpenSBI and KVM refuse, too.
+pub fn set(base: u64, mask: u64, counters: u64) -> Result<u64, Error> {
+    let base = u32::try_from(base).map_err(|_| Error::InvalidParameter)?;
+    match mask.checked_shl(base) {
+        Some(set) if set != 0 && set >> base == mask && set & !counters == 0 => Ok(set),
+        _ => Err(Error::InvalidParameter),
+    }
+}
+
+/// What is told of a hardware counter: its CSR in bits 11..0, and one less than its width in bits 17..12.
+pub fn info(csr: u64, width: u32) -> u64 {
+    csr | u64::from(width - 1) << 12
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_of_counters_that_there_are() {
+        let counters = 0b1111_1101;
+        for (base, mask, expected) in [
+            (0, 1, Ok(1)),
+            (0, 0b1111_1101, Ok(counters)),
+            (3, 0b101, Ok(0b10_1000)),
+            (7, 1, Ok(0x80)),
+            // None, `time`, one that is not there, and far more than there could be.
+            (0, 0, Err(Error::InvalidParameter)),
+            (0, 0b11, Err(Error::InvalidParameter)),
+            (1, 1, Err(Error::InvalidParameter)),
+            (7, 0b11, Err(Error::InvalidParameter)),
+            (1, 1 << 63 | 0b10, Err(Error::InvalidParameter)),
+            (63, u64::MAX, Err(Error::InvalidParameter)),
+            (64, 1, Err(Error::InvalidParameter)),
+            (1 << 32, 1, Err(Error::InvalidParameter)),
+            (u64::MAX, 0b10, Err(Error::InvalidParameter)),
+            (u64::MAX, u64::MAX, Err(Error::InvalidParameter)),
+        ] {
+            assert_eq!(set(base, mask, counters), expected, "{base:#x} {mask:#x}");
+        }
+    }
+
+    #[test]
+    fn unknown_flags_are_refused_before_those_of_the_snapshot() {
+        assert_eq!([start_flags(0), start_flags(1)], [Ok(false), Ok(true)]);
+        assert_eq!(start_flags(2), Err(Error::NoSharedMemory));
+        assert_eq!(start_flags(3), Err(Error::NoSharedMemory));
+        assert_eq!([stop_flags(4), stop_flags(6), stop_flags(1 << 63)], [Err(Error::InvalidParameter); 3]);
+    }
+}
