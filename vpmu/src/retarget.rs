@@ -1,4 +1,5 @@
-//! Finds the RDPMC instructions of a kernel, so that they can be changed into RDMSR before it runs.
+//! Finds the RDPMC instructions of a kernel, so that they can be changed into RDMSR before it runs. For RISC-V kernels,
+//! which have other ways to their counters, see [`riscv`].
 //!
 //! RDPMC (`0F 33`) in a guest never exits to user space. RDMSR (`0F 32`) takes and returns the same registers and can be
 //! made to exit, so one bit per instruction is all that differs. But the two bytes occur in other instructions and in
@@ -18,6 +19,7 @@
 mod decode;
 mod flow;
 pub mod functions;
+pub mod riscv;
 mod starts;
 mod sweep;
 

@@ -1,0 +1,93 @@
+//! The integer registers.
+
+use std::fmt;
+use std::ops::BitOr;
+
+/// An integer register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Register(u8);
+
+impl Register {
+    /// Which is always 0.
+    pub const ZERO: Self = Self(0);
+    /// The return address.
+    pub const RA: Self = Self(1);
+    /// The stack pointer.
+    pub const SP: Self = Self(2);
+    /// The first argument; what a function returns, and an SBI call's error.
+    pub const A0: Self = Self(10);
+    /// The second argument, and an SBI call's value.
+    pub const A1: Self = Self(11);
+    /// An SBI call's function.
+    pub const A6: Self = Self(16);
+    /// An SBI call's extension.
+    pub const A7: Self = Self(17);
+
+    /// The one that five bits of an instruction name.
+    pub(super) fn field(encoding: u32, at: u32) -> Self {
+        Self((encoding >> at & 0x1f) as u8)
+    }
+
+    /// The one that three bits of a short instruction name: of s0, s1 and a0 to a5.
+    pub(super) fn short_field(encoding: u32, at: u32) -> Self {
+        Self((encoding >> at & 7) as u8 + 8)
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.0.into()
+    }
+}
+
+impl fmt::Display for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => write!(f, "zero"),
+            1 => write!(f, "ra"),
+            2 => write!(f, "sp"),
+            3 => write!(f, "gp"),
+            4 => write!(f, "tp"),
+            number @ 5..=7 => write!(f, "t{}", number - 5),
+            number @ 8..=9 => write!(f, "s{}", number - 8),
+            number @ 10..=17 => write!(f, "a{}", number - 10),
+            number @ 18..=27 => write!(f, "s{}", number - 16),
+            number => write!(f, "t{}", number - 25),
+        }
+    }
+}
+
+/// Some of the registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registers(u32);
+
+impl Registers {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+
+    /// Whether one is among them.
+    pub fn contains(self, register: Register) -> bool {
+        self.0 >> register.number() & 1 == 1
+    }
+}
+
+impl From<Register> for Registers {
+    fn from(register: Register) -> Self {
+        Self(1 << register.number())
+    }
+}
+
+impl BitOr for Register {
+    type Output = Registers;
+
+    fn bitor(self, other: Self) -> Registers {
+        Registers::from(self) | other
+    }
+}
+
+impl BitOr<Register> for Registers {
+    type Output = Self;
+
+    fn bitor(self, register: Register) -> Self {
+        Self(self.0 | Self::from(register).0)
+    }
+}

@@ -1,0 +1,159 @@
+//! The kernel's switch over the CSRs that counters are read with (`csr_read_num` in `drivers/perf/riscv_pmu.c`).
+//!
+//! A CSR's number is part of the instruction that reads it, so the kernel has one instruction for each of the 64, and
+//! the compiler makes pairs of `csrr a0, N; ret` of them that lie end to end. No data looks like that, so the pairs are
+//! their own proof. How the kernel gets to a pair does not matter then: each pair stays where it is and does what it
+//! did, by another way.
+//!
+//! The pairs of the counters' upper halves (`cycleh` and so on) are dead: only 32-bit kernels use them, and these CSRs
+//! do not exist on 64-bit processors. They are the room for new code.
+
+use std::ops::Range;
+
+use super::code::{FIRST_COUNTER, RET, SHORT_RET, counter_number, jump, read_counter, short_jump};
+use super::image::Text;
+use super::proof::entered;
+use super::{Edit, Refusal};
+
+/// The counters' CSRs.
+const COUNTERS: Range<u16> = FIRST_COUNTER..FIRST_COUNTER + 32;
+/// The one among them that is no counter, and that everybody may read.
+const TIME: u16 = 0xc01;
+/// Their upper halves.
+const UPPER_HALVES: Range<u16> = 0xc80..0xca0;
+/// `csrr a0, ...`: CSRRS with x0.
+const CSRR_A0: u32 = 0x2573;
+
+/// How long a pair is, with a return of two bytes or of four.
+const SHORT_PAIR: usize = 6;
+const LONG_PAIR: usize = 8;
+
+/// The switch.
+#[derive(Debug)]
+pub struct Switch {
+    pub start: usize,
+    pair_len: usize,
+    /// What its pairs read, in the order of their places.
+    csrs: Vec<u16>,
+}
+
+impl Switch {
+    /// Finds it.
+    pub fn find(text: &Text) -> Result<Self, Refusal> {
+        let mut found: Option<Self> = None;
+        for run in runs(text) {
+            // Functions that read the time look the same.
+            if !run.csrs.iter().copied().any(is_counter) {
+                continue;
+            }
+            if let Some(first) = found {
+                return Err(Refusal::SecondSwitch { first: first.start, second: run.start });
+            }
+            found = Some(run);
+        }
+        let switch = found.ok_or(Refusal::NoSwitch)?;
+        let missing = COUNTERS.filter(|csr| is_counter(*csr)).find(|csr| !switch.csrs.contains(csr));
+        if let Some(csr) = missing {
+            return Err(Refusal::SwitchNotWhole { at: switch.start, csr });
+        }
+        let is_start = |at: usize| (at - switch.start).is_multiple_of(switch.pair_len);
+        match entered(text, switch.range(), |target| !is_start(target)) {
+            Some(target) => Err(Refusal::Entered { at: switch.start, target }),
+            None => Ok(switch),
+        }
+    }
+
+    /// Where it is.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.csrs.len() * self.pair_len
+    }
+
+    /// How many counters it reads.
+    pub fn counters(&self) -> usize {
+        self.pairs().filter(|(_, csr)| is_counter(*csr)).count()
+    }
+
+    /// Its dead pairs, those that lie end to end together.
+    pub fn room(&self) -> Room {
+        let mut free: Vec<Range<usize>> = Vec::new();
+        for (at, _) in self.pairs().filter(|(_, csr)| UPPER_HALVES.contains(csr)) {
+            match free.last_mut() {
+                Some(last) if last.end == at => last.end += self.pair_len,
+                _ => free.push(at..at + self.pair_len),
+            }
+        }
+        Room { free, switch: self.start }
+    }
+
+    /// What its pairs become when the counters' go by new code, which is put into the room. Also where that begins.
+    pub fn retarget(&self, room: &mut Room) -> Result<(usize, Vec<Edit>), Refusal> {
+        let stub = Edit::words(0, &read_counter());
+        let code = room.take(stub.bytes.len())?;
+        let mut edits = vec![Edit { at: code, ..stub }];
+        for (at, csr) in self.pairs().filter(|(_, csr)| is_counter(*csr)) {
+            let mut edit = Edit::words(at, &[counter_number(csr)]);
+            let from = at + edit.bytes.len();
+            let too_far = Refusal::TooFar { at: from, code };
+            if self.pair_len == SHORT_PAIR {
+                edit.bytes.extend(short_jump(from, code).ok_or(too_far)?.to_le_bytes());
+            } else {
+                edit.bytes.extend(jump(from, code).ok_or(too_far)?.to_le_bytes());
+            }
+            edits.push(edit);
+        }
+        Ok((code, edits))
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, u16)> {
+        (self.start..).step_by(self.pair_len).zip(self.csrs.iter().copied())
+    }
+}
+
+/// The room for new code that the switch has.
+#[derive(Debug)]
+pub struct Room {
+    free: Vec<Range<usize>>,
+    switch: usize,
+}
+
+impl Room {
+    /// Takes so many bytes of it.
+    pub fn take(&mut self, len: usize) -> Result<usize, Refusal> {
+        let free =
+            self.free.iter_mut().find(|free| free.len() >= len).ok_or(Refusal::NoRoom { at: self.switch })?;
+        let at = free.start;
+        free.start += len;
+        Ok(at)
+    }
+}
+
+fn is_counter(csr: u16) -> bool {
+    COUNTERS.contains(&csr) && csr != TIME
+}
+
+/// Everything that looks like the switch, or like a part of it.
+fn runs(text: &Text) -> Vec<Switch> {
+    let mut runs: Vec<Switch> = Vec::new();
+    for (at, word) in text.words() {
+        let Some(csr) = read_into_a0(word) else { continue };
+        let pair_len = if text.parcel(at + 4) == Some(SHORT_RET) {
+            SHORT_PAIR
+        } else if text.word(at + 4) == Some(RET) {
+            LONG_PAIR
+        } else {
+            continue;
+        };
+        match runs.last_mut() {
+            Some(run) if run.range().end == at && run.pair_len == pair_len => run.csrs.push(csr),
+            _ => runs.push(Switch { start: at, pair_len, csrs: vec![csr] }),
+        }
+    }
+    runs
+}
+
+/// Which of the counters' CSRs an instruction reads into a0.
+fn read_into_a0(word: u32) -> Option<u16> {
+    let csr = u16::try_from(word >> 20).ok()?;
+    let is_read = word & 0xf_ffff == CSRR_A0;
+    (is_read && (COUNTERS.contains(&csr) || UPPER_HALVES.contains(&csr))).then_some(csr)
+}
