@@ -7,11 +7,28 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    println!("cargo::rerun-if-changed=payloads");
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
+    let target = match &*arch {
+        "x86_64" => "x86_64-unknown-linux-gnu",
+        "riscv64" => "riscv64gc-unknown-linux-gnu",
+        _ => panic!("there are no guests for {arch}"),
+    };
+    if arch == "x86_64" {
+        compile_payloads(&out);
+    }
+    for input in ["agent/Cargo.toml", "agent/src", "../Cargo.toml", "../Cargo.lock"] {
+        println!("cargo::rerun-if-changed={input}");
+    }
+    build_agent(target, Path::new(&out));
+}
+
+/// What needs no library. Other kinds of processor have none that has to be compiled.
+fn compile_payloads(out: &str) {
+    println!("cargo::rerun-if-changed=payloads");
     compile(
         "payload",
-        &out,
+        out,
         &[
             "-m32",
             "-march=i686",
@@ -34,32 +51,33 @@ fn main() {
         ],
     );
     for program in ["outb", "loop"] {
-        compile(program, &out, &[&format!("payloads/{program}.S")]);
+        compile(program, out, &[&format!("payloads/{program}.S")]);
     }
-    for input in ["agent/Cargo.toml", "agent/src", "../Cargo.toml", "../Cargo.lock"] {
-        println!("cargo::rerun-if-changed={input}");
-    }
-    build_agent(Path::new(&out));
 }
 
 /// Builds the agent where no other cargo builds, so that neither waits for the other. Its dependency is one of this crate
 /// as well, so it is there already.
-fn build_agent(out: &Path) {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
+fn build_agent(target: &str, out: &Path) {
+    // Its place in memory is fixed, so that nothing has to be relocated when it starts.
+    let mut flags = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static".to_owned();
+    // How to talk to the linker is all that it takes from this build's.
+    let of_this_build = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    for flag in of_this_build.split('\x1f').filter(|flag| flag.starts_with("-Clinker-flavor=")) {
+        flags = flags + "\x1f" + flag;
+    }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");
     let folder = out.join("agent-target");
     let status = Command::new(&cargo)
         .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
-        .args(["--profile", "agent", "--target", TARGET, "--target-dir"])
+        .args(["--profile", "agent", "--target", target, "--target-dir"])
         .arg(&folder)
-        // Its place in memory is fixed, so that nothing has to be relocated when it starts.
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static")
+        .env("CARGO_ENCODED_RUSTFLAGS", flags)
         // What checks this build would take the place of the compiler in that one.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .status()
         .unwrap_or_else(|error| panic!("cannot run `{cargo}`: {error}"));
     assert!(status.success(), "`{cargo}` could not build the guest's agent");
-    let built = folder.join(TARGET).join("agent/agent");
+    let built = folder.join(target).join("agent/agent");
     fs::copy(&built, out.join("agent"))
         .unwrap_or_else(|error| panic!("cannot copy {}: {error}", built.display()));
 }

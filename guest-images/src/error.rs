@@ -54,8 +54,8 @@ pub enum Error {
         /// What is missing.
         what: String,
     },
-    /// A file is called as a module of the kernel is, and is none for a machine of this kind.
-    #[error("{0}: not a kernel module for x86-64")]
+    /// A file is called as a module of the kernel is, and is none.
+    #[error("{0}: not a kernel module of 64 bits")]
     NotAModule(PathBuf),
     /// `TALLY_GUEST` names a folder without a guest in it.
     #[error("TALLY_GUEST={} has no file `{file}`", folder.display())]

@@ -10,7 +10,8 @@ use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::image::{self, Unpacked};
 use crate::packages::Apt;
-use crate::{Error, Progress, Release, Result, Suite, lz4, modules, payloads};
+use crate::payloads::Own;
+use crate::{Arch, Error, Progress, Release, Result, Suite, lz4, modules};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");
@@ -26,7 +27,7 @@ const FRONT_RECIPE: &str = "1";
 /// A kernel and the initrd to boot it with.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// The bzImage.
+    /// What boots: a bzImage, or what the processor has in its place.
     pub kernel: PathBuf,
     /// The initrd.
     pub initrd: PathBuf,
@@ -60,18 +61,27 @@ fn guest_in(folder: PathBuf) -> Result<Guest> {
     Ok(Guest { kernel, initrd })
 }
 
-/// The guest with the kernel of a release. Its programs are those of the stable release, whichever the kernel is.
+/// The guest with the kernel of a release, for the machines that this is compiled for. Its programs are those of the stable
+/// release, whichever the kernel is.
 pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Guest> {
-    let kernel = kernel(cache, suite, progress)?;
-    let programs = programs(cache, progress)?;
-    let mut key = Key::new(&format!("guest-initrd-{suite}")).with(FRONT_RECIPE).with(stamp(&kernel.image)?);
-    for own in [INIT.as_bytes(), DECODE.as_bytes(), payloads::AGENT, payloads::OUTB, payloads::LOOP] {
-        key = key.with(own);
+    guest_of(cache, suite, &Own::default(), progress)
+}
+
+/// The guest for the kind of processor that these programs are for.
+pub fn guest_of(cache: &Cache, suite: Suite, own: &Own, progress: &mut Progress) -> Result<Guest> {
+    let release = Release { suite, arch: own.arch };
+    let kernel = kernel(cache, release, progress)?;
+    let programs = programs(cache, Release::of(own.arch), progress)?;
+    let name = format!("guest-initrd-{}", release.label());
+    let mut key = Key::new(&name).with(FRONT_RECIPE).with(stamp(&kernel.image)?);
+    let files = [INIT.as_bytes(), DECODE.as_bytes(), &*own.agent];
+    for file in files.into_iter().chain(own.outb).chain([own.known_loop]) {
+        key = key.with(file);
     }
     let key = key.with(programs.as_os_str().as_bytes());
     let entry = cache.entry(&key, progress, |progress, entry| {
         progress.step("putting the guest's initrd together");
-        let mut initrd = front(&kernel.modules)?;
+        let mut initrd = front(own, &kernel.modules)?;
         let programs = programs.join("archive");
         initrd.extend(fs::read(&programs).map_err(Error::io("read", &programs))?);
         let path = entry.join("initrd");
@@ -88,21 +98,27 @@ pub fn stamp(path: &Path) -> Result<String> {
 
 /// The archive of what is ours and what depends on the kernel. It is not packed: the kernel unpacks one archive after the
 /// other, however each is packed, if those that are not come first.
-fn front(modules: &Path) -> Result<Vec<u8>> {
+fn front(own: &Own, modules: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
     archive.file("init", 0o755, INIT.as_bytes());
-    archive.file("lib/tally/agent", 0o755, payloads::AGENT);
+    archive.file("lib/tally/agent", 0o755, &own.agent);
     archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
-    archive.file("lib/tally/outb", 0o755, payloads::OUTB);
-    archive.file("lib/tally/loop", 0o755, payloads::LOOP);
+    if let Some(outb) = own.outb {
+        archive.file("lib/tally/outb", 0o755, outb);
+    }
+    archive.file("lib/tally/loop", 0o755, own.known_loop);
     modules::add(&mut archive, modules)?;
     Ok(archive.finish())
 }
 
 /// The folder of the archive of the distribution's programs, which takes long to pack and is the same for all kernels.
-fn programs(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
-    let key = PACKAGES.iter().fold(Key::new("guest-programs").with(RECIPE), Key::with);
-    cache.entry(&key, progress, |progress, entry| pack_programs(cache, entry, progress))
+fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathBuf> {
+    let name = match of.arch {
+        Arch::X86_64 => "guest-programs".to_owned(),
+        Arch::Riscv64 => format!("guest-programs-{}", of.arch),
+    };
+    let key = PACKAGES.iter().fold(Key::new(&name).with(RECIPE), Key::with);
+    cache.entry(&key, progress, |progress, entry| pack_programs(cache, of, entry, progress))
 }
 
 /// The distribution's kernel for virtual machines.
@@ -140,16 +156,15 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
     Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
 }
 
-fn pack_programs(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
-    let suite = Suite::default();
+fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progress) -> Result<()> {
     let unpacked = entry.join("unpacked");
-    let apt = Apt::open(cache, suite, progress)?;
+    let apt = Apt::open(cache, of, progress)?;
     let mut packages = apt.resolve(&PACKAGES)?;
     packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
     apt.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the guest's programs");
-    let files = Unpacked::new(cache, &unpacked, suite, progress)?;
+    let files = Unpacked::new(cache, &unpacked, of, progress)?;
     let mut archive = Archive::new();
     // The kernel opens this for init before anything is mounted.
     archive.device("dev/console", 5, 1);
@@ -179,6 +194,15 @@ fn missing(suite: Suite, what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_guest_that_has_ports_has_a_program_for_them() {
+        let modules = tempfile::tempdir().unwrap();
+        let archive = front(&Own::riscv64(&b"agent"[..]), modules.path()).unwrap();
+        // A name ends with a zero.
+        let has = |name: &str| archive.windows(name.len()).any(|window| window == name.as_bytes());
+        assert!(has("lib/tally/loop\0") && has("lib/tally/agent\0") && !has("lib/tally/outb\0"));
+    }
 
     #[test]
     fn a_guest_in_a_folder_needs_both_files() {

@@ -26,7 +26,7 @@ pub mod sources;
 mod tool;
 
 pub use error::Error;
-pub use guest::{Guest, Kernel, default_guest, guest, kernel, stamp};
+pub use guest::{Guest, Kernel, default_guest, guest, guest_of, kernel, stamp};
 pub use progress::Progress;
 pub use release::{Arch, Release, Suite};
 pub use small_kernel::{SmallKernel, small_kernel};

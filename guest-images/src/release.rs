@@ -6,15 +6,21 @@ use std::str::FromStr;
 use crate::Error;
 
 /// A release of the distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suite {
     /// Debian 12, with Linux 6.1.
-    #[default]
     Bookworm,
     /// Debian 13, with Linux 6.12.
     Trixie,
     /// Debian unstable, with the newest Linux.
     Sid,
+}
+
+impl Default for Suite {
+    /// The one for this machine if nobody says otherwise.
+    fn default() -> Self {
+        Arch::default().suite()
+    }
 }
 
 impl Suite {
@@ -46,13 +52,19 @@ impl FromStr for Suite {
 }
 
 /// A kind of processor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
-    /// That of this machine, and of most others.
-    #[default]
+    /// That of most machines, Intel's or AMD's.
     X86_64,
     /// 64-bit RISC-V.
     Riscv64,
+}
+
+impl Default for Arch {
+    /// That of the machine which this is compiled for.
+    fn default() -> Self {
+        if cfg!(target_arch = "riscv64") { Self::Riscv64 } else { Self::X86_64 }
+    }
 }
 
 impl Arch {
@@ -61,6 +73,15 @@ impl Arch {
         match self {
             Self::X86_64 => "x86_64",
             Self::Riscv64 => "riscv64",
+        }
+    }
+
+    /// The release that guests, and programs in them, are of if nobody says otherwise: none is tried more. The one before
+    /// trixie has no RISC-V.
+    pub fn suite(self) -> Suite {
+        match self {
+            Self::X86_64 => Suite::Bookworm,
+            Self::Riscv64 => Suite::Trixie,
         }
     }
 
@@ -124,6 +145,11 @@ pub struct Release {
 }
 
 impl Release {
+    /// The one for a kind of processor if nobody says otherwise.
+    pub fn of(arch: Arch) -> Self {
+        Self { suite: arch.suite(), arch }
+    }
+
     /// What belongs to it in the cache has this in its name.
     pub fn label(self) -> String {
         match self.arch {
