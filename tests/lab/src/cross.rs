@@ -2,7 +2,7 @@
 //!
 //! The toolchain that compiles it for this machine need not know of RISC-V. A newer release of the distribution has a compiler
 //! that does, with its standard library: it is unpacked, not installed, and runs with the libraries of its own release. What
-//! is compiled is one file that needs no library.
+//! is compiled is one file that needs no library. Every call asks cargo whether it is still of today's source.
 
 use std::env;
 use std::fs;
@@ -47,17 +47,21 @@ start \"$root/usr/bin/riscv64-linux-gnu-ld.bfd\" \"$c/crt1.o\" \"$c/crti.o\" \"$
 /// The unit tests of one of this project's libraries, as a program for the RISC-V host.
 pub fn unit_tests(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
-    progress.long_step(format!("compiling {package} for riscv64"));
-    let mut command = cargo(&toolchain);
-    command.args([
-        "test",
-        "--no-run",
-        "--lib",
-        "--message-format",
-        "json-render-diagnostics",
-        "--package",
-        package,
-    ]);
+    progress.long_step(format!("compiling the tests of {package} for riscv64"));
+    compile(package, &["test", "--no-run", "--lib"], &toolchain, progress)
+}
+
+/// The agent of the default guest, for guests on the RISC-V host.
+pub fn agent(progress: &mut Progress) -> Result<PathBuf> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.step("compiling the guest's agent for riscv64");
+    compile("guest-agent", &["build", "--bins", "--profile", "agent"], &toolchain, progress)
+}
+
+/// Has cargo compile what is one program, and say where it is.
+fn compile(package: &str, how: &[&str], toolchain: &Path, progress: &mut Progress) -> Result<PathBuf> {
+    let mut command = cargo(toolchain);
+    command.args(how).args(["--message-format", "json-render-diagnostics", "--package", package]);
     let messages = run_tool(&mut command, "cargo")?;
     progress.done();
     let (_, path) = messages.rsplit_once("\"executable\":\"").ok_or(Error::NoProgram)?;

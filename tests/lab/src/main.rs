@@ -149,8 +149,8 @@ struct Machine {
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
     /// That of the default guest's
-    #[arg(long, value_name = "SUITE", default_value_t, hide_default_value = true)]
-    guest_suite: Suite,
+    #[arg(long, value_name = "SUITE")]
+    guest_suite: Option<Suite>,
     /// Show the host's console
     #[arg(short, long)]
     verbose: bool,
@@ -162,12 +162,17 @@ impl Machine {
         Release { suite: self.host_suite.unwrap_or(default.suite), ..default }
     }
 
-    fn check(&self, with_guest: bool) -> Result<()> {
-        let too_old = self.host_suite == Some(Suite::Bookworm);
+    fn guest(&self) -> Release {
+        let default = Release::of(self.arch);
+        Release { suite: self.guest_suite.unwrap_or(default.suite), ..default }
+    }
+
+    fn check(&self) -> Result<()> {
+        let too_old = Some(Suite::Bookworm);
         let wants = [
             (self.perfmon_v2, "--perfmon-v2"),
-            (with_guest, "--with-guest"),
-            (too_old, "--host-suite=bookworm"),
+            (self.host_suite == too_old, "--host-suite=bookworm"),
+            (self.guest_suite == too_old, "--guest-suite=bookworm"),
         ];
         match wants.into_iter().find(|(is_wanted, _)| *is_wanted && self.arch != Arch::X86_64) {
             Some((_, option)) => Err(Error::NotOnThisHost { option, arch: self.arch }),
@@ -270,7 +275,7 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
 
 impl Exec {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        self.machine.check(self.with_guest)?;
+        self.machine.check()?;
         let script = std::fs::read(&self.script).map_err(|source| Error::File {
             action: "read",
             path: self.script.clone(),
@@ -288,7 +293,7 @@ impl Exec {
             scenario = scenario.file(path, &name);
         }
         if self.with_guest {
-            scenario = scenario.guest(self.machine.guest_suite, progress)?;
+            scenario = scenario.guest(self.machine.guest(), progress)?;
         }
         if let Some(out) = self.out {
             scenario = scenario.keep_output_in(out);

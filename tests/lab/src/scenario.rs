@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
-use guest_images::{Progress, Release, Suite};
+use guest_images::payloads::Own;
+use guest_images::{Arch, Progress, Release};
 
 use crate::board::HostPmu;
 use crate::cores::Core;
 use crate::machine::{Machine, Output, Shape};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, Waiting, watch};
-use crate::{Error, Result, cpu, host};
+use crate::{Error, Result, cpu, cross, host};
 
 /// How much of the console an error repeats.
 const CONSOLE_LINES: usize = 50;
@@ -45,11 +46,19 @@ impl Outcome {
 
 /// The default guest's kernel, and its initrd with more programs in the folder that its command starts in.
 pub fn guest_with(
-    suite: Suite,
+    release: impl Into<Release>,
     programs: &[(&str, &[u8])],
     progress: &mut Progress,
 ) -> Result<(PathBuf, Vec<u8>)> {
-    let guest = guest_images::guest(&Cache::open()?, suite, progress)?;
+    let Release { suite, arch } = release.into();
+    let own = match arch {
+        Arch::X86_64 => Own::default(),
+        Arch::Riscv64 => {
+            let agent = cross::agent(progress)?;
+            Own::riscv64(fs::read(&agent).map_err(Error::file("read", agent))?)
+        }
+    };
+    let guest = guest_images::guest_of(&Cache::open()?, suite, &own, progress)?;
     let mut initrd = Vec::new();
     if !programs.is_empty() {
         let mut archive = Archive::new();
@@ -151,19 +160,20 @@ impl Scenario {
         self
     }
 
-    /// The default guest with the kernel of a release: `guest/kernel` and `guest/initrd`, where Tally finds it.
-    pub fn guest(self, suite: Suite, progress: &mut Progress) -> Result<Self> {
-        self.guest_with(suite, &[], progress)
+    /// The default guest with the kernel of a release, for this kind of machine if it is a suite: `guest/kernel` and
+    /// `guest/initrd`, where Tally finds it.
+    pub fn guest(self, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
+        self.guest_with(release, &[], progress)
     }
 
     /// The default guest with more programs in the folder that its command starts in.
     pub fn guest_with(
         self,
-        suite: Suite,
+        release: impl Into<Release>,
         programs: &[(&str, &[u8])],
         progress: &mut Progress,
     ) -> Result<Self> {
-        let (kernel, initrd) = guest_with(suite, programs, progress)?;
+        let (kernel, initrd) = guest_with(release, programs, progress)?;
         Ok(self
             .file(kernel, "guest/kernel")
             .program(initrd, "guest/initrd")

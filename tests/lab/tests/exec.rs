@@ -144,7 +144,7 @@ fn a_riscv_host_is_a_host_like_any_other() {
 
 #[test]
 fn what_only_one_kind_of_host_has_is_refused_on_another() {
-    for option in ["--perfmon-v2", "--with-guest", "--host-suite=bookworm"] {
+    for option in ["--perfmon-v2", "--host-suite=bookworm", "--guest-suite=bookworm"] {
         let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
         let expected = format!("tally-lab: {option}: a host of the kind riscv64 has no such thing\n");
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
@@ -153,6 +153,26 @@ fn what_only_one_kind_of_host_has_is_refused_on_another() {
     let output = tally_lab(&["exec", "--arch", "m68k", "/dev/null"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("x86_64 or riscv64"));
     assert_eq!(output.status.code(), Some(125));
+}
+
+#[test]
+fn a_riscv_guest_is_where_tally_finds_it() {
+    let script = "
+        head -c 52 $TALLY_GUEST/kernel | tail -c 4
+        mkdir /tmp/guest && cd /tmp/guest && cpio -id <$TALLY_GUEST/initrd 2>/dev/null
+        [ -x init ] && ls lib/tally lib/modules/*/*.ko | grep -o '[a-z_.]*$'
+        lib/tally/agent 2>&1";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("script");
+    fs::write(&path, script).unwrap();
+    let output = tally_lab(&["exec", "--arch", "riscv64", "--with-guest", path.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in
+        ["RISC", "virtio_mmio.ko", "virtio_blk.ko", "decode.sh", "loop", "agent: only init starts this"]
+    {
+        assert!(text.contains(part), "{part}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(output.status.code(), Some(1));
 }
 
 /// The counters, their policies and the models are the same code everywhere, and say so where they will run.
