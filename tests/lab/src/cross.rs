@@ -51,6 +51,13 @@ pub fn unit_tests(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     compile(package, &["test", "--no-run", "--lib"], &toolchain, progress)
 }
 
+/// The program of one of this project's packages, which has no other, for the RISC-V host.
+pub fn program(package: &str, progress: &mut Progress) -> Result<PathBuf> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.long_step(format!("compiling {package} for riscv64"));
+    compile(package, &["build", "--bins", "--profile", "lab"], &toolchain, progress)
+}
+
 /// The agent of the default guest, for guests on the RISC-V host.
 pub fn agent(progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
-use tally_lab::{Error, HostPmu, Result, Scenario};
+use tally_lab::{Error, HostPmu, Result, Scenario, cross};
 
 /// The status of failures of the lab itself, so that they cannot be taken for the script's.
 const LAB_FAILED: u8 = 125;
@@ -116,6 +116,9 @@ struct Exec {
     /// Put the default guest there, where tally finds it
     #[arg(long)]
     with_guest: bool,
+    /// Put tally there, compiled for that kind of host
+    #[arg(long)]
+    with_tally: bool,
     /// Bring back what the script leaves in $OUT
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -294,6 +297,13 @@ impl Exec {
         }
         if self.with_guest {
             scenario = scenario.guest(self.machine.guest(), progress)?;
+        }
+        if self.with_tally {
+            let program = match self.machine.arch {
+                Arch::X86_64 => tally::program()?,
+                Arch::Riscv64 => cross::program("tally", progress)?,
+            };
+            scenario = scenario.file(program, "tally");
         }
         if let Some(out) = self.out {
             scenario = scenario.keep_output_in(out);

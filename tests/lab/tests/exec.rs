@@ -175,6 +175,14 @@ fn a_riscv_guest_is_where_tally_finds_it() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+#[test]
+fn a_program_of_this_project_runs_on_the_riscv_host() {
+    let program = cross::program("guest-agent", &mut Progress::stderr("tally-lab")).unwrap();
+    let outcome = run(&Scenario::new("./program").host(riscv()).file(program, "program")).unwrap();
+    assert_eq!(outcome.stderr, b"agent: only init starts this, as the guest's first process\n");
+    assert_eq!(outcome.status, 1);
+}
+
 /// The counters, their policies and the models are the same code everywhere, and say so where they will run.
 #[test]
 fn the_virtual_pmus_own_tests_pass_on_the_riscv_host() {
