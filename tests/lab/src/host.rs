@@ -1,5 +1,5 @@
-//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and, on x86-64, Debian's own
-//! QEMU, which is the peer that Tally is compared with.
+//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU, which is
+//! the peer that Tally is compared with.
 
 use std::collections::HashSet;
 use std::fs;
@@ -49,8 +49,9 @@ const X86_64: Parts = Parts {
 /// The release before has no RISC-V.
 const RISCV64: Parts = Parts {
     suite: Suite::Trixie,
-    packages: &["busybox-static", "linux-perf"],
-    programs: &["usr/bin/perf"],
+    packages: &["busybox-static", "linux-perf", "qemu-system-riscv"],
+    programs: &["usr/bin/perf", "usr/bin/qemu-system-riscv64"],
+    // A guest of KVM's begins with its kernel.
     firmware: &[],
     modules: &["virtio_pci", "virtio_console", "kvm"],
 };

@@ -269,6 +269,8 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
     checks.extend(self_test::leaving_a_guest(progress)?);
     progress.step("self-test on the simulated RISC-V host");
     checks.extend(self_test::on_the_riscv_host(progress)?);
+    progress.step("self-test in a guest of the peer on RISC-V");
+    checks.extend(self_test::in_a_riscv_guest(progress)?);
     progress.done();
     for check in &checks {
         println!("{:<6} {check}", if check.holds() { "ok" } else { "FAILED" });

@@ -1,11 +1,10 @@
 //! The peer: the distribution's QEMU on the simulated host, with KVM's own virtual PMU.
 
 use std::ffi::OsStr;
-use std::fmt::Write;
 
 use guest_images::command;
 
-/// A machine of the peer.
+/// A machine of the peer on an x86-64 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
     /// Its default PC.
@@ -58,17 +57,25 @@ pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl As
     )
 }
 
+/// The same as [`linux`] on the RISC-V host. KVM gives a guest overflow interrupts only with an AIA.
+pub fn linux_on_riscv(arguments: &[impl AsRef<OsStr>]) -> String {
+    format!(
+        "qemu-system-riscv64 -nodefaults -no-user-config -no-reboot -display none -serial stdio -accel kvm -cpu host \
+         -machine virt,aia=aplic-imsic {}",
+        boots("guest/kernel", arguments)
+    )
+}
+
 fn linux_of(machine: Machine, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
-    let mut text = String::from(COMMON);
-    write!(
-        text,
-        " -machine {} -m 512 -kernel {kernel} -initrd guest/initrd \
-         -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
-        machine.name(),
+    format!("{COMMON} -machine {} {}", machine.name(), boots(kernel, arguments))
+}
+
+/// What every machine is told of its guest.
+fn boots(kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
+    format!(
+        "-m 512 -kernel {kernel} -initrd guest/initrd -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
         command::encode(arguments)
     )
-    .expect("writing to a string cannot fail");
-    text
 }
 
 /// The command that boots the default guest's kernel and initrd with this command line; a write to port 0xf4 ends it.

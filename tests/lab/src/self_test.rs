@@ -19,7 +19,7 @@ use crate::programs::{
 };
 use crate::{Error, Result, Scenario};
 
-pub use riscv64::on_the_host as on_the_riscv_host;
+pub use riscv64::{in_a_guest as in_a_riscv_guest, on_the_host as on_the_riscv_host};
 
 /// What a check found.
 #[derive(Debug, Clone)]

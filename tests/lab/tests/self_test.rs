@@ -19,6 +19,7 @@ fn main() -> ExitCode {
             self_test::guest_and_host_apart,
             self_test::leaving_a_guest,
             self_test::on_the_riscv_host,
+            self_test::in_a_riscv_guest,
         ]
         .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
         .map(|group| group.join().expect("it reports what fails"))
