@@ -6,12 +6,14 @@
 mod bus;
 pub mod fs;
 mod fw_cfg;
+mod interrupt;
 mod power;
 mod serial;
 pub mod virtio;
 
 pub use bus::{Overlap, PortBus, PortDevice};
 pub use fw_cfg::FwCfg;
+pub use interrupt::Interrupt;
 pub use power::{AcpiSleep, DebugExit, ResetOn};
 pub use serial::{Serial, SerialError};
 

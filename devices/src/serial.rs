@@ -7,21 +7,21 @@ use vm_superio::Trigger;
 use vm_superio::serial::SerialEvents;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{End, PortDevice};
+use crate::{End, Interrupt, PortDevice};
 
 /// Input that the port would not take.
 #[derive(Debug, thiserror::Error)]
 #[error("the serial port's interrupt cannot be raised: {0}")]
 pub struct SerialError(io::Error);
 
-/// The eventfd that KVM turns into the port's interrupt.
-struct Interrupt(EventFd);
+/// The port's interrupt.
+struct Line(Box<dyn Interrupt>);
 
-impl Trigger for Interrupt {
+impl Trigger for Line {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
-        self.0.write(1)
+        self.0.raise()
     }
 }
 
@@ -39,7 +39,7 @@ impl SerialEvents for RoomEvent {
 }
 
 /// The model collects what it sends, so that it is passed on when nobody waits for the model any more.
-type Model = vm_superio::Serial<Interrupt, RoomEvent, Vec<u8>>;
+type Model = vm_superio::Serial<Line, RoomEvent, Vec<u8>>;
 
 /// The port. A clone is the same port.
 #[derive(Clone)]
@@ -57,8 +57,9 @@ impl Serial {
     pub const PORTS: u16 = 8;
 
     /// A port that raises `interrupt`, signals `room` when the guest has read its input, and sends to `out`.
-    pub fn new(interrupt: EventFd, room: EventFd, out: impl Write + Send + 'static) -> Self {
-        let model = Model::with_events(Interrupt(interrupt), RoomEvent(room), Vec::with_capacity(MOST_SENT));
+    pub fn new(interrupt: impl Interrupt + 'static, room: EventFd, out: impl Write + Send + 'static) -> Self {
+        let model =
+            Model::with_events(Line(Box::new(interrupt)), RoomEvent(room), Vec::with_capacity(MOST_SENT));
         Self { model: Arc::new(Mutex::new(model)), out: Arc::new(Mutex::new(out)) }
     }
 
@@ -114,9 +115,9 @@ mod tests {
 
     /// Collects what the guest sent.
     #[derive(Clone, Default)]
-    struct Line(Arc<Mutex<Vec<u8>>>);
+    struct Wire(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Line {
+    impl Write for Wire {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_the_guest_sends_comes_out() {
-        let line = Line::default();
+        let line = Wire::default();
         let port = Serial::new(event(), event(), line.clone());
         for byte in b"tally" {
             assert_eq!(port.write(0, &[*byte]), None);
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn input_beyond_the_fifo_waits_until_the_guest_has_read() {
         let room = event();
-        let port = Serial::new(event(), room.try_clone().unwrap(), Line::default());
+        let port = Serial::new(event(), room.try_clone().unwrap(), Wire::default());
         let input = [b'x'; 200];
         let taken = port.receive(&input).unwrap();
         assert!(taken > 0 && taken < input.len());

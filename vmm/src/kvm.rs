@@ -59,9 +59,6 @@ pub enum KvmError {
         /// The most there can be.
         most: u32,
     },
-    /// It has more to say of its processor than it can be told.
-    #[error("this host's KVM supports {0} CPUID leaves, which is more than it takes")]
-    Cpuid(usize),
     /// An operation failed.
     #[error("KVM cannot {what}: {source}")]
     Operation {

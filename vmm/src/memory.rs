@@ -63,26 +63,6 @@ impl std::str::FromStr for Size {
     }
 }
 
-/// What a range of guest-physical addresses is, as the firmware tells it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RangeKind {
-    /// Free for the guest.
-    Ram,
-    /// Holds something, or nothing at all.
-    Reserved,
-}
-
-/// One range of the memory map.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    /// Its first address.
-    pub start: u64,
-    /// Its length in bytes.
-    pub len: u64,
-    /// What it is.
-    pub kind: RangeKind,
-}
-
 /// A guest's RAM, mapped into Tally.
 #[derive(Debug, Clone)]
 pub struct GuestRam {
@@ -115,16 +95,6 @@ impl GuestRam {
     /// How much there is, in bytes.
     pub fn size(&self) -> u64 {
         self.size
-    }
-
-    /// One past the last byte of RAM below the devices, or of all RAM if they are below it.
-    pub fn low_end(&self) -> u64 {
-        memory::low_end(self.size)
-    }
-
-    /// The memory map that the guest is told, in ascending order.
-    pub fn map(&self) -> Vec<Range> {
-        memory::map(self.size)
     }
 }
 

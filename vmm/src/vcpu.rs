@@ -16,7 +16,7 @@ use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
 use crate::arch::board::Buses;
-use crate::arch::exit::{self, Access};
+use crate::arch::exit;
 use crate::event_log::{EventLog, VcpuLog};
 use crate::exits::{Exits, Stopwatch};
 use crate::kvm::KvmError;
@@ -49,8 +49,6 @@ pub struct Vcpu {
     pub vm: Arc<VmFd>,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
     pub ram: GuestRam,
-    /// Whether its kernel can access registers without leaving the guest.
-    pub has_slate: bool,
 }
 
 /// Why a vCPU cannot go on.
@@ -110,8 +108,6 @@ pub struct Failure {
 
 /// What `KVM_RUN` came back for, free of the borrow of the vCPU's file.
 pub enum Exit {
-    /// An access to a device, still to be made.
-    Access(Access),
     /// Nothing more, or nothing that concerns us.
     Nothing,
     /// A signal, or what was asked for.
@@ -138,11 +134,6 @@ impl Vcpu {
             self.settle(&mut pmu, matches!(exit, Exit::CalledOut))?;
             match exit {
                 Exit::Nothing | Exit::CalledOut => {}
-                Exit::Access(access) => {
-                    if let Some(end) = self.carry_out(&access) {
-                        return Ok(end);
-                    }
-                }
                 Exit::End(end) => return Ok(end),
                 Exit::Dead(reason) => return Err(self.failure(reason)),
             }

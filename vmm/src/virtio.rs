@@ -9,8 +9,8 @@ use devices::virtio::{Device, MmioBus, Transport};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use log::info;
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::EventFd;
 
+use crate::arch::board;
 use crate::arch::machine::virtio;
 use crate::kvm::Doing;
 use crate::vm::VmError;
@@ -23,14 +23,13 @@ impl Virtio {
     /// Gives a device its registers and its interrupt; whoever has it serves it.
     pub fn attach(
         &mut self,
-        vm: &VmFd,
+        vm: &Arc<VmFd>,
         memory: &GuestMemoryMmap,
         device: &dyn Device,
     ) -> Result<Arc<Transport>, VmError> {
         let index = self.0.len();
-        let interrupt = EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event)?;
-        vm.register_irqfd(&interrupt, virtio::gsi(index)).doing("connect a virtio device's interrupt")?;
-        let transport = Transport::new(device, memory.clone(), interrupt).map_err(VmError::Event)?;
+        let line = board::line(vm, virtio::gsi(index))?;
+        let transport = Transport::new(device, memory.clone(), line).map_err(VmError::Event)?;
         // So that a request does not make its vCPU leave KVM.
         let notify = IoEventAddress::Mmio(virtio::address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)

@@ -67,9 +67,9 @@ pub enum VmError {
     /// Or of threads.
     #[error("cannot start a device's thread: {0}")]
     Thread(std::io::Error),
-    /// The guest's memory does not hold what the firmware keeps there.
+    /// The guest's memory does not hold what its kernel is to be told.
     #[error("cannot write the firmware: {0}")]
-    Firmware(vm_memory::GuestMemoryError),
+    Firmware(String),
 }
 
 /// A machine ready to run.
@@ -129,7 +129,6 @@ impl Vm {
                 stopwatch: Stopwatch::default(),
                 vm: Arc::clone(&vm),
                 ram: config.ram.clone(),
-                has_slate: config.kernel.has_slates(),
             });
         }
         Ok(Self { vcpus, asked, console, console_room, agent })
@@ -151,10 +150,8 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
     Ok(())
 }
 
-fn serial_port(vm: &VmFd, output: Output) -> Result<(Serial, EventFd), VmError> {
-    let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event);
-    let (interrupt, room) = (event()?, event()?);
-    vm.register_irqfd(&interrupt, COM.gsi).doing("connect the serial port's interrupt")?;
-    let serial = Serial::new(interrupt, room.try_clone().map_err(VmError::Event)?, output);
+fn serial_port(vm: &Arc<VmFd>, output: Output) -> Result<(Serial, EventFd), VmError> {
+    let room = EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event)?;
+    let serial = Serial::new(board::line(vm, COM.gsi)?, room.try_clone().map_err(VmError::Event)?, output);
     Ok((serial, room))
 }

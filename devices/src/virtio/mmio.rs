@@ -14,6 +14,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Device, Queues};
+use crate::Interrupt;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
@@ -68,7 +69,7 @@ pub struct Transport {
     memory: GuestMemoryMmap,
     state: Mutex<State>,
     interrupt_status: AtomicU32,
-    interrupt: EventFd,
+    interrupt: Box<dyn Interrupt>,
     kick: EventFd,
 }
 
@@ -92,7 +93,11 @@ impl Transport {
     pub const NOTIFY: u64 = register::QUEUE_NOTIFY;
 
     /// Registers for a device with its queues in `memory`, which raises `interrupt`.
-    pub fn new(device: &dyn Device, memory: GuestMemoryMmap, interrupt: EventFd) -> io::Result<Arc<Self>> {
+    pub fn new(
+        device: &dyn Device,
+        memory: GuestMemoryMmap,
+        interrupt: impl Interrupt + 'static,
+    ) -> io::Result<Arc<Self>> {
         let queues = device
             .queues()
             .into_iter()
@@ -114,7 +119,7 @@ impl Transport {
                 was_reset: false,
             }),
             interrupt_status: AtomicU32::new(0),
-            interrupt,
+            interrupt: Box::new(interrupt),
             kick: EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK)?,
         }))
     }
@@ -238,7 +243,7 @@ impl Transport {
     fn interrupt(&self, why: u32) {
         self.interrupt_status.fetch_or(why, Ordering::AcqRel);
         // An eventfd that KVM has not taken yet is an interrupt on its way.
-        let _ = self.interrupt.write(1);
+        let _ = self.interrupt.raise();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -15,6 +15,7 @@ pub struct LoadError {
 
 /// Why not. Sizes and addresses are as the file has them: nothing here has been checked any further.
 #[derive(Debug, thiserror::Error)]
+#[expect(dead_code, reason = "each processor's loader has its own problems")]
 pub enum Problem {
     /// The file cannot be read.
     #[error("cannot read it: {0}")]
@@ -127,6 +128,9 @@ pub enum Problem {
          --pmu kvm and --pmu none do without"
     )]
     Rdpmc(u64),
+    /// Accesses to the PMU that cannot be handed over.
+    #[error("{0}: --pmu kvm and --pmu none do without")]
+    Retarget(String),
     /// The command line is too long.
     #[error("a command line of {len} bytes: this kernel takes at most {max}")]
     CommandLine {

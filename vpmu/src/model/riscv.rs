@@ -31,7 +31,7 @@ use crate::source::Source;
 use crate::unit::{Setting, Unit};
 use sbi::{Config, Error};
 
-pub use sbi::Answer;
+pub use sbi::{Answer, EVENT_GET_INFO};
 
 /// All counters have as many bits as a register.
 const WIDTH: u32 = 64;
@@ -146,10 +146,7 @@ impl<S: Source> Riscv<S> {
         data: u64,
     ) -> Result<u64, Error> {
         let set = self.set(base, mask)?;
-        let event = event::decode(index, data).ok_or(Error::NotSupported)?;
-        if !self.policy.allows_event(event) || !self.unit.can_count(event) {
-            return Err(Error::NotSupported);
-        }
+        let event = self.countable(index, data).ok_or(Error::NotSupported)?;
         let wanted = Use { event, filter: config.filter() };
         let counter = self.choose(set, config, wanted).ok_or(Error::NotSupported)?;
         self.configure(counter, wanted);
@@ -160,6 +157,17 @@ impl<S: Source> Riscv<S> {
             self.unit.set_control(self.unit.control() | 1 << counter);
         }
         Ok(counter as u64)
+    }
+
+    /// Whether there is an event, as the guest writes it, that can be counted: what the function [`EVENT_GET_INFO`] says of
+    /// each in a list. That is in the guest's memory, which is not seen here.
+    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
+        self.countable(index, data).is_some()
+    }
+
+    fn countable(&mut self, index: u64, data: u64) -> Option<Event> {
+        let event = event::decode(index, data)?;
+        (self.policy.allows_event(event) && self.unit.can_count(event)).then_some(event)
     }
 
     /// The counter of a set that is to count this: the first, if the guest says so, or else a free one.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use devices::virtio::MmioBus;
-use devices::{AcpiSleep, DebugExit, FwCfg, Overlap, PortBus, ResetOn, Serial};
+use devices::{AcpiSleep, DebugExit, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
 use super::loader::Entry;
@@ -22,7 +23,7 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 /// PCI bus to look for.
 pub const KERNEL_WORDS: &str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
 
-/// Where a vCPU finds devices.
+/// Where a vCPU finds devices, and what else it has a share in.
 #[derive(Clone)]
 pub struct Buses {
     /// Those with I/O ports.
@@ -31,6 +32,8 @@ pub struct Buses {
     pub memory: Arc<MmioBus>,
     /// The console bytes that KVM holds back.
     pub coalescing: Arc<Coalescing>,
+    /// Whether the kernel can access the PMU's registers without leaving the guest.
+    pub has_slates: bool,
 }
 
 impl Buses {
@@ -48,6 +51,7 @@ impl Buses {
             ports: Arc::new(ports(config, console, linux)?),
             memory: Arc::new(memory),
             coalescing: Arc::new(Coalescing::new(Arc::clone(vm), coalesce)?),
+            has_slates: config.kernel.has_slates(),
         })
     }
 
@@ -68,6 +72,13 @@ fn ports(config: &Config, console: &Serial, linux: bool) -> Result<PortBus, Over
         bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
     }
     Ok(bus)
+}
+
+/// A device's interrupt line.
+pub fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, VmError> {
+    let event = EventFd::new(libc::EFD_NONBLOCK).map_err(VmError::Event)?;
+    vm.register_irqfd(&event, gsi).doing("connect a device's interrupt")?;
+    Ok(event)
 }
 
 /// What has to be there before the first vCPU.
@@ -92,7 +103,8 @@ pub fn describe(
     virtio_devices: usize,
     _entry: Entry,
 ) -> Result<(), VmError> {
-    firmware::write(&config.ram.mapped, config.cpus, virtio_devices).map_err(VmError::Firmware)
+    firmware::write(&config.ram.mapped, config.cpus, virtio_devices)
+        .map_err(|error| VmError::Firmware(error.to_string()))
 }
 
 /// What vCPUs are made with.

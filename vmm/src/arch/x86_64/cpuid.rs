@@ -67,7 +67,8 @@ pub fn for_vcpu(
             entries.extend((0..3).map(|level| topology::level(leaf, level, apic_id, cpus)));
         }
     }
-    CpuId::from_entries(&entries).map_err(|_| KvmError::Cpuid(entries.len()))
+    CpuId::from_entries(&entries)
+        .map_err(|_| KvmError::Lacks(format!("room for the {} CPUID leaves that it supports", entries.len())))
 }
 
 /// Makes room for functions up to `last`, for a PMU that the host's processor need not have.

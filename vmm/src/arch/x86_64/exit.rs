@@ -11,12 +11,14 @@ use crate::vcpu::{Exit, Vcpu};
 /// What says where a vCPU is.
 pub const POINTER: &str = "RIP";
 
-/// An access to a port, which is made before the guest goes on.
-pub enum Access {
+/// What it came back for, free of the borrow of the vCPU's file.
+enum Left {
     /// An `in`, to be answered into this memory.
     In(u16, *mut [u8]),
     /// An `out` of what is in this memory.
     Out(u16, *const [u8]),
+    /// Anything else.
+    Otherwise(Exit),
 }
 
 /// Where a vCPU is. AMD's processors lose it in a triple fault: KVM then shows that of a reset.
@@ -42,20 +44,27 @@ pub fn tell_of_pause(fd: &VcpuFd) {
 impl Vcpu {
     /// Runs the guest until it leaves.
     pub fn enter(&mut self, pmu: &mut ThreadPmu) -> Exit {
-        let exit = self.run_once(pmu);
+        let left = self.run_once(pmu);
         self.buses.drain(&mut self.fd);
-        exit
+        match left {
+            Left::In(port, data) => {
+                self.input(port, data);
+                Exit::Nothing
+            }
+            Left::Out(port, data) => self.output(port, data).map_or(Exit::Nothing, Exit::End),
+            Left::Otherwise(exit) => exit,
+        }
     }
 
-    fn run_once(&mut self, pmu: &mut ThreadPmu) -> Exit {
-        match self.fd.run() {
+    fn run_once(&mut self, pmu: &mut ThreadPmu) -> Left {
+        Left::Otherwise(match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 self.exits.port_reads += 1;
-                Exit::Access(Access::In(port, data))
+                return Left::In(port, data);
             }
             Ok(VcpuExit::IoOut(port, data)) => {
                 self.exits.port_writes += 1;
-                Exit::Access(Access::Out(port, data))
+                return Left::Out(port, data);
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 self.exits.memory_reads += 1;
@@ -91,18 +100,7 @@ impl Vcpu {
             }
             Ok(other) => Exit::of(&other).unwrap_or_else(|| self.rare_exit()),
             Err(error) => self.failed_run(error),
-        }
-    }
-
-    /// Makes an access, which may be the machine's end.
-    pub fn carry_out(&mut self, access: &Access) -> Option<End> {
-        match *access {
-            Access::In(port, data) => {
-                self.input(port, data);
-                None
-            }
-            Access::Out(port, data) => self.output(port, data),
-        }
+        })
     }
 
     fn input(&mut self, port: u16, data: *mut [u8]) {

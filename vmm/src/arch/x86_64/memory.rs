@@ -1,8 +1,6 @@
 //! The guest's physical address space. RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt
 //! controllers live.
 
-use crate::memory::{Range, RangeKind};
-
 /// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
 const HOLE_START: u64 = 3 << 30;
 const HOLE_END: u64 = 4 << 30;
@@ -27,6 +25,26 @@ pub mod low {
     pub const SLATES: u64 = 0x3_0000;
     /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
     pub const ACPI: u64 = 0xe_0000;
+}
+
+/// What a range of guest-physical addresses is, as the firmware tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RangeKind {
+    /// Free for the guest.
+    Ram,
+    /// Holds something, or nothing at all.
+    Reserved,
+}
+
+/// One range of the memory map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// Its first address.
+    pub start: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// What it is.
+    pub kind: RangeKind,
 }
 
 /// Where RAM of that size is: first addresses and lengths.

@@ -180,7 +180,7 @@ pub enum Told {
 impl Front {
     /// That of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
-        let registers = vcpu.pmu.slate().filter(|_| vcpu.has_slate);
+        let registers = vcpu.pmu.slate().filter(|_| vcpu.buses.has_slates);
         let slate = registers.and_then(|registers| SharedSlate::new(vcpu.id, registers, &vcpu.ram.mapped));
         Self { model: shown.model(host), line: Line::new(shown.entry(), vcpu.id), slate }
     }

@@ -17,6 +17,8 @@ pub const STOP: u64 = 4;
 pub const FIRMWARE_READ: u64 = 5;
 /// "Read a firmware counter high bits".
 pub const FIRMWARE_READ_HIGH: u64 = 6;
+/// "Get Event info".
+pub const EVENT_GET_INFO: u64 = 8;
 
 /// What a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

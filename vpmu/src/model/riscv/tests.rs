@@ -158,6 +158,16 @@ fn what_the_host_cannot_count_is_not_supported_and_what_it_cannot_just_now_is() 
 }
 
 #[test]
+fn a_kernel_can_ask_which_events_there_are() {
+    let (mut pmu, _) = pmu(Shape { programmable: 2, overflows: true });
+    assert!(pmu.has_event(1, 0) && pmu.has_event(2, 0), "cycles and instructions");
+    assert!(!pmu.has_event(7, 0), "bus-cycles, which the host does not have");
+    assert!(!pmu.has_event(0xf_0000, 0) && !pmu.has_event(u64::MAX, u64::MAX));
+    pmu.obey(&of_events(&["cycles"]));
+    assert!(pmu.has_event(1, 0) && !pmu.has_event(2, 0));
+}
+
+#[test]
 fn a_counter_that_can_tell_of_its_overflow_is_preferred() {
     let (mut pmu, _) = pmu(SHAPE);
     assert_eq!(pmu.config(ALL, 0, CYCLES), (SUCCESS, 3));

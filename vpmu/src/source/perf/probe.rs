@@ -7,6 +7,10 @@ use super::host::HostPmu;
 use super::obstacle::Obstacle;
 use crate::event::{Event, Meaning};
 
+/// What any counter can count. On x86-64 no processor has a fixed counter for branches. On RISC-V not every one counts
+/// them, and for cycles the firmware takes a counter that interrupts, as all of these are to.
+const ANYWHERE: Meaning = if cfg!(target_arch = "riscv64") { Meaning::Cycles } else { Meaning::Branches };
+
 /// Counters that find room on the PMU at once. Others may hold some all the time: the NMI watchdog holds one on every CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Free {
@@ -19,8 +23,7 @@ pub struct Free {
 /// Finds room for so many general counters, for those of `fixed` that the host has and holds beside them, and then for
 /// more general ones, up to `most`.
 pub fn free_counters(pmu: HostPmu, least: usize, fixed: &[Meaning], most: usize) -> Result<Free, Obstacle> {
-    // No processor has a fixed counter for these.
-    const GENERAL: Event = Event::Meaning(Meaning::Branches);
+    const GENERAL: Event = Event::Meaning(ANYWHERE);
     let mut general = Vec::new();
     let mut held = Vec::new();
     while general.len() < least && hold(pmu, GENERAL, &mut general)? {}

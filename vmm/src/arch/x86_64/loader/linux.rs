@@ -15,11 +15,11 @@ use vm_memory::{Bytes, GuestAddress};
 use super::elf::{Class, Elf};
 use super::segment::{self, Segment, page_down, page_up};
 use super::{Entry, bzimage};
-use crate::arch::memory::{HIGH_RAM, low};
+use crate::arch::memory::{self, HIGH_RAM, RangeKind, low};
 use crate::loader::Boot;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
-use crate::memory::{GuestRam, RangeKind};
+use crate::memory::GuestRam;
 
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"HdrS");
@@ -123,7 +123,7 @@ impl Linux {
         let kernel_end = page_up(self.end());
         let limit = u64::from(self.header.initrd_addr_max) + 1;
         let needs = kernel_end.saturating_add(page_up(len));
-        let at = page_down(ram.low_end().min(limit).saturating_sub(len));
+        let at = page_down(memory::low_end(ram.size()).min(limit).saturating_sub(len));
         if needs > limit {
             return Err(file.error(Problem::InitrdTooLarge { limit, kernel_end }));
         }
@@ -148,7 +148,7 @@ impl Linux {
         params.hdr.cmd_line_ptr = address(low::COMMAND_LINE)?;
         params.hdr.ramdisk_image = address(initrd.at)?;
         params.hdr.ramdisk_size = address(initrd.len)?;
-        let map = boot.ram.map();
+        let map = memory::map(boot.ram.size());
         for (entry, range) in params.e820_table.iter_mut().zip(&map) {
             let kind = match range.kind {
                 RangeKind::Ram => E820_RAM,
@@ -161,7 +161,7 @@ impl Linux {
         LinuxBootConfigurator::write_bootparams(&params, &boot.ram.mapped).map_err(|_| Problem::Memory {
             what: "the zero page",
             needs: HIGH_RAM,
-            has: boot.ram.low_end(),
+            has: memory::low_end(boot.ram.size()),
         })
     }
 }

@@ -12,12 +12,12 @@ use vm_memory::{Bytes, GuestAddress};
 use super::Entry;
 use super::elf::{self, Elf, check_in_file};
 use super::segment::{self, Segment, page_up};
-use crate::arch::memory::{HIGH_RAM, low};
+use crate::arch::memory::{self, HIGH_RAM, RangeKind, low};
 use crate::loader::Boot;
 use crate::loader::bytes::u32_at;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
-use crate::memory::{GuestRam, RangeKind};
+use crate::memory::GuestRam;
 
 /// "The Multiboot header must be contained completely within the first 8192 bytes of the OS image" (3.1).
 pub const SEARCHED: u64 = 8192;
@@ -219,9 +219,9 @@ impl Information<'_> {
     /// The structure and what it points to, for that address.
     fn bytes(&self, base: u32) -> Vec<u8> {
         let mut block = Block { base, bytes: vec![0; Self::LEN] };
-        let map = self.ram.map();
+        let map = memory::map(self.ram.size());
         let first_kib = map.first().map_or(0, |range| range.len) >> 10;
-        let upper_kib = self.ram.low_end().saturating_sub(HIGH_RAM) >> 10;
+        let upper_kib = memory::low_end(self.ram.size()).saturating_sub(HIGH_RAM) >> 10;
 
         let texts: Vec<u32> = self.modules.iter().map(|module| block.text(&module.text)).collect();
         let command_line = block.text(&self.command_line);

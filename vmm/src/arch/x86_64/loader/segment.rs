@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::arch::memory::{self, RangeKind};
 use crate::loader::error::Problem;
-use crate::memory::{GuestRam, RangeKind};
+use crate::memory::GuestRam;
 
 /// Memory below this is not for images: Tally's segment descriptors are there.
 const LOWEST: u64 = 0x1000;
@@ -37,9 +38,9 @@ pub fn contain(segments: &[Segment], address: u64) -> bool {
 /// Zeroes at a segment's end are not written, whether the file has them or not (Linux' `.bss` is in its file): the
 /// guest's memory is zero to begin with, and pages that nobody wrote cost the host nothing.
 pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), Problem> {
-    let map = ram.map();
+    let map = memory::map(ram.size());
     for Segment { memory, file, .. } in segments {
-        let free = |range: &crate::memory::Range| {
+        let free = |range: &memory::Range| {
             range.kind == RangeKind::Ram
                 && range.start.max(LOWEST) <= memory.start
                 && memory.end <= range.start + range.len
@@ -59,15 +60,15 @@ pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), P
 
 /// Whether the guest has memory up to that address, below its hole.
 pub fn check_end(what: &'static str, end: u64, ram: &GuestRam) -> Result<(), Problem> {
-    if end > ram.low_end() { Err(too_small(what, end, ram)) } else { Ok(()) }
+    if end > memory::low_end(ram.size()) { Err(too_small(what, end, ram)) } else { Ok(()) }
 }
 
 /// What to say of something that would end beyond the guest's memory, or beyond where its hole begins.
 pub fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
-    if ram.size() > ram.low_end() {
-        Problem::Hole { what, end, hole: ram.low_end() }
+    if ram.size() > memory::low_end(ram.size()) {
+        Problem::Hole { what, end, hole: memory::low_end(ram.size()) }
     } else {
-        Problem::Memory { what, needs: end, has: ram.low_end() }
+        Problem::Memory { what, needs: end, has: memory::low_end(ram.size()) }
     }
 }
 

@@ -45,7 +45,7 @@ fn the_zero_page_tells_memory_command_line_and_acpi() {
         .iter()
         .map(|entry| (entry.addr, entry.size, entry.r#type))
         .collect();
-    assert_eq!(told.len(), ram.map().len());
+    assert_eq!(told.len(), memory::map(ram.size()).len());
     assert!(told.contains(&(HIGH_RAM, (3 << 30) - HIGH_RAM, 1)));
     assert!(told.contains(&(4 << 30, 2 << 30, 1)));
     assert_eq!(told[1].2, 2);

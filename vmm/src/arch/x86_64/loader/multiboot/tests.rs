@@ -16,7 +16,10 @@ fn word(ram: &GuestRam, at: u32) -> u32 {
 
 fn text(ram: &GuestRam, at: u32) -> String {
     let byte = |i| ram.mapped.read_obj::<u8>(GuestAddress(i)).unwrap();
-    String::from_utf8((at.into()..ram.low_end()).map(byte).take_while(|byte| *byte != 0).collect()).unwrap()
+    String::from_utf8(
+        (at.into()..memory::low_end(ram.size())).map(byte).take_while(|byte| *byte != 0).collect(),
+    )
+    .unwrap()
 }
 
 fn refused(file: &[u8], ram: &GuestRam) -> String {
@@ -90,8 +93,9 @@ fn the_memory_map_is_the_guest_s() {
         told.push((long(at + 4), long(at + 12), word(&ram, at + 20)));
         at += word(&ram, at) + 4;
     }
-    let kind = |range: &crate::memory::Range| if range.kind == RangeKind::Ram { 1 } else { 2 };
-    let expected: Vec<_> = ram.map().iter().map(|range| (range.start, range.len, kind(range))).collect();
+    let kind = |range: &memory::Range| if range.kind == RangeKind::Ram { 1 } else { 2 };
+    let expected: Vec<_> =
+        memory::map(ram.size()).iter().map(|range| (range.start, range.len, kind(range))).collect();
     assert_eq!(told, expected);
 }
 

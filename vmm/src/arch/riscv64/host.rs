@@ -1,0 +1,71 @@
+//! The processor that the host has.
+
+use std::{fmt, fs};
+
+use kvm_ioctls::Kvm;
+
+use crate::doctor::fact::Fact;
+use crate::kvm::KvmError;
+use crate::pmu::Pmu;
+
+/// A processor, as far as PMUs go: all have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processor;
+
+impl Processor {
+    /// The host's.
+    #[expect(clippy::unnecessary_wraps, reason = "other processors have to be asked")]
+    pub fn of(_kvm: &Kvm) -> Result<Self, KvmError> {
+        Ok(Self)
+    }
+
+    /// What a kernel has to be told of its processor: nothing.
+    pub fn kernel_words(self, _pmu: Pmu) -> Option<&'static str> {
+        None
+    }
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a RISC-V processor")
+    }
+}
+
+/// What there is to know of it.
+pub fn facts() -> Vec<Fact> {
+    vec![virtualisation(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())]
+}
+
+fn virtualisation(cpuinfo: &str) -> Fact {
+    let about = "processor";
+    let isa = value(cpuinfo, "isa");
+    if has_hypervisor(isa) {
+        Fact::good(about, format!("{isa}, with the hypervisor extension"))
+    } else {
+        Fact::bad(about, format!("{isa}, without the hypervisor extension (H): no guest runs here"))
+    }
+}
+
+/// Whether it is among the extensions of one letter, which come before the first that is a word.
+fn has_hypervisor(isa: &str) -> bool {
+    isa.split('_').next().is_some_and(|letters| letters.trim_start_matches("rv64").contains('h'))
+}
+
+/// What the first processor has for a key.
+fn value<'a>(cpuinfo: &'a str, key: &str) -> &'a str {
+    let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(name, _)| name.trim() == key).map_or("?", |(_, value)| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::fact::State;
+
+    #[test]
+    fn the_hypervisor_extension_is_one_of_the_letters() {
+        let state = |isa: &str| virtualisation(&format!("processor\t: 0\nisa\t\t: {isa}\n")).state;
+        assert_eq!(state("rv64imafdch_zicsr"), State::Good);
+        assert_eq!(state("rv64imafdc_zihintpause_sscofpmf"), State::Bad);
+    }
+}

@@ -1,0 +1,147 @@
+//! The PMU that there is here: calls of the SBI, registers that are read by calls, and a local interrupt.
+//!
+//! The loader has the kernel make calls that KVM leaves to us ([`vpmu::retarget::riscv`]). Each vCPU's [`Front`] answers them,
+//! and interrupts the guest.
+
+mod offer;
+
+use std::fmt;
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use log::trace;
+use vpmu::Outcome;
+use vpmu::event::Selection;
+use vpmu::model::Model;
+use vpmu::model::riscv::{Answer, Riscv, Shape};
+use vpmu::retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
+use vpmu::source::perf::{HostPmu, PerfEvents};
+
+use super::register::Register;
+use crate::kvm::{Doing, KvmError};
+use crate::pmu::Pmu;
+use crate::pmu::thread::{Kind, ThreadPmu};
+use crate::vcpu::Vcpu;
+
+pub use self::offer::{Choice, offer};
+
+/// The counters' interrupt among those of a CPU (Sscofpmf).
+pub const OVERFLOW: u64 = 1 << 13;
+/// The register that says which counters have overflowed.
+const OVERFLOWS: u32 = 0xda0;
+
+/// The PMU of Tally's that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown(pub Shape);
+
+/// Who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// The host's PMU.
+    pub pmu: HostPmu,
+}
+
+/// How many counters for any events the processor has on which this thread runs: there is no way to know.
+pub fn counters() -> Option<usize> {
+    None
+}
+
+impl Shown {
+    /// What is counted, in the guest's words.
+    pub fn words(self, _host: Host, selection: Selection) -> String {
+        selection.to_string()
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { programmable, overflows } = self.0;
+        let overflows = if overflows {
+            "overflow interrupts (Sscofpmf)"
+        } else {
+            "no overflow interrupt: it counts only"
+        };
+        write!(f, "RISC-V's PMU, cycle, instret and {programmable} programmable counters, {overflows}")
+    }
+}
+
+impl Pmu {
+    /// Tells KVM, before the first vCPU exists: it is told for each vCPU.
+    #[expect(clippy::unnecessary_wraps, reason = "other processors' KVM has to be told")]
+    pub fn configure(self, _vm: &VmFd) -> Result<(), KvmError> {
+        Ok(())
+    }
+}
+
+/// Tally's PMU, as its guest's vCPU has it.
+pub struct Front(Riscv<PerfEvents>);
+
+/// How an overflow was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// By an interrupt that may have to wait.
+    Otherwise,
+}
+
+impl Front {
+    /// That of a vCPU.
+    pub fn new(shown: Shown, host: Host, _vcpu: &Vcpu) -> Self {
+        Self(Riscv::new(shown.0, PerfEvents::new(host.pmu)))
+    }
+
+    /// What its registers mean.
+    pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
+        &mut self.0
+    }
+
+    /// Has all take effect for which the guest did not leave: it leaves for everything.
+    pub fn take(&mut self) {}
+
+    /// The same.
+    pub fn end(&mut self) {}
+
+    /// Interrupts the guest.
+    pub fn interrupt(&mut self, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
+        let waiting = Register::SIP.get(fd).doing("say which interrupts wait")?;
+        Register::SIP.set(fd, waiting | OVERFLOW).doing("interrupt a vCPU")?;
+        Ok(Told::Otherwise)
+    }
+
+    /// Before the guest goes on.
+    pub fn give(&mut self, _fd: &VcpuFd, _told: Told) {}
+}
+
+impl ThreadPmu {
+    /// Whether it is Tally's.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.kind, Kind::Ours(_))
+    }
+
+    /// Whether it can count an event, as the guest writes it.
+    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
+        match &mut self.kind {
+            Kind::Ours(Front(model)) => model.has_event(index, data),
+            Kind::None | Kind::Kvm => false,
+        }
+    }
+
+    /// The guest's kernel accesses it by a call.
+    pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
+        let Kind::Ours(Front(model)) = &mut self.kind else { return NOT_SUPPORTED };
+        let register = match function {
+            READ_COUNTER => u32::try_from(arguments[0]).ok(),
+            READ_OVERFLOWS => Some(OVERFLOWS),
+            _ => {
+                let answer = model.call(function, arguments);
+                trace!("calls {function} with {arguments:#x?}: {answer:?}");
+                return answer;
+            }
+        };
+        let outcome = register.map_or(Outcome::Fault, |register| model.read(register));
+        trace!("reads {register:#x?}: {outcome}");
+        match outcome {
+            Outcome::Value(value) => Answer { error: 0, value },
+            Outcome::Handled | Outcome::Fault | Outcome::NotMine => NOT_SUPPORTED,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! From what was asked for to what the host can give: the guest is never offered more counters than there are.
+
+use vpmu::model::riscv::Shape;
+use vpmu::policy::Policy;
+use vpmu::source::perf::{HostPmu, Obstacle, free_counters};
+
+use super::super::host::Processor;
+use super::super::register::Register;
+use super::{Host, OVERFLOW, Shown};
+use crate::kvm;
+use crate::pmu::{Offer, Pmu};
+
+/// So many counters there can be beside the two fixed ones.
+const MOST: usize = 29;
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// RISC-V's PMU, as far as this host has it
+    Auto,
+    /// RISC-V's PMU with overflow interrupts (Sscofpmf)
+    Riscv,
+    /// RISC-V's base PMU: cycle and instret, without an interrupt
+    RiscvBase,
+    /// KVM's own in-kernel vPMU, for comparison
+    Kvm,
+    /// No PMU: the SBI has none
+    None,
+}
+
+/// A PMU that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Unavailable {
+    /// The host gives no counters.
+    #[error("{0}; or run without a PMU: --pmu none")]
+    Host(#[from] Obstacle),
+    /// Nothing would interrupt the guest.
+    #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
+    NoInterrupt(&'static str),
+    /// More than the model has.
+    #[error("--counters {asked}: --pmu {choice} has {has}")]
+    Model {
+        /// What was asked for.
+        asked: u32,
+        /// Of which PMU.
+        choice: &'static str,
+        /// What is possible.
+        has: &'static str,
+    },
+    /// More than the host has.
+    #[error("--counters {asked}: this host has {free} free")]
+    Busy {
+        /// What was asked for.
+        asked: u32,
+        /// What there is.
+        free: usize,
+    },
+    /// A number of counters for a PMU that has none of ours.
+    #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
+    NotOurs(&'static str),
+    /// The threads cannot stay where the counters are.
+    #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
+    Cores(std::io::Error),
+}
+
+impl Choice {
+    /// Whether that is a PMU of Tally's.
+    pub fn is_ours(self) -> bool {
+        !matches!(self, Self::Kvm | Self::None)
+    }
+
+    /// What the command line has.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Riscv => "riscv",
+            Self::RiscvBase => "riscv-base",
+            Self::Kvm => "kvm",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Finds out what the guest can be offered.
+pub fn offer(
+    choice: Choice,
+    counters: Option<u32>,
+    _processor: Processor,
+    _policy: &Policy,
+) -> Result<Offer, Unavailable> {
+    let plain = |pmu| Offer { pmu, remarks: Vec::new() };
+    match choice {
+        _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
+        Choice::None => Ok(plain(Pmu::None)),
+        Choice::Kvm => Ok(plain(Pmu::Kvm)),
+        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match of_ours(choice, counters) {
+            Err(Unavailable::Host(obstacle))
+                if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() =>
+            {
+                let remark = format!("{obstacle}; the guest sees no PMU");
+                Ok(Offer { pmu: Pmu::None, remarks: vec![remark] })
+            }
+            found => found,
+        },
+    }
+}
+
+fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+    let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
+    let free = free_counters(pmu, MOST, &[], MOST)?.general;
+    let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
+    if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
+        return Err(Unavailable::NoInterrupt(why));
+    }
+    let remark =
+        obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
+    let shape = Shape {
+        programmable: programmable(choice, counters, free)?,
+        overflows: choice != Choice::RiscvBase && obstacle.is_none(),
+    };
+    let remarks = stays.into_iter().chain(remark).collect();
+    Ok(Offer { pmu: Pmu::Ours(Shown(shape), Host { pmu }), remarks })
+}
+
+fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize, Unavailable> {
+    if choice == Choice::RiscvBase {
+        return match asked {
+            None => Ok(0),
+            Some(asked) => {
+                Err(Unavailable::Model { asked, choice: choice.name(), has: "cycle and instret only" })
+            }
+        };
+    }
+    let Some(asked) = asked else { return Ok(free.min(MOST)) };
+    match usize::try_from(asked) {
+        Ok(counters) if counters > free => Err(Unavailable::Busy { asked, free }),
+        Ok(counters) if (1..=MOST).contains(&counters) => Ok(counters),
+        _ => Err(Unavailable::Model { asked, choice: choice.name(), has: "1 to 29" }),
+    }
+}
+
+/// Why nothing can interrupt a guest for an overflow, if nothing can: KVM would have to take that interrupt, and tell that it
+/// waits.
+fn no_interrupt() -> Option<&'static str> {
+    const OLD: &str =
+        "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
+    let takes = || {
+        let vm = kvm::open_any().ok()?.create_vm().ok()?;
+        let fd = vm.create_vcpu(0).ok()?;
+        Register::SIP.set(&fd, OVERFLOW).ok()?;
+        Some(Register::SIP.get(&fd).ok()? & OVERFLOW != 0)
+    };
+    (takes() != Some(true)).then_some(OLD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_gets_no_more_counters_than_the_host_has() {
+        assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MOST);
+        assert_eq!(programmable(Choice::Riscv, None, 4).unwrap(), 4);
+        assert_eq!(programmable(Choice::RiscvBase, None, 4).unwrap(), 0);
+        let refusal = programmable(Choice::Riscv, Some(5), 4).unwrap_err().to_string();
+        assert_eq!(refusal, "--counters 5: this host has 4 free");
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        use clap::ValueEnum;
+        for choice in Choice::value_variants() {
+            assert_eq!(choice.to_possible_value().unwrap().get_name(), choice.name());
+        }
+    }
+}
