@@ -1,7 +1,8 @@
 //! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
 //!
 //! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together ([`vm`]) and waits
-//! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest.
+//! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest. What differs from one kind of processor to
+//! another is in rooms of its own ([`arch`]).
 
 mod agent;
 mod arch;

@@ -27,7 +27,7 @@ use crate::pmu::thread::{Settled, ThreadPmu};
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
-    /// Its number, which is its APIC id.
+    /// Its number, which is its APIC id or its hart id.
     pub id: u8,
     /// KVM's side of it.
     pub fd: VcpuFd,

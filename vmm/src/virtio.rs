@@ -11,9 +11,31 @@ use log::info;
 use vm_memory::GuestMemoryMmap;
 
 use crate::arch::board;
-use crate::arch::machine::virtio;
+use crate::arch::machine::VIRTIO;
 use crate::kvm::Doing;
 use crate::vm::VmError;
+
+/// The most devices that there can be.
+pub const MOST: usize = 8;
+
+/// Where the first is: those behind it have their registers behind each other, each with an interrupt line of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstVirtio {
+    /// Its registers.
+    pub base: u64,
+    /// The interrupt line that it drives.
+    pub gsi: u32,
+}
+
+/// Where a device's registers are.
+pub fn address(index: usize) -> u64 {
+    VIRTIO.base + index as u64 * Transport::SIZE
+}
+
+/// The interrupt line that it drives.
+pub fn gsi(index: usize) -> u32 {
+    VIRTIO.gsi + u32::try_from(index).expect("there are few devices")
+}
 
 /// The devices so far.
 #[derive(Default)]
@@ -28,10 +50,10 @@ impl Virtio {
         device: &dyn Device,
     ) -> Result<Arc<Transport>, VmError> {
         let index = self.0.len();
-        let line = board::line(vm, virtio::gsi(index))?;
+        let line = board::line(vm, gsi(index))?;
         let transport = Transport::new(device, memory.clone(), line).map_err(VmError::Event)?;
         // So that a request does not make its vCPU leave KVM.
-        let notify = IoEventAddress::Mmio(virtio::address(index) + Transport::NOTIFY);
+        let notify = IoEventAddress::Mmio(address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)
             .doing("take a virtio device's requests")?;
         self.0.push(Arc::clone(&transport));
@@ -40,7 +62,7 @@ impl Virtio {
 
     /// All their registers.
     pub fn bus(self) -> MmioBus {
-        MmioBus::new(virtio::BASE, self.0)
+        MmioBus::new(VIRTIO.base, self.0)
     }
 }
 

@@ -95,7 +95,7 @@ impl Vm {
         add_memory(&vm, &config.ram)?;
         let vcpu = |id: u8| vm.create_vcpu(id.into()).doing("make a vCPU");
         let fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
-        board::after_vcpus(&vm, &fds)?;
+        let controllers = board::after_vcpus(&vm, &fds)?;
 
         let command_line = config.command_line;
         let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
@@ -111,7 +111,7 @@ impl Vm {
             let transport = virtio.attach(&vm, memory, &*device)?;
             virtio::serve(&name, transport, device).map_err(VmError::Thread)?;
         }
-        let buses = Buses::new(kvm, &vm, &config, &console, virtio.bus())?;
+        let buses = Buses::new(kvm, &vm, &config, &console, virtio.bus(), controllers)?;
         let processors = Processors::new(kvm)?;
         let (asked, mailboxes) = Vcpus::new(config.cpus);
         let mut vcpus = Vec::new();

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, Suite};
-use tally_lab::Scenario;
+use guest_images::{Arch, Progress, Release, Suite};
+use tally_lab::{Scenario, cross, default_host};
 
 use crate::{payload, program};
 
@@ -53,6 +53,7 @@ ended() {
 /// Commands by name, and what the host is like that they run on.
 #[derive(Default)]
 pub struct Steps {
+    arch: Arch,
     changes: Vec<Change>,
     guest_programs: Vec<(String, Cow<'static, [u8]>)>,
     script: String,
@@ -67,8 +68,9 @@ pub struct Results(BTreeMap<String, Done>);
 /// The folder that a kernel of the distribution is in, with the modules that drive Tally's devices, as its packages install
 /// them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. It takes a step to unpack it.
 pub fn installed(steps: Steps, name: &'static str, suite: Suite) -> Steps {
+    let release = Release { suite, arch: steps.arch };
     let cache = Cache::open().expect("there is a cache");
-    let kernel = guest_images::kernel(&cache, suite, &mut Progress::stderr("lab"))
+    let kernel = guest_images::kernel(&cache, release, &mut Progress::stderr("lab"))
         .unwrap_or_else(|error| panic!("{error}"));
     let modules = guest_images::modules::archive(&kernel.modules).unwrap_or_else(|error| panic!("{error}"));
     let archive = format!("{name}.modules");
@@ -92,6 +94,11 @@ impl Steps {
     /// `payload`, and the default guest.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Steps on a RISC-V host, which has the program under test and the default guest.
+    pub fn on_riscv() -> Self {
+        Self { arch: Arch::Riscv64, ..Self::default() }
     }
 
     /// Puts a program into the guest.
@@ -144,13 +151,22 @@ impl Steps {
         let guest_programs: Vec<_> =
             self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();
         let folder = tempfile::tempdir().expect("temporary folders can be made");
-        let scenario = Scenario::new(self.script)
-            .file(program("tally"), "tally")
-            .file(program("typist"), "typist")
-            .file(payload(), "payload")
+        let mut progress = Progress::stderr("lab");
+        let scenario = Scenario::new(self.script).host(default_host(self.arch));
+        let scenario = match self.arch {
+            Arch::X86_64 => scenario
+                .file(program("tally"), "tally")
+                .file(program("typist"), "typist")
+                .file(payload(), "payload"),
+            Arch::Riscv64 => {
+                let tally = cross::program("tally", &mut progress);
+                scenario.file(tally.unwrap_or_else(|error| panic!("{error}")), "tally")
+            }
+        };
+        let scenario = scenario
             .limit(Duration::from_mins(20))
             .keep_output_in(folder.path())
-            .guest_with(Suite::default(), &guest_programs, &mut Progress::stderr("lab"))
+            .guest_with(Release::of(self.arch), &guest_programs, &mut progress)
             .unwrap_or_else(|error| panic!("the default guest: {error}"));
         let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
         let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));

@@ -10,8 +10,8 @@ use devices::fs::Share;
 use devices::virtio::{Device, Disk, SharedFolder};
 use guest_agent::protocol;
 
-use crate::arch::machine::virtio;
 use crate::cli::Run;
+use crate::virtio;
 
 /// What the default guest has its own of. A share there, or above it, would hide it: the guest's programs, the libraries and
 /// the data that they use, and where they write.

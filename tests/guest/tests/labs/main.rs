@@ -26,6 +26,7 @@ mod pmu;
 mod pmu_offer;
 mod policy;
 mod progress;
+mod riscv;
 mod sampling;
 mod starvation;
 mod streams;

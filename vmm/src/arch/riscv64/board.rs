@@ -12,10 +12,11 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::aia::{self, Controllers};
 use super::loader::Entry;
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN};
 use super::register::Register;
-use super::{aia, fdt, isa, memory};
+use super::{fdt, isa, memory};
 use crate::console::Output;
 use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
@@ -32,6 +33,8 @@ pub struct Buses {
     virtio: Arc<MmioBus>,
     /// What the kernel says by calls of the SBI goes there.
     output: Arc<Mutex<Output>>,
+    /// What interrupts it.
+    pub controllers: Controllers,
 }
 
 impl Buses {
@@ -43,9 +46,10 @@ impl Buses {
         config: &Config,
         console: &Serial,
         virtio: MmioBus,
+        controllers: Controllers,
     ) -> Result<Self, VmError> {
         let output = Arc::new(Mutex::new(config.output.clone()));
-        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output })
+        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
     }
 
     /// A load from anywhere that is no memory.
@@ -113,7 +117,7 @@ pub fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
 }
 
 /// What comes after the last one.
-pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<(), KvmError> {
+pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
     aia::create(vm, u32::try_from(vcpus.len()).unwrap_or(u32::MAX))
 }
 
@@ -125,14 +129,12 @@ pub fn describe(config: &Config, vcpus: &[VcpuFd], virtio: usize, entry: Entry) 
     let mut extensions = isa::extensions(first);
     match config.pmu {
         Pmu::Kvm => {}
-        Pmu::Ours(shown, _) if shown.0.overflows => {
-            if !extensions.contains(&isa::COUNTER_OVERFLOWS) {
-                extensions.push(isa::COUNTER_OVERFLOWS);
-            }
-        }
+        // That is offered only where KVM has it.
+        Pmu::Ours(shown, _) if shown.0.overflows => {}
         Pmu::None | Pmu::Ours(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
     }
-    let mode = ask(Register::SATP_MODE)?;
+    // Kernels before Linux 6.4 do not say: then it is the one that all have.
+    let mode = Register::SATP_MODE.get(first).unwrap_or(MMUS[0].0);
     let blocks = [
         ("zicbom", "riscv,cbom-block-size", Register::ZICBOM_BLOCK),
         ("zicboz", "riscv,cboz-block-size", Register::ZICBOZ_BLOCK),
@@ -192,6 +194,12 @@ impl Processors {
         if config.pmu != Pmu::Kvm {
             // A KVM without its own has nothing to switch off.
             let _ = Register::sbi(PMU).set(fd, 0);
+        }
+        if config.pmu.needs_retargeting() {
+            // Kernels put other instructions over those that were changed if they know the vendor to have them.
+            for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
+                register.set(fd, 0).doing("set who made a vCPU")?;
+            }
         }
         if id == 0 {
             let (tree, _) = memory::device_tree(config.ram.size());

@@ -7,8 +7,9 @@ use kvm_bindings::{KVM_DEV_RISCV_APLIC_SIZE, KVM_DEV_RISCV_IMSIC_SIZE};
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
 use super::aia::{self, imsic};
-use super::machine::{COM, aia as place, virtio};
+use super::machine::{COM, aia as place};
 use super::memory;
+use crate::virtio;
 
 /// What differs from one machine to another.
 pub struct Machine<'a> {

@@ -19,9 +19,10 @@ impl Processor {
         Ok(Self)
     }
 
-    /// What a kernel has to be told of its processor: nothing.
-    pub fn kernel_words(self, _pmu: Pmu) -> Option<&'static str> {
-        None
+    /// What a kernel has to be told of its processor. Where the SBI has no PMU, Linux takes it that `cycle` and `instret` can be
+    /// read all the same, and dies when they cannot.
+    pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
+        (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
     }
 }
 
@@ -44,6 +45,12 @@ fn virtualisation(cpuinfo: &str) -> Fact {
     } else {
         Fact::bad(about, format!("{isa}, without the hypervisor extension (H): no guest runs here"))
     }
+}
+
+/// Whether the host's processor has an extension that is a word.
+pub fn has(extension: &str) -> bool {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    value(&cpuinfo, "isa").split('_').any(|word| word == extension)
 }
 
 /// Whether it is among the extensions of one letter, which come before the first that is a word.

@@ -6,10 +6,11 @@ use crate::kvm::Need;
 use crate::pmu::Choice;
 
 /// What every machine needs.
-pub const NEEDS: [Need; 5] = [
+pub const NEEDS: [Need; 6] = [
     Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
     Need::new(Cap::OneReg, "KVM_CAP_ONE_REG", "the vCPUs' registers"),
-    Need::new(Cap::DeviceCtrl, "KVM_CAP_DEVICE_CTRL", "interrupt controllers"),
+    Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers (AIA)"),
+    Need::new(Cap::DeviceCtrl, "KVM_CAP_DEVICE_CTRL", "setting them up"),
     Need::new(Cap::Ioeventfd, "KVM_CAP_IOEVENTFD", "requests to devices"),
     Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
 ];

@@ -26,7 +26,9 @@ const GZIP: &[u8] = &[0x1f, 0x8b];
 const PACKED: &[u8] = b"zimg";
 /// `COMMAND_LINE_SIZE` of RISC-V, with the NUL at its end.
 const COMMAND_LINE_SIZE: usize = 1024;
-/// Kernels are placed at multiples of this.
+/// Kernels are placed at multiples of this, which is a large page.
+const ALIGNMENT: u64 = 2 << 20;
+/// And initrds of this.
 const PAGE: u64 = 4096;
 
 /// What a kernel's file is.
@@ -81,7 +83,7 @@ impl Format {
         if end > tree {
             return Err(too_small("the kernel", end, boot.ram).with(path));
         }
-        if !pc.is_multiple_of(PAGE) {
+        if !pc.is_multiple_of(ALIGNMENT) {
             return Err(Problem::Damaged("it wants to be at an address that no kernel can have").with(path));
         }
         let len = boot.command_line.len();

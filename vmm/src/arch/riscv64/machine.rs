@@ -1,5 +1,7 @@
 //! What the machine is made of: where its devices are, and which interrupts they have. Every other place asks here.
 
+use crate::virtio::FirstVirtio;
+
 /// A serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
@@ -27,23 +29,5 @@ pub mod aia {
     pub const SOURCES: u32 = 32;
 }
 
-/// The virtio devices: registers in memory, one behind the other, each with an interrupt line of its own.
-pub mod virtio {
-    use devices::virtio::Transport;
-
-    /// The most that there can be.
-    pub const MOST: usize = 8;
-    /// The first device's registers.
-    pub const BASE: u64 = 0x1100_0000;
-    const FIRST_GSI: u32 = 2;
-
-    /// Where a device's registers are.
-    pub fn address(index: usize) -> u64 {
-        BASE + index as u64 * Transport::SIZE
-    }
-
-    /// The interrupt line that it drives.
-    pub fn gsi(index: usize) -> u32 {
-        FIRST_GSI + u32::try_from(index).expect("there are few devices")
-    }
-}
+/// The first virtio device: its registers, and its interrupt line.
+pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0x1100_0000, gsi: 2 };

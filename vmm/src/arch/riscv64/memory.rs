@@ -4,7 +4,7 @@
 /// Where RAM begins. Kernels want to be 2 MiB behind its beginning.
 pub const RAM: u64 = 0x8000_0000;
 /// What is kept for the device tree at RAM's end: it grows with the number of CPUs.
-const DEVICE_TREE: u64 = 256 << 10;
+const DEVICE_TREE: u64 = 512 << 10;
 
 /// Where RAM of that size is: first addresses and lengths.
 pub fn ranges(size: u64) -> Vec<(u64, u64)> {

@@ -16,6 +16,7 @@ use vpmu::model::riscv::{Answer, Riscv, Shape};
 use vpmu::retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 use vpmu::source::perf::{HostPmu, PerfEvents};
 
+use super::aia::Controllers;
 use super::register::Register;
 use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
@@ -73,7 +74,11 @@ impl Pmu {
 }
 
 /// Tally's PMU, as its guest's vCPU has it.
-pub struct Front(Riscv<PerfEvents>);
+pub struct Front {
+    model: Riscv<PerfEvents>,
+    vcpu: u8,
+    controllers: Controllers,
+}
 
 /// How an overflow was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,13 +89,14 @@ pub enum Told {
 
 impl Front {
     /// That of a vCPU.
-    pub fn new(shown: Shown, host: Host, _vcpu: &Vcpu) -> Self {
-        Self(Riscv::new(shown.0, PerfEvents::new(host.pmu)))
+    pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
+        let model = Riscv::new(shown.0, PerfEvents::new(host.pmu));
+        Self { model, vcpu: vcpu.id, controllers: vcpu.buses.controllers.clone() }
     }
 
     /// What its registers mean.
     pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
-        &mut self.0
+        &mut self.model
     }
 
     /// Has all take effect for which the guest did not leave: it leaves for everything.
@@ -99,10 +105,12 @@ impl Front {
     /// The same.
     pub fn end(&mut self) {}
 
-    /// Interrupts the guest.
+    /// Interrupts the guest. A guest whose kernel is just about to wait does so before it takes the interrupt: KVM does not look
+    /// there before it lets a vCPU sleep.
     pub fn interrupt(&mut self, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
         let waiting = Register::SIP.get(fd).doing("say which interrupts wait")?;
         Register::SIP.set(fd, waiting | OVERFLOW).doing("interrupt a vCPU")?;
+        self.controllers.look_again(self.vcpu)?;
         Ok(Told::Otherwise)
     }
 
@@ -119,7 +127,7 @@ impl ThreadPmu {
     /// Whether it can count an event, as the guest writes it.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
         match &mut self.kind {
-            Kind::Ours(Front(model)) => model.has_event(index, data),
+            Kind::Ours(front) => front.model.has_event(index, data),
             Kind::None | Kind::Kvm => false,
         }
     }
@@ -127,7 +135,7 @@ impl ThreadPmu {
     /// The guest's kernel accesses it by a call.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
-        let Kind::Ours(Front(model)) = &mut self.kind else { return NOT_SUPPORTED };
+        let Kind::Ours(Front { model, .. }) = &mut self.kind else { return NOT_SUPPORTED };
         let register = match function {
             READ_COUNTER => u32::try_from(arguments[0]).ok(),
             READ_OVERFLOWS => Some(OVERFLOWS),

@@ -28,6 +28,15 @@ impl Register {
     /// How much one that clears is about.
     pub const ZICBOZ_BLOCK: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, zicboz_block_size));
+    /// Who made the processor.
+    pub const VENDOR: Self =
+        Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, mvendorid));
+    /// What its maker calls its kind.
+    pub const ARCHITECTURE: Self =
+        Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, marchid));
+    /// And its version.
+    pub const IMPLEMENTATION: Self =
+        Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, mimpid));
     /// How often the clock ticks in a second.
     pub const TICKS: Self = Self::new(KVM_REG_RISCV_TIMER, 0);
 

@@ -17,8 +17,9 @@ use devices::virtio::Transport;
 use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::arch::machine::{COM, port, virtio};
+use crate::arch::machine::{COM, port};
 use crate::arch::memory::low;
+use crate::virtio;
 
 const OEM: [u8; 6] = *b"TALLY ";
 const OEM_TABLE: [u8; 8] = *b"TALLYVMM";

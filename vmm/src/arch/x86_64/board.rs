@@ -44,6 +44,7 @@ impl Buses {
         config: &Config,
         console: &Serial,
         memory: MmioBus,
+        _controllers: Controllers,
     ) -> Result<Self, VmError> {
         let linux = config.kernel.is_linux();
         let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
@@ -92,9 +93,12 @@ pub fn before_vcpus(vm: &VmFd) -> Result<(), KvmError> {
 
 /// What comes after the last one: nothing.
 #[expect(clippy::unnecessary_wraps, reason = "other processors' machines need more")]
-pub fn after_vcpus(_vm: &VmFd, _vcpus: &[VcpuFd]) -> Result<(), KvmError> {
-    Ok(())
+pub fn after_vcpus(_vm: &VmFd, _vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
+    Ok(Controllers)
 }
+
+/// What has come after the last one.
+pub struct Controllers;
 
 /// Tells the kernel what there is.
 pub fn describe(

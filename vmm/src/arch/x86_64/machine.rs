@@ -1,5 +1,7 @@
 //! What the machine is made of: which I/O ports and interrupts its devices have. Every other place asks here.
 
+use crate::virtio::FirstVirtio;
+
 /// One serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
@@ -12,26 +14,9 @@ pub struct SerialPort {
 /// The serial port, where a PC has its first: the console.
 pub const COM: SerialPort = SerialPort { base: 0x3f8, gsi: 4 };
 
-/// The virtio devices: registers in memory, one behind the other, each with an interrupt line of its own.
-pub mod virtio {
-    use devices::virtio::Transport;
-
-    /// The most that there can be: KVM's I/O APIC has so many lines that no device of a PC's has.
-    pub const MOST: usize = 8;
-    /// The first device's registers, in the hole below 4 GiB.
-    pub const BASE: u64 = 0xd000_0000;
-    const FIRST_GSI: u32 = 16;
-
-    /// Where a device's registers are.
-    pub fn address(index: usize) -> u64 {
-        BASE + index as u64 * Transport::SIZE
-    }
-
-    /// The interrupt line that it drives.
-    pub fn gsi(index: usize) -> u32 {
-        FIRST_GSI + u32::try_from(index).expect("there are few devices")
-    }
-}
+/// The first virtio device: its registers, in the hole below 4 GiB, and the first of the lines of KVM's I/O APIC that no device of
+/// a PC's has.
+pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0xd000_0000, gsi: 16 };
 
 /// The other devices' I/O ports.
 pub mod port {

@@ -1,10 +1,12 @@
 //! From what was asked for to what the host can give: the guest is never offered more counters than there are.
 
+use vpmu::event::Meaning;
 use vpmu::model::riscv::Shape;
 use vpmu::policy::Policy;
 use vpmu::source::perf::{HostPmu, Obstacle, free_counters};
 
-use super::super::host::Processor;
+use super::super::host::{self as processor, Processor};
+use super::super::isa;
 use super::super::register::Register;
 use super::{Host, OVERFLOW, Shown};
 use crate::kvm;
@@ -34,6 +36,11 @@ pub enum Unavailable {
     /// The host gives no counters.
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(#[from] Obstacle),
+    /// The host's PMU knows of no modes.
+    #[error(
+        "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf; run without a PMU: --pmu none"
+    )]
+    NoModes,
     /// Nothing would interrupt the guest.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
     NoInterrupt(&'static str),
@@ -61,6 +68,26 @@ pub enum Unavailable {
     /// The threads cannot stay where the counters are.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
+}
+
+impl Unavailable {
+    /// Whether there is nothing that anybody could do about it on this host.
+    fn is_for_good(&self) -> bool {
+        match self {
+            Self::Host(obstacle) => obstacle.is_for_good(),
+            Self::NoModes => true,
+            _ => false,
+        }
+    }
+
+    /// Why, without what to do.
+    fn reason(&self) -> String {
+        match self {
+            Self::Host(obstacle) => obstacle.to_string(),
+            Self::NoModes => "this host's PMU cannot tell guests from the host".to_owned(),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl Choice {
@@ -94,10 +121,8 @@ pub fn offer(
         Choice::None => Ok(plain(Pmu::None)),
         Choice::Kvm => Ok(plain(Pmu::Kvm)),
         Choice::Auto | Choice::Riscv | Choice::RiscvBase => match of_ours(choice, counters) {
-            Err(Unavailable::Host(obstacle))
-                if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() =>
-            {
-                let remark = format!("{obstacle}; the guest sees no PMU");
+            Err(obstacle) if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() => {
+                let remark = format!("{}; the guest sees no PMU", obstacle.reason());
                 Ok(Offer { pmu: Pmu::None, remarks: vec![remark] })
             }
             found => found,
@@ -106,8 +131,15 @@ pub fn offer(
 }
 
 fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+    if !processor::has(isa::COUNTER_OVERFLOWS) {
+        return Err(Unavailable::NoModes);
+    }
     let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
-    let free = free_counters(pmu, MOST, &[], MOST)?.general;
+    // What counts for the two fixed counters takes room as well.
+    let free = free_counters(pmu, 1, &[Meaning::Cycles, Meaning::Instructions], MOST)?;
+    if free.fixed < 2 {
+        return Err(Unavailable::Host(Obstacle::NoneFree));
+    }
     let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
     if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
         return Err(Unavailable::NoInterrupt(why));
@@ -115,7 +147,7 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
     let remark =
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape {
-        programmable: programmable(choice, counters, free)?,
+        programmable: programmable(choice, counters, free.general)?,
         overflows: choice != Choice::RiscvBase && obstacle.is_none(),
     };
     let remarks = stays.into_iter().chain(remark).collect();
@@ -140,7 +172,7 @@ fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize
 }
 
 /// Why nothing can interrupt a guest for an overflow, if nothing can: KVM would have to take that interrupt, and tell that it
-/// waits.
+/// waits, and that no other does. Kernels that take it for another one say so.
 fn no_interrupt() -> Option<&'static str> {
     const OLD: &str =
         "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
@@ -148,7 +180,8 @@ fn no_interrupt() -> Option<&'static str> {
         let vm = kvm::open_any().ok()?.create_vm().ok()?;
         let fd = vm.create_vcpu(0).ok()?;
         Register::SIP.set(&fd, OVERFLOW).ok()?;
-        Some(Register::SIP.get(&fd).ok()? & OVERFLOW != 0)
+        let waits = Register::SIP.get(&fd).ok()?;
+        Some(waits == OVERFLOW && isa::extensions(&fd).contains(&isa::COUNTER_OVERFLOWS))
     };
     (takes() != Some(true)).then_some(OLD)
 }

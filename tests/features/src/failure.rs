@@ -10,6 +10,8 @@ pub type Verdict = Result<String, Failure>;
 pub enum Failure {
     #[error("cannot {action}: {source}")]
     System { action: String, source: io::Error },
+    #[error("{0}")]
+    Unknown(&'static str),
     #[error("{what}: {found}, not {expected}")]
     Wrong { what: String, found: String, expected: String },
 }

@@ -29,7 +29,7 @@ const CALLS: u64 = 100;
 /// Hardware, raw, cache, software events and tracepoints count beside each other.
 pub fn kinds() -> Verdict {
     let rounds = 1_000_000;
-    let codes = Codes::own();
+    let codes = Codes::own()?;
     let (all, some) = (instructions(rounds), branches(rounds));
     let conditional = codes.conditional_branches.map(|code| (Event::raw(code), rounds));
     let (events, expected): (Vec<_>, Vec<_>) = [
@@ -61,7 +61,7 @@ pub fn kinds_in_a_group() -> Verdict {
     let leader = Event::software(bindings::PERF_COUNT_SW_PAGE_FAULTS).open()?;
     let calls = join(Event::tracepoint("raw_syscalls/sys_enter")?, &leader)?;
     let all = join(Event::instructions(), &leader)?;
-    let some = join(Event::raw(Codes::own().branches), &leader)?;
+    let some = join(Event::raw(Codes::own()?.branches), &leader)?;
     leader.over(rounds)?;
     equal("page faults", leader.value()?, 0)?;
     equal("system calls", calls.value()?, 1)?;

@@ -77,11 +77,11 @@ extern "C" fn overflowed(_: i32, info: *mut libc::siginfo_t, context: *mut libc:
     let info = unsafe { &*info };
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: the kernel gives a handler a valid `ucontext_t`.
-    let ip = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    let ip = code::interrupted_at(unsafe { &*context });
     let Some(last) = usize::try_from(descriptor(info)).ok().and_then(|fd| LAST.get(fd)) else { return };
     last.times.fetch_add(1, Ordering::Relaxed);
     last.thread.store(this_thread(), Ordering::Relaxed);
-    last.ip.store(ip.cast_unsigned(), Ordering::Relaxed);
+    last.ip.store(ip, Ordering::Relaxed);
     last.code.store(info.si_code, Ordering::Relaxed);
 }
 

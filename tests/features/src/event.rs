@@ -1,6 +1,5 @@
 //! Events as Linux describes them, and counters made of them.
 
-use std::arch::x86_64::__cpuid;
 use std::fs;
 use std::io;
 use std::mem::size_of;
@@ -35,15 +34,10 @@ pub struct Codes {
     pub conditional_branches: Option<u64>,
 }
 
-const AMD: Codes = Codes { instructions: 0xc0, branches: 0xc2, conditional_branches: Some(0xd1) };
-const INTEL: Codes = Codes { instructions: 0xc0, branches: 0xc4, conditional_branches: None };
-
 impl Codes {
     /// Those of the processor that this runs on.
-    pub fn own() -> Self {
-        /// What the name of the vendor begins with.
-        const GENUINE_INTEL: u32 = u32::from_le_bytes(*b"Genu");
-        if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD }
+    pub fn own() -> Result<Self, Failure> {
+        code::codes().ok_or_else(|| Failure::Unknown("nobody knows what this processor calls its events"))
     }
 }
 

@@ -1,47 +1,21 @@
-//! Code of known length: what runs in user mode between two system calls, counted instruction by instruction.
-//!
-//! A counter that the first call switches on and the second one off has seen exactly what is written here. A system call's
-//! own instruction is fetched in user mode and counts there, so the second one belongs to it and the first does not.
+//! The code, in the instructions of x86-64.
 
 use std::arch::asm;
+use std::arch::x86_64::__cpuid;
 
+use super::{Call, Loop};
+use crate::event::Codes;
 use crate::failure::{Failure, equal};
 
-/// A system call with up to three arguments.
-#[derive(Clone, Copy)]
-pub struct Call {
-    number: i64,
-    arguments: [u64; 3],
-}
+const AMD: Codes = Codes { instructions: 0xc0, branches: 0xc2, conditional_branches: Some(0xd1) };
+const INTEL: Codes = Codes { instructions: 0xc0, branches: 0xc4, conditional_branches: None };
 
-impl Call {
-    /// An `ioctl` on a descriptor.
-    pub fn ioctl(fd: i32, request: u32, argument: u64) -> Self {
-        let fd = u64::try_from(fd).expect("descriptors are not negative");
-        Self { number: libc::SYS_ioctl, arguments: [fd, request.into(), argument] }
-    }
-
-    /// Switches all counters on that this thread has made.
-    pub fn enable_all() -> Self {
-        Self::prctl(libc::PR_TASK_PERF_EVENTS_ENABLE)
-    }
-
-    /// Switches them all off.
-    pub fn disable_all() -> Self {
-        Self::prctl(libc::PR_TASK_PERF_EVENTS_DISABLE)
-    }
-
-    fn prctl(option: i32) -> Self {
-        let option = u64::try_from(option).expect("options are not negative");
-        Self { number: libc::SYS_prctl, arguments: [option, 0, 0] }
-    }
-}
-
-/// Where the two instructions of the loop are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Loop {
-    pub decrement: u64,
-    pub jump: u64,
+/// What this processor calls its events.
+#[expect(clippy::unnecessary_wraps, reason = "of other processors none are known")]
+pub fn codes() -> Option<Codes> {
+    /// What the name of the vendor begins with.
+    const GENUINE_INTEL: u32 = u32::from_le_bytes(*b"Genu");
+    Some(if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD })
 }
 
 /// How many instructions `run` executes after its first call and before the loop.
@@ -159,6 +133,11 @@ pub fn run_in_child(begin: Call, rounds: u64, end: Call) -> Result<(), Failure> 
     equal("what the call before the child returned", first, 0)?;
     equal("there is a child that has ended", waited > 0, true)?;
     equal("what the call after the child returned", last, 0)
+}
+
+/// Where a signal has interrupted this program.
+pub fn interrupted_at(context: &libc::ucontext_t) -> u64 {
+    context.uc_mcontext.gregs[libc::REG_RIP as usize].cast_unsigned()
 }
 
 /// Goes round the loop, with nothing before and behind it.

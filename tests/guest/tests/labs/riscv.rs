@@ -1,0 +1,289 @@
+//! Guests on a RISC-V host: that they run, and what they count, beside the host itself and KVM's own virtual PMU.
+//!
+//! All of it is one boot of the simulated host. Its processor has one counter for each event: what is counted in user mode
+//! only cannot be counted in the kernel at the same time, by whomever.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use guest_images::payloads::LOOP_INSTRUCTIONS;
+use guest_images::payloads::riscv64::{LOOP, LOOP_START};
+use guest_images::{Progress, Suite};
+use guest_tests::lab::{Results, Steps, installed};
+use guest_tests::perf::{Count, STAT, Value, counts};
+use tally_lab::cross;
+
+/// How far apart samples are.
+const PERIOD: u64 = 19_998;
+/// An even number, as the loop has two instructions: samples are of the same.
+const _: () = assert!(PERIOD.is_multiple_of(2));
+
+/// Counts a loop, and samples it by cycles: this host's processor loses overflows of its counter of instructions now and then,
+/// and they are the same.
+fn measure() -> String {
+    format!(
+        "{STAT} -e instructions:u,cycles:u $1 2>&1
+        perf record -q -e cycles:u -c {PERIOD} -o /tmp/data $1
+        perf script -i /tmp/data -F ip | sort | uniq -c"
+    )
+}
+
+/// What that is to say.
+fn measured(text: &str) {
+    let values: Vec<u64> = counts(text).iter().map(Count::exact).collect();
+    assert_eq!(values, [LOOP_INSTRUCTIONS; 2], "{text}");
+    let samples: Vec<&str> = text.lines().last().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(samples, [implied(), format!("{LOOP_START:x}")]);
+}
+
+/// How many samples there are to be.
+fn implied() -> String {
+    (LOOP_INSTRUCTIONS / PERIOD).to_string()
+}
+
+/// Counts the loop on two CPUs at the same time, and samples it on the second.
+fn on_two_cpus() -> String {
+    format!(
+        "nproc
+        for cpu in 1 2; do taskset $cpu {STAT} -e instructions:u $1 2>&1 & done
+        wait
+        taskset 2 perf record -q --sample-cpu -e cycles:u -c {PERIOD} -o /tmp/data $1
+        perf script -i /tmp/data -F cpu,ip | sort | uniq -c"
+    )
+}
+
+/// Counts it in all modes, as the base PMU knows of none, and tries to sample it.
+fn at_base() -> String {
+    format!(
+        "{STAT} -e instructions,cycles $1 2>&1
+        perf record -e cycles:u -o /tmp/data $1 2>&1
+        echo status $?"
+    )
+}
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let run = |options: &str, script: &str| format!("./tally run {options} -- sh {script} /lib/tally/loop");
+    let stat = format!("{STAT} -e instructions:u,cycles:u $1");
+    let features = cross::program("perf-features", &mut Progress::stderr("lab"));
+    let features = features.unwrap_or_else(|error| panic!("{error}"));
+    let steps = Steps::on_riscv()
+        .in_guest("measure", measure().into_bytes())
+        .in_guest("on-two-cpus", on_two_cpus().into_bytes())
+        .in_guest("at-base", at_base().into_bytes())
+        .in_guest("stat", stat.into_bytes())
+        .in_guest("perf-features", fs::read(features).expect("it has been built"))
+        .on(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
+        .step("host", "sh ./measure ./loop")
+        .step("guest", &run("-v", "measure"))
+        .step("two", &run("--cpus 2", "on-two-cpus"))
+        .step("base", &run("--pmu riscv-base", "at-base"))
+        .step("kvm", &run("--pmu kvm", "stat"))
+        .step("none", &run("--pmu none", "stat"))
+        .step(
+            "promises",
+            &format!(
+                "./tally run --counters 5 -- sh -c 'for name in {}; do ./perf-features $name || echo $name is broken; done'",
+                PROMISES.join(" ")
+            ),
+        )
+        .step("files", FILES)
+        .step("ends", "for how in poweroff reboot; do ./tally run -- $how -f; echo $?; done")
+        .step("attribution", ATTRIBUTION)
+        .step("refused", REFUSED);
+    installed(steps, "newest", Suite::Sid)
+        .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
+        .run()
+});
+
+/// What Linux promises of its counters and this host lets a guest keep. For the others it would have to count branches, user
+/// mode and the kernel at the same time, more than one event of a kind, and lose no overflow of instructions.
+const PROMISES: [&str; 25] = [
+    "counting",
+    "hypervisor-and-idle",
+    "exclude-host",
+    "exclude-guest",
+    "times",
+    "exclusive",
+    "group",
+    "changed-period",
+    "ring-buffer-full",
+    "other-records",
+    "wakeup-events",
+    "poll",
+    "signals",
+    "refresh",
+    "ioctl",
+    "ioctl-on-a-group",
+    "prctl",
+    "per-task",
+    "per-cpu",
+    "inherited",
+    "not-inherited",
+    "own-signal-on-own-thread",
+    "alone-on-the-pmu",
+    "first-pinned-wins",
+    "own-counter-stays-behind",
+];
+
+const FILES: &str = "
+    mkdir share
+    echo given >share/in
+    ./tally run --share share:rw -- sh -c \"cd $PWD/share; cat in; echo made >out; exit 7\"
+    echo $?
+    cat share/out";
+
+/// Counts what a guest's vCPU does, while the guest goes round its loop, in the guest and for it. Linux' driver leaves out
+/// modes of the host unless it is told that modes of the guest are meant, by a bit that `perf` has no name for.
+const ATTRIBUTION: &str = "
+    for events in instructions/config1=1/uG instructions:uH; do
+        rm -f in; mkfifo in
+        ./tally run -- sh -c 'read go; /lib/tally/loop; echo done; read go' <in >said & tally=$!
+        exec 3>in
+        until comm=$(grep -ls '^vcpu0' /proc/$tally/task/*/comm); do sleep 0.1; done
+        vcpu=${comm%/comm}
+        sleep 3
+        perf stat -x'|' -e $events -t ${vcpu##*/} -o counted & perf=$!
+        sleep 0.5
+        echo >&3
+        until grep -q done said; do sleep 0.1; done
+        kill -INT $perf
+        wait $perf
+        grep instructions counted
+        echo >&3
+        exec 3>&-
+        wait $tally
+    done";
+
+const REFUSED: &str = "
+    try() { ./tally run \"$@\" 2>&1; echo \"status $?\"; }
+    head -c 4096 /dev/zero >empty
+    (head -c 514 /dev/zero; printf HdrS; head -c 4096 /dev/zero) >bzimage
+    (head -c 48 /dev/zero; printf 'RISCV\\0\\0\\0RSC\\5'; head -c 8132 /dev/zero) >driverless
+    try --kernel empty
+    try --kernel bzimage
+    try --kernel driverless
+    try --kernel tally
+    try --memory 2M -- true
+    try --pmu amd -- true
+    try --pmu riscv --counters 30 -- true
+    try --pmu riscv-base --counters 3 -- true";
+
+#[test]
+fn a_guest_counts_and_samples_what_the_host_does() {
+    for place in ["host", "guest"] {
+        let done = RESULTS.of(place);
+        assert_eq!(done.status, 0, "{place}: {}", done.err);
+        measured(&done.text());
+    }
+}
+
+#[test]
+fn what_was_changed_in_the_kernel_is_told() {
+    let said = &RESULTS.of("guest").err;
+    assert!(said.contains("the guest sees RISC-V's PMU, cycle, instret and "), "{said}");
+    assert!(said.contains("31 counters are read by the code at"), "{said}");
+    assert_eq!(said.matches("the SBI PMU extension's id in ").count(), 16, "{said}");
+    assert_eq!(said.matches("the overflows are read into ").count(), 1, "{said}");
+    assert!(said.contains("riscv-pmu-sbi: SBI PMU extension is available"), "{said}");
+    assert!(!said.contains("starved"), "{said}");
+}
+
+#[test]
+fn the_newest_kernel_is_a_guest_as_well() {
+    let done = RESULTS.of("newest");
+    assert!(done.err.contains("] Linux version 7."), "{}", done.err);
+    measured(&done.text());
+}
+
+#[test]
+fn two_vcpus_count_at_the_same_time() {
+    let done = RESULTS.of("two");
+    let text = done.text();
+    assert_eq!(text.lines().next(), Some("2"), "{}", done.err);
+    let values: Vec<u64> = counts(&text).iter().map(Count::exact).collect();
+    assert_eq!(values, [LOOP_INSTRUCTIONS; 2], "{text}");
+    let samples: Vec<&str> = text.lines().last().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(samples, [&*implied(), "[001]", &*format!("{LOOP_START:x}")]);
+}
+
+#[test]
+fn what_linux_promises_of_its_counters_is_kept() {
+    let done = RESULTS.of("promises");
+    let text = done.text();
+    assert_eq!(text.lines().count(), PROMISES.len(), "{text}{}", done.err);
+    assert!(!text.contains("is broken"), "{text}");
+}
+
+#[test]
+fn the_base_pmu_counts_and_is_refused_sampling() {
+    let done = RESULTS.of("base");
+    let text = done.text();
+    let values: Vec<u64> = counts(&text).iter().map(Count::exact).collect();
+    let [instructions, cycles] = values[..] else { panic!("{text}{}", done.err) };
+    // In all modes: this PMU knows of none.
+    for value in [instructions, cycles] {
+        assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 20 * 21).contains(&value), "{text}");
+    }
+    let last = text.lines().last();
+    assert!(text.contains("Error:") && last.is_some_and(|line| line != "status 0"), "{text}");
+}
+
+#[test]
+fn kvms_own_pmu_counts_the_same() {
+    let done = RESULTS.of("kvm");
+    let values: Vec<u64> = counts(&done.err).iter().map(Count::exact).collect();
+    assert_eq!(values, [LOOP_INSTRUCTIONS; 2], "{}", done.err);
+}
+
+#[test]
+fn without_a_pmu_nothing_is_counted() {
+    let done = RESULTS.of("none");
+    let counted = counts(&done.err);
+    assert_eq!(counted.len(), 2, "{}", done.err);
+    assert!(counted.iter().all(|count| count.value == Value::NotSupported), "{}", done.err);
+}
+
+#[test]
+fn a_guest_has_folders_and_ends_with_its_commands_status() {
+    let done = RESULTS.of("files");
+    assert_eq!(done.text(), "given\n7\nmade\n", "{}", done.err);
+}
+
+#[test]
+fn power_off_and_reset_are_told_from_a_commands_end() {
+    let done = RESULTS.of("ends");
+    assert_eq!(done.text(), "125\n125\n");
+    for how in ["switched itself off", "reset"] {
+        assert!(done.err.contains(how), "{}", done.err);
+    }
+}
+
+#[test]
+fn the_host_tells_the_guests_work_from_that_for_it() {
+    let done = RESULTS.of("attribution");
+    let values: Vec<u64> = counts(&done.text()).iter().map(Count::exact).collect();
+    let [guest, host] = values[..] else { panic!("{}{}", done.text(), done.err) };
+    // The shell that starts the loop is counted with it.
+    assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 100 * 101).contains(&guest), "{guest}");
+    assert!(host < LOOP_INSTRUCTIONS / 100, "{host}");
+}
+
+#[test]
+fn what_cannot_run_is_refused_in_a_line() {
+    let text = RESULTS.of("refused").text();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("status ")).collect();
+    assert_eq!(text.matches("status 125").count(), 8, "{text}");
+    for (line, words) in lines.iter().zip([
+        "empty: not a kernel: no Linux Image, packed or not",
+        "bzimage: built for x86-64, this host is RISC-V",
+        "driverless: there is no SBI PMU driver in this kernel",
+        "tally: an ELF file, where the kernel's build makes an Image of it, not a kernel",
+        "the kernel does not fit: it needs --memory ",
+        "invalid value 'amd' for '--pmu",
+        "--counters 30: this host has ",
+        "--counters 3: --pmu riscv-base has cycle and instret only",
+    ]) {
+        assert!(line.contains(words), "{words}: {line}");
+    }
+    assert_eq!(lines.len(), 8, "{text}");
+}
