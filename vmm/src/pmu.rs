@@ -35,13 +35,6 @@ pub struct Offer {
     pub remarks: Vec<String>,
 }
 
-impl Pmu {
-    /// Whether the kernel has to access it in a way that can be handed over.
-    pub fn needs_retargeting(self) -> bool {
-        matches!(self, Self::Ours(..))
-    }
-}
-
 impl fmt::Display for Pmu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -9,7 +9,7 @@ use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Result, Scenario};
 
-use crate::{boot_figures, tally};
+use crate::{boot_figures, riscv_figures, tally};
 
 /// Measures and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
@@ -92,6 +92,14 @@ pub fn print_watch(progress: &mut Progress) -> Result<u8> {
     let attention = attention::measure(extent, &programs, progress)?;
     progress.done();
     println!("{}\n{}", watch_figures::table(&figures), attention::table(&attention));
+    Ok(0)
+}
+
+/// Measures what counters cost on the RISC-V host, and prints a table.
+pub fn print_riscv(progress: &mut Progress) -> Result<u8> {
+    let table = riscv_figures::measure(progress)?;
+    progress.done();
+    print!("{table}");
     Ok(0)
 }
 

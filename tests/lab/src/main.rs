@@ -4,6 +4,7 @@ mod benchmark;
 mod boot_figures;
 mod demo;
 mod figures;
+mod riscv_figures;
 mod tally;
 
 use std::ffi::OsString;
@@ -59,7 +60,8 @@ Example:
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
-        /// commands and shared folders; watch: what a guest pays for being watched
+        /// commands and shared folders; watch: what a guest pays for being watched; riscv: as pmu,
+        /// on the RISC-V host
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
@@ -77,6 +79,8 @@ enum Measured {
     Use,
     /// Being watched.
     Watch,
+    /// A RISC-V guest's use of its counters.
+    Riscv,
 }
 
 #[derive(Args)]
@@ -124,10 +128,9 @@ struct Exec {
     out: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
-    /// The script
+    /// The script, which is given what is behind it
     script: PathBuf,
-    /// Its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
 
@@ -228,6 +231,7 @@ fn main() -> ExitCode {
         Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
         Subcommands::Figures { what: Measured::Use } => figures::print_use(&mut progress),
         Subcommands::Figures { what: Measured::Watch } => figures::print_watch(&mut progress),
+        Subcommands::Figures { what: Measured::Riscv } => figures::print_riscv(&mut progress),
     };
     drop(progress);
     match result {

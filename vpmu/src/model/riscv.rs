@@ -31,7 +31,7 @@ use crate::source::Source;
 use crate::unit::{Setting, Unit};
 use sbi::{Config, Error};
 
-pub use sbi::{Answer, EVENT_GET_INFO};
+pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
 
 /// All counters have as many bits as a register.
 const WIDTH: u32 = 64;
@@ -115,7 +115,7 @@ impl<S: Source> Riscv<S> {
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         let [base, mask, flags, event, data, _] = arguments;
         let result = match function {
-            sbi::NUM_COUNTERS => Ok(self.shape.size() as u64),
+            NUM_COUNTERS => Ok(self.shape.size() as u64),
             sbi::GET_INFO => self.info(base),
             sbi::CONFIG_MATCHING => self.configure_matching(base, mask, Config(flags), event, data),
             sbi::START => self.start(base, mask, flags, event),

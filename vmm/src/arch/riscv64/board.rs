@@ -189,12 +189,16 @@ impl Processors {
         config: &Config,
         _buses: &Buses,
     ) -> Result<(), KvmError> {
+        /// In the register of what programs may read.
+        const CLOCK: u64 = 1 << 1;
         // Kernels before Linux 6.6 have no such call: the guest's does without, too.
         let _ = Register::sbi(CONSOLE).set(fd, 1);
         if config.pmu != Pmu::Kvm {
             // A KVM without its own has nothing to switch off.
             let _ = Register::sbi(PMU).set(fd, 0);
         }
+        // As firmware leaves it. Linux with a PMU's driver does so by itself, and programs need their clock.
+        Register::SCOUNTEREN.set(fd, CLOCK).doing("let programs read the clock")?;
         if config.pmu.needs_retargeting() {
             // Kernels put other instructions over those that were changed if they know the vendor to have them.
             for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {

@@ -4,7 +4,7 @@
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use log::{info, warn};
+use log::{debug, info, warn};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::memory::{RAM, device_tree};
@@ -161,13 +161,19 @@ fn wrong(head: &[u8]) -> Problem {
 
 impl Kernel {
     /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
-    pub fn retarget(&mut self, _pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
-        let retargeted = vpmu::retarget::riscv::retarget(&mut self.image)
-            .map_err(|refusal| Problem::Retarget(refusal.to_string()).with(&self.path))?;
+    pub fn retarget(&mut self, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
+        let retargeted = match vpmu::retarget::riscv::retarget(&mut self.image) {
+            Ok(retargeted) => retargeted,
+            Err(refusal) if pmu == Pmu::None => {
+                debug!("{refusal}: it is left as it is");
+                return Ok(());
+            }
+            Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&self.path)),
+        };
         for change in &retargeted.changes {
             info!(target: COUNTERS, "{change}");
         }
-        if !retargeted.samples() {
+        if pmu != Pmu::None && !retargeted.samples() {
             warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
         }
         Ok(())

@@ -12,7 +12,7 @@ use log::trace;
 use vpmu::Outcome;
 use vpmu::event::Selection;
 use vpmu::model::Model;
-use vpmu::model::riscv::{Answer, Riscv, Shape};
+use vpmu::model::riscv::{Answer, NUM_COUNTERS, Riscv, Shape};
 use vpmu::retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 use vpmu::source::perf::{HostPmu, PerfEvents};
 
@@ -66,6 +66,12 @@ impl fmt::Display for Shown {
 }
 
 impl Pmu {
+    /// Whether the kernel has to access it in a way that can be handed over. A guest without counters has a PMU of none: it is
+    /// Linux' driver that lets programs read the clock, and KVM takes that from CPUs that the guest starts.
+    pub fn needs_retargeting(self) -> bool {
+        self != Self::Kvm
+    }
+
     /// Tells KVM, before the first vCPU exists: it is told for each vCPU.
     #[expect(clippy::unnecessary_wraps, reason = "other processors' KVM has to be told")]
     pub fn configure(self, _vm: &VmFd) -> Result<(), KvmError> {
@@ -119,9 +125,9 @@ impl Front {
 }
 
 impl ThreadPmu {
-    /// Whether it is Tally's.
-    pub fn is_ours(&self) -> bool {
-        matches!(self.kind, Kind::Ours(_))
+    /// Whether it is asked by calls that come here.
+    pub fn is_called(&self) -> bool {
+        !matches!(self.kind, Kind::Kvm)
     }
 
     /// Whether it can count an event, as the guest writes it.
@@ -135,7 +141,10 @@ impl ThreadPmu {
     /// The guest's kernel accesses it by a call.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
-        let Kind::Ours(Front { model, .. }) = &mut self.kind else { return NOT_SUPPORTED };
+        const NONE: Answer = Answer { error: 0, value: 0 };
+        let Kind::Ours(Front { model, .. }) = &mut self.kind else {
+            return if function == NUM_COUNTERS { NONE } else { NOT_SUPPORTED };
+        };
         let register = match function {
             READ_COUNTER => u32::try_from(arguments[0]).ok(),
             READ_OVERFLOWS => Some(OVERFLOWS),

@@ -19,6 +19,9 @@ impl Register {
     pub const A1: Self = Self::new(KVM_REG_RISCV_CORE, 11);
     /// Which interrupts wait.
     pub const SIP: Self = Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, sip));
+    /// Which of the clock and the counters programs may read.
+    pub const SCOUNTEREN: Self =
+        Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, scounteren));
     /// The page tables that there can be, as `satp` has it.
     pub const SATP_MODE: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, satp_mode));

@@ -46,7 +46,7 @@ impl Vcpu {
             }
             (CONSOLE, function) => self.speak(function, call.args),
             (BASE, PROBE) => {
-                let is_there = call.args[0] == EXTENSION && pmu.is_ours();
+                let is_there = call.args[0] == EXTENSION && pmu.is_called();
                 Answer { error: 0, value: is_there.into() }
             }
             // These keep the second register as it is.

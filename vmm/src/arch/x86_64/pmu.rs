@@ -115,6 +115,11 @@ impl Pmu {
         }
     }
 
+    /// Whether the kernel has to access it in a way that can be handed over.
+    pub fn needs_retargeting(self) -> bool {
+        matches!(self, Self::Ours(..))
+    }
+
     /// Changes what CPUID says at `function` and, where it matters, `index`.
     pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
         if self != Self::Kvm {

@@ -1,0 +1,140 @@
+//! What samples and task switches cost on the RISC-V host: in guests of Tally's PMU and of KVM's own, and on the host itself.
+//!
+//! A program measures its time, which is instructions here, whoever executes them, with counters and without. The difference is
+//! what they cost.
+
+use std::collections::BTreeMap;
+
+use guest_images::payloads::LOOP_INSTRUCTIONS;
+use guest_images::payloads::riscv64::LOOP;
+use guest_images::{Arch, Progress, Release};
+use tally_lab::{Error, Result, Scenario, cross, default_host};
+
+const PERIOD: u64 = 19_998;
+/// How often two processes pass a byte there and back.
+const ROUNDS: u64 = 2000;
+
+/// Where it is measured, as `tally run` has it but for the host itself.
+const PLACES: [&str; 3] = ["host", "auto", "kvm"];
+
+/// What is measured: prints its nanoseconds, and how many samples there are.
+fn workload() -> String {
+    format!(
+        "ns() {{ perf stat -x, -e duration_time -o /tmp/ns \"$@\" >/tmp/said; grep duration /tmp/ns | cut -d, -f1; }}
+        case $1 in
+        plain) ns $2; echo 0;;
+        sampled)
+            perf record -q -e cycles:u -c {PERIOD} -o /tmp/data perf stat -x, -e duration_time -o /tmp/ns $2
+            grep duration /tmp/ns | cut -d, -f1
+            perf script -i /tmp/data -F comm | grep -c loop;;
+        switches) ns perf bench sched pipe -l {ROUNDS}; echo 0;;
+        counted) ns perf stat -o /tmp/counted -e cycles:u perf bench sched pipe -l {ROUNDS}; echo 0;;
+        esac"
+    )
+}
+
+/// Prints `PLACE WHAT EXITS` and the workload's numbers in a line for each. `KVM_RUN` is 0xae80.
+fn script() -> String {
+    format!(
+        "T=/sys/kernel/tracing
+        mount -t tracefs none $T 2>/dev/null
+        echo 65536 >$T/buffer_size_kb
+        echo 'cmd == 0xae80' >$T/events/syscalls/sys_enter_ioctl/filter
+        mkdir share
+        cp workload share/
+        for place in {}; do for what in plain sampled switches counted; do
+            echo >$T/trace
+            echo 1 >$T/events/syscalls/sys_enter_ioctl/enable
+            if [ $place = host ]; then
+                sh ./workload $what ./loop >out
+            else
+                ./tally run --pmu $place --share $PWD/share -- sh $PWD/share/workload $what /lib/tally/loop >out
+            fi || exit 1
+            echo 0 >$T/events/syscalls/sys_enter_ioctl/enable
+            echo $place $what $(grep -c sys_ioctl $T/trace) $(cat out)
+        done; done",
+        PLACES.join(" ")
+    )
+}
+
+/// What a workload did in a place.
+#[derive(Debug, Clone, Copy)]
+struct Did {
+    exits: u64,
+    nanoseconds: u64,
+    samples: u64,
+}
+
+/// Measures, and gives a table.
+pub fn measure(progress: &mut Progress) -> Result<String> {
+    let scenario = Scenario::new(script())
+        .host(default_host(Arch::Riscv64))
+        .program(LOOP, "loop")
+        .program(workload(), "workload")
+        .file(cross::program("tally", progress)?, "tally")
+        .guest(Release::of(Arch::Riscv64), progress)?;
+    let outcome = scenario.run(progress)?;
+    let text = outcome.text();
+    let did = parsed(&text).filter(|_| outcome.status == 0);
+    let did = did.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
+    table(&did).ok_or_else(|| Error::Command(text))
+}
+
+fn parsed(text: &str) -> Option<BTreeMap<(&str, &str), Did>> {
+    text.lines().map(parsed_line).collect()
+}
+
+fn parsed_line(line: &str) -> Option<((&str, &str), Did)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [place, what, exits, nanoseconds, samples] = words[..] else { return None };
+    let number = |text: &str| text.parse().ok();
+    let did = Did { exits: number(exits)?, nanoseconds: number(nanoseconds)?, samples: number(samples)? };
+    Some(((place, what), did))
+}
+
+fn table(did: &BTreeMap<(&str, &str), Did>) -> Option<String> {
+    let mut table = format!(
+        "| | samples taken, of {} implied | a sample | exits | a task switch with a counter | exits |\n|---|---|---|---|---|---|\n",
+        LOOP_INSTRUCTIONS / PERIOD
+    );
+    for place in PLACES {
+        let of = |what| did.get(&(place, what)).copied();
+        let (plain, sampled) = (of("plain")?, of("sampled")?);
+        let (switches, counted) = (of("switches")?, of("counted")?);
+        let cost = |with: Did, without: Did, times: u64| {
+            let times = times.max(1);
+            let nanoseconds = with.nanoseconds.saturating_sub(without.nanoseconds) / times;
+            // Whole tenths are enough: boots differ by some exits.
+            let tenths = with.exits.saturating_sub(without.exits) * 10 / times;
+            format!("{nanoseconds} | {}.{}", tenths / 10, tenths % 10)
+        };
+        let name = match place {
+            "host" => "the host itself",
+            "auto" => "Tally",
+            _ => "KVM's own",
+        };
+        table += &format!(
+            "| {name} | {} | {} | {} |\n",
+            sampled.samples,
+            cost(sampled, plain, sampled.samples),
+            cost(counted, switches, 2 * ROUNDS)
+        );
+    }
+    Some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_what_is_added() {
+        let lines = PLACES.map(|place| {
+            format!("{place} plain 100 20000000 0\n{place} sampled 2100 30000000 1000\n{place} switches 10 0 0\n{place} counted 4010 8000000 0\n")
+        });
+        let text = lines.concat();
+        let table = table(&parsed(&text).unwrap()).unwrap();
+        assert!(table.ends_with("| KVM's own | 1000 | 10000 | 2.0 | 2000 | 1.0 |\n"), "{table}");
+        assert!(parsed("tally: a failure").is_none());
+    }
+}
