@@ -104,7 +104,7 @@ fn a_kernel_finds_its_counters() {
         [(SHAPE, 9, ALL), (BASE, 3, 0b101), (Shape { programmable: 29, overflows: true }, 32, 0xffff_fffd)]
     {
         let (mut pmu, _) = pmu(shape);
-        assert_eq!(pmu.does(sbi::NUM_COUNTERS, &[]), (SUCCESS, number));
+        assert_eq!(pmu.does(NUM_COUNTERS, &[]), (SUCCESS, number));
         for counter in (0..40).chain([64, 1 << 32, u64::MAX]) {
             let is_there = counter < 64 && set & 1 << counter != 0;
             let expected =
