@@ -37,7 +37,7 @@ pub struct Codes {
 impl Codes {
     /// Those of the processor that this runs on.
     pub fn own() -> Result<Self, Failure> {
-        code::codes().ok_or_else(|| Failure::Unknown("nobody knows what this processor calls its events"))
+        code::codes().ok_or(Failure::Unknown("nobody knows what this processor calls its events"))
     }
 }
 
