@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::LOOP;
@@ -72,6 +73,7 @@ struct Did {
 pub fn measure(progress: &mut Progress) -> Result<String> {
     let scenario = Scenario::new(script())
         .host(default_host(Arch::Riscv64))
+        .limit(Duration::from_mins(15))
         .program(LOOP, "loop")
         .program(workload(), "workload")
         .file(cross::program("tally", progress)?, "tally")
@@ -132,7 +134,13 @@ mod tests {
     #[test]
     fn costs_are_what_is_added() {
         let lines = PLACES.map(|place| {
-            format!("{place} plain 100 20000000 0\n{place} sampled 2100 30000000 1000\n{place} switches 10 0 0\n{place} counted 4010 8000000 0\n")
+            let switches = 2 * ROUNDS;
+            format!(
+                "{place} plain 100 20000000 0\n{place} sampled 2100 30000000 1000\n\
+                 {place} switches 10 0 0\n{place} counted {} {} 0\n",
+                10 + switches,
+                2000 * switches
+            )
         });
         let text = lines.concat();
         let table = table(&parsed(&text).unwrap());
