@@ -12,12 +12,13 @@ use log::trace;
 use vpmu::Outcome;
 use vpmu::event::Selection;
 use vpmu::model::Model;
-use vpmu::model::riscv::{Answer, NUM_COUNTERS, Riscv, Shape};
+use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Riscv, Shape};
 use vpmu::retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 use vpmu::source::perf::{HostPmu, PerfEvents};
 
 use super::aia::Controllers;
 use super::register::Register;
+use super::sbi::NOT_SUPPORTED;
 use crate::kvm::{Doing, KvmError};
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Kind, ThreadPmu};
@@ -27,8 +28,6 @@ pub use self::offer::{Choice, offer};
 
 /// The counters' interrupt among those of a CPU (Sscofpmf).
 pub const OVERFLOW: u64 = 1 << 13;
-/// The register that says which counters have overflowed.
-const OVERFLOWS: u32 = 0xda0;
 
 /// The PMU of Tally's that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +139,6 @@ impl ThreadPmu {
 
     /// The guest's kernel accesses it by a call.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
         const NONE: Answer = Answer { error: 0, value: 0 };
         let Kind::Ours(Front { model, .. }) = &mut self.kind else {
             return if function == NUM_COUNTERS { NONE } else { NOT_SUPPORTED };

@@ -18,7 +18,8 @@ const OLD_PUT: u64 = 1;
 const OLD_GET: u64 = 2;
 const NOTHING_TO_READ: i64 = -1;
 
-const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
+/// There is no such call.
+pub const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
 const INVALID: Answer = Answer { error: -3, value: 0 };
 const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 /// So much is said at once: what is more is said with the next call.

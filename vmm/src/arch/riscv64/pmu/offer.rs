@@ -26,7 +26,7 @@ pub enum Choice {
     RiscvBase,
     /// KVM's own in-kernel vPMU, for comparison
     Kvm,
-    /// No PMU: the SBI has none
+    /// No PMU: the SBI has one of no counters
     None,
 }
 
