@@ -31,9 +31,9 @@ fn obstacle_of(arch: Arch, processor: &str, kvm: Result<(), String>) -> Option<S
     }
 }
 
-/// Whether the line `isa` has it: extensions with one letter follow the width, and before the first line those with a name
+/// Whether the line `isa` of a RISC-V machine's `/proc/cpuinfo` has it: extensions with one letter follow the width, and before the first line those with a name
 /// (Linux, `Documentation/arch/riscv/uabi.rst`).
-fn has_hypervisor_extension(processor: &str) -> bool {
+pub fn has_hypervisor_extension(processor: &str) -> bool {
     processor.lines().filter_map(|line| line.split_once(':')).any(|(key, isa)| {
         let letters = isa.trim().split('_').next().unwrap_or_default();
         key.trim() == "isa" && letters.strip_prefix("rv64").is_some_and(|letters| letters.contains('h'))

@@ -2,6 +2,7 @@
 
 use std::{fmt, fs};
 
+use guest_images::host::has_hypervisor_extension;
 use kvm_ioctls::Kvm;
 
 use crate::doctor::fact::Fact;
@@ -40,7 +41,7 @@ pub fn facts() -> Vec<Fact> {
 fn virtualisation(cpuinfo: &str) -> Fact {
     let about = "processor";
     let isa = value(cpuinfo, "isa");
-    if has_hypervisor(isa) {
+    if has_hypervisor_extension(cpuinfo) {
         Fact::good(about, format!("{isa}, with the hypervisor extension"))
     } else {
         Fact::bad(about, format!("{isa}, without the hypervisor extension (H): no guest runs here"))
@@ -51,11 +52,6 @@ fn virtualisation(cpuinfo: &str) -> Fact {
 pub fn has(extension: &str) -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     value(&cpuinfo, "isa").split('_').any(|word| word == extension)
-}
-
-/// Whether it is among the extensions of one letter, which come before the first that is a word.
-fn has_hypervisor(isa: &str) -> bool {
-    isa.split('_').next().is_some_and(|letters| letters.trim_start_matches("rv64").contains('h'))
 }
 
 /// What the first processor has for a key.
