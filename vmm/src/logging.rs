@@ -18,6 +18,8 @@ use crate::terminal;
 
 /// The target of what concerns the guest's counters, and belongs into their log.
 pub const COUNTERS: &str = "tally::counters";
+/// The target of the guest's accesses to its PMU, whichever architecture's: users name it.
+pub const ACCESSES: &str = "tally::pmu";
 /// How detailed the counters' own log is.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
 

@@ -20,6 +20,7 @@ use super::aia::Controllers;
 use super::register::Register;
 use super::sbi::NOT_SUPPORTED;
 use crate::kvm::{Doing, KvmError};
+use crate::logging::ACCESSES;
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Kind, ThreadPmu};
 use crate::vcpu::Vcpu;
@@ -148,12 +149,12 @@ impl ThreadPmu {
             READ_OVERFLOWS => Some(OVERFLOWS),
             _ => {
                 let answer = model.call(function, arguments);
-                trace!("calls {function} with {arguments:#x?}: {answer:?}");
+                trace!(target: ACCESSES, "calls {function} with {arguments:#x?}: {answer:?}");
                 return answer;
             }
         };
         let outcome = register.map_or(Outcome::Fault, |register| model.read(register));
-        trace!("reads {register:#x?}: {outcome}");
+        trace!(target: ACCESSES, "reads {register:#x?}: {outcome}");
         match outcome {
             Outcome::Value(value) => Answer { error: 0, value },
             Outcome::Handled | Outcome::Fault | Outcome::NotMine => NOT_SUPPORTED,

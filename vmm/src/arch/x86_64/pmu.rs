@@ -24,6 +24,7 @@ use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
 use super::cpuid::Identity;
 use super::msr::{self, Written};
 use crate::kvm::KvmError;
+use crate::logging::ACCESSES;
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Kind, ThreadPmu};
 use crate::vcpu::Vcpu;
@@ -234,7 +235,7 @@ impl ThreadPmu {
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         self.end();
         let outcome = self.read_quietly(fd, msr);
-        trace!("reads {msr:#x}: {outcome}");
+        trace!(target: ACCESSES, "reads {msr:#x}: {outcome}");
         outcome
     }
 
@@ -254,7 +255,7 @@ impl ThreadPmu {
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         self.end();
         let outcome = self.write_quietly(fd, msr, value);
-        trace!("writes {value:#x} to {msr:#x}: {outcome}");
+        trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
         outcome
     }
 
