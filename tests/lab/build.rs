@@ -56,8 +56,9 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn embed_cpu(folder: &Path, out: &Path) {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut table = String::from("&[\n");
-    for path in files(folder) {
-        let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
+    let folders = [folder.to_owned(), folder.join("x86_64"), folder.join("riscv64")];
+    for path in folders.iter().flat_map(|folder| files(folder)) {
+        let name = path.strip_prefix(folder).expect("it is below").display().to_string();
         if [".c", ".h", ".inc", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
             writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
                 .expect("writing to a string cannot fail");

@@ -6,6 +6,8 @@ pub const OUTB: Option<&[u8]> = None;
 
 /// `loop` for Linux guests: it executes [`super::LOOP_INSTRUCTIONS`] and ends.
 pub const LOOP: &[u8] = &bytes(LOOP_WORDS);
+/// How many of them are branches.
+pub const LOOP_BRANCHES: u64 = 10_000_000;
 /// Where [`LOOP`] loops: between its two instructions there and what is before them, it has executed an even number.
 pub const LOOP_START: u32 = BASE + 4 * (HEADERS + 2);
 

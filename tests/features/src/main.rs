@@ -24,8 +24,6 @@ use std::process::ExitCode;
 
 use failure::Verdict;
 
-/// How many counters the PMU has.
-const COUNTERS: usize = 6;
 /// A feature that takes longer has hung: SIGALRM ends it.
 const LIMIT_SECONDS: u32 = 60;
 

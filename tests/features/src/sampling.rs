@@ -5,8 +5,7 @@
 
 use perf_event_open_sys::bindings;
 
-use crate::COUNTERS;
-use crate::code::{BEFORE_LOOP, branches, instructions, run_in_child};
+use crate::code::{BEFORE_LOOP, COUNTERS, REGISTERS, ROUNDS_REGISTER, branches, instructions, run_in_child};
 use crate::event::{Event, over_all};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 use crate::ring::{Record, Ring, Sample};
@@ -122,12 +121,8 @@ fn with_registers() -> Event {
     })
 }
 
-/// All general registers, IP, flags, CS and SS.
-const REGISTERS: u64 = 0x00ff_0fff;
-/// Where R8 is among them, which counts the rounds of the loop down.
-const R8: usize = 12;
 /// How many samples with registers fit into a page.
-const FITTING: u64 = 4096 / (8 + 4 * 8 + 8 + 20 * 8);
+const FITTING: u64 = 4096 / (8 + 4 * 8 + 8 + REGISTERS.count_ones() as u64 * 8);
 
 /// The buffer is used round and round, and loses nothing as long as somebody reads it in time. What was in the registers is
 /// what the overflow found there.
@@ -136,13 +131,13 @@ pub fn ring_buffer() -> Verdict {
     let mut ring = Ring::map(&counter, 1)?;
     let page = ring.page();
     equal("where the buffer begins and its size", (page.data_offset, page.data_size), (4096, 4096))?;
-    let (mut samples, mut total, rounds) = (0, 0, 9_000_000);
-    for _ in 0..5 {
+    let (mut samples, mut total, rounds) = (0, 0, 4_500_000);
+    for _ in 0..10 {
         counter.over(rounds)?;
         for sample in ring.samples()? {
             samples += 1;
             let left = rounds - (samples * PERIOD - total - BEFORE_LOOP).div_ceil(2);
-            equal("R8 in a sample", sample.rest[1 + R8], left)?;
+            equal("rounds left in a sample", sample.rest[1 + ROUNDS_REGISTER], left)?;
         }
         total += instructions(rounds);
         equal("samples so far", samples, total / PERIOD)?;

@@ -32,7 +32,7 @@ pub struct Board {
 /// fast.
 const ZEN: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-core,-erms";
 /// With virtualisation, and overflow interrupts of its counters. KVM gives those to guests only with an AIA.
-const RISCV: &str = "rv64,h=true,sscofpmf=true";
+const RISCV: &str = "rv64,h=true,sscofpmf=true,pmu-num=8";
 /// `nokaslr` and a fixed seed make every boot the same; the watchdog would hold a counter; the rest spares the simulated
 /// processor work.
 const ZEN_COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
@@ -58,7 +58,7 @@ impl Board {
             Arch::Riscv64 => Self {
                 machine: "virt,aia=aplic-imsic,aia-guests=3",
                 cpu: RISCV.to_owned(),
-                firmware: "opensbi-riscv64-generic-fw_dynamic.bin",
+                firmware: "fw_dynamic.bin",
                 command_line: RISCV_COMMAND_LINE,
                 instruction_pointer: " pc ",
             },

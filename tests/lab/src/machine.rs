@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ impl Machine {
         let (monitor, monitor_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
 
         let board = Board::of(arch, shape.pmu);
-        let mut command = cpu.command();
+        let mut command = Command::new(&cpu.program);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-machine", board.machine, "-cpu", &board.cpu]);
         command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);

@@ -178,10 +178,14 @@ impl<S: Source> Riscv<S> {
             return members(first & able).next();
         }
         let free = able & !self.used();
-        let (fixed, programmable) = (free & !self.shape.programmable(), free & self.shape.programmable());
-        // A fixed counter's overflow interrupts nobody, and whether somebody is to be is not said before it is started.
-        let sets = if self.shape.overflows { [programmable, fixed] } else { [fixed, programmable] };
-        let best = sets.into_iter().find(|set| *set != 0)?;
+        let programmable = free & self.shape.programmable();
+        // A fixed counter's overflow interrupts nobody, and whether somebody is to be is not said before it is started. So
+        // where others tell of theirs, it is for who asks for no other.
+        let has_choice = self.shape.overflows && set & self.shape.programmable() != 0;
+        let best = match free & !programmable {
+            fixed if fixed != 0 && !has_choice => fixed,
+            _ => programmable,
+        };
         let selection = self.selection(wanted);
         let counted_it = |counter: &usize| self.unit.setting(*counter).selection == selection;
         members(best).find(counted_it).or_else(|| members(best).next())

@@ -6,10 +6,30 @@ use super::{Call, Loop};
 use crate::event::Codes;
 use crate::failure::{Failure, equal};
 
-/// What this processor calls its events: each has names of its own.
+/// What the simulated host's processor calls its events, and so its guests: each processor has names of its own.
+#[expect(clippy::unnecessary_wraps, reason = "of other processors none are known")]
 pub fn codes() -> Option<Codes> {
-    None
+    Some(Codes { instructions: 2, branches: 5, conditional_branches: Some(0x15) })
 }
+
+/// How many counters the PMU has, of the host or a guest, beside `cycle` and `instret`, which cannot count in user mode only.
+pub const COUNTERS: usize = 8;
+
+/// Whether Linux refuses a group that is too large.
+pub const REFUSES_LARGE_GROUPS: bool = false;
+
+/// By how many instructions of the kernel counters of a group can differ: each is started and stopped by a call of its own.
+pub const SWITCHED_WITHIN: u64 = 1000;
+
+/// Where programs are allowed to read counters themselves, or not.
+pub const READS_SWITCH: &str = "/proc/sys/kernel/perf_user_access";
+/// What ends a program that does it though it may not.
+pub const READ_SIGNAL: i32 = libc::SIGILL;
+
+/// What samples have of user mode: the program counter and all general registers but zero.
+pub const REGISTERS: u64 = 0xffff_ffff;
+/// Which of them counts the rounds of the loop down: t5.
+pub const ROUNDS_REGISTER: usize = 30;
 
 /// How many instructions `run` executes after its first call and before the loop.
 pub const BEFORE_LOOP: u64 = 5;

@@ -18,6 +18,25 @@ pub fn codes() -> Option<Codes> {
     Some(if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD })
 }
 
+/// How many counters the PMU has, of the host or a guest.
+pub const COUNTERS: usize = 6;
+
+/// Whether Linux refuses a group that is too large.
+pub const REFUSES_LARGE_GROUPS: bool = true;
+
+/// By how many instructions of the kernel counters of a group can differ, as they are switched one after another.
+pub const SWITCHED_WITHIN: u64 = 0;
+
+/// Where programs are allowed to read counters themselves, or not.
+pub const READS_SWITCH: &str = "/sys/bus/event_source/devices/cpu/rdpmc";
+/// What ends a program that does it though it may not.
+pub const READ_SIGNAL: i32 = libc::SIGSEGV;
+
+/// What samples have of user mode: all general registers, IP, flags, CS and SS.
+pub const REGISTERS: u64 = 0x00ff_0fff;
+/// Which of them counts the rounds of the loop down: R8.
+pub const ROUNDS_REGISTER: usize = 12;
+
 /// How many instructions `run` executes after its first call and before the loop.
 pub const BEFORE_LOOP: u64 = 5;
 

@@ -1,16 +1,18 @@
-//! What Linux promises of its performance counters, kept in a guest, and on the simulated host that the guest counts with.
+//! What Linux promises of its performance counters, kept in a guest, and on the simulated host that the guest counts with: one
+//! of each architecture.
 //!
 //! The program `perf-features` checks one promise at a time, to the last instruction. It runs all of them in each place,
-//! in one boot; each test looks at what it said of its own, in guests of all models.
+//! in one boot of each host; each test looks at what it said of its own, in guests of all models.
 
 use std::fs;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
 use guest_tests::model::{MODELS, Model};
 use guest_tests::program;
-use tally_lab::HostPmu;
+use tally_lab::{HostPmu, cross};
 
 const PROGRAM: &str = "perf-features";
 
@@ -18,8 +20,7 @@ const PROGRAM: &str = "perf-features";
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let path = program(PROGRAM);
     let bytes = fs::read(&path).expect("it has been built");
-    let all =
-        format!("for name in $(./{PROGRAM}); do line=$(./{PROGRAM} $name 2>&1); echo $name $? $line; done");
+    let all = all();
     let steps = Steps::new()
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
@@ -33,9 +34,28 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
+/// The same on a RISC-V host.
+static ON_RISCV: LazyLock<Results> = LazyLock::new(|| {
+    let path = cross::program(PROGRAM, &mut Progress::stderr("lab"));
+    let path = path.unwrap_or_else(|error| panic!("{error}"));
+    let bytes = fs::read(&path).expect("it has been built");
+    let all = all();
+    Steps::on_riscv()
+        .in_guest(PROGRAM, bytes)
+        .file(path, PROGRAM)
+        .step("host", &format!("echo 0 >/proc/sys/kernel/perf_user_access; {all}"))
+        .step("guest", &format!("./tally run -- sh -c '{all}'"))
+        .run()
+});
+
+/// Tries all features, and says of each how it ended.
+fn all() -> String {
+    format!("for name in $(./{PROGRAM}); do line=$(./{PROGRAM} $name 2>&1); echo $name $? $line; done")
+}
+
 /// The status with which a feature ended in a place, and what it said.
-fn verdict(place: &str, feature: &str) -> (i32, String) {
-    let done = RESULTS.of(place);
+fn verdict(results: &Results, place: &str, feature: &str) -> (i32, String) {
+    let done = results.of(place);
     let text = done.text();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(feature)?.strip_prefix(' '));
     let verdict = lines.next().and_then(|line| line.split_once(' '));
@@ -43,8 +63,8 @@ fn verdict(place: &str, feature: &str) -> (i32, String) {
     (status.parse().expect("a status is a number"), said.to_owned())
 }
 
-fn keeps(place: &str, feature: &str) {
-    let (status, said) = verdict(place, feature);
+fn keeps(results: &Results, place: &str, feature: &str) {
+    let (status, said) = verdict(results, place, feature);
     assert_eq!(status, 0, "{place}: {feature}: {said}");
 }
 
@@ -55,7 +75,25 @@ macro_rules! features {
             $(
                 #[test]
                 fn $test() {
-                    super::keeps("host", $feature);
+                    super::keeps(&super::RESULTS, "host", $feature);
+                }
+            )*
+        }
+
+        mod on_a_riscv_host {
+            $(
+                #[test]
+                fn $test() {
+                    super::keeps(&super::ON_RISCV, "host", $feature);
+                }
+            )*
+        }
+
+        mod in_a_riscv_guest {
+            $(
+                #[test]
+                fn $test() {
+                    super::keeps(&super::ON_RISCV, "guest", $feature);
                 }
             )*
         }
@@ -65,7 +103,7 @@ macro_rules! features {
                 #[test]
                 fn $test() {
                     for model in &super::MODELS {
-                        super::keeps(model.pmu, $feature);
+                        super::keeps(&super::RESULTS, model.pmu, $feature);
                     }
                 }
             )*

@@ -135,21 +135,20 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
         return Err(Unavailable::NoModes);
     }
     let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
-    // What counts for the two fixed counters takes room as well.
-    let free = free_counters(pmu, 1, &[Meaning::Cycles, Meaning::Instructions], MOST)?;
-    if free.fixed < 2 {
-        return Err(Unavailable::Host(Obstacle::NoneFree));
-    }
     let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
     if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
         return Err(Unavailable::NoInterrupt(why));
     }
+    let overflows = choice != Choice::RiscvBase && obstacle.is_none();
+    // What counts for the two fixed counters takes room as well. Where the others overflow, Linux leaves the fixed ones alone.
+    let fixed: &[_] = if overflows { &[] } else { &[Meaning::Cycles, Meaning::Instructions] };
+    let free = free_counters(pmu, 1, fixed, MOST)?;
+    if free.fixed < fixed.len() {
+        return Err(Unavailable::Host(Obstacle::NoneFree));
+    }
     let remark =
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
-    let shape = Shape {
-        programmable: programmable(choice, counters, free.general)?,
-        overflows: choice != Choice::RiscvBase && obstacle.is_none(),
-    };
+    let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
     let remarks = stays.into_iter().chain(remark).collect();
     Ok(Offer { pmu: Pmu::Ours(Shown(shape), Host { pmu }), remarks })
 }

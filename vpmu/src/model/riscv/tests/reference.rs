@@ -86,11 +86,11 @@ impl Reference {
             set.into_iter().take(1).filter(is_able).collect()
         } else {
             let is_free = |counter: &usize| is_able(counter) && self.counters[*counter].used.is_none();
+            let only_fixed = set.iter().all(|counter| *counter < 3);
             let (fixed, programmable): (Vec<_>, Vec<_>) =
                 set.into_iter().filter(is_free).partition(|counter| *counter < 3);
-            let (first, then) =
-                if self.shape.overflows { (programmable, fixed) } else { (fixed, programmable) };
-            if first.is_empty() { then } else { first }
+            let takes_fixed = only_fixed || !self.shape.overflows;
+            if takes_fixed && !fixed.is_empty() { fixed } else { programmable }
         };
         if group.is_empty() { fails(NOT_SUPPORTED) } else { Expected::OneOf(group) }
     }
