@@ -122,7 +122,7 @@ pub fn modes() -> Verdict {
     let (user, kernel, both) = (user.value()?, kernel.value()?, both.value()?);
     equal("in user mode", user, instructions(rounds))?;
     within("in the kernel", kernel, 1..rounds)?;
-    within("in both", both, user + kernel - SWITCHED_WITHIN..user + kernel + SWITCHED_WITHIN + 1)?;
+    within("in both, beside the sum", both.abs_diff(user + kernel), ..=SWITCHED_WITHIN)?;
     equal("in neither", neither.value()?, 0)?;
     Ok(format!("{user} in user mode, {kernel} in the kernel, {both} in both"))
 }
