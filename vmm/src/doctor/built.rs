@@ -29,9 +29,12 @@ pub fn facts() -> Vec<Fact> {
             "the default guest is not built yet, which the first `tally run -- true` does",
         ),
     };
-    let lab = lab::IS_HERE.then(|| match has_all(cache.root(), &LAB) {
-        true => Fact::note("lab", "the lab is built"),
-        false => Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`"),
+    let lab = lab::IS_HERE.then(|| {
+        if has_all(cache.root(), &LAB) {
+            Fact::note("lab", "the lab is built")
+        } else {
+            Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`")
+        }
     });
     [Some(guest), lab].into_iter().flatten().collect()
 }
