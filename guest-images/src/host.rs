@@ -4,6 +4,10 @@ use std::fs::{self, File};
 
 use crate::Arch;
 
+/// Of a RISC-V machine without that.
+pub const NO_HYPERVISOR_EXTENSION: &str =
+    "this machine's processor has no hypervisor extension (H) and cannot run guests";
+
 /// Why a distribution's kernel cannot run under this machine's KVM, if it cannot.
 pub fn obstacle() -> Option<String> {
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -24,15 +28,13 @@ fn obstacle_of(arch: Arch, processor: &str, kvm: Result<(), String>) -> Option<S
                 .then(|| "this machine's KVM has no hardware virtualisation and cannot run Linux".to_owned())
         }),
         // Without the extension there is no KVM either, and that it could be loaded would be wrong advice.
-        Arch::Riscv64 if !has_hypervisor_extension(processor) => {
-            Some("this machine's processor has no hypervisor extension (H) and cannot run guests".to_owned())
-        }
+        Arch::Riscv64 if !has_hypervisor_extension(processor) => Some(NO_HYPERVISOR_EXTENSION.to_owned()),
         Arch::Riscv64 => kvm,
     }
 }
 
-/// Whether the line `isa` of a RISC-V machine's `/proc/cpuinfo` has it: extensions with one letter follow the width, and before the first line those with a name
-/// (Linux, `Documentation/arch/riscv/uabi.rst`).
+/// Whether the line `isa` of a RISC-V machine's `/proc/cpuinfo` has it: extensions with one letter follow the width, up to the
+/// first that has a name (Linux, `Documentation/arch/riscv/uabi.rst`).
 pub fn has_hypervisor_extension(processor: &str) -> bool {
     processor.lines().filter_map(|line| line.split_once(':')).any(|(key, isa)| {
         let letters = isa.trim().split('_').next().unwrap_or_default();

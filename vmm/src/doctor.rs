@@ -16,6 +16,7 @@ use anyhow::Result;
 
 use crate::arch::host;
 use crate::cli::Doctor;
+use crate::lab;
 use fact::{Fact, State};
 
 pub use holders::holders;
@@ -51,19 +52,26 @@ pub fn named_kernel() -> String {
     format!("Linux {}", release.trim())
 }
 
+/// Where guests run if not here.
+const NOT_HERE: &str = if lab::IS_HERE {
+    "Linux guests run only in the lab: `tally lab run -- perf stat true`"
+} else {
+    "no guests run here"
+};
+const WITHOUT: &str = "Linux guests run here, but without a PMU until what is BAD above is mended";
+/// Where they have a PMU if not here.
+const WITH_ONE: &str =
+    if lab::IS_HERE { "; with one in the lab: `tally lab run -- perf stat true`" } else { "" };
+
 /// What all of it comes to.
 fn verdict(facts: &[Fact]) -> Fact {
     let about = "verdict";
     let is_bad =
         |about: &[&str]| facts.iter().any(|fact| fact.state == State::Bad && about.contains(&fact.about));
     if is_bad(&[kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX]) {
-        Fact::bad(about, "Linux guests run only in the lab: `tally lab run -- perf stat true`")
+        Fact::bad(about, NOT_HERE)
     } else if facts.iter().any(|fact| fact.state == State::Bad) {
-        Fact::bad(
-            about,
-            "Linux guests run here, but without a PMU until what is BAD above is mended; with one in the lab: \
-             `tally lab run -- perf stat true`",
-        )
+        Fact::bad(about, format!("{WITHOUT}{WITH_ONE}"))
     } else {
         Fact::good(about, "Linux guests with a PMU run here: `tally run -- perf stat true`")
     }
@@ -80,7 +88,7 @@ mod tests {
         assert!(says(Fact::note("watchdog", "")).starts_with("Linux guests with a PMU run here"));
         assert!(says(Fact::bad("pmu", "")).starts_with("Linux guests run here, but without a PMU"));
         for about in [kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX] {
-            assert!(says(Fact::bad(about, "")).starts_with("Linux guests run only in the lab"));
+            assert_eq!(says(Fact::bad(about, "")), NOT_HERE);
         }
     }
 }

@@ -5,11 +5,13 @@ use std::io;
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::arch;
+use crate::lab;
 use crate::pmu::Choice;
 
 /// KVM's interface has had this version since 2007.
 pub const API_VERSION: i32 = 12;
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
+const LAB_NEEDS_NONE: &str = if lab::IS_HERE { "; `tally lab run` needs none" } else { "" };
 
 /// Something that a KVM must be able to do.
 pub struct Need {
@@ -33,10 +35,13 @@ impl Need {
 pub enum KvmError {
     /// There is no KVM.
     #[error(
-        "no /dev/kvm: this host has no KVM, or its module is not loaded ({}); `tally lab run` needs none",
+        "no /dev/kvm: this host has no KVM, or its module is not loaded ({}){LAB_NEEDS_NONE}",
         loading("")
     )]
     Absent,
+    /// Nor can there be any.
+    #[error("{0}")]
+    Impossible(&'static str),
     /// It is not for this user.
     #[error(
         "/dev/kvm: permission denied: join the group that owns it (`sudo usermod -aG kvm $USER`, then log in again)"
@@ -94,10 +99,12 @@ pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
 
 /// Opens KVM, whatever it can do.
 pub fn open_any() -> Result<Kvm, KvmError> {
-    Kvm::new_with_path(DEVICE).map_err(|e| match io::Error::from(e) {
-        e if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
-        e if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
-        e => KvmError::Open(e),
+    Kvm::new_with_path(DEVICE).map_err(|e| match (arch::kvm::impossible(), io::Error::from(e)) {
+        // That its module could be loaded would be wrong advice.
+        (Some(why), _) => KvmError::Impossible(why),
+        (None, e) if e.kind() == io::ErrorKind::NotFound => KvmError::Absent,
+        (None, e) if e.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
+        (None, e) => KvmError::Open(e),
     })
 }
 
@@ -141,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_a_kvm_lacks_is_named() {
-        let names = lacking(Choice::None, |cap| !matches!(cap, Cap::Pit2 | Cap::X86MsrFilter));
-        assert_eq!(names, ["KVM_CAP_PIT2", "KVM_CAP_X86_MSR_FILTER"]);
+        let names = lacking(Choice::None, |cap| !matches!(cap, Cap::Irqchip | Cap::ImmediateExit));
+        assert_eq!(names, ["KVM_CAP_IRQCHIP", "KVM_CAP_IMMEDIATE_EXIT"]);
     }
 }

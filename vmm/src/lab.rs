@@ -11,6 +11,11 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tally-lab";
 
+/// Whether there is a lab for machines like this one.
+pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
+/// Behind what keeps Linux from running here: where it does.
+pub const RUNS_IT: &str = if IS_HERE { ": `tally lab run` runs it on a simulated host" } else { "" };
+
 /// Becomes `tally-lab` with this command of its, found beside this program or else in `PATH`.
 pub fn run(command: &[&str], arguments: &[OsString]) -> Result<ExitCode> {
     let program = beside_us().unwrap_or_else(|| PROGRAM.into());

@@ -5,11 +5,16 @@
 pub const OUTB: Option<&[u8]> = None;
 
 /// `loop` for Linux guests: it executes [`super::LOOP_INSTRUCTIONS`] and ends.
-pub const LOOP: &[u8] = &bytes(LOOP_WORDS);
+pub const LOOP: &[u8] = &bytes::<_, { 4 * WORDS as usize }>(LOOP_WORDS);
 /// How many of them are branches.
 pub const LOOP_BRANCHES: u64 = 10_000_000;
 /// Where [`LOOP`] loops: between its two instructions there and what is before them, it has executed an even number.
 pub const LOOP_START: u32 = BASE + 4 * (HEADERS + 2);
+
+/// A kernel that writes [`DEBUG_EXIT_NUMBER`] to the debug exit, and then loops.
+pub const DEBUG_EXIT: &[u8] = &bytes::<_, { 4 * KERNEL_WORDS as usize }>(DEBUG_EXIT_WORDS);
+/// A number whose place in a status can be told from others.
+pub const DEBUG_EXIT_NUMBER: u8 = 21;
 
 /// The size of an ELF file's header and that of its one segment, in words of four bytes, as all is here.
 const HEADERS: u32 = 16 + 14;
@@ -58,8 +63,36 @@ const LOOP_WORDS: [u32; WORDS as usize] = [
     0x0000_0073, // ecall
 ];
 
-const fn bytes(words: [u32; WORDS as usize]) -> [u8; 4 * WORDS as usize] {
-    let mut bytes = [0; 4 * WORDS as usize];
+/// The size of the kernel, in words.
+const KERNEL_WORDS: u32 = 20;
+
+/// A kernel as boot loaders take it (Linux, `Documentation/arch/riscv/boot-image-header.rst`).
+const DEBUG_EXIT_WORDS: [u32; KERNEL_WORDS as usize] = [
+    0x0400_006f, // j 64
+    0,
+    0x20_0000, // it wants to be 2 MiB behind the memory's beginning
+    0,
+    4 * KERNEL_WORDS, // this is its size
+    0,
+    0, // no flags
+    0,
+    2, // the header's version, 0.2
+    0,
+    0,
+    0,
+    u32::from_le_bytes(*b"RISC"),
+    u32::from_le_bytes(*b"V\0\0\0"),
+    u32::from_le_bytes(*b"RSC\x05"),
+    0,
+    0x0010_0537,                                    // lui a0, 0x100
+    0x0000_0593 | (DEBUG_EXIT_NUMBER as u32) << 20, // li a1, the number
+    0x00b5_0023,                                    // sb a1, 0(a0)
+    0x0000_006f,                                    // j 0
+];
+
+const fn bytes<const N: usize, const LEN: usize>(words: [u32; N]) -> [u8; LEN] {
+    assert!(LEN == 4 * N);
+    let mut bytes = [0; LEN];
     let mut at = 0;
     while at < bytes.len() {
         bytes[at] = words[at / 4].to_le_bytes()[at % 4];

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use guest_images::payloads::riscv64;
 use guest_tests::{has_kvm, payload, program, stderr, stdout, temporary};
 
 /// Runs `tally` with a mistake in its arguments, and checks that it says so in one line with these words.
@@ -87,6 +88,9 @@ fn files_that_are_no_kernels_are_named() {
     let text = temporary(b"This is no kernel.\n");
     let path = text.path().to_str().unwrap();
     refused(&["run", "--kernel", path], &[path, "not a kernel"]);
+    let riscv = temporary(riscv64::DEBUG_EXIT);
+    let path = riscv.path().to_str().unwrap();
+    refused(&["run", "--kernel", path], &[path, "built for RISC-V, this host is x86-64"]);
     refused(&["run", "--kernel", "/does/not/exist"], &["/does/not/exist"]);
     refused(&["run", "--kernel", payload(), "--", "true"], &[payload(), "COMMAND"]);
 }

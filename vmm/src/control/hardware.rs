@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
-use vpmu::source::perf::{HostPmu, Obstacle, free_counters};
+use vpmu::source::perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 
 use super::message::Hardware;
 use crate::{arch, doctor};
@@ -76,8 +76,13 @@ impl Drop for Look {
 
 /// Who may keep counters to themselves.
 fn holders() -> Vec<String> {
-    let watchdog = fs::read_to_string("/proc/sys/kernel/nmi_watchdog").is_ok_and(|is_on| is_on.trim() == "1");
-    watchdog.then(|| "the NMI watchdog".to_owned()).into_iter().chain(doctor::holders()).collect()
+    let is_on = |switch| fs::read_to_string(switch).is_ok_and(|value| value.trim() == "1");
+    WATCHDOG
+        .is_some_and(is_on)
+        .then(|| "the NMI watchdog".to_owned())
+        .into_iter()
+        .chain(doctor::holders())
+        .collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::Path;
 use guest_images::cache::Cache;
 
 use super::fact::Fact;
+use crate::lab;
 
 /// What there is to know of it.
 pub fn facts() -> Vec<Fact> {
@@ -28,12 +29,14 @@ pub fn facts() -> Vec<Fact> {
             "the default guest is not built yet, which the first `tally run -- true` does",
         ),
     };
-    let lab = if has_all(cache.root(), &LAB) {
-        Fact::note("lab", "the lab is built")
-    } else {
-        Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`")
-    };
-    vec![guest, lab]
+    let lab = lab::IS_HERE.then(|| {
+        if has_all(cache.root(), &LAB) {
+            Fact::note("lab", "the lab is built")
+        } else {
+            Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`")
+        }
+    });
+    [Some(guest), lab].into_iter().flatten().collect()
 }
 
 /// Whether a folder has entries with each of these beginnings.

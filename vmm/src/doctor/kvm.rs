@@ -9,6 +9,7 @@ use kvm_ioctls::Kvm;
 use super::fact::Fact;
 use crate::arch::kvm::{MODULES, WANTED, of_its_own_pmu};
 use crate::kvm::{self, KvmError, Need};
+use crate::lab;
 use crate::pmu::Choice;
 
 /// What the facts that decide are about.
@@ -32,9 +33,7 @@ pub fn facts() -> Vec<Fact> {
     facts.extend(parameters(Path::new(SYS_MODULE)));
     facts.push(match guest_images::host::obstacle() {
         None => Fact::good(LINUX, "Linux runs here as it is"),
-        Some(obstacle) => {
-            Fact::bad(LINUX, format!("{obstacle}: `tally lab run` runs it on a simulated host"))
-        }
+        Some(obstacle) => Fact::bad(LINUX, format!("{obstacle}{}", lab::RUNS_IT)),
     });
     facts
 }
@@ -173,7 +172,7 @@ mod tests {
         for (name, value) in [
             ("kvm/parameters/enable_pmu", "N\n"),
             ("kvm/parameters/enable_mediated_pmu", "Y\n"),
-            ("kvm_amd/parameters/nested", "1\n"),
+            (&format!("{}/parameters/nested", MODULES[0].0), "1\n"),
         ] {
             let path = modules.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -183,13 +182,13 @@ mod tests {
         let [own, mediated, nested] = &facts[..] else { panic!("{facts:?}") };
         assert!(own.says.starts_with("enable_pmu is N"));
         assert!(mediated.says.contains("`echo options kvm enable_mediated_pmu=0 |"));
-        assert!(nested.says.starts_with("kvm_amd's nested is 1"));
+        assert!(nested.says.starts_with(&format!("{}'s nested is 1", MODULES[0].0)));
     }
 
     #[test]
     fn a_missing_device_is_explained_by_whether_there_is_a_module() {
         let modules = tempfile::tempdir().unwrap();
-        assert!(absent(modules.path()).says.contains("`sudo modprobe kvm-amd`"));
+        assert!(absent(modules.path()).says.contains(&kvm::loading("sudo ")));
         fs::create_dir(modules.path().join("kvm")).unwrap();
         assert!(absent(modules.path()).says.contains("--device /dev/kvm"));
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 
 use vpmu::policy::Policy;
-use vpmu::source::perf::{HostPmu, Obstacle, generic_events};
+use vpmu::source::perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
 
 use super::fact::Fact;
 use super::{holders, process};
@@ -14,7 +14,8 @@ use crate::pmu::{Choice, Offer, Pmu, offer};
 
 /// What there is to know of them.
 pub fn facts() -> Vec<Fact> {
-    let mut facts = vec![paranoid(setting("perf_event_paranoid"), process::is_privileged()), watchdog()];
+    let mut facts = vec![paranoid(setting("perf_event_paranoid"), process::is_privileged())];
+    facts.extend(WATCHDOG.map(watchdog));
     facts.extend(holders::fact());
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
@@ -24,7 +25,11 @@ pub fn facts() -> Vec<Fact> {
 }
 
 fn setting(name: &str) -> Option<i64> {
-    fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?.trim().parse().ok()
+    value(&format!("/proc/sys/kernel/{name}"))
+}
+
+fn value(switch: &str) -> Option<i64> {
+    fs::read_to_string(switch).ok()?.trim().parse().ok()
 }
 
 fn paranoid(level: Option<i64>, is_privileged: bool) -> Fact {
@@ -45,9 +50,9 @@ fn paranoid(level: Option<i64>, is_privileged: bool) -> Fact {
     Fact::note(about, format!("kernel.perf_event_paranoid is {level}: {says}"))
 }
 
-fn watchdog() -> Fact {
+fn watchdog(switch: &str) -> Fact {
     let about = "watchdog";
-    match setting("nmi_watchdog") {
+    match value(switch) {
         Some(1) => Fact::note(
             about,
             "the NMI watchdog is on and holds one counter of every CPU: `sudo sysctl kernel.nmi_watchdog=0` frees it",

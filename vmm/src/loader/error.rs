@@ -100,6 +100,17 @@ pub enum Problem {
         /// The guest's.
         has: u64,
     },
+    /// The guest is too small for what the kernel makes first.
+    #[error(
+        "too little memory for Linux to begin: with its tables and an unpacked initrd it needs --memory {}M or more, the guest has {}M",
+        .needs.div_ceil(1 << 20), .has >> 20
+    )]
+    Beginning {
+        /// The least with which it may have enough.
+        needs: u64,
+        /// The guest's.
+        has: u64,
+    },
     /// The guest is large, but has its devices in the way.
     #[error(
         "{what} does not fit: it would end at {end:#x}, and the memory below the devices ends at {hole:#x}"

@@ -8,6 +8,7 @@ use log::info;
 
 use crate::arch::board;
 use crate::cli::Run;
+use crate::lab;
 use crate::loader::Kernel;
 
 /// What is booted.
@@ -54,7 +55,7 @@ pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     if kernel.is_linux()
         && let Some(obstacle) = guest_images::host::obstacle()
     {
-        bail!("{obstacle}: `tally lab run` runs it on a simulated host");
+        bail!("{obstacle}{}", lab::RUNS_IT);
     }
     Ok(())
 }

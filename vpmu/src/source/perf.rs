@@ -23,7 +23,7 @@ use crate::policy::{OnStarvation, Policy};
 use crate::report::BackingReport;
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
-pub use self::host::HostPmu;
+pub use self::host::{HostPmu, WATCHDOG};
 pub use self::obstacle::Obstacle;
 pub use self::probe::{Free, exists, free_counters, generic_events};
 

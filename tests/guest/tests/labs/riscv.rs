@@ -1,6 +1,10 @@
 //! Guests on a RISC-V host: that they run, and what they count, beside the host itself and KVM's own virtual PMU.
 //!
-//! All of it is one boot of the simulated host. What Linux promises of its counters is tested with `features`.
+//! All that is in this file is one boot of the simulated host. What Linux promises of its counters is tested with `features`.
+
+mod booting;
+mod ending;
+mod refusals;
 
 use std::sync::LazyLock;
 
@@ -75,9 +79,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step("kvm", &run("--pmu kvm", "stat"))
         .step("none", &run("--pmu none --cpus 2", "on-each-cpu"))
         .step("files", FILES)
-        .step("ends", "for how in poweroff reboot; do ./tally run -- $how -f; echo $?; done")
-        .step("attribution", ATTRIBUTION)
-        .step("refused", REFUSED);
+        .step("attribution", ATTRIBUTION);
     installed(steps, "newest", Suite::Sid)
         .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
         .run()
@@ -111,20 +113,6 @@ const ATTRIBUTION: &str = "
         exec 3>&-
         wait $tally
     done";
-
-const REFUSED: &str = "
-    try() { ./tally run \"$@\" 2>&1; echo \"status $?\"; }
-    head -c 4096 /dev/zero >empty
-    (head -c 514 /dev/zero; printf HdrS; head -c 4096 /dev/zero) >bzimage
-    (head -c 48 /dev/zero; printf 'RISCV\\0\\0\\0RSC\\5'; head -c 8132 /dev/zero) >driverless
-    try --kernel empty
-    try --kernel bzimage
-    try --kernel driverless
-    try --kernel tally
-    try --memory 2M -- true
-    try --pmu amd -- true
-    try --pmu riscv --counters 30 -- true
-    try --pmu riscv-base --counters 3 -- true";
 
 #[test]
 fn a_guest_counts_and_samples_what_the_host_does() {
@@ -202,15 +190,6 @@ fn a_guest_has_folders_and_ends_with_its_commands_status() {
 }
 
 #[test]
-fn power_off_and_reset_are_told_from_a_commands_end() {
-    let done = RESULTS.of("ends");
-    assert_eq!(done.text(), "125\n125\n");
-    for how in ["switched itself off", "reset"] {
-        assert!(done.err.contains(how), "{}", done.err);
-    }
-}
-
-#[test]
 fn the_host_tells_the_guests_work_from_that_for_it() {
     let done = RESULTS.of("attribution");
     let values: Vec<u64> = counts(&done.text()).iter().map(Count::exact).collect();
@@ -218,24 +197,4 @@ fn the_host_tells_the_guests_work_from_that_for_it() {
     // The shell that starts the loop is counted with it.
     assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 100 * 101).contains(&guest), "{guest}");
     assert!(host < LOOP_INSTRUCTIONS / 100, "{host}");
-}
-
-#[test]
-fn what_cannot_run_is_refused_in_a_line() {
-    let text = RESULTS.of("refused").text();
-    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("status ")).collect();
-    assert_eq!(text.matches("status 125").count(), 8, "{text}");
-    for (line, words) in lines.iter().zip([
-        "empty: not a kernel: no Linux Image, packed or not",
-        "bzimage: built for x86-64, this host is RISC-V",
-        "driverless: there is no SBI PMU driver in this kernel",
-        "tally: an ELF file, where the kernel's build makes an Image of it, not a kernel",
-        "the kernel does not fit: it needs --memory ",
-        "invalid value 'amd' for '--pmu",
-        "--counters 30: this host has ",
-        "--counters 3: --pmu riscv-base has cycle and instret only",
-    ]) {
-        assert!(line.contains(words), "{words}: {line}");
-    }
-    assert_eq!(lines.len(), 8, "{text}");
 }

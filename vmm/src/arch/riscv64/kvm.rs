@@ -1,5 +1,8 @@
 //! What KVM must be able to do here, and what it is called.
 
+use std::fs;
+
+use guest_images::host::{NO_HYPERVISOR_EXTENSION, has_hypervisor_extension};
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::kvm::Need;
@@ -23,6 +26,12 @@ pub const MODULES: [(&str, &str); 1] = [("kvm", "on the processor's hypervisor e
 
 /// How such a module is loaded.
 pub const LOADING: [&str; 1] = ["modprobe kvm"];
+
+/// Why there can be no KVM, if there can be none.
+pub fn impossible() -> Option<&'static str> {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    (!has_hypervisor_extension(&cpuinfo)).then_some(NO_HYPERVISOR_EXTENSION)
+}
 
 /// What a KVM must be able to do for this choice, beyond what every machine needs.
 pub fn needs(_choice: Choice) -> &'static [Need] {

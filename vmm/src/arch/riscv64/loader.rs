@@ -30,6 +30,11 @@ const COMMAND_LINE_SIZE: usize = 1024;
 const ALIGNMENT: u64 = 2 << 20;
 /// And initrds of this.
 const PAGE: u64 = 4096;
+/// Of all memory that there could ever be (2^56 bytes in sections of 2^27) Linux makes a table, 8 bytes for 128 sections, whatever
+/// there is.
+const TABLES: u64 = 32 << 20;
+/// What does so is in kernels that have such a table, by its name (`mm/sparse.c`).
+const MAKES_TABLES: &[u8] = b"\0memblocks_present\0";
 
 /// What a kernel's file is.
 pub struct Format {
@@ -90,29 +95,45 @@ impl Format {
         if len >= COMMAND_LINE_SIZE {
             return Err(Problem::CommandLine { len, max: COMMAND_LINE_SIZE - 1 }.with(path));
         }
+        let initrd = boot.initrd.map(UserFile::open).transpose()?;
+        let initrd_len = initrd.as_ref().map_or(0, |file| file.len.saturating_add(boot.front.len() as u64));
+        // Linux unpacks it beside itself.
+        let needs = end.saturating_add(TABLES).saturating_add(initrd_len.saturating_mul(2));
+        // A kernel that has no room so early does not know yet that a panic is to end the machine, and would stand still.
+        if needs > tree && contains(image, MAKES_TABLES) {
+            let needs = size_with_end(needs, boot.ram);
+            return Err(Problem::Beginning { needs, has: boot.ram.size() }.with(path));
+        }
         // Memory is zero to begin with, and what nobody wrote costs the host nothing.
         let used = image.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         write(boot.ram, &image[..used], pc).map_err(|problem| problem.with(path))?;
-        let initrd = match boot.initrd {
-            Some(initrd) => place_initrd(initrd, boot, end, tree)?,
+        let initrd = match initrd {
+            Some(file) => place_initrd(file, initrd_len, boot, end, tree)?,
             None => (0, 0),
         };
         Ok(Entry { pc, initrd })
     }
 }
 
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
 /// As high as it goes.
-fn place_initrd(path: &Path, boot: &Boot, kernel_end: u64, limit: u64) -> Result<(u64, u64), LoadError> {
-    let file = UserFile::open(path)?;
-    let front = boot.front.len() as u64;
-    let len = file.len.saturating_add(front);
+fn place_initrd(
+    file: UserFile,
+    len: u64,
+    boot: &Boot,
+    kernel_end: u64,
+    limit: u64,
+) -> Result<(u64, u64), LoadError> {
     let at = limit.saturating_sub(len) / PAGE * PAGE;
     if at < kernel_end {
         let end = kernel_end.saturating_add(len).saturating_add(PAGE);
         return Err(file.error(too_small("the initrd", end, boot.ram)));
     }
     write(boot.ram, boot.front, at).map_err(|problem| file.error(problem))?;
-    file.place(boot.ram, at + front)?;
+    file.place(boot.ram, at + boot.front.len() as u64)?;
     Ok((at, len))
 }
 
@@ -123,9 +144,14 @@ fn write(ram: &GuestRam, bytes: &[u8], at: u64) -> Result<(), Problem> {
 
 /// What to say of something that would end there.
 fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
+    Problem::Memory { what, needs: size_with_end(end, ram), has: ram.size() }
+}
+
+/// How much memory there has to be for something to end there.
+fn size_with_end(end: u64, ram: &GuestRam) -> u64 {
     let (tree, _) = device_tree(ram.size());
     let behind = RAM + ram.size() - tree;
-    Problem::Memory { what, needs: end.saturating_sub(RAM).saturating_add(behind), has: ram.size() }
+    end.saturating_sub(RAM).saturating_add(behind)
 }
 
 fn is_image(head: &[u8]) -> bool {
@@ -182,7 +208,7 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
+    use std::io::{Cursor, Write};
 
     use super::*;
 
@@ -204,11 +230,75 @@ mod tests {
         assert_eq!((format.offset, format.len, content.len()), (0x20_0000, 12288, 8192));
     }
 
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    }
+
+    /// An EFI program with a packed kernel behind its headers.
+    fn efi_program(how: &[u8; 4], packed: &[u8]) -> Vec<u8> {
+        let mut file = vec![0; 4096];
+        file[..8].copy_from_slice(b"MZ\0\0zimg");
+        file[8..12].copy_from_slice(&4096_u32.to_le_bytes());
+        file[12..16].copy_from_slice(&u32::try_from(packed.len()).unwrap().to_le_bytes());
+        file[24..28].copy_from_slice(how);
+        [&file, packed, b"what follows is not the kernel's"].concat()
+    }
+
     #[test]
-    fn other_processors_kernels_are_named() {
+    fn a_packed_image_is_unpacked() {
+        let image = image(8192);
+        let packed = gzip(&image);
+        for file in [packed.clone(), efi_program(b"gzip", &packed)] {
+            let (format, content) = read(&file).unwrap();
+            assert!(content == image);
+            assert_eq!(format.len, 12288);
+        }
+        let cut = &efi_program(b"gzip", &packed)[..4096 + packed.len() - 1];
+        let text = read(cut).err().unwrap().to_string();
+        assert!(text.contains("truncated"), "{text}");
+    }
+
+    #[test]
+    fn other_processors_kernels_are_named_however_they_are_packed() {
         let mut bzimage = vec![0; 4096];
         bzimage[0x202..0x206].copy_from_slice(b"HdrS");
-        let text = read(&bzimage).err().unwrap().to_string();
-        assert_eq!(text, "built for x86-64, this host is RISC-V");
+        let mut aarch64 = vec![0; 4096];
+        aarch64[56..60].copy_from_slice(b"ARM\x64");
+        let elf = |machine| [b"\x7fELF\x02\x01\x01", &[0; 9][..], &[2, 0, machine, 0], &[0; 44]].concat();
+        let packed = gzip(&aarch64);
+        for (file, name) in [
+            (bzimage, "x86-64"),
+            (elf(62), "x86-64"),
+            (elf(183), "aarch64"),
+            (aarch64, "aarch64"),
+            (efi_program(b"gzip", &packed), "aarch64"),
+            (packed, "aarch64"),
+        ] {
+            let text = read(&file).err().unwrap().to_string();
+            assert_eq!(text, format!("built for {name}, this host is RISC-V"));
+        }
+        let own = read(&elf(243)).err().unwrap().to_string();
+        assert!(own.contains("the kernel's build makes an Image of it"), "{own}");
+    }
+
+    #[test]
+    fn a_guest_in_which_linux_would_stand_still_is_refused() {
+        let room = |size: &str, kernel: &[u8]| {
+            let ram = GuestRam::new(&size.parse().unwrap()).unwrap();
+            let boot = Boot { ram: &ram, command_line: "", initrd: None, front: &[] };
+            let (format, image) = read(kernel).unwrap();
+            format.load(Path::new("kernel"), &image, &boot).map(|entry| entry.pc)
+        };
+        let small = image(8192);
+        let mut sparse = small.clone();
+        sparse[4096..][..MAKES_TABLES.len()].copy_from_slice(MAKES_TABLES);
+        // 2 MiB in front of the kernel, its 12 KiB, the tables, and the device tree's room.
+        let text = room("34M", &sparse).unwrap_err().to_string();
+        assert!(text.contains("--memory 35M or more, the guest has 34M"), "{text}");
+        for (size, kernel) in [("35M", &sparse), ("34M", &small)] {
+            assert_eq!(room(size, kernel).unwrap(), RAM + (2 << 20));
+        }
     }
 }

@@ -41,6 +41,11 @@ pub const MODULES: [(&str, &str); 3] = [
 /// How such a module is loaded.
 pub const LOADING: [&str; 2] = ["modprobe kvm-amd", "modprobe kvm-intel"];
 
+/// Why there can be no KVM, if there can be none: one without hardware virtualisation is possible.
+pub fn impossible() -> Option<&'static str> {
+    None
+}
+
 /// What a KVM must be able to do for this choice, beyond what every machine needs.
 pub fn needs(choice: Choice) -> &'static [Need] {
     match choice {

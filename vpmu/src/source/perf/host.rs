@@ -16,6 +16,10 @@ use crate::event::{Event, Meaning};
 
 /// Where the kernel lists its PMUs.
 pub const DEVICES: &str = "/sys/bus/event_source/devices";
+/// The switch of the watchdog that holds a counter of every CPU, on processors that have one. On others CPUs look after each
+/// other by their clocks, and the switch is for that (Linux, `kernel/watchdog_buddy.c`).
+pub const WATCHDOG: Option<&str> =
+    if cfg!(target_arch = "x86_64") { Some("/proc/sys/kernel/nmi_watchdog") } else { None };
 /// The PMU of a processor with one kind of cores.
 const ONLY: &str = "cpu";
 /// The PMUs of the kinds of cores, the better ones first.

@@ -6,12 +6,22 @@ use std::path::Path;
 
 use super::host;
 
+/// What there is instead of such a host, where the lab can be built.
+const SIMULATED: &str =
+    if cfg!(target_arch = "x86_64") { ": `tally lab run` simulates a host that has" } else { "" };
+/// What makes counters free.
+const FREES: &str = if host::WATCHDOG.is_some() {
+    "`sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
+} else {
+    "ending other users of perf frees them"
+};
+
 /// What is in the way.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     /// There is no PMU.
     #[error(
-        "this host has no PMU that counts guests (its perf says: {0}); cloud instances often have none: `tally lab run` simulates a host that has"
+        "this host has no PMU that counts guests (its perf says: {0}); cloud instances often have none{SIMULATED}"
     )]
     NoPmu(String),
     /// Users without privileges may not.
@@ -35,9 +45,7 @@ pub enum Obstacle {
     )]
     CountsHost,
     /// Others hold them all.
-    #[error(
-        "all counters of this host's PMU are in use: `sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
-    )]
+    #[error("all counters of this host's PMU are in use: {FREES}")]
     NoneFree,
     /// No more events for this process.
     #[error("cannot open perf events: {0}")]
@@ -81,7 +89,7 @@ mod tests {
     #[test]
     fn every_obstacle_is_one_line_with_a_way_out() {
         for (errno, words) in [
-            (libc::ENOENT, "tally lab run"),
+            (libc::ENOENT, "cloud instances often have none"),
             (libc::EPERM, "seccomp"),
             (libc::ENOSYS, "seccomp"),
             (libc::EMFILE, "cannot open perf events"),
@@ -90,6 +98,7 @@ mod tests {
             assert!(text.contains(words) && !text.contains('\n'), "{errno}: {text}");
         }
         assert!(Obstacle::Paranoid(2).to_string().contains("sysctl kernel.perf_event_paranoid=1"));
-        assert!(Obstacle::NoneFree.to_string().contains("sysctl kernel.nmi_watchdog=0"));
+        let frees = Obstacle::NoneFree.to_string();
+        assert_eq!(frees.contains("sysctl kernel.nmi_watchdog=0"), cfg!(target_arch = "x86_64"), "{frees}");
     }
 }

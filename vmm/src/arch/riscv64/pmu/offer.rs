@@ -30,6 +30,9 @@ pub enum Choice {
     None,
 }
 
+/// Linux then refuses events that leave out the modes of the host (`PERF_PMU_CAP_NO_EXCLUDE`).
+const NO_MODES: &str = "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf";
+
 /// A PMU that cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
@@ -37,9 +40,7 @@ pub enum Unavailable {
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(#[from] Obstacle),
     /// The host's PMU knows of no modes.
-    #[error(
-        "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf; run without a PMU: --pmu none"
-    )]
+    #[error("{NO_MODES}; run without a PMU: --pmu none")]
     NoModes,
     /// Nothing would interrupt the guest.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
@@ -84,7 +85,7 @@ impl Unavailable {
     fn reason(&self) -> String {
         match self {
             Self::Host(obstacle) => obstacle.to_string(),
-            Self::NoModes => "this host's PMU cannot tell guests from the host".to_owned(),
+            Self::NoModes => NO_MODES.to_owned(),
             other => other.to_string(),
         }
     }

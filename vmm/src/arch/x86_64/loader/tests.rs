@@ -143,17 +143,25 @@ fn kernels_for_other_architectures_are_named() {
     let elf = |machine| ElfFile { machine, ..ElfFile::default() }.build();
     let mut arm64_image = vec![0; 4096];
     arm64_image[56..60].copy_from_slice(b"ARM\x64");
-    let mut zboot = vec![0; 4096];
-    zboot[..2].copy_from_slice(b"MZ");
-    zboot[60] = 0x80;
-    zboot[0x80..0x86].copy_from_slice(b"PE\0\0\x64\xaa");
+    let mut riscv_image = vec![0; 4096];
+    riscv_image[48..60].copy_from_slice(b"RISCV\0\0\0RSC\x05");
+    let zboot = |machine: u16| {
+        let mut zboot = vec![0; 4096];
+        zboot[..8].copy_from_slice(b"MZ\0\0zimg");
+        zboot[60] = 0x80;
+        zboot[0x80..0x84].copy_from_slice(b"PE\0\0");
+        zboot[0x84..0x86].copy_from_slice(&machine.to_le_bytes());
+        zboot
+    };
     let mut big_endian = elf(22_u16.swap_bytes());
     big_endian[5] = 2;
     for (file, name) in [
         (elf(183), "aarch64"),
         (elf(243), "RISC-V"),
         (arm64_image, "aarch64"),
-        (zboot, "aarch64"),
+        (riscv_image, "RISC-V"),
+        (zboot(0xaa64), "aarch64"),
+        (zboot(0x5064), "RISC-V"),
         (big_endian, "s390"),
     ] {
         assert_eq!(refusal(&file), format!("kernel: built for {name}, this host is x86-64"));

@@ -1,0 +1,73 @@
+//! The forms in which kernels for RISC-V come, and how little memory their guests can have.
+
+use std::fs;
+use std::io::Write;
+use std::sync::LazyLock;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use guest_images::cache::Cache;
+use guest_images::{Arch, Progress, Release};
+use guest_tests::lab::{Results, Steps};
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let image = debians();
+    let packed = gzip(&image);
+    let program = efi_program(&packed);
+    Steps::on_riscv()
+        .on(move |scenario| scenario.program(packed, "Image.gz").program(program, "vmlinuz.efi"))
+        .step("small", "./tally run --memory 160M -- uname -sm")
+        .step("gzip", "./tally run --kernel Image.gz -- uname -sm")
+        .step("efi", "./tally run --kernel vmlinuz.efi -- uname -sm")
+        .run()
+});
+
+/// The default guest's kernel: Debian ships it as it is built, not packed.
+fn debians() -> Vec<u8> {
+    let cache = Cache::open().expect("there is a cache");
+    let kernel = guest_images::kernel(&cache, Release::of(Arch::Riscv64), &mut Progress::stderr("lab"));
+    let path = kernel.unwrap_or_else(|error| panic!("{error}")).image;
+    let image = fs::read(path).expect("the kernel can be read");
+    assert_eq!(&image[56..60], b"RSC\x05");
+    image
+}
+
+/// As the kernel's build makes its `Image.gz`.
+fn gzip(image: &[u8]) -> Vec<u8> {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(image).expect("writing into memory cannot fail");
+    packed.finish().expect("writing into memory cannot fail")
+}
+
+/// As its build makes its `vmlinuz.efi`, but for the program that would unpack the kernel
+/// (`drivers/firmware/efi/libstub/zboot-header.S`).
+fn efi_program(packed: &[u8]) -> Vec<u8> {
+    const HEADERS: u32 = 4096;
+    let mut file = vec![0; HEADERS as usize];
+    file[..8].copy_from_slice(b"MZ\0\0zimg");
+    file[8..12].copy_from_slice(&HEADERS.to_le_bytes());
+    let len = u32::try_from(packed.len()).expect("kernels are smaller");
+    file[12..16].copy_from_slice(&len.to_le_bytes());
+    file[24..28].copy_from_slice(b"gzip");
+    [&file, packed].concat()
+}
+
+fn runs(step: &str) {
+    let done = RESULTS.of(step);
+    assert_eq!((done.status, done.text().as_str(), done.err.as_str()), (0, "Linux riscv64\n", ""), "{step}");
+}
+
+#[test]
+fn a_kernel_may_be_packed_by_gzip() {
+    runs("gzip");
+}
+
+#[test]
+fn a_kernel_may_be_an_efi_program() {
+    runs("efi");
+}
+
+#[test]
+fn memory_may_be_160_mib() {
+    runs("small");
+}
