@@ -39,9 +39,9 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
             "interrupt-twice",
             // A command that stops the guest's agent for good.
             &interrupted(
-                "mount -t cgroup2 none /mnt; mkdir /mnt/x; echo ready; sleep 1; echo 1 >/mnt/x/cgroup.procs; \
-                 echo 1 >/mnt/x/cgroup.freeze; sleep 1000",
-                &format!("sleep 2; {int}; sleep 0.5; {int}", int = send("INT")),
+                "mkdir /tmp/c; mount -t cgroup2 none /tmp/c; mkdir /tmp/c/x; echo ready; sleep 1; \
+                 echo 1 >/tmp/c/x/cgroup.procs; echo 1 >/tmp/c/x/cgroup.freeze; sleep 1000",
+                &format!("sleep 2; {int}; sleep 0.5; pidof tally >/dev/null && echo waits >&2; {int}", int = send("INT")),
             ),
         )
         .step(
@@ -144,7 +144,8 @@ fn an_interrupt_reaches_the_command() {
 
 #[test]
 fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
-    assert_eq!(pipes("interrupt-twice").status, 128 + 2, "{}", pipes("interrupt-twice").err);
+    let done = pipes("interrupt-twice");
+    assert_eq!((done.status, done.err.as_str()), (128 + 2, "waits\n"));
 }
 
 #[test]
