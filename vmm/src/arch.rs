@@ -6,6 +6,7 @@
 //! | `check` | `tally check` |
 //! | `clock` | the processor's clock |
 //! | `exit` | what `KVM_RUN` comes back for |
+//! | `help` | what the command line says of these hosts alone |
 //! | `host` | the processor that the host has |
 //! | `kvm` | what KVM must be able to do, and what it is called |
 //! | `loader` | which files are kernels, how they are loaded, and which of their instructions are changed |

@@ -15,6 +15,7 @@ use devices::Access;
 use vpmu::policy::OnStarvation;
 
 use crate::FAILURE;
+use crate::arch::help;
 use crate::logging;
 use crate::memory::Size;
 use crate::metrics::Address;
@@ -51,12 +52,14 @@ pub enum Command {
     /// Tell what this host can do, and what mends what it cannot
     Doctor(Doctor),
     /// Check that this host's counters count right in guests
+    #[command(hide = !help::HAS_CHECK_AND_LAB)]
     Check(Check),
     /// Print an event log, or write a note into a running VM's
     Log(Log),
     /// Use the simulated host, for machines without a PMU or KVM
     #[command(
         disable_help_flag = true,
+        hide = !help::HAS_CHECK_AND_LAB,
         after_help = "\
 Examples:
   tally lab --help
@@ -70,6 +73,7 @@ Examples:
     /// Tell what the use of counters costs, beside KVM's vPMU
     #[command(
         disable_help_flag = true,
+        hide = !help::HAS_CHECK_AND_LAB,
         after_help = "\
 `tally bench --help` tells the options.
 
@@ -101,16 +105,8 @@ Examples:
 
 /// The options of `tally run`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-What guests see with --pmu:
-  auto         the PMU of the host's vendor
-  amd          AMD's, with PerfMonV2
-  amd-legacy   AMD's, without PerfMonV2
-  intel        Intel's architectural PMU, version 5
-  intel-v2     Intel's architectural PMU, version 2
-  kvm          KVM's own in-kernel vPMU, for comparison
-  none         none: CPUID shows none, and its registers fault
-
+#[command(after_help = format!("\
+What guests see with --pmu:{pmus}
 Kernel and initrd that are not named are the default guest's. With COMMAND, it
 runs that; its output and status become Tally's. Without, its console is on the
 terminal, and Ctrl-A X ends it. Failures of Tally itself have status 125.
@@ -119,10 +115,10 @@ RUST_LOG=tally::pmu=trace,... has parts of Tally tell more.
 Examples:
   tally run -- perf stat true
   tally run --kernel vmlinux --append 'single' --cpus 4 --memory 2G
-  tally run --pmu-policy policy.toml -- perf record true")]
+  tally run --pmu-policy policy.toml -- perf record true", pmus = help::PMUS))]
 pub struct Run {
-    /// vmlinux, bzImage or a multiboot image
-    #[arg(long, value_name = "PATH")]
+    /// The guest's kernel.
+    #[arg(long, value_name = "PATH", help = help::KERNEL)]
     pub kernel: Option<PathBuf>,
     /// The initrd, or modules: 'FILE ARGS,FILE ...'
     #[arg(long, value_name = "PATH")]
@@ -230,7 +226,7 @@ beside what is right, to be pasted wherever people compare hosts. The status is
 
 Examples:
   tally check
-  tally check --pmu intel --counters 3")]
+  tally check --counters 3")]
 pub struct Check {
     /// The PMU that the guests see: amd, amd-legacy, intel or intel-v2
     #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
@@ -273,7 +269,7 @@ mod tests {
         assert!(refusal(&["tally", "run", "--bogus"]).starts_with("unexpected argument '--bogus' found"));
         let unknown_pmu = refusal(&["tally", "run", "--pmu", "foo"]);
         assert!(
-            unknown_pmu.contains("'foo'") && unknown_pmu.contains("amd-legacy, intel, intel-v2, kvm, none"),
+            unknown_pmu.contains("'foo'") && unknown_pmu.contains("[possible values: auto, "),
             "{unknown_pmu}"
         );
         assert!(!refusal(&["tally", "run", "--memory", "12X"]).contains('\n'));

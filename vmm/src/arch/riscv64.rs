@@ -6,6 +6,7 @@ pub mod check;
 pub mod clock;
 pub mod exit;
 mod fdt;
+pub mod help;
 pub mod host;
 mod isa;
 pub mod kvm;

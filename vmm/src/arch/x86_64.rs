@@ -8,6 +8,7 @@ mod coalescing;
 mod cpuid;
 pub mod exit;
 mod firmware;
+pub mod help;
 pub mod host;
 pub mod kvm;
 pub mod loader;
