@@ -4,6 +4,7 @@
 
 mod booting;
 mod ending;
+mod older_host;
 mod refusals;
 
 use std::sync::LazyLock;

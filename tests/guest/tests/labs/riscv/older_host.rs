@@ -1,0 +1,48 @@
+//! A RISC-V host whose KVM cannot give a guest the interrupt of its counters: guests count there, and do not sample.
+
+use std::sync::LazyLock;
+
+use guest_images::payloads::LOOP_INSTRUCTIONS;
+use guest_images::{Arch, Release, Suite};
+use guest_tests::lab::{Results, Steps};
+use guest_tests::perf::{Count, STAT, counts};
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let script = format!(
+        "{STAT} -e instructions,cycles $1 2>&1
+        perf record -e cycles:u -o /tmp/data $1 2>&1
+        echo status $?"
+    );
+    Steps::on_riscv()
+        .on(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
+        .in_guest("count", script.into_bytes())
+        .step("auto", "./tally run -- sh count /lib/tally/loop")
+        .step("riscv", "./tally run --pmu riscv -- true")
+        .run()
+});
+
+const WHY: &str = "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
+
+#[test]
+fn its_guests_count_and_are_told_that_they_cannot_sample() {
+    let done = RESULTS.of("auto");
+    assert_eq!(done.err, format!("tally: {WHY}: the guest's PMU counts only, and cannot be sampled with\n"));
+    let text = done.text();
+    let values: Vec<u64> = counts(&text).iter().map(Count::exact).collect();
+    let [instructions, cycles] = values[..] else { panic!("{text}") };
+    // In all modes: Linux' driver leaves out none where nothing interrupts it.
+    for value in [instructions, cycles] {
+        assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 20 * 21).contains(&value), "{text}");
+    }
+    let last = text.lines().last();
+    assert!(text.contains("Error:") && last.is_some_and(|line| line != "status 0"), "{text}");
+}
+
+#[test]
+fn a_pmu_that_interrupts_is_refused_there() {
+    let done = RESULTS.of("riscv");
+    let line = format!(
+        "tally: --pmu riscv needs overflow interrupts, and {WHY}: --pmu auto and --pmu riscv-base count without\n"
+    );
+    assert_eq!((done.status, &done.err), (125, &line));
+}
