@@ -1,4 +1,4 @@
-//! A guest's program that uses its counters in the ways whose costs are measured, between marks that the host sees.
+//! A program, most often a guest's, that uses counters in the ways whose costs are measured, between marks that the host sees.
 //!
 //! Everything is done a few times and then twice as often, over and over: the difference is what it costs without the mark,
 //! and the repetitions show where a clock's interrupt came between.
@@ -107,9 +107,16 @@ fn overflow(events: u8) -> io::Result<()> {
 
 /// Executes so many instructions, and some to get there.
 fn spin(instructions: u32) {
+    let rounds = instructions / 2;
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: touches nothing else.
     unsafe {
-        std::arch::asm!("2: dec {0:e}", "jnz 2b", inout(reg) instructions / 2 => _, options(nomem, nostack));
+        std::arch::asm!("2: dec {0:e}", "jnz 2b", inout(reg) rounds => _, options(nomem, nostack));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: touches nothing else.
+    unsafe {
+        std::arch::asm!("2: addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) rounds => _, options(nomem, nostack));
     }
 }
 
