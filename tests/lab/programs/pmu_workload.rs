@@ -12,7 +12,7 @@ use sys::bindings::{
     PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
     PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
-use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work, tell_host};
+use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, Work, tell_host};
 
 fn main() -> io::Result<()> {
     // Overflows in quick succession are the point here.
@@ -28,9 +28,9 @@ fn main() -> io::Result<()> {
 /// Does this as often as is asked, for each window between two marks.
 fn windows(work: Work, events: u8, mut body: impl FnMut(u8) -> io::Result<()>) -> io::Result<()> {
     // Whatever has to be set up at the first time is.
-    body(UNITS[0])?;
+    body(work.units()[0])?;
     for _ in 0..ROUNDS {
-        for units in UNITS {
+        for units in work.units() {
             tell_host(Mark { work, events, units }.code());
             body(units)?;
         }

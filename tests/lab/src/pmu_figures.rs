@@ -4,7 +4,7 @@
 //! The program marks windows in which it does a thing a few times, or twice as often. What the host did in them is counted
 //! from outside, in a boot each: exits and system calls, time, and instructions, because what looks also costs. The median of
 //! many windows is one without a clock's interrupt, and the difference of two medians is exact. On a RISC-V host the program runs on
-//! the host itself, too, and time is exact to ten instructions or so.
+//! the host itself, too, and time is in hundreds of instructions, so that of a switch or a sample is exact to fifty.
 
 mod mark;
 mod riscv64;
@@ -25,9 +25,6 @@ pub use windows::{PerUnit, Quantity};
 use crate::{Error, Result, Scenario, default_host};
 use windows::Windows;
 
-/// How often everything is done in a window between two marks: what one costs is the difference.
-/// RISC-V's clock ticks every hundred instructions: the more are done, the less that is of each.
-pub const UNITS: [u8; 2] = if cfg!(target_arch = "riscv64") { [2, 10] } else { [2, 4] };
 /// How many windows of each kind there are.
 pub const ROUNDS: u8 = 9;
 /// How many instructions are between two overflows.

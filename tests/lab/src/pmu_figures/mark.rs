@@ -28,6 +28,12 @@ pub enum Work {
 }
 
 impl Work {
+    /// How often it is done in a window between two marks, and in others: what one costs is the difference. A window is shorter than
+    /// the time between a clock's interrupts, and what is short is done more often, because a clock may not be fine.
+    pub fn units(self) -> [u8; 2] {
+        if self == Self::Read { [2, 12] } else { [2, 4] }
+    }
+
     /// The instructions that a unit executes for its own sake.
     pub(super) fn own(self) -> PerUnit {
         PerUnit::whole(if self == Self::Overflow { SPACING.into() } else { 0 })

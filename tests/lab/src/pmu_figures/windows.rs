@@ -180,13 +180,13 @@ fn name(call: &str, argument: &str) -> String {
         ("16", "4020aea5") => "KVM_SIGNAL_MSI",
         ("29", "4010aeab") => "KVM_GET_ONE_REG",
         ("29", "4010aeac") => "KVM_SET_ONE_REG",
-        ("29", "4004ae86") => "KVM_INTERRUPT",
+        ("29", "4018aee1") => "KVM_SET_DEVICE_ATTR",
+        ("29", "4018aee2") => "KVM_GET_DEVICE_ATTR",
         ("16" | "29", "2400") => "PERF_EVENT_IOC_ENABLE",
         ("16" | "29", "2401") => "PERF_EVENT_IOC_DISABLE",
         ("16" | "29", "40082404") => "PERF_EVENT_IOC_PERIOD",
         ("128" | "137", _) => "rt_sigtimedwait",
         ("0" | "63", _) => "read",
-        ("64", _) => "write",
         ("16" | "29", request) => return format!("ioctl {request}"),
         (call, _) => return format!("system call {call}"),
     };
@@ -195,14 +195,13 @@ fn name(call: &str, argument: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::UNITS;
     use super::*;
 
     /// Windows as marks open them: each is of the number of units that its mark says, and costs three, and one more for each.
     fn windows(line: impl Fn(u8, u32) -> String, mark: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         for _ in 0..ROUNDS {
-            for units in UNITS {
+            for units in Work::Read.units() {
                 text += &mark(Mark { work: Work::Read, events: 1, units }.code());
                 text += &line(units, 3 + u32::from(units));
             }
