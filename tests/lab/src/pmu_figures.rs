@@ -2,9 +2,9 @@
 //! and program (`programs/pmu_workload.rs`) on the same simulated host.
 //!
 //! The program marks windows in which it does a thing a few times, or twice as often. What the host did in them is counted
-//! from outside, in a boot each: exits and system calls, time, and instructions, because what looks also costs. The median of
-//! many windows is one without a clock's interrupt, and the difference of two medians is exact. On a RISC-V host the program runs on
-//! the host itself, too, and time is in hundreds of instructions, so that of a switch or a sample is exact to fifty.
+//! from outside, in a boot each: exits and system calls, time, and instructions, because what looks also costs. Of many windows
+//! some have no clock's interrupt, and the difference of two of those is exact. On a RISC-V host the program runs on the host itself,
+//! too, and time is in hundreds of instructions, so that of a switch or a sample is exact to fifty.
 
 mod mark;
 mod riscv64;
