@@ -1,4 +1,4 @@
-//! A guest's program that uses its counters in the ways whose costs are measured, between marks that the host sees.
+//! A program, most often a guest's, that uses counters in the ways whose costs are measured, between marks that the host sees.
 //!
 //! Everything is done a few times and then twice as often, over and over: the difference is what it costs without the mark,
 //! and the repetitions show where a clock's interrupt came between.
@@ -12,7 +12,7 @@ use sys::bindings::{
     PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
     PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
-use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, UNITS, Work, tell_host};
+use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, Work, tell_host};
 
 fn main() -> io::Result<()> {
     // Overflows in quick succession are the point here.
@@ -28,9 +28,9 @@ fn main() -> io::Result<()> {
 /// Does this as often as is asked, for each window between two marks.
 fn windows(work: Work, events: u8, mut body: impl FnMut(u8) -> io::Result<()>) -> io::Result<()> {
     // Whatever has to be set up at the first time is.
-    body(UNITS[0])?;
+    body(work.units()[0])?;
     for _ in 0..ROUNDS {
-        for units in UNITS {
+        for units in work.units() {
             tell_host(Mark { work, events, units }.code());
             body(units)?;
         }
@@ -107,9 +107,16 @@ fn overflow(events: u8) -> io::Result<()> {
 
 /// Executes so many instructions, and some to get there.
 fn spin(instructions: u32) {
+    let rounds = instructions / 2;
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: touches nothing else.
     unsafe {
-        std::arch::asm!("2: dec {0:e}", "jnz 2b", inout(reg) instructions / 2 => _, options(nomem, nostack));
+        std::arch::asm!("2: dec {0:e}", "jnz 2b", inout(reg) rounds => _, options(nomem, nostack));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: touches nothing else.
+    unsafe {
+        std::arch::asm!("2: addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) rounds => _, options(nomem, nostack));
     }
 }
 

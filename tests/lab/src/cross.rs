@@ -58,6 +58,13 @@ pub fn program(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     compile(package, &["build", "--bins", "--profile", "lab"], &toolchain, progress)
 }
 
+/// One of the programs of this package, for the RISC-V host.
+pub fn own_program(name: &str, progress: &mut Progress) -> Result<PathBuf> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.long_step(format!("compiling {name} for riscv64"));
+    compile(env!("CARGO_PKG_NAME"), &["build", "--bin", name, "--profile", "lab"], &toolchain, progress)
+}
+
 /// The agent of the default guest, for guests on the RISC-V host.
 pub fn agent(progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use guest_images::{Progress, Suite};
+use guest_images::{Arch, Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs};
 use tally_lab::use_figures::{self, Cost};
@@ -54,10 +54,10 @@ pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
     let tally = tally::program()?;
     let programs = Programs { workload: tally.with_file_name("pmu-workload"), tally };
-    let figures =
-        pmu_figures::measure(&["amd", "amd-legacy", "intel", "intel-v2", "kvm"], &programs, progress)?;
+    let pmus = ["amd", "amd-legacy", "intel", "intel-v2", "kvm"];
+    let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
     progress.done();
-    println!("{}\n{}", pmu_figures::costs(&figures), pmu_figures::overflow_calls(&figures));
+    println!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures));
     Ok(0)
 }
 
@@ -95,11 +95,11 @@ pub fn print_watch(progress: &mut Progress) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures what counters cost on the RISC-V host, and prints a table.
+/// Measures what counters cost on the RISC-V host, and prints tables.
 pub fn print_riscv(progress: &mut Progress) -> Result<u8> {
-    let table = riscv_figures::measure(progress)?;
+    let tables = riscv_figures::measure(progress)?;
     progress.done();
-    print!("{table}");
+    print!("{tables}");
     Ok(0)
 }
 

@@ -21,6 +21,8 @@ mod symbols;
 mod tools;
 pub mod use_figures;
 mod watch;
+// A program for RISC-V is compiled with the rest of this, and what is measured here is not there.
+#[cfg(target_arch = "x86_64")]
 pub mod watch_figures;
 
 use std::path::PathBuf;

@@ -1,7 +1,6 @@
-//! What samples cost on the RISC-V host: in guests of Tally's PMU and of KVM's own, and on the host itself.
+//! What counters cost on the RISC-V host: in guests of Tally's PMU and of KVM's own, and on the host itself.
 //!
-//! A program measures its time, which is instructions here, whoever executes them, with counters and without. The difference is
-//! what they cost.
+//! Of samples that are not taken nobody can tell what each costs, so `perf` says first how many are.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,112 +9,99 @@ use std::time::Duration;
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::LOOP;
 use guest_images::{Arch, Progress, Release};
+use tally_lab::pmu_figures::{self, Figures, HOST, Programs, Work};
 use tally_lab::{Error, Result, Scenario, cross, default_host};
 
 const PERIOD: u64 = 19_998;
 /// Who has not ended after so many seconds never does.
-const PATIENCE: u64 = 12;
+const PATIENCE: u64 = 20;
 
-/// Where it is measured, as `tally run` has it but for the host itself.
-const PLACES: [&str; 3] = ["host", "auto", "kvm"];
+/// Where it is measured, as `tally run --pmu` has it but for the host itself.
+const PLACES: [&str; 3] = [HOST, "auto", "kvm"];
+/// How many events are sampled at a time.
+const EVENTS: [u8; 2] = [1, 6];
 
-/// What is measured: prints its nanoseconds, and how many samples there are.
+/// How many samples were taken, by place and number of events.
+type Taken = BTreeMap<(String, u8), u64>;
+
+/// Samples a loop by so many events, and prints how many samples of it there are.
 fn workload() -> String {
     format!(
-        "ns() {{ perf stat -x, -e duration_time -o /tmp/ns \"$@\" >/tmp/said; grep duration /tmp/ns | cut -d, -f1; }}
-        case $1 in
-        plain) ns $2; echo 0;;
-        sampled)
-            perf record -q -e cycles:u -c {PERIOD} -o /tmp/data perf stat -x, -e duration_time -o /tmp/ns $2
-            grep duration /tmp/ns | cut -d, -f1
-            perf script -i /tmp/data -F comm | grep -c loop;;
-        esac"
+        "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
+        for events in {}; do
+            list=$(for event in $(seq $events); do echo cycles:u; done)
+            perf record -q -e $(echo $list | tr ' ' ,) -c {PERIOD} -o /tmp/data $1 || exit
+            echo $events $(perf script -i /tmp/data -F comm | grep -c loop)
+        done",
+        EVENTS.map(|events| events.to_string()).join(" ")
     )
 }
 
-/// Prints `PLACE WHAT EXITS` and the workload's numbers in a line for each. `KVM_RUN` is 0xae80.
+/// Prints `PLACE EVENTS SAMPLES` in a line for each.
 fn script() -> String {
     format!(
-        "T=/sys/kernel/tracing
-        mount -t tracefs none $T 2>/dev/null
-        echo 65536 >$T/buffer_size_kb
-        echo 'cmd == 0xae80' >$T/events/syscalls/sys_enter_ioctl/filter
-        mkdir share
+        "mkdir share
         cp workload share/
-        for place in {}; do for what in plain sampled; do
-            echo >$T/trace
-            echo 1 >$T/events/syscalls/sys_enter_ioctl/enable
-            if [ $place = host ]; then
-                sh ./workload $what ./loop >out
+        for place in {}; do
+            if [ $place = {HOST} ]; then
+                sh ./workload ./loop >out
             else
-                timeout {PATIENCE} ./tally run --pmu $place --share $PWD/share -- sh $PWD/share/workload $what /lib/tally/loop >out
-            fi || continue
-            echo 0 >$T/events/syscalls/sys_enter_ioctl/enable
-            echo $place $what $(grep -c sys_ioctl $T/trace) $(cat out)
-        done; done",
+                timeout {PATIENCE} ./tally run --pmu $place --share $PWD/share -- sh $PWD/share/workload /lib/tally/loop >out
+            fi
+            sed \"s/^/$place /\" out
+        done",
         PLACES.join(" ")
     )
 }
 
-/// What a workload did in a place.
-#[derive(Debug, Clone, Copy)]
-struct Did {
-    exits: u64,
-    nanoseconds: u64,
-    samples: u64,
-}
-
-/// Measures, and gives a table.
+/// Measures, and gives tables.
 pub fn measure(progress: &mut Progress) -> Result<String> {
+    let tally = cross::program("tally", progress)?;
     let scenario = Scenario::new(script())
         .host(default_host(Arch::Riscv64))
         .limit(Duration::from_mins(15))
         .program(LOOP, "loop")
         .program(workload(), "workload")
-        .file(cross::program("tally", progress)?, "tally")
+        .file(&tally, "tally")
         .guest(Release::of(Arch::Riscv64), progress)?;
+    progress.step("sampling on a RISC-V host and in its guests");
     let outcome = scenario.run(progress)?;
-    let text = outcome.text();
-    let did = parsed(&text).filter(|_| outcome.status == 0);
-    let did = did.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
-    Ok(table(&did))
+    let taken = parsed(&outcome.text()).filter(|_| outcome.status == 0);
+    let taken = taken.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
+    let programs = Programs { tally, workload: cross::own_program("pmu-workload", progress)? };
+    progress.step("using counters on a RISC-V host and in its guests");
+    let figures = pmu_figures::measure(Arch::Riscv64, &PLACES, &programs, progress)?;
+    let done = |of: &Figures, work, events| work != Work::Overflow || most_are_taken(&taken, of.pmu, events);
+    Ok(samples(&taken) + "\n" + &pmu_figures::costs(&figures, done))
 }
 
-fn parsed(text: &str) -> Option<BTreeMap<(&str, &str), Did>> {
-    text.lines().map(parsed_line).collect()
+fn parsed(text: &str) -> Option<Taken> {
+    let line = |line: &str| {
+        let [place, events, samples] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
+        Some(((place.to_owned(), events.parse().ok()?), samples.parse().ok()?))
+    };
+    text.lines().map(line).collect()
 }
 
-fn parsed_line(line: &str) -> Option<((&str, &str), Did)> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let [place, what, exits, nanoseconds, samples] = words[..] else { return None };
-    let number = |text: &str| text.parse().ok();
-    let did = Did { exits: number(exits)?, nanoseconds: number(nanoseconds)?, samples: number(samples)? };
-    Some(((place, what), did))
+fn implied(events: u8) -> u64 {
+    u64::from(events) * (LOOP_INSTRUCTIONS / PERIOD)
 }
 
-fn table(did: &BTreeMap<(&str, &str), Did>) -> String {
-    let implied = LOOP_INSTRUCTIONS / PERIOD;
+fn most_are_taken(taken: &Taken, place: &str, events: u8) -> bool {
+    taken.get(&(place.to_owned(), events)).is_some_and(|taken| *taken > implied(events) / 2)
+}
+
+fn samples(taken: &Taken) -> String {
     let mut table =
-        format!("| | samples taken, of {implied} implied | a sample | exits |\n|---|---|---|---|\n");
-    for place in PLACES {
-        let of = |what| did.get(&(place, what)).copied();
-        let taken = of("sampled").map_or(0, |sampled| sampled.samples);
-        // Of few samples nobody can tell what each costs.
-        let cost = match of("sampled").zip(of("plain")) {
-            Some((with, without)) if taken > implied / 2 => {
-                let nanoseconds = with.nanoseconds.saturating_sub(without.nanoseconds) / taken;
-                // Whole tenths are enough: boots differ by some exits.
-                let tenths = with.exits.saturating_sub(without.exits) * 10 / taken;
-                format!("{nanoseconds} | {}.{}", tenths / 10, tenths % 10)
-            }
-            _ => " | ".to_owned(),
-        };
-        let name = match place {
-            "host" => "the host itself",
-            "auto" => "Tally",
-            _ => "KVM's own",
-        };
-        writeln!(table, "| {name} | {taken} | {cost} |").expect("writing to a string cannot fail");
+        format!("| samples taken, of those implied | `{}` |\n|---|---:|---:|---:|\n", PLACES.join("` | `"));
+    for events in EVENTS {
+        write!(table, "| events: {events} |").expect("writing to a string cannot fail");
+        for place in PLACES {
+            let number = taken.get(&(place.to_owned(), events));
+            let number = number.map_or_else(|| "?".to_owned(), u64::to_string);
+            write!(table, " {number} of {} |", implied(events)).expect("writing to a string cannot fail");
+        }
+        table.push('\n');
     }
     table
 }
@@ -125,13 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_what_is_added() {
-        let did = |place: &str, samples: u64| {
-            format!("{place} plain 100 20000000 0\n{place} sampled 2100 30000000 {samples}\n")
-        };
-        let text = [did("host", 1000), did("auto", 1000), did("kvm", 3)].concat();
-        let table = table(&parsed(&text).unwrap());
-        assert!(table.ends_with("| Tally | 1000 | 10000 | 2.0 |\n| KVM's own | 3 |  |  |\n"), "{table}");
+    fn who_takes_few_samples_has_no_cost_of_one() {
+        let taken = parsed("host 1 1000\nhost 6 6000\nauto 1 999\nkvm 1 3\n").unwrap();
+        assert!(most_are_taken(&taken, "host", 6) && most_are_taken(&taken, "auto", 1));
+        assert!(!most_are_taken(&taken, "kvm", 1) && !most_are_taken(&taken, "kvm", 6));
+        assert!(samples(&taken).ends_with("| events: 6 | 6000 of 6000 | ? of 6000 | ? of 6000 |\n"));
         assert!(parsed("tally: a failure").is_none());
     }
 }

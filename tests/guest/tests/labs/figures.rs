@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_images::Progress;
+use guest_images::{Arch, Progress};
 use guest_tests::program;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
@@ -47,7 +47,7 @@ const SHARE_EXITS: u64 = 1_700;
 
 static FIGURES: LazyLock<Vec<Figures>> = LazyLock::new(|| {
     let programs = Programs { tally: program("tally"), workload: program("pmu-workload") };
-    measure(&LIMITS.map(|limits| limits.pmu), &programs, &mut Progress::stderr("lab"))
+    measure(Arch::X86_64, &LIMITS.map(|limits| limits.pmu), &programs, &mut Progress::stderr("lab"))
         .unwrap_or_else(|error| panic!("{error}"))
 });
 

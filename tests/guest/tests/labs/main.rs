@@ -27,6 +27,7 @@ mod pmu_offer;
 mod policy;
 mod progress;
 mod riscv;
+mod riscv_figures;
 mod sampling;
 mod starvation;
 mod streams;

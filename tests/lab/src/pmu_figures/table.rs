@@ -15,13 +15,17 @@ const WORKS: [(Work, u8, &str); 5] = [
     (Work::Overflow, 6, "a sample, six events"),
 ];
 
-/// What everything costs, a column for each PMU.
-pub fn costs(figures: &[Figures]) -> String {
+/// What everything costs, a column for each PMU, but for what was not `done`, and what nobody has measured.
+pub fn costs(figures: &[Figures], done: impl Fn(&Figures, Work, u8) -> bool) -> String {
     let mut table = header("", figures);
     for (work, events, name) in WORKS {
         let mut add = |what: &str, cost: &dyn Fn(&Figures) -> Option<PerUnit>| {
-            let cell = |pmu| cost(pmu).map_or_else(|| "?".to_owned(), |cost| cost.to_string());
-            row(&mut table, &format!("{name}: {what}"), figures.iter().map(cell));
+            let cost = |pmu| cost(pmu).filter(|_| done(pmu, work, events));
+            let cells: Vec<_> = figures.iter().map(cost).collect();
+            if cells.iter().any(Option::is_some) {
+                let cell = |cost: Option<PerUnit>| cost.map(|cost| cost.to_string()).unwrap_or_default();
+                row(&mut table, &format!("{name}: {what}"), cells.into_iter().map(cell));
+            }
         };
         let plain = |quantity: Quantity| move |pmu: &Figures| pmu.cost(work, events, &quantity);
         add("exits", &plain(Quantity::Exits));

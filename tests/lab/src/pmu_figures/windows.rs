@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::mark::{END, Mark, Work};
-use super::{ROUNDS, UNITS};
+use super::{ROUNDS, riscv64};
 
 /// What is counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ impl Windows {
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let [thread, _processor, _flags, _time, event, rest @ ..] = &*words else { continue };
-            if let ("kvm_hypercall:", Some(mark)) = (*event, mark(rest)) {
+            if let ("kvm_hypercall:" | "mark:", Some(mark)) = (*event, mark(rest)) {
                 vcpu = thread;
                 windows.0.push((mark, Counts::new()));
             } else if *thread == vcpu
@@ -87,7 +87,7 @@ impl Windows {
             let words: Vec<&str> = line.split_whitespace().collect();
             let [time, period, event, rest @ ..] = &*words else { continue };
             let (quantity, number) = match *event {
-                "kvm:kvm_hypercall:" => {
+                "kvm:kvm_hypercall:" | "kprobes:mark:" | "kprobes:own_mark:" => {
                     let Some(mark) = mark(rest) else { continue };
                     windows.0.push((mark, Counts::new()));
                     let now = number(&time.replace('.', ""));
@@ -107,15 +107,18 @@ impl Windows {
 
     /// What a unit costs, if all its windows were seen.
     pub fn cost(&self, work: Work, events: u8, quantity: &Quantity) -> Option<PerUnit> {
-        let [few, many] = UNITS.map(|units| self.median(Mark { work, events, units }, quantity));
-        let times = i64::from(UNITS[1] - UNITS[0]);
-        Some(PerUnit { halves: (many? - few?) * 2 / times })
+        let of_this = self.0.iter().filter_map(|(mark, _)| *mark).filter(|mark| mark.is_of(work, events));
+        let units: BTreeSet<u8> = of_this.map(|mark| mark.units).collect();
+        let (few, many) = (*units.first()?, *units.last()?);
+        let of_one = |units| self.undisturbed(Mark { work, events, units }, quantity);
+        let times = i64::from(many - few);
+        (times > 0).then_some(())?;
+        Some(PerUnit { halves: (of_one(many)? - of_one(few)?) * 2 / times })
     }
 
     /// The system calls in the windows of this work, except `KVM_RUN`, and what a unit costs of each.
     pub fn calls(&self, work: Work, events: u8) -> Vec<(String, PerUnit)> {
-        let of_this =
-            |mark: &Option<Mark>| mark.is_some_and(|mark| (mark.work, mark.events) == (work, events));
+        let of_this = |mark: &Option<Mark>| mark.is_some_and(|mark| mark.is_of(work, events));
         let seen: BTreeSet<&Quantity> =
             self.0.iter().filter(|(mark, _)| of_this(mark)).flat_map(|(_, counts)| counts.keys()).collect();
         seen.into_iter()
@@ -127,20 +130,26 @@ impl Windows {
             .collect()
     }
 
-    fn median(&self, mark: Mark, quantity: &Quantity) -> Option<i64> {
+    /// What was counted in a window without a clock's interrupt. That only adds something, so it is among the smaller ones, though not
+    /// the smallest, which may be an exception of another kind.
+    fn undisturbed(&self, mark: Mark, quantity: &Quantity) -> Option<i64> {
         let windows = self.0.iter().filter(|(of, _)| *of == Some(mark));
         let mut numbers: Vec<i64> =
             windows.map(|(_, counts)| counts.get(quantity).copied().unwrap_or(0)).collect();
         numbers.sort_unstable();
-        (numbers.len() == usize::from(ROUNDS)).then(|| numbers[numbers.len() / 2])
+        (numbers.len() == usize::from(ROUNDS)).then(|| numbers[numbers.len() / 4])
     }
 }
 
 /// The mark that a hypercall is, or the end of all; nothing if it is none of ours.
 #[expect(clippy::option_option, reason = "the end is a mark too")]
 fn mark(words: &[&str]) -> Option<Option<Mark>> {
-    let ["nr", code, ..] = words else { return None };
-    let code = u32::from_str_radix(code.strip_prefix("0x")?, 16).ok()?;
+    let hexadecimal = |text: &str| u32::from_str_radix(text, 16).ok();
+    let code = match words {
+        ["nr", code, ..] => hexadecimal(code.strip_prefix("0x")?)?,
+        [.., instruction] => END | riscv64::said(hexadecimal(instruction.strip_prefix("instruction=0x")?)?)?,
+        [] => return None,
+    };
     let mark = Mark::from_code(code);
     (mark.is_some() || code == END).then_some(mark)
 }
@@ -164,17 +173,23 @@ fn count(counts: &mut Counts, event: &str, words: &[&str]) {
     }
 }
 
-/// A system call's name, and that of a request for those of `ioctl`.
+/// A system call's name, and that of a request for those of `ioctl`: by x86-64's numbers, or else RISC-V's.
 fn name(call: &str, argument: &str) -> String {
     let known = match (call, argument) {
-        ("16", "ae80") => "KVM_RUN",
+        ("16" | "29", "ae80") => "KVM_RUN",
         ("16", "c008ae88") => "KVM_GET_MSRS",
         ("16", "4008ae89") => "KVM_SET_MSRS",
         ("16", "4020aea5") => "KVM_SIGNAL_MSI",
-        ("16", "40082404") => "PERF_EVENT_IOC_PERIOD",
-        ("128", _) => "rt_sigtimedwait",
-        ("0", _) => "read",
-        ("16", request) => return format!("ioctl {request}"),
+        ("29", "4010aeab") => "KVM_GET_ONE_REG",
+        ("29", "4010aeac") => "KVM_SET_ONE_REG",
+        ("29", "4018aee1") => "KVM_SET_DEVICE_ATTR",
+        ("29", "4018aee2") => "KVM_GET_DEVICE_ATTR",
+        ("16" | "29", "2400") => "PERF_EVENT_IOC_ENABLE",
+        ("16" | "29", "2401") => "PERF_EVENT_IOC_DISABLE",
+        ("16" | "29", "40082404") => "PERF_EVENT_IOC_PERIOD",
+        ("128" | "137", _) => "rt_sigtimedwait",
+        ("0" | "63", _) => "read",
+        ("16" | "29", request) => return format!("ioctl {request}"),
         (call, _) => return format!("system call {call}"),
     };
     known.to_owned()
@@ -188,7 +203,7 @@ mod tests {
     fn windows(line: impl Fn(u8, u32) -> String, mark: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         for _ in 0..ROUNDS {
-            for units in UNITS {
+            for units in Work::Read.units() {
                 text += &mark(Mark { work: Work::Read, events: 1, units }.code());
                 text += &line(units, 3 + u32::from(units));
             }
