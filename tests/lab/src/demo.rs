@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::process::Command;
 
-use guest_images::{Progress, Suite, default_guest, host};
+use guest_images::{Arch, Progress, Suite, default_guest, host};
 use tally_lab::{Error, Result};
 
 use crate::tally;
@@ -36,8 +36,9 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
     eprintln!(
         "tally-lab: {obstacle}, so the guest runs on a simulated host (building that takes minutes, once)"
     );
-    let run = tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default(), MEMORY_MIB, progress)?;
-    tally_lab::build(progress)?;
+    let run =
+        tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default().into(), MEMORY_MIB, progress)?;
+    tally_lab::build(Arch::default(), progress)?;
     run.run(progress)
 }
 

@@ -13,8 +13,8 @@ use crate::{boot_figures, riscv_figures, tally};
 
 /// Measures and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
-    tally_lab::build(progress)?;
-    let (warm, ()) = timed(|| tally_lab::build(progress))?;
+    tally_lab::build(Arch::default(), progress)?;
+    let (warm, ()) = timed(|| tally_lab::build(Arch::default(), progress))?;
     let first = tally_lab::first_build_seconds()?;
 
     progress.step("booting the simulated host");

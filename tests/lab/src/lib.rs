@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use guest_images::cache::Cache;
-use guest_images::{Arch, Progress, Suite};
+use guest_images::{Arch, Progress, Release};
 
 pub use board::HostPmu;
 pub use cores::Core;
@@ -41,15 +41,15 @@ pub use tools::ensure;
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Builds all of the lab that has not been built: the CPU, the host, the default guest. How long the first build took
+/// Builds all of a kind of lab that has not been built: the CPU, the host, the default guest. How long the first build took
 /// is kept, because it cannot be measured again without throwing everything away.
-pub fn build(progress: &mut Progress) -> Result<()> {
+pub fn build(arch: Arch, progress: &mut Progress) -> Result<()> {
     let cache = Cache::open()?;
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
-    guest_images::guest(&cache, Suite::default(), progress)?;
-    host::build(&cache, Suite::default().into(), progress)?;
-    cpu::build(&cache, Arch::default(), progress)?;
+    scenario::guest_with(Release::of(arch), &[], progress)?;
+    host::build(&cache, default_host(arch), progress)?;
+    cpu::build(&cache, arch, progress)?;
     if first {
         let path = first_build_time_path(&cache);
         let seconds = begun.elapsed().as_secs().to_string();

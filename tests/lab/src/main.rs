@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
-use tally_lab::{Error, HostPmu, Result, Scenario, cross};
+use tally_lab::{Error, HostPmu, Result, Scenario};
 
 /// The status of failures of the lab itself, so that they cannot be taken for the script's.
 const LAB_FAILED: u8 = 125;
@@ -40,8 +40,12 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Subcommands {
     /// Build the lab: the CPU, the host, the default guest
-    #[command(after_help = "Example:\n  tally-lab build")]
-    Build,
+    #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --arch riscv64")]
+    Build {
+        /// The kind of host: x86_64, or riscv64
+        #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
+        arch: Arch,
+    },
     /// Run a shell script on the simulated host; its output and status come out
     Exec(Exec),
     /// Run `tally run` on the simulated host
@@ -85,8 +89,8 @@ enum Measured {
 
 #[derive(Args)]
 #[command(after_help = "\
-As `tally run` here, but a terminal's input does not get in: it is empty. Folders
-and disks are copied, and come back at the end. The lab's own failures: 125.
+As `tally run` here, but a terminal's input does not get in: it is empty.
+Folders and disks are copied, and come back. The lab's own failures: 125.
 
 Example:
   tally-lab run --share .:rw -- sh -c 'sort >sorted' <words")]
@@ -100,12 +104,8 @@ struct Run {
     /// The host's memory
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     lab_memory: u32,
-    /// The release of the host's kernel
-    #[arg(long, value_name = "SUITE", default_value_t)]
-    host_suite: Suite,
-    /// The release of the default guest's kernel
-    #[arg(long, value_name = "SUITE", default_value_t)]
-    guest_suite: Suite,
+    #[command(flatten)]
+    kind: Kind,
     /// What `tally run` is given
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -145,24 +145,31 @@ struct Machine {
     /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// The kind of host: x86_64, or riscv64
-    #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
-    arch: Arch,
     /// Give the host's PMU the registers of PerfMonV2
     #[arg(long)]
     perfmon_v2: bool,
+    #[command(flatten)]
+    kind: Kind,
+    /// Show the host's console
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Which host, and which guest.
+#[derive(Args)]
+struct Kind {
+    /// The kind of host: x86_64, or riscv64
+    #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
+    arch: Arch,
     /// The release of the host's kernel
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
     /// That of the default guest's
     #[arg(long, value_name = "SUITE")]
     guest_suite: Option<Suite>,
-    /// Show the host's console
-    #[arg(short, long)]
-    verbose: bool,
 }
 
-impl Machine {
+impl Kind {
     fn host(&self) -> Release {
         let default = tally_lab::default_host(self.arch);
         Release { suite: self.host_suite.unwrap_or(default.suite), ..default }
@@ -173,10 +180,11 @@ impl Machine {
         Release { suite: self.guest_suite.unwrap_or(default.suite), ..default }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Whether there are such, and an x86-64 host's PMU if that is wanted.
+    fn check(&self, perfmon_v2: bool) -> Result<()> {
         let too_old = Some(Suite::Bookworm);
         let wants = [
-            (self.perfmon_v2, "--perfmon-v2"),
+            (perfmon_v2, "--perfmon-v2"),
             (self.host_suite == too_old, "--host-suite=bookworm"),
             (self.guest_suite == too_old, "--guest-suite=bookworm"),
         ];
@@ -185,14 +193,16 @@ impl Machine {
             None => Ok(()),
         }
     }
+}
 
+impl Machine {
     fn apply(&self, scenario: Scenario) -> Scenario {
         scenario
             .limit(Duration::from_secs(self.limit))
             .processors(self.smp)
             .memory_mib(self.memory)
             .pmu(if self.perfmon_v2 { HostPmu::PerfMonV2 } else { HostPmu::PerfCtrCore })
-            .host(self.host())
+            .host(self.kind.host())
             .show_console(self.verbose)
     }
 }
@@ -221,7 +231,7 @@ fn main() -> ExitCode {
     };
     let mut progress = Progress::stderr("tally-lab").verbose(arguments.command.is_verbose());
     let result = match arguments.command {
-        Subcommands::Build => tally_lab::build(&mut progress).map(|()| 0),
+        Subcommands::Build { arch } => tally_lab::build(arch, &mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
         Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
@@ -251,12 +261,11 @@ impl Subcommands {
 
 impl Run {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        tally::Run::new(self.arguments, self.guest_suite, self.lab_memory, progress)?
+        self.kind.check(false)?;
+        let host = self.kind.host();
+        tally::Run::new(self.arguments, self.kind.guest(), self.lab_memory, progress)?
             .on(|scenario| {
-                scenario
-                    .limit(Duration::from_secs(self.lab_limit))
-                    .processors(self.lab_smp)
-                    .host(self.host_suite)
+                scenario.limit(Duration::from_secs(self.lab_limit)).processors(self.lab_smp).host(host)
             })
             .run(progress)
     }
@@ -284,7 +293,7 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
 
 impl Exec {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        self.machine.check()?;
+        self.machine.kind.check(self.machine.perfmon_v2)?;
         let script = std::fs::read(&self.script).map_err(|source| Error::File {
             action: "read",
             path: self.script.clone(),
@@ -302,14 +311,10 @@ impl Exec {
             scenario = scenario.file(path, &name);
         }
         if self.with_guest {
-            scenario = scenario.guest(self.machine.guest(), progress)?;
+            scenario = scenario.guest(self.machine.kind.guest(), progress)?;
         }
         if self.with_tally {
-            let program = match self.machine.arch {
-                Arch::X86_64 => tally::program()?,
-                Arch::Riscv64 => cross::program("tally", progress)?,
-            };
-            scenario = scenario.file(program, "tally");
+            scenario = scenario.file(tally::program_for(self.machine.kind.arch, progress)?, "tally");
         }
         if let Some(out) = self.out {
             scenario = scenario.keep_output_in(out);

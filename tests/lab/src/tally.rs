@@ -12,8 +12,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use guest_images::{Progress, Suite};
-use tally_lab::{Error, Result, Scenario, Streams, quoted};
+use guest_images::{Arch, Progress, Release};
+use tally_lab::{Error, Result, Scenario, Streams, cross, quoted};
 
 use arguments::{Access, Localised, Share};
 use tree::{Packer, TooLarge, Tree};
@@ -29,6 +29,14 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
+/// The same for a kind of host, compiled for it if need be.
+pub fn program_for(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
+    match arch {
+        Arch::X86_64 => program(),
+        Arch::Riscv64 => cross::program("tally", progress),
+    }
+}
+
 /// A `tally run` that is to be.
 pub struct Run {
     scenario: Scenario,
@@ -41,7 +49,7 @@ impl Run {
     /// With these arguments and the default guest, on a host with so much memory.
     pub fn new(
         arguments: Vec<OsString>,
-        guest: Suite,
+        guest: Release,
         memory_mib: u32,
         progress: &mut Progress,
     ) -> Result<Self> {
@@ -54,7 +62,7 @@ impl Run {
         let scenario = scenario
             .arguments(std::mem::take(&mut localised.arguments))
             .unpacked(folders.clone())
-            .file(program()?, "tally")
+            .file(program_for(guest.arch, progress)?, "tally")
             .guest(guest, progress)?;
         Ok(Self { scenario, localised, folders })
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_tests::{program, stderr, stdout};
 use tally_lab::Core;
 
@@ -17,8 +18,9 @@ const LIMIT: Duration = Duration::from_mins(5);
 /// `tally lab run` with these options and this command for the guest's shell, in that folder.
 fn lab_run(folder: &Path, options: &[&str], script: &str) -> Command {
     let mut command = Command::new(program("tally"));
-    command.current_dir(folder).args(["lab", "run", "--append", "cryptomgr.notests"]);
-    command.args(options).args(["--", "sh", "-c", script]).stdin(Stdio::null());
+    // The lab's own options come first.
+    command.current_dir(folder).args(["lab", "run"]).args(options);
+    command.args(["--append", "cryptomgr.notests", "--", "sh", "-c", script]).stdin(Stdio::null());
     command
 }
 
@@ -31,6 +33,21 @@ fn shown_log(path: &Path) -> String {
     let output = output(Command::new(program("tally")).args(["log", "--show"]).arg(path));
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
     stdout(&output)
+}
+
+#[test]
+fn guests_of_another_architecture_are_an_option_away() {
+    let _core = Core::wait_for(LIMIT);
+    let place = tempfile::tempdir().unwrap();
+    let here = place.path().to_str().unwrap();
+    let script = "uname -m; perf stat -x, -o counted -e instructions:u /lib/tally/loop; exit 7";
+    let options = ["--arch", "riscv64", "--share", &format!("{here}:rw")];
+    let output = output(&mut lab_run(place.path(), &options, script));
+    let said = (output.status.code(), stdout(&output), stderr(&output));
+    assert_eq!((said.0, &*said.1), (Some(7), "riscv64\n"), "{}", said.2);
+    let counted = fs::read_to_string(place.path().join("counted")).unwrap();
+    let expected = format!("{LOOP_INSTRUCTIONS},,instructions:u,");
+    assert!(counted.lines().any(|line| line.starts_with(&expected)), "{counted}");
 }
 
 #[test]
