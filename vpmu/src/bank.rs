@@ -55,6 +55,10 @@ pub struct Bank<S: Source> {
     /// Those that stood still when [`Self::release_idle`] was last called, and have done so since.
     idle: u64,
     floor: Floor,
+    /// Whether a guest that is interrupted is expected to stop all counters before anything else.
+    expects_stop: bool,
+    /// Whether an alarm waits for that.
+    awaits_stop: bool,
     /// What the policy wants between two overflows that interrupt.
     least_period: u64,
     /// When the counters were last looked at because time had passed.
@@ -87,6 +91,8 @@ impl<S: Source> Bank<S> {
             overflowed: 0,
             idle: 0,
             floor: Floor::default(),
+            expects_stop: false,
+            awaits_stop: false,
             least_period: 1,
             last_beat: Duration::ZERO,
             starved: 0,
@@ -129,6 +135,7 @@ impl<S: Source> Bank<S> {
 
     /// Says which counters run; all others stand still.
     pub fn run(&mut self, running: u64) {
+        self.awaits_stop = false;
         let (stop, start) = (self.running & !running, running & !self.running);
         if stop != 0 {
             self.look_at(stop);
@@ -153,16 +160,17 @@ impl<S: Source> Bank<S> {
 
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
-        let value = value & self.mask();
+        let mask = self.mask();
+        let value = value & mask;
         // The alarm of one that stands still is set when it goes on.
         let index = if self.runs(counter) { self.backing_of(counter) } else { None };
         if let Some(held) = index.and_then(|index| self.backings[index].held.as_mut()) {
             held.written = true;
-            self.counters[counter].set(value);
+            self.counters[counter].set(value, mask);
             return;
         }
         self.look_if_running(counter);
-        self.counters[counter].set(value);
+        self.counters[counter].set(value, mask);
         if let (Some(index), Some(share)) = (index, &self.counters[counter].share) {
             self.set_alarm(index, share.mark);
         }
@@ -215,9 +223,28 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// An alarm has come: looks which counters have overflowed.
+    /// Whether a guest that is interrupted will stop all counters, and look only then which have overflowed.
+    pub fn expect_stop(&mut self, expected: bool) {
+        self.expects_stop = expected;
+    }
+
+    /// It was not interrupted: alarms that wait for that are set as ever.
+    pub fn wait_no_longer(&mut self) {
+        if !std::mem::take(&mut self.awaits_stop) {
+            return;
+        }
+        for index in 0..self.backings.len() {
+            let look = self.count(index);
+            if look.recovered {
+                self.set_alarm_anew(index, look.count);
+            } else {
+                self.set_alarm(index, look.count);
+            }
+        }
+    }
+
+    /// An alarm has come, and it was looked which counters have overflowed.
     pub fn alarm(&mut self) {
-        self.look_at_all();
         self.statistics.alarms += 1;
         let overflows = self.overflows();
         // What it was for may have been found before, on the way here.
@@ -290,8 +317,8 @@ impl<S: Source> Bank<S> {
     }
 
     /// These of a backing's counters, which run, take over what was counted. If its alarm has come all do, so that the next can
-    /// be set.
-    fn take_over(&mut self, index: usize, look: &Look, counters: u64) {
+    /// be set. Whether one was.
+    fn take_over(&mut self, index: usize, look: &Look, counters: u64) -> bool {
         let Backed { backing, users, alarm, .. } = &self.backings[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
         let came = due.then(|| self.alarm_came(index, look.count));
@@ -303,40 +330,28 @@ impl<S: Source> Bank<S> {
         } else if look.recovered {
             self.set_alarm_anew(index, look.count);
         }
+        due || look.recovered
     }
 
     /// Takes over what was counted while a counter ran; whether that interrupts.
     fn advance(&mut self, counter: usize, count: u64, estimated: u64) -> bool {
         let interrupts = self.interrupts(counter);
-        let (width, mask) = (self.width, self.mask());
+        let mask = self.mask();
         let this = &mut self.counters[counter];
-        let Some(share) = &mut this.share else { return false };
-        if count == share.mark && !this.put_off {
+        let at = this.share.as_ref().map_or(u64::MAX, |share| share.overflow);
+        let has_overflowed = this.advance(count, estimated, mask);
+        if !has_overflowed && !this.put_off {
             return false;
         }
-        let sum = u128::from(this.value) + u128::from(count.saturating_sub(share.mark));
-        if sum >> width != 0 {
-            let at = share.mark.saturating_add(until_overflow(this.value, mask));
-            self.statistics.clamps += u64::from(interrupts && at < share.earliest);
-            this.put_off = true;
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "the bits above are those that overflowed")]
-        let value = sum as u64 & mask;
-        this.value = value;
-        this.estimated = this.estimated.saturating_add(estimated.saturating_sub(share.mark_estimated));
-        (share.mark, share.mark_estimated) = (count, estimated);
-        let overflows = this.put_off && (count >= share.earliest || !interrupts);
-        if overflows {
-            this.put_off = false;
+        let Some(share) = &mut this.share else { return false };
+        self.statistics.clamps += u64::from(has_overflowed && interrupts && at < share.earliest);
+        let is_told = count >= share.earliest || !interrupts;
+        this.put_off = !is_told;
+        if is_told {
             this.overflows += 1;
             share.earliest = count.saturating_add(self.least_period);
             self.overflowed |= 1 << counter;
         }
-        overflows && interrupts
+        is_told && interrupts
     }
-}
-
-/// In how many counts a counter overflows that shows this value, of these bits. From 0 it is never, for one of 64 bits.
-fn until_overflow(value: u64, mask: u64) -> u64 {
-    (mask - value).saturating_add(1)
 }

@@ -17,6 +17,9 @@
 //! it is there, by [`Page::passed`]; a kernel without it never does, and finds everything as ever. Where it did once, and both
 //! ends of the page are still as they were left, the memory is taken for its own: a safeguard against a kernel that was
 //! loaded later, and no proof. Nothing that a guest writes on its page can do more than its register writes could.
+//!
+//! One register more is noted there, and accessed all the same: the entry of its APIC that says what an overflow becomes. So
+//! nobody need look there at each overflow ([`Slate::entry`]).
 
 pub mod stub;
 
@@ -31,6 +34,7 @@ use log::trace;
 
 use crate::Outcome;
 use crate::model::Model;
+use crate::set::{first, members};
 use crate::source::Source;
 
 /// The most registers that can be written there; the status comes behind them.
@@ -62,6 +66,8 @@ pub struct Page {
     pub thaw: AtomicU64,
     /// Whether something was written since the freeze which that cannot be done with.
     pub matters: AtomicU64,
+    /// What the kernel has last begun to write to its APIC's entry for overflows.
+    pub entry: AtomicU64,
     /// What was written last.
     pub written: [AtomicU64; MOST_SLOTS + 1],
     /// What a read gives; behind the registers' slots that of the status.
@@ -151,6 +157,8 @@ pub struct Slate {
     is_shown: bool,
     /// What the status said of the hardware when it was shown: that changes even if all counters stand still.
     hardware_changed: bool,
+    /// Whether the kernel has made accesses there since the entry was last asked for.
+    is_alive: bool,
 }
 
 /// What the page is used for, as far as this side knows.
@@ -167,39 +175,44 @@ enum Use {
 impl Slate {
     /// One that is not in use yet.
     pub fn new(registers: Registers) -> Self {
-        Self { registers, used: Use::None, is_shown: false, hardware_changed: false }
+        Self { registers, used: Use::None, is_shown: false, hardware_changed: false, is_alive: false }
     }
 
-    /// After every exit, before anything else: has all writes take effect that were made on the page.
-    pub fn take<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
+    /// After every exit, before anything else: has all writes take effect that were made on the page. Whether it was looked
+    /// what has overflowed by now.
+    pub fn take<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
-        match (self.used, page.active.load(Relaxed)) {
-            (Use::None, _) => {}
-            (Use::Frozen, ACTIVE) => self.make(page, model),
-            (Use::Offered, OFFERED) => {
-                model.unit().let_go();
-                self.end(page);
-            }
-            (Use::Offered, ACTIVE) => {
-                self.make(page, model);
-                model.unit().let_go();
+        let active = page.active.load(Relaxed);
+        let (was_offered, is_in_use) = match self.used {
+            Use::None => return false,
+            Use::Frozen => (false, active == ACTIVE),
+            Use::Offered => (true, [OFFERED, ACTIVE, THAWED].contains(&active)),
+        };
+        if is_in_use && active != OFFERED {
+            self.is_alive = true;
+            self.make(page, model);
+        }
+        if was_offered {
+            model.unit().let_go();
+        }
+        match active {
+            // Another kernel has taken over the memory.
+            _ if !is_in_use => (self.used, self.is_shown) = (Use::None, false),
+            ACTIVE if was_offered => {
                 page.thaw.store(0, Relaxed);
                 self.used = Use::Frozen;
                 Self::write(model, self.registers.control, 0);
             }
-            (Use::Offered, THAWED) => {
-                self.make(page, model);
-                model.unit().let_go();
-                self.end(page);
-            }
-            // Another kernel has taken over the memory.
-            (used, _) => {
-                if used == Use::Offered {
-                    model.unit().let_go();
-                }
-                (self.used, self.is_shown) = (Use::None, false);
-            }
+            ACTIVE => {}
+            _ => self.end(page),
         }
+        was_offered
+    }
+
+    /// What the kernel has noted of its APIC's entry for overflows. It is the same kernel as ever: it has used the page since this
+    /// was last asked.
+    pub fn entry<'p>(&mut self, page: &'p Page) -> Option<&'p AtomicU64> {
+        std::mem::take(&mut self.is_alive).then_some(&page.entry)
     }
 
     /// The guest accesses a register in the ordinary way: to thaw the counters, or because its kernel does not know of the
@@ -272,11 +285,10 @@ impl Slate {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
         self.hardware_changed = unit.hardware_changed();
         let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.free));
+        // One that stands still shows what it did.
+        let changed = if is_shown { unit.running() } else { unit.all() };
         for (slot, (shown, free)) in slots() {
-            // One that stands still shows what it did.
-            if let Some(counter) = slot.counter
-                && (unit.runs(counter) || !is_shown)
-            {
+            if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
                 shown.store(unit.value(counter), Relaxed);
                 if let Some(values) = unit.free_values(counter) {
                     free[0].store(*values.start(), Relaxed);
@@ -310,11 +322,8 @@ impl Slate {
             Self::write(model, self.registers.clear.register, cleared);
         }
         let dirty = page.dirty.swap(0, Relaxed);
-        for (slot, (index, written)) in self.registers.slots.iter().zip((0..).zip(&page.written)) {
-            if dirty & 1 << index == 0 {
-                continue;
-            }
-            let written = written.load(Relaxed);
+        for index in members(dirty & first(self.registers.slots.len())) {
+            let (slot, written) = (&self.registers.slots[index], page.written[index].load(Relaxed));
             match slot.counter {
                 Some(counter) => {
                     model.unit().write(counter, written & slot.accepts);

@@ -2,6 +2,7 @@
 //! overflowed, and an overflow interrupts. The models are this, with registers.
 
 mod allowance;
+mod habit;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
 use allowance::Allowance;
+use habit::Habit;
 
 /// What one counter is told to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +59,7 @@ pub struct Unit<S: Source> {
     /// Those that have overflowed since software last cleared them.
     status: u64,
     interrupt: Interrupt,
+    habit: Habit,
     /// What limits them, if anything does.
     allowance: Option<Allowance>,
     /// How often it has asked for one.
@@ -92,6 +95,7 @@ impl<S: Source> Unit<S> {
             interrupting: 0,
             status: 0,
             interrupt: Interrupt::None,
+            habit: Habit::default(),
             allowance: None,
             interrupts: 0,
             withheld: 0,
@@ -108,6 +112,7 @@ impl<S: Source> Unit<S> {
 
     /// Tells a counter what to do.
     pub fn configure(&mut self, counter: usize, setting: Setting) {
+        self.habit.does_something_else();
         // Overflows up to now are those of the old setting.
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
@@ -139,6 +144,7 @@ impl<S: Source> Unit<S> {
 
     /// What a counter shows.
     pub fn read(&mut self, counter: usize) -> u64 {
+        self.habit.does_something_else();
         let value = self.bank.read(counter);
         self.take_overflows();
         value
@@ -151,6 +157,7 @@ impl<S: Source> Unit<S> {
 
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
+        self.habit.does_something_else();
         self.bank.write(counter, value);
         self.take_overflows();
         self.no_longer_withhold(1 << counter);
@@ -164,17 +171,31 @@ impl<S: Source> Unit<S> {
     /// Says which counters may run, of those that there are.
     pub fn set_control(&mut self, counters: u64) {
         self.control = counters & self.all();
+        if self.running() != 0 {
+            self.habit.does_something_else();
+        } else if self.habit.stops() {
+            return self.stop_for_handler();
+        }
         self.run();
+    }
+
+    /// What has overflowed by now, the interrupt that is being handled is for.
+    fn stop_for_handler(&mut self) {
+        self.bank.run(0);
+        let overflowed = self.bank.take_overflowed();
+        self.note_overflows(overflowed, false);
     }
 
     /// The counters that have overflowed, by now. Those that stand still were looked at when they stopped.
     pub fn status(&mut self) -> u64 {
+        self.habit.does_something_else();
         self.look_at_running();
         self.status
     }
 
     /// Forgets overflows, up to now.
     pub fn clear_status(&mut self, counters: u64) {
+        self.habit.does_something_else();
         self.look_at_running();
         self.status &= !counters;
         self.no_longer_withhold(counters);
@@ -212,7 +233,7 @@ impl<S: Source> Unit<S> {
         !self.frozen && self.bank.hold()
     }
 
-    /// All of that is done.
+    /// All of that is done, and it is looked which counters have overflowed.
     pub fn let_go(&mut self) {
         self.bank.let_go();
         self.take_overflows();
@@ -230,10 +251,14 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// An alarm has come: looks which counters have overflowed.
-    pub fn alarm(&mut self) {
+    /// An alarm has come: looks which counters have overflowed, unless that was done since the guest ran.
+    pub fn alarm(&mut self, was_looked: bool) {
+        self.habit.does_something_else();
+        if !was_looked {
+            self.bank.expect_stop(self.habit.stops_first());
+            self.look();
+        }
         self.bank.alarm();
-        self.take_overflows();
     }
 
     /// Some time has passed: counters that have lost their hardware are found out.
@@ -280,6 +305,15 @@ impl<S: Source> Unit<S> {
             self.interrupt = Interrupt::None;
         }
         asked
+    }
+
+    /// After an alarm: whether the guest handles an interrupt before anything else now.
+    pub fn told(&mut self, at_once: bool) {
+        if at_once {
+            self.habit.called();
+        } else {
+            self.bank.wait_no_longer();
+        }
     }
 
     /// For how long it has to wait with an interrupt, if it does. Nobody else says when that is over.
@@ -358,12 +392,8 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Whether a counter does.
-    pub fn runs(&self, counter: usize) -> bool {
-        self.running() & 1 << counter != 0
-    }
-
-    fn running(&self) -> u64 {
+    /// Those that run.
+    pub fn running(&self) -> u64 {
         if self.frozen { 0 } else { self.enabled & self.control & !self.disabled }
     }
 
@@ -378,12 +408,17 @@ impl<S: Source> Unit<S> {
         if overflowed == 0 {
             return;
         }
-        self.status |= overflowed;
         let counters = overflowed & self.interrupting;
-        let interrupts = counters != 0;
-        self.bank.journal().add(|| Entry::Overflowed { counters: overflowed, interrupts });
-        if interrupts {
+        self.note_overflows(overflowed, counters != 0);
+        if counters != 0 {
             self.ask_for_interrupt(counters);
+        }
+    }
+
+    fn note_overflows(&mut self, overflowed: u64, interrupts: bool) {
+        if overflowed != 0 {
+            self.status |= overflowed;
+            self.bank.journal().add(|| Entry::Overflowed { counters: overflowed, interrupts });
         }
     }
 

@@ -34,6 +34,9 @@ pub const DEBUGCTL: u32 = 0x1d9;
 /// What in it is the PMU's: `FREEZE_PERFMON_ON_PMI`.
 pub const FREEZE_AT_INTERRUPTS: u64 = 1 << 12;
 
+/// Where the local APIC is told what an overflow becomes, in x2APIC mode (SDM volume 3, table 12-6).
+pub const OVERFLOW_ENTRY: u32 = 0x834;
+
 /// The "MSRs" that are counters: the loader makes RDPMC, which no monitor gets to see, an RDMSR of the counter's number.
 /// First the general counters, then Intel's fixed ones, and both with the bit by which the Pentium 4 asked for half of one.
 /// A few of these numbers are MSRs, too (of the Pentium's machine check, of Hyper-V), which no guest reads here.

@@ -47,7 +47,7 @@ pub enum Kind {
     /// KVM's own.
     Kvm,
     /// One of Tally's.
-    Ours(Front),
+    Ours(Box<Front>),
 }
 
 impl ThreadPmu {
@@ -61,7 +61,7 @@ impl ThreadPmu {
                 info!("what its counters count is counted by pinned perf events of this thread");
                 let mut front = Front::new(shown, host, vcpu);
                 front.model().obey(policy);
-                Kind::Ours(front)
+                Kind::Ours(Box::new(front))
             }
         };
         let calls = Calls::of(&vcpu.fd)?;
@@ -112,9 +112,10 @@ impl ThreadPmu {
     /// After every exit, the guest's own or when it was called out: looks at what has overflowed, and interrupts the guest if
     /// it wants that.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd, was_called: bool) -> Result<Settled, KvmError> {
-        if let Kind::Ours(front) = &mut self.kind {
-            front.take();
-        }
+        let was_looked = match &mut self.kind {
+            Kind::Ours(front) => front.take(),
+            Kind::None | Kind::Kvm => false,
+        };
         let Called { by_alarm, otherwise: called } =
             if was_called { self.calls.take(fd) } else { Called::default() };
         let Kind::Ours(front) = &mut self.kind else {
@@ -122,7 +123,7 @@ impl ThreadPmu {
         };
         let unit = front.model().unit();
         if by_alarm {
-            unit.alarm();
+            unit.alarm(was_looked);
         }
         if called {
             match self.pulse.as_mut().and_then(Pulse::take) {
@@ -155,6 +156,9 @@ impl ThreadPmu {
             told = front.interrupt(vm, fd)?;
         }
         let unit = front.model().unit();
+        if by_alarm {
+            unit.told(told.is_at_once());
+        }
         if let Some(reminder) = &mut self.reminder {
             if called {
                 reminder.came();

@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
+use super::Bank;
 use super::backings::Backed;
 use super::floor::{self, Tell};
-use super::{Bank, until_overflow};
 use crate::notice::Notice;
 use crate::set::{self, members};
 use crate::source::{Backing, FAR, Refusal, Source};
@@ -17,6 +17,10 @@ use crate::source::{Backing, FAR, Refusal, Source};
 /// An alarm that repeats after at least so many counts may be left to repeat, as far as the guest is concerned: its handler is
 /// done before it comes again.
 const LONG: u64 = 8192;
+
+/// A guest that is expected to stop its counters when it is interrupted has so many counts before the next alarm, if that does
+/// not just repeat: enough to set them anew. If it does not stop them, one overflow is told as much too late.
+const PATIENCE: u64 = 65_536;
 
 /// The alarm that is set.
 #[derive(Debug, Clone, Copy)]
@@ -99,19 +103,24 @@ impl<S: Source> Bank<S> {
             && alarm.distance >= LONG
             && again > count
             && self.source.may_repeat(came.now, came.after);
+        let waits = interrupts && self.expects_stop && !self.counts_programs_only(index);
+        self.awaits_stop |= waits;
         let of = match next {
             Some(next) if again == next.at => Some(1 << next.counter),
             // That of another counter which the handler does not put off is set now: so the handler needs no exit for it.
             Some(next) if is_near(next) && self.counts_programs_only(index) => None,
-            Some(next) if again < next.at => Some(alarm.of),
+            Some(next) if again < next.at || waits => Some(alarm.of),
             _ => None,
         };
         match (of, next) {
             (Some(of), _) if is_harmless => {
                 self.backings[index].alarm = Armed { at: again, of, standing: Standing::Repeats, ..alarm };
             }
-            (_, Some(next)) if is_near(next) => {
+            (_, Some(mut next)) if is_near(next) => {
                 let standing = if interrupts { Standing::ForNow } else { Standing::Firm };
+                if waits {
+                    next.at = next.at.max(count.saturating_add(PATIENCE));
+                }
                 self.arm(index, count, next, standing);
             }
             _ => self.disarm(index, count),
@@ -136,11 +145,11 @@ impl<S: Source> Bank<S> {
     /// The nearest overflow of these counters that needs an alarm, which can come at the next count.
     pub(super) fn nearest(&mut self, counters: u64, count: u64) -> Option<Next> {
         let least = self.floor.distance(|| self.source.now());
-        let all = members(counters & self.running & self.interrupting).filter_map(|counter| {
-            let at = self.wanted(counter, least)?.max(count.saturating_add(1));
-            Some(Next { at, counter })
-        });
-        all.min_by_key(|next| next.at)
+        let all = members(counters & self.running & self.interrupting)
+            .filter_map(|counter| Some(Next { at: self.wanted(counter, least)?, counter }));
+        let next = all.min_by_key(|next| next.at)?;
+        let (soonest, latest) = (count.saturating_add(1), count.saturating_add(FAR));
+        Some(Next { at: next.at.clamp(soonest, latest), ..next })
     }
 
     /// The count at which a counter that runs and interrupts needs an alarm, that far from its last at least.
@@ -150,10 +159,8 @@ impl<S: Source> Bank<S> {
         if this.put_off {
             return Some(share.earliest);
         }
-        let distance = until_overflow(this.value, self.mask()).min(FAR);
         // The last alarm is behind the mark, so that the floor does not move while the guest rewrites its counter.
-        let overflow = share.mark.saturating_add(distance);
-        Some(overflow.max(share.last_alarm.saturating_add(least)).max(share.earliest))
+        Some(share.overflow.max(share.last_alarm.saturating_add(least)).max(share.earliest))
     }
 
     /// Sets it in any case: what was estimated while there was no hardware brings overflows nearer.

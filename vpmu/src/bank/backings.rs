@@ -64,11 +64,9 @@ impl<S: Source> Bank<S> {
 
     /// Counters on one backing go on together, so that its alarm is set at most once.
     fn resume_on(&mut self, index: usize, look: &Look, counters: u64) {
-        let estimated = self.backings[index].backing.estimated();
+        let (estimated, mask) = (self.backings[index].backing.estimated(), self.mask());
         for counter in members(counters) {
-            if let Some(share) = &mut self.counters[counter].share {
-                (share.mark, share.mark_estimated) = (look.count, estimated);
-            }
+            self.counters[counter].skip(look.count, estimated, mask);
         }
         if look.recovered {
             self.set_alarm_anew(index, look.count);
@@ -137,17 +135,19 @@ impl<S: Source> Bank<S> {
 
     /// Gives counters a share in what has counted so much.
     fn share(&mut self, counters: u64, count: u64) {
-        let now = self.source.now();
+        let (now, mask) = (self.source.now(), self.mask());
         for counter in members(counters) {
             let this = &mut self.counters[counter];
             this.share = Some(Share {
                 mark: count,
                 mark_estimated: 0,
+                overflow: u64::MAX,
                 last_alarm: count,
                 earliest: count.saturating_add(self.least_period),
                 since: now,
                 starved_before: this.gaps.total(now),
             });
+            this.skip(count, 0, mask);
         }
     }
 

@@ -7,6 +7,7 @@
 use std::ops::RangeInclusive;
 
 use super::Bank;
+use super::alarms::Standing;
 use crate::event::{Filter, Scope};
 use crate::set::members;
 use crate::source::Source;
@@ -52,16 +53,21 @@ impl<S: Source> Bank<S> {
         (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
     }
 
-    /// Takes over what was counted since they are held.
+    /// Takes over what was counted since they are held, and looks at all others.
     pub fn let_go(&mut self) {
         for index in 0..self.backings.len() {
-            let Some(Held { count, written }) = self.backings[index].held else { continue };
-            if written {
+            let held = self.backings[index].held.filter(|held| held.written);
+            // Of one that repeats it is to be known whether that was right before it comes again.
+            let repeats = self.backings[index].alarm.standing == Standing::Repeats;
+            if let Some(Held { count, .. }) = held.filter(|_| repeats) {
                 self.set_alarm(index, count);
             }
             self.backings[index].held = None;
             let look = self.count(index);
-            self.take_over(index, &look, self.running);
+            let has_alarm = self.take_over(index, &look, self.running);
+            if held.is_some() && !repeats && !has_alarm {
+                self.set_alarm(index, look.count);
+            }
         }
     }
 
@@ -70,10 +76,10 @@ impl<S: Source> Bank<S> {
         if !self.runs(counter) {
             return None;
         }
-        let backed = &self.backings[self.backing_of(counter)?];
+        let backed = self.backings.iter().find(|backed| backed.users & 1 << counter != 0)?;
         let (held, alarm) = (backed.held?, backed.alarm);
-        let distance = alarm.at.checked_sub(held.count)?;
-        let value = u64::try_from((1_u128 << self.width).checked_sub(distance.into())?).ok()?;
+        let less_than_all = alarm.at.checked_sub(held.count)?.checked_sub(1)?;
+        let value = self.mask().checked_sub(less_than_all)?;
         // An alarm that is for another counter's overflow stays, however far away this one's is.
         let is_for_another = alarm.of & !(1 << counter) != 0;
         Some(if is_for_another { 0..=value } else { value..=value })

@@ -122,7 +122,10 @@ impl Counters {
                 bank.write(number, value);
             }
             Step::GuestRuns(counts) => self.host.clone().guest_runs(counts, |left| {
-                self.each(Bank::alarm);
+                self.each(|bank| {
+                    bank.look_at_all();
+                    bank.alarm();
+                });
                 interrupts.push((counts - left, self.interrupts()));
             }),
             Step::TimePasses(time) => self.host.time_passes(time),
@@ -190,6 +193,7 @@ fn counters_of_any_width_overflow_at_their_very_count_however_far_that_is() {
             bank.run(1);
             let mut overflows = Vec::new();
             host.guest_runs(distance, |left| {
+                bank.look_at_all();
                 bank.alarm();
                 if bank.take_overflowed() != 0 {
                     overflows.push(left);

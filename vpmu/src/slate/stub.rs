@@ -11,6 +11,7 @@
 use std::mem::offset_of;
 
 use super::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
+use crate::x86::OVERFLOW_ENTRY;
 
 /// The kernel's functions, by which it accesses registers (the System V ABI, as all of the kernel's code has it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +114,7 @@ const DIRTY: u8 = small(offset_of!(Page, dirty));
 const CLEARED: u8 = small(offset_of!(Page, cleared));
 const THAW: u8 = small(offset_of!(Page, thaw));
 const MATTERS: u8 = small(offset_of!(Page, matters));
+const ENTRY: u8 = small(offset_of!(Page, entry));
 const WRITTEN: u8 = small(offset_of!(Page, written));
 #[expect(clippy::cast_possible_truncation, reason = "a page is small")]
 const SHOWN: u32 = offset_of!(Page, shown) as u32;
@@ -136,7 +138,7 @@ impl Assembler {
     fn write(&mut self, registers: &Registers, originals: &Originals, place: Place, masks: Target) -> u64 {
         let (original, status) = (originals.write, registers.slots.len());
         let original_entry = Target::Address(original.entry);
-        let (clear, control, slot) = (self.label(), self.label(), self.label());
+        let (clear, control, slot, entry) = (self.label(), self.label(), self.label(), self.label());
         let (thaw, passes, matters, free) = (self.label(), self.label(), self.label(), self.label());
         let begin = self.begin();
         self.find_slot(registers, slot, |asm| {
@@ -144,7 +146,9 @@ impl Assembler {
             asm.jump_if(If::Equal, clear);
             asm.compare_edi(registers.control);
             asm.jump_if(If::Equal, control);
-            asm.jump(original_entry);
+            asm.compare_edi(OVERFLOW_ENTRY);
+            asm.jump_if(If::NotEqual, original_entry);
+            asm.jump(entry);
         });
 
         self.bind(slot);
@@ -212,6 +216,12 @@ impl Assembler {
         self.bytes(&[0x4c, 0x89, 0x41, PASSED_AT]); // mov [rcx + PASSED_AT], r8
         // Whoever takes the exit that follows finds there which page it is.
         self.bytes(&[0x49, 0x89, 0xc9]); // mov r9, rcx
+        self.jump(original_entry);
+
+        self.bind(entry);
+        self.find_page(place, original_entry);
+        self.load_value(originals.value);
+        self.bytes(&[0x4c, 0x89, 0x41, ENTRY]); // mov [rcx + ENTRY], r8
         self.jump(original_entry);
         begin
     }

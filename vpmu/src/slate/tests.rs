@@ -3,6 +3,7 @@
 
 use std::arch::asm;
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::model::Model;
 use crate::model::amd::{Amd, Version};
 use crate::model::intel::{Intel, Shape, Version as IntelVersion};
 use crate::source::script::Script;
-use crate::x86::Vendor;
+use crate::x86::{OVERFLOW_ENTRY, Vendor};
 
 /// A guest's kernel: its functions with the stub in front of them, and its memory.
 struct Kernel {
@@ -105,7 +106,7 @@ fn be_cpu_0(code: &mut [u8]) {
     // xor ecx, ecx; nops up to behind the jump.
     const KNOWS: [u8; 14] = [0x31, 0xc9, 0x66, 0x0f, 0x1f, 0x44, 0, 0, 0x66, 0x0f, 0x1f, 0x44, 0, 0];
     let places: Vec<usize> = (0..code.len()).filter(|at| code[*at..].starts_with(&ASKS)).collect();
-    assert_eq!(places.len(), 5, "each of the ways through the code asks once");
+    assert_eq!(places.len(), 6, "each of the ways through the code asks once");
     for at in places {
         code[at..at + KNOWS.len()].copy_from_slice(&KNOWS);
     }
@@ -211,6 +212,24 @@ const STATUS: u32 = 0xc000_0300;
 const CONTROL: u32 = 0xc000_0301;
 const STATUS_CLEAR: u32 = 0xc000_0302;
 const SAMPLING: u64 = 0x53_00c0;
+
+#[test]
+fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
+    for value in [Value::Whole, Value::Halves] {
+        let mut guest = amds_guest(6, value);
+        let entry = |guest: &mut Guest<_>| {
+            let noted = guest.slate.entry(&guest.kernel.page);
+            noted.map(|entry: &AtomicU64| entry.load(Relaxed))
+        };
+        assert_eq!(guest.kernel.call(guest.kernel.stub.write, OVERFLOW_ENTRY, 0x400), None, "it is KVM's");
+        assert_eq!(entry(&mut guest), None);
+        guest.write(CONTROL, 0);
+        guest.write(COUNTER, 1);
+        guest.write(CONTROL, 1);
+        assert_eq!(entry(&mut guest), Some(0x400));
+        assert_eq!(entry(&mut guest), None, "the kernel may be another by now");
+    }
+}
 
 #[test]
 fn between_freeze_and_thaw_a_guest_does_not_leave() {

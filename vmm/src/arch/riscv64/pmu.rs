@@ -93,6 +93,15 @@ pub enum Told {
     Otherwise,
 }
 
+impl Told {
+    /// Whether its handler is the next thing that the guest does.
+    pub fn is_at_once(self) -> bool {
+        match self {
+            Self::Otherwise => false,
+        }
+    }
+}
+
 impl Front {
     /// That of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
@@ -106,7 +115,9 @@ impl Front {
     }
 
     /// Has all take effect for which the guest did not leave: it leaves for everything.
-    pub fn take(&mut self) {}
+    pub fn take(&mut self) -> bool {
+        false
+    }
 
     /// The same.
     pub fn end(&mut self) {}
@@ -141,9 +152,10 @@ impl ThreadPmu {
     /// The guest's kernel accesses it by a call.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NONE: Answer = Answer { error: 0, value: 0 };
-        let Kind::Ours(Front { model, .. }) = &mut self.kind else {
+        let Kind::Ours(front) = &mut self.kind else {
             return if function == NUM_COUNTERS { NONE } else { NOT_SUPPORTED };
         };
+        let model = &mut front.model;
         let register = match function {
             READ_COUNTER => u32::try_from(arguments[0]).ok(),
             READ_OVERFLOWS => Some(OVERFLOWS),

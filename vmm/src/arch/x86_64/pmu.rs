@@ -183,6 +183,13 @@ pub enum Told {
     Otherwise,
 }
 
+impl Told {
+    /// Whether its handler is the next thing that the guest does.
+    pub fn is_at_once(self) -> bool {
+        self == Self::AtOnce
+    }
+}
+
 impl Front {
     /// That of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
@@ -196,11 +203,9 @@ impl Front {
         &mut *self.model
     }
 
-    /// Has all register writes take effect for which the guest did not leave.
-    pub fn take(&mut self) {
-        if let Some(slate) = &mut self.slate {
-            slate.take(&mut *self.model);
-        }
+    /// Has all register writes take effect for which the guest did not leave; whether it was looked what has overflowed.
+    pub fn take(&mut self) -> bool {
+        self.slate.as_mut().is_some_and(|slate| slate.take(&mut *self.model))
     }
 
     /// The same, and until the next freeze no more of that: the guest accesses a register in the ordinary way.
@@ -213,7 +218,8 @@ impl Front {
 
     /// Interrupts the guest.
     pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
-        Ok(match self.line.deliver(vm, fd)? {
+        let noted = self.slate.as_mut().and_then(SharedSlate::entry);
+        Ok(match self.line.deliver(vm, fd, noted)? {
             Delivery::Nmi => Told::AtOnce,
             Delivery::Fixed { .. } | Delivery::None => Told::Otherwise,
         })
@@ -222,7 +228,7 @@ impl Front {
     /// Before the guest goes on, after an alarm if it is told at once.
     pub fn give(&mut self, fd: &VcpuFd, told: Told) {
         if let Some(slate) = &mut self.slate {
-            if told == Told::AtOnce {
+            if told.is_at_once() {
                 slate.offer(&mut *self.model);
             }
             slate.give(&mut *self.model, fd);

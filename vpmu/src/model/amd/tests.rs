@@ -269,15 +269,16 @@ fn samples(pmu: &mut Amd<Script>, host: &Script, counts: u64, period: u64, in_ha
     pmu.write(CONTROL, 0x3f);
     let (mut alarms, mut interrupts) = (0, Vec::new());
     host.guest_runs(counts, |left| {
-        pmu.unit().alarm();
+        pmu.unit().alarm(false);
         alarms += 1;
         if pmu.unit().take_interrupt() {
             interrupts.push(left);
+            pmu.unit().told(true);
         }
     });
     assert_eq!(interrupts, [0]);
     pmu.write(CONTROL, 0);
-    host.guest_runs(in_handler, |_| pmu.unit().alarm());
+    host.guest_runs(in_handler, |_| pmu.unit().alarm(false));
     let Value(status) = pmu.read(STATUS) else { panic!("it has a status") };
     pmu.write(STATUS_CLEAR, status);
     for counter in (0..6).filter(|counter| status & 1 << counter != 0) {
@@ -318,7 +319,51 @@ fn counters_that_overflow_one_after_the_other_ask_the_host_once_for_each_sample(
     assert_eq!(round(0), 600);
     // What is counted in the handlers would have every alarm come early.
     round(5000);
-    assert_eq!(round(5000), 600 * 4 / 3, "twice where the next is nearer than the last");
+    assert_eq!(round(5000), 600, "nothing before the thaw, if the guest is known to freeze first");
+}
+
+#[test]
+fn what_overflows_before_the_freeze_is_of_the_same_interrupt_for_a_guest_that_freezes_first() {
+    let (mut pmu, host) = six_that_sample([10_000, 20_000, 20_010, 20_020, 20_030, 50_000]);
+    samples(&mut pmu, &host, 10_000, 1_000_000, 0);
+    pmu.write(CONTROL, 0x3f);
+    let mut interrupts = Vec::new();
+    let mut goes_on = |pmu: &mut Amd<Script>, counts| {
+        host.guest_runs(counts, |left| {
+            pmu.unit().alarm(false);
+            if pmu.unit().take_interrupt() {
+                interrupts.push(left);
+                pmu.unit().told(true);
+            }
+        });
+    };
+    // Of its handler the first hundred instructions are counted.
+    goes_on(&mut pmu, 10_100);
+    pmu.write(CONTROL, 0);
+    assert!(!pmu.unit().take_interrupt());
+    assert_eq!(pmu.read(STATUS), Value(0b1_1110));
+    pmu.write(STATUS_CLEAR, 0b1_1110);
+    // Now it does not freeze them any more: it still hears of all that overflows, of one so many counts too late.
+    pmu.write(COUNTER + 2, 29_980_u64.wrapping_neg());
+    pmu.write(CONTROL, 0x3f);
+    goes_on(&mut pmu, 200_000);
+    assert_eq!(interrupts, [100, 200_000 - 29_900, 200_000 - 29_900 - 65_536]);
+    assert_eq!(pmu.read(STATUS), Value(0b10_0010));
+}
+
+#[test]
+fn a_guest_that_was_not_interrupted_hears_of_the_next_overflow_in_time() {
+    let (mut pmu, host) = six_that_sample([10_000, 20_000, 20_010, 50_000, 50_000, 50_000]);
+    samples(&mut pmu, &host, 10_000, 1_000_000, 0);
+    pmu.write(CONTROL, 0x3f);
+    let mut alarms = Vec::new();
+    host.guest_runs(20_000, |left| {
+        pmu.unit().alarm(false);
+        alarms.push((left, pmu.unit().take_interrupt()));
+        // Its APIC has the interrupt masked.
+        pmu.unit().told(false);
+    });
+    assert_eq!(alarms, [(10_000, true), (9_990, true)]);
 }
 
 #[test]

@@ -1,13 +1,17 @@
 //! The interrupt of an overflow, as the guest's local APIC has it (APM volume 2, 16.4.3 and 16.4.5; SDM volume 3, 11.5.1).
 //!
 //! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
-//! is due. It is never written as a whole: that would undo what other interrupts have set meanwhile. So where the entry masks
-//! itself ([`Entry`]), that is done only in x2APIC mode, in which each register can be written by itself; in the older mode a
-//! guest finds its entry as it has left it. In an APIC that software has disabled all entries are masked: KVM does that,
+//! is due, unless a kernel that notes what it writes there has written nothing since. It is never written as a whole: that
+//! would undo what other interrupts have set meanwhile. So where the entry masks itself ([`Entry`]), that is done only in
+//! x2APIC mode, in which each register can be written by itself; in the older mode a guest finds its entry as it has left it. In an APIC that software has disabled all entries are masked: KVM does that,
 //! too.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msi};
 use kvm_ioctls::{VcpuFd, VmFd};
+use vpmu::x86::OVERFLOW_ENTRY;
 
 use crate::arch::x86_64::msr;
 use crate::kvm::{Doing, KvmError};
@@ -23,8 +27,6 @@ const NMI: u32 = 4;
 /// In `APIC_BASE`.
 const GLOBAL_ENABLE: u64 = 1 << 11;
 const X2APIC_MODE: u64 = 1 << 10;
-/// The register's own MSR in that mode.
-const X2APIC_PERFORMANCE: u32 = 0x834;
 
 /// What the APIC makes of an overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,25 +56,32 @@ pub struct Line {
     entry: Entry,
     /// The vCPU's number, which is its APIC's id in x2APIC mode.
     vcpu: u8,
-    /// The question for the entry in x2APIC mode, which is asked for every interrupt.
+    /// The question for the entry in x2APIC mode.
     question: Msrs,
+    /// What was once found there as the guest's kernel had noted it, which need not be asked for again.
+    known: Option<u64>,
 }
 
 impl Line {
     /// A vCPU's line, with such an entry.
     pub fn new(entry: Entry, vcpu: u8) -> Self {
-        Self { entry, vcpu, question: msr::question(X2APIC_PERFORMANCE) }
+        Self { entry, vcpu, question: msr::question(OVERFLOW_ENTRY), known: None }
     }
 
-    /// Delivers an interrupt, and says how.
-    pub fn deliver(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Delivery, KvmError> {
+    /// Delivers an interrupt, and says how. A kernel may have noted what it has written to the entry.
+    pub fn deliver(
+        &mut self,
+        vm: &VmFd,
+        fd: &mut VcpuFd,
+        noted: Option<&AtomicU64>,
+    ) -> Result<Delivery, KvmError> {
         let base = fd.get_kvm_run().apic_base;
         if base & GLOBAL_ENABLE == 0 {
             return Ok(Delivery::None);
         }
         let is_x2apic = base & X2APIC_MODE != 0;
         // To read a register by itself costs less than a copy of all of them.
-        let by_itself = if is_x2apic { msr::ask(fd, &mut self.question)? } else { None };
+        let by_itself = if is_x2apic { self.find_entry(fd, noted)? } else { None };
         let (entry, id) = if let Some(value) = by_itself {
             (low(value), self.vcpu.into())
         } else {
@@ -82,7 +91,12 @@ impl Line {
         let delivery = Delivery::of(entry);
         if self.entry == Entry::MasksItself && is_x2apic && delivery != Delivery::None {
             // KVM takes whatever entry there can be, and in no other mode than this.
-            msr::write(fd, X2APIC_PERFORMANCE, (entry | MASKED).into())?;
+            let masked = (entry | MASKED).into();
+            msr::write(fd, OVERFLOW_ENTRY, masked)?;
+            match noted {
+                Some(noted) => noted.store(masked, Relaxed),
+                None => self.known = None,
+            }
         }
         let data = match delivery {
             Delivery::None => return Ok(delivery),
@@ -94,6 +108,20 @@ impl Line {
         // It is no error if the guest's APIC does not take it.
         vm.signal_msi(message).doing("send an interrupt")?;
         Ok(delivery)
+    }
+
+    /// The entry in x2APIC mode, if KVM gives it. To ask is a tenth of what an interrupt costs, so what is noted is
+    /// believed if the same was true before.
+    fn find_entry(&mut self, fd: &VcpuFd, noted: Option<&AtomicU64>) -> Result<Option<u64>, KvmError> {
+        let noted = noted.map(|noted| noted.load(Relaxed));
+        if noted.is_some() && noted == self.known {
+            return Ok(noted);
+        }
+        let entry = msr::ask(fd, &mut self.question)?;
+        if noted.is_some() && noted == entry {
+            self.known = entry;
+        }
+        Ok(entry)
     }
 }
 

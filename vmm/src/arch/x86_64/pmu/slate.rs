@@ -1,5 +1,7 @@
 //! A vCPU's slate in the guest's memory (see [`vpmu::slate`]).
 
+use std::sync::atomic::AtomicU64;
+
 use kvm_ioctls::VcpuFd;
 use log::debug;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -41,9 +43,14 @@ impl SharedSlate {
         })
     }
 
-    /// After every exit, before anything else.
-    pub fn take(&mut self, model: &mut dyn Model<PerfEvents>) {
-        self.slate.take(self.page, model);
+    /// After every exit, before anything else; whether it was looked what has overflowed.
+    pub fn take(&mut self, model: &mut dyn Model<PerfEvents>) -> bool {
+        self.slate.take(self.page, model)
+    }
+
+    /// What the guest's kernel has noted of its APIC's entry for overflows.
+    pub fn entry(&mut self) -> Option<&AtomicU64> {
+        self.slate.entry(self.page)
     }
 
     /// The guest accesses a register in the ordinary way.
