@@ -96,7 +96,8 @@ fn write_line(text: &mut String, name: &str, cells: impl Iterator<Item = String>
 }
 
 fn percent(part: f64) -> String {
-    format!("{:.1} %", part * 100.0)
+    // With what is added, nothing has no sign.
+    format!("{:.1} %", (part * 1000.0).round() / 10.0 + 0.0)
 }
 
 /// A number to the unit, with commas.
@@ -115,6 +116,11 @@ fn whole(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_told_to_a_tenth_of_a_percent() {
+        assert_eq!([-0.000_04, 0.0, 0.1, -0.012].map(percent), ["0.0 %", "0.0 %", "10.0 %", "-1.2 %"]);
+    }
 
     #[test]
     fn large_numbers_have_commas() {
