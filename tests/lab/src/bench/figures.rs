@@ -28,7 +28,7 @@ type Key = (Limit, Column, Row);
 #[derive(Debug, Default)]
 pub struct Figures {
     runs: BTreeMap<Key, Vec<Run>>,
-    counts: BTreeMap<Key, Counts>,
+    counts: BTreeMap<Key, Vec<Counts>>,
 }
 
 /// A number that was measured several times.
@@ -97,11 +97,13 @@ impl Figures {
                 if plan.counts && column != Column::Host {
                     let name = Section::counts(limit, column);
                     let windows = windows(section(text, &name)?);
-                    if windows.len() != rows.len() {
-                        return Err(unreadable(&format!("{name}, with {} of {}", windows.len(), rows.len())));
+                    // Each row is run so often before the next one.
+                    let (repeat, expected) = (plan.repeat as usize, rows.len() * plan.repeat as usize);
+                    if windows.len() != expected {
+                        return Err(unreadable(&format!("{name}, with {} of {expected}", windows.len())));
                     }
                     let keys = rows.into_iter().map(|row| (limit, column, row));
-                    figures.counts.extend(keys.zip(windows));
+                    figures.counts.extend(keys.zip(windows.chunks(repeat).map(<[Counts]>::to_vec)));
                 }
             }
         }
@@ -125,6 +127,21 @@ impl Figures {
         Some(Spread::of(self.numbers(key, name))?.median)
     }
 
+    /// What the host did while the workload ran, each number that in the middle of its own.
+    fn counted(&self, key: Key) -> Option<Counts> {
+        let runs = self.counts.get(&key)?;
+        let middle = |number: fn(&Counts) -> u64| {
+            let mut numbers: Vec<u64> = runs.iter().map(number).collect();
+            numbers.sort_unstable();
+            numbers.get(numbers.len() / 2).copied()
+        };
+        Some(Counts {
+            exits: middle(|run| run.exits)?,
+            user_exits: middle(|run| run.user_exits)?,
+            calls: middle(|run| run.calls)?,
+        })
+    }
+
     /// How much longer the workload took than with nothing measured; 1 is twice as long.
     pub fn slowdown(&self, (limit, column, row): Key) -> Option<Spread> {
         let base = self.median((limit, column, row.base()), "ticks")?;
@@ -139,7 +156,7 @@ impl Figures {
             let key = (limit, column, row);
             let counts = match column {
                 Column::Host => Counts::default(),
-                _ => *self.counts.get(&key)?,
+                _ => self.counted(key)?,
             };
             Some(self.median(key, "nanoseconds")? + model.nanoseconds(counts))
         };
@@ -148,7 +165,7 @@ impl Figures {
 
     /// How many nanoseconds the workload took, and what the host did for it, if that was counted.
     pub fn took(&self, key: Key) -> Option<(f64, Option<Counts>)> {
-        Some((self.median(key, "nanoseconds")?, self.counts.get(&key).copied()))
+        Some((self.median(key, "nanoseconds")?, self.counted(key)))
     }
 
     /// The samples, where some are taken.
@@ -186,7 +203,7 @@ impl Figures {
         };
         let base = (limit, column, row.base());
         let time = self.median(key, "nanoseconds")? - self.median(base, "nanoseconds")?;
-        let counts = self.counts.get(&key).zip(self.counts.get(&base)).map(|(with, without)| {
+        let counts = self.counted(key).zip(self.counted(base)).map(|(with, without)| {
             let [with, without] =
                 [with, without].map(|counts| [counts.exits, counts.user_exits, counts.calls]);
             std::array::from_fn(|i| (float(with[i]) - float(without[i])) / number)
@@ -285,6 +302,8 @@ mod tests {
     use crate::bench::plan::Length;
 
     const ROW: &str = "loop/3000000/record:1000:2";
+    /// How often all is done.
+    const PLANNED: u32 = 3;
 
     fn plan() -> Plan {
         let row = Row::new(Workload::Loop, "record:1000:2".parse().unwrap(), Length::Usual);
@@ -293,7 +312,7 @@ mod tests {
             rows: vec![row],
             columns: vec![Column::Host, Column::Kvm],
             limits: vec![Limit::None],
-            repeat: 3,
+            repeat: PLANNED,
             counts: true,
         }
     }
@@ -320,7 +339,9 @@ mod tests {
             )
         };
         let window = |counts| mark(BEGIN, [99; 3]) + &mark(11, [99; 3]) + &mark(END, counts);
-        let counts = window([10, 0, 3]) + &window([10, 0, 3]) + &window([25_010, 5_000, 10_003]);
+        let alone = window([10, 0, 3]).repeat(PLANNED as usize);
+        let with = [[25_010, 0, 90_000], [0, 5_000, 10_003], [90_000, 9_000, 0]].map(window).concat();
+        let counts = alone.repeat(2) + &with;
         let sections = [
             ("l1.none.times", times(1000, [1100, 1500, 1200])),
             ("kvm.none.times", times(2000, [5000, 5000, 5000])),
