@@ -228,12 +228,16 @@ impl<S: Source> Bank<S> {
         self.expects_stop = expected;
     }
 
-    /// It was not interrupted: alarms that wait for that are set as ever.
+    /// It was not interrupted, or does something else: alarms that wait for that are set as ever.
     pub fn wait_no_longer(&mut self) {
         if !std::mem::take(&mut self.awaits_stop) {
             return;
         }
         for index in 0..self.backings.len() {
+            // That of one that is held is set when it is let go.
+            if self.backings[index].held.is_some() {
+                continue;
+            }
             let look = self.count(index);
             if look.recovered {
                 self.set_alarm_anew(index, look.count);

@@ -112,7 +112,7 @@ impl<S: Source> Unit<S> {
 
     /// Tells a counter what to do.
     pub fn configure(&mut self, counter: usize, setting: Setting) {
-        self.habit.does_something_else();
+        self.accessed();
         // Overflows up to now are those of the old setting.
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
@@ -144,7 +144,7 @@ impl<S: Source> Unit<S> {
 
     /// What a counter shows.
     pub fn read(&mut self, counter: usize) -> u64 {
-        self.habit.does_something_else();
+        self.accessed();
         let value = self.bank.read(counter);
         self.take_overflows();
         value
@@ -157,7 +157,7 @@ impl<S: Source> Unit<S> {
 
     /// Sets what a counter shows, as far as it is wide.
     pub fn write(&mut self, counter: usize, value: u64) {
-        self.habit.does_something_else();
+        self.accessed();
         self.bank.write(counter, value);
         self.take_overflows();
         self.no_longer_withhold(1 << counter);
@@ -172,11 +172,18 @@ impl<S: Source> Unit<S> {
     pub fn set_control(&mut self, counters: u64) {
         self.control = counters & self.all();
         if self.running() != 0 {
-            self.habit.does_something_else();
+            self.accessed();
         } else if self.habit.stops() {
             return self.stop_for_handler();
         }
         self.run();
+    }
+
+    /// Software does something with the counters. What was to wait until it stops them waits no longer.
+    fn accessed(&mut self) {
+        if self.habit.does_something_else() {
+            self.bank.wait_no_longer();
+        }
     }
 
     /// What has overflowed by now, the interrupt that is being handled is for.
@@ -188,14 +195,14 @@ impl<S: Source> Unit<S> {
 
     /// The counters that have overflowed, by now. Those that stand still were looked at when they stopped.
     pub fn status(&mut self) -> u64 {
-        self.habit.does_something_else();
+        self.accessed();
         self.look_at_running();
         self.status
     }
 
     /// Forgets overflows, up to now.
     pub fn clear_status(&mut self, counters: u64) {
-        self.habit.does_something_else();
+        self.accessed();
         self.look_at_running();
         self.status &= !counters;
         self.no_longer_withhold(counters);
@@ -230,7 +237,11 @@ impl<S: Source> Unit<S> {
     /// The guest's kernel is going to handle an interrupt, before any program goes on: what it does to the counters may be done
     /// later, as of now, if it makes no difference. Whether it does not. It was looked whether alarms have come.
     pub fn hold(&mut self) -> bool {
-        !self.frozen && self.bank.hold()
+        let holds = !self.frozen && self.bank.hold();
+        if holds {
+            self.habit.is_not_seen();
+        }
+        holds
     }
 
     /// All of that is done, and it is looked which counters have overflowed.

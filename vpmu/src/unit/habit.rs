@@ -23,11 +23,16 @@ impl Habit {
         first
     }
 
-    /// It does something else, or an alarm comes.
-    pub fn does_something_else(&mut self) {
-        if std::mem::take(&mut self.is_called) {
-            self.stops_first = false;
-        }
+    /// It does something else, or an alarm comes; whether that is the first thing.
+    pub fn does_something_else(&mut self) -> bool {
+        let first = std::mem::take(&mut self.is_called);
+        self.stops_first &= !first;
+        first
+    }
+
+    /// What it does first does not come here.
+    pub fn is_not_seen(&mut self) {
+        self.is_called = false;
     }
 
     /// Whether it is expected to stop them first when it is interrupted next.
@@ -47,10 +52,11 @@ mod tests {
         habit.called();
         assert!(habit.stops() && habit.stops_first());
         assert!(!habit.stops() && habit.stops_first(), "once for an interrupt");
-        habit.does_something_else();
-        assert!(habit.stops_first(), "behind the stop it may do as it likes");
+        assert!(!habit.does_something_else() && habit.stops_first(), "behind the stop it may do as it likes");
         habit.called();
-        habit.does_something_else();
-        assert!(!habit.stops() && !habit.stops_first());
+        habit.is_not_seen();
+        assert!(!habit.does_something_else() && habit.stops_first(), "nobody knows what was first");
+        habit.called();
+        assert!(habit.does_something_else() && !habit.stops() && !habit.stops_first());
     }
 }
