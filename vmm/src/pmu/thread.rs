@@ -12,7 +12,7 @@ use super::alarm::{self, Called, Calls};
 use super::pulse::{Due, Pulse, Rhythm};
 use super::reminder::Reminder;
 use crate::arch::exit;
-use crate::arch::pmu::{Front, Told};
+use crate::arch::pmu::Front;
 use crate::event_log::VcpuLog;
 use crate::kvm::KvmError;
 use crate::vcpu::Vcpu;
@@ -150,14 +150,14 @@ impl ThreadPmu {
                 log.append(exit::kept_place(fd), &entries);
             }
         }
-        let mut told = Told::Otherwise;
+        let mut is_handling = false;
         if unit.take_interrupt() {
             trace!("is interrupted: a counter has overflowed");
-            told = front.interrupt(vm, fd)?;
+            is_handling = front.interrupt(vm, fd)?;
         }
         let unit = front.model().unit();
         if by_alarm {
-            unit.told(told.is_at_once());
+            unit.told(is_handling);
         }
         if let Some(reminder) = &mut self.reminder {
             if called {
@@ -169,7 +169,7 @@ impl ThreadPmu {
         }
         let stops = self.on_starvation == OnStarvation::Stop && unit.is_starved();
         let notices = unit.take_notices();
-        front.give(fd, if by_alarm { told } else { Told::Otherwise });
+        front.give(fd, by_alarm && is_handling);
         Ok(Settled { called, notices, stops })
     }
 

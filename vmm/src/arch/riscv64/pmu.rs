@@ -86,22 +86,6 @@ pub struct Front {
     controllers: Controllers,
 }
 
-/// How an overflow was told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// By an interrupt that may have to wait.
-    Otherwise,
-}
-
-impl Told {
-    /// Whether its handler is the next thing that the guest does.
-    pub fn is_at_once(self) -> bool {
-        match self {
-            Self::Otherwise => false,
-        }
-    }
-}
-
 impl Front {
     /// That of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
@@ -122,17 +106,18 @@ impl Front {
     /// The same.
     pub fn end(&mut self) {}
 
-    /// Interrupts the guest. A guest whose kernel is just about to wait does so before it takes the interrupt: KVM does not look
-    /// there before it lets a vCPU sleep.
-    pub fn interrupt(&mut self, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
+    /// Interrupts the guest; whether the handler is the next thing that it does. It may not be: the interrupt may have to wait.
+    /// A guest whose kernel is just about to wait does so before it takes the interrupt: KVM does not look there before it
+    /// lets a vCPU sleep.
+    pub fn interrupt(&mut self, _vm: &VmFd, fd: &mut VcpuFd) -> Result<bool, KvmError> {
         let waiting = Register::SIP.get(fd).doing("say which interrupts wait")?;
         Register::SIP.set(fd, waiting | OVERFLOW).doing("interrupt a vCPU")?;
         self.controllers.look_again(self.vcpu)?;
-        Ok(Told::Otherwise)
+        Ok(false)
     }
 
     /// Before the guest goes on.
-    pub fn give(&mut self, _fd: &VcpuFd, _told: Told) {}
+    pub fn give(&mut self, _fd: &VcpuFd, _is_handling: bool) {}
 }
 
 impl ThreadPmu {

@@ -174,22 +174,6 @@ pub struct Front {
     slate: Option<SharedSlate>,
 }
 
-/// How an overflow was told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// By an interrupt whose handler is the next thing that the guest does.
-    AtOnce,
-    /// By one that may have to wait, or none.
-    Otherwise,
-}
-
-impl Told {
-    /// Whether its handler is the next thing that the guest does.
-    pub fn is_at_once(self) -> bool {
-        self == Self::AtOnce
-    }
-}
-
 impl Front {
     /// That of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
@@ -216,19 +200,16 @@ impl Front {
         }
     }
 
-    /// Interrupts the guest.
-    pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<Told, KvmError> {
+    /// Interrupts the guest; whether the handler is the next thing that it does.
+    pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<bool, KvmError> {
         let noted = self.slate.as_mut().and_then(SharedSlate::entry);
-        Ok(match self.line.deliver(vm, fd, noted)? {
-            Delivery::Nmi => Told::AtOnce,
-            Delivery::Fixed { .. } | Delivery::None => Told::Otherwise,
-        })
+        Ok(self.line.deliver(vm, fd, noted)? == Delivery::Nmi)
     }
 
-    /// Before the guest goes on, after an alarm if it is told at once.
-    pub fn give(&mut self, fd: &VcpuFd, told: Told) {
+    /// Before the guest goes on, maybe in the handler of an alarm that has just come.
+    pub fn give(&mut self, fd: &VcpuFd, is_handling: bool) {
         if let Some(slate) = &mut self.slate {
-            if told.is_at_once() {
+            if is_handling {
                 slate.offer(&mut *self.model);
             }
             slate.give(&mut *self.model, fd);

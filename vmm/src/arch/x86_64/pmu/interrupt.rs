@@ -3,8 +3,8 @@
 //! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
 //! is due, unless a kernel that notes what it writes there has written nothing since. It is never written as a whole: that
 //! would undo what other interrupts have set meanwhile. So where the entry masks itself ([`Entry`]), that is done only in
-//! x2APIC mode, in which each register can be written by itself; in the older mode a guest finds its entry as it has left it. In an APIC that software has disabled all entries are masked: KVM does that,
-//! too.
+//! x2APIC mode, in which each register can be written by itself; in the older mode a guest finds its entry as it has left it.
+//! In an APIC that software has disabled all entries are masked: KVM does that, too.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
