@@ -1,6 +1,6 @@
 //! A terminal with somebody at it: runs a program on a pseudo-terminal, types, and waits for what should appear.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ impl Session {
         let (terminal, end) = open_terminal()?;
         let copy = || end.try_clone().map(Stdio::from);
         command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
-        // SAFETY: between fork and exec the closure makes two system calls and touches no memory of the parent's.
+        // SAFETY: between fork and exec the closure makes system calls and touches no memory of the parent's.
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn()?;
         // The last copies of the other end here, so that reading ends when the program does.
@@ -108,13 +108,13 @@ impl Session {
         self.child.id()
     }
 
-    /// Waits for the program's end, but not for ever.
+    /// Waits for the program's end, but not for ever. If it does not end, the error says what its threads do instead.
     pub fn wait(&mut self, limit: Duration) -> io::Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         let status = loop {
             match self.child.try_wait()? {
                 Some(status) => break status,
-                None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+                None if Instant::now() > deadline => return Err(io::Error::other(threads(self.id())?)),
                 None => thread::sleep(Duration::from_millis(10)),
             }
         };
@@ -132,6 +132,21 @@ impl Drop for Session {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What the threads of a process do: the name of each, its state, the system call that it is in, and where the kernel is.
+fn threads(process: u32) -> io::Result<String> {
+    let threads = fs::read_dir(format!("/proc/{process}/task"))?.map(|thread| {
+        let thread = thread?.path();
+        let said =
+            |file: &str| fs::read_to_string(thread.join(file)).unwrap_or_else(|error| error.to_string());
+        let status = said("status");
+        let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+        let facts = ["comm", "syscall", "stack"].map(said);
+        let [name, call, stack] = facts.each_ref().map(|text| text.trim_end());
+        Ok(format!("\n{name}: {state}\ncall: {call}\n{stack}"))
+    });
+    Ok(format!("it has not ended{}", threads.collect::<io::Result<String>>()?))
 }
 
 fn open_terminal() -> io::Result<(File, OwnedFd)> {
@@ -161,6 +176,9 @@ fn open_terminal() -> io::Result<(File, OwnedFd)> {
 }
 
 fn take_terminal() -> io::Result<()> {
+    // Under nohup it is ignored, and by all that is started then.
+    // SAFETY: what a signal does by itself runs no code.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
     // SAFETY: takes nothing.
     if unsafe { libc::setsid() } < 0 {
         return Err(io::Error::last_os_error());

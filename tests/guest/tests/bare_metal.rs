@@ -273,7 +273,7 @@ fn the_terminal_is_as_it_was_however_the_machine_ends() {
         session.expect("Hello from the guest", SOON).unwrap();
         assert_eq!(session.mode(), Mode::Raw);
         session.type_in(b"q").unwrap();
-        session.wait(SOON).unwrap();
+        session.wait(SOON).unwrap_or_else(|error| panic!("{words}: {error}"));
         assert_eq!(session.mode(), Mode::Cooked, "{words}");
     }
     for signal in ["TERM", "HUP", "INT", "QUIT", "ALRM", "USR1", "SEGV", "ABRT"] {
@@ -281,7 +281,7 @@ fn the_terminal_is_as_it_was_however_the_machine_ends() {
         session.expect("Hello from the guest", SOON).unwrap();
         let killed = Command::new("kill").args(["-s", signal, &session.id().to_string()]).status();
         assert!(killed.expect("kill runs").success());
-        session.wait(SOON).unwrap();
+        session.wait(SOON).unwrap_or_else(|error| panic!("SIG{signal}: {error}"));
         assert_eq!(session.mode(), Mode::Cooked, "SIG{signal}");
     }
 }
