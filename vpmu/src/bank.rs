@@ -135,7 +135,7 @@ impl<S: Source> Bank<S> {
 
     /// Says which counters run; all others stand still.
     pub fn run(&mut self, running: u64) {
-        self.awaits_stop = false;
+        self.awaits_stop &= running != 0;
         let (stop, start) = (self.running & !running, running & !self.running);
         if stop != 0 {
             self.look_at(stop);

@@ -268,6 +268,7 @@ impl<S: Source> Unit<S> {
         if !was_looked {
             self.bank.expect_stop(self.habit.stops_first());
             self.look();
+            self.bank.expect_stop(false);
         }
         self.bank.alarm();
     }
