@@ -37,14 +37,14 @@ impl Table {
 
     /// The same for [`Originals::read_counter`].
     pub fn read_counter(&self) -> u64 {
-        self.address + READ_COUNTER * WORD
+        self.address + READ_COUNTER as u64 * WORD
     }
 }
 
 /// Of a word of the table.
 const WORD: u64 = 8;
 /// Where the table has the function with the RDPMC.
-const READ_COUNTER: u64 = 4;
+const READ_COUNTER: usize = 4;
 /// So far behind a function's beginning is the instruction that it is for, at most.
 const NEAR: u64 = 24;
 /// What fills a kernel's text where there is no function.
@@ -55,12 +55,8 @@ pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
     let [site] = sites else { return None };
     let text = image.sections.iter().find(|section| is_code(section) && section.contains(site.address))?;
     let returns = returns(image);
-    let found = |bytes: &[u8], address| {
-        let function = |index: usize| u64_at(bytes, index * 8);
-        let entry = function(4)?;
-        if !(entry..=entry.saturating_add(NEAR)).contains(&site.address) {
-            return None;
-        }
+    let found = |words: &[[u8; 8]], address| {
+        let function = |index: usize| Some(u64::from_le_bytes(*words.get(index)?));
         let original = |index, code: &[Code]| Function::at(text, function(index)?, code, &returns);
         let reads = |function: Function| (function.sources == READS).then_some(function.original);
         let write = original(1, &[Code::Wrmsr])?;
@@ -74,19 +70,36 @@ pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
             write: write.original,
             value,
             // It has been retargeted, or not yet.
-            read_counter: reads(original(4, &[Code::Rdpmc, Code::Rdmsr])?)?,
+            read_counter: reads(original(READ_COUNTER, &[Code::Rdpmc, Code::Rdmsr])?)?,
         };
         Some(Table { originals, address })
     };
+    let is_near = |word: &[u8; 8]| site.address.wrapping_sub(u64::from_le_bytes(*word)) <= NEAR;
     let data = image.sections.iter().filter(|section| section.content == Content::Data);
     let mut tables = data.flat_map(|section| {
-        let skipped = section.address.next_multiple_of(WORD) - section.address;
-        let bytes = section.bytes.get(usize::try_from(skipped).unwrap_or(usize::MAX)..).unwrap_or_default();
-        let words = (section.address + skipped..).step_by(8);
-        bytes.windows(5 * 8).step_by(8).zip(words).filter_map(|(bytes, address)| found(bytes, address))
+        let begin = section.address.next_multiple_of(WORD);
+        let (words, _) = section.from(begin).as_chunks();
+        positions(words, is_near).filter_map(move |entry| {
+            let first = entry.checked_sub(READ_COUNTER)?;
+            found(&words[first..], begin + first as u64 * WORD)
+        })
     });
     let table = tables.next()?;
     tables.next().is_none().then_some(table)
+}
+
+/// Where words are of which that is true. They are millions, and it is true of next to none: to ask many at once is quick.
+fn positions<'a>(
+    words: &'a [[u8; 8]],
+    is_one: impl Fn(&[u8; 8]) -> bool + Copy + 'a,
+) -> impl Iterator<Item = usize> + 'a {
+    const CHUNK: usize = 64;
+    let has_one =
+        move |words: &[[u8; 8]]| words.iter().fold(0, |any, word| any | u8::from(is_one(word))) != 0;
+    let chunks = words.chunks(CHUNK).zip((0..).step_by(CHUNK)).filter(move |(chunk, _)| has_one(chunk));
+    chunks.flat_map(move |(chunk, begin)| {
+        (begin..).zip(chunk).filter(move |(_, word)| is_one(word)).map(|(position, _)| position)
+    })
 }
 
 /// Where there is room for so much code: in the filling of the text, away from what is around it.
@@ -113,10 +126,6 @@ pub fn room(image: &Image, len: usize) -> Option<u64> {
 
 fn is_code(section: &Section) -> bool {
     section.content == Content::Code
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// What is in a register.

@@ -28,11 +28,21 @@ pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Star
         let known = unwind(image).chain(functions(image));
         known.filter(|start| section.contains(start.address)).collect()
     };
-    starts.retain(|start| start.kind != Proof::Unwind || !cut_an_alternative(&alternatives, start.address));
+    starts.sort_unstable();
+    // Unwind tables describe the replacement in the middle of what an alternative replaces, too, so one of their addresses
+    // there need not be an instruction's before.
+    let mut behind = alternatives.iter().peekable();
+    let mut nearest = None;
+    starts.retain(|start| {
+        while let Some(next) = behind.next_if(|alternative| alternative.place.start < start.address) {
+            nearest = Some(next);
+        }
+        let cuts = |alternative: &Alternative| start.address < alternative.place.end;
+        start.kind != Proof::Unwind || !nearest.is_some_and(cuts)
+    });
     if starts.is_empty() && image.kind == Kind::Linux {
         starts = whole(section, occurrences);
     }
-    starts.sort_unstable();
     starts.dedup_by_key(|start| start.address);
     starts
 }
@@ -95,13 +105,6 @@ impl Alternative {
     fn start(&self) -> Start {
         Start { address: self.replacement, kind: Proof::Alternative, end: None }
     }
-}
-
-/// Whether an address is in the middle of what an alternative replaces. Unwind tables describe the replacement there,
-/// too, so it need not be an instruction's before.
-fn cut_an_alternative(alternatives: &[Alternative], address: u64) -> bool {
-    let before = alternatives.partition_point(|alternative| alternative.place.start < address);
-    before.checked_sub(1).is_some_and(|last| address < alternatives[last].place.end)
 }
 
 /// The table of alternatives, by place.

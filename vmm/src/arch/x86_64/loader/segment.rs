@@ -50,12 +50,20 @@ pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), P
             return Err(Problem::Reserved { start: memory.start, end: memory.end });
         }
         let bytes = image.get(file.clone()).ok_or(Problem::Damaged("a segment is not in the file"))?;
-        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         ram.mapped
-            .write_slice(&bytes[..used], GuestAddress(memory.start))
+            .write_slice(without_zeroes(bytes), GuestAddress(memory.start))
             .map_err(|_| Problem::Reserved { start: memory.start, end: memory.end })?;
     }
     Ok(())
+}
+
+/// The bytes without the zeroes at their end, but for less than a page.
+fn without_zeroes(bytes: &[u8]) -> &[u8] {
+    const CHUNK: usize = 4096;
+    // To look at all bytes of a chunk at once is quick.
+    let is_zero = |chunk: &&[u8]| chunk.iter().fold(0, |all, byte| all | byte) == 0;
+    let zeroes: usize = bytes.rchunks(CHUNK).take_while(is_zero).map(<[u8]>::len).sum();
+    &bytes[..bytes.len() - zeroes]
 }
 
 /// Whether the guest has memory up to that address, below its hole.
