@@ -24,7 +24,7 @@ const TALLY: &[&str] = &[
     "help lab",
     "help bench",
 ];
-const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "figures", "bench"];
+const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "lint", "figures", "bench"];
 
 /// What a program prints on standard output when all goes well.
 fn prints(name: &str, arguments: &[&str]) -> String {

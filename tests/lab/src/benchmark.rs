@@ -7,7 +7,7 @@ use tally_lab::bench::{
 };
 use tally_lab::{Error, Result};
 
-use crate::tally;
+use crate::beside;
 
 /// The options of `tally-lab bench`.
 #[derive(Args)]
@@ -69,8 +69,8 @@ impl Bench {
             self.on.retain(|column| *column != Column::Kvm);
         }
         let plan = self.plan()?;
-        let tally = tally::program()?;
-        let programs = Programs { workload: tally.with_file_name("bench-workload"), tally };
+        let tally = beside::program("tally", progress)?;
+        let programs = Programs { workload: beside::program("bench-workload", progress)?, tally };
         let figures = if self.here {
             here::measure(&plan, &programs, progress)?
         } else {

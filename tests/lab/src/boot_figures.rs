@@ -5,7 +5,7 @@ use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::{Error, Result, Scenario};
 
-use crate::tally;
+use crate::beside;
 
 /// What one monitor's boot cost.
 pub struct Boot {
@@ -64,8 +64,9 @@ true
 
 /// Measures.
 pub fn measure(progress: &mut Progress) -> Result<Figures> {
-    let scenario =
-        Scenario::new(script()).file(tally::program()?, "tally").guest(Suite::default(), progress)?;
+    let scenario = Scenario::new(script())
+        .file(beside::program("tally", progress)?, "tally")
+        .guest(Suite::default(), progress)?;
     let outcome = scenario.run(progress)?;
     if outcome.status != 0 {
         return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));

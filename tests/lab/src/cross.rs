@@ -1,4 +1,4 @@
-//! Compiles this project's programs for RISC-V hosts.
+//! Compiles this project's programs for RISC-V hosts, and lints their code.
 //!
 //! The toolchain that compiles it for this machine need not know of RISC-V. A newer release of the distribution has a compiler
 //! that does, with its standard library: it is unpacked, not installed, and runs with the libraries of its own release. What
@@ -18,11 +18,19 @@ use crate::{Error, Result};
 
 const SUITE: Suite = Suite::Trixie;
 /// Of this machine: the compiler, a linker, and what is linked.
-const PACKAGES: [&str; 4] =
-    ["rustc-web", "binutils-riscv64-linux-gnu", "libc6-dev-riscv64-cross", "libgcc-14-dev-riscv64-cross"];
+const PACKAGES: [&str; 5] = [
+    "rustc-web",
+    "rust-web-clippy",
+    "binutils-riscv64-linux-gnu",
+    "libc6-dev-riscv64-cross",
+    "libgcc-14-dev-riscv64-cross",
+];
 /// Of RISC-V.
 const STANDARD_LIBRARY: &str = "libstd-rust-web-dev";
 const RECIPE: &str = "1";
+
+/// The packages whose code runs on RISC-V hosts.
+const LINTED: [&str; 6] = ["tally", "vpmu", "devices", "guest-agent", "perf-features", "tally-lab"];
 
 const TARGET: &str = "riscv64gc-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-Clinker-flavor=ld -Ctarget-feature=+crt-static -Crelocation-model=static";
@@ -37,6 +45,8 @@ start() {
 }
 ";
 const COMPILE: &str = "start \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"\n";
+/// Cargo puts the compiler's name in front of its arguments.
+const LINT: &str = "start \"$root/usr/bin/clippy-driver\" \"$@\" --sysroot \"$root/usr\"\n";
 /// The compiler would leave to a C compiler which parts of the C library begin and end a program.
 const LINK: &str = "\
 c=$root/usr/riscv64-linux-gnu/lib gcc=$root/usr/lib/gcc-cross/riscv64-linux-gnu/14
@@ -72,6 +82,20 @@ pub fn agent(progress: &mut Progress) -> Result<PathBuf> {
     compile("guest-agent", &["build", "--bins", "--profile", "agent"], &toolchain, progress)
 }
 
+/// Runs clippy on what runs on RISC-V hosts, and lets no warning pass. Returns whether there was none.
+pub fn lint(progress: &mut Progress) -> Result<bool> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.done();
+    let mut command = cargo(&toolchain);
+    command.args(["check", "--quiet", "--all-targets"]);
+    for package in LINTED {
+        command.args(["--package", package]);
+    }
+    command.env("RUSTC_WORKSPACE_WRAPPER", toolchain.join("clippy"));
+    let status = command.env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__").status();
+    Ok(status.map_err(Error::system("run cargo"))?.success())
+}
+
 /// Has cargo compile what is one program, and say where it is.
 fn compile(package: &str, how: &[&str], toolchain: &Path, progress: &mut Progress) -> Result<PathBuf> {
     let mut command = cargo(toolchain);
@@ -103,7 +127,7 @@ fn cargo(toolchain: &Path) -> Command {
 /// The folder of the compiler and the linker.
 fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
     let mut key = Key::new("riscv64-toolchain").with(RECIPE).with(SUITE.name());
-    key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINK]).fold(key, Key::with);
+    key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINT, &LINK]).fold(key, Key::with);
     cache.entry(&key, progress, |progress, entry| {
         let root = entry.join("root");
         let apt = Apt::open(cache, SUITE, progress)?;
@@ -115,7 +139,7 @@ fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
         let mut packages = apt.resolve(&[STANDARD_LIBRARY])?;
         packages.retain(|package| package.name == STANDARD_LIBRARY);
         apt.unpack(&packages, &root, progress)?;
-        for (name, what) in [("rustc", COMPILE), ("ld", LINK)] {
+        for (name, what) in [("rustc", COMPILE), ("clippy", LINT), ("ld", LINK)] {
             let path = entry.join(name);
             fs::write(&path, START.to_owned() + what).map_err(Error::file("write", &path))?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))

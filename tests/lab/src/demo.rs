@@ -1,13 +1,12 @@
 //! The README's first command: an unmodified guest that runs a command, wherever it is tried.
 
-use std::env;
 use std::ffi::OsString;
 use std::process::Command;
 
 use guest_images::{Arch, Progress, Suite, default_guest, host};
 use tally_lab::{Error, Result};
 
-use crate::tally;
+use crate::{beside, tally};
 
 /// What the guest runs: `perf` counts a program and samples another. The kernel's random numbers are work with symbols.
 const COMMAND: [&str; 3] = [
@@ -23,11 +22,11 @@ const MEMORY_MIB: u32 = 2048;
 
 /// Builds what is missing, and boots.
 pub fn run(progress: &mut Progress) -> Result<u8> {
-    build_tally(progress)?;
+    beside::update_tally(progress)?;
     let Some(obstacle) = host::obstacle() else {
         default_guest(progress)?;
         progress.done();
-        let program = tally::program()?;
+        let program = beside::program("tally", progress)?;
         let status = Command::new(&program).args(["run", "--"]).args(COMMAND).status();
         let status = status.map_err(|source| Error::File { action: "run", path: program, source })?;
         return Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
@@ -40,20 +39,4 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
         tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default().into(), MEMORY_MIB, progress)?;
     tally_lab::build(Arch::default(), progress)?;
     run.run(progress)
-}
-
-/// Builds `tally` if this was started by cargo; a program that was installed has it beside it.
-fn build_tally(progress: &mut Progress) -> Result<()> {
-    let (Some(cargo), Some(folder)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR")) else {
-        return Ok(());
-    };
-    progress.long_step("building tally");
-    let mut build = Command::new(cargo);
-    build.args(["build", "--release", "--quiet", "--package", "tally"]).current_dir(folder);
-    let status = build.status().map_err(|source| Error::System { action: "run cargo", source })?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(Error::Command("cargo build --release --package tally".to_owned()))
-    }
 }

@@ -77,9 +77,16 @@ pub enum Error {
     /// Nothing is left of a benchmark.
     #[error("nothing of what was asked for can be measured: only the workload `loop` reads its counter")]
     NothingToMeasure,
-    /// The program `tally` is not where it is looked for.
-    #[error("no program `tally` in {}: cargo build --release --package tally", .0.display())]
-    NoTally(PathBuf),
+    /// One of this project's programs is not where it is looked for.
+    #[error("no program `{program}` in {}: cargo build --release --package {package}", folder.display())]
+    NotBeside {
+        /// The program.
+        program: &'static str,
+        /// The package that it is of.
+        package: &'static str,
+        /// Where it was looked for.
+        folder: PathBuf,
+    },
     /// An option names something that cannot be taken to the simulated host, or be brought back from there.
     #[error("{option} {path}: {why}")]
     Refused {

@@ -9,7 +9,7 @@ use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Result, Scenario};
 
-use crate::{boot_figures, riscv_figures, tally};
+use crate::{beside, boot_figures, riscv_figures};
 
 /// Measures and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
@@ -52,8 +52,8 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
 /// Measures what a guest's use of its counters costs, and prints tables.
 pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
-    let tally = tally::program()?;
-    let programs = Programs { workload: tally.with_file_name("pmu-workload"), tally };
+    let tally = beside::program("tally", progress)?;
+    let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let pmus = ["amd", "amd-legacy", "intel", "intel-v2", "kvm"];
     let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
     progress.done();
@@ -64,7 +64,7 @@ pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
 /// Measures what one waits for who uses Tally, and prints tables.
 pub fn print_use(progress: &mut Progress) -> Result<u8> {
     progress.step("running commands with Tally and the peer");
-    let figures = use_figures::measure(&tally::program()?, progress)?;
+    let figures = use_figures::measure(&beside::program("tally", progress)?, progress)?;
     progress.done();
     println!("| `echo hello`, from Enter to | its output | the prompt |\n|---|---|---|");
     let cost = |cost: &Cost| format!("{:.3} s, {} exits", cost.seconds, cost.exits);
@@ -84,10 +84,10 @@ pub fn print_use(progress: &mut Progress) -> Result<u8> {
 /// Measures what a guest pays for being watched, and prints tables.
 pub fn print_watch(progress: &mut Progress) -> Result<u8> {
     progress.step("sampling in guests that are watched, and in some that are not");
-    let tally = tally::program()?;
+    let tally = beside::program("tally", progress)?;
     let figures = watch_figures::measure(&["amd", "intel"], &tally, progress)?;
     progress.step("looking at guests that run, and taking counters from them");
-    let programs = attention::Programs { thief: tally.with_file_name("counter-thief"), tally };
+    let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
     progress.done();

@@ -1,6 +1,7 @@
 //! The command `tally-lab`.
 
 mod benchmark;
+mod beside;
 mod boot_figures;
 mod demo;
 mod figures;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
-use tally_lab::{Error, HostPmu, Result, Scenario};
+use tally_lab::{Error, HostPmu, Result, Scenario, cross};
 
 /// The status of failures of the lab itself, so that they cannot be taken for the script's.
 const LAB_FAILED: u8 = 125;
@@ -60,6 +61,13 @@ Where this machine's KVM cannot run Linux, the guest runs on the simulated host.
 Example:
   tally-lab demo")]
     Demo,
+    /// Run clippy on the code for RISC-V hosts
+    #[command(after_help = "\
+The compiler that rustup installs need not know of RISC-V: the lab's does.
+
+Example:
+  tally-lab lint")]
+    Lint,
     /// Measure what things cost
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
@@ -236,6 +244,7 @@ fn main() -> ExitCode {
         Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
         Subcommands::Bench(bench) => bench.run(&mut progress),
+        Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
         Subcommands::Demo => demo::run(&mut progress),
         Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
         Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),

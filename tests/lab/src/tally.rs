@@ -15,24 +15,14 @@ use std::path::{Path, PathBuf};
 use guest_images::{Arch, Progress, Release};
 use tally_lab::{Error, Result, Scenario, Streams, cross, quoted};
 
+use crate::beside;
 use arguments::{Access, Localised, Share};
 use tree::{Packer, TooLarge, Tree};
 
-/// The program `tally`, which cargo puts beside this one.
-pub fn program() -> Result<PathBuf> {
-    let here = env::current_exe().map_err(|source| Error::System { action: "find this program", source })?;
-    let program = here.with_file_name("tally");
-    if program.is_file() {
-        Ok(program)
-    } else {
-        Err(Error::NoTally(here.parent().unwrap_or(Path::new("/")).to_path_buf()))
-    }
-}
-
-/// The same for a kind of host, compiled for it if need be.
+/// The program `tally` for a kind of host, compiled for it if need be.
 pub fn program_for(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
     match arch {
-        Arch::X86_64 => program(),
+        Arch::X86_64 => beside::program("tally", progress),
         Arch::Riscv64 => cross::program("tally", progress),
     }
 }
