@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::{Arch, Progress, Release, Suite};
-use tally_lab::{Scenario, cross, default_host};
+use tally_lab::{Core, Scenario, cross, default_host};
 
-use crate::{payload, program};
+use crate::{payload, program, suite};
 
 /// What one step did.
 #[derive(Debug, Clone)]
@@ -50,9 +51,15 @@ ended() {
 }
 ";
 
+/// A core for a test that runs the lab's own programs, until it ends.
+pub fn core() -> Core {
+    const LIMIT: Duration = Duration::from_mins(5);
+    Core::wait_for(thread::current().name().unwrap_or("a test"), LIMIT)
+}
+
 /// Commands by name, and what the host is like that they run on.
-#[derive(Default)]
 pub struct Steps {
+    name: &'static str,
     arch: Arch,
     changes: Vec<Change>,
     guest_programs: Vec<(String, Cow<'static, [u8]>)>,
@@ -90,15 +97,20 @@ impl Results {
 }
 
 impl Steps {
-    /// Steps on a host that has the program under test as `tally`, the typist as `typist`, our bare-metal program as
-    /// `payload`, and the default guest.
-    pub fn new() -> Self {
-        Self::default()
+    /// A group of this name, on a host that has the program under test as `tally`, the typist as `typist`, our bare-metal
+    /// program as `payload`, and the default guest.
+    pub fn new(name: &'static str) -> Self {
+        Self::of(Arch::X86_64, name)
     }
 
-    /// Steps on a RISC-V host, which has the program under test and the default guest.
-    pub fn on_riscv() -> Self {
-        Self { arch: Arch::Riscv64, ..Self::default() }
+    /// A group of this name, on a RISC-V host that has the program under test and the default guest.
+    pub fn on_riscv(name: &'static str) -> Self {
+        Self::of(Arch::Riscv64, name)
+    }
+
+    fn of(arch: Arch, name: &'static str) -> Self {
+        let (changes, guest_programs, names) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name, arch, changes, guest_programs, script: String::new(), names }
     }
 
     /// Puts a program into the guest.
@@ -140,6 +152,12 @@ impl Steps {
         self.step(name, &format!("./tally run --kernel payload {options} --append '{words}'"))
     }
 
+    /// Adds what only tests of the second tier look at, if those run.
+    #[must_use]
+    pub fn breadth(self, add: impl FnOnce(Self) -> Self) -> Self {
+        if suite::has_breadth() { add(self) } else { self }
+    }
+
     /// Has this host be among the first that get a core, because it takes longer than most.
     #[must_use]
     pub fn long(self) -> Self {
@@ -152,7 +170,7 @@ impl Steps {
             self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();
         let folder = tempfile::tempdir().expect("temporary folders can be made");
         let mut progress = Progress::stderr("lab");
-        let scenario = Scenario::new(self.script).host(default_host(self.arch));
+        let scenario = Scenario::new(self.script).named(self.name).host(default_host(self.arch));
         let scenario = match self.arch {
             Arch::X86_64 => scenario
                 .file(program("tally"), "tally")

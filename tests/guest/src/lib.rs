@@ -7,6 +7,7 @@ pub mod model;
 pub mod perf;
 pub mod programs;
 pub mod prometheus;
+pub mod suite;
 pub mod terminal;
 
 use std::env;
@@ -19,21 +20,18 @@ use std::sync::OnceLock;
 
 use guest_images::payloads::BARE_METAL;
 
-/// A program of this workspace, of the same build as the test that asks. Cargo builds a test without the programs that
-/// it runs, so the first caller has it build them.
+/// A program of this workspace, built as users build it: in the lab every instruction of it is simulated. Cargo builds a test
+/// without the programs that it runs, so the first caller has it build them.
 pub fn program(name: &str) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let test = env::current_exe().expect("a process can find its program");
-        let folder = test.ancestors().nth(2).expect("tests are in PROFILE/deps").to_path_buf();
+        let profiles = test.ancestors().nth(3).expect("tests are in TARGET/PROFILE/deps");
         let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--quiet", "--workspace", "--bins"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if folder.ends_with("release") {
-            build.arg("--release");
-        }
-        let status = build.status().expect("cargo runs");
+        build.args(["build", "--quiet", "--release", "--workspace", "--bins"]);
+        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
         assert!(status.success(), "the workspace's programs do not build");
-        folder
+        profiles.join("release")
     });
     folder.join(name)
 }

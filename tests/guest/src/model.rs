@@ -1,9 +1,42 @@
 //! The PMUs that a guest can have, and what differs between them for who counts in it: one entry each, and every test of
 //! counting and sampling holds for all.
 
-use tally_lab::programs::{LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
+use tally_lab::programs::LOOP_CONDITIONAL_BRANCHES;
 
-/// An event in perf's notation, and how often it happens in [`tally_lab::programs::LOOP`].
+use crate::suite;
+
+/// A program that goes round `dec` and `jnz` so often, with four more instructions around that.
+#[derive(Clone, Copy)]
+pub struct Loop {
+    rounds: u64,
+}
+
+impl Loop {
+    /// [`tally_lab::programs::LOOP`].
+    pub const LONG: Self = Self { rounds: LOOP_CONDITIONAL_BRANCHES };
+    /// The one of [`tally_lab::programs::KNOWN`].
+    pub const SHORT: Self = Self { rounds: 10_000_000 };
+
+    /// All that it executes in user mode.
+    pub const fn instructions(self) -> u64 {
+        2 * self.rounds + 4
+    }
+
+    /// The system call that ends it is one.
+    pub const fn branches(self) -> u64 {
+        self.rounds + 1
+    }
+
+    /// One of these is predicted wrongly, the last.
+    pub const fn conditional_branches(self) -> u64 {
+        self.rounds
+    }
+}
+
+/// An event in perf's notation, and how often it happens in a loop.
+type Event = (&'static str, fn(Loop) -> u64);
+
+/// An event in perf's notation, and how often it happens.
 pub type Known = (&'static str, u64);
 
 /// A PMU that a guest can have, on a host with AMD's of six counters.
@@ -13,9 +46,9 @@ pub struct Model {
     /// What leaves two of the host's counters to others.
     pub leaving_two: &'static str,
     /// As many events as there are counters, and they fit on all of them at once.
-    pub six: [Known; 6],
+    six: [Event; 6],
     /// Four more. Any six of the ten that follow each other, round and round, fit as well.
-    pub four_more: [Known; 4],
+    four_more: [Event; 4],
     /// The events that have a name in perf.
     pub named: Named,
     /// Events by number, as many at a time as there are counters, and none that a task switch disturbs.
@@ -48,9 +81,14 @@ impl Raw {
 }
 
 impl Model {
-    /// The ten events.
-    pub fn ten(&self) -> Vec<Known> {
-        [&self.six[..], &self.four_more].concat()
+    /// As many events as there are counters, with their counts of a loop.
+    pub fn six(&self, of: Loop) -> [Known; 6] {
+        self.six.map(|(event, count)| (event, count(of)))
+    }
+
+    /// Four events more, with their counts of a loop.
+    pub fn ten(&self, of: Loop) -> Vec<Known> {
+        self.six.iter().chain(&self.four_more).map(|(event, count)| (*event, count(of))).collect()
     }
 }
 
@@ -59,24 +97,29 @@ pub fn list(events: &[Known], separator: &str) -> String {
     events.iter().map(|(event, _)| *event).collect::<Vec<_>>().join(separator)
 }
 
+/// Those that a test looks at which is about more than a model: one in the first tier, all in the second.
+pub fn selected() -> &'static [Model] {
+    if suite::has_breadth() { &MODELS } else { &MODELS[..1] }
+}
+
 /// All of them.
 pub static MODELS: [Model; 2] = [
     Model {
         pmu: "amd",
         leaving_two: "--counters 4",
         six: [
-            ("instructions:u", LOOP_INSTRUCTIONS),
-            ("cycles:u", LOOP_INSTRUCTIONS),
-            ("branches:u", LOOP_BRANCHES),
-            ("rd1:u", LOOP_CONDITIONAL_BRANCHES),
-            ("rc4:u", LOOP_CONDITIONAL_BRANCHES),
-            ("r28000c2:u", LOOP_INSTRUCTIONS),
+            ("instructions:u", Loop::instructions),
+            ("cycles:u", Loop::instructions),
+            ("branches:u", Loop::branches),
+            ("rd1:u", Loop::conditional_branches),
+            ("rc4:u", Loop::conditional_branches),
+            ("r28000c2:u", Loop::instructions),
         ],
         four_more: [
-            ("r10000c2:u", LOOP_BRANCHES),
-            ("r18000c2:u", LOOP_BRANCHES + 2),
-            ("r400c2:u", LOOP_BRANCHES),
-            ("r18400c2:u", LOOP_BRANCHES),
+            ("r10000c2:u", Loop::branches),
+            ("r18000c2:u", |of| of.branches() + 2),
+            ("r400c2:u", Loop::branches),
+            ("r18400c2:u", Loop::branches),
         ],
         named: Named::OfTheHost,
         // Plain events, then branches with a threshold, inverted, and by edges, in both of perf's notations.
@@ -95,18 +138,18 @@ pub static MODELS: [Model; 2] = [
         pmu: "intel",
         leaving_two: "--counters 2",
         six: [
-            ("instructions:u", LOOP_INSTRUCTIONS),
-            ("cycles:u", LOOP_INSTRUCTIONS),
-            ("branches:u", LOOP_BRANCHES),
-            ("rc0:u", LOOP_INSTRUCTIONS),
-            ("r3c:u", LOOP_INSTRUCTIONS),
-            ("rc4:u", LOOP_BRANCHES),
+            ("instructions:u", Loop::instructions),
+            ("cycles:u", Loop::instructions),
+            ("branches:u", Loop::branches),
+            ("rc0:u", Loop::instructions),
+            ("r3c:u", Loop::instructions),
+            ("rc4:u", Loop::branches),
         ],
         four_more: [
-            ("cpu/event=0xc0/u", LOOP_INSTRUCTIONS),
-            ("cpu/event=0x3c/u", LOOP_INSTRUCTIONS),
-            ("cpu/event=0xc4/u", LOOP_BRANCHES),
-            ("cpu/instructions/u", LOOP_INSTRUCTIONS),
+            ("cpu/event=0xc0/u", Loop::instructions),
+            ("cpu/event=0x3c/u", Loop::instructions),
+            ("cpu/event=0xc4/u", Loop::branches),
+            ("cpu/instructions/u", Loop::instructions),
         ],
         named: Named::These(&["cycles", "instructions", "branches", "branch-misses", "ref-cycles"]),
         raw: &[

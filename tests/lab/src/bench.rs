@@ -44,6 +44,7 @@ pub struct Programs {
 pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
     let parts = Parts::new(plan, programs)?;
     let scenario = Scenario::new(plan.everywhere())
+        .named("bench")
         .file(&programs.tally, "tally")
         .guest_with(Suite::default(), &parts.borrowed(), progress)?
         .limit(Duration::from_hours(3));

@@ -6,7 +6,7 @@
 
 pub mod bench;
 mod board;
-mod cores;
+pub mod cores;
 mod cpu;
 pub mod cross;
 mod error;

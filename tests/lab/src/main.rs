@@ -47,7 +47,7 @@ enum Subcommands {
         #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
         arch: Arch,
     },
-    /// Run a shell script on the simulated host; its output and status come out
+    /// Run a shell script on the simulated host
     Exec(Exec),
     /// Run `tally run` on the simulated host
     Run(Run),

@@ -82,6 +82,10 @@ pub fn measure(
 ) -> Result<Vec<Figures>> {
     let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
     let outcome = Scenario::new(script::script(arch, pmus))
+        .named(match arch {
+            Arch::X86_64 => "figures pmu",
+            Arch::Riscv64 => "figures riscv",
+        })
         .host(default_host(arch))
         .file(&programs.tally, "tally")
         .file(&programs.workload, "pmu-workload")

@@ -87,6 +87,8 @@ pub struct Streams<'a> {
 /// A script and what it needs.
 #[derive(Debug, Clone)]
 pub struct Scenario {
+    /// What it is called among all that wait for a core; without, it is called as the thread that runs it.
+    name: Option<&'static str>,
     script: Vec<u8>,
     arguments: Vec<OsString>,
     variables: Vec<(String, String)>,
@@ -111,6 +113,7 @@ impl Scenario {
     /// A scenario of one processor and 2 GiB that runs a shell script.
     pub fn new(script: impl Into<Vec<u8>>) -> Self {
         Self {
+            name: None,
             script: script.into(),
             arguments: Vec::new(),
             variables: Vec::new(),
@@ -123,6 +126,13 @@ impl Scenario {
             show_console: false,
             names_addresses: true,
         }
+    }
+
+    /// Names the scenario, for whoever wants to know how long it takes ([`crate::cores`]).
+    #[must_use]
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.name = Some(name);
+        self
     }
 
     /// Arguments for the script.
@@ -259,7 +269,8 @@ impl Scenario {
         let cache = Cache::open()?;
         let cpu = cpu::build(&cache, self.host.arch, progress)?;
         let image = host::build(&cache, self.host, progress)?;
-        let core = Core::wait_for(self.limit);
+        let thread = thread::current();
+        let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
         let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
         let initrd = self.initrd(&image.initrd, channels)?;
         let unpacker = self.keep.as_deref().map(unpacker).transpose()?;

@@ -72,6 +72,7 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
     let small = small_kernel(&Cache::open()?, progress)?;
     let outcome = Scenario::new(script())
+        .named("figures use")
         .file(tally, "tally")
         .file(small.image, "small")
         .guest(Suite::default(), progress)?

@@ -1,5 +1,6 @@
 # In a guest, in a share that may be written, beside one that may not and that has a third one in it; meanwhile the host
-# changes them. A line with `==` begins what each test looks at, and tells the host that it is its turn.
+# changes them. It is given how many files to make at once. A line with `==` begins what each test looks at, and tells the
+# host that it is its turn.
 until_exists() { until [ -e "$1" ]; do sleep 0.1; done; }
 
 echo "== folder"
@@ -16,7 +17,7 @@ head -c 1000000 /dev/urandom >random
 sha256sum random
 echo "== many"
 mkdir many
-(cd many; touch $(seq 10000))
+(cd many; touch $(seq $1))
 ls many | wc -l
 echo "== host counts"
 until_exists counted

@@ -9,7 +9,24 @@ use std::sync::LazyLock;
 use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
 use guest_tests::model::MODELS;
 use guest_tests::perf::{Count, STAT, Script, Sections, Value};
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_guests_loop_is_found_in_the_guest_and_not_in_the_host,
+        a_guest_and_its_host_count_the_same,
+        a_busy_neighbour_on_the_same_cpu_changes_no_count,
+        two_guests_on_one_cpu_do_not_see_each_other,
+        the_hosts_perf_counts_beside_a_guest_that_counts,
+        the_hosts_perf_says_so_when_a_guest_holds_all_counters,
+        perf_kvm_stat_tells_a_guests_exits_by_their_reasons,
+        what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest,
+        perf_kvm_record_finds_a_guests_loop_and_names_its_kernels_functions,
+    ]
+}
 
 /// `count ARGUMENTS...` starts `perf stat`; `finish` lets the guest go on to its end, and ends that.
 const FUNCTIONS: &str = "\
@@ -55,12 +72,13 @@ const fn rounds(rounds: u64) -> u64 {
 const ROUNDS: [u64; 2] = [10_000_000, 60_000_000];
 
 /// Guests without an operating system.
-static PLAIN: LazyLock<Results> = LazyLock::new(|| on_the_host(Steps::new(), plain).run());
+static PLAIN: LazyLock<Results> =
+    LazyLock::new(|| on_the_host(Steps::new("attribution::plain"), plain).run());
 
 /// Guests with Linux.
 static LINUX: LazyLock<Results> = LazyLock::new(|| {
     let guest = in_linux().into_bytes();
-    let steps = Steps::new().on(|host| host.program(guest, "in-linux"));
+    let steps = Steps::new("attribution::linux").on(|host| host.program(guest, "in-linux"));
     pmus().fold(on_the_host(steps, linux), |steps, pmu| steps.step(pmu, &format!("cat said.{pmu}"))).run()
 });
 
@@ -197,7 +215,6 @@ fn assert_worked(pmu: &str, text: &str, guests: usize) {
     assert_eq!(said(text, "pmi"), vec![overflows; guests], "{pmu}: {text}");
 }
 
-#[test]
 fn a_guests_loop_is_found_in_the_guest_and_not_in_the_host() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -212,7 +229,6 @@ fn a_guests_loop_is_found_in_the_guest_and_not_in_the_host() {
     }
 }
 
-#[test]
 fn a_guest_and_its_host_count_the_same() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -222,7 +238,6 @@ fn a_guest_and_its_host_count_the_same() {
     }
 }
 
-#[test]
 fn a_busy_neighbour_on_the_same_cpu_changes_no_count() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -232,7 +247,6 @@ fn a_busy_neighbour_on_the_same_cpu_changes_no_count() {
     }
 }
 
-#[test]
 fn two_guests_on_one_cpu_do_not_see_each_other() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -242,7 +256,6 @@ fn two_guests_on_one_cpu_do_not_see_each_other() {
     }
 }
 
-#[test]
 fn the_hosts_perf_counts_beside_a_guest_that_counts() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -259,7 +272,6 @@ fn the_hosts_perf_counts_beside_a_guest_that_counts() {
     }
 }
 
-#[test]
 fn the_hosts_perf_says_so_when_a_guest_holds_all_counters() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -275,7 +287,6 @@ fn the_hosts_perf_says_so_when_a_guest_holds_all_counters() {
     }
 }
 
-#[test]
 fn perf_kvm_stat_tells_a_guests_exits_by_their_reasons() {
     let host = host(&PLAIN);
     for pmu in pmus() {
@@ -291,7 +302,6 @@ fn perf_kvm_stat_tells_a_guests_exits_by_their_reasons() {
     }
 }
 
-#[test]
 fn what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest() {
     let host = host(&LINUX);
     for pmu in pmus() {
@@ -317,7 +327,6 @@ fn what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest() {
     }
 }
 
-#[test]
 fn perf_kvm_record_finds_a_guests_loop_and_names_its_kernels_functions() {
     /// Where the loop is, counted from where the program begins.
     const IN_THE_LOOP: [u64; 2] = [5, 7];

@@ -5,9 +5,21 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::program;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::bench::{
     self, Column, Cost, Figures, Limit, Measure, Model, Plan, Programs, Row, Samples, Workload,
 };
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    breadth(tests![
+        every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest,
+        a_sampling_point_costs_the_host_least_and_guests_their_exits,
+        a_table_has_a_column_for_everything_and_says_what_it_does_not_know,
+        a_pmu_that_nobody_uses_costs_nothing,
+    ])
+}
 
 /// A loop of 500 sampling points of six events.
 const PERIOD: u64 = 100_000;
@@ -40,7 +52,6 @@ fn cost(column: Column) -> Cost {
     FIGURES.cost((Limit::None, column, PLAN.rows[0])).expect("it costs something")
 }
 
-#[test]
 fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() {
     for column in [Column::Host, Column::Tally("amd")] {
         let Samples { taken, implied, at_once } = samples(column);
@@ -50,7 +61,6 @@ fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() 
     assert!(samples(Column::Tally("amd")).taken >= samples(Column::Kvm).taken);
 }
 
-#[test]
 fn a_sampling_point_costs_the_host_least_and_guests_their_exits() {
     let [host, tally, kvm] = [Column::Host, Column::Tally("amd"), Column::Kvm].map(cost);
     for guest in [tally, kvm] {
@@ -63,7 +73,6 @@ fn a_sampling_point_costs_the_host_least_and_guests_their_exits() {
     assert!(exits >= 6.0 && user_exits < 1.0, "{kvm:?}");
 }
 
-#[test]
 fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
     let table = bench::table(&PLAN, &FIGURES, Some(Model::PUBLISHED));
     let row = |what: &str| {
@@ -80,7 +89,6 @@ fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
     assert!(table.contains("540 ns for each exit") && table.contains("https://lkml"), "{table}");
 }
 
-#[test]
 fn a_pmu_that_nobody_uses_costs_nothing() {
     /// A guest's clock interrupts it every four milliseconds, and where its first does in a workload is chance: one more or less.
     /// What a kernel does every second or so is in one of the runs, and not in the one in the middle.

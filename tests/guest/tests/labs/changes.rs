@@ -3,6 +3,20 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_running_guest_counts_what_its_policy_allows_and_nothing_else,
+        a_policy_is_printed_as_a_file_has_it,
+        the_log_has_the_operators_notes_and_changes_while_the_guest_runs,
+        a_mistake_is_one_line_and_changes_nothing,
+        what_is_not_tallys_own_pmu_has_no_policy,
+        a_log_that_cannot_be_written_is_told_when_it_is_asked_for,
+    ]
+}
 
 /// A guest that counts a loop of 20,000,004 instructions whenever it is told to.
 const GUEST: &str =
@@ -18,7 +32,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let end = "exec 3>&-; wait $vm";
     let status = |command: &str| format!("{command}; echo $? >&2");
-    Steps::new()
+    Steps::new("changes")
         .step(
             "changed",
             &format!(
@@ -71,7 +85,6 @@ fn counts(text: &str, event: &str) -> Vec<u64> {
     counted.collect()
 }
 
-#[test]
 fn a_running_guest_counts_what_its_policy_allows_and_nothing_else() {
     let Done { status, err, .. } = done("changed");
     let text = done("changed").text();
@@ -81,7 +94,6 @@ fn a_running_guest_counts_what_its_policy_allows_and_nothing_else() {
     assert!(err.contains("the policy denies rd1:u"), "{err}");
 }
 
-#[test]
 fn a_policy_is_printed_as_a_file_has_it() {
     let text = done("changed").text();
     let policy = "tier = \"architectural\"\nmin-period = 1\nmax-interrupts-per-second = \"none\"\n\
@@ -89,7 +101,6 @@ fn a_policy_is_printed_as_a_file_has_it() {
     assert!(text.starts_with(policy), "{text}");
 }
 
-#[test]
 fn the_log_has_the_operators_notes_and_changes_while_the_guest_runs() {
     for step in ["before", "log"] {
         let text = done(step).text();
@@ -103,7 +114,6 @@ fn the_log_has_the_operators_notes_and_changes_while_the_guest_runs() {
     assert!(runs("before") && !runs("log"));
 }
 
-#[test]
 fn a_mistake_is_one_line_and_changes_nothing() {
     let told = &done("mistakes").err;
     let lines: Vec<&str> = told.lines().collect();
@@ -120,13 +130,11 @@ fn a_mistake_is_one_line_and_changes_nothing() {
     }
 }
 
-#[test]
 fn what_is_not_tallys_own_pmu_has_no_policy() {
     let Done { status, err, .. } = done("not-ours");
     assert!(*status == 125 && err.contains("a policy is for Tally's own PMUs"), "{err}");
 }
 
-#[test]
 fn a_log_that_cannot_be_written_is_told_when_it_is_asked_for() {
     let Done { status, err, .. } = done("full");
     assert!(*status == 125 && err.contains("No space left on device"), "{err}");

@@ -3,9 +3,20 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        every_count_of_every_pmu_is_exact,
+        a_report_names_the_host_and_the_pmu,
+        there_is_nothing_to_check_of_a_pmu_that_is_not_ours,
+    ]
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    Steps::new()
+    Steps::new("check")
         .step("auto", "./tally check")
         .step("amd-legacy", "./tally check --pmu amd-legacy --counters 4")
         .step("intel", "./tally check --pmu intel")
@@ -25,7 +36,6 @@ fn verdicts(done: &Done, number: usize) -> Vec<String> {
     verdicts
 }
 
-#[test]
 fn every_count_of_every_pmu_is_exact() {
     // Every counter by itself, overflows and their interrupts; two events, all general counters at once, and samples.
     for (pmu, counts) in
@@ -36,7 +46,6 @@ fn every_count_of_every_pmu_is_exact() {
     }
 }
 
-#[test]
 fn a_report_names_the_host_and_the_pmu() {
     for (pmu, words) in [
         ("auto", "AMD's PMU with PerfMonV2, 6 counters"),
@@ -50,7 +59,6 @@ fn a_report_names_the_host_and_the_pmu() {
     }
 }
 
-#[test]
 fn there_is_nothing_to_check_of_a_pmu_that_is_not_ours() {
     let done = RESULTS.of("without");
     assert_eq!((done.status, done.text().as_str()), (125, ""));

@@ -3,9 +3,15 @@
 use guest_images::Progress;
 use guest_tests::debian;
 use guest_tests::lab::Steps;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::programs::LOOP_INSTRUCTIONS;
 
-#[test]
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    breadth(tests![debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf,])
+}
+
 fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf() {
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -19,7 +25,10 @@ fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf()
                 'type:perf stat -x, -e instructions:u loop\\r' expect:,,instructions:u 'expect:# ' \
                 'type:systemctl poweroff\\r' 'expect:Power down'";
     let run = "./tally run --disk debian --append 'root=/dev/vda cryptomgr.notests'";
-    let results = Steps::new().file(image, "debian").step("boot", &format!("./typist {keys} -- {run}")).run();
+    let results = Steps::new("distribution")
+        .file(image, "debian")
+        .step("boot", &format!("./typist {keys} -- {run}"))
+        .run();
     let done = results.of("boot");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
     let counted = format!("\r{LOOP_INSTRUCTIONS},,instructions:u,");

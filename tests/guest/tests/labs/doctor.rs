@@ -4,12 +4,28 @@ use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
 use guest_tests::program;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use serde_json::Value;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_host_that_is_well_is_told_of_in_a_line_a_fact,
+        machines_are_told_the_same,
+        who_holds_a_counter_is_told_with_the_command_that_frees_it,
+        who_else_has_perf_events_is_told,
+        a_host_without_kvm_is_told_what_to_do_and_where_guests_run,
+        a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it,
+        a_perf_that_is_not_for_this_user_is_told_with_the_commands_that_mend_it,
+        a_sandbox_that_forbids_perf_is_told_of,
+    ]
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let knob = |name: &str, value: i32| format!("echo {value} >/proc/sys/kernel/{name}");
     let (paranoid, free) = (knob("perf_event_paranoid", 3), knob("perf_event_paranoid", -1));
-    Steps::new()
+    Steps::new("doctor")
         .file(program("restricted"), "restricted")
         .step("well", "./tally doctor")
         .step("machines", "./tally doctor --json")
@@ -43,7 +59,6 @@ fn told(step: &str, status: i32, about: &str) -> Vec<(String, String, Vec<String
     about.map(|fact| (text(&fact["state"]), text(&fact["says"]), commands(fact))).collect()
 }
 
-#[test]
 fn a_host_that_is_well_is_told_of_in_a_line_a_fact() {
     let lines = lines("well", 0);
     for words in [
@@ -77,7 +92,6 @@ fn a_host_that_is_well_is_told_of_in_a_line_a_fact() {
     assert_eq!(lines.last().expect("there are lines"), verdict);
 }
 
-#[test]
 fn machines_are_told_the_same() {
     let facts: Vec<Value> = serde_json::from_str(&lines("machines", 0).join("\n")).expect("it is JSON");
     let people = lines("well", 0);
@@ -87,7 +101,6 @@ fn machines_are_told_the_same() {
     }
 }
 
-#[test]
 fn who_holds_a_counter_is_told_with_the_command_that_frees_it() {
     let lines = lines("watchdog", 0);
     let has = |words: &str| lines.iter().any(|line| line.contains(words));
@@ -98,7 +111,6 @@ fn who_holds_a_counter_is_told_with_the_command_that_frees_it() {
     assert!(has("guests see AMD's PMU with PerfMonV2, 5 counters"), "{lines:#?}");
 }
 
-#[test]
 fn who_else_has_perf_events_is_told() {
     let lines = lines("busy", 0);
     let holders: Vec<_> = lines.iter().filter(|line| line.starts_with("-   holders")).collect();
@@ -106,7 +118,6 @@ fn who_else_has_perf_events_is_told() {
     assert!(holders.contains("others have perf events open: perf (process "), "{holders}");
 }
 
-#[test]
 fn a_host_without_kvm_is_told_what_to_do_and_where_guests_run() {
     let lines = lines("no-kvm", 1);
     let has = |words: &str| lines.iter().any(|line| line.starts_with(words));
@@ -118,7 +129,6 @@ fn a_host_without_kvm_is_told_what_to_do_and_where_guests_run() {
     assert_eq!(lines.last().expect("there are lines"), verdict);
 }
 
-#[test]
 fn a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it() {
     let [(state, says, commands)] = &told("kvm", 1, "kvm")[..] else { panic!("one fact") };
     assert_eq!(state, "bad", "{says}");
@@ -127,7 +137,6 @@ fn a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it() {
     assert!(told("kvm", 1, "verdict")[0].1.starts_with("Linux guests run only in the lab"));
 }
 
-#[test]
 fn a_perf_that_is_not_for_this_user_is_told_with_the_commands_that_mend_it() {
     let [(state, says, commands)] = &told("perf", 1, "pmu")[..] else { panic!("one fact") };
     assert_eq!(state, "bad", "{says}");
@@ -140,7 +149,6 @@ fn a_perf_that_is_not_for_this_user_is_told_with_the_commands_that_mend_it() {
     assert!(told("perf", 1, "verdict")[0].1.starts_with("Linux guests run here, but without a PMU"));
 }
 
-#[test]
 fn a_sandbox_that_forbids_perf_is_told_of() {
     let [(state, says, _)] = &told("sandbox", 1, "pmu")[..] else { panic!("one fact") };
     assert!(state == "bad" && says.contains("seccomp"), "{says}");

@@ -4,9 +4,25 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
+use guest_tests::model::{Model, selected};
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
-const MODELS: [&str; 2] = ["amd", "intel"];
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        for_each_sample_there_is_an_overflow_where_it_was_taken,
+        configurations_have_their_events_in_words,
+        the_summary_is_what_the_records_add_up_to,
+        what_finds_no_room_is_counted_and_told_of_at_first_and_at_the_end,
+        a_log_that_breaks_off_is_shown_up_to_there,
+        the_last_record_says_how_the_machine_ended,
+        what_cannot_be_shown_is_told_in_one_line,
+        who_has_read_enough_may_go,
+    ]
+}
+
 const PERIOD: u64 = 1_000_000;
 const SAMPLES: u64 = LOOP_INSTRUCTIONS / PERIOD;
 /// More overflows than find room in memory and on a small disk.
@@ -23,8 +39,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let run = |options: &str| format!("./tally run {options} --append cryptomgr.notests --");
     let (places, many) = (sample(PERIOD, " && perf script -i data -F ip"), sample(SHORT_PERIOD, ""));
-    let steps = Steps::new().in_guest("loop", LOOP);
-    let steps = MODELS.iter().fold(steps, |steps, pmu| {
+    let steps = Steps::new("event_log").in_guest("loop", LOOP);
+    let steps = selected().iter().fold(steps, |steps, Model { pmu, .. }| {
         let options = format!("--pmu {pmu} --pmu-log {pmu}.log");
         steps
             .step(&format!("{pmu}-run"), &format!("{} {places}", run(&options)))
@@ -86,9 +102,8 @@ impl Shown {
     }
 }
 
-#[test]
 fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let run = RESULTS.of(&format!("{pmu}-run"));
         assert_eq!((run.status, run.err.as_str()), (0, ""), "{pmu}");
         let text = run.text();
@@ -104,9 +119,8 @@ fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
     }
 }
 
-#[test]
 fn configurations_have_their_events_in_words() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let log = shown(&format!("{pmu}-all"));
         assert!(
             !log.of("counter ", " counts instructions:u, and interrupts").is_empty(),
@@ -116,9 +130,8 @@ fn configurations_have_their_events_in_words() {
     }
 }
 
-#[test]
 fn the_summary_is_what_the_records_add_up_to() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let log = shown(&format!("{pmu}-all"));
         let (lines, ahead) = (log.text.lines().count(), 1);
         assert_eq!(log.count(), (lines - ahead - log.summary.len()) as u64, "{}", log.text);
@@ -151,7 +164,6 @@ fn lost(step: &str, path: &str) -> u64 {
     records.parse().unwrap_or_else(|_| panic!("{last}"))
 }
 
-#[test]
 fn what_finds_no_room_is_counted_and_told_of_at_first_and_at_the_end() {
     // There are some more: of what was configured, and of the guest's kernel.
     let all = MANY + 2..MANY + 100;
@@ -164,7 +176,6 @@ fn what_finds_no_room_is_counted_and_told_of_at_first_and_at_the_end() {
     assert!(all.contains(&sum), "{sum}");
 }
 
-#[test]
 fn a_log_that_breaks_off_is_shown_up_to_there() {
     for (step, path) in [("cut", "cut"), ("small-log", "small/log")] {
         let done = RESULTS.of(step);
@@ -179,7 +190,6 @@ fn a_log_that_breaks_off_is_shown_up_to_there() {
     }
 }
 
-#[test]
 fn the_last_record_says_how_the_machine_ended() {
     let ends = |step: &str, how: &str| {
         let text = RESULTS.of(step).text();
@@ -191,7 +201,6 @@ fn the_last_record_says_how_the_machine_ended() {
     ends("refused-log", "/does/not/exist: cannot read it: No such file or directory (os error 2)");
 }
 
-#[test]
 fn what_cannot_be_shown_is_told_in_one_line() {
     for (step, says) in [
         ("none", "none: No such file or directory (os error 2)"),
@@ -205,7 +214,6 @@ fn what_cannot_be_shown_is_told_in_one_line() {
     }
 }
 
-#[test]
 fn who_has_read_enough_may_go() {
     let done = RESULTS.of("head");
     assert_eq!(done.err, "");

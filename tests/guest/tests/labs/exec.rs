@@ -5,17 +5,43 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use guest_images::{Arch, Progress, Release};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::{program, tests};
 use tally_lab::{Error, Scenario, cross, default_host};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            a_script_gives_back_its_output_its_status_and_its_files,
+            two_runs_are_the_same_to_the_last_instruction_of_the_kernel,
+            several_processors_run_at_the_same_time_and_kvm_is_there,
+            a_script_that_hangs_is_killed_and_its_place_is_told,
+            a_host_that_dies_shows_its_last_words,
+            a_script_that_is_not_there_is_named,
+            wrong_options_are_refused,
+            a_killed_lab_leaves_no_machine_behind,
+            what_only_one_kind_of_host_has_is_refused_on_another,
+        ],
+        breadth(tests![
+            a_host_that_hangs_itself_is_looked_at_from_outside,
+            a_riscv_host_is_a_host_like_any_other,
+            a_riscv_guest_is_where_tally_finds_it,
+            a_program_of_this_project_runs_on_the_riscv_host,
+            the_virtual_pmus_own_tests_pass_on_the_riscv_host,
+        ]),
+    ]
+    .concat()
+}
 
 fn run(scenario: &Scenario) -> tally_lab::Result<tally_lab::Outcome> {
     scenario.run(&mut Progress::stderr("tally-lab"))
 }
 
 fn tally_lab(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tally-lab")).args(arguments).output().expect("tally-lab was built")
+    Command::new(program("tally-lab")).args(arguments).output().expect("tally-lab runs")
 }
 
-#[test]
 fn a_script_gives_back_its_output_its_status_and_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let given = folder.path().join("given");
@@ -32,7 +58,6 @@ fn a_script_gives_back_its_output_its_status_and_its_files() {
     assert!(fs::read(kept.join("sub/copy")).unwrap() == bytes);
 }
 
-#[test]
 fn two_runs_are_the_same_to_the_last_instruction_of_the_kernel() {
     let script = "perf stat -a -x, -e instructions:k,instructions:u sh -c 'ls -lR /sys/devices; head -c 300000 /dev/zero'
                   cat /proc/uptime /proc/interrupts";
@@ -42,14 +67,12 @@ fn two_runs_are_the_same_to_the_last_instruction_of_the_kernel() {
     assert!(first.stdout == second.stdout, "they printed something else");
 }
 
-#[test]
 fn several_processors_run_at_the_same_time_and_kvm_is_there() {
     let script = "nproc; test -w /dev/kvm && echo kvm; kill -9 $$";
     let outcome = run(&Scenario::new(script).processors(2)).unwrap();
     assert_eq!((outcome.text().as_str(), outcome.status), ("2\nkvm\n", 137));
 }
 
-#[test]
 fn a_script_that_hangs_is_killed_and_its_place_is_told() {
     let scenario =
         Scenario::new("echo begun; sleep 1000 & cat /dev/zero >/dev/null").limit(Duration::from_secs(5));
@@ -60,7 +83,6 @@ fn a_script_that_hangs_is_killed_and_its_place_is_told() {
     }
 }
 
-#[test]
 fn a_host_that_hangs_itself_is_looked_at_from_outside() {
     let scenario = Scenario::new("halt -f").limit(Duration::from_secs(5));
     let Err(error) = run(&scenario) else { panic!("it ended") };
@@ -68,14 +90,12 @@ fn a_host_that_hangs_itself_is_looked_at_from_outside() {
     assert!(text.contains("does not answer") && text.contains("halt"), "{text}");
 }
 
-#[test]
 fn a_host_that_dies_shows_its_last_words() {
     let Err(error) = run(&Scenario::new("echo c >/proc/sysrq-trigger")) else { panic!("it lived") };
     assert!(matches!(error, Error::HostDied { .. }), "{error}");
     assert!(error.to_string().contains("sysrq_trigger"), "{error}");
 }
 
-#[test]
 fn a_script_that_is_not_there_is_named() {
     let output = tally_lab(&["exec", "/no/such/script"]);
     assert_eq!(output.status.code(), Some(125));
@@ -83,7 +103,6 @@ fn a_script_that_is_not_there_is_named() {
     assert_eq!(text, "tally-lab: cannot read /no/such/script: No such file or directory (os error 2)\n");
 }
 
-#[test]
 fn wrong_options_are_refused() {
     for arguments in [
         &["exec", "--smp", "0", "x"][..],
@@ -96,17 +115,13 @@ fn wrong_options_are_refused() {
     }
 }
 
-#[test]
 fn a_killed_lab_leaves_no_machine_behind() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     fs::write(&script, "sleep 1000").unwrap();
     run(&Scenario::new("true")).unwrap();
-    let mut lab = Command::new(env!("CARGO_BIN_EXE_tally-lab"))
-        .arg("exec")
-        .arg(&script)
-        .spawn()
-        .expect("tally-lab was built");
+    let mut lab =
+        Command::new(program("tally-lab")).arg("exec").arg(&script).spawn().expect("tally-lab runs");
     let children = format!("/proc/{0}/task/{0}/children", lab.id());
     let machine = loop {
         let found = fs::read_to_string(&children).unwrap();
@@ -130,7 +145,6 @@ fn riscv() -> Release {
     default_host(Arch::Riscv64)
 }
 
-#[test]
 fn a_riscv_host_is_a_host_like_any_other() {
     let folder = tempfile::tempdir().unwrap();
     let script = "uname -m; cat given; ls /dev/kvm >&2; echo left >$OUT/left; exit 42";
@@ -142,7 +156,6 @@ fn a_riscv_host_is_a_host_like_any_other() {
     assert_eq!(fs::read(folder.path().join("left")).unwrap(), b"left\n");
 }
 
-#[test]
 fn what_only_one_kind_of_host_has_is_refused_on_another() {
     for option in ["--perfmon-v2", "--host-suite=bookworm", "--guest-suite=bookworm"] {
         let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
@@ -155,7 +168,6 @@ fn what_only_one_kind_of_host_has_is_refused_on_another() {
     assert_eq!(output.status.code(), Some(125));
 }
 
-#[test]
 fn a_riscv_guest_is_where_tally_finds_it() {
     let script = "
         head -c 52 $TALLY_GUEST/kernel | tail -c 4
@@ -175,7 +187,6 @@ fn a_riscv_guest_is_where_tally_finds_it() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-#[test]
 fn a_program_of_this_project_runs_on_the_riscv_host() {
     let program = cross::program("guest-agent", &mut Progress::stderr("tally-lab")).unwrap();
     let outcome = run(&Scenario::new("./program").host(riscv()).file(program, "program")).unwrap();
@@ -184,7 +195,6 @@ fn a_program_of_this_project_runs_on_the_riscv_host() {
 }
 
 /// The counters, their policies and the models are the same code everywhere, and say so where they will run.
-#[test]
 fn the_virtual_pmus_own_tests_pass_on_the_riscv_host() {
     let tests = cross::unit_tests("vpmu", &mut Progress::stderr("tally-lab")).unwrap();
     let scenario = Scenario::new("PROPTEST_CASES=4 ./tests --test-threads 1")

@@ -10,8 +10,10 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{MODELS, Model};
+use guest_tests::model::{Model, selected};
 use guest_tests::program;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::{HostPmu, cross};
 
 const PROGRAM: &str = "perf-features";
@@ -21,12 +23,12 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let path = program(PROGRAM);
     let bytes = fs::read(&path).expect("it has been built");
     let all = all();
-    let steps = Steps::new()
+    let steps = Steps::new("features")
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
         .on(|scenario| scenario.pmu(HostPmu::PerfMonV2))
         .step("host", &format!("echo 0 >/sys/bus/event_source/devices/cpu/rdpmc; {all}"));
-    MODELS
+    selected()
         .iter()
         .fold(steps, |steps, Model { pmu, .. }| {
             steps.step(pmu, &format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh -c '{all}'"))
@@ -40,7 +42,7 @@ static ON_RISCV: LazyLock<Results> = LazyLock::new(|| {
     let path = path.unwrap_or_else(|error| panic!("{error}"));
     let bytes = fs::read(&path).expect("it has been built");
     let all = all();
-    Steps::on_riscv()
+    Steps::on_riscv("features::on_riscv")
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
         .step("host", &format!("echo 0 >/proc/sys/kernel/perf_user_access; {all}"))
@@ -71,51 +73,41 @@ fn keeps(results: &Results, place: &str, feature: &str) {
 /// A test for each feature and place, and one that none is forgotten.
 macro_rules! features {
     ($($test:ident: $feature:literal,)*) => {
-        mod on_the_host {
-            $(
-                #[test]
-                fn $test() {
-                    super::keeps(&super::RESULTS, "host", $feature);
-                }
-            )*
-        }
+        features!(@place on_the_host, ["host"], RESULTS, $($test: $feature,)*);
+        features!(@place in_a_guest, super::selected().iter().map(|model| model.pmu), RESULTS, $($test: $feature,)*);
+        features!(@place on_a_riscv_host, ["host"], ON_RISCV, $($test: $feature,)*);
+        features!(@place in_a_riscv_guest, ["guest"], ON_RISCV, $($test: $feature,)*);
 
-        mod on_a_riscv_host {
-            $(
-                #[test]
-                fn $test() {
-                    super::keeps(&super::ON_RISCV, "host", $feature);
-                }
-            )*
-        }
+        /// Those that there are.
+        const TESTED: &[&str] = &[$($feature),*];
+    };
+    (@place $name:ident, $places:expr, $results:ident, $($test:ident: $feature:literal,)*) => {
+        mod $name {
+            pub fn tests() -> Vec<guest_tests::suite::Test> {
+                guest_tests::tests![$($test),*]
+            }
 
-        mod in_a_riscv_guest {
             $(
-                #[test]
                 fn $test() {
-                    super::keeps(&super::ON_RISCV, "guest", $feature);
-                }
-            )*
-        }
-
-        mod in_a_guest {
-            $(
-                #[test]
-                fn $test() {
-                    for model in &super::MODELS {
-                        super::keeps(&super::RESULTS, model.pmu, $feature);
+                    for place in $places {
+                        super::keeps(&super::$results, place, $feature);
                     }
                 }
             )*
         }
-
-        #[test]
-        fn every_feature_has_its_test() {
-            let output = Command::new(program(PROGRAM)).output().expect("the program runs here too");
-            let tested = [$($feature),*];
-            assert_eq!(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>(), tested);
-        }
     };
+}
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    let on_riscv = [on_a_riscv_host::tests(), in_a_riscv_guest::tests()].concat();
+    [tests![every_feature_has_its_test], on_the_host::tests(), in_a_guest::tests(), breadth(on_riscv)]
+        .concat()
+}
+
+fn every_feature_has_its_test() {
+    let output = Command::new(program(PROGRAM)).output().expect("the program runs here too");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>(), TESTED);
 }
 
 features! {

@@ -8,14 +8,45 @@ use std::sync::LazyLock;
 
 use guest_images::{Progress, run_tool};
 use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::suite::{Test, has_breadth};
+use guest_tests::tests;
 use guest_tests::{program, temporary};
 use tally_lab::ensure;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_command_starts_in_the_hosts_folder_and_has_its_status,
+        a_program_of_the_hosts_is_counted_in_the_guest,
+        what_was_sampled_in_the_guest_is_read_on_the_host_with_its_symbols,
+        files_are_the_same_on_both_sides,
+        what_is_shared_to_be_read_stays_as_it_is,
+        links_lead_to_the_guests_own_files,
+        a_folder_that_is_moved_out_and_in_leads_nowhere_else,
+        a_share_in_a_share_is_seen_in_whichever_order_they_are_given,
+        thousands_of_files_are_there_and_gone_on_both_sides,
+        a_limit_on_files_ends_a_write_and_not_the_guest,
+        a_mapped_file_that_the_host_shortens_ends_its_program_only,
+        a_shared_folder_that_the_host_removes_is_empty_from_then_on,
+        disks_come_in_the_order_that_they_are_given_in,
+        what_is_written_to_a_disk_is_on_the_host,
+        a_disk_to_be_read_refuses_to_be_written,
+        a_full_disk_is_told_to_the_program_that_fills_it,
+        a_disk_in_use_is_refused,
+        a_root_that_is_not_there_is_an_error,
+    ]
+}
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "/scenario/tally run --append cryptomgr.notests";
 /// Of the first disk's image and the second's, in bytes.
 const SIZES: [u64; 2] = [8 << 20, 2 << 20];
+
+/// How many files a guest makes at once.
+fn many() -> u32 {
+    if has_breadth() { 10_000 } else { 2_000 }
+}
 
 /// A command that waits until the guest has said `word` in the file `said`.
 fn until(word: &str) -> String {
@@ -30,7 +61,7 @@ static IMAGES: LazyLock<[Vec<u8>; 2]> =
 static READ: LazyLock<Results> = LazyLock::new(|| {
     let [first, second] = IMAGES.clone();
     let state = "(cd shared; find . | sort; find . -type f | sort | xargs sha256sum)";
-    Steps::new()
+    Steps::new("files::read")
         .on(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/read.sh"), "shared/read.sh")
@@ -74,7 +105,7 @@ static READ: LazyLock<Results> = LazyLock::new(|| {
 /// A guest that may write to folders.
 static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
     let mapped = fs::read(program("mapped")).expect("it was built");
-    Steps::new()
+    Steps::new("files::written")
         .on(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/write.sh"), "work/write.sh")
@@ -86,10 +117,11 @@ static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
             &format!(
                 ": >said; mkdir -p outer/inner doomed; echo beside >outer/beside; echo file >doomed/file; cd work; cp loop victim; \
                  (ulimit -f 8192; exec {RUN} --share ../outer/inner:rw --share ../outer --share .:rw --share ../doomed:rw \
-                 -- sh write.sh) >../said 2>&1 & \
+                 -- sh write.sh {}) >../said 2>&1 & \
                  {}; ls many | wc -l >/scenario/counted; touch counted; {}; until grep -q '^mapped' ../said; do sleep 0.1; done; \
                  : >victim; {}; until grep -q '^file' ../said; do sleep 0.1; done; rm -r ../doomed; touch deleted; \
                  wait $!; status=$?; cat ../said; exit $status",
+                many(),
                 until("host counts"),
                 until("mapped"),
                 until("doomed")
@@ -148,30 +180,25 @@ fn host(results: &'static LazyLock<Results>, step: &str) -> String {
     results.of(step).text()
 }
 
-#[test]
 fn a_command_starts_in_the_hosts_folder_and_has_its_status() {
     assert_eq!(read("folder"), "/scenario/shared/deep\n");
     assert_eq!(written("folder"), "/scenario/work\n");
     assert_eq!((READ.of("read").status, WRITTEN.of("write").status), (3, 42));
 }
 
-#[test]
 fn a_program_of_the_hosts_is_counted_in_the_guest() {
     assert_eq!(read("count"), format!("{LOOP_INSTRUCTIONS}\n"));
 }
 
-#[test]
 fn what_was_sampled_in_the_guest_is_read_on_the_host_with_its_symbols() {
     assert_eq!(host(&WRITTEN, "perf").trim(), "200 _start (/scenario/work/loop)");
 }
 
-#[test]
 fn files_are_the_same_on_both_sides() {
     assert_eq!(read("sum").replace("../", "shared/"), host(&READ, "sum"));
     assert_eq!(written("sum").replace("random", "work/random"), host(&WRITTEN, "sum"));
 }
 
-#[test]
 fn what_is_shared_to_be_read_stays_as_it_is() {
     assert_eq!(read("mount"), "tally0 /scenario/shared virtiofs ro,nosuid,nodev,relatime 0 0\n");
     let changes = read("changes");
@@ -184,7 +211,6 @@ fn what_is_shared_to_be_read_stays_as_it_is() {
     assert_eq!(host(&READ, "before"), host(&READ, "after"));
 }
 
-#[test]
 fn links_lead_to_the_guests_own_files() {
     let lines: Vec<&str> = read("links").lines().collect();
     let (found, missing): (Vec<&str>, Vec<&str>) =
@@ -193,7 +219,6 @@ fn links_lead_to_the_guests_own_files() {
     assert_eq!(missing.len(), 5, "{lines:?}");
 }
 
-#[test]
 fn a_folder_that_is_moved_out_and_in_leads_nowhere_else() {
     let lines: Vec<&str> = read("walk").lines().collect();
     let (last, others) = lines.split_last().expect("it says something");
@@ -201,7 +226,6 @@ fn a_folder_that_is_moved_out_and_in_leads_nowhere_else() {
     assert!(others.iter().all(|line| *line == "inside"), "{lines:?}");
 }
 
-#[test]
 fn a_share_in_a_share_is_seen_in_whichever_order_they_are_given() {
     let nested = written("nested");
     assert!(nested.starts_with("beside\n") && nested.ends_with("\nmade\n"), "{nested}");
@@ -209,24 +233,21 @@ fn a_share_in_a_share_is_seen_in_whichever_order_they_are_given() {
     assert_eq!(host(&WRITTEN, "made"), "made\nbeside\ninner\n");
 }
 
-#[test]
-fn ten_thousand_files_are_there_and_gone_on_both_sides() {
-    assert_eq!((written("many"), written("host counts")), ("10000\n", "0\n"));
-    assert_eq!(host(&WRITTEN, "counted"), "10000\n0\n");
+fn thousands_of_files_are_there_and_gone_on_both_sides() {
+    let all = format!("{}\n", many());
+    assert_eq!((written("many"), written("host counts")), (&*all, "0\n"));
+    assert_eq!(host(&WRITTEN, "counted"), all + "0\n");
 }
 
-#[test]
 fn a_limit_on_files_ends_a_write_and_not_the_guest() {
     assert!(written("too large").contains("File too large"), "{}", written("too large"));
 }
 
-#[test]
 fn a_mapped_file_that_the_host_shortens_ends_its_program_only() {
     assert!(written("mapped").contains("mapped "), "{}", written("mapped"));
     assert!(written("mapped").contains("status 135\n"), "{}", written("mapped"));
 }
 
-#[test]
 fn a_shared_folder_that_the_host_removes_is_empty_from_then_on() {
     let doomed = written("doomed");
     assert!(doomed.contains("file\n"), "it was there: {doomed}");
@@ -235,12 +256,10 @@ fn a_shared_folder_that_the_host_removes_is_empty_from_then_on() {
     assert!(doomed.ends_with("\nlisted 0\n"), "{doomed}");
 }
 
-#[test]
 fn disks_come_in_the_order_that_they_are_given_in() {
     assert_eq!(disks("disks"), format!("{}\n{}\nfirst\nsecond\n", SIZES[0] / 512, SIZES[1] / 512));
 }
 
-#[test]
 fn what_is_written_to_a_disk_is_on_the_host() {
     let image = temporary(&READ.of("first").out);
     let path = image.path().to_str().expect("temporary paths are plain text");
@@ -251,7 +270,6 @@ fn what_is_written_to_a_disk_is_on_the_host() {
     assert_eq!(sum.split(' ').next(), disks("sum").split(' ').next());
 }
 
-#[test]
 fn a_disk_to_be_read_refuses_to_be_written() {
     let refusals = disks("read-only");
     assert!(refusals.contains("'/dev/vdb': Operation not permitted"), "{refusals}");
@@ -260,18 +278,15 @@ fn a_disk_to_be_read_refuses_to_be_written() {
     assert!(READ.of("second").out == IMAGES[1], "it is as it was");
 }
 
-#[test]
 fn a_full_disk_is_told_to_the_program_that_fills_it() {
     assert!(disks("full").contains("No space left on device"), "{}", disks("full"));
     assert_eq!(READ.of("disks").status, 1, "the program's status");
 }
 
-#[test]
 fn a_disk_in_use_is_refused() {
     assert_eq!(host(&READ, "busy"), "tally: --disk first: in use by another guest\n125\n");
 }
 
-#[test]
 fn a_root_that_is_not_there_is_an_error() {
     let done = READ.of("no-root");
     assert_eq!(done.status, 125);

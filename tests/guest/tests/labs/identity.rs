@@ -3,28 +3,43 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, Steps};
+use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::COMPAT;
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        the_processor_is_one_of_intels_that_kernels_know_no_more_of,
+        its_kernel_touches_nothing_that_is_not_there,
+        it_does_not_guard_against_intels_flaws_for_nothing,
+        its_cpus_are_cores_of_their_own,
+        a_system_call_of_the_hosts_vendor_does_the_kernel_no_harm,
+    ]
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    let intel = "./tally run --append cryptomgr.notests --cpus 2 --pmu intel --";
-    Steps::new()
+    let script = Script::new()
+        .section("processor", "sed -n '/^vendor_id\\|^cpu family\\|^model\\t/p' /proc/cpuinfo")
+        .section("flaws", "cd /sys/devices/system/cpu/vulnerabilities; grep . *")
+        .section("topology", "cat /sys/devices/system/cpu/cpu*/topology/core_id")
+        .section("narrow", "./compat; ./compat; echo $?")
+        .section("messages", "dmesg");
+    Steps::new("identity")
         .in_guest("compat", COMPAT)
-        .step("processor", &format!("{intel} sed -n '/^vendor_id\\|^cpu family\\|^model\\t/p' /proc/cpuinfo"))
-        .step("messages", &format!("{intel} dmesg"))
-        .step("flaws", &format!("{intel} sh -c 'cd /sys/devices/system/cpu/vulnerabilities; grep . *'"))
-        .step("topology", &format!("{intel} sh -c 'cat /sys/devices/system/cpu/cpu*/topology/core_id'"))
-        .step("narrow", &format!("{intel} sh -c './compat; ./compat; echo $?'"))
+        .in_guest("script", script.into_bytes())
+        .step("guest", "./tally run --append cryptomgr.notests --cpus 2 --pmu intel -- sh ./script")
         .run()
 });
 
-fn said(step: &str) -> String {
-    let done: &Done = RESULTS.of(step);
+fn said(section: &str) -> String {
+    let done = RESULTS.of("guest");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
-    done.text()
+    Sections::of(done).text(section).to_owned()
 }
 
-#[test]
 fn the_processor_is_one_of_intels_that_kernels_know_no_more_of() {
     let text = said("processor");
     let fields: Vec<&str> = text.lines().filter_map(|line| line.split(": ").nth(1)).collect();
@@ -32,7 +47,6 @@ fn the_processor_is_one_of_intels_that_kernels_know_no_more_of() {
     assert!(said("messages").contains("generic architected perfmon"), "{}", said("messages"));
 }
 
-#[test]
 fn its_kernel_touches_nothing_that_is_not_there() {
     let text = said("messages");
     for complaint in ["unchecked MSR", "Call Trace", "WARNING", "firmware bug"] {
@@ -40,7 +54,6 @@ fn its_kernel_touches_nothing_that_is_not_there() {
     }
 }
 
-#[test]
 fn it_does_not_guard_against_intels_flaws_for_nothing() {
     let text = said("flaws");
     for flaw in ["meltdown", "mds", "l1tf", "mmio_stale_data"] {
@@ -48,12 +61,10 @@ fn it_does_not_guard_against_intels_flaws_for_nothing() {
     }
 }
 
-#[test]
 fn its_cpus_are_cores_of_their_own() {
     assert_eq!(said("topology"), "0\n1\n");
 }
 
-#[test]
 fn a_system_call_of_the_hosts_vendor_does_the_kernel_no_harm() {
     assert_eq!(said("narrow"), "0\n", "it has no effect");
 }

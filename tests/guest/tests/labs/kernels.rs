@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel};
 use guest_tests::lab::{Done, Results, Steps, installed};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// Each kernel by name, and the model that it is shown.
@@ -29,8 +31,8 @@ const GUESTS: [(&str, &str, &str); 14] = [
 
 const PERIOD: u64 = 1_000_000;
 
-static AMDS: LazyLock<Results> = LazyLock::new(|| boot("amd"));
-static INTELS: LazyLock<Results> = LazyLock::new(|| boot("intel"));
+static AMDS: LazyLock<Results> = LazyLock::new(|| boot("kernels::amds", "amd"));
+static INTELS: LazyLock<Results> = LazyLock::new(|| boot("kernels::intels", "intel"));
 
 /// What became of the guest of that name.
 fn guest(name: &str) -> &'static Done {
@@ -39,10 +41,10 @@ fn guest(name: &str) -> &'static Done {
 }
 
 /// The guests that see a PMU of that vendor's.
-fn boot(vendor: &str) -> Results {
+fn boot(name: &'static str, vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    let steps = installed(Steps::new().in_guest("loop", LOOP), "trixie", Suite::Trixie);
+    let steps = installed(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
     let steps = installed(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
     let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
@@ -82,11 +84,15 @@ fn changed(name: &str) -> usize {
 macro_rules! kernels {
     ($($test:ident: $name:literal,)*) => {
         $(
-            #[test]
             fn $test() {
                 counts_and_samples($name);
             }
         )*
+
+        /// The tests of this module.
+        pub fn tests() -> Vec<Test> {
+            breadth(tests![$($test,)* what_was_changed_in_a_kernel_is_logged])
+        }
     };
 }
 
@@ -107,7 +113,6 @@ kernels! {
     a_kernel_that_reads_counters_in_several_places_on_intels_pmu_of_version_2: "small-intel-v2",
 }
 
-#[test]
 fn what_was_changed_in_a_kernel_is_logged() {
     for name in ["stable", "testing", "newest"] {
         assert_eq!(changed(name), 1, "{name}: {}", guest(name).err);

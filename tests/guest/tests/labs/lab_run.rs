@@ -9,11 +9,25 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
+use guest_tests::lab::core;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use guest_tests::{program, stderr, stdout};
-use tally_lab::Core;
 
-/// So long a guest takes at most.
-const LIMIT: Duration = Duration::from_mins(5);
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            folders_disks_and_files_are_this_machines_before_and_after,
+            an_input_without_an_end_ends_with_its_reader,
+            an_input_that_says_nothing_holds_nothing_up,
+            what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots,
+            a_signal_ends_the_machine_and_leaves_nothing,
+        ],
+        breadth(tests![guests_of_another_architecture_are_an_option_away,]),
+    ]
+    .concat()
+}
 
 /// `tally lab run` with these options and this command for the guest's shell, in that folder.
 fn lab_run(folder: &Path, options: &[&str], script: &str) -> Command {
@@ -35,9 +49,8 @@ fn shown_log(path: &Path) -> String {
     stdout(&output)
 }
 
-#[test]
 fn guests_of_another_architecture_are_an_option_away() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let place = tempfile::tempdir().unwrap();
     let here = place.path().to_str().unwrap();
     let script = "uname -m; perf stat -x, -o counted -e instructions:u /lib/tally/loop; exit 7";
@@ -50,10 +63,9 @@ fn guests_of_another_architecture_are_an_option_away() {
     assert!(counted.lines().any(|line| line.starts_with(&expected)), "{counted}");
 }
 
-#[test]
 fn folders_disks_and_files_are_this_machines_before_and_after() {
     const IMAGE_SIZE: u64 = 8 << 20;
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let place = tempfile::tempdir().unwrap();
     let path = |name: &str| place.path().join(name);
     let here = path("shared/here");
@@ -130,9 +142,8 @@ impl Drop for Running {
     }
 }
 
-#[test]
 fn an_input_without_an_end_ends_with_its_reader() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let place = tempfile::tempdir().unwrap();
     let mut yes = Running(Command::new("yes").stdout(Stdio::piped()).spawn().expect("yes runs"));
     let endless = yes.0.stdout.take().expect("it is a pipe");
@@ -142,9 +153,8 @@ fn an_input_without_an_end_ends_with_its_reader() {
     assert!(log.contains("RDPMC became RDMSR"), "{log}");
 }
 
-#[test]
 fn an_input_that_says_nothing_holds_nothing_up() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let place = tempfile::tempdir().unwrap();
     let (silent, mut writer) = std::io::pipe().unwrap();
     let output = output(lab_run(place.path(), &[], "[ -p /dev/stdin ] && echo a pipe").stdin(silent));
@@ -157,7 +167,6 @@ fn an_input_that_says_nothing_holds_nothing_up() {
     assert!(writer.write_all(b"x").is_err(), "its reader has gone");
 }
 
-#[test]
 fn what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots() {
     let place = tempfile::tempdir().unwrap();
     File::create(place.path().join("large")).unwrap().set_len(257 << 20).unwrap();
@@ -182,9 +191,8 @@ fn what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots() {
     }
 }
 
-#[test]
 fn a_signal_ends_the_machine_and_leaves_nothing() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let place = tempfile::tempdir().unwrap();
     let (scratch, shared) = (place.path().join("tmp"), place.path().join("shared"));
     for folder in [&scratch, &shared] {

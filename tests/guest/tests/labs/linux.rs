@@ -7,8 +7,38 @@ use std::sync::LazyLock;
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
 use guest_tests::lab::{Results, Steps, installed};
+use guest_tests::suite::{Test, breadth};
 use guest_tests::temporary;
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            a_commands_output_errors_and_status_come_out_apart,
+            a_commands_output_is_the_same_byte_for_byte,
+            arguments_reach_the_command_as_they_are,
+            a_command_that_is_missing_has_the_shells_status,
+            a_guest_without_a_pmu_says_so_to_perf,
+            a_guest_that_ends_before_its_command_is_no_success,
+            sigterm_ends_a_guest_at_its_work,
+            a_command_ends_when_its_reader_has_enough,
+            memory_may_be_128_mib,
+            memory_may_go_round_the_hole_below_4_gib,
+            every_cpu_runs_programs,
+            a_kernel_may_be_a_vmlinux_file,
+            a_shell_on_the_console_can_be_typed_into_and_interrupted,
+            what_does_not_fit_is_refused_in_one_line,
+        ],
+        breadth(tests![
+            with_kvms_own_pmu_a_guest_counts,
+            kernels_of_newer_releases_boot,
+            a_kernel_without_its_modules_says_what_it_lacks,
+        ]),
+    ]
+    .concat()
+}
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const QUICK: &str = "--append cryptomgr.notests";
@@ -16,7 +46,7 @@ const QUICK: &str = "--append cryptomgr.notests";
 /// Commands in the default guest.
 static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
     let run = format!("./tally run {QUICK}");
-    Steps::new()
+    Steps::new("linux::commands")
         .in_guest("loop", LOOP)
         .step("streams", "./tally run -- sh -c 'echo out; echo err >&2; exit 3'")
         .step("binary", &format!("{run} -- head -c 65536 /bin/busybox"))
@@ -24,7 +54,6 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
         .step("arguments", &format!("{run} -- printf '%s|' 'a b' '' '$HOME' '\"' 'x,y%' \"it's\""))
         .step("missing", &format!("{run} -- no-such-program"))
         .step("no-pmu", &format!("{run} --pmu none -- perf stat -x, -e cycles,task-clock true"))
-        .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         .step("switched-off", &format!("{run} -- poweroff -f"))
         .step("reader-leaves", &format!("({run} -- yes; echo status $? >&2) | head -n 1"))
         .step("panic", &format!("{run} -- sh -c 'echo c >/proc/sysrq-trigger'"))
@@ -35,6 +64,9 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
                      read ended rest </proc/uptime; awk \"BEGIN {{ print ($ended - $begun < 1) }}\"; exit $status"
             ),
         )
+        .breadth(|steps| {
+            steps.step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
+        })
         .run()
 });
 
@@ -44,7 +76,7 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
     let facts = "sh -c 'nproc; sed -n \"s/MemTotal: *\\([0-9]*\\) kB/\\1/p\" /proc/meminfo; dmesg -l err,warn | grep -ciE \"bug|oops|trace\"'";
     let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc; \
                     cd /sys/devices/system/cpu/cpu3/topology; cat core_id physical_package_id'";
-    Steps::new()
+    Steps::new("linux::shapes")
         .on(|scenario| scenario.memory_mib(7 << 10))
         .file(vmlinux.path(), "vmlinux")
         .step("small", &format!("./tally run {QUICK} --memory 128M -- {facts}"))
@@ -71,7 +103,7 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
 
 /// The kernels of newer releases.
 static KERNELS: LazyLock<Results> = LazyLock::new(|| {
-    let steps = installed(Steps::new(), "trixie", Suite::Trixie);
+    let steps = installed(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
     installed(steps, "sid", Suite::Sid)
         .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
         .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
@@ -104,32 +136,27 @@ fn unpacked_kernel() -> Vec<u8> {
     unpacked
 }
 
-#[test]
 fn a_commands_output_errors_and_status_come_out_apart() {
     let done = COMMANDS.of("streams");
     assert_eq!((done.text().as_str(), done.err.as_str(), done.status), ("out\n", "err\n", 3));
 }
 
-#[test]
 fn a_commands_output_is_the_same_byte_for_byte() {
     let (sent, same) = (COMMANDS.of("binary"), COMMANDS.of("same"));
     assert_eq!(sent.out.len(), 65536);
     assert!(sent.out == same.out);
 }
 
-#[test]
 fn arguments_reach_the_command_as_they_are() {
     assert_eq!(COMMANDS.of("arguments").text(), "a b||$HOME|\"|x,y%|it's|");
 }
 
-#[test]
 fn a_command_that_is_missing_has_the_shells_status() {
     let done = COMMANDS.of("missing");
     assert_eq!(done.status, 127);
     assert!(done.err.contains("no-such-program"), "{}", done.err);
 }
 
-#[test]
 fn a_guest_without_a_pmu_says_so_to_perf() {
     let done = COMMANDS.of("no-pmu");
     assert_eq!(done.status, 0, "{}", done.err);
@@ -137,13 +164,11 @@ fn a_guest_without_a_pmu_says_so_to_perf() {
     assert!(done.err.contains(",msec,task-clock"), "software events count all the same: {}", done.err);
 }
 
-#[test]
 fn with_kvms_own_pmu_a_guest_counts() {
     let done = COMMANDS.of("kvms-pmu");
     assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
-#[test]
 fn a_guest_that_ends_before_its_command_is_no_success() {
     let done = COMMANDS.of("switched-off");
     assert_eq!(done.status, 125);
@@ -158,14 +183,12 @@ fn a_guest_that_ends_before_its_command_is_no_success() {
     assert!(done.err.contains("Kernel panic"), "its last words are shown: {}", done.err);
 }
 
-#[test]
 fn sigterm_ends_a_guest_at_its_work() {
     let done = COMMANDS.of("terminated");
     assert_eq!(done.status, 128 + 15);
     assert_eq!(done.text(), "1\n", "it was gone within a second");
 }
 
-#[test]
 fn a_command_ends_when_its_reader_has_enough() {
     let done = COMMANDS.of("reader-leaves");
     assert_eq!((done.text().as_str(), done.err.as_str()), ("y\n", "status 141\n"));
@@ -179,31 +202,26 @@ fn facts(name: &str) -> Vec<u64> {
     facts
 }
 
-#[test]
 fn memory_may_be_128_mib() {
     let facts = facts("small");
     assert_eq!((facts[0], facts[2]), (1, 0));
     assert!((80 << 10..128 << 10).contains(&facts[1]), "{} KiB", facts[1]);
 }
 
-#[test]
 fn memory_may_go_round_the_hole_below_4_gib() {
     let facts = facts("large");
     assert_eq!((facts[0], facts[2]), (4, 0));
     assert!((4_800 << 10..5_120 << 10).contains(&facts[1]), "{} KiB", facts[1]);
 }
 
-#[test]
 fn every_cpu_runs_programs() {
     assert_eq!(SHAPES.of("every-cpu").text(), "4\n3\n0\n", "{}", SHAPES.of("every-cpu").err);
 }
 
-#[test]
 fn a_kernel_may_be_a_vmlinux_file() {
     assert_eq!(SHAPES.of("vmlinux").text(), "Linux\n", "{}", SHAPES.of("vmlinux").err);
 }
 
-#[test]
 fn a_shell_on_the_console_can_be_typed_into_and_interrupted() {
     let done = SHAPES.of("shell");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
@@ -211,7 +229,6 @@ fn a_shell_on_the_console_can_be_typed_into_and_interrupted() {
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
 }
 
-#[test]
 fn what_does_not_fit_is_refused_in_one_line() {
     for (step, words) in [
         ("too-long", ["command line of 3", "at most 2047"]),
@@ -226,7 +243,6 @@ fn what_does_not_fit_is_refused_in_one_line() {
     }
 }
 
-#[test]
 fn kernels_of_newer_releases_boot() {
     assert!(KERNELS.of("trixie").text().starts_with("6.12."), "{}", KERNELS.of("trixie").err);
     let newest = KERNELS.of("sid");
@@ -234,7 +250,6 @@ fn kernels_of_newer_releases_boot() {
     assert!(major >= 7, "{}{}", newest.text(), newest.err);
 }
 
-#[test]
 fn a_kernel_without_its_modules_says_what_it_lacks() {
     let done = KERNELS.of("bare");
     assert_eq!(done.status, 125, "{}{}", done.text(), done.err);

@@ -3,13 +3,27 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        nothing_is_told_of_a_run_that_goes_well,
+        one_v_tells_what_is_done_and_why,
+        two_tell_of_each_counter_and_three_of_each_access,
+        the_log_of_the_counters_is_terse_however_much_is_told,
+        a_variable_says_what_is_told,
+        the_guests_console_is_shown_beside_it,
+    ]
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let run = |options: &str| {
         format!("./tally run {options} --kernel payload --append 'count-user=0:0x4100c0,1000,0'")
     };
     let linux = |options: &str| format!("./tally run {options} --append cryptomgr.notests -- sh -c 'exit 3'");
-    Steps::new()
+    Steps::new("logging")
         .step("quiet", &run(""))
         .step("v", &run("-v"))
         .step("vv", &run("-vv --pmu-log log"))
@@ -35,14 +49,12 @@ fn has(lines: &[&str], words: &str) -> bool {
     lines.iter().any(|line| line.contains(words))
 }
 
-#[test]
 fn nothing_is_told_of_a_run_that_goes_well() {
     assert_eq!(told("quiet"), [""; 0]);
     let linux = RESULTS.of("linux");
     assert_eq!((linux.status, linux.err.as_str()), (3, ""));
 }
 
-#[test]
 fn one_v_tells_what_is_done_and_why() {
     let lines = told("v");
     for words in [
@@ -57,7 +69,6 @@ fn one_v_tells_what_is_done_and_why() {
     assert!(!has(&lines, "counter 0"), "{lines:#?}");
 }
 
-#[test]
 fn two_tell_of_each_counter_and_three_of_each_access() {
     let counter = "vCPU 0: counter 0 counts rc0:u, ";
     let access = "vCPU 0: writes 0x4100c0 to 0xc0010200: done";
@@ -66,7 +77,6 @@ fn two_tell_of_each_counter_and_three_of_each_access() {
     assert!(has(&three, counter) && has(&three, access), "{three:#?}");
 }
 
-#[test]
 fn the_log_of_the_counters_is_terse_however_much_is_told() {
     let log = RESULTS.of("log").text();
     let said = |line: &str| line.contains("PMU: ") || line.contains("RDPMC");
@@ -77,7 +87,6 @@ fn the_log_of_the_counters_is_terse_however_much_is_told() {
     assert!(!log.contains("writes 0x4100c0") && !log.contains("kernel: payload"), "{log}");
 }
 
-#[test]
 fn a_variable_says_what_is_told() {
     let lines = told("variable");
     assert!(has(&lines, "vCPU 0: writes 0x4100c0 to 0xc0010200: done"), "{lines:#?}");
@@ -85,7 +94,6 @@ fn a_variable_says_what_is_told() {
     assert_eq!(told("mistake"), ["RUST_LOG: error parsing logger filter: invalid logging spec 'loud'"]);
 }
 
-#[test]
 fn the_guests_console_is_shown_beside_it() {
     let done = RESULTS.of("linux-v");
     assert_eq!((done.status, done.text().as_str()), (3, ""));

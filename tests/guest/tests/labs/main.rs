@@ -1,8 +1,5 @@
-//! All that is tested on simulated hosts. They take minutes each and keep a core busy, so one program has all of them: each
-//! test waits for the host that did what it looks at, and as many hosts run at once as there are cores.
-//!
-//! Tests are handed out to far more threads than there are cores (`.cargo/config.toml` says so), so that nearly all hosts are
-//! asked for early. A host that no selected test looks at is not asked for.
+//! All that is tested on simulated hosts. They keep a core busy for up to minutes each, so one program has all of them, and runs
+//! them in two tiers: see [`guest_tests::suite`].
 
 mod attribution;
 mod bench;
@@ -12,6 +9,7 @@ mod counting;
 mod distribution;
 mod doctor;
 mod event_log;
+mod exec;
 mod features;
 mod figures;
 mod files;
@@ -29,6 +27,47 @@ mod progress;
 mod riscv;
 mod riscv_figures;
 mod sampling;
+mod self_test;
 mod starvation;
 mod streams;
 mod using;
+
+use std::process::ExitCode;
+
+use guest_tests::suite;
+
+fn main() -> ExitCode {
+    let modules = [
+        attribution::tests,
+        bench::tests,
+        changes::tests,
+        check::tests,
+        counting::tests,
+        distribution::tests,
+        doctor::tests,
+        event_log::tests,
+        exec::tests,
+        features::tests,
+        figures::tests,
+        files::tests,
+        identity::tests,
+        kernels::tests,
+        lab_run::tests,
+        linux::tests,
+        logging::tests,
+        metrics::tests,
+        operator::tests,
+        pmu::tests,
+        pmu_offer::tests,
+        policy::tests,
+        progress::tests,
+        riscv::tests,
+        riscv_figures::tests,
+        sampling::tests,
+        self_test::tests,
+        starvation::tests,
+        streams::tests,
+        using::tests,
+    ];
+    suite::main(modules.into_iter().flat_map(|tests| tests()).collect())
+}

@@ -5,7 +5,19 @@ use std::sync::LazyLock;
 use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
 use guest_tests::prometheus;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use serde_json::Value;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        prometheus_finds_what_the_guest_did,
+        what_is_told_is_exact,
+        a_socket_is_there_while_the_guest_runs,
+        an_address_that_cannot_be_had_is_one_line_before_anything_boots,
+    ]
+}
 
 /// How often Prometheus asks, and where it is asked itself.
 const CONFIGURATION: &str = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: tally, static_configs: [{targets: [\"127.0.0.1:9100\"]}]}]\n";
@@ -25,7 +37,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         )
     };
     let query = |query: &str| format!("wget -qO- '{PROMETHEUS}{query}'; echo");
-    Steps::new()
+    Steps::new("metrics")
         .on(move |scenario| scenario.file(prometheus, "prometheus"))
         .step("loopback", "ip link set lo up")
         .step(
@@ -54,7 +66,6 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-#[test]
 fn prometheus_finds_what_the_guest_did() {
     let done = RESULTS.of("prometheus");
     assert_eq!(done.status, 0, "{}", done.err);
@@ -69,7 +80,6 @@ fn prometheus_finds_what_the_guest_did() {
     assert_eq!(value(), "20", "interrupts: {text}");
 }
 
-#[test]
 fn what_is_told_is_exact() {
     let text = RESULTS.of("prometheus").text();
     let value = |name: &str| {
@@ -85,13 +95,11 @@ fn what_is_told_is_exact() {
     assert!(text.contains("tally_machine_info{version="), "{text}");
 }
 
-#[test]
 fn a_socket_is_there_while_the_guest_runs() {
     let done = RESULTS.of("unix");
     assert_eq!((done.status, done.text().matches("socket=").count()), (0, 1), "{}{}", done.text(), done.err);
 }
 
-#[test]
 fn an_address_that_cannot_be_had_is_one_line_before_anything_boots() {
     for (step, words) in [
         ("taken", "tally: --metrics 127.0.0.1:9100: Address already in use"),

@@ -5,7 +5,31 @@ use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
 use guest_tests::program;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use serde_json::{Value, json};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        where_no_vm_runs_there_is_none_to_list_and_none_to_look_at,
+        a_vm_that_runs_is_listed_with_what_it_is,
+        a_counter_is_shown_as_the_guest_has_it,
+        the_hosts_counters_are_told_apart,
+        the_work_for_a_vcpu_is_shown_by_side,
+        exits_are_shown_by_reason_of_tallys_and_of_kvms,
+        people_see_the_same_in_blocks,
+        a_terminal_shows_it_live_until_a_key_and_is_given_back,
+        the_live_view_ends_with_the_vm,
+        a_vm_that_cannot_be_told_is_asked_for_in_one_line,
+        a_counter_that_is_disabled_stands_still_until_it_is_given_back,
+        who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured,
+        rude_clients_do_no_harm,
+        no_end_of_a_vm_leaves_its_socket_behind,
+        what_a_killed_vm_leaves_behind_is_removed_by_who_looks,
+        a_user_sees_their_own_vms_and_root_everybodys,
+    ]
+}
 
 /// AMD's first counter and its select.
 const SELECT: u32 = 0xc001_0200;
@@ -56,7 +80,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let until_found = "until ./tally list | grep -q timed; do sleep 0.01; done";
     let ended = |options: &str, how: &str| format!("./tally run {options} >/dev/null 2>&1 {how}; {SOCKETS}");
     let user = "/scenario/restricted unprivileged /scenario/";
-    Steps::new()
+    Steps::new("operator")
         .file(program("rude"), "rude")
         .file(program("restricted"), "restricted")
         .step("nobody", "./tally list; ./tally list --json; ./tally stat")
@@ -159,14 +183,12 @@ fn err(done: &Done) -> &str {
     &done.err
 }
 
-#[test]
 fn where_no_vm_runs_there_is_none_to_list_and_none_to_look_at() {
     let done = RESULTS.of("nobody");
     assert_eq!(done.text(), "process  name  vCPUs  memory  age  PMU  runs\n[]\n");
     assert_eq!((done.status, err(done)), (125, "tally: no VM of this user's runs here\n"));
 }
 
-#[test]
 fn a_vm_that_runs_is_listed_with_what_it_is() {
     let vm = &documents("list")[0][0];
     let known = json!({ "name": "counts", "runs": "payload", "cpus": 1, "memory": 512 << 20 });
@@ -179,7 +201,6 @@ fn a_vm_that_runs_is_listed_with_what_it_is() {
     assert!(last.trim_start().starts_with(&format!("{}  counts", vm["pid"])), "{text}");
 }
 
-#[test]
 fn a_counter_is_shown_as_the_guest_has_it() {
     let document = &documents("json")[0];
     let counters = &vcpu(document)["counters"];
@@ -193,7 +214,6 @@ fn a_counter_is_shown_as_the_guest_has_it() {
     assert_eq!(second["state"], "unused");
 }
 
-#[test]
 fn the_hosts_counters_are_told_apart() {
     let document = &documents("json")[0];
     let hardware = &vcpu(document)["hardware"];
@@ -202,7 +222,6 @@ fn the_hosts_counters_are_told_apart() {
     assert!(held >= 1 && number(&hardware["free"]) == 6 - held as u64, "{hardware:#}");
 }
 
-#[test]
 fn the_work_for_a_vcpu_is_shown_by_side() {
     let busy = documents("json").remove(0);
     let interval = &vcpu(&busy)["interval"];
@@ -216,7 +235,6 @@ fn the_work_for_a_vcpu_is_shown_by_side() {
     assert!(number(&interval["guest"]["instructions"]) < 10, "it is halted: {interval:#}");
 }
 
-#[test]
 fn exits_are_shown_by_reason_of_tallys_and_of_kvms() {
     let document = &documents("json")[0];
     let vcpu = vcpu(document);
@@ -231,7 +249,6 @@ fn exits_are_shown_by_reason_of_tallys_and_of_kvms() {
     assert!(vcpu["interval"]["pmu_share"].as_f64().is_some_and(|share| share < 0.01), "{vcpu:#}");
 }
 
-#[test]
 fn people_see_the_same_in_blocks() {
     let done = RESULTS.of("text");
     let text = done.text();
@@ -241,7 +258,6 @@ fn people_see_the_same_in_blocks() {
     assert!(row.contains("1,999,001") && row.contains("100 %") && row.contains("counting on "), "{row}");
 }
 
-#[test]
 fn a_terminal_shows_it_live_until_a_key_and_is_given_back() {
     let text = RESULTS.of("live").text();
     let (shown, after) = text.rsplit_once("\x1b[?1049l").expect("the screen is left");
@@ -250,7 +266,6 @@ fn a_terminal_shows_it_live_until_a_key_and_is_given_back() {
     assert!(before.trim().is_empty() && !drawn.replace("\r\n", "").contains('\n'), "{text:?}");
 }
 
-#[test]
 fn the_live_view_ends_with_the_vm() {
     let text = RESULTS.of("live-end").text();
     let (_, after) = text.rsplit_once("\x1b[?1049l").expect("the screen is left");
@@ -259,7 +274,6 @@ fn the_live_view_ends_with_the_vm() {
     assert_eq!(lines[1..], ["0"]);
 }
 
-#[test]
 fn a_vm_that_cannot_be_told_is_asked_for_in_one_line() {
     let unknown = RESULTS.of("unknown");
     assert_eq!(unknown.text(), "125\n125\n");
@@ -270,7 +284,6 @@ fn a_vm_that_cannot_be_told_is_asked_for_in_one_line() {
     assert!(err(ambiguous).starts_with("tally: several VMs are called `counts`: "), "{}", ambiguous.err);
 }
 
-#[test]
 fn a_counter_that_is_disabled_stands_still_until_it_is_given_back() {
     let documents = documents("switched");
     let counter = |number: usize| &vcpu(&documents[number])["counters"][0];
@@ -295,7 +308,6 @@ fn timed(step: &str) -> (u64, String) {
     (time, text.lines().skip(line + 1).collect())
 }
 
-#[test]
 fn who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured() {
     let (alone, looked_at) = (timed("alone"), timed("looked-at"));
     assert_eq!(alone.1, format!("count 1500000000 {:016x}", 2 * 1_500_000_000_u64 + 1));
@@ -304,7 +316,6 @@ fn who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured
     assert!(more * 1_000 <= alone.0, "{more} ns more than {} ns", alone.0);
 }
 
-#[test]
 fn rude_clients_do_no_harm() {
     let rude = timed("rude");
     assert_eq!(rude.1, timed("alone").1, "the guest counts as ever, and who is polite is served again");
@@ -312,18 +323,15 @@ fn rude_clients_do_no_harm() {
     assert_eq!(told, "{\"error\":\"16 clients are connected already\"}\n");
 }
 
-#[test]
 fn no_end_of_a_vm_leaves_its_socket_behind() {
     let done = RESULTS.of("ends");
     assert_eq!((done.text().as_str(), err(done)), ("", ""));
 }
 
-#[test]
 fn what_a_killed_vm_leaves_behind_is_removed_by_who_looks() {
     assert_eq!(RESULTS.of("killed").text(), "1\n[]\n0\n");
 }
 
-#[test]
 fn a_user_sees_their_own_vms_and_root_everybodys() {
     let documents = documents("users");
     let names = |number: usize| {

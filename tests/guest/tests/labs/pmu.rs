@@ -13,6 +13,13 @@ mod registers;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::suite::Test;
+
+/// The tests of this module and those below it.
+pub fn tests() -> Vec<Test> {
+    let below = [counting::tests, delivery::tests, hostile::tests, registers::tests];
+    below.into_iter().flat_map(|tests| tests()).collect()
+}
 
 /// What the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +90,7 @@ fn on_each_its_own(steps: Steps, pmus: &[Pmu], name: &str, words: impl Fn(Pmu) -
 static QUICK: LazyLock<Results> = LazyLock::new(|| {
     [registers::guests, counting::guests, delivery::guests, hostile::guests]
         .into_iter()
-        .fold(Steps::new(), |steps, add| add(steps))
+        .fold(Steps::new("pmu::quick"), |steps, add| add(steps))
         .run()
 });
 
@@ -91,7 +98,7 @@ static QUICK: LazyLock<Results> = LazyLock::new(|| {
 static LONG: LazyLock<Results> = LazyLock::new(|| {
     [delivery::long_guests, hostile::endless_guests]
         .into_iter()
-        .fold(Steps::new().long(), |steps, add| add(steps))
+        .fold(Steps::new("pmu::long").long(), |steps, add| add(steps))
         .run()
 });
 

@@ -4,7 +4,25 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use guest_tests::{payload, program};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_guest_is_offered_perfmonv2_and_all_counters,
+        legacy_guests_have_six_counters_or_four,
+        fewer_counters_can_be_asked_for,
+        a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why,
+        a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed,
+        general_counters_that_are_asked_for_come_before_fixed_ones,
+        a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free,
+        what_cannot_be_is_refused_in_one_line,
+        what_a_guest_has_stopped_using_is_given_back_to_the_host,
+        users_without_privileges_may_have_a_pmu_if_the_operator_lets_them,
+    ]
+}
 
 /// CPUID's word on PerfMonV2 and its counters, and whether there are core counters.
 const CPUID: &str = "--append 'cpuid=0x80000022,0 cpuid=0x80000001,0'";
@@ -32,7 +50,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         format!("echo 1 >{watchdog}; {command}; status=$?; echo 0 >{watchdog}; exit $status")
     };
     let intel = |options: &str| format!("{run} --pmu intel {options} {INTEL_CPUID}");
-    let steps = (1..=8).fold(Steps::new(), |steps, counters| {
+    let steps = (1..=8).fold(Steps::new("pmu_offer::offers"), |steps, counters| {
         steps.step(&format!("intel-{counters}"), &intel(&format!("--counters {counters}")))
     });
     steps
@@ -124,25 +142,21 @@ fn architectural(step: &str) -> Architectural {
     Architectural { version, general, fixed }
 }
 
-#[test]
 fn a_guest_is_offered_perfmonv2_and_all_counters() {
     assert_eq!(offered("default"), (true, 6, true));
     assert_eq!(OFFERS.of("default").err, "");
 }
 
-#[test]
 fn legacy_guests_have_six_counters_or_four() {
     assert_eq!(offered("legacy"), (false, 0, true));
     assert_eq!(offered("four-legacy"), (false, 0, false));
 }
 
-#[test]
 fn fewer_counters_can_be_asked_for() {
     assert_eq!(offered("three"), (true, 3, true));
     assert_eq!(OFFERS.of("three").err, "");
 }
 
-#[test]
 fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
     for (step, counters) in [("watchdog", 5), ("busy", 4)] {
         assert_eq!(offered(step), (true, counters, true));
@@ -154,7 +168,6 @@ fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
     assert!(log.contains("the guest gets 4 counters of 6"), "{log}");
 }
 
-#[test]
 fn a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed() {
     for (step, version) in [("intel", 5), ("intel-v2", 2)] {
         assert_eq!(architectural(step), Architectural { version, general: 4, fixed: 2 });
@@ -162,7 +175,6 @@ fn a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed() {
     }
 }
 
-#[test]
 fn general_counters_that_are_asked_for_come_before_fixed_ones() {
     for (general, fixed) in [(1, 2), (2, 2), (3, 2), (4, 2), (5, 1), (6, 0)] {
         let step = format!("intel-{general}");
@@ -171,7 +183,6 @@ fn general_counters_that_are_asked_for_come_before_fixed_ones() {
     }
 }
 
-#[test]
 fn a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free() {
     for (step, general, fixed) in [("intel-watchdog", 3, 2), ("intel-busy", 2, 2), ("intel-very-busy", 1, 0)]
     {
@@ -182,7 +193,6 @@ fn a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free() {
     assert!(err.contains("sysctl kernel.nmi_watchdog=0") && err.lines().count() == 1, "{err}");
 }
 
-#[test]
 fn what_cannot_be_is_refused_in_one_line() {
     for (step, words) in [
         ("too-busy", &["--counters 5", "4 free", "nmi_watchdog"][..]),
@@ -217,12 +227,10 @@ fn what_cannot_be_is_refused_in_one_line() {
     }
 }
 
-#[test]
 fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
     assert_eq!(OFFERS.of("given-back").text(), "1\n0\n", "{}", OFFERS.of("given-back").err);
 }
 
-#[test]
 fn users_without_privileges_may_have_a_pmu_if_the_operator_lets_them() {
     let done = OFFERS.of("paranoid-enough");
     assert_eq!((done.status, done.text().as_str()), (1, "Hello from the guest\n"), "{}", done.err);

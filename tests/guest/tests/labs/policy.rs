@@ -5,11 +5,26 @@ use std::fmt::Write;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
+use guest_tests::model::{Model, selected};
 use guest_tests::perf::{STAT, Script, Sections, Value};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 
-/// The models that differ in how they take a policy.
-const MODELS: [&str; 2] = ["amd", "intel"];
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            what_a_tier_has_is_counted_and_nothing_else,
+            what_is_listed_is_counted_by_name_or_by_a_mask_of_its_number,
+            a_period_below_the_floor_takes_as_many_samples_as_the_floor,
+            there_are_no_more_interrupts_than_the_cap_has_and_counts_stay_exact,
+            what_the_host_does_for_a_guest_counts_as_the_policy_says,
+        ],
+        breadth(tests![an_architectural_event_that_is_not_listed_is_absent_for_intels,]),
+    ]
+    .concat()
+}
 
 /// How many samples there are in what perf has recorded.
 const SAMPLES: &str =
@@ -33,12 +48,12 @@ const SCRIPTS: [(&str, MakeScript); 5] =
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let floor = format!("min-period = {FLOOR}");
     let cap = format!("max-interrupts-per-second = {CAP}");
-    let steps = SCRIPTS.iter().fold(Steps::new().in_guest("loop", LOOP), |steps, (name, script)| {
+    let steps = SCRIPTS.iter().fold(Steps::new("policy").in_guest("loop", LOOP), |steps, (name, script)| {
         steps.in_guest(name, script().into_bytes())
     });
-    MODELS
+    selected()
         .iter()
-        .fold(steps, |steps, pmu| {
+        .fold(steps, |steps, Model { pmu, .. }| {
             let list = match *pmu {
                 "amd" => r#"allow = ["instructions", "bus-cycles", "r00c2/00ff"]"#,
                 _ => r#"allow = ["instructions", "bus-cycles", "r003c/00ff"]"#,
@@ -113,9 +128,8 @@ fn values(sections: &Sections, name: &str) -> Vec<Value> {
     sections.counts(name).iter().map(|count| count.value).collect()
 }
 
-#[test]
 fn what_a_tier_has_is_counted_and_nothing_else() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let (sections, told) = guest("tier", pmu);
         let [instructions, cycles, _, branches] = sections.values("allowed")[..] else {
             panic!("four events")
@@ -123,7 +137,7 @@ fn what_a_tier_has_is_counted_and_nothing_else() {
         let expected = [LOOP_INSTRUCTIONS, LOOP_INSTRUCTIONS, LOOP_BRANCHES];
         assert_eq!([instructions, cycles, branches], expected, "{pmu}");
         assert_eq!(sections.values("denied"), [0, 0, LOOP_INSTRUCTIONS], "{pmu}");
-        let denied = match pmu {
+        let denied = match *pmu {
             "amd" => "the policy denies r40:u (L1-dcache-loads)",
             _ => "the policy denies r4f2e:u (cache-references)",
         };
@@ -131,13 +145,16 @@ fn what_a_tier_has_is_counted_and_nothing_else() {
     }
 }
 
-#[test]
 fn what_is_listed_is_counted_by_name_or_by_a_mask_of_its_number() {
     let counted = Value::Counted;
     let (amd, told) = guest("list", "amd");
     assert_eq!(values(&amd, "by name"), [LOOP_INSTRUCTIONS, LOOP_BRANCHES, 0].map(counted));
     assert_eq!(amd.values("by number"), [0, 0, LOOP_BRANCHES, LOOP_BRANCHES, 0]);
     assert!(told.contains("the policy allows bus-cycles, which no event of this PMU is called"), "{told}");
+}
+
+fn an_architectural_event_that_is_not_listed_is_absent_for_intels() {
+    let counted = Value::Counted;
     let (intel, told) = guest("list", "intel");
     let expected = [counted(LOOP_INSTRUCTIONS), Value::NotSupported, counted(LOOP_INSTRUCTIONS)];
     assert_eq!(values(&intel, "by name"), expected, "CPUID says that branches are not to be had");
@@ -146,9 +163,8 @@ fn what_is_listed_is_counted_by_name_or_by_a_mask_of_its_number() {
     assert!(!told.contains("bus-cycles"), "{told}");
 }
 
-#[test]
 fn a_period_below_the_floor_takes_as_many_samples_as_the_floor() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let (sections, told) = guest("floor", pmu);
         assert_eq!(sections.tally("recorded")["SAMPLE"], LOOP_INSTRUCTIONS / FLOOR, "{pmu}");
         assert_eq!(sections.values("counted"), [LOOP_INSTRUCTIONS, LOOP_BRANCHES], "{pmu}");
@@ -156,9 +172,8 @@ fn a_period_below_the_floor_takes_as_many_samples_as_the_floor() {
     }
 }
 
-#[test]
 fn there_are_no_more_interrupts_than_the_cap_has_and_counts_stay_exact() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let (sections, told) = guest("cap", pmu);
         let text = sections.text("recorded");
         let numbers = |name: &str| -> Vec<u64> {
@@ -173,9 +188,8 @@ fn there_are_no_more_interrupts_than_the_cap_has_and_counts_stay_exact() {
     }
 }
 
-#[test]
 fn what_the_host_does_for_a_guest_counts_as_the_policy_says() {
-    for pmu in MODELS {
+    for Model { pmu, .. } in selected() {
         let counted = |name| {
             let values = guest(name, pmu).0.values("counted");
             <[u64; 3]>::try_from(values).expect("three events")

@@ -3,9 +3,21 @@
 use std::process::Command;
 use std::time::Duration;
 
+use guest_tests::lab::core;
+use guest_tests::suite::Test;
 use guest_tests::terminal::Session;
+use guest_tests::tests;
 use guest_tests::{program, stderr, stdout, temporary};
-use tally_lab::Core;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_terminal_shows_that_the_lab_boots_until_there_is_something_to_see,
+        a_pipe_gets_what_the_command_writes_and_nothing_else,
+        output_comes_out_while_the_script_goes_on,
+        a_script_without_output_leaves_nothing_behind,
+    ]
+}
 
 const LIMIT: Duration = Duration::from_mins(5);
 const BOOTING: &str = "tally-lab: booting the simulated host ... ";
@@ -24,9 +36,8 @@ fn exec(script: &tempfile::NamedTempFile) -> Command {
     command
 }
 
-#[test]
 fn a_terminal_shows_that_the_lab_boots_until_there_is_something_to_see() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let mut session = Session::start(lab_run("echo first; exit 3")).expect("it starts");
     session.expect(BOOTING, LIMIT).unwrap();
     session.expect("first", LIMIT).unwrap();
@@ -40,25 +51,22 @@ fn a_terminal_shows_that_the_lab_boots_until_there_is_something_to_see() {
     }
 }
 
-#[test]
 fn a_pipe_gets_what_the_command_writes_and_nothing_else() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let output = lab_run("echo out; echo err >&2; exit 3").output().expect("it runs");
     assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("out\n", "err\n"));
     assert_eq!(output.status.code(), Some(3));
 }
 
-#[test]
 fn output_comes_out_while_the_script_goes_on() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let script = temporary(b"echo out; while :; do :; done");
     let mut session = Session::start(exec(&script)).expect("it starts");
     session.expect("out\r\n", LIMIT).unwrap();
 }
 
-#[test]
 fn a_script_without_output_leaves_nothing_behind() {
-    let _core = Core::wait_for(LIMIT);
+    let _core = core();
     let script = temporary(b"exit 4");
     let mut session = Session::start(exec(&script)).expect("it starts");
     assert_eq!(session.wait(LIMIT).expect("it ends").code(), Some(4));

@@ -14,6 +14,34 @@ use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::{LOOP, LOOP_BRANCHES, LOOP_START};
 use guest_tests::lab::{Results, Steps, installed};
 use guest_tests::perf::{Count, STAT, Value, counts};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+
+/// The tests of this module and those below it.
+pub fn tests() -> Vec<Test> {
+    let below = [booting::tests, ending::tests, older_host::tests, refusals::tests];
+    below.into_iter().flat_map(|tests| tests()).chain(own()).collect()
+}
+
+/// The tests of this file.
+fn own() -> Vec<Test> {
+    [
+        tests![
+            a_guest_counts_and_samples_what_the_host_does,
+            what_was_changed_in_the_kernel_is_told,
+            the_base_pmu_counts_and_is_refused_sampling,
+            without_a_pmu_nothing_is_counted,
+            a_guest_has_folders_and_ends_with_its_commands_status,
+            the_host_tells_the_guests_work_from_that_for_it,
+        ],
+        breadth(tests![
+            the_newest_kernel_is_a_guest_as_well,
+            two_vcpus_count_at_the_same_time,
+            kvms_own_pmu_counts_the_same,
+        ]),
+    ]
+    .concat()
+}
 
 /// How far apart samples are.
 const PERIOD: u64 = 19_998;
@@ -66,7 +94,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let run = |options: &str, script: &str| format!("./tally run {options} -- sh {script} /lib/tally/loop");
     let stat = format!("{STAT} -e instructions:u,cycles:u $1");
     let on_each_cpu = format!("for cpu in 1 2; do taskset $cpu {STAT} -e instructions:u $1 2>&1; done");
-    let steps = Steps::on_riscv()
+    let steps = Steps::on_riscv("riscv")
         .in_guest("measure", measure().into_bytes())
         .in_guest("on-two-cpus", on_two_cpus().into_bytes())
         .in_guest("at-base", at_base().into_bytes())
@@ -75,14 +103,17 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .on(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
         .step("host", "sh ./measure ./loop")
         .step("guest", &run("-v", "measure"))
-        .step("two", &run("--cpus 2", "on-two-cpus"))
         .step("base", &run("--pmu riscv-base", "at-base"))
-        .step("kvm", &run("--pmu kvm", "stat"))
         .step("none", &run("--pmu none --cpus 2", "on-each-cpu"))
         .step("files", FILES)
         .step("attribution", ATTRIBUTION);
-    installed(steps, "newest", Suite::Sid)
-        .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
+    steps
+        .breadth(|steps| {
+            installed(steps, "newest", Suite::Sid)
+                .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
+                .step("two", &run("--cpus 2", "on-two-cpus"))
+                .step("kvm", &run("--pmu kvm", "stat"))
+        })
         .run()
 });
 
@@ -115,7 +146,6 @@ const ATTRIBUTION: &str = "
         wait $tally
     done";
 
-#[test]
 fn a_guest_counts_and_samples_what_the_host_does() {
     for place in ["host", "guest"] {
         let done = RESULTS.of(place);
@@ -124,7 +154,6 @@ fn a_guest_counts_and_samples_what_the_host_does() {
     }
 }
 
-#[test]
 fn what_was_changed_in_the_kernel_is_told() {
     let said = &RESULTS.of("guest").err;
     assert!(said.contains("the guest sees RISC-V's PMU, cycle, instret and "), "{said}");
@@ -135,14 +164,12 @@ fn what_was_changed_in_the_kernel_is_told() {
     assert!(!said.contains("starved"), "{said}");
 }
 
-#[test]
 fn the_newest_kernel_is_a_guest_as_well() {
     let done = RESULTS.of("newest");
     assert!(done.err.contains("] Linux version 7."), "{}", done.err);
     measured(&done.text());
 }
 
-#[test]
 fn two_vcpus_count_at_the_same_time() {
     let done = RESULTS.of("two");
     let text = done.text();
@@ -155,7 +182,6 @@ fn two_vcpus_count_at_the_same_time() {
     assert_eq!(samples, [[&*number, "[001]", &*place], [&*number, "[000]", &*place]], "{text}");
 }
 
-#[test]
 fn the_base_pmu_counts_and_is_refused_sampling() {
     let done = RESULTS.of("base");
     let text = done.text();
@@ -169,14 +195,12 @@ fn the_base_pmu_counts_and_is_refused_sampling() {
     assert!(text.contains("Error:") && last.is_some_and(|line| line != "status 0"), "{text}");
 }
 
-#[test]
 fn kvms_own_pmu_counts_the_same() {
     let done = RESULTS.of("kvm");
     let values: Vec<u64> = counts(&done.err).iter().map(Count::exact).collect();
     assert_eq!(values, [LOOP_INSTRUCTIONS; 2], "{}", done.err);
 }
 
-#[test]
 fn without_a_pmu_nothing_is_counted() {
     let done = RESULTS.of("none");
     let counted = counts(&done.text());
@@ -184,13 +208,11 @@ fn without_a_pmu_nothing_is_counted() {
     assert!(counted.iter().all(|count| count.value == Value::NotSupported), "{}", done.text());
 }
 
-#[test]
 fn a_guest_has_folders_and_ends_with_its_commands_status() {
     let done = RESULTS.of("files");
     assert_eq!(done.text(), "given\n7\nmade\n", "{}", done.err);
 }
 
-#[test]
 fn the_host_tells_the_guests_work_from_that_for_it() {
     let done = RESULTS.of("attribution");
     let values: Vec<u64> = counts(&done.text()).iter().map(Count::exact).collect();

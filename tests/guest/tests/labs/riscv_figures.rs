@@ -4,8 +4,19 @@
 use std::sync::LazyLock;
 
 use guest_images::{Arch, Progress};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 use tally_lab::cross;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    breadth(tests![
+        every_exit_goes_to_user_space_and_there_are_as_many_as_there_were,
+        other_system_calls_are_as_many_as_they_were,
+        nothing_costs_more_instructions_than_it_did,
+    ])
+}
 
 /// What one thing costs that is done with so many events.
 struct Cost {
@@ -50,18 +61,15 @@ fn each(quantity: &Quantity, expected: impl Fn(&Cost) -> i64) {
     }
 }
 
-#[test]
 fn every_exit_goes_to_user_space_and_there_are_as_many_as_there_were() {
     each(&Quantity::Exits, |cost| cost.exits);
     each(&Quantity::Runs, |cost| cost.exits);
 }
 
-#[test]
 fn other_system_calls_are_as_many_as_they_were() {
     each(&Quantity::OtherCalls, |cost| cost.calls);
 }
 
-#[test]
 fn nothing_costs_more_instructions_than_it_did() {
     for Cost { work, events, instructions, .. } in &COSTS {
         let now = FIGURES.instructions(*work, *events).expect("it was measured");

@@ -9,13 +9,38 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{MODELS, Model, list};
+use guest_tests::model::{Loop, Model, list, selected};
 use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::{
     MIGRATE, MIGRATE_INSTRUCTIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS,
     TRACK_LENGTH, YIELD,
 };
-use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            a_period_gives_as_many_samples_as_it_fits_into_the_count,
+            at_a_rate_no_event_is_lost_between_samples,
+            six_events_are_sampled_at_once,
+            at_a_rate_the_periods_of_six_events_add_up_to_their_counts,
+            more_events_than_counters_take_turns_in_being_sampled,
+            the_kernel_is_sampled_where_interrupts_are_off,
+            functions_get_their_shares,
+            samples_know_their_callers,
+            perf_top_shows_the_busiest_function_first,
+        ],
+        breadth(tests![
+            a_hundred_thousand_overflows_are_each_in_their_place,
+            a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them,
+            four_cpus_take_samples_at_once,
+        ]),
+    ]
+    .concat()
+}
 
 /// How much of its time a guest may spend with taking samples: by default, and as much as they take.
 const LIMITED: &str = "echo 25 >/proc/sys/kernel/perf_cpu_time_max_percent";
@@ -53,7 +78,7 @@ const RATE_LIMIT: u64 = 4000;
 
 const COUNTERS: u64 = 6;
 /// The periods for six events, and for ten, of which each is sampled for a part of the time.
-const PERIOD_OF_SIX: u64 = 1_000_000;
+const PERIOD_OF_SIX: u64 = 100_000;
 const PERIOD_OF_TEN: u64 = 100_000;
 
 /// A period for code in the kernel, which is prime.
@@ -66,18 +91,25 @@ const INTERRUPTS_OFF: [&str; 4] =
 const STORM_PERIOD: u64 = 10_000;
 
 /// Samples of all kinds, in guests of one CPU.
-static COMMON: LazyLock<Results> = LazyLock::new(|| boot(1, common));
+static COMMON: LazyLock<Results> = LazyLock::new(|| boot("sampling::common", 1, common));
 /// Very many samples, and samples on four CPUs.
-static STORM: LazyLock<Results> = LazyLock::new(|| boot(4, |_| storm()));
+static STORM: LazyLock<Results> = LazyLock::new(|| boot("sampling::storm", 4, |_| storm()));
 
-fn boot(cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
-    let programs: [(&str, &[u8]); 5] =
-        [("loop", LOOP), ("migrate", MIGRATE), ("split", SPLIT), ("track", TRACK), ("yield", YIELD)];
+fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
+    let (_, short) = KNOWN.iter().find(|(name, _)| *name == "loop").expect("it is one of them");
+    let programs: [(&str, &[u8]); 6] = [
+        ("loop", LOOP),
+        ("short", short),
+        ("migrate", MIGRATE),
+        ("split", SPLIT),
+        ("track", TRACK),
+        ("yield", YIELD),
+    ];
     let steps = programs
         .into_iter()
         .chain(DIGESTS)
-        .fold(Steps::new().long(), |steps, (name, program)| steps.in_guest(name, program));
-    MODELS
+        .fold(Steps::new(name).long(), |steps, (name, program)| steps.in_guest(name, program));
+    selected()
         .iter()
         .fold(steps, |steps, model| {
             let options = format!("--append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu);
@@ -91,7 +123,7 @@ fn boot(cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
 
 /// The guests of a group, by their models.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    MODELS.iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+    selected().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
 /// Sets the highest rate, which the kernel lets nobody do while it has no limit in time.
@@ -132,9 +164,9 @@ fn common(model: &Model) -> Script {
         let options = format!("-i -c {KERNEL_PERIOD} -e '{{{event}}}:S' --intr-regs=flags");
         script = script.section(name, &sampled(&options, "yield", &in_the_kernel));
     }
-    let (six, ten) = (list(&model.six, ","), list(&model.ten(), ","));
+    let (six, ten) = (list(&model.six(Loop::LONG), ","), list(&model.ten(Loop::LONG), ","));
     script
-        .section("six", &sampled(&format!("-c {PERIOD_OF_SIX} -e {six}"), "loop", by_event))
+        .section("six", &sampled(&format!("-c {PERIOD_OF_SIX} -e {six}"), "short", by_event))
         .section("six at a rate", &sampled(&format!("-F 1000 -e {six}"), "loop", by_event))
         .section("turns", TURNS)
         .section("ten", &sampled(&format!("-c {PERIOD_OF_TEN} -e {ten}"), "loop", by_event))
@@ -190,7 +222,6 @@ fn without_gaps(pmu: &str, section: &str, found: &BTreeMap<&str, u64>) {
     }
 }
 
-#[test]
 fn a_period_gives_as_many_samples_as_it_fits_into_the_count() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         for (period, _, instructions) in PERIODS {
@@ -204,7 +235,6 @@ fn a_period_gives_as_many_samples_as_it_fits_into_the_count() {
     }
 }
 
-#[test]
 fn at_a_rate_no_event_is_lost_between_samples() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         for rate in RATES {
@@ -223,9 +253,9 @@ fn at_a_rate_no_event_is_lost_between_samples() {
     }
 }
 
-#[test]
 fn six_events_are_sampled_at_once() {
-    for (Model { pmu, six, .. }, guest) in guests(&COMMON) {
+    for (model @ Model { pmu, .. }, guest) in guests(&COMMON) {
+        let six = model.six(Loop::SHORT);
         let samples = six.iter().map(|(_, count)| count / PERIOD_OF_SIX).sum();
         let found = complete(pmu, &guest, "six", samples);
         for (event, count) in six {
@@ -245,15 +275,14 @@ fn first_period(event: &str) -> u64 {
     }
 }
 
-#[test]
 fn at_a_rate_the_periods_of_six_events_add_up_to_their_counts() {
-    for (Model { pmu, six, .. }, guest) in guests(&COMMON) {
+    for (model @ Model { pmu, .. }, guest) in guests(&COMMON) {
         let found = guest.tally("six at a rate");
         without_gaps(pmu, "six at a rate", &found);
         // Whether a sample has the period that ended or begun with it.
         let alone = guest.tally("at 1000");
         let begun = alone["begun"] == alone["compared"];
-        for (event, count) in six {
+        for (event, count) in model.six(Loop::LONG) {
             let number = |what: &str| found[&*format!("{event} {what}")];
             let (unseen, ahead) = if begun { (first_period(event), number("last")) } else { (0, 0) };
             let sum = unseen + number("sum") - ahead;
@@ -263,7 +292,6 @@ fn at_a_rate_the_periods_of_six_events_add_up_to_their_counts() {
     }
 }
 
-#[test]
 fn more_events_than_counters_take_turns_in_being_sampled() {
     for (model, guest) in guests(&COMMON) {
         let pmu = model.pmu;
@@ -271,7 +299,7 @@ fn more_events_than_counters_take_turns_in_being_sampled() {
         without_gaps(pmu, "ten", &found);
         // In thousandths of what each counts while it has a counter all the time.
         let shares: Vec<u64> = model
-            .ten()
+            .ten(Loop::LONG)
             .into_iter()
             .map(|(event, count)| found[&*format!("{event} samples")] * PERIOD_OF_TEN * 1000 / count)
             .collect();
@@ -283,7 +311,6 @@ fn more_events_than_counters_take_turns_in_being_sampled() {
     }
 }
 
-#[test]
 fn the_kernel_is_sampled_where_interrupts_are_off() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         for section in ["kernel", "both modes"] {
@@ -298,7 +325,6 @@ fn the_kernel_is_sampled_where_interrupts_are_off() {
     }
 }
 
-#[test]
 fn functions_get_their_shares() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         complete(pmu, &guest, "split", SPLIT_INSTRUCTIONS / SPLIT_PERIOD);
@@ -313,7 +339,6 @@ fn functions_get_their_shares() {
     }
 }
 
-#[test]
 fn samples_know_their_callers() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         let mut chains = guest.tally("split");
@@ -324,7 +349,6 @@ fn samples_know_their_callers() {
     }
 }
 
-#[test]
 fn perf_top_shows_the_busiest_function_first() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         let text = guest.text("top");
@@ -339,7 +363,6 @@ fn perf_top_shows_the_busiest_function_first() {
     }
 }
 
-#[test]
 fn a_hundred_thousand_overflows_are_each_in_their_place() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
         let samples = TRACK_INSTRUCTIONS / STORM_PERIOD;
@@ -351,7 +374,6 @@ fn a_hundred_thousand_overflows_are_each_in_their_place() {
     }
 }
 
-#[test]
 fn a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
         // There is an event for each CPU, and what is left of its period stays there.
@@ -361,7 +383,6 @@ fn a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them() {
     }
 }
 
-#[test]
 fn four_cpus_take_samples_at_once() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
         let samples = LOOP_INSTRUCTIONS / 1_000_000;

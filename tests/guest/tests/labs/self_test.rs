@@ -1,49 +1,57 @@
-//! The lab proves itself before anything of ours runs on it.
-//!
-//! Dozens of counts come out of each boot, so this is a test program of its own that reports every one by its name. It
-//! takes parts of names as arguments, as others do.
-
-use std::env;
-use std::process::ExitCode;
-use std::thread;
+//! The lab proves itself, before anything of ours is believed that runs on it.
 
 use guest_images::Progress;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+use tally_lab::Result;
 use tally_lab::self_test::{self, Check};
 
-fn main() -> ExitCode {
-    let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let groups = thread::scope(|scope| {
-        [
-            self_test::on_the_host,
-            self_test::in_a_guest,
-            self_test::guest_and_host_apart,
-            self_test::leaving_a_guest,
-            self_test::on_the_riscv_host,
-            self_test::in_a_riscv_guest,
-        ]
-        .map(|group| scope.spawn(move || group(&mut Progress::stderr("tally-lab"))))
-        .map(|group| group.join().expect("it reports what fails"))
-    });
-    let mut checks: Vec<Check> = Vec::new();
-    for group in groups {
-        match group {
-            Ok(group) => checks.extend(group),
-            Err(error) => {
-                eprintln!("{error}");
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    checks.retain(|check| wanted.is_empty() || wanted.iter().any(|part| check.name.contains(part)));
-    println!("running {} tests", checks.len());
-    let mut failed = 0;
-    for check in &checks {
-        println!("test {} ... {}", check.name, if check.holds() { "ok" } else { "FAILED" });
-        if !check.holds() {
-            println!("  {check}");
-            failed += 1;
-        }
-    }
-    println!("test result: {} passed; {failed} failed", checks.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            the_host_counts_and_samples_exactly,
+            events_count_a_guest_and_its_host_apart,
+            a_guest_that_is_left_goes_on_where_it_was,
+        ],
+        breadth(tests![
+            a_guest_of_the_peers_counts_and_samples_exactly,
+            the_riscv_host_counts_and_samples_exactly,
+            a_riscv_guest_of_the_peers_counts_exactly,
+        ]),
+    ]
+    .concat()
+}
+
+/// All checks of a group, each with what it measured.
+fn hold(group: impl FnOnce(&mut Progress) -> Result<Vec<Check>>) {
+    let checks = group(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!checks.is_empty());
+    let failed: Vec<_> =
+        checks.iter().filter(|check| !check.holds()).map(|check| format!("\n{check}")).collect();
+    assert!(failed.is_empty(), "{} of {}:{}", failed.len(), checks.len(), failed.concat());
+}
+
+fn the_host_counts_and_samples_exactly() {
+    hold(self_test::on_the_host);
+}
+
+fn a_guest_of_the_peers_counts_and_samples_exactly() {
+    hold(self_test::in_a_guest);
+}
+
+fn events_count_a_guest_and_its_host_apart() {
+    hold(self_test::guest_and_host_apart);
+}
+
+fn a_guest_that_is_left_goes_on_where_it_was() {
+    hold(self_test::leaving_a_guest);
+}
+
+fn the_riscv_host_counts_and_samples_exactly() {
+    hold(self_test::on_the_riscv_host);
+}
+
+fn a_riscv_guest_of_the_peers_counts_exactly() {
+    hold(self_test::in_a_riscv_guest);
 }

@@ -10,9 +10,26 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
-use guest_tests::model::{MODELS, Model};
+use guest_tests::model::{Model, selected};
 use guest_tests::program;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_theft_is_told_within_a_tenth_of_a_second,
+        every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count,
+        a_gap_is_told_with_a_length_that_nothing_missed_exceeds,
+        counts_before_and_after_a_gap_are_exact,
+        a_machine_that_stands_still_misses_what_was_gone_before_that,
+        an_estimate_is_right_to_a_hundredth,
+        no_overflow_is_lost_that_was_counted,
+        what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too,
+        counters_that_were_left_miss_nothing,
+    ]
+}
 
 /// How often a guest goes round its three loops in user mode, each of which it counts. Counters are taken during the second.
 const ROUNDS: [u64; 3] = [10_000_000, 150_000_000, 20_000_000];
@@ -26,9 +43,9 @@ const SOON: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(10);
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    let steps = Steps::new().in_guest("long", LOOP).in_guest("sample", SAMPLE);
+    let steps = Steps::new("starvation").in_guest("long", LOOP).in_guest("sample", SAMPLE);
     let steps = steps.on(|host| host.file(program("counter-thief"), "counter-thief"));
-    MODELS.iter().fold(steps, |steps, model| robbed_linux(robbed(steps, model.pmu), model.pmu)).run()
+    selected().iter().fold(steps, |steps, model| robbed_linux(robbed(steps, model.pmu), model.pmu)).run()
 });
 
 /// Linux samples a program, and lists how much each event had counted since the sample before. It is not to lower the rate.
@@ -95,7 +112,7 @@ struct Theft {
 
 /// The robbed guests of that name, one for each PMU.
 fn guests(name: &str) -> impl Iterator<Item = Robbed> {
-    MODELS.iter().map(move |model| {
+    selected().iter().map(move |model| {
         let name = format!("{name}-{}", model.pmu);
         let done = RESULTS.of(&name);
         assert_eq!(done.status, 0, "{name}: {}{}", done.text(), done.err);
@@ -192,7 +209,6 @@ fn six_counters(guest: &Robbed) -> [&'static str; 6] {
     }
 }
 
-#[test]
 fn a_theft_is_told_within_a_tenth_of_a_second() {
     for name in ["counts", "counts-twice", "stops", "estimates", "samples", "keeps-three"] {
         for guest in guests(name) {
@@ -207,7 +223,6 @@ fn a_theft_is_told_within_a_tenth_of_a_second() {
     }
 }
 
-#[test]
 fn every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count() {
     for guest in guests("counts").chain(guests("stops")).chain(guests("estimates")) {
         let starved: Vec<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
@@ -224,7 +239,6 @@ fn every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count() {
     }
 }
 
-#[test]
 fn a_gap_is_told_with_a_length_that_nothing_missed_exceeds() {
     for guest in guests("counts").chain(guests("counts-twice")) {
         let (thefts, recovered) = (guest.thefts(), guest.recovered());
@@ -244,7 +258,6 @@ fn a_gap_is_told_with_a_length_that_nothing_missed_exceeds() {
     }
 }
 
-#[test]
 fn counts_before_and_after_a_gap_are_exact() {
     for name in ["counts", "counts-twice", "stops", "estimates"] {
         for guest in guests(name) {
@@ -254,7 +267,6 @@ fn counts_before_and_after_a_gap_are_exact() {
     }
 }
 
-#[test]
 fn a_machine_that_stands_still_misses_what_was_gone_before_that() {
     for guest in guests("stops") {
         let missed = guest.missed()[1];
@@ -269,7 +281,6 @@ fn a_machine_that_stands_still_misses_what_was_gone_before_that() {
     }
 }
 
-#[test]
 fn an_estimate_is_right_to_a_hundredth() {
     for guest in guests("estimates") {
         let missed = guest.missed()[1];
@@ -277,7 +288,6 @@ fn an_estimate_is_right_to_a_hundredth() {
     }
 }
 
-#[test]
 fn no_overflow_is_lost_that_was_counted() {
     for guest in guests("samples") {
         let recovered = guest.recovered();
@@ -290,9 +300,8 @@ fn no_overflow_is_lost_that_was_counted() {
     }
 }
 
-#[test]
 fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
-    for Model { pmu, .. } in &MODELS {
+    for Model { pmu, .. } in selected() {
         let done = RESULTS.of(&format!("linux-{pmu}"));
         let (text, err) = (done.text(), &done.err);
         // How often an event had counted so much since its last sample.
@@ -315,7 +324,6 @@ fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
     }
 }
 
-#[test]
 fn counters_that_were_left_miss_nothing() {
     for guest in guests("keeps-three") {
         let starved: BTreeSet<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();

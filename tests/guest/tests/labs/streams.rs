@@ -4,6 +4,28 @@ use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
 use guest_tests::program;
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        what_is_piped_in_arrives_byte_for_byte_and_ends,
+        a_command_in_a_pipeline_passes_every_byte_on,
+        a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up,
+        programs_in_the_guest_share_their_input_and_write_into_pipes,
+        an_interrupt_reaches_the_command,
+        a_guest_that_takes_no_interrupt_ends_with_the_next,
+        what_tally_was_started_to_ignore_it_ignores,
+        sigterm_ends_the_machine_whatever_the_command_thinks_of_it,
+        output_that_cannot_be_written_is_an_error_in_one_line,
+        a_terminal_is_a_terminal_and_its_size_follows,
+        each_stream_is_a_terminal_or_not_by_itself,
+        the_keyboard_is_left_to_who_reads_the_output,
+        ctrl_a_x_ends_a_machine_with_a_command_too,
+        perf_top_draws_and_quits,
+    ]
+}
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "./tally run --append cryptomgr.notests";
@@ -20,7 +42,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
     let kinds = "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || echo pipe; done; echo x >/dev/stderr; sleep 1000 & echo done";
     let counts =
         "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
-    Steps::new()
+    Steps::new("streams::pipes")
         .file(program("interruptible"), "interruptible")
         // The program itself has bytes of every kind.
         .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
@@ -64,7 +86,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
 
 /// Commands on terminals.
 static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
-    Steps::new()
+    Steps::new("streams::terminals")
         .step(
             "terminal",
             &format!(
@@ -103,20 +125,17 @@ fn terminals(name: &str) -> &'static Done {
     TERMINALS.of(name)
 }
 
-#[test]
 fn what_is_piped_in_arrives_byte_for_byte_and_ends() {
     let text = pipes("file").text();
     let sums: Vec<&str> = text.lines().collect();
     assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", pipes("file").err);
 }
 
-#[test]
 fn a_command_in_a_pipeline_passes_every_byte_on() {
     let done = pipes("through");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
 }
 
-#[test]
 fn a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up() {
     let done = pipes("unread");
     assert_eq!(
@@ -125,7 +144,6 @@ fn a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up() {
     );
 }
 
-#[test]
 fn programs_in_the_guest_share_their_input_and_write_into_pipes() {
     let text = pipes("shared").text();
     let lines: Vec<&str> = text.lines().collect();
@@ -134,7 +152,6 @@ fn programs_in_the_guest_share_their_input_and_write_into_pipes() {
     assert_eq!(lines[1..], ["ABC10004"], "{}", pipes("shared").err);
 }
 
-#[test]
 fn an_interrupt_reaches_the_command() {
     let done = pipes("interrupt");
     assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n"), "{}", done.err);
@@ -142,23 +159,19 @@ fn an_interrupt_reaches_the_command() {
     assert!(done.err.contains(",msec,task-clock"), "perf stat says what it has counted: {}", done.err);
 }
 
-#[test]
 fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
     let done = pipes("interrupt-twice");
     assert_eq!((done.status, done.err.as_str()), (128 + 2, "waits\n"));
 }
 
-#[test]
 fn what_tally_was_started_to_ignore_it_ignores() {
     assert_eq!((pipes("ignored").status, pipes("ignored").text().as_str()), (0, "ready\ndone\n"));
 }
 
-#[test]
 fn sigterm_ends_the_machine_whatever_the_command_thinks_of_it() {
     assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
 }
 
-#[test]
 fn output_that_cannot_be_written_is_an_error_in_one_line() {
     let done = pipes("full");
     assert_eq!(done.status, 125);
@@ -168,7 +181,6 @@ fn output_that_cannot_be_written_is_an_error_in_one_line() {
     );
 }
 
-#[test]
 fn a_terminal_is_a_terminal_and_its_size_follows() {
     assert_eq!(
         terminals("terminal").status,
@@ -179,27 +191,23 @@ fn a_terminal_is_a_terminal_and_its_size_follows() {
     );
 }
 
-#[test]
 fn each_stream_is_a_terminal_or_not_by_itself() {
     let done = terminals("terminal-and-file");
     assert!(done.text().ends_with("/dev/pts/0\ngot typed\nnot a tty\n"), "{}{}", done.text(), done.err);
 }
 
-#[test]
 fn the_keyboard_is_left_to_who_reads_the_output() {
     let done = terminals("pager");
     assert!(done.status == 0 && done.text().contains("nothing"), "{}{}", done.text(), done.err);
     assert!(!done.text().contains("-icanon"), "the terminal is as it was: {}", done.text());
 }
 
-#[test]
 fn ctrl_a_x_ends_a_machine_with_a_command_too() {
     let early = terminals("escape-early");
     assert_eq!(early.status, 130, "before the command runs, too: {}{}", early.text(), early.err);
     assert_eq!(terminals("escape").status, 130, "{}{}", terminals("escape").text(), terminals("escape").err);
 }
 
-#[test]
 fn perf_top_draws_and_quits() {
     assert_eq!(terminals("top").status, 0, "{}{}", terminals("top").text(), terminals("top").err);
 }

@@ -5,10 +5,36 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Done, Results, Steps};
-use guest_tests::model::MODELS;
+use guest_tests::model::selected;
 use guest_tests::perf::{STAT, Script, Sections};
 use guest_tests::program;
 use guest_tests::programs::{HEAVY_MILLIONS, LAYERS, LIGHT_MILLIONS, SPREAD, spread_instructions};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            a_flame_graph_shows_the_command_and_the_kernel_below_it,
+            a_guest_that_reports_rubbish_does_no_harm,
+            a_guest_has_the_hosts_time_and_random_numbers_before_its_init,
+            a_guest_that_is_switched_off_has_ended_well,
+            a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes,
+            a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells,
+            a_program_with_the_right_to_count_does_so_for_every_user,
+            a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it,
+        ],
+        breadth(tests![
+            without_a_pmu_a_flame_graph_comes_of_the_clock,
+            a_sampled_command_fails_as_it_would_otherwise,
+            a_command_that_is_broken_off_is_drawn_until_then,
+            pictures_leave_nothing_else_behind,
+            each_of_sixteen_cpus_counts_its_own_work_on_a_host_of_one,
+        ]),
+    ]
+    .concat()
+}
 
 /// The kernel's self-tests of its ciphers take half of its boot.
 const RUN: &str = "tally run --append cryptomgr.notests";
@@ -25,29 +51,32 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
     let everyday = "date +%s; cat /sys/devices/system/clocksource/clocksource0/current_clocksource; dmesg | \
         sed -n \"/crng init done/ s/.*/seeded/p; /Run .init as init/ s/.*/init/p\"; head -c 32 /dev/random | wc -c; \
         read before rest </proc/uptime; sleep 1; read after rest </proc/uptime; echo $before $after";
-    Steps::new()
+    Steps::new("using::pictures")
         .in_guest("layers", LAYERS)
         .file(program("interruptible"), "interruptible")
         .step("pmu", &draw("pmu", "", "sh -c './layers; echo out; echo err >&2; exit 3'"))
         .step("picture", "cat pmu.svg")
-        .step("clock", &format!("{} && cat clock.svg", draw("clock", "--pmu none", "./layers").replace("exit $status", "(exit $status)")))
-        .step("missing", &format!("./{RUN} --flamegraph missing.svg -- no-such-program"))
-        .step("killed", &format!("./{RUN} --flamegraph killed.svg -- sh -c 'kill -9 $$'"))
-        .step(
-            "broken-off",
-            &format!(
-                "./interruptible ./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
-                 until grep -qs ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
-            ),
-        )
         .step(
             "hostile",
             &format!("./{RUN} --flamegraph /proc/self/fd/1 -- sh -c 'echo said; exec >/dev/vport0p5; head -c 300000 /dev/urandom; exit 4'"),
         )
-        .step("nowhere", &format!("./{RUN} --flamegraph no/such/folder.svg -- true"))
-        .step("left", "ls -A | grep -e svg -e '^[.]'; ls -A /tmp")
         .step("everyday", &format!("date +%s; ./{RUN} -- sh -c '{everyday}'; date +%s"))
         .step("power-off", &format!("./typist 'expect:# ' 'type:poweroff -f\\r' -- ./{RUN}"))
+        .breadth(|steps| {
+            steps
+                .step("clock", &format!("{} && cat clock.svg", draw("clock", "--pmu none", "./layers").replace("exit $status", "(exit $status)")))
+                .step("missing", &format!("./{RUN} --flamegraph missing.svg -- no-such-program"))
+                .step("killed", &format!("./{RUN} --flamegraph killed.svg -- sh -c 'kill -9 $$'"))
+                .step(
+                    "broken-off",
+                    &format!(
+                        "./interruptible ./{RUN} --flamegraph broken-off.svg -- sh -c './layers; echo ready; while :; do :; done' >said & \
+                         until grep -qs ready said; do sleep 0.1; done; kill -INT $!; wait $!; status=$?; cat broken-off.svg; exit $status"
+                    ),
+                )
+                .step("nowhere", &format!("./{RUN} --flamegraph no/such/folder.svg -- true"))
+                .step("left", "ls -A | grep -e svg -e '^[.]'; ls -A /tmp")
+        })
         .run()
 });
 
@@ -62,7 +91,7 @@ static USERS: LazyLock<Results> = LazyLock::new(|| {
     let count = "perf stat -x, -e instructions:u /lib/tally/loop";
     let work =
         format!("{count}; perf stat -x, -e instructions:k true; id -u; mkdir folder; echo made >folder/file");
-    Steps::new()
+    Steps::new("using::users")
         .file(program("restricted"), "restricted")
         .step("home", "mkdir /tmp/home; chown 65534:65534 /tmp/home; mkdir /tmp/bin; cp tally /tmp/bin")
         .step(
@@ -89,10 +118,10 @@ static CPUS: LazyLock<Results> = LazyLock::new(|| {
         .section("cpus", "nproc")
         .section("by CPU, nothing", &by_cpu("/lib/tally/loop"))
         .section("by CPU", &by_cpu("./spread"));
-    MODELS
+    selected()
         .iter()
         .fold(
-            Steps::new().in_guest("spread", SPREAD).in_guest("script", script.into_bytes()),
+            Steps::new("using::cpus").in_guest("spread", SPREAD).in_guest("script", script.into_bytes()),
             |steps, model| {
                 steps.step(model.pmu, &format!("./{RUN} --pmu {} --cpus 16 -- sh ./script", model.pmu))
             },
@@ -138,7 +167,6 @@ fn one_line(done: &Done, words: &[&str]) {
     }
 }
 
-#[test]
 fn a_flame_graph_shows_the_command_and_the_kernel_below_it() {
     let done = PICTURES.of("pmu");
     assert_eq!((done.status, done.text().as_str(), done.err.as_str()), (3, "out\n", "err\n"));
@@ -150,14 +178,12 @@ fn a_flame_graph_shows_the_command_and_the_kernel_below_it() {
     );
 }
 
-#[test]
 fn without_a_pmu_a_flame_graph_comes_of_the_clock() {
     let done = PICTURES.of("clock");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
     is_right(&frames(&done.text()), 3);
 }
 
-#[test]
 fn a_sampled_command_fails_as_it_would_otherwise() {
     let missing = PICTURES.of("missing");
     assert_eq!(missing.status, 127, "{}", missing.err);
@@ -170,14 +196,12 @@ fn a_sampled_command_fails_as_it_would_otherwise() {
     one_line(PICTURES.of("nowhere"), &["--flamegraph no/such/folder.svg: No such file or directory"]);
 }
 
-#[test]
 fn a_command_that_is_broken_off_is_drawn_until_then() {
     let done = PICTURES.of("broken-off");
     assert_eq!((done.status, done.err.as_str()), (128 + 2, ""));
     is_right(&frames(&done.text()), 20);
 }
 
-#[test]
 fn a_guest_that_reports_rubbish_does_no_harm() {
     let done = PICTURES.of("hostile");
     let text = done.text();
@@ -186,12 +210,10 @@ fn a_guest_that_reports_rubbish_does_no_harm() {
     assert!(!frames(text.strip_prefix("said\n").expect("the command's output")).is_empty());
 }
 
-#[test]
 fn pictures_leave_nothing_else_behind() {
     assert_eq!(PICTURES.of("left").text(), "broken-off.svg\nclock.svg\nkilled.svg\npmu.svg\n");
 }
 
-#[test]
 fn a_guest_has_the_hosts_time_and_random_numbers_before_its_init() {
     let done = PICTURES.of("everyday");
     let text = done.text();
@@ -208,7 +230,6 @@ fn a_guest_has_the_hosts_time_and_random_numbers_before_its_init() {
     assert!((100..=105).contains(&(ended - begun)), "{text}");
 }
 
-#[test]
 fn a_guest_that_is_switched_off_has_ended_well() {
     let done = PICTURES.of("power-off");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
@@ -216,7 +237,6 @@ fn a_guest_that_is_switched_off_has_ended_well() {
     assert!(!done.text().contains("Call Trace"), "{}", done.text());
 }
 
-#[test]
 fn a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes() {
     let done = USERS.of("member");
     assert_eq!(
@@ -230,7 +250,6 @@ fn a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes() {
     assert!(kernel.contains(",,instructions:k,") && !kernel.starts_with('<'), "{kernel}");
 }
 
-#[test]
 fn a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells() {
     let done = USERS.of("forbidden");
     one_line(
@@ -255,21 +274,18 @@ fn a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells() {
     );
 }
 
-#[test]
 fn a_program_with_the_right_to_count_does_so_for_every_user() {
     let done = USERS.of("capable");
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
-#[test]
 fn a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it() {
     one_line(USERS.of("stranger"), &["/dev/kvm: permission denied", "`sudo usermod -aG kvm $USER`"]);
 }
 
-#[test]
 fn each_of_sixteen_cpus_counts_its_own_work_on_a_host_of_one() {
-    for model in &MODELS {
+    for model in selected() {
         let guest = Sections::of(CPUS.of(model.pmu));
         assert_eq!(guest.text("cpus"), "16\n");
         // Perf itself visits each CPU, to read its counters there.

@@ -73,6 +73,7 @@ const ROUNDS: u64 = 500_000_000;
 /// Measures on one simulated host.
 pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
     let outcome = Scenario::new(script(extent))
+        .named("figures watch")
         .file(&programs.tally, "tally")
         .file(&programs.thief, "counter-thief")
         .program(BARE_METAL, "payload")

@@ -1,9 +1,24 @@
 //! Counts of loops whose length is known.
 
 use guest_tests::lab::Steps;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 
 use crate::pmu::registers::{intel, write, writes};
 use crate::pmu::{ALL, AMD, INTEL, Pmu, QUICK, on_each, on_each_its_own, said};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_loop_in_kernel_mode_counts_two_instructions_a_round,
+        a_loop_in_user_mode_counts_to_the_instruction_on_each_counter,
+        counters_count_in_the_modes_that_they_select,
+        events_are_those_that_the_host_has,
+        an_event_that_the_host_lacks_stands_still_and_the_operator_hears_of_each,
+        a_fixed_counter_counts_its_own_event_in_the_modes_that_it_is_told,
+        one_of_host_only_and_guest_only_stops_a_counter_as_without_svm,
+    ]
+}
 
 pub fn guests(steps: Steps) -> Steps {
     let each = |words: &dyn Fn(u32) -> String| (0..4).map(words).collect::<Vec<_>>().join(" ");
@@ -94,7 +109,6 @@ fn counts_in(text: &str) -> Vec<u64> {
     text.lines().map(|line| count(line).unwrap_or_else(|| panic!("{line}"))).collect()
 }
 
-#[test]
 fn a_loop_in_kernel_mode_counts_two_instructions_a_round() {
     for pmu in ALL {
         let counts = counts(pmu, "kernel-mode");
@@ -105,14 +119,12 @@ fn a_loop_in_kernel_mode_counts_two_instructions_a_round() {
     }
 }
 
-#[test]
 fn a_loop_in_user_mode_counts_to_the_instruction_on_each_counter() {
     for pmu in ALL {
         assert_eq!(counts(pmu, "user-mode"), [20_000_001; 4], "{pmu:?}");
     }
 }
 
-#[test]
 fn counters_count_in_the_modes_that_they_select() {
     for pmu in ALL {
         let counts = counts(pmu, "filters");
@@ -122,7 +134,6 @@ fn counters_count_in_the_modes_that_they_select() {
     }
 }
 
-#[test]
 fn events_are_those_that_the_host_has() {
     for pmu in ALL {
         let wanted: Vec<_> = events(pmu).iter().map(|(_, count)| *count).collect();
@@ -130,7 +141,6 @@ fn events_are_those_that_the_host_has() {
     }
 }
 
-#[test]
 fn an_event_that_the_host_lacks_stands_still_and_the_operator_hears_of_each() {
     for pmu in INTEL {
         let done = QUICK.of(&pmu.step("refused"));
@@ -146,7 +156,6 @@ fn an_event_that_the_host_lacks_stands_still_and_the_operator_hears_of_each() {
     }
 }
 
-#[test]
 fn a_fixed_counter_counts_its_own_event_in_the_modes_that_it_is_told() {
     for pmu in INTEL {
         let text = said(pmu, "fixed-modes");
@@ -161,7 +170,6 @@ fn a_fixed_counter_counts_its_own_event_in_the_modes_that_it_is_told() {
     }
 }
 
-#[test]
 fn one_of_host_only_and_guest_only_stops_a_counter_as_without_svm() {
     for pmu in AMD {
         assert_eq!(counts(pmu, "host-and-guest-only"), [0, 0, 2001], "{pmu:?}");

@@ -5,9 +5,37 @@
 //! overflowed finds a counter at zero.
 
 use guest_tests::lab::Steps;
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
 
 use crate::pmu::registers::{intel, read, reads, write, writes};
 use crate::pmu::{ALL, INTEL, LONG, Pmu, on_each, on_each_its_own, output, said};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [
+        tests![
+            an_nmi_comes_directly_behind_the_instruction_that_overflowed,
+            an_ordinary_interrupt_is_as_exact_as_an_nmi,
+            with_interrupts_off_an_ordinary_one_waits_and_comes_once,
+            a_masked_overflow_leaves_its_status_and_nothing_else,
+            an_apic_that_is_off_delivers_nothing_then_or_later,
+            counters_that_overflow_together_are_all_seen,
+            a_fixed_counter_overflows_as_exactly_as_a_general_one,
+            a_counter_that_asks_for_no_interrupt_gets_none,
+            every_event_overflows_exactly,
+            an_x2apic_delivers_likewise,
+            every_processor_gets_its_own_interrupts,
+            an_interrupt_of_intels_masks_its_entry_in_an_x2apic_but_not_in_an_xapic,
+            a_handler_that_is_counted_finds_its_own_instructions_unless_the_interrupt_froze_the_counter,
+            a_freeze_lasts_until_the_handler_looks_however_late,
+            a_freeze_is_in_the_status_of_version_5_and_in_the_control_of_version_2,
+            a_freeze_is_over_when_version_5s_status_is_cleared_and_when_version_2s_control_is_written,
+        ],
+        breadth(tests![a_hundred_thousand_overflows_are_a_hundred_thousand_interrupts,]),
+    ]
+    .concat()
+}
 
 /// Name and words. PMUs of the same kind do the same, whoever made them.
 const GUESTS: [(&str, &str); 17] = [
@@ -67,7 +95,7 @@ pub fn guests(steps: Steps) -> Steps {
 }
 
 pub fn long_guests(steps: Steps) -> Steps {
-    steps.bare_metal("hundred-thousand", Pmu::V2.options(), "pmi=nmi,100000,10000")
+    steps.breadth(|steps| steps.bare_metal("hundred-thousand", Pmu::V2.options(), "pmi=nmi,100000,10000"))
 }
 
 /// The bits of global status, where there is such a register.
@@ -99,7 +127,6 @@ const NMI: u32 = 0x400;
 const FIXED_VECTOR: u32 = 0x50;
 const MASKED_NMI: u32 = 0x10400;
 
-#[test]
 fn an_nmi_comes_directly_behind_the_instruction_that_overflowed() {
     for pmu in ALL {
         assert_eq!(said(pmu, "nmi"), exactly(pmu, 5, NMI), "{pmu:?}");
@@ -109,19 +136,16 @@ fn an_nmi_comes_directly_behind_the_instruction_that_overflowed() {
     }
 }
 
-#[test]
 fn a_hundred_thousand_overflows_are_a_hundred_thousand_interrupts() {
     assert_eq!(output(LONG.of("hundred-thousand")), exactly(Pmu::V2, 100_000, NMI));
 }
 
-#[test]
 fn an_ordinary_interrupt_is_as_exact_as_an_nmi() {
     for pmu in ALL {
         assert_eq!(said(pmu, "fixed"), exactly(pmu, 5, FIXED_VECTOR), "{pmu:?}");
     }
 }
 
-#[test]
 fn with_interrupts_off_an_ordinary_one_waits_and_comes_once() {
     for pmu in ALL {
         let text = said(pmu, "cli");
@@ -133,14 +157,12 @@ fn with_interrupts_off_an_ordinary_one_waits_and_comes_once() {
     }
 }
 
-#[test]
 fn a_masked_overflow_leaves_its_status_and_nothing_else() {
     for pmu in ALL {
         assert_eq!(said(pmu, "masked"), nothing(MASKED_NMI), "{pmu:?}");
     }
 }
 
-#[test]
 fn an_apic_that_is_off_delivers_nothing_then_or_later() {
     for pmu in ALL {
         assert_eq!(said(pmu, "svr-off"), nothing(MASKED_NMI), "switched off, it masks its entries: {pmu:?}");
@@ -150,7 +172,6 @@ fn an_apic_that_is_off_delivers_nothing_then_or_later() {
     }
 }
 
-#[test]
 fn counters_that_overflow_together_are_all_seen() {
     for pmu in ALL {
         for (name, counters) in [("two", 2), ("four", 4), ("all", pmu.counters() + pmu.fixed_counters())] {
@@ -163,7 +184,6 @@ fn counters_that_overflow_together_are_all_seen() {
     }
 }
 
-#[test]
 fn a_fixed_counter_overflows_as_exactly_as_a_general_one() {
     for pmu in INTEL {
         for (name, counter) in FIXED {
@@ -175,14 +195,12 @@ fn a_fixed_counter_overflows_as_exactly_as_a_general_one() {
     }
 }
 
-#[test]
 fn a_counter_that_asks_for_no_interrupt_gets_none() {
     for pmu in ALL {
         assert_eq!(said(pmu, "silent"), nothing(NMI), "{pmu:?}");
     }
 }
 
-#[test]
 fn every_event_overflows_exactly() {
     for pmu in ALL {
         assert_eq!(said(pmu, "cycles"), exactly(pmu, 5, NMI), "{pmu:?}");
@@ -191,7 +209,6 @@ fn every_event_overflows_exactly() {
     }
 }
 
-#[test]
 fn an_x2apic_delivers_likewise() {
     for pmu in ALL {
         let all = exactly(pmu, 5, NMI)
@@ -202,7 +219,6 @@ fn an_x2apic_delivers_likewise() {
     }
 }
 
-#[test]
 fn every_processor_gets_its_own_interrupts() {
     for pmu in ALL {
         let (nmi, fixed) = (exactly(pmu, 50, NMI), exactly(pmu, 50, FIXED_VECTOR));
@@ -212,7 +228,6 @@ fn every_processor_gets_its_own_interrupts() {
 
 /// A handler that does not open the entry again, as it must on Intel's. Tally closes it where it can do so without undoing
 /// what else happens to the APIC: where the entry is an MSR.
-#[test]
 fn an_interrupt_of_intels_masks_its_entry_in_an_x2apic_but_not_in_an_xapic() {
     for pmu in ALL {
         let in_memory = exactly(pmu, 5, NMI);
@@ -225,7 +240,6 @@ fn an_interrupt_of_intels_masks_its_entry_in_an_x2apic_but_not_in_an_xapic() {
     }
 }
 
-#[test]
 fn a_handler_that_is_counted_finds_its_own_instructions_unless_the_interrupt_froze_the_counter() {
     for pmu in ALL {
         let text = said(pmu, "kernel");
@@ -242,7 +256,6 @@ fn a_handler_that_is_counted_finds_its_own_instructions_unless_the_interrupt_fro
     }
 }
 
-#[test]
 fn a_freeze_lasts_until_the_handler_looks_however_late() {
     for pmu in INTEL {
         let text = said(pmu, "frozen-cli");
@@ -252,7 +265,6 @@ fn a_freeze_lasts_until_the_handler_looks_however_late() {
     }
 }
 
-#[test]
 fn a_freeze_is_in_the_status_of_version_5_and_in_the_control_of_version_2() {
     for (pmu, control, status) in [(Pmu::Intel, intel::COUNTERS, 1 << 59 | 1), (Pmu::IntelV2, 0, 1)] {
         let text = writes(intel::DEBUG_CONTROL) + &nothing(MASKED_NMI) + &global(control, status);
@@ -260,7 +272,6 @@ fn a_freeze_is_in_the_status_of_version_5_and_in_the_control_of_version_2() {
     }
 }
 
-#[test]
 fn a_freeze_is_over_when_version_5s_status_is_cleared_and_when_version_2s_control_is_written() {
     let begin = writes(intel::DEBUG_CONTROL);
     assert_eq!(

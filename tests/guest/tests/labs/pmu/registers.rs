@@ -4,8 +4,26 @@ mod amd;
 pub mod intel;
 
 use guest_tests::lab::Steps;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 
 use crate::pmu::{OURS, Pmu, on_each_its_own, said};
+
+/// The tests of this module and those below it.
+pub fn tests() -> Vec<Test> {
+    let below = [amd::tests, intel::tests];
+    below.into_iter().flat_map(|tests| tests()).chain(own()).collect()
+}
+
+/// The tests of this file.
+fn own() -> Vec<Test> {
+    tests![
+        everything_is_zero_after_a_reset,
+        every_register_has_a_value_of_its_own,
+        registers_that_do_not_exist_fault,
+        rdpmc_reads_the_counters_there_are_and_faults_beyond,
+    ]
+}
 
 /// All event selects and general counters, at the addresses that a guest would use.
 fn registers(pmu: Pmu) -> impl Iterator<Item = (u32, u32)> {
@@ -81,7 +99,6 @@ pub fn guests(steps: Steps) -> Steps {
     [amd::guests, intel::guests].into_iter().fold(steps, |steps, add| add(steps))
 }
 
-#[test]
 fn everything_is_zero_after_a_reset() {
     for pmu in OURS {
         let zeroes: String =
@@ -90,7 +107,6 @@ fn everything_is_zero_after_a_reset() {
     }
 }
 
-#[test]
 fn every_register_has_a_value_of_its_own() {
     for pmu in OURS {
         let written = registers(pmu).map(|(select, counter)| writes(counter) + &writes(select));
@@ -100,7 +116,6 @@ fn every_register_has_a_value_of_its_own() {
     }
 }
 
-#[test]
 fn registers_that_do_not_exist_fault() {
     let fault = |msr: &u32| faults("rdmsr", *msr) + &faults("wrmsr", *msr);
     for pmu in OURS {
@@ -108,7 +123,6 @@ fn registers_that_do_not_exist_fault() {
     }
 }
 
-#[test]
 fn rdpmc_reads_the_counters_there_are_and_faults_beyond() {
     for pmu in OURS {
         let written = rdpmc_numbers(pmu).map(|(_, counter)| writes(counter));

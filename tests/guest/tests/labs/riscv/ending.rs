@@ -4,6 +4,19 @@ use std::sync::LazyLock;
 
 use guest_images::payloads::riscv64::{DEBUG_EXIT, DEBUG_EXIT_NUMBER};
 use guest_tests::lab::{Results, Steps};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    breadth(tests![
+        power_off_and_reset_are_told_from_a_commands_end,
+        a_number_at_the_debug_exit_is_the_status,
+        sigterm_ends_a_guest_at_its_work,
+        an_interrupt_reaches_the_command,
+        the_second_interrupt_ends_a_guest_that_does_not_take_the_first,
+    ])
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     // A shell has what it starts in the background ignore interrupts, and so does all that this starts; perf takes them itself,
@@ -16,7 +29,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         )
     };
     let send = |signal: &str| format!("kill -{signal} $(pidof tally)");
-    Steps::on_riscv()
+    Steps::on_riscv("riscv::ending")
         .on(|scenario| scenario.program(DEBUG_EXIT, "debug-exit"))
         .step("power-off", "./tally run -- poweroff -f")
         .step("reset", "./tally run -- reboot -f")
@@ -42,7 +55,6 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-#[test]
 fn power_off_and_reset_are_told_from_a_commands_end() {
     for (step, how) in [("power-off", "switched itself off"), ("reset", "reset")] {
         let done = RESULTS.of(step);
@@ -51,7 +63,6 @@ fn power_off_and_reset_are_told_from_a_commands_end() {
     }
 }
 
-#[test]
 fn a_number_at_the_debug_exit_is_the_status() {
     for step in ["debug-exit", "debug-exit-of-linux"] {
         let done = RESULTS.of(step);
@@ -60,19 +71,16 @@ fn a_number_at_the_debug_exit_is_the_status() {
     }
 }
 
-#[test]
 fn sigterm_ends_a_guest_at_its_work() {
     let done = RESULTS.of("terminated");
     assert_eq!((done.status, done.text().as_str()), (128 + 15, "ready\n1\n"), "{}", done.err);
 }
 
-#[test]
 fn an_interrupt_reaches_the_command() {
     let done = RESULTS.of("interrupted");
     assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n1\n"), "{}", done.err);
 }
 
-#[test]
 fn the_second_interrupt_ends_a_guest_that_does_not_take_the_first() {
     let done = RESULTS.of("interrupted-twice");
     assert_eq!((done.status, done.text().as_str()), (128 + 2, "waits\nready\n1\n"), "{}", done.err);

@@ -6,6 +6,16 @@ use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::{Arch, Release, Suite};
 use guest_tests::lab::{Results, Steps};
 use guest_tests::perf::{Count, STAT, counts};
+use guest_tests::suite::{Test, breadth};
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    breadth(tests![
+        its_guests_count_and_are_told_that_they_cannot_sample,
+        a_pmu_that_interrupts_is_refused_there,
+    ])
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let script = format!(
@@ -13,7 +23,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         perf record -e cycles:u -o /tmp/data $1 2>&1
         echo status $?"
     );
-    Steps::on_riscv()
+    Steps::on_riscv("riscv::older_host")
         .on(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
         .in_guest("count", script.into_bytes())
         .step("auto", "./tally run -- sh count /lib/tally/loop")
@@ -23,7 +33,6 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 
 const WHY: &str = "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
 
-#[test]
 fn its_guests_count_and_are_told_that_they_cannot_sample() {
     let done = RESULTS.of("auto");
     assert_eq!(done.err, format!("tally: {WHY}: the guest's PMU counts only, and cannot be sampled with\n"));
@@ -38,7 +47,6 @@ fn its_guests_count_and_are_told_that_they_cannot_sample() {
     assert!(text.contains("Error:") && last.is_some_and(|line| line != "status 0"), "{text}");
 }
 
-#[test]
 fn a_pmu_that_interrupts_is_refused_there() {
     let done = RESULTS.of("riscv");
     let line = format!(

@@ -3,13 +3,29 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        files_that_are_no_kernels_for_this_host_are_named,
+        options_that_this_host_cannot_keep_are_refused,
+        memory_that_is_too_little_is_refused_before_anything_boots,
+        a_host_that_is_well_is_told_of_what_it_has,
+        a_host_without_kvm_is_told_how_to_load_it,
+        a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_or_not,
+        a_processor_without_sscofpmf_counts_for_no_guest,
+        a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it,
+    ]
+}
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let on = |host: &str, commands: &str| format!("{HOSTS}\n{host} sh -c '{commands}'");
     let run = |options: &str| format!("./tally run {options} -- true");
     let without_kvm = "mv /dev/kvm kvm; {}; status=$?; mv kvm /dev/kvm; exit $status";
     let without_kvm = |commands: &str| without_kvm.replace("{}", commands);
-    Steps::on_riscv()
+    Steps::on_riscv("riscv::refusals")
         .step("files", FILES)
         .step("memory-2", &run("--memory 2M"))
         .step("memory-64", &run("--memory 64M"))
@@ -86,7 +102,6 @@ fn told(step: &str, about: &[&str]) -> Vec<String> {
     done.text().lines().filter(is_about).map(str::to_owned).collect()
 }
 
-#[test]
 fn files_that_are_no_kernels_for_this_host_are_named() {
     let text = RESULTS.of("files").text();
     let expected = [
@@ -103,7 +118,6 @@ fn files_that_are_no_kernels_for_this_host_are_named() {
     assert_eq!(text, expected);
 }
 
-#[test]
 fn options_that_this_host_cannot_keep_are_refused() {
     refused(
         "pmu",
@@ -113,7 +127,6 @@ fn options_that_this_host_cannot_keep_are_refused() {
     refused("counters-of-base", "--counters 3: --pmu riscv-base has cycle and instret only");
 }
 
-#[test]
 fn memory_that_is_too_little_is_refused_before_anything_boots() {
     refused("memory-2", "/scenario/guest/kernel: the kernel does not fit: it needs --memory ");
     refused("memory-64", "/scenario/guest/kernel: too little memory for Linux to begin: ");
@@ -121,7 +134,6 @@ fn memory_that_is_too_little_is_refused_before_anything_boots() {
     assert!(said.ends_with("M or more, the guest has 64M\n"), "{said}");
 }
 
-#[test]
 fn a_host_that_is_well_is_told_of_what_it_has() {
     let done = RESULTS.of("doctor");
     let text = done.text();
@@ -140,7 +152,6 @@ fn a_host_that_is_well_is_told_of_what_it_has() {
     assert_eq!(told("doctor", &["watchdog", "rdpmc", "lab"]), Vec::<String>::new());
 }
 
-#[test]
 fn a_host_without_kvm_is_told_how_to_load_it() {
     refused("no-kvm", "no /dev/kvm: this host has no KVM, or its module is not loaded (`modprobe kvm`)\n");
     let lines = told("no-kvm-doctor", &["kvm", "guests", "verdict"]);
@@ -156,7 +167,6 @@ fn a_host_without_kvm_is_told_how_to_load_it() {
     assert_eq!(verdict, "BAD verdict     no guests run here");
 }
 
-#[test]
 fn a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_or_not() {
     const WHY: &str = "this machine's processor has no hypervisor extension (H) and cannot run guests";
     for step in ["no-h", "no-h-nor-kvm"] {
@@ -174,7 +184,6 @@ fn a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_
     assert_eq!(rest, expected);
 }
 
-#[test]
 fn a_processor_without_sscofpmf_counts_for_no_guest() {
     const WHY: &str = "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf";
     for step in ["no-modes", "no-modes-base"] {
@@ -187,7 +196,6 @@ fn a_processor_without_sscofpmf_counts_for_no_guest() {
     assert!(done.status == 0 && counted.starts_with("<not supported>,,instructions,"), "{counted}");
 }
 
-#[test]
 fn a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it() {
     refused(
         "forbidden",

@@ -1,9 +1,25 @@
 //! AMD's registers (APM volume 2, section 13.2).
 
 use guest_tests::lab::Steps;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 
 use super::{each, faults, leaves, read, reads, registers, write, writes};
 use crate::pmu::{AMD, Pmu, QUICK, on_each, on_each_its_own, output, said};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        event_selects_drop_the_reserved_bits_without_a_fault,
+        counters_have_48_bits_and_ignore_the_others,
+        the_first_four_counters_have_two_addresses_each,
+        older_pmus_lack_what_the_newer_have,
+        global_status_changes_by_its_two_neighbours_only,
+        global_control_switches_counters_that_are_all_on_at_reset,
+        cpuid_says_which_registers_there_are,
+        a_guest_with_two_counters_has_no_more,
+    ]
+}
 
 const GLOBAL_STATUS: u32 = 0xc000_0300;
 const GLOBAL_CONTROL: u32 = 0xc000_0301;
@@ -98,7 +114,6 @@ fn two_addresses() -> String {
     (0..4).map(words).collect()
 }
 
-#[test]
 fn event_selects_drop_the_reserved_bits_without_a_fault() {
     for pmu in AMD {
         let all =
@@ -107,7 +122,6 @@ fn event_selects_drop_the_reserved_bits_without_a_fault() {
     }
 }
 
-#[test]
 fn counters_have_48_bits_and_ignore_the_others() {
     for pmu in AMD {
         let full = |(_, counter)| writes(counter) + &reads(counter, (1 << 48) - 1);
@@ -117,7 +131,6 @@ fn counters_have_48_bits_and_ignore_the_others() {
     }
 }
 
-#[test]
 fn the_first_four_counters_have_two_addresses_each() {
     let each = |counter| {
         let ((old_select, old_counter), (select, counter)) = (k7(counter), core(counter));
@@ -135,7 +148,6 @@ fn the_first_four_counters_have_two_addresses_each() {
     }
 }
 
-#[test]
 fn older_pmus_lack_what_the_newer_have() {
     let fault = |msr| faults("rdmsr", msr) + &faults("wrmsr", msr);
     for pmu in [Pmu::Core, Pmu::K7] {
@@ -155,7 +167,6 @@ fn older_pmus_lack_what_the_newer_have() {
     );
 }
 
-#[test]
 fn global_status_changes_by_its_two_neighbours_only() {
     assert_eq!(
         said(Pmu::V2, "status"),
@@ -174,7 +185,6 @@ fn global_status_changes_by_its_two_neighbours_only() {
     );
 }
 
-#[test]
 fn global_control_switches_counters_that_are_all_on_at_reset() {
     let count = |value| format!("count 1000 {value:016x}\n");
     assert_eq!(
@@ -191,7 +201,6 @@ fn global_control_switches_counters_that_are_all_on_at_reset() {
     );
 }
 
-#[test]
 fn cpuid_says_which_registers_there_are() {
     const CORE_REGISTERS: u32 = 1 << 23;
     for (pmu, core_registers, version) in
@@ -202,7 +211,6 @@ fn cpuid_says_which_registers_there_are() {
     }
 }
 
-#[test]
 fn a_guest_with_two_counters_has_no_more() {
     let text = output(QUICK.of("two-counters"));
     let mut wanted = reads(GLOBAL_CONTROL, 0b11);

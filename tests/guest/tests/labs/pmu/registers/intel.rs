@@ -1,9 +1,27 @@
 //! Intel's architectural registers (SDM volume 3, section 20.2), of version 5 and of version 2.
 
 use guest_tests::lab::Steps;
+use guest_tests::suite::Test;
+use guest_tests::tests;
 
 use super::{faults, leaves, read, reads, registers, write, writes};
 use crate::pmu::{INTEL, Pmu, on_each, on_each_its_own, said};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        cpuid_tells_of_the_vendor_and_of_the_counters,
+        a_general_counter_takes_32_bits_and_extends_their_sign,
+        all_of_a_general_counter_is_written_at_another_address,
+        a_write_of_a_reserved_bit_faults_and_changes_nothing,
+        debug_control_keeps_whether_interrupts_freeze,
+        fixed_counters_are_written_whole,
+        global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off,
+        global_status_is_cleared_bit_by_bit_and_never_written,
+        version_5_can_set_the_status_and_freeze_all_counters_by_it,
+        version_5_says_which_counters_are_in_use,
+    ]
+}
 
 /// The first fixed counter.
 pub const FIXED: u32 = 0x309;
@@ -161,7 +179,6 @@ const IN_USES: [(u32, u64, u64); 6] = [
     (0x186, 1 << 20, 1 << 63),
 ];
 
-#[test]
 fn cpuid_tells_of_the_vendor_and_of_the_counters() {
     const CAPABILITIES: u32 = 1 << 15;
     // Three of the seven architectural events are not there: bus cycles and the last level's.
@@ -176,7 +193,6 @@ fn cpuid_tells_of_the_vendor_and_of_the_counters() {
     }
 }
 
-#[test]
 fn a_general_counter_takes_32_bits_and_extends_their_sign() {
     for pmu in INTEL {
         let half = |(_, counter)| {
@@ -186,7 +202,6 @@ fn a_general_counter_takes_32_bits_and_extends_their_sign() {
     }
 }
 
-#[test]
 fn all_of_a_general_counter_is_written_at_another_address() {
     let capabilities = reads(CAPABILITIES, 1 << 13) + &faults("wrmsr", CAPABILITIES);
     let wholes = (0..4).map(|counter| {
@@ -207,7 +222,6 @@ fn all_of_a_general_counter_is_written_at_another_address() {
     assert_eq!(said(Pmu::IntelV2, "wholes"), capabilities + &none.collect::<String>());
 }
 
-#[test]
 fn a_write_of_a_reserved_bit_faults_and_changes_nothing() {
     let written = RESERVED.iter().map(|case| {
         let faulting = faults("wrmsr", case.register).repeat(case.faulting.len());
@@ -219,7 +233,6 @@ fn a_write_of_a_reserved_bit_faults_and_changes_nothing() {
     }
 }
 
-#[test]
 fn debug_control_keeps_whether_interrupts_freeze() {
     for pmu in INTEL {
         let (write, read) = (writes(DEBUG_CONTROL), |value| reads(DEBUG_CONTROL, value));
@@ -231,7 +244,6 @@ fn debug_control_keeps_whether_interrupts_freeze() {
     }
 }
 
-#[test]
 fn fixed_counters_are_written_whole() {
     let whole = |counter| reads(counter, 0) + &writes(counter) + &reads(counter, (1 << 48) - 2);
     for pmu in INTEL {
@@ -240,7 +252,6 @@ fn fixed_counters_are_written_whole() {
     }
 }
 
-#[test]
 fn global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off() {
     let count = |value| format!("count 1000 {value:016x}\n");
     for pmu in INTEL {
@@ -255,7 +266,6 @@ fn global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off() 
     }
 }
 
-#[test]
 fn global_status_is_cleared_bit_by_bit_and_never_written() {
     for pmu in INTEL {
         let text = said(pmu, "status");
@@ -273,7 +283,6 @@ fn global_status_is_cleared_bit_by_bit_and_never_written() {
     }
 }
 
-#[test]
 fn version_5_can_set_the_status_and_freeze_all_counters_by_it() {
     let count = |value| format!("count 1000 {value:016x}\n");
     let fault = faults("wrmsr", STATUS_SET);
@@ -306,7 +315,6 @@ fn version_5_can_set_the_status_and_freeze_all_counters_by_it() {
     );
 }
 
-#[test]
 fn version_5_says_which_counters_are_in_use() {
     let told = |(register, _, in_use)| writes(register) + &reads(IN_USE, in_use);
     let text = reads(IN_USE, 0) + &IN_USES.map(told).concat() + &faults("wrmsr", IN_USE);
