@@ -164,7 +164,7 @@ pub fn interrupted_at(context: &libc::ucontext_t) -> u64 {
 pub fn spin(rounds: u64) {
     // SAFETY: changes one register, which is named.
     unsafe {
-        asm!("2:", "addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) rounds => _, options(nomem, nostack))
+        asm!("2:", "addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) rounds => _, options(nomem, nostack));
     }
 }
 

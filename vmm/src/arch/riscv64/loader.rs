@@ -237,12 +237,12 @@ mod tests {
     }
 
     /// An EFI program with a packed kernel behind its headers.
-    fn efi_program(how: &[u8; 4], packed: &[u8]) -> Vec<u8> {
+    fn efi_program(how: [u8; 4], packed: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 4096];
         file[..8].copy_from_slice(b"MZ\0\0zimg");
         file[8..12].copy_from_slice(&4096_u32.to_le_bytes());
         file[12..16].copy_from_slice(&u32::try_from(packed.len()).unwrap().to_le_bytes());
-        file[24..28].copy_from_slice(how);
+        file[24..28].copy_from_slice(&how);
         [&file, packed, b"what follows is not the kernel's"].concat()
     }
 
@@ -250,12 +250,12 @@ mod tests {
     fn a_packed_image_is_unpacked() {
         let image = image(8192);
         let packed = gzip(&image);
-        for file in [packed.clone(), efi_program(b"gzip", &packed)] {
+        for file in [packed.clone(), efi_program(*b"gzip", &packed)] {
             let (format, content) = read(&file).unwrap();
             assert!(content == image);
             assert_eq!(format.len, 12288);
         }
-        let cut = &efi_program(b"gzip", &packed)[..4096 + packed.len() - 1];
+        let cut = &efi_program(*b"gzip", &packed)[..4096 + packed.len() - 1];
         let text = read(cut).err().unwrap().to_string();
         assert!(text.contains("truncated"), "{text}");
     }
@@ -273,7 +273,7 @@ mod tests {
             (elf(62), "x86-64"),
             (elf(183), "aarch64"),
             (aarch64, "aarch64"),
-            (efi_program(b"gzip", &packed), "aarch64"),
+            (efi_program(*b"gzip", &packed), "aarch64"),
             (packed, "aarch64"),
         ] {
             let text = read(&file).err().unwrap().to_string();
