@@ -20,6 +20,10 @@ use std::sync::OnceLock;
 
 use guest_images::payloads::BARE_METAL;
 
+/// The packages that are built together. What users build is by itself: with others its libraries might have other features.
+const BUILDS: [&[&str]; 3] =
+    [&["--package=tally"], &["--package=tally-lab"], &["--package=guest-tests", "--package=perf-features"]];
+
 /// A program of this workspace, built as users build it: in the lab every instruction of it is simulated. Cargo builds a test
 /// without the programs that it runs, so the first caller has it build them.
 pub fn program(name: &str) -> PathBuf {
@@ -27,10 +31,12 @@ pub fn program(name: &str) -> PathBuf {
     let folder = FOLDER.get_or_init(|| {
         let test = env::current_exe().expect("a process can find its program");
         let profiles = test.ancestors().nth(3).expect("tests are in TARGET/PROFILE/deps");
-        let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--quiet", "--release", "--workspace", "--bins"]);
-        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-        assert!(status.success(), "the workspace's programs do not build");
+        for packages in BUILDS {
+            let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            build.args(["build", "--quiet", "--release", "--bins"]).args(packages);
+            let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+            assert!(status.success(), "these programs do not build: {packages:?}");
+        }
         profiles.join("release")
     });
     folder.join(name)

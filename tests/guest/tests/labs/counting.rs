@@ -1,8 +1,8 @@
 //! What `perf stat` counts in a guest: to the instruction, what it counts on hardware.
 //!
-//! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so two boots of the
-//! simulated host serve all tests, one with guests of one CPU and one with guests of four, and each test looks at a
-//! section of the script that ran there. Every test holds for every model (see `model.rs`).
+//! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so three boots of the
+//! simulated host serve all tests: one for events of all kinds, one for programs in guests of one CPU, and one for those in
+//! guests of four. Each test looks at a section of the script that ran there, for each model (see `model.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -61,23 +61,32 @@ const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses br
 /// In user mode, in the kernel, and in both.
 const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
 
-/// Guests of one CPU, and the host that they are compared with.
-static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
-    let steps = programs().fold(Steps::new("counting::one_cpu").long(), |steps, (name, program)| {
+/// Events of all kinds, in guests of one CPU and on the host that they are compared with.
+static EVENTS: LazyLock<Results> = LazyLock::new(|| {
+    let host = host_script().into_bytes();
+    let steps = programs().fold(Steps::new("counting::events").long(), |steps, (name, program)| {
         steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
     });
-    let host = host_script().into_bytes();
     let steps = steps.on(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
-    selected()
-        .iter()
-        .fold(steps, |steps, model| {
-            let script = script_of(model);
-            steps
-                .in_guest(&script, one_cpu(model).into_bytes())
-                .step(model.pmu, &format!("{} -- sh ./{script}", run(model, 1)))
-        })
-        .run()
+    in_guests(steps, events).run()
 });
+
+/// Programs in guests of one CPU.
+static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
+    let steps = programs()
+        .fold(Steps::new("counting::one_cpu").long(), |steps, (name, program)| steps.in_guest(name, program));
+    in_guests(steps, one_cpu).run()
+});
+
+/// Adds a guest of one CPU for each model, which runs the model's script.
+fn in_guests(steps: Steps, script: impl Fn(&Model) -> Script) -> Steps {
+    selected().iter().fold(steps, |steps, model| {
+        let name = script_of(model);
+        steps
+            .in_guest(&name, script(model).into_bytes())
+            .step(model.pmu, &format!("{} -- sh ./{name}", run(model, 1)))
+    })
+}
 
 /// Guests of four CPUs.
 static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
@@ -170,11 +179,15 @@ fn several_times(command: &str) -> String {
     format!("for turn in 1 2 3 4; do {command}; done")
 }
 
-fn one_cpu(model: &Model) -> Script {
-    let ten = ["cycles:u,instructions:u"; 5].join(",");
+fn events(model: &Model) -> Script {
     let refused: Vec<_> = model.refused.iter().map(|(event, _)| *event).collect();
     with_raw(named(), model, |raw| raw.guest, raw_in_the_guest)
         .section("refused", &for_each(&refused.join(" "), "loop"))
+}
+
+fn one_cpu(model: &Model) -> Script {
+    let ten = ["cycles:u,instructions:u"; 5].join(",");
+    Script::new()
         .section("alone", &for_each(&list(&model.six(Loop::SHORT), " "), "loop"))
         .section("six", &format!("{STAT} -e '{{{}}}' ./loop", list(&model.six(Loop::SHORT), ",")))
         .section("modes", &format!("{STAT} -e '{BY_MODE}' ./yield"))
@@ -217,7 +230,7 @@ fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static M
 }
 
 fn host() -> Sections {
-    Sections::of(ONE_CPU.of("host"))
+    Sections::of(EVENTS.of("host"))
 }
 
 /// That both modes together are what each of them is, and how much that is in user mode.
@@ -300,7 +313,7 @@ fn a_guest_has_the_named_events_that_its_host_has_too() {
     let supported = |count: &Count| count.value != Value::NotSupported;
     let on_the_host = host().counts("named");
     assert!(on_the_host.iter().any(supported) && !on_the_host.iter().all(supported), "{on_the_host:?}");
-    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, named, .. }, guest) in guests(&EVENTS) {
         let in_the_guest = guest.counts("named");
         assert_eq!(in_the_guest.len(), on_the_host.len(), "{pmu}");
         for (there, here) in on_the_host.iter().zip(&in_the_guest) {
@@ -319,7 +332,7 @@ fn a_guest_has_the_named_events_that_its_host_has_too() {
 }
 
 fn perf_lists_the_named_events_that_a_guest_has() {
-    for (Model { pmu, named, .. }, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, named, .. }, guest) in guests(&EVENTS) {
         let listed = guest.text("listed");
         match named {
             Named::OfTheHost => assert_eq!(listed, host().text("listed"), "{pmu}"),
@@ -346,7 +359,7 @@ fn raw_events_count_what_the_hardware_counts() {
         ]
         .concat()
     );
-    for (model, guest) in guests(&ONE_CPU) {
+    for (model, guest) in guests(&EVENTS) {
         for (program, _) in KNOWN {
             let counted = guest.values(&raw_in_the_guest(program));
             assert_eq!(counted, host.values(&raw_on_the_host(model, program)), "{}: {program}", model.pmu);
@@ -355,12 +368,12 @@ fn raw_events_count_what_the_hardware_counts() {
 }
 
 fn events_that_the_host_does_not_have_stand_still_and_the_operator_is_told() {
-    for (Model { pmu, refused, .. }, guest) in guests(&ONE_CPU) {
+    for (Model { pmu, refused, .. }, guest) in guests(&EVENTS) {
         let counts = perf::counts(guest.text("refused"));
         let found: Vec<_> = counts.iter().map(|count| (count.event.as_str(), count.exact())).collect();
         let expected: Vec<_> = refused.iter().map(|(event, _)| (*event, 0)).collect();
         assert_eq!(found, expected, "{pmu}");
-        let err = &ONE_CPU.of(pmu).err;
+        let err = &EVENTS.of(pmu).err;
         let told: Vec<_> = err.lines().filter(|line| line.contains("the host refuses")).collect();
         assert_eq!(told.is_empty(), refused.is_empty(), "{pmu}: {err}");
         for (_, words) in *refused {
