@@ -134,10 +134,10 @@ pub struct Run {
     pub memory: Size,
     /// A folder of the host's, at the same place in the guest, to be read unless it ends in `:rw`
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
-    pub share: Vec<Given>,
+    pub share: Vec<HostPath>,
     /// A raw image as /dev/vda and on, to be written to unless it ends in `:ro`
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
-    pub disk: Vec<Given>,
+    pub disk: Vec<HostPath>,
     /// The PMU that the guest sees
     #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
     pub pmu: Choice,
@@ -172,7 +172,7 @@ pub struct Run {
 
 /// Something of the host's that a guest is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
+pub struct HostPath {
     /// Where it is.
     pub path: PathBuf,
     /// What the guest may do with it.
@@ -180,14 +180,14 @@ pub struct Given {
 }
 
 /// Reads a path that may end in `:ro` or `:rw`.
-fn given(unless_said: Access) -> impl TypedValueParser<Value = Given> {
+fn given(unless_said: Access) -> impl TypedValueParser<Value = HostPath> {
     OsStringValueParser::new().map(move |text| {
         let bytes = text.as_bytes();
         let (path, access) = [(&b":ro"[..], Access::ReadOnly), (b":rw", Access::ReadWrite)]
             .into_iter()
             .find_map(|(end, access)| Some((bytes.strip_suffix(end)?, access)))
             .unwrap_or((bytes, unless_said));
-        Given { path: OsStr::from_bytes(path).into(), access }
+        HostPath { path: OsStr::from_bytes(path).into(), access }
     })
 }
 
@@ -280,7 +280,7 @@ mod tests {
         let arguments = ["tally", "run", "--share", "/a", "--share=b:rw", "--disk", "c:ro", "--disk", "d:x"];
         let cli = Cli::try_parse_from(arguments).unwrap();
         let Command::Run(run) = cli.command else { panic!("not run") };
-        let given = |path: &str, access| Given { path: path.into(), access };
+        let given = |path: &str, access| HostPath { path: path.into(), access };
         assert_eq!(run.share, [given("/a", Access::ReadOnly), given("b", Access::ReadWrite)]);
         assert_eq!(run.disk, [given("c", Access::ReadOnly), given("d:x", Access::ReadWrite)]);
     }

@@ -145,7 +145,7 @@ impl EventLog {
 impl VcpuLog {
     /// That of this vCPU, if its counters are Tally's.
     pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
-        let Pmu::Ours(shown, host) = pmu else { return None };
+        let Pmu::Emulated(shown, host) = pmu else { return None };
         Some(Self { log: Arc::clone(log), vcpu, shown, host })
     }
 

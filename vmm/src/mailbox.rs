@@ -83,7 +83,7 @@ impl Vcpus {
     }
 
     /// Has all of them do as the operator wants it to; how many do.
-    pub fn obey(&self, policy: &Policy) -> usize {
+    pub fn set_policy(&self, policy: &Policy) -> usize {
         self.ask(|answer| Ask::Obey(policy.clone(), answer)).len()
     }
 

@@ -2,11 +2,11 @@
 //!
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). Each vCPU's thread
 //! answers for its PMU with counters of its own ([`thread`]), is called out of the guest when one has overflowed ([`alarm`]),
-//! or once in a while ([`pulse`]), or when an interrupt may be had that had to wait ([`reminder`]). How a PMU is accessed
+//! or once in a while ([`poll_timer`]), or when an interrupt may be had that had to wait ([`reminder`]). How a PMU is accessed
 //! and how it interrupts is the processor's ([`crate::arch::pmu`]).
 
 pub mod alarm;
-mod pulse;
+mod poll_timer;
 mod reminder;
 pub mod thread;
 mod timer;
@@ -23,7 +23,7 @@ pub enum Pmu {
     /// KVM's own in-kernel vPMU.
     Kvm,
     /// Tally's.
-    Ours(Shown, Host),
+    Emulated(Shown, Host),
 }
 
 /// What becomes of a choice.
@@ -40,7 +40,7 @@ impl fmt::Display for Pmu {
         match self {
             Self::None => write!(f, "none"),
             Self::Kvm => write!(f, "KVM's own"),
-            Self::Ours(shown, _) => write!(f, "{shown}"),
+            Self::Emulated(shown, _) => write!(f, "{shown}"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `tally run`: from options to a machine, and from how it ended to a status.
 
 mod boot;
-mod given;
+mod host_resources;
 mod streams;
 mod talk;
 
@@ -37,7 +37,7 @@ use crate::{FAILURE, kvm, logging, policy, signals};
 use vpmu::policy::Policy;
 
 use boot::Files;
-use given::Given;
+use host_resources::HostResources;
 use talk::Talk;
 
 /// Boots what the options say and waits for its end.
@@ -59,7 +59,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let memory = ram.size();
     info!("guest: {ram}; vCPUs: {cpus}");
     let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
-    let Given { devices, shares, folder } = given::devices(options)?;
+    let HostResources { devices, shares, folder } = host_resources::devices(options)?;
     let mut graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
     let Files { mut kernel, initrd, front } = boot::files(options)?;
     let has_command = !options.command.is_empty();

@@ -177,7 +177,7 @@ impl Vcpu {
                     let _ = answer.send(report);
                 }
                 Ask::Obey(policy, answer) => {
-                    pmu.obey(&policy);
+                    pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }
                 Ask::Switch(counter, to, answer) => {

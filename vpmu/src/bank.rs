@@ -1,18 +1,18 @@
 //! A vCPU's counters: their values, which of them run, and which have overflowed.
 //!
-//! What counts behind a counter is shared by all that select the same, lives as long as one of them does so, and never stops:
-//! a counter that stands still just does not take over what was counted meanwhile. So stopping, starting and reading cost
-//! the host nothing but a look at the count. Only an alarm, for the next overflow, is a request to the host, and it is made
-//! as seldom as can be: one that comes early does no harm, because whether a counter has overflowed is computed from its value.
+//! The event that backs a counter is shared by all counters that select the same, lives as long as one of them does, and never
+//! stops: a counter that stands still does not add what its backing counts meanwhile. So stopping, starting and reading a
+//! counter cost the host no more than a read of the count. Only an alarm, for the next overflow, is a request to the host. It is
+//! made as seldom as possible: an alarm that expires early does no harm, because an overflow is computed from the value.
 
 mod alarms;
 mod backings;
 mod counter;
+mod deferral;
 mod floor;
-mod gap;
 mod hardware;
-mod hold;
 mod report;
+mod starvation;
 #[cfg(test)]
 mod tests;
 
@@ -22,60 +22,60 @@ use log::debug;
 
 use crate::event::{Event, Selection};
 use crate::journal::{Entry, Journal};
+use crate::mask::{first, members};
 use crate::notice::{Notice, Notices};
 use crate::policy::Policy;
 use crate::report::Statistics;
-use crate::set::{first, members};
-use crate::source::{Backing, FAR, Obeyed, Source};
+use crate::source::{Backing, FAR, PolicyEffect, Source};
 use backings::Backed;
 use counter::Counter;
 use floor::Floor;
 use hardware::Look;
 
-/// Whether anybody is to know of an overflow when it happens.
+/// Whether an overflow needs an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alarm {
-    /// Yes: the guest wants an interrupt.
+    /// It does: the guest wants an interrupt.
     AtOverflow,
-    /// It is enough to find out when somebody looks.
+    /// It does not: the overflow is found at the next update.
     Off,
 }
 
-/// The counters, numbered from 0; sets of them are bit masks.
+/// The counters, numbered from 0. Sets of counters are masks.
 pub struct Bank<S: Source> {
     source: S,
     width: u32,
     counters: Vec<Counter>,
-    /// What counts for them, each for all that select the same.
+    /// The backing events, each for all counters that select the same.
     backings: Vec<Backed<S::Backing>>,
     running: u64,
-    /// Those with [`Alarm::AtOverflow`].
+    /// Counters with [`Alarm::AtOverflow`].
     interrupting: u64,
     overflowed: u64,
-    /// Those that stood still when [`Self::release_idle`] was last called, and have done so since.
+    /// Counters that have stood still since the last call of [`Self::release_idle`].
     idle: u64,
     floor: Floor,
-    /// Whether a guest that is interrupted is expected to stop all counters before anything else.
+    /// The guest is predicted to stop all counters first when it is interrupted.
     expects_stop: bool,
-    /// Whether an alarm waits for that.
+    /// An alarm waits for that stop.
     awaits_stop: bool,
-    /// What the policy wants between two overflows that interrupt.
+    /// The policy's least distance between two overflows that interrupt.
     least_period: u64,
-    /// When the counters were last looked at because time had passed.
-    last_beat: Duration,
-    /// Those that were found without hardware. This is asked at every exit.
+    /// Time of the last poll.
+    last_poll: Duration,
+    /// Counters that were found without hardware. Checked at every exit.
     starved: u64,
-    /// Whether one has lost its hardware, or got it back, since that was last forgotten.
+    /// A counter has lost its hardware or got it back since this was last cleared.
     hardware_changed: bool,
     notices: Notices,
     journal: Journal,
     statistics: Statistics,
-    /// How many overflows there had been when the last alarm came.
+    /// Number of overflows when the last alarm was handled.
     overflows_at_alarm: u64,
 }
 
 impl<S: Source> Bank<S> {
-    /// So many counters of so many bits, all zero, which select nothing and stand still.
+    /// Creates `counters` counters of `width` bits: all zero, without an event, standing still.
     ///
     /// # Panics
     /// If there are none or more than 63 counters, or their bits are none or more than 64.
@@ -94,7 +94,7 @@ impl<S: Source> Bank<S> {
             expects_stop: false,
             awaits_stop: false,
             least_period: 1,
-            last_beat: Duration::ZERO,
+            last_poll: Duration::ZERO,
             starved: 0,
             hardware_changed: false,
             notices: Notices::default(),
@@ -104,17 +104,17 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// All counters.
+    /// The mask of all counters.
     pub fn all(&self) -> u64 {
         first(self.counters.len())
     }
 
-    /// How many counters there are.
+    /// Number of counters.
     pub fn size(&self) -> usize {
         self.counters.len()
     }
 
-    /// Sets what a counter counts. It keeps its value.
+    /// Sets the event of a counter, which keeps its value.
     pub fn configure(&mut self, counter: usize, selection: Option<Selection>, alarm: Alarm) {
         let interrupts = alarm == Alarm::AtOverflow;
         let before = (self.counters[counter].selection, self.interrupts(counter));
@@ -125,7 +125,7 @@ impl<S: Source> Bank<S> {
         self.reconfigure(counter, selection, interrupts);
     }
 
-    /// Has something else count for a counter, of which the guest knows nothing: an overflow that was put off still comes.
+    /// Replaces the backing event without the guest seeing it. An overflow that was put off is still reported.
     pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
         if self.counters[counter].selection != selection {
             self.look_if_running(counter);
@@ -133,7 +133,7 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Says which counters run; all others stand still.
+    /// Sets which counters run; all others stand still.
     pub fn run(&mut self, running: u64) {
         self.awaits_stop &= running != 0;
         let (stop, start) = (self.running & !running, running & !self.running);
@@ -147,25 +147,25 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// What a counter shows.
+    /// Updates and reads a counter.
     pub fn read(&mut self, counter: usize) -> u64 {
         self.look_if_running(counter);
         self.counters[counter].value
     }
 
-    /// What it showed when it was last looked at.
+    /// Returns a counter's value as of its last update.
     pub fn value(&self, counter: usize) -> u64 {
         self.counters[counter].value
     }
 
-    /// Sets what a counter shows, as far as it is wide.
+    /// Writes a counter; bits beyond its width are dropped.
     pub fn write(&mut self, counter: usize, value: u64) {
         let mask = self.mask();
         let value = value & mask;
-        // The alarm of one that stands still is set when it goes on.
+        // The alarm of a counter that stands still is set when it starts.
         let index = if self.runs(counter) { self.backing_of(counter) } else { None };
-        if let Some(held) = index.and_then(|index| self.backings[index].held.as_mut()) {
-            held.written = true;
+        if let Some(deferred) = index.and_then(|index| self.backings[index].deferred.as_mut()) {
+            deferred.written = true;
             self.counters[counter].set(value, mask);
             return;
         }
@@ -176,24 +176,23 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Looks what counters that run have counted.
+    /// Updates the running counters.
     pub fn look(&mut self) {
         self.look_at(self.running);
     }
 
-    /// Looks whether alarms have come, after a signal that says so, and at what has overflowed. An alarm comes also while
-    /// its counters stand still.
+    /// Updates all counters and looks for expired alarms. An alarm also expires while its counters stand still.
     pub fn look_at_all(&mut self) {
         self.look_at(self.all());
     }
 
-    /// Some time has passed: counters that have lost their hardware are found out.
-    pub fn beat(&mut self) {
+    /// Polls for counters that have lost their hardware or got it back.
+    pub fn poll(&mut self) {
         self.look_at_all();
-        self.last_beat = self.source.now();
+        self.last_poll = self.source.now();
     }
 
-    /// Gives back to the host what counts for counters that have stood still since this was last called.
+    /// Releases the backings of counters that have stood still since the last call.
     pub fn release_idle(&mut self) {
         let stand_still = self.backed() & !self.running;
         for counter in members(stand_still & self.idle) {
@@ -203,39 +202,39 @@ impl<S: Source> Bank<S> {
         self.idle = stand_still;
     }
 
-    /// Whether the host has such an event at all.
+    /// Returns whether the host has this event.
     pub fn can_count(&mut self, event: Event) -> bool {
         self.source.can_count(event)
     }
 
-    /// How late it is.
+    /// Monotonic time.
     pub fn now(&self) -> Duration {
         self.source.now()
     }
 
-    /// From now on counts as the operator wants it to.
-    pub fn obey(&mut self, policy: &Policy) {
+    /// Sets the policy.
+    pub fn set_policy(&mut self, policy: &Policy) {
         self.look_at_all();
         self.least_period = policy.least_period.get().min(FAR);
-        if self.source.obey(policy) == Obeyed::FromTheNextOn {
+        if self.source.set_policy(policy) == PolicyEffect::OnNewBackings {
             members(self.backed()).for_each(|counter| self.release(counter));
             self.resume(self.running);
         }
     }
 
-    /// Whether a guest that is interrupted will stop all counters, and look only then which have overflowed.
+    /// Sets whether the guest is predicted to stop all counters first when it is interrupted.
     pub fn expect_stop(&mut self, expected: bool) {
         self.expects_stop = expected;
     }
 
-    /// It was not interrupted, or does something else: alarms that wait for that are set as ever.
+    /// Sets the alarms that wait for a stop, because the guest was not interrupted or does something else first.
     pub fn wait_no_longer(&mut self) {
         if !std::mem::take(&mut self.awaits_stop) {
             return;
         }
         for index in 0..self.backings.len() {
-            // That of one that is held is set when it is let go.
-            if self.backings[index].held.is_some() {
+            // The alarm of a deferred backing is set by `commit`.
+            if self.backings[index].deferred.is_some() {
                 continue;
             }
             let look = self.count(index);
@@ -247,27 +246,27 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// An alarm has come, and it was looked which counters have overflowed.
+    /// Counts an expired alarm, after the counters were updated.
     pub fn alarm(&mut self) {
         self.statistics.alarms += 1;
         let overflows = self.overflows();
-        // What it was for may have been found before, on the way here.
+        // Its overflow may have been found before, on the way here.
         if std::mem::replace(&mut self.overflows_at_alarm, overflows) == overflows {
             self.statistics.ignored_alarms += 1;
         }
     }
 
-    /// The counters that have overflowed since this was last asked, as far as they were looked at.
+    /// Takes the counters that have overflowed, as of their last updates.
     pub fn take_overflowed(&mut self) -> u64 {
         std::mem::take(&mut self.overflowed)
     }
 
-    /// What the operator is to know since this was last asked.
+    /// Takes the notices for the operator.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.notices.take()
     }
 
-    /// Where everything is written down.
+    /// The journal.
     pub fn journal(&mut self) -> &mut Journal {
         &mut self.journal
     }
@@ -276,7 +275,7 @@ impl<S: Source> Bank<S> {
         u64::MAX >> (u64::BITS - self.width)
     }
 
-    /// Has the operator know of it, unless there was too much of late; whether he will.
+    /// Adds a notice for the operator. Returns false if it was dropped because there were too many of late.
     pub fn tell(&mut self, notice: Notice) -> bool {
         self.journal.add(|| Entry::Noticed(notice.clone()));
         self.notices.tell(notice, self.source.now())
@@ -312,16 +311,16 @@ impl<S: Source> Bank<S> {
 
     fn look_at(&mut self, counters: u64) {
         for index in 0..self.backings.len() {
-            let Backed { users, held, .. } = &self.backings[index];
-            if users & counters != 0 && held.is_none() {
+            let Backed { users, deferred, .. } = &self.backings[index];
+            if users & counters != 0 && deferred.is_none() {
                 let look = self.count(index);
                 self.take_over(index, &look, counters & self.running);
             }
         }
     }
 
-    /// These of a backing's counters, which run, take over what was counted. If its alarm has come all do, so that the next can
-    /// be set. Whether one was.
+    /// Updates the given running counters of a backing; all of them if its alarm has expired, so that the next alarm can be set.
+    /// Returns true if an alarm was set.
     fn take_over(&mut self, index: usize, look: &Look, counters: u64) -> bool {
         let Backed { backing, users, alarm, .. } = &self.backings[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
@@ -337,7 +336,7 @@ impl<S: Source> Bank<S> {
         due || look.recovered
     }
 
-    /// Takes over what was counted while a counter ran; whether that interrupts.
+    /// Adds what was counted while a counter ran. Returns true if it has overflowed and interrupts.
     fn advance(&mut self, counter: usize, count: u64, estimated: u64) -> bool {
         let interrupts = self.interrupts(counter);
         let mask = self.mask();

@@ -8,16 +8,16 @@
 
 pub mod bank;
 pub mod event;
+pub mod event_mapper;
 pub mod journal;
+mod mask;
 pub mod model;
 pub mod notice;
 pub mod policy;
 pub mod report;
 pub mod retarget;
-mod set;
-pub mod slate;
+pub mod shared_page;
 pub mod source;
-pub mod terms;
 pub mod translation;
 pub mod unit;
 pub mod x86;

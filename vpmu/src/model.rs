@@ -26,7 +26,7 @@ pub trait Model<S: Source> {
     fn report(&mut self) -> Report;
 
     /// From now on does as the operator wants it to. What its registers hold stays as it is, and so do its counts.
-    fn obey(&mut self, policy: &Policy);
+    fn set_policy(&mut self, policy: &Policy);
 
     /// What is behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;

@@ -24,26 +24,26 @@ pub trait Source {
     /// Whether the host has such an event at all, even if others hold the hardware for it.
     fn can_count(&mut self, event: Event) -> bool;
 
-    /// How late it is, from any point that stays the same.
+    /// Monotonic time.
     fn now(&self) -> Duration;
 
-    /// Whether a counter whose alarms are so far apart may go on like that, as of now: hosts stop those that are too fast.
+    /// Returns whether an alarm may repeat by itself at this interval: hosts throttle events that interrupt too often.
     fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool;
 
-    /// From now on counts as the operator wants it to.
-    fn obey(&mut self, policy: &Policy) -> Obeyed;
+    /// Sets the policy. Returns which backings it applies to.
+    fn set_policy(&mut self, policy: &Policy) -> PolicyEffect;
 
     /// How many system calls it has made.
     fn requests(&self) -> u64;
 }
 
-/// Which counters do as the operator wants them to.
+/// Which backings a new policy applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Obeyed {
-    /// All do.
-    All,
+pub enum PolicyEffect {
+    /// All of them, from now on.
+    Immediate,
     /// Those that are started from now on.
-    FromTheNextOn,
+    OnNewBackings,
 }
 
 /// A counter that only ever counts up, while its guest runs.

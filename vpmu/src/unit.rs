@@ -1,8 +1,8 @@
-//! What every maker's PMU does: counters are configured one by one and stopped all at once, a status remembers which have
-//! overflowed, and an overflow interrupts. The models are this, with registers.
+//! What the PMUs of all vendors do: counters are configured one by one and stopped all at once, a status records which have
+//! overflowed, and an overflow interrupts. A register model adds the registers.
 
-mod allowance;
-mod habit;
+mod coalescing;
+mod rate_limiter;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,87 +16,87 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
-use allowance::Allowance;
-use habit::Habit;
+use coalescing::Coalescing;
+use rate_limiter::RateLimiter;
 
-/// What one counter is told to do.
+/// The configuration of one counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Setting {
-    /// What it counts, if anything.
+pub struct CounterConfig {
+    /// The event that it counts, if any.
     pub selection: Option<Selection>,
-    /// Whether it counts, as far as it has a say.
+    /// Its own enable bit. Global control, the freeze and the operator can stop it all the same.
     pub enabled: bool,
-    /// Whether its overflow interrupts.
+    /// Its overflow interrupts.
     pub interrupts: bool,
 }
 
 /// An interrupt for overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interrupt {
-    /// There is no need for one.
+    /// None is pending.
     None,
-    /// It is to be delivered.
+    /// One is to be injected.
     Asked,
-    /// It has to wait.
+    /// One waits for the rate limiter.
     Withheld {
-        /// For these counters.
+        /// The counters whose overflow it is for.
         counters: u64,
-        /// Until then.
+        /// When it may be injected.
         until: Duration,
     },
 }
 
-/// The counters of a vCPU, numbered from 0; sets of them are bit masks.
+/// The counters of a vCPU, numbered from 0. Sets of counters are masks.
 pub struct Unit<S: Source> {
     bank: Bank<S>,
-    settings: Vec<Setting>,
-    /// Those that are told to count.
+    configs: Vec<CounterConfig>,
+    /// Counters whose own enable bit is set.
     enabled: u64,
-    /// Those whose overflow interrupts.
+    /// Counters whose overflow interrupts.
     interrupting: u64,
-    /// Those that may run.
+    /// Global control.
     control: u64,
-    /// Those that have overflowed since software last cleared them.
+    /// Global status: counters that have overflowed since software last cleared their bits.
     status: u64,
     interrupt: Interrupt,
-    habit: Habit,
-    /// What limits them, if anything does.
-    allowance: Option<Allowance>,
-    /// How often it has asked for one.
+    coalescing: Coalescing,
+    /// Limits the interrupts, if the policy has a limit.
+    rate_limiter: Option<RateLimiter>,
+    /// Number of interrupts asked for.
     interrupts: u64,
-    /// How often it had to wait with that.
+    /// Number of interrupts that had to wait for the rate limiter.
     withheld: u64,
     freezes: bool,
     frozen: bool,
-    /// Those that the operator keeps from running.
+    /// Counters that the operator has disabled.
     disabled: u64,
 }
 
-/// What an operator may do with a counter.
+/// Whether the operator lets a guest use a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
     /// The guest may use it.
     On,
-    /// It stands still, whatever the guest does with it.
+    /// The counter stands still, whatever the guest does.
     Off,
 }
 
 impl<S: Source> Unit<S> {
-    /// So many counters of so many bits, all zero, which select nothing; all of them may run until [`Self::set_control`] says otherwise.
+    /// Creates `counters` counters of `width` bits: all zero, without an event, and enabled in global control.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
         let bank = Bank::new(source, counters, width);
-        let settings = vec![Setting::default(); counters];
+        let configs = vec![CounterConfig::default(); counters];
         Self {
             control: bank.all(),
             bank,
-            settings,
+            configs,
             enabled: 0,
             interrupting: 0,
             status: 0,
             interrupt: Interrupt::None,
-            habit: Habit::default(),
-            allowance: None,
+            coalescing: Coalescing::default(),
+            rate_limiter: None,
             interrupts: 0,
             withheld: 0,
             freezes: false,
@@ -105,44 +105,44 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// All counters.
+    /// The mask of all counters.
     pub fn all(&self) -> u64 {
         self.bank.all()
     }
 
-    /// Tells a counter what to do.
-    pub fn configure(&mut self, counter: usize, setting: Setting) {
+    /// Sets a counter's configuration.
+    pub fn configure(&mut self, counter: usize, config: CounterConfig) {
         self.accessed();
-        // Overflows up to now are those of the old setting.
+        // Overflows up to now belong to the old configuration.
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
-        if self.settings[counter] != setting {
+        if self.configs[counter] != config {
             self.no_longer_withhold(1 << counter);
         }
-        self.settings[counter] = setting;
+        self.configs[counter] = config;
         for (set, belongs) in
-            [(&mut self.enabled, setting.enabled), (&mut self.interrupting, setting.interrupts)]
+            [(&mut self.enabled, config.enabled), (&mut self.interrupting, config.interrupts)]
         {
             *set = *set & !(1 << counter) | u64::from(belongs) << counter;
         }
-        let alarm = if setting.interrupts { Alarm::AtOverflow } else { Alarm::Off };
-        self.bank.configure(counter, setting.selection, alarm);
+        let alarm = if config.interrupts { Alarm::AtOverflow } else { Alarm::Off };
+        self.bank.configure(counter, config.selection, alarm);
         self.bank.run(self.running());
     }
 
-    /// What a counter is told to do.
-    pub fn setting(&self, counter: usize) -> Setting {
-        self.settings[counter]
+    /// Returns a counter's configuration.
+    pub fn config(&self, counter: usize) -> CounterConfig {
+        self.configs[counter]
     }
 
-    /// Has something else count for a counter, of which the guest knows nothing: an interrupt that waits still comes.
+    /// Replaces the backing event without the guest seeing it. An interrupt that waits is still injected.
     pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
         self.bank.select(counter, selection);
-        self.settings[counter].selection = selection;
+        self.configs[counter].selection = selection;
         self.take_overflows();
     }
 
-    /// What a counter shows.
+    /// Reads a counter.
     pub fn read(&mut self, counter: usize) -> u64 {
         self.accessed();
         let value = self.bank.read(counter);
@@ -150,12 +150,12 @@ impl<S: Source> Unit<S> {
         value
     }
 
-    /// What it showed when it was last looked at: what it shows if it stands still, or is held.
+    /// Returns a counter's value as of its last update. That is its current value if it stands still or is deferred.
     pub fn value(&self, counter: usize) -> u64 {
         self.bank.value(counter)
     }
 
-    /// Sets what a counter shows, as far as it is wide.
+    /// Writes a counter; bits beyond its width are dropped.
     pub fn write(&mut self, counter: usize, value: u64) {
         self.accessed();
         self.bank.write(counter, value);
@@ -163,44 +163,44 @@ impl<S: Source> Unit<S> {
         self.no_longer_withhold(1 << counter);
     }
 
-    /// The counters that may run.
+    /// Returns global control.
     pub fn control(&self) -> u64 {
         self.control
     }
 
-    /// Says which counters may run, of those that there are.
+    /// Sets global control; bits without a counter are dropped.
     pub fn set_control(&mut self, counters: u64) {
         self.control = counters & self.all();
         if self.running() != 0 {
             self.accessed();
-        } else if self.habit.stops() {
+        } else if self.coalescing.stopped() {
             return self.stop_for_handler();
         }
         self.run();
     }
 
-    /// Software does something with the counters. What was to wait until it stops them waits no longer.
+    /// Records an access other than a stop. If it is the first after an interrupt, alarms that wait for the stop are set.
     fn accessed(&mut self) {
-        if self.habit.does_something_else() {
+        if self.coalescing.accessed() {
             self.bank.wait_no_longer();
         }
     }
 
-    /// What has overflowed by now, the interrupt that is being handled is for.
+    /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
     fn stop_for_handler(&mut self) {
         self.bank.run(0);
         let overflowed = self.bank.take_overflowed();
         self.note_overflows(overflowed, false);
     }
 
-    /// The counters that have overflowed, by now. Those that stand still were looked at when they stopped.
+    /// Reads global status, up to date. Counters that stand still were updated when they stopped.
     pub fn status(&mut self) -> u64 {
         self.accessed();
         self.look_at_running();
         self.status
     }
 
-    /// Forgets overflows, up to now.
+    /// Clears bits of global status.
     pub fn clear_status(&mut self, counters: u64) {
         self.accessed();
         self.look_at_running();
@@ -208,22 +208,22 @@ impl<S: Source> Unit<S> {
         self.no_longer_withhold(counters);
     }
 
-    /// Has counters look as if they had overflowed; none interrupts.
+    /// Sets bits of global status, without an interrupt.
     pub fn set_status(&mut self, counters: u64) {
         self.status |= counters & self.all();
     }
 
-    /// Whether an overflow that interrupts freezes all counters, until they are thawed.
+    /// Sets whether an overflow that interrupts freezes all counters.
     pub fn freeze_at_interrupts(&mut self, freezes: bool) {
         self.freezes = freezes;
     }
 
-    /// Whether the host has such an event at all, even if others hold the hardware for it.
+    /// Returns whether the host has this event, even if others hold the hardware for it.
     pub fn can_count(&mut self, event: Event) -> bool {
         self.bank.can_count(event)
     }
 
-    /// Whether all counters stand still, whatever they are told.
+    /// Returns whether all counters are frozen.
     pub fn is_frozen(&self) -> bool {
         self.frozen
     }
@@ -234,77 +234,77 @@ impl<S: Source> Unit<S> {
         self.run();
     }
 
-    /// The guest's kernel is going to handle an interrupt, before any program goes on: what it does to the counters may be done
-    /// later, as of now, if it makes no difference. Whether it does not. It was looked whether alarms have come.
-    pub fn hold(&mut self) -> bool {
-        let holds = !self.frozen && self.bank.hold();
+    /// Defers the changes that the guest's kernel makes while it handles an interrupt, until [`Self::commit`]. Returns false, and
+    /// does nothing, if that would make a difference. All counters must have been updated since the guest ran.
+    pub fn defer(&mut self) -> bool {
+        let holds = !self.frozen && self.bank.defer();
         if holds {
-            self.habit.is_not_seen();
+            self.coalescing.not_observed();
         }
         holds
     }
 
-    /// All of that is done, and it is looked which counters have overflowed.
-    pub fn let_go(&mut self) {
-        self.bank.let_go();
+    /// Ends a deferral, and updates all counters.
+    pub fn commit(&mut self) {
+        self.bank.commit();
         self.take_overflows();
     }
 
-    /// What a counter that is held can be set to without anything to do for the host.
+    /// Returns the values that a deferred counter can be written without a request to the host.
     pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
         self.bank.free_values(counter)
     }
 
-    /// From now on does as the operator wants it to.
-    pub fn obey(&mut self, policy: &Policy) {
-        self.bank.obey(policy);
-        self.allowance = policy.most_interrupts.map(Allowance::new);
+    /// Sets the policy.
+    pub fn set_policy(&mut self, policy: &Policy) {
+        self.bank.set_policy(policy);
+        self.rate_limiter = policy.most_interrupts.map(RateLimiter::new);
         self.take_overflows();
     }
 
-    /// An alarm has come: looks which counters have overflowed, unless that was done since the guest ran.
-    pub fn alarm(&mut self, was_looked: bool) {
-        self.habit.does_something_else();
-        if !was_looked {
-            self.bank.expect_stop(self.habit.stops_first());
+    /// Handles an expired alarm: updates all counters, unless `is_updated` says that this was done since the guest ran.
+    pub fn alarm(&mut self, is_updated: bool) {
+        self.coalescing.accessed();
+        if !is_updated {
+            self.bank.expect_stop(self.coalescing.stops_first());
             self.look();
             self.bank.expect_stop(false);
         }
         self.bank.alarm();
     }
 
-    /// Some time has passed: counters that have lost their hardware are found out.
-    pub fn beat(&mut self) {
-        self.bank.beat();
+    /// Polls for counters that have lost their hardware or got it back. Called by a timer.
+    pub fn poll(&mut self) {
+        self.bank.poll();
         self.take_overflows();
     }
 
-    /// Gives back to the host what no counter has used since this was last called.
+    /// Releases the host's events that no counter has used since the last call.
     pub fn release_idle(&mut self) {
         self.bank.release_idle();
     }
 
-    /// Whether a counter that is to run has no hardware.
+    /// Returns whether a running counter has no hardware.
     pub fn is_starved(&self) -> bool {
         self.bank.is_starved()
     }
 
-    /// Whether it holds counters of the host.
+    /// Returns whether it holds events of the host.
     pub fn holds_counters(&self) -> bool {
         self.bank.is_backed()
     }
 
-    /// Whether counters have lost their hardware, or got it back, since that was last forgotten.
+    /// Returns whether counters have lost their hardware or got it back since [`Self::forget_hardware_changed`].
     pub fn hardware_changed(&self) -> bool {
         self.bank.hardware_changed()
     }
 
-    /// Forgets that, up to now.
+    /// Clears [`Self::hardware_changed`].
     pub fn forget_hardware_changed(&mut self) {
         self.bank.forget_hardware_changed();
     }
 
-    /// Whether it has asked for an interrupt since this was last asked.
+    /// Takes the pending interrupt. Returns true if one is to be injected.
     pub fn take_interrupt(&mut self) -> bool {
         if let Interrupt::Withheld { counters, until } = self.interrupt
             && self.bank.now() >= until
@@ -319,16 +319,16 @@ impl<S: Source> Unit<S> {
         asked
     }
 
-    /// After an alarm: whether the guest handles an interrupt before anything else now.
-    pub fn told(&mut self, at_once: bool) {
-        if at_once {
-            self.habit.called();
+    /// Records, after an alarm, whether the injected interrupt is taken at the next entry.
+    pub fn interrupt_injected(&mut self, taken_at_next_entry: bool) {
+        if taken_at_next_entry {
+            self.coalescing.interrupted();
         } else {
             self.bank.wait_no_longer();
         }
     }
 
-    /// For how long it has to wait with an interrupt, if it does. Nobody else says when that is over.
+    /// Returns the time until the rate limiter lets a withheld interrupt through. The caller has to call back then.
     pub fn withholds_interrupt(&self) -> Option<Duration> {
         match self.interrupt {
             Interrupt::Withheld { until, .. } => Some(until.saturating_sub(self.bank.now())),
@@ -336,38 +336,38 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// What the operator is to know since this was last asked.
+    /// Takes the notices for the operator.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.bank.take_notices()
     }
 
-    /// The vCPU stands still from now on, until the counters have their hardware again.
+    /// Records that the vCPU stands still until the counters have their hardware again.
     pub fn stands_still(&mut self) {
         self.bank.stands_still();
     }
 
-    /// Whether they have. It asks for that, too.
+    /// Retries scheduling. Returns true once every counter is on hardware.
     pub fn has_hardware_again(&mut self) -> bool {
         self.bank.has_hardware_again()
     }
 
-    /// Has the operator know of this, too.
+    /// Adds a notice for the operator.
     pub fn tell(&mut self, notice: Notice) {
         self.bank.tell(notice);
     }
 
-    /// Begins to keep what happens to the counters, for [`Self::take_entries`], or no longer does.
+    /// Sets whether a journal is kept, for [`Self::take_entries`].
     pub fn keep_journal(&mut self, kept: bool) {
         self.bank.journal().keep(kept);
     }
 
-    /// What has happened to the counters since this was last asked.
+    /// Takes the journal's entries.
     pub fn take_entries(&mut self) -> Vec<Entry> {
         self.bank.journal().take()
     }
 
-    /// Disables a counter, or gives it back; whether there is one of this number. What counts for one that
-    /// is disabled is given back to the host as that of others that stand still.
+    /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a disabled
+    /// counter is released like that of any counter that stands still.
     pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
         if counter >= self.bank.size() {
             return false;
@@ -380,7 +380,7 @@ impl<S: Source> Unit<S> {
         true
     }
 
-    /// What there is to say of the counters; `words` names what is counted.
+    /// Reports all counters; `words` names an event.
     pub fn report(&mut self, words: impl Fn(Selection) -> String) -> Report {
         let mut counters: Vec<_> =
             (0..self.bank.size()).map(|counter| self.bank.report(counter, &words)).collect();
@@ -393,7 +393,7 @@ impl<S: Source> Unit<S> {
         Report { counters, statistics }
     }
 
-    /// Looks whether alarms have come, and which counters have overflowed.
+    /// Updates all counters, and looks for expired alarms.
     pub fn look(&mut self) {
         self.bank.look_at_all();
         self.take_overflows();
@@ -404,7 +404,7 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Those that run.
+    /// Returns the counters that run.
     pub fn running(&self) -> u64 {
         if self.frozen { 0 } else { self.enabled & self.control & !self.disabled }
     }
@@ -414,7 +414,7 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// The status has a bit for every overflow; an interrupt comes for those whose counter asks for one.
+    /// Sets the status for new overflows, and asks for an interrupt if one of these counters interrupts.
     fn take_overflows(&mut self) {
         let overflowed = self.bank.take_overflowed();
         if overflowed == 0 {
@@ -434,7 +434,7 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// One interrupt is for all overflows before it. While one has to wait nothing freezes: the guest would not thaw it.
+    /// Asks for one interrupt for all overflows before it. A withheld interrupt freezes nothing: the guest would not thaw it.
     fn ask_for_interrupt(&mut self, counters: u64) {
         match &mut self.interrupt {
             Interrupt::Asked => return,
@@ -444,8 +444,8 @@ impl<S: Source> Unit<S> {
             }
             Interrupt::None => {}
         }
-        if let Some(allowance) = &mut self.allowance
-            && let Err(until) = allowance.take(self.bank.now())
+        if let Some(limiter) = &mut self.rate_limiter
+            && let Err(until) = limiter.take(self.bank.now())
         {
             self.interrupt = Interrupt::Withheld { counters, until };
             self.withheld += 1;
@@ -458,7 +458,7 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// The guest has seen to these counters itself: it does not expect an interrupt for them any more.
+    /// Drops a withheld interrupt for counters that the guest has handled itself.
     fn no_longer_withhold(&mut self, counters: u64) {
         if let Interrupt::Withheld { counters: withheld, .. } = &mut self.interrupt {
             *withheld &= !counters;

@@ -176,9 +176,11 @@ fn open_terminal() -> io::Result<(File, OwnedFd)> {
 }
 
 fn take_terminal() -> io::Result<()> {
-    // Under nohup it is ignored, and by all that is started then.
-    // SAFETY: what a signal does by itself runs no code.
-    unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+    // nohup ignores the first, shells ignore the others in what they start in the background, and children inherit that.
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: a default disposition runs no code.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     // SAFETY: takes nothing.
     if unsafe { libc::setsid() } < 0 {
         return Err(io::Error::last_os_error());

@@ -118,7 +118,7 @@ impl Running {
     }
 
     fn change(&self, change: &Change) -> Answer {
-        let Pmu::Ours(..) = self.pmu else {
+        let Pmu::Emulated(..) = self.pmu else {
             return Answer::Error(format!(
                 "a policy is for Tally's own PMUs, and the guest sees {}",
                 self.pmu
@@ -129,7 +129,7 @@ impl Running {
         if changed != *policy {
             info!(target: COUNTERS, "policy: {}", policy::toml(&changed).trim_end().replace('\n', ", "));
             policy.clone_from(&changed);
-            let obeyed = self.vcpus.obey(&changed);
+            let obeyed = self.vcpus.set_policy(&changed);
             if obeyed < usize::from(self.about.cpus) {
                 return Answer::Error(format!(
                     "{obeyed} of its {} vCPUs have obeyed; the others will when they can",
@@ -184,7 +184,7 @@ impl Watch {
     fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
         if self.host.is_none() {
             self.host = match pmu {
-                Pmu::Ours(_, host) => Some(host.pmu),
+                Pmu::Emulated(_, host) => Some(host.pmu),
                 // On a host with several, this keeps the client's thread to the cores of one.
                 Pmu::None | Pmu::Kvm => HostPmu::settle().ok().map(|(pmu, _)| pmu),
             };

@@ -83,7 +83,7 @@ fn shown() -> Vec<Fact> {
         Err(error) => return vec![Fact::bad(about, error.to_string())],
     };
     match offer {
-        Ok(Offer { pmu: Pmu::Ours(shown, _), remarks }) => {
+        Ok(Offer { pmu: Pmu::Emulated(shown, _), remarks }) => {
             let good = Fact::good(about, format!("guests see {shown}"));
             [good].into_iter().chain(remarks.into_iter().map(|remark| Fact::note(about, remark))).collect()
         }

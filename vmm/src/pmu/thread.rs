@@ -9,7 +9,7 @@ use vpmu::unit::Switch;
 
 use super::Pmu;
 use super::alarm::{self, Called, Calls};
-use super::pulse::{Due, Pulse, Rhythm};
+use super::poll_timer::{Due, PollTimer, Rhythm};
 use super::reminder::Reminder;
 use crate::arch::exit;
 use crate::arch::pmu::Front;
@@ -19,24 +19,24 @@ use crate::vcpu::Vcpu;
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
-    /// What it is.
+    /// Which PMU it is.
     pub kind: Kind,
     calls: Calls,
-    /// Without one (too many timers) everything works but for what it is for.
-    pulse: Option<Pulse>,
-    /// The same.
+    /// `None` if there are too many timers; lost counters are then found late.
+    poll_timer: Option<PollTimer>,
+    /// `None` if there are too many timers; withheld interrupts then wait for the next exit.
     reminder: Option<Reminder>,
     on_starvation: OnStarvation,
     log: Option<VcpuLog>,
 }
 
-/// What there is to do after an exit.
+/// What to do after an exit.
 pub struct Settled {
-    /// Whether a timer or another thread had called the thread out of the guest.
+    /// A timer or another thread has called the vCPU out of the guest.
     pub called: bool,
-    /// What the operator is to know.
+    /// Notices for the operator.
     pub notices: Vec<Notice>,
-    /// Whether the machine is not to go on like this.
+    /// The machine has to stand still, as the policy says for starvation.
     pub stops: bool,
 }
 
@@ -47,7 +47,7 @@ pub enum Kind {
     /// KVM's own.
     Kvm,
     /// One of Tally's.
-    Ours(Box<Front>),
+    Emulated(Box<Front>),
 }
 
 impl ThreadPmu {
@@ -57,91 +57,90 @@ impl ThreadPmu {
         let kind = match vcpu.pmu {
             Pmu::None => Kind::None,
             Pmu::Kvm => Kind::Kvm,
-            Pmu::Ours(shown, host) => {
+            Pmu::Emulated(shown, host) => {
                 info!("what its counters count is counted by pinned perf events of this thread");
                 let mut front = Front::new(shown, host, vcpu);
-                front.model().obey(policy);
-                Kind::Ours(Box::new(front))
+                front.model().set_policy(policy);
+                Kind::Emulated(Box::new(front))
             }
         };
         let calls = Calls::of(&vcpu.fd)?;
         let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
-        let pulse = Pulse::new(alarm::call()).map_err(timeless).ok();
+        let poll_timer = PollTimer::new(alarm::call()).map_err(timeless).ok();
         let reminder = Reminder::new(alarm::call()).ok();
-        Ok(Self { kind, calls, pulse, reminder, on_starvation: policy.on_starvation, log: None })
+        Ok(Self { kind, calls, poll_timer, reminder, on_starvation: policy.on_starvation, log: None })
     }
 
     /// Has all that happens to its counters logged.
     pub fn log_into(&mut self, log: VcpuLog, fd: &mut VcpuFd) {
-        if let Kind::Ours(front) = &mut self.kind {
+        if let Kind::Emulated(front) = &mut self.kind {
             front.model().unit().keep_journal(true);
             exit::keep_place(fd);
             self.log = Some(log);
         }
     }
 
-    /// From now on does as the operator wants it to.
-    pub fn obey(&mut self, policy: &Policy) {
+    /// Sets the policy.
+    pub fn set_policy(&mut self, policy: &Policy) {
         self.end();
-        let Kind::Ours(front) = &mut self.kind else { return };
-        front.model().obey(policy);
+        let Kind::Emulated(front) = &mut self.kind else { return };
+        front.model().set_policy(policy);
         self.on_starvation = policy.on_starvation;
-        // What it was set for may be due earlier now.
+        // A withheld interrupt may be due earlier now.
         if let Some(reminder) = &mut self.reminder {
             reminder.came();
         }
     }
 
-    /// Withholds a counter from the guest, or gives it back; whether it is Tally's, and there is one.
+    /// Enables or disables a counter for the guest. Returns false if there is no such counter of an emulated PMU.
     pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
         self.end();
         match &mut self.kind {
-            Kind::Ours(front) => front.model().unit().switch(counter, to),
+            Kind::Emulated(front) => front.model().unit().switch(counter, to),
             Kind::None | Kind::Kvm => false,
         }
     }
 
-    /// What there is to say of the counters, if they are Tally's.
+    /// Reports the counters of an emulated PMU.
     pub fn report(&mut self) -> Option<Report> {
         match &mut self.kind {
-            Kind::Ours(front) => Some(front.model().report()),
+            Kind::Emulated(front) => Some(front.model().report()),
             Kind::None | Kind::Kvm => None,
         }
     }
 
-    /// After every exit, the guest's own or when it was called out: looks at what has overflowed, and interrupts the guest if
-    /// it wants that.
+    /// Handles overflows and timers after an exit, and injects an interrupt if one is due. Must be called after every exit.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd, was_called: bool) -> Result<Settled, KvmError> {
-        let was_looked = match &mut self.kind {
-            Kind::Ours(front) => front.take(),
+        let is_updated = match &mut self.kind {
+            Kind::Emulated(front) => front.apply_page(),
             Kind::None | Kind::Kvm => false,
         };
         let Called { by_alarm, otherwise: called } =
             if was_called { self.calls.take(fd) } else { Called::default() };
-        let Kind::Ours(front) = &mut self.kind else {
+        let Kind::Emulated(front) = &mut self.kind else {
             return Ok(Settled { called, notices: Vec::new(), stops: false });
         };
         let unit = front.model().unit();
         if by_alarm {
-            unit.alarm(was_looked);
+            unit.alarm(is_updated);
         }
         if called {
-            match self.pulse.as_mut().and_then(Pulse::take) {
-                // That was a look already.
+            match self.poll_timer.as_mut().and_then(PollTimer::take) {
+                // The alarm has updated all counters already.
                 None if by_alarm => {}
                 None => unit.look(),
-                Some(Due::Look) => unit.beat(),
+                Some(Due::Look) => unit.poll(),
                 Some(Due::GiveBack) => {
-                    unit.beat();
+                    unit.poll();
                     unit.release_idle();
                 }
             }
         }
-        if let Some(pulse) = &mut self.pulse {
-            pulse.set(match (unit.holds_counters(), unit.is_starved()) {
-                (false, _) => Rhythm::Rests,
-                (true, false) => Rhythm::Beats,
-                (true, true) => Rhythm::Races,
+        if let Some(poll_timer) = &mut self.poll_timer {
+            poll_timer.set(match (unit.holds_counters(), unit.is_starved()) {
+                (false, _) => Rhythm::Off,
+                (true, false) => Rhythm::Usual,
+                (true, true) => Rhythm::Short,
             });
         }
         if let Some(log) = &self.log {
@@ -157,7 +156,7 @@ impl ThreadPmu {
         }
         let unit = front.model().unit();
         if by_alarm {
-            unit.told(is_handling);
+            unit.interrupt_injected(is_handling);
         }
         if let Some(reminder) = &mut self.reminder {
             if called {
@@ -169,35 +168,35 @@ impl ThreadPmu {
         }
         let stops = self.on_starvation == OnStarvation::Stop && unit.is_starved();
         let notices = unit.take_notices();
-        front.give(fd, by_alarm && is_handling);
+        front.prepare_page(fd, by_alarm && is_handling);
         Ok(Settled { called, notices, stops })
     }
 
-    /// Has all take effect for which the guest did not leave, before something that it leaves for.
+    /// Applies what the guest did on its shared page, before an ordinary access.
     pub fn end(&mut self) {
-        if let Kind::Ours(front) = &mut self.kind {
+        if let Kind::Emulated(front) = &mut self.kind {
             front.end();
         }
     }
 
-    /// The vCPU stands still from now on: its counters miss nothing.
+    /// Records that the vCPU stands still from now on: its counters miss nothing.
     pub fn stands_still(&mut self) {
-        if let Kind::Ours(front) = &mut self.kind {
+        if let Kind::Emulated(front) = &mut self.kind {
             front.model().unit().stands_still();
         }
     }
 
-    /// What the operator is to know if this happens.
+    /// Adds a notice, and takes all notices for the operator.
     pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
-        let Kind::Ours(front) = &mut self.kind else { return Vec::new() };
+        let Kind::Emulated(front) = &mut self.kind else { return Vec::new() };
         front.model().unit().tell(notice);
         front.model().unit().take_notices()
     }
 
-    /// Whether it is no reason any more for the machine to stand still.
+    /// Returns true if the PMU no longer requires the machine to stand still.
     pub fn may_go_on(&mut self) -> bool {
         match &mut self.kind {
-            Kind::Ours(front) => {
+            Kind::Emulated(front) => {
                 self.on_starvation != OnStarvation::Stop || front.model().unit().has_hardware_again()
             }
             Kind::None | Kind::Kvm => true,

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::Bank;
 use super::backings::Backed;
 use super::floor::{self, Tell};
+use crate::mask::{self, members};
 use crate::notice::Notice;
-use crate::set::{self, members};
 use crate::source::{Backing, FAR, Refusal, Source};
 
 /// An alarm that repeats after at least so many counts may be left to repeat, as far as the guest is concerned: its handler is
@@ -74,7 +74,7 @@ impl<S: Source> Bank<S> {
         let interval = now.saturating_sub(std::mem::replace(last_alarm, now));
         let is_due = |counter: &usize| self.wanted(*counter, least).is_some_and(|wanted| wanted <= count);
         let interrupt = members(users & self.running & self.interrupting);
-        let due = set::of(interrupt.filter(is_due)) | alarm.of & users;
+        let due = mask::of(interrupt.filter(is_due)) | alarm.of & users;
         let mut told = None;
         for counter in members(due) {
             let Some(share) = &mut self.counters[counter].share else { continue };
@@ -180,7 +180,7 @@ impl<S: Source> Bank<S> {
 
     fn ask(&mut self, index: usize, count: u64, at: u64, of: u64, standing: Standing) {
         let backed = &mut self.backings[index];
-        let count = if backed.held.is_some() { backed.backing.count().number() } else { count };
+        let count = if backed.deferred.is_some() { backed.backing.count().number() } else { count };
         let distance = at.saturating_sub(count).max(1);
         backed.alarm = Armed { at, distance, of, standing };
         if let Err(Refusal(why)) = backed.backing.arm(distance) {

@@ -8,11 +8,11 @@ use log::debug;
 use super::Bank;
 use super::alarms::{Armed, Standing};
 use super::counter::Share;
+use super::deferral::Deferred;
 use super::hardware::Look;
-use super::hold::Held;
 use crate::event::Selection;
+use crate::mask::{self, members};
 use crate::notice::Notice;
-use crate::set::{self, members};
 use crate::source::{Backing, FAR, Refusal, Source};
 
 /// A backing, and what the bank keeps of it.
@@ -24,8 +24,8 @@ pub struct Backed<B> {
     pub alarm: Armed,
     /// When its last alarm came.
     pub last_alarm: Duration,
-    /// The count at which it is held.
-    pub held: Option<Held>,
+    /// Set while changes to its counters are deferred.
+    pub deferred: Option<Deferred>,
 }
 
 impl<S: Source> Bank<S> {
@@ -79,7 +79,7 @@ impl<S: Source> Bank<S> {
     fn back(&mut self, counter: usize, others: u64) -> u64 {
         let Some(selection) = self.counters[counter].selection else { return 1 << counter };
         let same = |counter: &usize| self.counters[*counter].selection == Some(selection);
-        let alike = set::of(members(others).filter(same));
+        let alike = mask::of(members(others).filter(same));
         match self.backings.iter().position(|backed| backed.selection == selection) {
             Some(index) => {
                 for counter in members(alike) {
@@ -108,7 +108,8 @@ impl<S: Source> Bank<S> {
                 let of = first.map_or(0, |first| 1 << first.counter);
                 let alarm = Armed { at: distance, distance, of, standing: Standing::Firm };
                 let last_alarm = Duration::ZERO;
-                let backed = Backed { backing, selection, users: counters, alarm, last_alarm, held: None };
+                let backed =
+                    Backed { backing, selection, users: counters, alarm, last_alarm, deferred: None };
                 self.backings.push(backed);
                 for counter in members(counters) {
                     debug!("counter {counter} counts {selection}, and the host says so after {distance}");
@@ -145,7 +146,7 @@ impl<S: Source> Bank<S> {
                 last_alarm: count,
                 earliest: count.saturating_add(self.least_period),
                 since: now,
-                starved_before: this.gaps.total(now),
+                starved_before: this.starvation.total(now),
             });
             this.skip(count, 0, mask);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::gap::Gaps;
+use super::starvation::Starvation;
 use crate::event::Selection;
 
 /// One counter.
@@ -20,7 +20,7 @@ pub struct Counter {
     pub estimated: u64,
     /// Whether it has overflowed too soon after the last time, and nobody is to know yet.
     pub put_off: bool,
-    pub gaps: Gaps,
+    pub starvation: Starvation,
 }
 
 impl Counter {

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use super::Bank;
-use super::gap::Change;
+use super::starvation::Change;
 use crate::event::Selection;
 use crate::journal::Entry;
+use crate::mask::members;
 use crate::notice::Notice;
-use crate::set::members;
 use crate::source::{Backing, Count, Source};
 
 /// What was found behind counters.
@@ -33,7 +33,7 @@ impl<S: Source> Bank<S> {
     /// These counters do.
     pub(super) fn stand_still(&mut self, counters: u64) {
         for counter in members(counters & self.starved) {
-            self.counters[counter].gaps.stands_still(|| self.source.now());
+            self.counters[counter].starvation.stands_still(|| self.source.now());
         }
     }
 
@@ -57,11 +57,11 @@ impl<S: Source> Bank<S> {
         self.hardware_changed = false;
     }
 
-    /// What a backing has counted; the operator hears of the gaps of its counters.
+    /// What a backing has counted; the operator is told of the starvation of its counters.
     pub(super) fn count(&mut self, index: usize) -> Look {
         let backed = &mut self.backings[index];
-        if let Some(held) = backed.held {
-            return Look { count: held.count, recovered: false };
+        if let Some(deferred) = backed.deferred {
+            return Look { count: deferred.count, recovered: false };
         }
         let (users, count) = (backed.users, backed.backing.count());
         match count {
@@ -82,17 +82,17 @@ impl<S: Source> Bank<S> {
     fn starves(&mut self, counter: usize, last_alarm: Duration) {
         let this = &mut self.counters[counter];
         let (Some(selection), Some(share)) = (this.selection, &this.share) else { return };
-        let known = if this.gaps.is_open() {
+        let known = if this.starvation.is_open() {
             self.source.now()
         } else {
-            self.last_beat.max(share.since).max(last_alarm)
+            self.last_poll.max(share.since).max(last_alarm)
         };
-        if this.gaps.starved(|| known) == Change::Began {
+        if this.starvation.starved(|| known) == Change::Began {
             self.statistics.starvations += 1;
             self.starved |= 1 << counter;
             self.hardware_changed = true;
-            let told = self.tell(Notice::Starved { counter, selection });
-            self.counters[counter].gaps.set_told(told);
+            let is_told = self.tell(Notice::Starved { counter, selection });
+            self.counters[counter].starvation.set_reported(is_told);
         }
     }
 
@@ -107,12 +107,14 @@ impl<S: Source> Bank<S> {
 
     fn gap_is_over(&mut self, counter: usize, notice: impl FnOnce(Selection, Duration) -> Notice) {
         let this = &mut self.counters[counter];
-        let Change::Ended { missed, told } = this.gaps.over(|| self.source.now()) else { return };
+        let Change::Ended { missed, is_reported } = this.starvation.over(|| self.source.now()) else {
+            return;
+        };
         self.starved &= !(1 << counter);
         self.hardware_changed = true;
         let Some(selection) = this.selection else { return };
         let notice = notice(selection, missed);
-        if told {
+        if is_reported {
             self.tell(notice);
         } else {
             self.journal.add(|| Entry::Noticed(notice));

@@ -28,10 +28,10 @@ impl<S: Source> Bank<S> {
             (None, _) => State::Unused,
             (Some(_), _) if !self.runs(counter) => State::Stopped,
             (Some(_), Some((_, why))) => State::Refused(why.clone()),
-            _ if this.gaps.is_open() => State::Starved,
+            _ if this.starvation.is_open() => State::Starved,
             _ => State::Counting,
         };
-        let starved = this.gaps.total(self.source.now());
+        let starved = this.starvation.total(self.source.now());
         let before = this.share.as_ref().map_or(Duration::ZERO, |share| share.starved_before);
         // The host's own clock stops while there is no hardware.
         let missed = nanoseconds(starved.saturating_sub(before));
@@ -40,7 +40,7 @@ impl<S: Source> Bank<S> {
             value: this.value,
             state,
             overflows: this.overflows,
-            starvations: this.gaps.times(),
+            starvations: this.starvation.times(),
             starved_ns: nanoseconds(starved),
             estimated: this.estimated,
             backing: backing.map(|backing| BackingReport {

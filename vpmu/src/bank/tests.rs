@@ -20,7 +20,7 @@ enum Step {
     TimePasses(Duration),
     Starve(bool),
     Look,
-    Beat,
+    Poll,
     ReleaseIdle,
     Obey(u64),
 }
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0_u64..100_000_000).prop_map(|time| Step::TimePasses(Duration::from_nanos(time))),
         1 => any::<bool>().prop_map(Step::Starve),
         1 => Just(Step::Look),
-        1 => Just(Step::Beat),
+        1 => Just(Step::Poll),
         1 => Just(Step::ReleaseIdle),
         1 => period.prop_map(Step::Obey),
     ]
@@ -131,11 +131,11 @@ impl Counters {
             Step::TimePasses(time) => self.host.time_passes(time),
             Step::Starve(starved) => self.host.starve(starved),
             Step::Look => self.each(Bank::look),
-            Step::Beat => self.each(Bank::beat),
+            Step::Poll => self.each(Bank::poll),
             Step::ReleaseIdle => self.each(Bank::release_idle),
             Step::Obey(period) => {
                 let least_period = period.try_into().expect("it is not 0");
-                self.each(|bank| bank.obey(&Policy { least_period, ..Policy::default() }));
+                self.each(|bank| bank.set_policy(&Policy { least_period, ..Policy::default() }));
             }
         }
         interrupts.push((0, self.interrupts()));

@@ -11,11 +11,11 @@ mod tests;
 
 use super::Model;
 use crate::Outcome;
+use crate::event_mapper::EventMapper;
 use crate::policy::Policy;
 use crate::report::Report;
-use crate::slate::{Counters, Registers, Slot, Stride};
+use crate::shared_page::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
-use crate::terms::Terms;
 use crate::unit::Unit;
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
@@ -76,7 +76,7 @@ impl Version {
     }
 
     /// The registers whose accesses can wait while the counters are frozen, if they can be. None of these writes faults.
-    pub fn slate(self) -> Option<Registers> {
+    pub fn page_registers(self) -> Option<Registers> {
         let Self::V2(counters) = self else { return None };
         let count = u32::try_from(counters).ok()?;
         let slot = |register, keeps| Slot { register, accepts: u64::MAX, keeps, counter: None };
@@ -101,7 +101,7 @@ impl Version {
 /// One vCPU's PMU.
 pub struct Amd<S: Source> {
     version: Version,
-    terms: Terms,
+    mapper: EventMapper,
     unit: Unit<S>,
     selects: Vec<Select>,
 }
@@ -112,7 +112,7 @@ impl<S: Source> Amd<S> {
         let counters = version.counters();
         Self {
             version,
-            terms: Terms::new(Vendor::Amd, host, Policy::default()),
+            mapper: EventMapper::new(Vendor::Amd, host, Policy::default()),
             unit: Unit::new(source, counters, WIDTH),
             selects: vec![Select::default(); counters],
         }
@@ -120,7 +120,7 @@ impl<S: Source> Amd<S> {
 
     fn select(&mut self, counter: usize, select: Select) {
         self.selects[counter] = select;
-        self.unit.configure(counter, select.setting(&self.terms));
+        self.unit.configure(counter, select.config(&self.mapper));
     }
 }
 
@@ -151,11 +151,11 @@ impl<S: Source> Model<S> for Amd<S> {
         Outcome::Handled
     }
 
-    fn obey(&mut self, policy: &Policy) {
-        self.terms.obey(policy);
-        self.unit.obey(policy);
+    fn set_policy(&mut self, policy: &Policy) {
+        self.mapper.set_policy(policy);
+        self.unit.set_policy(policy);
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.select(counter, select.setting(&self.terms).selection);
+            self.unit.select(counter, select.config(&self.mapper).selection);
         }
     }
 
@@ -164,7 +164,7 @@ impl<S: Source> Model<S> for Amd<S> {
     }
 
     fn report(&mut self) -> Report {
-        let translation = self.terms.translation();
+        let translation = self.mapper.translation();
         self.unit.report(|selection| translation.words(selection))
     }
 }

@@ -12,13 +12,13 @@ mod tests;
 use super::Model;
 use crate::Outcome;
 use crate::event::Meaning;
+use crate::event_mapper::EventMapper;
+use crate::mask;
 use crate::policy::Policy;
 use crate::report::Report;
-use crate::set;
-use crate::slate::{Counters, Registers, Slot, Stride};
+use crate::shared_page::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
-use crate::terms::Terms;
-use crate::unit::{Setting, Unit};
+use crate::unit::{CounterConfig, Unit};
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
 use select::{FixedControl, Select};
@@ -94,7 +94,7 @@ impl Shape {
 
     /// The registers whose accesses can wait while the counters are frozen. A write that would fault cannot, nor can one
     /// that thaws them.
-    pub fn slate(self) -> Option<Registers> {
+    pub fn page_registers(self) -> Option<Registers> {
         let (general, fixed) = (u32::try_from(self.general).ok()?, u32::try_from(self.fixed).ok()?);
         let whole = (1 << WIDTH) - 1;
         let slot = |register, accepts| Slot { register, accepts, keeps: accepts, counter: None };
@@ -135,30 +135,30 @@ impl Shape {
 
     /// All counters, as the global registers have them.
     fn mask(self) -> u64 {
-        self.bits(set::first(self.counters()))
+        self.bits(mask::first(self.counters()))
     }
 
     /// A set of counters as the global registers have it.
     fn bits(self, counters: u64) -> u64 {
-        counters & set::first(self.general) | counters >> self.general << FIXED_BIT
+        counters & mask::first(self.general) | counters >> self.general << FIXED_BIT
     }
 
     /// What the global registers have as a set of counters.
     fn counters_of(self, bits: u64) -> u64 {
-        bits & set::first(self.general) | (bits >> FIXED_BIT & set::first(self.fixed)) << self.general
+        bits & mask::first(self.general) | (bits >> FIXED_BIT & mask::first(self.fixed)) << self.general
     }
 }
 
 /// One vCPU's PMU.
 pub struct Intel<S: Source> {
     shape: Shape,
-    terms: Terms,
+    mapper: EventMapper,
     unit: Unit<S>,
     selects: Vec<Select>,
     fixed_control: FixedControl,
     /// What the fixed counters are told by it. One that is off goes on to select what it did when it was on, so that what
     /// counts for it can stay.
-    fixed: Vec<Setting>,
+    fixed: Vec<CounterConfig>,
     debug_control: u64,
 }
 
@@ -167,14 +167,14 @@ impl<S: Source> Intel<S> {
     /// know it.
     pub fn new(shape: Shape, host: Vendor, source: S) -> Self {
         let mut unit = Unit::new(source, shape.counters(), WIDTH);
-        unit.set_control(set::first(shape.general));
+        unit.set_control(mask::first(shape.general));
         Self {
             shape,
-            terms: Terms::new(Vendor::Intel, host, Policy::default()),
+            mapper: EventMapper::new(Vendor::Intel, host, Policy::default()),
             unit,
             selects: vec![Select::default(); shape.general],
             fixed_control: FixedControl::default(),
-            fixed: vec![Setting::default(); shape.fixed],
+            fixed: vec![CounterConfig::default(); shape.fixed],
             debug_control: 0,
         }
     }
@@ -244,7 +244,7 @@ impl<S: Source> Intel<S> {
 
     fn select(&mut self, counter: usize, select: Select) {
         self.selects[counter] = select;
-        self.unit.configure(counter, select.setting(&self.terms));
+        self.unit.configure(counter, select.config(&self.mapper));
     }
 
     fn control_fixed(&mut self, control: FixedControl) {
@@ -252,15 +252,15 @@ impl<S: Source> Intel<S> {
         for (counter, meaning) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
             let before = self.fixed[counter];
             let filter = control.filter(counter);
-            let selection = filter.map(|filter| self.terms.fixed(meaning, filter));
-            let setting = Setting {
+            let selection = filter.map(|filter| self.mapper.fixed(meaning, filter));
+            let config = CounterConfig {
                 selection: selection.or(before.selection),
                 enabled: selection.is_some(),
                 interrupts: control.interrupts(counter),
             };
-            if setting != before {
-                self.fixed[counter] = setting;
-                self.unit.configure(self.shape.general + counter, setting);
+            if config != before {
+                self.fixed[counter] = config;
+                self.unit.configure(self.shape.general + counter, config);
             }
         }
     }
@@ -312,17 +312,17 @@ impl<S: Source> Model<S> for Intel<S> {
         Outcome::Handled
     }
 
-    fn obey(&mut self, policy: &Policy) {
-        self.terms.obey(policy);
-        self.unit.obey(policy);
+    fn set_policy(&mut self, policy: &Policy) {
+        self.mapper.set_policy(policy);
+        self.unit.set_policy(policy);
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.select(counter, select.setting(&self.terms).selection);
+            self.unit.select(counter, select.config(&self.mapper).selection);
         }
         // Fixed counters that are off are to select nothing that is denied now.
-        for (counter, setting) in self.fixed.iter_mut().enumerate() {
+        for (counter, config) in self.fixed.iter_mut().enumerate() {
             let filter = self.fixed_control.filter(counter);
-            setting.selection = filter.map(|filter| self.terms.fixed(FIXED[counter], filter));
-            self.unit.select(self.shape.general + counter, setting.selection);
+            config.selection = filter.map(|filter| self.mapper.fixed(FIXED[counter], filter));
+            self.unit.select(self.shape.general + counter, config.selection);
         }
     }
 
@@ -331,7 +331,7 @@ impl<S: Source> Model<S> for Intel<S> {
     }
 
     fn report(&mut self) -> Report {
-        let translation = self.terms.translation();
+        let translation = self.mapper.translation();
         self.unit.report(|selection| translation.words(selection))
     }
 }

@@ -24,11 +24,11 @@ mod tests;
 use super::Model;
 use crate::Outcome;
 use crate::event::{Event, Filter, Meaning, Selection};
+use crate::mask::{first, members};
 use crate::policy::Policy;
 use crate::report::{Report, State};
-use crate::set::{first, members};
 use crate::source::Source;
-use crate::unit::{Setting, Unit};
+use crate::unit::{CounterConfig, Unit};
 use sbi::{Config, Error};
 
 pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
@@ -187,7 +187,7 @@ impl<S: Source> Riscv<S> {
             _ => programmable,
         };
         let selection = self.selection(wanted);
-        let counted_it = |counter: &usize| self.unit.setting(*counter).selection == selection;
+        let counted_it = |counter: &usize| self.unit.config(*counter).selection == selection;
         members(best).find(counted_it).or_else(|| members(best).next())
     }
 
@@ -198,12 +198,12 @@ impl<S: Source> Riscv<S> {
 
     fn configure(&mut self, counter: usize, wanted: Use) {
         self.uses[counter] = Some(wanted);
-        let setting = Setting {
+        let config = CounterConfig {
             selection: self.selection(wanted),
             enabled: true,
             interrupts: self.shape.overflowing() & 1 << counter != 0,
         };
-        self.unit.configure(counter, setting);
+        self.unit.configure(counter, config);
         self.unit.clear_status(1 << counter);
     }
 
@@ -282,9 +282,9 @@ impl<S: Source> Model<S> for Riscv<S> {
         }
     }
 
-    fn obey(&mut self, policy: &Policy) {
+    fn set_policy(&mut self, policy: &Policy) {
         self.policy = policy.clone();
-        self.unit.obey(policy);
+        self.unit.set_policy(policy);
         for counter in members(self.shape.counters()) {
             // Those without a use are to select nothing that is denied now.
             let selection = self.uses[counter].and_then(|used| self.selection(used));

@@ -1,8 +1,8 @@
 //! What the event selects of both vendors have alike: they go back to one processor, the Pentium Pro.
 
 use crate::event::{Filter, Selection};
-use crate::terms::Terms;
-use crate::unit::Setting;
+use crate::event_mapper::EventMapper;
+use crate::unit::CounterConfig;
 
 /// The unit mask.
 pub const UNIT_MASK: u64 = 0xff << 8;
@@ -22,12 +22,12 @@ pub const INVERT: u64 = 1 << 23;
 pub const COUNTER_MASK: u64 = 0xff << 24;
 
 /// What is counted by a select, of which these bits encode the event.
-pub fn selection(select: u64, code: u64, terms: &Terms) -> Option<Selection> {
+pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selection> {
     let filter = Filter::of(select & USER != 0, select & OS != 0)?;
-    Some(terms.selection(code, filter))
+    Some(mapper.selection(code, filter))
 }
 
 /// What a counter is told by a select that selects this.
-pub fn setting(select: u64, selection: Option<Selection>) -> Setting {
-    Setting { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0 }
+pub fn config(select: u64, selection: Option<Selection>) -> CounterConfig {
+    CounterConfig { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0 }
 }

@@ -42,7 +42,7 @@ fn with_cap(per_second: u32) -> Policy {
 fn amd(policy: &Policy) -> (amd::Amd<Script>, Script) {
     let host = Script::default();
     let mut pmu = amd::Amd::new(amd::Version::V2(6), Vendor::Amd, host.clone());
-    pmu.obey(policy);
+    pmu.set_policy(policy);
     (pmu, host)
 }
 
@@ -50,7 +50,7 @@ fn intel(policy: &Policy) -> (intel::Intel<Script>, Script) {
     let host = Script::default();
     let shape = intel::Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
     let mut pmu = intel::Intel::new(shape, Vendor::Intel, host.clone());
-    pmu.obey(policy);
+    pmu.set_policy(policy);
     (pmu, host)
 }
 
@@ -135,7 +135,7 @@ fn a_fixed_counter_obeys_too() {
     run(&mut pmu, &host, 100);
     let mut counts = || [0, 1, 2].map(|counter| pmu.read(FIXED + counter));
     assert_eq!(counts(), [Value(0), Value(100), Value(0)]);
-    pmu.obey(&of_events(&["instructions"]));
+    pmu.set_policy(&of_events(&["instructions"]));
     run(&mut pmu, &host, 10);
     let mut counts = || [0, 1, 2].map(|counter| pmu.read(FIXED + counter));
     assert_eq!(counts(), [Value(10), Value(100), Value(0)]);
@@ -148,10 +148,10 @@ fn what_is_denied_later_stops_and_what_is_allowed_again_goes_on() {
     let (mut pmu, host) = amd(&Policy::default());
     pmu.write(SELECT, COUNTING);
     run(&mut pmu, &host, 100);
-    pmu.obey(&of_events(&[]));
+    pmu.set_policy(&of_events(&[]));
     run(&mut pmu, &host, 1000);
     assert_eq!((pmu.read(COUNTER), host.counters()), (Value(100), 0));
-    pmu.obey(&Policy::default());
+    pmu.set_policy(&Policy::default());
     run(&mut pmu, &host, 7);
     assert_eq!(pmu.read(COUNTER), Value(107));
 }
@@ -247,7 +247,7 @@ fn an_overflow_that_waits_interrupts_though_the_policy_changes_meanwhile() {
             run(&mut pmu, &host, 150);
         }
         assert_eq!(pmu.read(COUNTER), Value(50));
-        pmu.obey(&Policy { freeze: Freeze::Host, ..before.clone() });
+        pmu.set_policy(&Policy { freeze: Freeze::Host, ..before.clone() });
         host.time_passes(Duration::from_secs(1));
         let interrupts = run(&mut pmu, &host, 1000).len() + usize::from(pmu.unit().take_interrupt());
         assert_eq!((interrupts, pmu.read(STATUS)), (1, Value(1)), "{before:?}");

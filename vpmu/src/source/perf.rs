@@ -17,7 +17,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use self::event::{Calls, PerfEvent};
-use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
+use super::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
 use crate::event::{Event, Selection};
 use crate::policy::{OnStarvation, Policy};
 use crate::report::BackingReport;
@@ -106,10 +106,10 @@ impl Source for PerfEvents {
         interval >= self.pace
     }
 
-    fn obey(&mut self, policy: &Policy) -> Obeyed {
+    fn set_policy(&mut self, policy: &Policy) -> PolicyEffect {
         let estimates = policy.on_starvation == OnStarvation::Scale;
         let before = std::mem::replace(&mut self.estimates, estimates);
-        if before == estimates { Obeyed::All } else { Obeyed::FromTheNextOn }
+        if before == estimates { PolicyEffect::Immediate } else { PolicyEffect::OnNewBackings }
     }
 
     fn requests(&self) -> u64 {

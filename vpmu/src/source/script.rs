@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use super::{Backing, Count, FAR, Obeyed, Refusal, Source};
+use super::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
 use crate::event::{Event, Meaning, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
@@ -119,8 +119,8 @@ impl Source for Script {
         interval >= Duration::from_micros(20)
     }
 
-    fn obey(&mut self, _policy: &Policy) -> Obeyed {
-        Obeyed::FromTheNextOn
+    fn set_policy(&mut self, _policy: &Policy) -> PolicyEffect {
+        PolicyEffect::OnNewBackings
     }
 
     fn requests(&self) -> u64 {

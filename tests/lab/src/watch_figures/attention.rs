@@ -35,7 +35,7 @@ pub struct Extent<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attention {
     /// Tally's own looking for starvation, which goes on as long as a counter is held.
-    Pulse,
+    Poll,
     /// `tally stat`, which looks every second.
     Stat,
     /// `--metrics`, asked every second.
@@ -65,7 +65,7 @@ pub struct Figures {
 
 /// All counters of the lab's host.
 const ALL: u64 = 6;
-/// From one theft to the next there is always some more time, so that they find the pulse at different phases of its 50 ms.
+/// From one theft to the next there is always some more time, so that they come at different phases of the poll timer's 50 ms.
 const PAUSES_MS: [u64; 8] = [51, 58, 65, 72, 79, 86, 93, 100];
 /// How many rounds of the guest's loop, of two instructions each, take a second.
 const ROUNDS: u64 = 500_000_000;
@@ -167,7 +167,7 @@ fn prices(text: &str, Extent { counters, seconds }: Extent) -> Option<Vec<Price>
         let mut price = |of, time: i64, other| {
             prices.push(Price { of, counters, per_second: (time - other) / seconds.cast_signed() });
         };
-        price(Attention::Pulse, alone, without);
+        price(Attention::Poll, alone, without);
         // The last look may come too late.
         price(Attention::Stat, ran(seconds - 1)?, alone);
         price(Attention::Metrics, ran(seconds - 1)?, alone);
@@ -198,7 +198,7 @@ fn reports(text: &str) -> Option<Vec<Duration>> {
 impl Attention {
     fn name(self) -> &'static str {
         match self {
-            Self::Pulse => "Tally's looking for starvation",
+            Self::Poll => "Tally's looking for starvation",
             Self::Stat => "`tally stat`, every second",
             Self::Metrics => "`--metrics`, every second",
         }
@@ -255,7 +255,7 @@ ran 2000500000 1
     fn attention_is_paid_for_by_the_second() {
         let prices = prices(TEXT, Extent { counters: &[1], seconds: 2 }).unwrap();
         let prices: Vec<_> = prices.iter().map(|price| (price.of, price.per_second)).collect();
-        let wanted = [(Attention::Pulse, 200_000), (Attention::Stat, 100_000), (Attention::Metrics, 50_000)];
+        let wanted = [(Attention::Poll, 200_000), (Attention::Stat, 100_000), (Attention::Metrics, 50_000)];
         assert_eq!(prices, wanted);
     }
 

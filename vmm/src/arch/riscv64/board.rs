@@ -130,8 +130,8 @@ pub fn describe(config: &Config, vcpus: &[VcpuFd], virtio: usize, entry: Entry) 
     match config.pmu {
         Pmu::Kvm => {}
         // That is offered only where KVM has it.
-        Pmu::Ours(shown, _) if shown.0.overflows => {}
-        Pmu::None | Pmu::Ours(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
+        Pmu::Emulated(shown, _) if shown.0.overflows => {}
+        Pmu::None | Pmu::Emulated(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
     }
     // Kernels before Linux 6.4 do not say: then it is the one that all have.
     let mode = Register::SATP_MODE.get(first).unwrap_or(MMUS[0].0);

@@ -98,12 +98,12 @@ impl Front {
         &mut self.model
     }
 
-    /// Has all take effect for which the guest did not leave: it leaves for everything.
-    pub fn take(&mut self) -> bool {
+    /// There is no shared page: the guest leaves for every access.
+    pub fn apply_page(&mut self) -> bool {
         false
     }
 
-    /// The same.
+    /// There is no shared page to withdraw.
     pub fn end(&mut self) {}
 
     /// Interrupts the guest; whether the handler is the next thing that it does. It may not be: the interrupt may have to wait.
@@ -116,8 +116,8 @@ impl Front {
         Ok(false)
     }
 
-    /// Before the guest goes on.
-    pub fn give(&mut self, _fd: &VcpuFd, _is_handling: bool) {}
+    /// There is no shared page to prepare.
+    pub fn prepare_page(&mut self, _fd: &VcpuFd, _is_handling: bool) {}
 }
 
 impl ThreadPmu {
@@ -129,7 +129,7 @@ impl ThreadPmu {
     /// Whether it can count an event, as the guest writes it.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
         match &mut self.kind {
-            Kind::Ours(front) => front.model.has_event(index, data),
+            Kind::Emulated(front) => front.model.has_event(index, data),
             Kind::None | Kind::Kvm => false,
         }
     }
@@ -137,7 +137,7 @@ impl ThreadPmu {
     /// The guest's kernel accesses it by a call.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NONE: Answer = Answer { error: 0, value: 0 };
-        let Kind::Ours(front) = &mut self.kind else {
+        let Kind::Emulated(front) = &mut self.kind else {
             return if function == NUM_COUNTERS { NONE } else { NOT_SUPPORTED };
         };
         let model = &mut front.model;

@@ -33,7 +33,7 @@ pub struct Buses {
     /// The console bytes that KVM holds back.
     pub coalescing: Arc<Coalescing>,
     /// Whether the kernel can access the PMU's registers without leaving the guest.
-    pub has_slates: bool,
+    pub has_shared_pages: bool,
 }
 
 impl Buses {
@@ -52,7 +52,7 @@ impl Buses {
             ports: Arc::new(ports(config, console, linux)?),
             memory: Arc::new(memory),
             coalescing: Arc::new(Coalescing::new(Arc::clone(vm), coalesce)?),
-            has_slates: config.kernel.has_slates(),
+            has_shared_pages: config.kernel.has_shared_pages(),
         })
     }
 

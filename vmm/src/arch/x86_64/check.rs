@@ -24,7 +24,7 @@ pub fn check(options: &Check) -> Result<ExitCode> {
     let kvm = kvm::open(options.pmu)?;
     let Offer { pmu, remarks } =
         offer(options.pmu, options.counters, Processor::of(&kvm)?, &Policy::default())?;
-    let Pmu::Ours(shown, _) = pmu else {
+    let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),
             None => bail!("--pmu {} is no PMU of Tally's: there is nothing to check", options.pmu.name()),

@@ -7,7 +7,7 @@ mod multiboot;
 mod retarget;
 mod sections;
 mod segment;
-pub mod slate;
+pub mod shared_page;
 mod sysret;
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ pub mod low {
     pub const PAGE_TABLES: u64 = 0x1_0000;
     /// The kernel's command line.
     pub const COMMAND_LINE: u64 = 0x2_0000;
-    /// What Tally and Linux share for each vCPU, so that Linux need not leave the guest (see [`vpmu::slate`]).
-    pub const SLATES: u64 = 0x3_0000;
+    /// What Tally and Linux share for each vCPU, so that Linux need not leave the guest (see [`vpmu::shared_page`]).
+    pub const SHARED_PAGES: u64 = 0x3_0000;
     /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
     pub const ACPI: u64 = 0xe_0000;
 }

@@ -1,13 +1,13 @@
 //! The PMUs that there are here: registers that KVM hands over, and a local APIC that is interrupted.
 //!
 //! KVM is told which registers to hand over ([`filter`]). Each vCPU's [`Front`] answers for them, and interrupts the guest
-//! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`slate`]).
+//! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`guest_page`]).
 
 mod counters;
 mod filter;
+mod guest_page;
 mod interrupt;
 mod offer;
-mod slate;
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use log::trace;
 use vpmu::Outcome;
 use vpmu::event::Selection;
 use vpmu::model::{Model, amd, intel, none};
-use vpmu::slate::Registers;
+use vpmu::shared_page::Registers;
 use vpmu::source::perf::{HostPmu, PerfEvents};
 use vpmu::translation::Translation;
 use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
@@ -28,8 +28,8 @@ use crate::logging::ACCESSES;
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Kind, ThreadPmu};
 use crate::vcpu::Vcpu;
-use interrupt::{Delivery, Line};
-use slate::SharedSlate;
+use guest_page::GuestPage;
+use interrupt::{Delivery, LvtEntry};
 
 pub use self::counters::counters;
 pub use self::offer::{Choice, offer};
@@ -112,13 +112,13 @@ impl Pmu {
         match self {
             Self::Kvm => Ok(()),
             Self::None => filter::take_registers(vm, None),
-            Self::Ours(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
+            Self::Emulated(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
         }
     }
 
     /// Whether the kernel has to access it in a way that can be handed over.
     pub fn needs_retargeting(self) -> bool {
-        matches!(self, Self::Ours(..))
+        matches!(self, Self::Emulated(..))
     }
 
     /// Changes what CPUID says at `function` and, where it matters, `index`.
@@ -127,8 +127,8 @@ impl Pmu {
             vpmu::x86::hide_pmu(function, index, leaf);
         }
         match self {
-            Self::Ours(Shown::Amd(version), _) => version.show(function, leaf),
-            Self::Ours(Shown::Intel(shape), _) => shape.show(function, leaf),
+            Self::Emulated(Shown::Amd(version), _) => version.show(function, leaf),
+            Self::Emulated(Shown::Intel(shape), _) => shape.show(function, leaf),
             Self::None | Self::Kvm => {}
         }
     }
@@ -136,89 +136,89 @@ impl Pmu {
     /// The last CPUID function in which it has something to show, if there is one.
     pub fn last_function(self) -> Option<u32> {
         match self {
-            Self::Ours(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
-            Self::Ours(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
+            Self::Emulated(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
+            Self::Emulated(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
             _ => None,
         }
     }
 
-    /// The registers that a guest's kernel may access without leaving the guest while its counters are frozen, if any.
-    pub fn slate(self) -> Option<Registers> {
+    /// Returns the registers that the guest's kernel may access on the shared page while its counters are frozen.
+    pub fn page_registers(self) -> Option<Registers> {
         match self {
-            Self::Ours(Shown::Amd(version), _) => version.slate(),
-            Self::Ours(Shown::Intel(shape), _) => shape.slate(),
+            Self::Emulated(Shown::Amd(version), _) => version.page_registers(),
+            Self::Emulated(Shown::Intel(shape), _) => shape.page_registers(),
             Self::None | Self::Kvm => None,
         }
     }
 
     /// Whether `IA32_MISC_ENABLE` is to say that counters are there.
     pub fn is_monitoring(self) -> bool {
-        matches!(self, Self::Ours(Shown::Intel(_), _))
+        matches!(self, Self::Emulated(Shown::Intel(_), _))
     }
 
     /// What processor the guest has to see, for its kernel to find this PMU. That of a hybrid processor would promise PMUs of
     /// two kinds.
     pub fn identity(self) -> Identity {
         match self {
-            Self::Ours(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
-            Self::Ours(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
+            Self::Emulated(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
+            Self::Emulated(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
             _ => Identity::Host,
         }
     }
 }
 
-/// One of Tally's PMUs, as its guest's vCPU has it.
+/// An emulated PMU as one vCPU sees it: its registers, the LVT entry that its overflows go through, and its shared page.
 pub struct Front {
     model: Box<dyn Model<PerfEvents>>,
-    line: Line,
-    slate: Option<SharedSlate>,
+    lvt: LvtEntry,
+    page: Option<GuestPage>,
 }
 
 impl Front {
-    /// That of a vCPU.
+    /// The PMU of a vCPU.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
-        let registers = vcpu.pmu.slate().filter(|_| vcpu.buses.has_slates);
-        let slate = registers.and_then(|registers| SharedSlate::new(vcpu.id, registers, &vcpu.ram.mapped));
-        Self { model: shown.model(host), line: Line::new(shown.entry(), vcpu.id), slate }
+        let registers = vcpu.pmu.page_registers().filter(|_| vcpu.buses.has_shared_pages);
+        let page = registers.and_then(|registers| GuestPage::new(vcpu.id, registers, &vcpu.ram.mapped));
+        Self { model: shown.model(host), lvt: LvtEntry::new(shown.entry(), vcpu.id), page }
     }
 
-    /// What its registers mean.
+    /// The register model.
     pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
         &mut *self.model
     }
 
-    /// Has all register writes take effect for which the guest did not leave; whether it was looked what has overflowed.
-    pub fn take(&mut self) -> bool {
-        self.slate.as_mut().is_some_and(|slate| slate.take(&mut *self.model))
+    /// Applies the register writes that the guest made on the shared page. Returns true if that also updated all counters.
+    pub fn apply_page(&mut self) -> bool {
+        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
     }
 
-    /// The same, and until the next freeze no more of that: the guest accesses a register in the ordinary way.
+    /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
     pub fn end(&mut self) {
-        self.take();
-        if let Some(slate) = &mut self.slate {
-            slate.stop();
+        self.apply_page();
+        if let Some(page) = &mut self.page {
+            page.withdraw();
         }
     }
 
-    /// Interrupts the guest; whether the handler is the next thing that it does.
+    /// Interrupts the guest. Returns true if the handler is the next thing that the guest executes.
     pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<bool, KvmError> {
-        let noted = self.slate.as_mut().and_then(SharedSlate::entry);
-        Ok(self.line.deliver(vm, fd, noted)? == Delivery::Nmi)
+        let noted = self.page.as_mut().and_then(GuestPage::lvt_entry);
+        Ok(self.lvt.deliver(vm, fd, noted)? == Delivery::Nmi)
     }
 
-    /// Before the guest goes on, maybe in the handler of an alarm that has just come.
-    pub fn give(&mut self, fd: &VcpuFd, is_handling: bool) {
-        if let Some(slate) = &mut self.slate {
+    /// Prepares the shared page for the next entry, which may begin with the handler of an overflow.
+    pub fn prepare_page(&mut self, fd: &VcpuFd, is_handling: bool) {
+        if let Some(page) = &mut self.page {
             if is_handling {
-                slate.offer(&mut *self.model);
+                page.offer(&mut *self.model);
             }
-            slate.give(&mut *self.model, fd);
+            page.activate(&mut *self.model, fd);
         }
     }
 }
 
 impl ThreadPmu {
-    /// The guest reads a register that was handed over.
+    /// Handles a guest's RDMSR that KVM has passed on.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         self.end();
         let outcome = self.read_quietly(fd, msr);
@@ -230,15 +230,15 @@ impl ThreadPmu {
         match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
-            Kind::Ours(front) if msr == DEBUGCTL => match (front.model.read(msr), msr::read(fd, msr)) {
+            Kind::Emulated(front) if msr == DEBUGCTL => match (front.model.read(msr), msr::read(fd, msr)) {
                 (Outcome::Value(ours), Ok(Some(kvms))) => Outcome::Value(ours | kvms),
                 (outcome, _) => outcome,
             },
-            Kind::Ours(front) => front.model.read(msr),
+            Kind::Emulated(front) => front.model.read(msr),
         }
     }
 
-    /// The guest writes one.
+    /// Handles a guest's WRMSR that KVM has passed on.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         self.end();
         let outcome = self.write_quietly(fd, msr, value);
@@ -250,7 +250,7 @@ impl ThreadPmu {
         match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
-            Kind::Ours(front) if msr == DEBUGCTL => {
+            Kind::Emulated(front) if msr == DEBUGCTL => {
                 // The rest of it is KVM's, and refused if KVM does.
                 let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
                 match msr::write(fd, msr, value & !ours) {
@@ -258,7 +258,7 @@ impl ThreadPmu {
                     Ok(Written::No) | Err(_) => Outcome::Fault,
                 }
             }
-            Kind::Ours(front) => front.model.write(msr, value),
+            Kind::Emulated(front) => front.model.write(msr, value),
         }
     }
 }

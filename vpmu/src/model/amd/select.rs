@@ -3,9 +3,9 @@
 //! A write to one never faults: processors of every generation drop the reserved bits. (Zen 3 keeps two of them, 19 and 42, without a meaning.)
 
 use crate::event::Selection;
+use crate::event_mapper::EventMapper;
 use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
-use crate::terms::Terms;
-use crate::unit::Setting;
+use crate::unit::CounterConfig;
 
 /// The event: bits 7..0 and 35..32.
 const EVENT: u64 = 0xf_0000_00ff;
@@ -40,16 +40,16 @@ impl Select {
     }
 
     /// What its counter is told by it.
-    pub fn setting(self, terms: &Terms) -> Setting {
-        select::setting(self.0, self.selection(terms))
+    pub fn config(self, mapper: &EventMapper) -> CounterConfig {
+        select::config(self.0, self.selection(mapper))
     }
 
-    fn selection(self, terms: &Terms) -> Option<Selection> {
+    fn selection(self, mapper: &EventMapper) -> Option<Selection> {
         let one_side = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
         if self.0 & EVENT == MERGE || one_side {
             return None;
         }
-        select::selection(self.0, self.0 & SELECTS, terms)
+        select::selection(self.0, self.0 & SELECTS, mapper)
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use crate::x86::Vendor;
 
     fn selection(value: u64) -> Option<Selection> {
-        Select::from(value).selection(&Terms::new(Vendor::Amd, Vendor::Amd, Policy::default()))
+        Select::from(value).selection(&EventMapper::new(Vendor::Amd, Vendor::Amd, Policy::default()))
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn a_starved_counter_that_the_operator_disables_is_not_waited_for() {
     let (mut pmu, host) = pmu(Version::V2(2));
     pmu.write(SELECT, COUNTING);
     host.starve(true);
-    pmu.unit().beat();
+    pmu.unit().poll();
     assert!(pmu.unit().is_starved() && !pmu.unit().has_hardware_again());
     pmu.unit().switch(0, Switch::Off);
     assert!(!pmu.unit().is_starved() && pmu.unit().has_hardware_again());
@@ -273,7 +273,7 @@ fn samples(pmu: &mut Amd<Script>, host: &Script, counts: u64, period: u64, in_ha
         alarms += 1;
         if pmu.unit().take_interrupt() {
             interrupts.push(left);
-            pmu.unit().told(true);
+            pmu.unit().interrupt_injected(true);
         }
     });
     assert_eq!(interrupts, [0]);
@@ -333,7 +333,7 @@ fn what_overflows_before_the_freeze_is_of_the_same_interrupt_for_a_guest_that_fr
             pmu.unit().alarm(false);
             if pmu.unit().take_interrupt() {
                 interrupts.push(left);
-                pmu.unit().told(true);
+                pmu.unit().interrupt_injected(true);
             }
         });
     };
@@ -362,7 +362,7 @@ fn a_guest_that_is_not_interrupted_or_looks_before_it_freezes_hears_of_the_next_
         host.guest_runs(20_000, |left| {
             pmu.unit().alarm(false);
             alarms.push((left, pmu.unit().take_interrupt()));
-            pmu.unit().told(is_interrupted);
+            pmu.unit().interrupt_injected(is_interrupted);
             if is_interrupted {
                 assert!(matches!(pmu.read(COUNTER), Value(_)));
             }
@@ -643,7 +643,7 @@ proptest! {
                 Step::Obey(freeze, denies) => {
                     reference.denied = denies == Denies::Everything;
                     let allowed = if reference.denied { Allowed::These(Vec::new()) } else { Policy::default().allowed };
-                    pmu.obey(&Policy { allowed, freeze, ..Policy::default() });
+                    pmu.set_policy(&Policy { allowed, freeze, ..Policy::default() });
                 }
             }
             prop_assert!(!pmu.unit().take_interrupt(), "interrupts come while the guest runs");

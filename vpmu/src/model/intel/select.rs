@@ -1,9 +1,9 @@
 //! What the registers say that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
 
 use crate::event::Filter;
+use crate::event_mapper::EventMapper;
 use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, OS, UNIT_MASK, USER};
-use crate::terms::Terms;
-use crate::unit::Setting;
+use crate::unit::CounterConfig;
 
 const EVENT: u64 = 0xff;
 /// Toggles a pin of the processor, which a guest has none of.
@@ -42,8 +42,8 @@ impl Select {
     }
 
     /// What its counter is told by it.
-    pub fn setting(self, terms: &Terms) -> Setting {
-        select::setting(self.0, select::selection(self.0, self.0 & SELECTS, terms))
+    pub fn config(self, mapper: &EventMapper) -> CounterConfig {
+        select::config(self.0, select::selection(self.0, self.0 & SELECTS, mapper))
     }
 }
 

@@ -163,7 +163,7 @@ fn a_kernel_can_ask_which_events_there_are() {
     assert!(pmu.has_event(1, 0) && pmu.has_event(2, 0), "cycles and instructions");
     assert!(!pmu.has_event(7, 0), "bus-cycles, which the host does not have");
     assert!(!pmu.has_event(0xf_0000, 0) && !pmu.has_event(u64::MAX, u64::MAX));
-    pmu.obey(&of_events(&["cycles"]));
+    pmu.set_policy(&of_events(&["cycles"]));
     assert!(pmu.has_event(1, 0) && !pmu.has_event(2, 0));
 }
 
@@ -461,13 +461,13 @@ fn what_the_policy_denies_is_not_supported_and_stands_still_if_it_counted_before
     let (mut pmu, host) = pmu(SHAPE);
     let counters = [CYCLES, DTLB_LOAD_MISSES].map(|event| pmu.counts(event));
     assert_eq!(pmu.does(sbi::CONFIG_MATCHING, &[0, ALL, AUTO_START, RAW, 0x55]), (SUCCESS, 5));
-    pmu.obey(&of_events(&["cpu-cycles", "r55"]));
+    pmu.set_policy(&of_events(&["cpu-cycles", "r55"]));
     run(&mut pmu, &host, 10);
     assert_eq!([pmu.shows(counters[0]), pmu.shows(counters[1]), pmu.shows(5)], [10, 0, 10]);
     let told: Vec<_> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told, ["counter 4 stands still: the policy denies r10019:uk (dTLB-load-misses)"]);
     assert_eq!(pmu.config(ALL, 0, INSTRUCTIONS), (NOT_SUPPORTED, 0));
-    pmu.obey(&of_events(&["dTLB-load-misses"]));
+    pmu.set_policy(&of_events(&["dTLB-load-misses"]));
     run(&mut pmu, &host, 10);
     assert_eq!([pmu.shows(counters[0]), pmu.shows(counters[1]), pmu.shows(5)], [10, 10, 10]);
 }
@@ -480,7 +480,7 @@ fn tiers_have_what_they_have_on_other_processors() {
         (Tier::Enhanced, vec![CYCLES, 0x1_0010, 0x1_0030, 3, 4, RAW], vec![]),
     ] {
         let (mut pmu, _) = pmu(SHAPE);
-        pmu.obey(&Policy { allowed: Allowed::Tier(tier), ..Policy::default() });
+        pmu.set_policy(&Policy { allowed: Allowed::Tier(tier), ..Policy::default() });
         for (events, expected) in [(allowed, SUCCESS), (denied, NOT_SUPPORTED)] {
             for event in events {
                 assert_eq!(pmu.config(1 << 3, SKIP_MATCH, event).0, expected, "{tier:?} {event:#x}");
@@ -492,7 +492,7 @@ fn tiers_have_what_they_have_on_other_processors() {
 #[test]
 fn cycles_can_be_counted_in_the_work_for_the_guest_too() {
     let (mut pmu, host) = pmu(SHAPE);
-    pmu.obey(&Policy { freeze: Freeze::Hybrid, ..Policy::default() });
+    pmu.set_policy(&Policy { freeze: Freeze::Hybrid, ..Policy::default() });
     pmu.counts(CYCLES);
     pmu.counts(INSTRUCTIONS);
     let scopes: Vec<_> = host.selections().iter().map(|selection| selection.scope).collect();
@@ -502,7 +502,7 @@ fn cycles_can_be_counted_in_the_work_for_the_guest_too() {
 #[test]
 fn interrupts_are_limited_as_on_other_processors() {
     let (mut pmu, host) = pmu(SHAPE);
-    pmu.obey(&Policy { most_interrupts: NonZeroU32::new(10), ..Policy::default() });
+    pmu.set_policy(&Policy { most_interrupts: NonZeroU32::new(10), ..Policy::default() });
     pmu.config(ALL, 0, CYCLES);
     let mut interrupts = 0;
     for _ in 0..20 {

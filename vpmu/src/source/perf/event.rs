@@ -1,4 +1,4 @@
-//! One perf event: opening it, reading it, setting its period.
+//! One perf event: opening it, reading it, config its period.
 
 use std::cell::Cell;
 use std::io;

@@ -151,7 +151,7 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
     let remarks = stays.into_iter().chain(remark).collect();
-    Ok(Offer { pmu: Pmu::Ours(Shown(shape), Host { pmu }), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(Shown(shape), Host { pmu }), remarks })
 }
 
 fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize, Unavailable> {

@@ -6,7 +6,7 @@ use log::info;
 
 use super::Kind;
 use super::segment::Segment;
-use super::slate::Added;
+use super::shared_page::Added;
 use crate::loader::Kernel;
 use crate::loader::error::{LoadError, Problem};
 use crate::logging::COUNTERS;
@@ -26,8 +26,8 @@ impl Kernel {
     /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
     pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
         let Retargeted { sites, left } = self.retarget_rdpmc()?;
-        if let Some(registers) = pmu.slate() {
-            match self.add_slates(&registers, &sites, cpus) {
+        if let Some(registers) = pmu.page_registers() {
+            match self.add_shared_pages(&registers, &sites, cpus) {
                 Some(Added { table, code }) => info!(
                     target: COUNTERS,
                     "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"

@@ -52,7 +52,7 @@ pub enum Entry {
 }
 
 /// A vCPU's line for overflows.
-pub struct Line {
+pub struct LvtEntry {
     entry: Entry,
     /// The vCPU's number, which is its APIC's id in x2APIC mode.
     vcpu: u8,
@@ -62,7 +62,7 @@ pub struct Line {
     known: Option<u64>,
 }
 
-impl Line {
+impl LvtEntry {
     /// A vCPU's line, with such an entry.
     pub fn new(entry: Entry, vcpu: u8) -> Self {
         Self { entry, vcpu, question: msr::question(OVERFLOW_ENTRY), known: None }

@@ -142,7 +142,7 @@ fn of_ours(
         format!("the policy allows {name}, which no event of this PMU is called: allow its encoding, if it has one")
     });
     let remarks = stays.into_iter().chain(remark).chain(meaningless).collect();
-    Ok(Offer { pmu: Pmu::Ours(shown, host), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(shown, host), remarks })
 }
 
 #[cfg(test)]

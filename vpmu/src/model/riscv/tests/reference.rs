@@ -272,7 +272,7 @@ proptest! {
                 Step::Obey(freeze, denies) => {
                     reference.denied = denies == Denies::Everything;
                     let allowed = if reference.denied { Allowed::These(Vec::new()) } else { Policy::default().allowed };
-                    pmu.obey(&Policy { allowed, freeze, ..Policy::default() });
+                    pmu.set_policy(&Policy { allowed, freeze, ..Policy::default() });
                 }
                 Step::ReleaseIdle => pmu.unit().release_idle(),
             }

@@ -1,12 +1,12 @@
-//! The guest's side of the slate: machine code that stands in for the kernel's functions which access registers.
+//! The guest's side of the shared page: machine code that replaces the kernel's functions for register accesses.
 //!
-//! Each begins by asking whether the register is one of ours, and goes on to the kernel's own function if it is not, or if
-//! the slate is not active. It needs no stack, keeps the arguments until it is sure that it need not go on, and returns by
-//! the kernel's own return instruction, which the kernel guards against the flaws of its processor.
+//! Each function first checks whether the register is on the page, and jumps to the kernel's own function if it is not, or if
+//! the page is not active. The code uses no stack, keeps the arguments until it is certain that it need not jump there, and
+//! returns by the kernel's own return instruction, which the kernel guards against the flaws of its processor.
 //!
-//! An NMI can come anywhere, and its handler do the same. So each register has its own slot, a write there is complete when
-//! one instruction sets its bit, and whether the slate is active is asked once more in the end: if the handler has thawed
-//! the counters meanwhile, the access is made in the ordinary way.
+//! An NMI can come anywhere, and its handler may run the same code. So each register has its own slot, a write is complete when
+//! one instruction sets its dirty bit, and the code checks once more at the end that the page is active: if the handler has
+//! thawed the counters in between, the access is made in the ordinary way.
 
 use std::mem::offset_of;
 
@@ -44,7 +44,7 @@ pub enum Value {
     Halves,
 }
 
-/// Where a guest's slates are.
+/// Where a guest's shared pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The kernel's address of the first CPU's.

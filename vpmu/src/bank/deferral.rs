@@ -1,30 +1,30 @@
-//! Counters of programs while the guest's kernel handles an overflow: as long as it does so they cannot count. So the kernel
-//! can stop them, set them anew and have them go on, and nobody need know before it has: it makes no difference when.
+//! Deferred changes. While the guest's kernel handles an overflow, counters that count user mode only cannot count. The kernel
+//! stops them, writes them and starts them again, and it makes no difference when these changes are made.
 //!
-//! The bank is **held** at what they had counted when the kernel was interrupted. What is done to it after that is done as of
-//! then, and what the programs have counted since is taken over when it is let go. So nothing is lost, whatever the guest does.
+//! [`Bank::defer`] remembers what each backing had counted when the kernel was interrupted. Changes after that are made as of
+//! that count. [`Bank::commit`] then adds what the programs have counted since. So no count is lost, whatever the guest does.
 
 use std::ops::RangeInclusive;
 
 use super::Bank;
 use super::alarms::Standing;
 use crate::event::{Filter, Scope};
-use crate::set::members;
+use crate::mask::members;
 use crate::source::Source;
 
-/// A backing that is held.
+/// A backing whose counters' changes are deferred.
 #[derive(Debug, Clone, Copy)]
-pub struct Held {
-    /// What it had counted.
+pub struct Deferred {
+    /// What it had counted at that time.
     pub count: u64,
-    /// Whether one of its counters was set since.
+    /// One of its counters was written since.
     pub written: bool,
 }
 
 impl<S: Source> Bank<S> {
-    /// Holds the counters that run, if all of them count programs only, and exactly; whether it does. All were looked at since
-    /// the guest ran.
-    pub fn hold(&mut self) -> bool {
+    /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of them count
+    /// user mode only and are exact. All counters must have been updated since the guest ran.
+    pub fn defer(&mut self) -> bool {
         if self.running == 0 || self.overflowed != 0 || self.starved != 0 {
             return false;
         }
@@ -41,51 +41,52 @@ impl<S: Source> Bank<S> {
         }
         for index in 0..self.backings.len() {
             if let Some(mark) = self.mark_of(index) {
-                self.backings[index].held = Some(Held { count: mark, written: false });
+                self.backings[index].deferred = Some(Deferred { count: mark, written: false });
             }
         }
         true
     }
 
-    /// Whether what a backing counts stands still while the guest's kernel runs.
+    /// Returns true if a backing stands still while the guest's kernel runs.
     pub(super) fn counts_programs_only(&self, index: usize) -> bool {
         let selection = self.backings[index].selection;
         (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
     }
 
-    /// Takes over what was counted since they are held, and looks at all others.
-    pub fn let_go(&mut self) {
+    /// Ends the deferral: adds what was counted since, and updates all counters.
+    pub fn commit(&mut self) {
         for index in 0..self.backings.len() {
-            let held = self.backings[index].held.filter(|held| held.written);
-            // Of one that repeats it is to be known whether that was right before it comes again.
+            let deferred = self.backings[index].deferred.filter(|deferred| deferred.written);
+            // A repeating alarm is checked before it expires again.
             let repeats = self.backings[index].alarm.standing == Standing::Repeats;
-            if let Some(Held { count, .. }) = held.filter(|_| repeats) {
+            if let Some(Deferred { count, .. }) = deferred.filter(|_| repeats) {
                 self.set_alarm(index, count);
             }
-            self.backings[index].held = None;
+            self.backings[index].deferred = None;
             let look = self.count(index);
             let has_alarm = self.take_over(index, &look, self.running);
-            if held.is_some() && !repeats && !has_alarm {
+            if deferred.is_some() && !repeats && !has_alarm {
                 self.set_alarm(index, look.count);
             }
         }
     }
 
-    /// What a counter that is held can be set to without anything to do for the host: its overflow then has an alarm.
+    /// Returns the values that a deferred counter can be written without a request to the host: with each of them, an alarm is
+    /// set for its next overflow.
     pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
         if !self.runs(counter) {
             return None;
         }
         let backed = self.backings.iter().find(|backed| backed.users & 1 << counter != 0)?;
-        let (held, alarm) = (backed.held?, backed.alarm);
-        let less_than_all = alarm.at.checked_sub(held.count)?.checked_sub(1)?;
+        let (deferred, alarm) = (backed.deferred?, backed.alarm);
+        let less_than_all = alarm.at.checked_sub(deferred.count)?.checked_sub(1)?;
         let value = self.mask().checked_sub(less_than_all)?;
-        // An alarm that is for another counter's overflow stays, however far away this one's is.
+        // An alarm for another counter's overflow stays, however far away this counter's overflow is.
         let is_for_another = alarm.of & !(1 << counter) != 0;
         Some(if is_for_another { 0..=value } else { value..=value })
     }
 
-    /// What has counted for a backing's counters that run, as of the last look at them.
+    /// Returns the count of a backing at the last update of its running counters.
     fn mark_of(&self, index: usize) -> Option<u64> {
         let counter = members(self.backings[index].users & self.running).next()?;
         Some(self.counters[counter].share.as_ref()?.mark)

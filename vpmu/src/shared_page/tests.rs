@@ -1,4 +1,4 @@
-//! The kernel's side of the slate is run here, its machine code as it is: with a model behind it that is asked only when a
+//! The kernel's side of the shared page is run here, its machine code as it is: with a model behind it that is asked only when a
 //! guest would have left, it has to give what a model gives that is asked each time.
 
 use std::arch::asm;
@@ -11,7 +11,7 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
 
 use super::stub::{Original, Originals, Place, Stub, Value};
-use super::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, Slate};
+use super::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, SharedPage};
 use crate::Outcome;
 use crate::model::Model;
 use crate::model::amd::{Amd, Version};
@@ -112,10 +112,10 @@ fn be_cpu_0(code: &mut [u8]) {
     }
 }
 
-/// A guest with a slate: its kernel, and whoever runs it.
+/// A guest with a shared page: its kernel, and whoever runs it.
 struct Guest<M> {
     kernel: Kernel,
-    slate: Slate,
+    shared: SharedPage,
     model: M,
     host: Script,
     exits: usize,
@@ -123,21 +123,27 @@ struct Guest<M> {
 
 impl<M: Model<Script>> Guest<M> {
     fn new(registers: Registers, value: Value, model: M, host: Script) -> Self {
-        Self { kernel: Kernel::new(&registers, value), slate: Slate::new(registers), model, host, exits: 0 }
+        Self {
+            kernel: Kernel::new(&registers, value),
+            shared: SharedPage::new(registers),
+            model,
+            host,
+            exits: 0,
+        }
     }
 
     fn leave<R>(&mut self, act: impl FnOnce(&mut M) -> R) -> R {
         self.exits += 1;
-        self.slate.take(&self.kernel.page, &mut self.model);
+        self.shared.apply(&self.kernel.page, &mut self.model);
         let result = act(&mut self.model);
-        self.slate.give(&self.kernel.page, &mut self.model, || true);
+        self.shared.activate(&self.kernel.page, &mut self.model, || true);
         result
     }
 
     /// It leaves to access a register.
     fn access(&mut self, act: impl FnOnce(&mut M) -> Outcome) -> Outcome {
-        self.slate.take(&self.kernel.page, &mut self.model);
-        self.slate.stop(&self.kernel.page);
+        self.shared.apply(&self.kernel.page, &mut self.model);
+        self.shared.withdraw(&self.kernel.page);
         self.leave(act)
     }
 
@@ -171,11 +177,11 @@ impl<M: Model<Script>> Guest<M> {
         let mut interrupts = Vec::new();
         self.host.clone().guest_runs(counts, |left| {
             self.exits += 1;
-            self.slate.take(&self.kernel.page, &mut self.model);
+            self.shared.apply(&self.kernel.page, &mut self.model);
             self.model.unit().look();
             if self.model.unit().take_interrupt() {
                 interrupts.push(counts - left);
-                self.slate.offer(&self.kernel.page, &mut self.model);
+                self.shared.offer(&self.kernel.page, &mut self.model);
                 handler(self);
             }
         });
@@ -190,7 +196,7 @@ fn amd(counters: usize) -> (Amd<Script>, Script) {
 
 fn amds_guest(counters: usize, value: Value) -> Guest<Amd<Script>> {
     let (model, host) = amd(counters);
-    Guest::new(Version::V2(counters).slate().unwrap(), value, model, host)
+    Guest::new(Version::V2(counters).page_registers().unwrap(), value, model, host)
 }
 
 const SHAPE: Shape = Shape { version: IntelVersion::V5, general: 4, fixed: 3, absent: 0 };
@@ -203,7 +209,7 @@ fn intel(shape: Shape) -> (Intel<Script>, Script) {
 
 fn intels_guest(shape: Shape) -> Guest<Intel<Script>> {
     let (model, host) = intel(shape);
-    Guest::new(shape.slate().unwrap(), Value::Whole, model, host)
+    Guest::new(shape.page_registers().unwrap(), Value::Whole, model, host)
 }
 
 const SELECT: u32 = 0xc001_0200;
@@ -218,7 +224,7 @@ fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
     for value in [Value::Whole, Value::Halves] {
         let mut guest = amds_guest(6, value);
         let entry = |guest: &mut Guest<_>| {
-            let noted = guest.slate.entry(&guest.kernel.page);
+            let noted = guest.shared.lvt_entry(&guest.kernel.page);
             noted.map(|entry: &AtomicU64| entry.load(Relaxed))
         };
         assert_eq!(guest.kernel.call(guest.kernel.stub.write, OVERFLOW_ENTRY, 0x400), None, "it is KVM's");
@@ -313,20 +319,20 @@ fn on_intels_pmu_writes_that_fault_still_do() {
 #[test]
 fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
     let (mut model, _) = amd(6);
-    let mut slate = Slate::new(Version::V2(6).slate().unwrap());
+    let mut shared = SharedPage::new(Version::V2(6).page_registers().unwrap());
     let page = Page::default();
     model.write(CONTROL, 0);
-    slate.give(&page, &mut model, || panic!("nobody has passed"));
+    shared.activate(&page, &mut model, || panic!("nobody has passed"));
     assert_eq!(page.active.load(Relaxed), 0);
     page.passed.store(PASSED, Relaxed);
-    slate.give(&page, &mut model, || false);
+    shared.activate(&page, &mut model, || false);
     assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (0, 0), "another vCPU's page");
     page.passed.store(PASSED, Relaxed);
-    slate.give(&page, &mut model, || true);
+    shared.activate(&page, &mut model, || true);
     assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (ACTIVE, 0));
-    slate.stop(&page);
+    shared.withdraw(&page);
     model.write(CONTROL, 1);
-    slate.give(&page, &mut model, || true);
+    shared.activate(&page, &mut model, || true);
     assert_eq!(page.active.load(Relaxed), IDLE);
 }
 
@@ -346,7 +352,11 @@ fn memory_that_has_become_another_kernels_is_left_alone() {
 
 #[test]
 fn the_code_is_code_and_leaves_the_stack_alone() {
-    for registers in [Version::V2(6).slate().unwrap(), SHAPE.slate().unwrap(), OLDER.slate().unwrap()] {
+    for registers in [
+        Version::V2(6).page_registers().unwrap(),
+        SHAPE.page_registers().unwrap(),
+        OLDER.page_registers().unwrap(),
+    ] {
         let at = 0xffff_ffff_8100_0000;
         let original = Original { entry: at - 64, exit: at - 60 };
         let originals =
@@ -531,7 +541,7 @@ fn intels_handlers() -> impl Strategy<Value = Vec<Act>> {
     handlers(intels_acts(), Act::Write(0x38f, 0), inner.collect(), Act::Write(0x38f, 3 | 7 << 32))
 }
 
-/// What a guest does can be done with a slate, and without, where registers are accessed each time.
+/// What a guest does can be done with a shared page, and without, where registers are accessed each time.
 trait Does {
     fn writes(&mut self, register: u32, value: u64) -> Outcome;
     fn reads(&mut self, register: u32) -> Outcome;
@@ -590,7 +600,7 @@ impl<M: Model<Script>> Does for Guest<M> {
     }
 }
 
-/// A guest without a slate.
+/// A guest without a shared page.
 struct Plain<M>(M, Script);
 
 impl<M: Model<Script>> Does for Plain<M> {
@@ -622,7 +632,7 @@ impl<M: Model<Script>> Does for Plain<M> {
     fn leaves(&mut self) {}
 }
 
-/// Does it all in a guest with a slate, and in one without.
+/// Does it all in a guest with a shared page, and in one without.
 fn compare<M: Model<Script>>(
     guest: &mut Guest<M>,
     (plain, host): (M, Script),
@@ -639,7 +649,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn a_guest_sees_the_same_with_a_slate_as_without_on_amds_pmu(
+    fn a_guest_sees_the_same_with_a_shared_page_as_without_on_amds_pmu(
         acts in amds_acts(), handler in amds_handlers(), halves: bool,
     ) {
         let value = if halves { Value::Halves } else { Value::Whole };
@@ -647,7 +657,7 @@ proptest! {
     }
 
     #[test]
-    fn a_guest_sees_the_same_with_a_slate_as_without_on_intels_pmu(
+    fn a_guest_sees_the_same_with_a_shared_page_as_without_on_intels_pmu(
         acts in intels_acts(), handler in intels_handlers(), newer: bool,
     ) {
         let shape = if newer { SHAPE } else { OLDER };

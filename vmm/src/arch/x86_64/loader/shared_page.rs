@@ -1,9 +1,9 @@
-//! Has Linux make most accesses to the PMU's registers without leaving the guest (see [`vpmu::slate`]): adds a little code
-//! to a kernel that has been read, which its table of such functions leads to, and keeps memory for what is shared.
+//! Lets Linux access the PMU's registers without leaving the guest (see [`vpmu::shared_page`]): adds the stub to a kernel that has
+//! been read, points the kernel's table of register functions to it, and reserves memory for the shared pages.
 
 use vpmu::retarget::{Site, functions};
-use vpmu::slate::stub::{Place, Stub};
-use vpmu::slate::{Page, Registers};
+use vpmu::shared_page::stub::{Place, Stub};
+use vpmu::shared_page::{Page, Registers};
 
 use super::Kind;
 use super::linux::SETUP_DATA_HEADER;
@@ -16,29 +16,29 @@ const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
-/// What was added to a kernel.
+/// Where the stub was added to a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// The address of its table of functions.
+    /// Address of the kernel's table of register functions.
     pub table: u64,
-    /// That of the code to which this leads now.
+    /// Address of the stub.
     pub code: u64,
 }
 
 /// The physical address of a vCPU's page.
 pub fn page(vcpu: u8) -> u64 {
-    low::SLATES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
+    low::SHARED_PAGES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
 }
 
-/// The address that Linux has for that.
+/// Linux' virtual address of guest-physical memory.
 pub fn linux_address(physical: u64) -> u64 {
     DIRECT_MAP + physical
 }
 
 impl Kernel {
-    /// Gives a kernel whose RDPMCs were found its part of the slates, if it is one that can have it. Any other stays as it
-    /// is, and leaves the guest for each access.
-    pub fn add_slates(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
+    /// Adds the stub for the shared pages to a kernel whose RDPMCs were found. Returns `None` and changes nothing if the kernel
+    /// has no room or no table for it; each access then leaves the guest.
+    pub fn add_shared_pages(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
         if !self.is_linux() {
             return None;
         }
@@ -63,13 +63,13 @@ impl Kernel {
             self.bytes_mut(address, bytes.len())?.copy_from_slice(bytes);
         }
         if let Kind::Linux(linux) = &mut self.format.kind {
-            linux.setup_data = Some(low::SLATES..page(cpus));
+            linux.setup_data = Some(low::SHARED_PAGES..page(cpus));
         }
         Some(Added { table: table.address, code: room })
     }
 
-    /// Whether it has its part of the slates.
-    pub fn has_slates(&self) -> bool {
+    /// Returns true if the stub was added.
+    pub fn has_shared_pages(&self) -> bool {
         matches!(&self.format.kind, Kind::Linux(linux) if linux.setup_data.is_some())
     }
 }

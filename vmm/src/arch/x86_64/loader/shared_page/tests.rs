@@ -10,12 +10,12 @@ use crate::loader::{Boot, LoadError};
 const CPUS: u8 = 3;
 
 fn registers() -> Registers {
-    Version::V2(6).slate().expect("PerfMonV2 can freeze counters")
+    Version::V2(6).page_registers().expect("PerfMonV2 can freeze counters")
 }
 
 fn add(kernel: &mut Kernel) -> Result<Option<Added>, LoadError> {
     let sites = kernel.retarget_rdpmc()?.sites;
-    Ok(kernel.add_slates(&registers(), &sites, CPUS))
+    Ok(kernel.add_shared_pages(&registers(), &sites, CPUS))
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn the_distribution_s_kernels_get_code_where_nothing_was_and_a_table_that_leads_
         kernel.retarget_rdpmc().unwrap();
         let before = kernel.image.clone();
         let sites = Kernel::read(&image).unwrap().retarget_rdpmc().unwrap().sites;
-        let added = kernel.add_slates(&registers(), &sites, CPUS).unwrap_or_else(|| panic!("{suite}"));
+        let added = kernel.add_shared_pages(&registers(), &sites, CPUS).unwrap_or_else(|| panic!("{suite}"));
 
         let table = kernel.bytes_mut(added.table, 40).unwrap().to_vec();
         let leads_to = |index: usize| u64::from_le_bytes(table[index * 8..][..8].try_into().unwrap());
@@ -43,7 +43,7 @@ fn the_distribution_s_kernels_get_code_where_nothing_was_and_a_table_that_leads_
 }
 
 #[test]
-fn linux_is_told_to_leave_the_slates_alone() {
+fn linux_is_told_to_leave_the_shared_pages_alone() {
     let cache = Cache::open().unwrap();
     let kernel = guest_images::kernel(&cache, Suite::Bookworm, &mut Progress::stderr("test")).unwrap();
     let mut kernel = Kernel::read(&kernel.image).unwrap();
@@ -52,7 +52,7 @@ fn linux_is_told_to_leave_the_slates_alone() {
     kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, front: &[] }).unwrap();
     let number = |at| ram.mapped.read_obj::<u64>(GuestAddress(at)).unwrap();
     let setup_data = number(low::ZERO_PAGE + 0x250);
-    assert_eq!((setup_data, number(setup_data)), (low::SLATES, 0), "one, and no other");
+    assert_eq!((setup_data, number(setup_data)), (low::SHARED_PAGES, 0), "one, and no other");
     let len = number(setup_data + 8) >> 32;
     assert!(setup_data + 16 <= page(0));
     assert_eq!(setup_data + 16 + len, page(CPUS - 1) + Page::STRIDE as u64);
@@ -64,13 +64,13 @@ fn a_kernel_without_such_a_table_stays_as_it_is() {
     let before = kernel.image.clone();
     assert_eq!(add(&mut kernel).unwrap(), None);
     assert_eq!(kernel.image, before);
-    assert!(!kernel.has_slates());
+    assert!(!kernel.has_shared_pages());
     let ram = ram(8);
     kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, front: &[] }).unwrap();
     assert_eq!(ram.mapped.read_obj::<u64>(GuestAddress(low::ZERO_PAGE + 0x250)).unwrap(), 0);
 }
 
 #[test]
-fn slates_fit_below_what_is_not_ram() {
+fn shared_pages_fit_below_what_is_not_ram() {
     assert!(page(u8::MAX) + Page::STRIDE as u64 <= 0x9_fc00);
 }

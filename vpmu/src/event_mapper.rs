@@ -1,38 +1,38 @@
-//! What a guest gets for what it encodes: the host's event that means the same, unless the policy denies it.
+//! Maps a guest's event encodings to what the host counts: the event of the same meaning, unless the policy denies it.
 
 use crate::event::{Event, Filter, Meaning, Scope, Selection};
 use crate::policy::Policy;
 use crate::translation::{self, Translation};
 use crate::x86::Vendor;
 
-/// On which terms a guest's counters count.
-pub struct Terms {
+/// Maps the encodings of one guest.
+pub struct EventMapper {
     translation: Translation,
     policy: Policy,
 }
 
-impl Terms {
-    /// Those of a guest with the PMU of one vendor on a host with that of another.
+impl EventMapper {
+    /// A mapper for a guest that sees the PMU of vendor `guest`, on a host of vendor `host`.
     pub fn new(guest: Vendor, host: Vendor, policy: Policy) -> Self {
         Self { translation: Translation { guest, host }, policy }
     }
 
-    /// From now on this is the policy.
-    pub fn obey(&mut self, policy: &Policy) {
+    /// Sets the policy.
+    pub fn set_policy(&mut self, policy: &Policy) {
         self.policy = policy.clone();
     }
 
-    /// In which words the guest is talked about.
+    /// The vendors of guest and host.
     pub fn translation(&self) -> Translation {
         self.translation
     }
 
-    /// What is counted for an encoding of the guest's, which is all that selects the event, and nothing else.
+    /// Returns what the host counts for an encoding. `code` holds the bits that select the event, and no others.
     pub fn selection(&self, code: u64, filter: Filter) -> Selection {
         self.unless_denied(code, filter, || self.translation.event(code))
     }
 
-    /// What is counted for a counter of the guest's that has a fixed event.
+    /// Returns what the host counts for a fixed counter.
     pub fn fixed(&self, meaning: Meaning, filter: Filter) -> Selection {
         match translation::encoding(self.translation.guest, meaning) {
             Some(code) => self.unless_denied(code, filter, || Event::Meaning(meaning)),

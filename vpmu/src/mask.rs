@@ -1,11 +1,11 @@
-//! Sets of counters, which are bit masks: a question about all of them is one instruction.
+//! Counter masks: sets of counters, one bit for each.
 
-/// The first so many counters.
+/// Returns the mask of the first `counters` counters.
 pub fn first(counters: usize) -> u64 {
     (1 << counters) - 1
 }
 
-/// A set's counters, in their order.
+/// Returns the numbers of a mask's counters, in ascending order.
 pub fn members(set: u64) -> impl Iterator<Item = usize> {
     let mut left = set;
     std::iter::from_fn(move || {
@@ -15,7 +15,7 @@ pub fn members(set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// These counters.
+/// Returns the mask of these counters.
 pub fn of(counters: impl Iterator<Item = usize>) -> u64 {
     counters.fold(0, |set, counter| set | 1 << counter)
 }

@@ -1,25 +1,26 @@
 //! Register accesses without an exit, while all counters are frozen.
 //!
-//! A guest's driver freezes its counters with one write, accesses many registers, and thaws them with another. Until the thaw
-//! none of these accesses has an effect that anybody could see. So they need not be made: the guest's kernel reads from a
-//! [`Page`] in its memory what they would give, and writes there what is to be written (the **slate**); whoever runs the
-//! vCPU takes that over when it leaves the guest next, at the latest for the thaw ([`Slate`]).
+//! A guest's driver freezes its counters with one write, accesses many registers, and thaws them with another write. Until the
+//! thaw none of these accesses has a visible effect, so none of them has to leave the guest: the guest's kernel reads the
+//! registers from a [`Page`] in its memory and writes there what is to be written. The VMM applies these writes at the next
+//! exit, at the latest at the thaw ([`SharedPage`]).
 //!
-//! While the kernel handles an overflow even the freeze and the thaw need no exit, if all counters count programs only. They
-//! cannot count before the kernel is done, so it makes no difference when they are stopped and set and go on, as long
-//! as the host has nothing to do: that is, as long as their next overflows have their alarms. The page says which values of
-//! a counter are such, and the thaw leaves the guest if another one was written. Most periods are as long as the one
-//! before, and then a sample is one exit to whoever runs the vCPU, for its interrupt. This is for kernels that do what they
-//! all do: one that froze its counters for an overflow and went back to a program without the thaw would have that program
-//! counted until its next exit.
+//! While the kernel handles an overflow, even the freeze and the thaw need no exit, provided that all counters count user mode
+//! only. Such counters stand still until the kernel is done, so it makes no difference when they are stopped, written and
+//! started, unless the host has something to do: unless a counter's next overflow needs an alarm that is not set. The page
+//! lists for each counter the values that need no new alarm, and the thaw leaves the guest if another value was written. Most
+//! periods are as long as the one before, and then a sample is one exit to the VMM, for its interrupt. This relies on what all
+//! kernels do. A kernel that froze its counters for an overflow and returned to a program without a thaw would have that
+//! program counted until its next exit.
 //!
-//! The kernel's part is a little code that the loader adds to it ([`stub`]). It says at each freeze that leaves the guest that
-//! it is there, by [`Page::passed`]; a kernel without it never does, and finds everything as ever. Where it did once, and both
-//! ends of the page are still as they were left, the memory is taken for its own: a safeguard against a kernel that was
-//! loaded later, and no proof. Nothing that a guest writes on its page can do more than its register writes could.
+//! The guest's side is a little code that the loader adds to the kernel ([`stub`]). At each freeze that leaves the guest it
+//! sets [`Page::passed`]; a kernel without the code never does, and nothing changes for it. The VMM uses the memory as a shared
+//! page once the code has set that word and both ends of the page are as the VMM left them. That is a safeguard against a
+//! kernel that was loaded later, not a proof. Nothing that a guest writes on its page can do more than its register writes
+//! could.
 //!
-//! One register more is noted there, and accessed all the same: the entry of its APIC that says what an overflow becomes. So
-//! nobody need look there at each overflow ([`Slate::entry`]).
+//! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for overflows. So
+//! the VMM need not ask KVM for the entry at each overflow ([`SharedPage::lvt_entry`]).
 
 pub mod stub;
 
@@ -33,110 +34,110 @@ use std::sync::atomic::Ordering::Relaxed;
 use log::trace;
 
 use crate::Outcome;
+use crate::mask::{first, members};
 use crate::model::Model;
-use crate::set::{first, members};
 use crate::source::Source;
 
-/// The most registers that can be written there; the status comes behind them.
+/// Maximum number of registers on the page; the status has the slot after them.
 pub const MOST_SLOTS: usize = 23;
-/// What [`Page::passed`] says, and nothing else would by chance.
+/// Value of [`Page::passed`] that the stub writes.
 pub const PASSED: u64 = u64::from_le_bytes(*b"passing!");
-/// What [`Page::active`] says while accesses may be made on the page.
-pub const ACTIVE: u64 = u64::from_le_bytes(*b"a slate!");
-/// The same while they may be from the next freeze on, which itself needs no exit then.
+/// Value of [`Page::active`] while accesses may be made on the page.
+pub const ACTIVE: u64 = u64::from_le_bytes(*b"on page!");
+/// Value of [`Page::active`] while accesses may be made from the next freeze on, which itself needs no exit.
 pub const OFFERED: u64 = u64::from_le_bytes(*b"offered!");
-/// The same after a thaw that needed none.
+/// Value of [`Page::active`] after a thaw without an exit.
 pub const THAWED: u64 = u64::from_le_bytes(*b"thawed!!");
-/// The same while none may be.
+/// Value of [`Page::active`] while no access may be made on the page.
 pub const IDLE: u64 = u64::from_le_bytes(*b"not now!");
 
-/// What a vCPU's kernel shares with whoever runs it. The offsets are in the stub, too.
+/// The memory that a guest's kernel shares with the VMM, for one vCPU. The stub uses the offsets of these fields.
 #[repr(C)]
 #[derive(Default)]
 pub struct Page {
-    /// Whether accesses may be made here: [`ACTIVE`], [`OFFERED`], [`THAWED`], [`IDLE`], or nothing that was ever said.
+    /// [`ACTIVE`], [`OFFERED`], [`THAWED`] or [`IDLE`]; anything else before the first use.
     pub active: AtomicU64,
-    /// Set by the kernel when it is about to freeze all counters by an exit.
+    /// Set to [`PASSED`] by the stub when it is about to freeze all counters by an exit.
     pub passed: AtomicU64,
     /// A bit for each slot that was written.
     pub dirty: AtomicU64,
-    /// What was written to the register that clears the status.
+    /// Bits written to the register that clears the status.
     pub cleared: AtomicU64,
-    /// What can be written to the one that thaws the counters without an exit, or 0.
+    /// Value that thaws the counters without an exit when it is written to the control register, or 0.
     pub thaw: AtomicU64,
-    /// Whether something was written since the freeze which that cannot be done with.
+    /// Nonzero if a write since the freeze requires the thaw to exit.
     pub matters: AtomicU64,
-    /// What the kernel has last begun to write to its APIC's entry for overflows.
+    /// Value that the kernel last wrote to its APIC's LVT entry for overflows; noted before the write.
     pub entry: AtomicU64,
-    /// What was written last.
+    /// Value last written to each register.
     pub written: [AtomicU64; MOST_SLOTS + 1],
-    /// What a read gives; behind the registers' slots that of the status.
+    /// Value that a read of each register returns; the last slot is the status.
     pub shown: [AtomicU64; MOST_SLOTS + 1],
-    /// The least that can be written without an effect that matters, and the most.
+    /// First and last value that can be written to each register without a thaw that exits.
     pub free: [[AtomicU64; 2]; MOST_SLOTS],
-    /// [`IDLE`] since the first use: the memory has not become another kernel's.
+    /// [`IDLE`] since the first use. Anything else means that another kernel uses the memory.
     pub end: AtomicU64,
 }
 
 impl Page {
-    /// How far apart they are: a whole number of cache lines, and a power of two.
+    /// Distance of two vCPUs' pages: a whole number of cache lines, and a power of two.
     pub const STRIDE: usize = 1024;
 }
 
 const _: () = assert!(size_of::<Page>() <= Page::STRIDE);
 
-/// A register that can be read and written there.
+/// A register that can be accessed on the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Its number.
+    /// The register's number.
     pub register: u32,
-    /// The bits that can be set without a fault, and without an effect that cannot wait.
+    /// Bits that can be written without a fault and without an immediate effect.
     pub accepts: u64,
-    /// The bits that a read gives again.
+    /// Bits that a read returns after a write.
     pub keeps: u64,
-    /// The counter of the unit's whose value it is, if it is one.
+    /// The counter whose value the register is, if it is a counter's.
     pub counter: Option<usize>,
 }
 
-/// Counters as RDPMC has them.
+/// Counters by their RDPMC numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
-    /// The number of the first.
+    /// RDPMC number of the first counter.
     pub first: u32,
-    /// How many there are.
+    /// Number of counters.
     pub count: u32,
-    /// Its slot.
+    /// Slot of the first counter.
     pub slot: u32,
-    /// How far from one to the next.
+    /// Distance from one counter's slot to the next.
     pub stride: Stride,
 }
 
-/// From one counter's slot to the next.
+/// Distance from one counter's slot to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stride {
-    /// They are one behind the other.
+    /// Counters have adjacent slots.
     One,
-    /// Each has its select in front of it.
+    /// Each counter's select has the slot before it.
     Two,
 }
 
-/// The registers of a PMU that can be frozen as a whole.
+/// The registers of a PMU with a global control register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registers {
-    /// The one that freezes them by a write of 0.
+    /// Global control: a write of 0 freezes all counters.
     pub control: u32,
-    /// The one that tells of overflows.
+    /// Global status.
     pub status: u32,
-    /// The one that clears those, which always reads as something else.
+    /// The register that clears bits of the status.
     pub clear: Slot,
-    /// The others, those with numbers that follow each other side by side. They are written in this order.
+    /// The other registers, in the order in which the VMM applies their writes; consecutive numbers have adjacent slots.
     pub slots: Vec<Slot>,
-    /// Counters by their numbers for RDPMC.
+    /// Counters by their RDPMC numbers.
     pub counters: Vec<Counters>,
 }
 
 impl Registers {
-    /// Registers whose numbers and slots follow each other: first number, first slot, how many.
+    /// Returns the runs of registers with consecutive numbers: first number, first slot, length.
     fn runs(&self) -> Vec<(u32, u32, u32)> {
         let mut runs: Vec<(u32, u32, u32)> = Vec::new();
         for (index, slot) in (0..).zip(&self.slots) {
@@ -149,38 +150,38 @@ impl Registers {
     }
 }
 
-/// One vCPU's slate, on the side of whoever runs it.
-pub struct Slate {
+/// The VMM's side of one vCPU's shared page.
+pub struct SharedPage {
     registers: Registers,
     used: Use,
-    /// Whether all is as it was shown last, but for the status and what counters count.
+    /// The page shows all registers as they are, except the status and counters that have run since.
     is_shown: bool,
-    /// What the status said of the hardware when it was shown: that changes even if all counters stand still.
+    /// The hardware-changed bit of the status that the page shows. It changes even while all counters stand still.
     hardware_changed: bool,
-    /// Whether the kernel has made accesses there since the entry was last asked for.
+    /// The kernel has used the page since the LVT entry was last asked for.
     is_alive: bool,
 }
 
-/// What the page is used for, as far as this side knows.
+/// What the VMM has made the page available for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     /// Nothing.
     None,
-    /// All counters are frozen, and accesses are made there.
+    /// All counters are frozen; accesses are made on the page.
     Frozen,
-    /// They are held, and may be frozen there.
+    /// Counters are deferred; the freeze, accesses and the thaw may be made on the page.
     Offered,
 }
 
-impl Slate {
-    /// One that is not in use yet.
+impl SharedPage {
+    /// A page that is not in use yet.
     pub fn new(registers: Registers) -> Self {
         Self { registers, used: Use::None, is_shown: false, hardware_changed: false, is_alive: false }
     }
 
-    /// After every exit, before anything else: has all writes take effect that were made on the page. Whether it was looked
-    /// what has overflowed by now.
-    pub fn take<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
+    /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns true if
+    /// all counters were updated on the way.
+    pub fn apply<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
         let active = page.active.load(Relaxed);
         let (was_offered, is_in_use) = match self.used {
@@ -190,10 +191,10 @@ impl Slate {
         };
         if is_in_use && active != OFFERED {
             self.is_alive = true;
-            self.make(page, model);
+            self.apply_writes(page, model);
         }
         if was_offered {
-            model.unit().let_go();
+            model.unit().commit();
         }
         match active {
             // Another kernel has taken over the memory.
@@ -209,24 +210,24 @@ impl Slate {
         was_offered
     }
 
-    /// What the kernel has noted of its APIC's entry for overflows. It is the same kernel as ever: it has used the page since this
-    /// was last asked.
-    pub fn entry<'p>(&mut self, page: &'p Page) -> Option<&'p AtomicU64> {
+    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used the page
+    /// since the last call, which shows that it is still the kernel with the stub.
+    pub fn lvt_entry<'p>(&mut self, page: &'p Page) -> Option<&'p AtomicU64> {
         std::mem::take(&mut self.is_alive).then_some(&page.entry)
     }
 
-    /// The guest accesses a register in the ordinary way: to thaw the counters, or because its kernel does not know of the
-    /// page. Until the next freeze nothing is made there.
-    pub fn stop(&mut self, page: &Page) {
+    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the counters,
+    /// or because its kernel does not know of the page.
+    pub fn withdraw(&mut self, page: &Page) {
         if self.used != Use::None {
             self.end(page);
         }
         self.is_shown = false;
     }
 
-    /// Before the guest goes on: if it has said that it freezes all counters, and has, it may use the page from now on, which
-    /// has to be its own.
-    pub fn give<S: Source>(
+    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and `is_its_own`
+    /// says that the guest uses this page.
+    pub fn activate<S: Source>(
         &mut self,
         page: &Page,
         model: &mut dyn Model<S>,
@@ -251,14 +252,14 @@ impl Slate {
         }
     }
 
-    /// The same after an alarm, if the next thing that the guest does is to handle the overflow in its kernel.
+    /// Makes the page available after an alarm, if the guest handles the overflow's interrupt at the next entry.
     pub fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let is_its_own = [&page.active, &page.end].map(|end| end.load(Relaxed)) == [IDLE; 2];
         if self.used != Use::None || !is_its_own {
             return;
         }
         let Outcome::Value(control) = model.read(self.registers.control) else { return };
-        if !model.unit().hold() {
+        if !model.unit().defer() {
             return;
         }
         self.begin(page, model, Use::Offered);
@@ -285,7 +286,7 @@ impl Slate {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
         self.hardware_changed = unit.hardware_changed();
         let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.free));
-        // One that stands still shows what it did.
+        // A counter that stands still has the value that the page shows.
         let changed = if is_shown { unit.running() } else { unit.all() };
         for (slot, (shown, free)) in slots() {
             if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
@@ -312,8 +313,8 @@ impl Slate {
         }
     }
 
-    /// Makes the accesses that were made on the page.
-    fn make<S: Source>(&self, page: &Page, model: &mut dyn Model<S>) {
+    /// Applies the register writes noted on the page.
+    fn apply_writes<S: Source>(&self, page: &Page, model: &mut dyn Model<S>) {
         if page.dirty.load(Relaxed) | page.cleared.load(Relaxed) == 0 {
             return;
         }

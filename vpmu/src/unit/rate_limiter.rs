@@ -1,35 +1,35 @@
-//! How many interrupts a vCPU gets: so many in a second, and so many at once.
+//! Limits the interrupts of a vCPU: a rate, and a burst.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// What is left of it.
+/// Token bucket: one token per interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
-    /// One has to be had for each interrupt.
+pub struct RateLimiter {
+    /// Time in which one token arrives.
     interval: Duration,
-    /// So much of them can be saved.
-    savings: Duration,
-    /// When all that there was is used up.
-    used_up_to: Duration,
+    /// Tokens that can be saved beyond one, as the time in which they arrive.
+    burst: Duration,
+    /// Time at which the tokens spent so far will have arrived.
+    spent_up_to: Duration,
 }
 
-impl Allowance {
-    /// That for so many in a second, a tenth of which may come at once.
+impl RateLimiter {
+    /// A limit of `per_second` interrupts, a tenth of which may come at once.
     pub fn new(per_second: NonZeroU32) -> Self {
         const SECOND: u32 = 1_000_000_000;
         let interval = Duration::from_nanos(SECOND.div_ceil(per_second.get()).into());
         let at_once = (per_second.get() / 10).max(1);
-        Self { interval, savings: interval * (at_once - 1), used_up_to: Duration::ZERO }
+        Self { interval, burst: interval * (at_once - 1), spent_up_to: Duration::ZERO }
     }
 
-    /// Has one interrupt, or says from when on it may be had.
+    /// Takes a token. Without one, returns the time from which there is one.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
-        let from = self.used_up_to.saturating_sub(self.savings);
+        let from = self.spent_up_to.saturating_sub(self.burst);
         if now < from {
             return Err(from);
         }
-        self.used_up_to = self.used_up_to.max(now) + self.interval;
+        self.spent_up_to = self.spent_up_to.max(now) + self.interval;
         Ok(())
     }
 }
@@ -39,19 +39,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn allowance(per_second: u32) -> Allowance {
-        Allowance::new(NonZeroU32::new(per_second).unwrap())
+    fn limiter(per_second: u32) -> RateLimiter {
+        RateLimiter::new(NonZeroU32::new(per_second).unwrap())
     }
 
     #[test]
     fn what_is_not_had_is_had_in_time() {
-        let mut allowance = allowance(20);
+        let mut limiter = limiter(20);
         let at = Duration::from_millis;
-        assert_eq!([allowance.take(at(7)), allowance.take(at(7))], [Ok(()), Ok(())], "two at once");
-        assert_eq!(allowance.take(at(7)), Err(at(57)));
-        assert_eq!(allowance.take(at(56)), Err(at(57)));
-        assert_eq!(allowance.take(at(57)), Ok(()));
-        assert_eq!(allowance.take(at(58)), Err(at(107)));
+        assert_eq!([limiter.take(at(7)), limiter.take(at(7))], [Ok(()), Ok(())], "two at once");
+        assert_eq!(limiter.take(at(7)), Err(at(57)));
+        assert_eq!(limiter.take(at(56)), Err(at(57)));
+        assert_eq!(limiter.take(at(57)), Ok(()));
+        assert_eq!(limiter.take(at(58)), Err(at(107)));
     }
 
     proptest! {
@@ -60,11 +60,11 @@ mod tests {
             per_second in prop_oneof![1_u32..50, 1_u32..=u32::MAX],
             steps in proptest::collection::vec(0_u64..200_000_000, 1..200),
         ) {
-            let mut allowance = allowance(per_second);
+            let mut limiter = limiter(per_second);
             let (mut now, mut had) = (Duration::ZERO, Vec::new());
             for step in steps {
                 now += Duration::from_nanos(step);
-                if allowance.take(now).is_ok() {
+                if limiter.take(now).is_ok() {
                     had.push(now);
                 }
             }

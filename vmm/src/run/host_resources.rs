@@ -27,7 +27,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 const MOST: usize = virtio::MOST - 1;
 
 /// The devices, and what the agent makes of them.
-pub struct Given {
+pub struct HostResources {
     /// Each with a name for its thread.
     pub devices: Vec<(String, Box<dyn Device>)>,
     /// What is to be mounted.
@@ -37,7 +37,7 @@ pub struct Given {
 }
 
 /// Opens what the options name. The disks come first, so that their names in the guest are in the order given.
-pub fn devices(options: &Run) -> Result<Given> {
+pub fn devices(options: &Run) -> Result<HostResources> {
     let mut devices: Vec<(String, Box<dyn Device>)> = Vec::new();
     if options.disk.len() + options.share.len() > MOST {
         bail!("--disk, --share: a guest can have {MOST} of them together");
@@ -62,7 +62,7 @@ pub fn devices(options: &Run) -> Result<Given> {
     }
     let folder =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
-    Ok(Given { devices, shares, folder: folder.map(PathBuf::into_os_string) })
+    Ok(HostResources { devices, shares, folder: folder.map(PathBuf::into_os_string) })
 }
 
 /// Where a shared folder is in the guest: where it is on the host.
