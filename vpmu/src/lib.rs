@@ -15,7 +15,6 @@ pub mod model;
 pub mod notice;
 pub mod policy;
 pub mod report;
-pub mod retarget;
 pub mod shared_page;
 pub mod source;
 pub mod translation;

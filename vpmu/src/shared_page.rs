@@ -22,12 +22,6 @@
 //! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for overflows. So
 //! the VMM need not ask KVM for the entry at each overflow ([`SharedPage::lvt_entry`]).
 
-pub mod stub;
-
-// Tests execute the part that is the guest's.
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests;
-
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -138,7 +132,7 @@ pub struct Registers {
 
 impl Registers {
     /// Returns the runs of registers with consecutive numbers: first number, first slot, length.
-    fn runs(&self) -> Vec<(u32, u32, u32)> {
+    pub fn runs(&self) -> Vec<(u32, u32, u32)> {
         let mut runs: Vec<(u32, u32, u32)> = Vec::new();
         for (index, slot) in (0..).zip(&self.slots) {
             match runs.last_mut() {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
-use vpmu::source::perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
+use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 
 use super::message::Hardware;
 use crate::{arch, doctor};

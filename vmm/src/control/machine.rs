@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use log::{debug, info};
 use vpmu::policy::{Change, Policy};
-use vpmu::source::perf::{Attribution, HostPmu};
+use vpmu_perf::{Attribution, HostPmu};
 
 use super::hardware;
 use super::message::{Answer, Hardware, Request, Snapshot, Summary, Switched, Vcpu};

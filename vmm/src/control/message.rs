@@ -6,8 +6,8 @@ use std::io::{self, BufRead, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vpmu::policy::{Change, Policy};
-use vpmu::source::perf::Attributed;
 use vpmu::unit::Switch;
+use vpmu_perf::Attributed;
 
 use crate::mailbox::VcpuReport;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 
 use vpmu::policy::Policy;
-use vpmu::source::perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
+use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
 
 use super::fact::Fact;
 use super::{holders, process};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use vpmu::report::{CounterReport, Report, State, Statistics};
-use vpmu::source::perf::{Attributed, Reading, Work};
+use vpmu_perf::{Attributed, Reading, Work};
 
 use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
 use crate::exits::{Exits, Share};

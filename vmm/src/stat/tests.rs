@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use vpmu::report::{BackingReport, CounterReport, Report, State, Statistics};
-use vpmu::source::perf::{Attributed, Reading, Work};
+use vpmu_perf::{Attributed, Reading, Work};
 
 use super::document::{AboutDocument, VmDocument};
 use super::text;

@@ -188,7 +188,7 @@ fn wrong(head: &[u8]) -> Problem {
 impl Kernel {
     /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
     pub fn retarget(&mut self, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
-        let retargeted = match vpmu::retarget::riscv::retarget(&mut self.image) {
+        let retargeted = match vpmu_retarget::riscv::retarget(&mut self.image) {
             Ok(retargeted) => retargeted,
             Err(refusal) if pmu == Pmu::None => {
                 debug!("{refusal}: it is left as it is");

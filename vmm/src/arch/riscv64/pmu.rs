@@ -1,6 +1,6 @@
 //! The PMU that there is here: calls of the SBI, registers that are read by calls, and a local interrupt.
 //!
-//! The loader has the kernel make calls that KVM leaves to us ([`vpmu::retarget::riscv`]). Each vCPU's [`Front`] answers them,
+//! The loader has the kernel make calls that KVM leaves to us ([`vpmu_retarget::riscv`]). Each vCPU's [`Front`] answers them,
 //! and interrupts the guest.
 
 mod offer;
@@ -13,8 +13,8 @@ use vpmu::Outcome;
 use vpmu::event::Selection;
 use vpmu::model::Model;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Riscv, Shape};
-use vpmu::retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
-use vpmu::source::perf::{HostPmu, PerfEvents};
+use vpmu_perf::{HostPmu, PerfEvents};
+use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
 use super::register::Register;

@@ -3,7 +3,7 @@
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::model::riscv::{Answer, EVENT_GET_INFO};
-use vpmu::retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
+use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
 use crate::pmu::thread::ThreadPmu;
 use crate::vcpu::Vcpu;

@@ -17,9 +17,9 @@ use vpmu::Outcome;
 use vpmu::event::Selection;
 use vpmu::model::{Model, amd, intel, none};
 use vpmu::shared_page::Registers;
-use vpmu::source::perf::{HostPmu, PerfEvents};
 use vpmu::translation::Translation;
 use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
+use vpmu_perf::{HostPmu, PerfEvents};
 
 use super::cpuid::Identity;
 use super::msr::{self, Written};

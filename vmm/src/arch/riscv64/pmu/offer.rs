@@ -3,7 +3,7 @@
 use vpmu::event::Meaning;
 use vpmu::model::riscv::Shape;
 use vpmu::policy::Policy;
-use vpmu::source::perf::{HostPmu, Obstacle, free_counters};
+use vpmu_perf::{HostPmu, Obstacle, free_counters};
 
 use super::super::host::{self as processor, Processor};
 use super::super::isa;

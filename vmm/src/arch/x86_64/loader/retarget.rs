@@ -1,6 +1,6 @@
-//! Changes the RDPMC instructions of a kernel that has been read into RDMSR (see [`vpmu::retarget`]).
+//! Changes the RDPMC instructions of a kernel that has been read into RDMSR (see [`vpmu_retarget`]).
 
-use vpmu::retarget::{self, Content, Image, Section, Site, Symbol};
+use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
 use log::info;
 
@@ -52,7 +52,7 @@ impl Kernel {
 
     /// Makes every RDPMC an RDMSR of the same register, or says why that cannot be done without a doubt.
     pub(super) fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
-        let findings = retarget::find(&self.describe());
+        let findings = vpmu_retarget::find(&self.describe());
         let tells_code = self.is_linux() || self.format.sections.tell_code();
         if let (true, Some(address)) = (tells_code, findings.undecided.first()) {
             return Err(Problem::Rdpmc(*address).with(&self.path));
@@ -69,10 +69,10 @@ impl Kernel {
     pub(super) fn describe(&self) -> Image<'_> {
         let (kind, written) = match &self.format.kind {
             // Linux maps what it writes to so that it cannot run.
-            Kind::Linux(_) => (retarget::Kind::Linux, Content::Data),
+            Kind::Linux(_) => (vpmu_retarget::Kind::Linux, Content::Data),
             Kind::Multiboot(multiboot) => {
                 let entry = link_address(multiboot.segments(), multiboot.entry().into());
-                (retarget::Kind::BareMetal { entry }, Content::Code)
+                (vpmu_retarget::Kind::BareMetal { entry }, Content::Code)
             }
         };
         if !self.format.sections.tell_code() {

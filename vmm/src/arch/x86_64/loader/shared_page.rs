@@ -1,9 +1,9 @@
 //! Lets Linux access the PMU's registers without leaving the guest (see [`vpmu::shared_page`]): adds the stub to a kernel that has
 //! been read, points the kernel's table of register functions to it, and reserves memory for the shared pages.
 
-use vpmu::retarget::{Site, functions};
-use vpmu::shared_page::stub::{Place, Stub};
 use vpmu::shared_page::{Page, Registers};
+use vpmu_retarget::stub::{Place, Stub};
+use vpmu_retarget::{Site, functions};
 
 use super::Kind;
 use super::linux::SETUP_DATA_HEADER;

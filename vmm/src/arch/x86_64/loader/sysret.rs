@@ -4,7 +4,7 @@
 //! processor it is an instruction like any other, though, and would enter the kernel at address 0. Pointed to a SYSRET,
 //! it does nothing.
 
-use vpmu::retarget::Content;
+use vpmu_retarget::Content;
 
 use super::Kind;
 use crate::loader::Kernel;

@@ -7,7 +7,7 @@ use log::debug;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::model::Model;
 use vpmu::shared_page::{Page, Registers, SharedPage};
-use vpmu::source::perf::PerfEvents;
+use vpmu_perf::PerfEvents;
 
 use crate::arch::loader::shared_page;
 

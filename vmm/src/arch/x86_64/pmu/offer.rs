@@ -5,8 +5,8 @@ mod intel;
 
 use vpmu::model::intel::Version;
 use vpmu::policy::Policy;
-use vpmu::source::perf::{HostPmu, Obstacle};
 use vpmu::x86::Vendor;
+use vpmu_perf::{HostPmu, Obstacle};
 
 use super::{Host, Shown};
 use crate::arch::host::Processor;

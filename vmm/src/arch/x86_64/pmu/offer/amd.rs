@@ -1,7 +1,7 @@
 //! How many counters AMD's PMUs get.
 
 use vpmu::model::amd::{K7_COUNTERS, MOST_COUNTERS, Version};
-use vpmu::source::perf::free_counters;
+use vpmu_perf::free_counters;
 
 use super::{Choice, Host, Shown, Unavailable};
 

@@ -5,9 +5,9 @@ use std::fs;
 
 use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MOST_GENERAL, Shape, Version};
 use vpmu::policy::Policy;
-use vpmu::source::perf::{Free, exists, free_counters};
 use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
+use vpmu_perf::{Free, exists, free_counters};
 
 use super::{Host, Shown, Unavailable};
 

@@ -3,7 +3,7 @@
 
 use std::mem::zeroed;
 
-use super::page::Left;
+use crate::page::Left;
 
 /// An event's.
 pub struct Estimate {

@@ -10,8 +10,8 @@
 
 use std::mem::offset_of;
 
-use super::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
-use crate::x86::OVERFLOW_ENTRY;
+use vpmu::shared_page::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
+use vpmu::x86::OVERFLOW_ENTRY;
 
 /// The kernel's functions, by which it accesses registers (the System V ABI, as all of the kernel's code has it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

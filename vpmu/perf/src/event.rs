@@ -11,12 +11,12 @@ use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
-use super::estimate::Estimate;
-use super::host::HostPmu;
-use super::page::{Left, Page};
-use crate::event::{Event, Filter, Scope, Selection};
-use crate::report::BackingReport;
-use crate::source::{Count, FAR};
+use crate::estimate::Estimate;
+use crate::host::HostPmu;
+use crate::page::{Left, Page};
+use vpmu::event::{Event, Filter, Scope, Selection};
+use vpmu::report::BackingReport;
+use vpmu::source::{Count, FAR};
 
 /// How many system calls were made for a thread's events.
 #[derive(Clone, Default)]

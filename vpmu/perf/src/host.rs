@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_STALLED_CYCLES_FRONTEND, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE, PERF_TYPE_RAW,
 };
 
-use crate::event::{Event, Meaning};
+use vpmu::event::{Event, Meaning};
 
 /// Where the kernel lists its PMUs.
 pub const DEVICES: &str = "/sys/bus/event_source/devices";
@@ -189,7 +189,7 @@ fn set_affinity(cpus: &[usize]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Cache;
+    use vpmu::event::Cache;
 
     #[test]
     fn a_hybrid_processor_counts_on_the_pmu_of_one_kind_of_cores() {

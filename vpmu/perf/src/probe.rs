@@ -2,10 +2,10 @@
 
 use std::io;
 
-use super::event::PerfEvent;
-use super::host::HostPmu;
-use super::obstacle::Obstacle;
-use crate::event::{Event, Meaning};
+use crate::event::PerfEvent;
+use crate::host::HostPmu;
+use crate::obstacle::Obstacle;
+use vpmu::event::{Event, Meaning};
 
 /// What any counter can count. On x86-64 no processor has a fixed counter for branches. On RISC-V not every one counts
 /// them, and for cycles the firmware takes a counter that interrupts, as all of these are to.

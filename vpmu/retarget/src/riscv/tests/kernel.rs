@@ -1,8 +1,8 @@
 //! Small kernels, put together by hand.
 
-use crate::retarget::riscv::code::{RET, SHORT_RET, addi, lui};
-use crate::retarget::riscv::image::{HEADER, MAGIC};
-use crate::retarget::riscv::register::Register;
+use crate::riscv::code::{RET, SHORT_RET, addi, lui};
+use crate::riscv::image::{HEADER, MAGIC};
+use crate::riscv::register::Register;
 
 /// Instructions that have nothing to do with the PMU, and do not go anywhere: of two bytes, and of four with all kinds
 /// of second halves.

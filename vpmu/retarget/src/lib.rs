@@ -21,6 +21,7 @@ mod flow;
 pub mod functions;
 pub mod riscv;
 mod starts;
+pub mod stub;
 mod sweep;
 
 use std::collections::BTreeSet;

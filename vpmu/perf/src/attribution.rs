@@ -10,8 +10,8 @@ use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
-use super::host::HostPmu;
-use crate::event::{Event, Meaning};
+use crate::host::HostPmu;
+use vpmu::event::{Event, Meaning};
 
 /// Events of another thread of this process.
 #[derive(Debug)]

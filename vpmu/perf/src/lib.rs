@@ -17,10 +17,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use self::event::{Calls, PerfEvent};
-use super::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
-use crate::event::{Event, Selection};
-use crate::policy::{OnStarvation, Policy};
-use crate::report::BackingReport;
+use vpmu::event::{Event, Selection};
+use vpmu::policy::{OnStarvation, Policy};
+use vpmu::report::BackingReport;
+use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG};

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::host;
+use crate::host;
 
 /// What there is instead of such a host, where the lab can be built.
 const SIMULATED: &str =

@@ -13,7 +13,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 
 use super::starts::{known, returns};
 use super::{Content, Image, Section, Site};
-use crate::shared_page::stub::{Original, Originals, Value};
+use crate::stub::{Original, Originals, Value};
 
 /// The functions, and what is needed to stand in for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

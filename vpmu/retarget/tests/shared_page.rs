@@ -10,14 +10,14 @@ use std::time::Duration;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
 
-use super::stub::{Original, Originals, Place, Stub, Value};
-use super::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, SharedPage};
-use crate::Outcome;
-use crate::model::Model;
-use crate::model::amd::{Amd, Version};
-use crate::model::intel::{Intel, Shape, Version as IntelVersion};
-use crate::source::script::Script;
-use crate::x86::{OVERFLOW_ENTRY, Vendor};
+use vpmu::Outcome;
+use vpmu::model::Model;
+use vpmu::model::amd::{Amd, Version};
+use vpmu::model::intel::{Intel, Shape, Version as IntelVersion};
+use vpmu::shared_page::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, SharedPage};
+use vpmu::source::script::Script;
+use vpmu::x86::{OVERFLOW_ENTRY, Vendor};
+use vpmu_retarget::stub::{Original, Originals, Place, Stub, Value};
 
 /// A guest's kernel: its functions with the stub in front of them, and its memory.
 struct Kernel {
