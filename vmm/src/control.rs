@@ -2,7 +2,8 @@
 //! ([`message`]), who answers ([`serve`], [`machine`]) and who asks ([`client`]).
 
 pub mod client;
-mod hardware;
+pub mod hardware;
+pub mod look;
 mod machine;
 pub mod message;
 mod place;
@@ -20,7 +21,6 @@ use crate::cli::{ChangePolicy, CounterName};
 use crate::policy;
 
 pub use self::machine::Running;
-pub use self::message::Summary;
 
 use self::message::{Request, Switched};
 use self::place::{Place, PlaceError, Socket};

@@ -27,8 +27,25 @@ pub struct Exits {
     pub others: u64,
 }
 
+impl Exits {
+    /// Returns the exits since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            port_reads: self.port_reads.saturating_sub(before.port_reads),
+            port_writes: self.port_writes.saturating_sub(before.port_writes),
+            memory_reads: self.memory_reads.saturating_sub(before.memory_reads),
+            memory_writes: self.memory_writes.saturating_sub(before.memory_writes),
+            pmu_reads: self.pmu_reads.saturating_sub(before.pmu_reads),
+            pmu_writes: self.pmu_writes.saturating_sub(before.pmu_writes),
+            signals: self.signals.saturating_sub(before.signals),
+            others: self.others.saturating_sub(before.others),
+        }
+    }
+}
+
 /// How long the PMU's exits take, in ticks of the processor's clock, while somebody watches.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
     /// Those that have passed since somebody first asked.
     pub all: u64,

@@ -5,14 +5,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use vpmu::policy::Policy;
-use vpmu::report::Report;
 use vpmu::unit::Switch;
 
-use crate::exits::{Exits, Share};
 use crate::pause::Pause;
 use crate::pmu::alarm;
+use crate::status::VcpuReport;
 
 /// For so long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,21 +24,6 @@ pub enum Ask {
     Obey(Policy, Sender<()>),
     /// To withhold a counter, or to give it back; whether there is one of this number.
     Switch(usize, Switch, Sender<bool>),
-}
-
-/// How a vCPU does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VcpuReport {
-    /// Its number.
-    pub vcpu: u8,
-    /// Its thread's.
-    pub thread: libc::pid_t,
-    /// What it came out of the guest for.
-    pub exits: Exits,
-    /// How much of its time the PMU takes.
-    pub share: Share,
-    /// Its PMU, if that is Tally's.
-    pub pmu: Option<Report>,
 }
 
 /// The vCPUs of a machine, for those who ask.
@@ -152,6 +135,7 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exits::{Exits, Share};
 
     #[test]
     fn every_vcpu_that_still_runs_answers() {
@@ -164,9 +148,10 @@ mod tests {
                 let report = VcpuReport {
                     vcpu,
                     thread: 1,
+                    counters: Vec::new(),
+                    statistics: None,
                     exits: Exits::default(),
                     share: Share::default(),
-                    pmu: None,
                 };
                 answer.send(report).unwrap();
             }

@@ -30,6 +30,7 @@ mod policy;
 mod run;
 mod signals;
 mod stat;
+mod status;
 mod terminal;
 mod vcpu;
 mod virtio;

@@ -20,10 +20,11 @@ use crate::arch::exit;
 use crate::event_log::{EventLog, VcpuLog};
 use crate::exits::{Exits, Stopwatch};
 use crate::kvm::KvmError;
-use crate::mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
+use crate::mailbox::{Ask, Mailbox, Vcpus};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Settled, ThreadPmu};
+use crate::status::VcpuReport;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -166,13 +167,12 @@ impl Vcpu {
             asked = true;
             match ask {
                 Ask::Report(answer) => {
-                    let report = VcpuReport {
-                        vcpu: self.id,
-                        thread: self.mailbox.begin(),
-                        exits: self.exits,
-                        share: self.stopwatch.share(),
-                        pmu: pmu.report(),
-                    };
+                    let thread = self.mailbox.begin();
+                    let (exits, share) = (self.exits, self.stopwatch.share());
+                    let report = pmu.report().map(|report| (report.counters, report.statistics));
+                    let (counters, statistics) = report.unzip();
+                    let counters = counters.unwrap_or_default();
+                    let report = VcpuReport { vcpu: self.id, thread, counters, statistics, exits, share };
                     // Whoever asked may not wait any more.
                     let _ = answer.send(report);
                 }

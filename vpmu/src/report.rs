@@ -1,72 +1,72 @@
-//! What a vCPU's PMU has to say of itself, in words and numbers that can be passed on.
-
-use std::collections::BTreeSet;
+//! What a vCPU's PMU reports about itself. [`CounterReport`] and [`Statistics`] are a part of the schema that operators' tools
+//! read as JSON: fields may be added, and those here keep their names, order and meaning. Times are in seconds.
 
 use serde::{Deserialize, Serialize};
 
-/// A vCPU's PMU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Report of a vCPU's PMU.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Its counters, in their order.
+    /// All counters, in the order of their numbers.
     pub counters: Vec<CounterReport>,
-    /// What it has done so far.
+    /// What was done for the counters so far.
     pub statistics: Statistics,
 }
 
-impl Report {
-    /// Which of the host's counters are held. Several counters may share one.
-    pub fn held(&self) -> BTreeSet<u32> {
-        self.counters.iter().filter_map(|counter| counter.backing?.hardware).collect()
-    }
-}
-
-/// One counter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Report of one counter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CounterReport {
-    /// What the guest has it count, as `perf` names that.
+    /// Number of the counter.
+    pub counter: usize,
+    /// The guest's event, as `perf` names it; none if the counter is not used.
     pub event: Option<String>,
-    /// What it shows.
+    /// Value that the guest reads.
     pub value: u64,
-    /// How it does.
+    /// State of the counter.
     pub state: State,
-    /// What counts for it, and for others that count the same.
-    pub backing: Option<BackingReport>,
-    /// How often it has overflowed.
+    /// Why the host refuses the event of a counter that is [`State::Refused`].
+    pub refusal: Option<String>,
+    /// Host counter on which the backing event counts, while it is on one. Several counters may share one.
+    pub hardware: Option<u32>,
+    /// Number of overflows.
     pub overflows: u64,
-    /// How often it was without hardware.
+    /// For how long the backing event was to count; none if there is no backing event.
+    pub enabled: Option<f64>,
+    /// For how long the backing event did count.
+    pub running: Option<f64>,
+    /// Number of times that the counter was starved: without hardware while it should count.
     pub starvations: u64,
-    /// For how long it was so, at most, in nanoseconds, up to now.
-    pub starved_ns: u64,
-    /// How much of what it shows is an estimate.
+    /// For how long the counter was starved, at most, up to now.
+    pub starved: f64,
+    /// Part of the value that is an estimate.
     pub estimated: u64,
 }
 
-/// How a counter does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// State of a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The guest has no use for it.
+    /// The guest has not selected an event.
     Unused,
-    /// The guest has stopped it.
+    /// The guest has stopped the counter.
     Stopped,
-    /// It counts.
+    /// The counter counts.
     Counting,
-    /// It should count, and others hold the hardware.
+    /// The counter should count, and others hold the hardware.
     Starved,
-    /// The operator has switched it off, so that it stands still.
+    /// The operator has disabled the counter: its value does not change.
     Disabled,
-    /// It should count, and the host refuses its event, for this reason.
-    Refused(String),
+    /// The counter should count, and the host refuses its event.
+    Refused,
 }
 
-/// What counts for counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a counter's backing event is, and for how long it has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingReport {
-    /// Which of the host's counters, while it is on one.
+    /// Host counter on which the event counts, while it is on one.
     pub hardware: Option<u32>,
-    /// For how long the host was to count, in nanoseconds.
+    /// For how long the event was to count, in nanoseconds.
     pub enabled_ns: u64,
-    /// For how long it did.
+    /// For how long the event did count, in nanoseconds.
     pub running_ns: u64,
 }
 
@@ -75,17 +75,17 @@ pub struct BackingReport {
 pub struct Statistics {
     /// Overflows of all counters.
     pub overflows: u64,
-    /// Times that the PMU asked for an interrupt.
+    /// Interrupts that the PMU asked for.
     pub interrupts: u64,
-    /// Times that it had to wait with that, because there had been too many.
+    /// Interrupts that the policy's cap has delayed.
     pub withheld: u64,
-    /// Alarms of the host, each of which may be for several counters.
+    /// Alarms of the host's events, each of which may be for several counters.
     pub alarms: u64,
-    /// Those at which no counter had overflowed.
+    /// Alarms at which no counter had overflowed.
     pub ignored_alarms: u64,
     /// Times that a counter lost its hardware.
     pub starvations: u64,
-    /// Times that an overflow was put off, because it would have come too soon after the last.
+    /// Overflows that were delayed because they would have come too soon after the last.
     pub clamps: u64,
     /// System calls for the counters.
     pub system_calls: u64,

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use vpmu::policy::{Change, Policy};
 
-use super::message::{self, Answer, Request, Snapshot, Summary};
+use super::message::{self, Answer, Request};
 use super::place::{Place, Reached};
 use crate::deadline::Deadlined;
+use crate::status::{Summary, VmStatus};
 
 /// A VM that does not answer for so long is stopped, or its host is in trouble.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -170,10 +171,10 @@ impl Vm {
         }
     }
 
-    /// Has it look at itself.
-    pub fn look(&mut self) -> Result<Snapshot, ClientError> {
+    /// Returns how the VM does, and what it did since this client's last look.
+    pub fn look(&mut self) -> Result<VmStatus, ClientError> {
         match self.ask(&Request::Look)? {
-            Answer::Look(snapshot) => Ok(*snapshot),
+            Answer::Look(status) => Ok(*status),
             _ => Err(unexpected(self.about.pid)),
         }
     }
@@ -244,7 +245,7 @@ mod tests {
             cpus: 1,
             memory: 1 << 29,
             started: 0,
-            age_ms: 0,
+            age: 0.0,
         }
     }
 

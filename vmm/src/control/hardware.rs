@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 
-use super::message::Hardware;
+use crate::status::{Hardware, VcpuReport};
 use crate::{arch, doctor};
 
 /// So long a look is waited for; it takes some milliseconds. Even as many in a row as there may be do not keep a client waiting
@@ -22,8 +22,32 @@ const MOST_LOOKS: usize = 32;
 /// How many there are.
 static LOOKS: AtomicUsize = AtomicUsize::new(0);
 
+/// A host CPU's counters, as they were when the CPU was examined.
+#[derive(Debug, Clone)]
+pub struct Examined {
+    /// Number of the CPU.
+    pub cpu: usize,
+    /// Number of counters that the CPU has.
+    pub counters: usize,
+    /// Number of counters that others do not hold. The guest may hold some of these.
+    pub available: usize,
+    /// Who may hold the rest, as far as this user can see.
+    pub holders: Vec<String>,
+}
+
+impl Examined {
+    /// Returns who holds the counters while a vCPU holds those that it reports.
+    pub fn held_by(&self, vcpu: &VcpuReport) -> Hardware {
+        let Self { cpu, counters, available, .. } = *self;
+        let held: Vec<u32> = vcpu.held().into_iter().collect();
+        let free = available.saturating_sub(held.len());
+        let others = counters.saturating_sub(free + held.len());
+        Hardware { cpu, counters, held, free, others, holders: self.holders.clone() }
+    }
+}
+
 /// Looks at a CPU, from a thread of its own that goes there.
-pub fn examine(cpu: usize, pmu: HostPmu) -> Option<Hardware> {
+pub fn examine(cpu: usize, pmu: HostPmu) -> Option<Examined> {
     let look = move || {
         let mut there = CpuSet::new();
         (cpu < CpuSet::MAX_CPU).then(|| there.set(cpu))?;
@@ -38,7 +62,7 @@ pub fn examine(cpu: usize, pmu: HostPmu) -> Option<Hardware> {
     };
     let (counters, available) = in_time(look, PATIENCE)?;
     let holders = if available < counters { holders() } else { Vec::new() };
-    Some(Hardware { cpu, counters, available, holders })
+    Some(Examined { cpu, counters, available, holders })
 }
 
 /// What a look has found on a thread of its own, which is left behind if it takes longer than that.

@@ -12,16 +12,18 @@ use log::{debug, info};
 use vpmu::policy::{Change, Policy};
 use vpmu_perf::{Attribution, HostPmu};
 
-use super::hardware;
-use super::message::{Answer, Hardware, Request, Snapshot, Summary, Switched, Vcpu};
+use super::hardware::{self, Examined};
+use super::look::{Look, Measured, ratio};
+use super::message::{Answer, Request, Switched};
 use super::serve::Machine;
 use crate::cli::Run;
 use crate::event_log::{EventLog, LONGEST_TEXT};
 use crate::kvm_stats::KvmStats;
 use crate::logging::COUNTERS;
-use crate::mailbox::{VcpuReport, Vcpus};
+use crate::mailbox::Vcpus;
 use crate::pmu::Pmu;
 use crate::policy;
+use crate::status::{Summary, VcpuReport, VmStatus};
 
 /// Trying what the host's counters are free for takes some of its time, so that is not done at every look.
 const HARDWARE_LASTS: Duration = Duration::from_secs(10);
@@ -49,11 +51,13 @@ pub struct Running {
 pub struct Watch {
     host: Option<HostPmu>,
     vcpus: BTreeMap<u8, Watched>,
+    /// The client's last look.
+    last: Option<Look>,
 }
 
 /// What is watched of a vCPU.
 struct Watched {
-    hardware: Option<Hardware>,
+    hardware: Option<Examined>,
     examined: Instant,
     attribution: Option<Attribution>,
 }
@@ -82,29 +86,31 @@ impl Summary {
             cpus,
             memory,
             started: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
-            age_ms: 0,
+            age: 0.0,
         }
     }
 }
 
 impl Running {
     fn summary(&self) -> Summary {
-        let age_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Summary { age_ms, ..self.about.clone() }
+        let milliseconds = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Summary { age: ratio(milliseconds, 1_000), ..self.about.clone() }
     }
 
-    fn look(&self, watch: &mut Watch) -> Snapshot {
+    fn look(&self, watch: &mut Watch) -> VmStatus {
         let reports = self.vcpus.report();
-        let at_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let vcpus = reports.into_iter().map(|report| self.look_at(report, watch)).collect();
-        Snapshot { vm: self.summary(), at_ns, paused_by: self.vcpus.pause.because_of(), vcpus }
+        let at = self.begun.elapsed();
+        let vcpus = reports.into_iter().map(|report| self.measure(report, watch)).collect();
+        let now = Look { about: self.summary(), at, paused_by: self.vcpus.pause.because_of(), vcpus };
+        let status = now.since(watch.last.as_ref().unwrap_or(&now));
+        watch.last = Some(now);
+        status
     }
 
     fn switch(&self, wanted: &[Switched]) -> Answer {
         let reports = self.vcpus.report();
-        let counters = |vcpu| {
-            reports.iter().find(|report| report.vcpu == vcpu)?.pmu.as_ref().map(|pmu| pmu.counters.len())
-        };
+        let counters =
+            |vcpu| reports.iter().find(|report| report.vcpu == vcpu).map(|report| report.counters.len());
         let is_there = |one: &&Switched| counters(one.vcpu).is_some_and(|counters| one.counter < counters);
         if let Some(Switched { vcpu, counter, .. }) = wanted.iter().find(|one| !is_there(one)) {
             return Answer::Error(format!("no vCPU {vcpu} has a counter {counter} that is Tally's"));
@@ -151,7 +157,7 @@ impl Running {
         written.map_or_else(|error| Answer::Error(error.to_string()), |()| Answer::Done)
     }
 
-    fn look_at(&self, report: VcpuReport, watch: &mut Watch) -> Vcpu {
+    fn measure(&self, report: VcpuReport, watch: &mut Watch) -> Measured {
         let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
         let kvm = stats.and_then(|stats| stats.read().ok());
         let (mut work, mut hardware) = (None, None);
@@ -161,7 +167,7 @@ impl Running {
             work = watched.attribution.as_ref().map(Attribution::read);
             hardware.clone_from(&watched.hardware);
         }
-        Vcpu { report, kvm, work, hardware }
+        Measured { report, kvm, work, hardware }
     }
 }
 
@@ -196,11 +202,10 @@ impl Watch {
 impl Watched {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
         let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
-        let held = report.pmu.as_ref().map_or(0, |pmu| {
-            // What has lost its counter is to find another.
-            let starved = pmu.counters.iter().filter_map(|counter| counter.backing);
-            pmu.held().len() + starved.filter(|backing| backing.hardware.is_none()).count()
-        });
+        // A counter that has lost its hardware is to find another.
+        let without_hardware =
+            report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
+        let held = report.held().len() + without_hardware.count();
         let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held));
         let attribution = Attribution::of(host, report.thread, room)
             .inspect_err(|error| debug!("it cannot be counted whom vCPU {} works for: {error}", report.vcpu));

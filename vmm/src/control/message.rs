@@ -1,15 +1,13 @@
 //! What is said over a VM's socket: a request and its answer, each one line of JSON.
 
-use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vpmu::policy::{Change, Policy};
 use vpmu::unit::Switch;
-use vpmu_perf::Attributed;
 
-use crate::mailbox::VcpuReport;
+use crate::status::{Summary, VmStatus};
 
 /// What a VM can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,79 +37,19 @@ pub struct Switched {
 }
 
 /// What a VM answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
     /// Who it is.
     Hello(Summary),
     /// How it does.
-    Look(Box<Snapshot>),
+    Look(Box<VmStatus>),
     /// What its policy is.
     Policy(Policy),
     /// That was done.
     Done,
     /// That was not done, for this reason.
     Error(String),
-}
-
-/// A VM in a few words.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Its process.
-    pub pid: u32,
-    /// What its user calls it.
-    pub name: String,
-    /// What it runs: a command in the default guest, or else a kernel.
-    pub runs: String,
-    /// The PMU that its guest sees.
-    pub pmu: String,
-    /// How many vCPUs it has.
-    pub cpus: u8,
-    /// How much memory, in bytes.
-    pub memory: u64,
-    /// When it was started, in seconds since 1970.
-    pub started: u64,
-    /// How long ago that was, in milliseconds.
-    pub age_ms: u64,
-}
-
-/// How a VM does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// Who it is.
-    pub vm: Summary,
-    /// When that was, in nanoseconds from some moment on.
-    pub at_ns: u64,
-    /// The vCPUs because of whose counters it stands still, if it does.
-    pub paused_by: Vec<u8>,
-    /// Its vCPUs.
-    pub vcpus: Vec<Vcpu>,
-}
-
-/// How a vCPU does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vcpu {
-    /// What its own thread says.
-    pub report: VcpuReport,
-    /// What KVM counts for it, by KVM's names, where KVM does.
-    pub kvm: Option<BTreeMap<String, u64>>,
-    /// Whom its thread works for, where that may be counted.
-    pub work: Option<Attributed>,
-    /// Where it ran when it was last looked, and whose the counters are there.
-    pub hardware: Option<Hardware>,
-}
-
-/// A host CPU's counters, those for any events.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hardware {
-    /// Which CPU.
-    pub cpu: usize,
-    /// How many counters it has.
-    pub counters: usize,
-    /// How many of them no others keep to themselves: the guest's may be among these.
-    pub available: usize,
-    /// Who may keep the rest, as far as this user can see.
-    pub holders: Vec<String>,
 }
 
 /// A line longer than this is none of ours.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Looked, Watched, look_at};
+use super::{Looked, look_at};
+use crate::control::client::Vm;
 use crate::signals::Signals;
 use crate::terminal::{self, Raw};
 use crate::{FAILURE, logging};
@@ -28,7 +29,7 @@ enum Came {
 }
 
 /// Shows how these VMs do until there is an end.
-pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
+pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     const INTERRUPTED: u8 = 128;
     let signals = Signals::take().context("cannot take signals")?;
     let raw = Raw::enter().context("cannot make the terminal raw")?;
@@ -36,11 +37,11 @@ pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
     let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];
     let mut all_gone = Vec::new();
     let mut ended_by = None;
-    while !watched.is_empty() {
+    while !vms.is_empty() {
         Screen::draw(&lines)?;
         match wait(&signals, raw.is_some(), interval)? {
             Came::Nothing => {
-                let Looked { lines: found, gone } = look_at(&mut watched);
+                let Looked { lines: found, gone } = look_at(&mut vms);
                 lines = found;
                 all_gone.extend(gone);
             }

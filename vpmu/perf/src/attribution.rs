@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
-use serde::{Deserialize, Serialize};
 use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
@@ -27,7 +26,7 @@ struct Pair {
 }
 
 /// What they have counted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributed {
     /// While the thread was in the guest.
     pub guest: Work,
@@ -36,7 +35,7 @@ pub struct Attributed {
 }
 
 /// What a thread did on one side.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Instructions that retired; none if there is no room for them.
     pub instructions: Option<Reading>,
@@ -45,7 +44,7 @@ pub struct Work {
 }
 
 /// What one event has counted, and for which part of its time: that of the thread, in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The count.
     pub value: u64,
