@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use vpmu::Switch;
 use vpmu::policy::Policy;
 use vpmu::report::Report;
-use vpmu::unit::Switch;
 
 use crate::exits::{Exits, Share};
 use crate::pause::Pause;

@@ -93,7 +93,7 @@ fn run_in_own_thread(name: &str, run: fn(), tier: Tier) -> Result<(), Failed> {
     let thread = thread::Builder::new().name(name.to_owned()).spawn(run).expect("threads can be made");
     thread.join().map_err(|panic| {
         let tier = if tier == Tier::Second { " --include-ignored" } else { "" };
-        format!("{}\nalone: cargo test --test labs --{tier} --exact {name}", message(&*panic)).into()
+        format!("{}\nalone: cargo labs{tier} --exact {name}", message(&*panic)).into()
     })
 }
 

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
-use vpmu::unit::Switch;
 use vpmu_perf::Attributed;
 
 use crate::mailbox::VcpuReport;
