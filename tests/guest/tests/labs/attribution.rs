@@ -78,7 +78,7 @@ static PLAIN: LazyLock<Results> =
 /// Guests with Linux.
 static LINUX: LazyLock<Results> = LazyLock::new(|| {
     let guest = in_linux().into_bytes();
-    let steps = Steps::new("attribution::linux").on(|host| host.program(guest, "in-linux"));
+    let steps = Steps::new("attribution::linux").configure_host(|host| host.program(guest, "in-linux"));
     pmus().fold(on_the_host(steps, linux), |steps, pmu| steps.step(pmu, &format!("cat said.{pmu}"))).run()
 });
 
@@ -86,7 +86,9 @@ static LINUX: LazyLock<Results> = LazyLock::new(|| {
 fn on_the_host(steps: Steps, add: fn(Script, &str) -> Script) -> Steps {
     let script = pmus().fold(Script::new(), add).into_bytes();
     let script = [PAUSED_GUESTS.as_bytes(), FUNCTIONS.as_bytes(), &script].concat();
-    steps.on(|host| host.program(LOOP, "loop").program(script, "script")).step("host", "sh ./script")
+    steps
+        .configure_host(|host| host.program(LOOP, "loop").program(script, "script"))
+        .step("host", "sh ./script")
 }
 
 fn plain(script: Script, pmu: &str) -> Script {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::bench::{
     self, Column, Cost, Figures, Limit, Measure, Model, Plan, Programs, Row, Samples, Workload,
@@ -13,7 +13,7 @@ use tally_lab::bench::{
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest,
         a_sampling_point_costs_the_host_least_and_guests_their_exits,
         a_table_has_a_column_for_everything_and_says_what_it_does_not_know,

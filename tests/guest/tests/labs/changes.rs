@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
@@ -71,7 +71,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn done(step: &str) -> &'static Done {
+fn done(step: &str) -> &'static StepOutput {
     RESULTS.of(step)
 }
 
@@ -86,7 +86,7 @@ fn counts(text: &str, event: &str) -> Vec<u64> {
 }
 
 fn a_running_guest_counts_what_its_policy_allows_and_nothing_else() {
-    let Done { status, err, .. } = done("changed");
+    let StepOutput { status, err, .. } = done("changed");
     let text = done("changed").text();
     assert_eq!(*status, 0, "{text}{err}");
     assert_eq!(counts(&text, "instructions:u"), [20_000_004; 3], "{text}");
@@ -131,12 +131,12 @@ fn a_mistake_is_one_line_and_changes_nothing() {
 }
 
 fn what_is_not_tallys_own_pmu_has_no_policy() {
-    let Done { status, err, .. } = done("not-ours");
+    let StepOutput { status, err, .. } = done("not-ours");
     assert!(*status == 125 && err.contains("a policy is for Tally's own PMUs"), "{err}");
 }
 
 fn a_log_that_cannot_be_written_is_told_when_it_is_asked_for() {
-    let Done { status, err, .. } = done("full");
+    let StepOutput { status, err, .. } = done("full");
     assert!(*status == 125 && err.contains("No space left on device"), "{err}");
     assert!(done("full").text().contains("No space left on device"), "the one who runs it is told as well");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
@@ -26,7 +26,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 });
 
 /// The verdicts, of which there are so many.
-fn verdicts(done: &Done, number: usize) -> Vec<String> {
+fn verdicts(done: &StepOutput, number: usize) -> Vec<String> {
     let text = done.text();
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{text}");
     let compared = text.lines().filter(|line| line.starts_with("  ") && line.contains(" of "));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Loop, Model, Named, Raw, list, selected};
+use guest_tests::model::{Loop, Model, Named, Raw, list, selected_models};
 use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{
     BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
@@ -65,9 +65,10 @@ const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
 static EVENTS: LazyLock<Results> = LazyLock::new(|| {
     let host = host_script().into_bytes();
     let steps = programs().fold(Steps::new("counting::events").long(), |steps, (name, program)| {
-        steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
+        steps.in_guest(name, program).configure_host(move |scenario| scenario.program(program, name))
     });
-    let steps = steps.on(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
+    let steps =
+        steps.configure_host(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
     in_guests(steps, events).run()
 });
 
@@ -80,7 +81,7 @@ static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
 
 /// Adds a guest of one CPU for each model, which runs the model's script.
 fn in_guests(steps: Steps, script: impl Fn(&Model) -> Script) -> Steps {
-    selected().iter().fold(steps, |steps, model| {
+    selected_models().iter().fold(steps, |steps, model| {
         let name = script_of(model);
         steps
             .in_guest(&name, script(model).into_bytes())
@@ -93,7 +94,7 @@ static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
     let steps = programs().fold(Steps::new("counting::four_cpus").long(), |steps, (name, program)| {
         steps.in_guest(name, program)
     });
-    selected()
+    selected_models()
         .iter()
         .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
             let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.leaving_two);
@@ -136,7 +137,7 @@ fn observed(guest: &str) -> String {
 
 /// What the host is asked for: all that a guest is compared with.
 fn host_script() -> Script {
-    selected().iter().fold(named(), |script, model| {
+    selected_models().iter().fold(named(), |script, model| {
         with_raw(script, model, |raw| raw.host, |program| raw_on_the_host(model, program))
     })
 }
@@ -226,7 +227,7 @@ fn four_cpus() -> Script {
 
 /// The guests of a group, by their models.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    selected().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+    selected_models().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
 fn host() -> Sections {

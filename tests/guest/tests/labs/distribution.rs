@@ -3,13 +3,13 @@
 use guest_images::Progress;
 use guest_tests::debian;
 use guest_tests::lab::Steps;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::LOOP_INSTRUCTIONS;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf,])
+    second_tier(tests![debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf,])
 }
 
 fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf() {

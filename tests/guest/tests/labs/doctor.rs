@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -44,7 +44,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 });
 
 fn lines(step: &str, status: i32) -> Vec<String> {
-    let done: &Done = RESULTS.of(step);
+    let done: &StepOutput = RESULTS.of(step);
     assert_eq!((done.status, done.err.as_str()), (status, ""), "{}", done.text());
     done.text().lines().map(str::to_owned).collect()
 }

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
@@ -40,7 +40,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let run = |options: &str| format!("./tally run {options} --append cryptomgr.notests --");
     let (places, many) = (sample(PERIOD, " && perf script -i data -F ip"), sample(SHORT_PERIOD, ""));
     let steps = Steps::new("event_log").in_guest("loop", LOOP);
-    let steps = selected().iter().fold(steps, |steps, Model { pmu, .. }| {
+    let steps = selected_models().iter().fold(steps, |steps, Model { pmu, .. }| {
         let options = format!("--pmu {pmu} --pmu-log {pmu}.log");
         steps
             .step(&format!("{pmu}-run"), &format!("{} {places}", run(&options)))
@@ -103,7 +103,7 @@ impl Shown {
 }
 
 fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
-    for Model { pmu, .. } in selected() {
+    for Model { pmu, .. } in selected_models() {
         let run = RESULTS.of(&format!("{pmu}-run"));
         assert_eq!((run.status, run.err.as_str()), (0, ""), "{pmu}");
         let text = run.text();
@@ -120,7 +120,7 @@ fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
 }
 
 fn configurations_have_their_events_in_words() {
-    for Model { pmu, .. } in selected() {
+    for Model { pmu, .. } in selected_models() {
         let log = shown(&format!("{pmu}-all"));
         assert!(
             !log.of("counter ", " counts instructions:u, and interrupts").is_empty(),
@@ -131,7 +131,7 @@ fn configurations_have_their_events_in_words() {
 }
 
 fn the_summary_is_what_the_records_add_up_to() {
-    for Model { pmu, .. } in selected() {
+    for Model { pmu, .. } in selected_models() {
         let log = shown(&format!("{pmu}-all"));
         let (lines, ahead) = (log.text.lines().count(), 1);
         assert_eq!(log.count(), (lines - ahead - log.summary.len()) as u64, "{}", log.text);

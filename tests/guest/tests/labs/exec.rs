@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use guest_images::{Arch, Progress, Release};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::{program, tests};
 use tally_lab::{Error, Scenario, cross, default_host};
 
@@ -23,7 +23,7 @@ pub fn tests() -> Vec<Test> {
             a_killed_lab_leaves_no_machine_behind,
             what_only_one_kind_of_host_has_is_refused_on_another,
         ],
-        breadth(tests![
+        second_tier(tests![
             a_host_that_hangs_itself_is_looked_at_from_outside,
             a_riscv_host_is_a_host_like_any_other,
             a_riscv_guest_is_where_tally_finds_it,

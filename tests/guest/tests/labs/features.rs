@@ -10,9 +10,9 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::{HostPmu, cross};
 
@@ -26,9 +26,9 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = Steps::new("features")
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
-        .on(|scenario| scenario.pmu(HostPmu::PerfMonV2))
+        .configure_host(|scenario| scenario.pmu(HostPmu::PerfMonV2))
         .step("host", &format!("echo 0 >/sys/bus/event_source/devices/cpu/rdpmc; {all}"));
-    selected()
+    selected_models()
         .iter()
         .fold(steps, |steps, Model { pmu, .. }| {
             steps.step(pmu, &format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh -c '{all}'"))
@@ -74,7 +74,7 @@ fn keeps(results: &Results, place: &str, feature: &str) {
 macro_rules! features {
     ($($test:ident: $feature:literal,)*) => {
         features!(@place on_the_host, ["host"], RESULTS, $($test: $feature,)*);
-        features!(@place in_a_guest, super::selected().iter().map(|model| model.pmu), RESULTS, $($test: $feature,)*);
+        features!(@place in_a_guest, super::selected_models().iter().map(|model| model.pmu), RESULTS, $($test: $feature,)*);
         features!(@place on_a_riscv_host, ["host"], ON_RISCV, $($test: $feature,)*);
         features!(@place in_a_riscv_guest, ["guest"], ON_RISCV, $($test: $feature,)*);
 
@@ -101,7 +101,7 @@ macro_rules! features {
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     let on_riscv = [on_a_riscv_host::tests(), in_a_riscv_guest::tests()].concat();
-    [tests![every_feature_has_its_test], on_the_host::tests(), in_a_guest::tests(), breadth(on_riscv)]
+    [tests![every_feature_has_its_test], on_the_host::tests(), in_a_guest::tests(), second_tier(on_riscv)]
         .concat()
 }
 

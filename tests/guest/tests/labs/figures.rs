@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use guest_images::{Arch, Progress};
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
@@ -12,7 +12,7 @@ use tally_lab::watch_figures::attention::{self, MOST_PER_SECOND, SOON};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         reading_a_counter_costs_one_exit_and_no_other_system_call,
         a_sample_of_a_program_costs_one_exit_to_user_space_whatever_the_number_of_events,
         a_sample_costs_a_signal_and_an_nmi,

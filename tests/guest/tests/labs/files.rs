@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use guest_images::{Progress, run_tool};
-use guest_tests::lab::{Done, Results, Steps};
-use guest_tests::suite::{Test, has_breadth};
+use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::suite::{Test, runs_second_tier};
 use guest_tests::tests;
 use guest_tests::{program, temporary};
 use tally_lab::ensure;
@@ -45,7 +45,7 @@ const SIZES: [u64; 2] = [8 << 20, 2 << 20];
 
 /// How many files a guest makes at once.
 fn many() -> u32 {
-    if has_breadth() { 10_000 } else { 2_000 }
+    if runs_second_tier() { 10_000 } else { 2_000 }
 }
 
 /// A command that waits until the guest has said `word` in the file `said`.
@@ -62,7 +62,7 @@ static READ: LazyLock<Results> = LazyLock::new(|| {
     let [first, second] = IMAGES.clone();
     let state = "(cd shared; find . | sort; find . -type f | sort | xargs sha256sum)";
     Steps::new("files::read")
-        .on(|scenario| {
+        .configure_host(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/read.sh"), "shared/read.sh")
                 .program(LOOP, "shared/deep/loop")
@@ -106,7 +106,7 @@ static READ: LazyLock<Results> = LazyLock::new(|| {
 static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
     let mapped = fs::read(program("mapped")).expect("it was built");
     Steps::new("files::written")
-        .on(|scenario| {
+        .configure_host(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/write.sh"), "work/write.sh")
                 .program(LOOP, "work/loop")
@@ -156,7 +156,7 @@ fn tool(name: &str) -> Command {
 }
 
 /// What the guest of a step said behind `== PART`, up to the next part.
-fn part<'a>(done: &'a Done, part: &str) -> &'a str {
+fn part<'a>(done: &'a StepOutput, part: &str) -> &'a str {
     let text = std::str::from_utf8(&done.out).expect("the guest says text");
     let begin = format!("== {part}\n");
     let (_, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("no `{part}` in: {text}{}", done.err));

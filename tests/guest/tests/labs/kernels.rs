@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel};
-use guest_tests::lab::{Done, Results, Steps, installed};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
@@ -35,7 +35,7 @@ static AMDS: LazyLock<Results> = LazyLock::new(|| boot("kernels::amds", "amd"));
 static INTELS: LazyLock<Results> = LazyLock::new(|| boot("kernels::intels", "intel"));
 
 /// What became of the guest of that name.
-fn guest(name: &str) -> &'static Done {
+fn guest(name: &str) -> &'static StepOutput {
     let (_, _, model) = GUESTS.iter().find(|(guest, ..)| *guest == name).expect("it is in the list");
     if model.starts_with("intel") { INTELS.of(name) } else { AMDS.of(name) }
 }
@@ -44,8 +44,8 @@ fn guest(name: &str) -> &'static Done {
 fn boot(name: &'static str, vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    let steps = installed(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
-    let steps = installed(steps, "sid", Suite::Sid)
+    let steps = with_installed_kernel(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
+    let steps = with_installed_kernel(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
     let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
     let sample = format!(
@@ -91,7 +91,7 @@ macro_rules! kernels {
 
         /// The tests of this module.
         pub fn tests() -> Vec<Test> {
-            breadth(tests![$($test,)* what_was_changed_in_a_kernel_is_logged])
+            second_tier(tests![$($test,)* what_was_changed_in_a_kernel_is_logged])
         }
     };
 }

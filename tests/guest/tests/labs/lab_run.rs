@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_tests::lab::core;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use guest_tests::{program, stderr, stdout};
 
@@ -24,7 +24,7 @@ pub fn tests() -> Vec<Test> {
             what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots,
             a_signal_ends_the_machine_and_leaves_nothing,
         ],
-        breadth(tests![guests_of_another_architecture_are_an_option_away,]),
+        second_tier(tests![guests_of_another_architecture_are_an_option_away,]),
     ]
     .concat()
 }

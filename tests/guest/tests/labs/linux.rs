@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
-use guest_tests::lab::{Results, Steps, installed};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::temporary;
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
@@ -31,7 +31,7 @@ pub fn tests() -> Vec<Test> {
             a_shell_on_the_console_can_be_typed_into_and_interrupted,
             what_does_not_fit_is_refused_in_one_line,
         ],
-        breadth(tests![
+        second_tier(tests![
             with_kvms_own_pmu_a_guest_counts,
             kernels_of_newer_releases_boot,
             a_kernel_without_its_modules_says_what_it_lacks,
@@ -64,7 +64,7 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
                      read ended rest </proc/uptime; awk \"BEGIN {{ print ($ended - $begun < 1) }}\"; exit $status"
             ),
         )
-        .breadth(|steps| {
+        .second_tier(|steps| {
             steps.step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         })
         .run()
@@ -77,7 +77,7 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
     let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc; \
                     cd /sys/devices/system/cpu/cpu3/topology; cat core_id physical_package_id'";
     Steps::new("linux::shapes")
-        .on(|scenario| scenario.memory_mib(7 << 10))
+        .configure_host(|scenario| scenario.memory_mib(7 << 10))
         .file(vmlinux.path(), "vmlinux")
         .step("small", &format!("./tally run {QUICK} --memory 128M -- {facts}"))
         .step("large", &format!("./tally run {QUICK} --cpus 4 --memory 5G -- {facts}"))
@@ -103,8 +103,8 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
 
 /// The kernels of newer releases.
 static KERNELS: LazyLock<Results> = LazyLock::new(|| {
-    let steps = installed(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
-    installed(steps, "sid", Suite::Sid)
+    let steps = with_installed_kernel(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
+    with_installed_kernel(steps, "sid", Suite::Sid)
         .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
         .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
         .step(

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
@@ -38,7 +38,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 
 /// What a run of our bare-metal program said, of which every line is Tally's.
 fn told(step: &str) -> Vec<&'static str> {
-    let done: &Done = RESULTS.of(step);
+    let done: &StepOutput = RESULTS.of(step);
     assert_eq!(done.status, 1, "{step}: {}", done.err);
     let lines =
         done.err.lines().map(|line| line.strip_prefix("tally: ").expect("every line says whose it is"));

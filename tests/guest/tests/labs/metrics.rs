@@ -38,7 +38,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let query = |query: &str| format!("wget -qO- '{PROMETHEUS}{query}'; echo");
     Steps::new("metrics")
-        .on(move |scenario| scenario.file(prometheus, "prometheus"))
+        .configure_host(move |scenario| scenario.file(prometheus, "prometheus"))
         .step("loopback", "ip link set lo up")
         .step(
             "prometheus",

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -178,7 +178,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-fn err(done: &Done) -> &str {
+fn err(done: &StepOutput) -> &str {
     assert!(done.err.lines().all(|line| !line.contains("internal error")), "{}", done.err);
     &done.err
 }

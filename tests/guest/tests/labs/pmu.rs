@@ -12,7 +12,7 @@ mod registers;
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 
 /// The tests of this module and those below it.
@@ -103,7 +103,7 @@ static LONG: LazyLock<Results> = LazyLock::new(|| {
 });
 
 /// What a guest printed that did all of its words, while Tally had nothing to say.
-fn output(done: &Done) -> String {
+fn output(done: &StepOutput) -> String {
     assert_eq!((done.status, done.err.as_str()), (1, ""), "{}", done.text());
     done.text()
 }

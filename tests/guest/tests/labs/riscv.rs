@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 use guest_images::Suite;
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::{LOOP, LOOP_BRANCHES, LOOP_START};
-use guest_tests::lab::{Results, Steps, installed};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
 use guest_tests::perf::{Count, STAT, Value, counts};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module and those below it.
@@ -34,7 +34,7 @@ fn own() -> Vec<Test> {
             a_guest_has_folders_and_ends_with_its_commands_status,
             the_host_tells_the_guests_work_from_that_for_it,
         ],
-        breadth(tests![
+        second_tier(tests![
             the_newest_kernel_is_a_guest_as_well,
             two_vcpus_count_at_the_same_time,
             kvms_own_pmu_counts_the_same,
@@ -100,7 +100,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .in_guest("at-base", at_base().into_bytes())
         .in_guest("stat", stat.into_bytes())
         .in_guest("on-each-cpu", on_each_cpu.into_bytes())
-        .on(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
+        .configure_host(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
         .step("host", "sh ./measure ./loop")
         .step("guest", &run("-v", "measure"))
         .step("base", &run("--pmu riscv-base", "at-base"))
@@ -108,8 +108,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step("files", FILES)
         .step("attribution", ATTRIBUTION);
     steps
-        .breadth(|steps| {
-            installed(steps, "newest", Suite::Sid)
+        .second_tier(|steps| {
+            with_installed_kernel(steps, "newest", Suite::Sid)
                 .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
                 .step("two", &run("--cpus 2", "on-two-cpus"))
                 .step("kvm", &run("--pmu kvm", "stat"))

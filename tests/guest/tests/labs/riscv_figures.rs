@@ -4,14 +4,14 @@
 use std::sync::LazyLock;
 
 use guest_images::{Arch, Progress};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::cross;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         every_exit_goes_to_user_space_and_there_are_as_many_as_there_were,
         other_system_calls_are_as_many_as_they_were,
         nothing_costs_more_instructions_than_it_did,

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Loop, Model, list, selected};
+use guest_tests::model::{Loop, Model, list, selected_models};
 use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::{
     MIGRATE, MIGRATE_INSTRUCTIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS,
     TRACK_LENGTH, YIELD,
 };
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
 
@@ -33,7 +33,7 @@ pub fn tests() -> Vec<Test> {
             samples_know_their_callers,
             perf_top_shows_the_busiest_function_first,
         ],
-        breadth(tests![
+        second_tier(tests![
             a_hundred_thousand_overflows_are_each_in_their_place,
             a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them,
             four_cpus_take_samples_at_once,
@@ -109,7 +109,7 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
         .into_iter()
         .chain(DIGESTS)
         .fold(Steps::new(name).long(), |steps, (name, program)| steps.in_guest(name, program));
-    selected()
+    selected_models()
         .iter()
         .fold(steps, |steps, model| {
             let options = format!("--append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu);
@@ -123,7 +123,7 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
 
 /// The guests of a group, by their models.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    selected().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+    selected_models().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
 /// Sets the highest rate, which the kernel lets nobody do while it has no limit in time.

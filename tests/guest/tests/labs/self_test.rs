@@ -1,7 +1,7 @@
 //! The lab proves itself, before anything of ours is believed that runs on it.
 
 use guest_images::Progress;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::Result;
 use tally_lab::self_test::{self, Check};
@@ -14,7 +14,7 @@ pub fn tests() -> Vec<Test> {
             events_count_a_guest_and_its_host_apart,
             a_guest_that_is_left_goes_on_where_it_was,
         ],
-        breadth(tests![
+        second_tier(tests![
             a_guest_of_the_peers_counts_and_samples_exactly,
             the_riscv_host_counts_and_samples_exactly,
             a_riscv_guest_of_the_peers_counts_exactly,

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -44,8 +44,11 @@ const TICK: Duration = Duration::from_millis(10);
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = Steps::new("starvation").in_guest("long", LOOP).in_guest("sample", SAMPLE);
-    let steps = steps.on(|host| host.file(program("counter-thief"), "counter-thief"));
-    selected().iter().fold(steps, |steps, model| robbed_linux(robbed(steps, model.pmu), model.pmu)).run()
+    let steps = steps.configure_host(|host| host.file(program("counter-thief"), "counter-thief"));
+    selected_models()
+        .iter()
+        .fold(steps, |steps, model| robbed_linux(robbed(steps, model.pmu), model.pmu))
+        .run()
 });
 
 /// Linux samples a program, and lists how much each event had counted since the sample before. It is not to lower the rate.
@@ -112,7 +115,7 @@ struct Theft {
 
 /// The robbed guests of that name, one for each PMU.
 fn guests(name: &str) -> impl Iterator<Item = Robbed> {
-    selected().iter().map(move |model| {
+    selected_models().iter().map(move |model| {
         let name = format!("{name}-{}", model.pmu);
         let done = RESULTS.of(&name);
         assert_eq!(done.status, 0, "{name}: {}{}", done.text(), done.err);
@@ -301,7 +304,7 @@ fn no_overflow_is_lost_that_was_counted() {
 }
 
 fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
-    for Model { pmu, .. } in selected() {
+    for Model { pmu, .. } in selected_models() {
         let done = RESULTS.of(&format!("linux-{pmu}"));
         let (text, err) = (done.text(), &done.err);
         // How often an event had counted so much since its last sample.

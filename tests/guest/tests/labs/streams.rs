@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -117,11 +117,11 @@ static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn pipes(name: &str) -> &'static Done {
+fn pipes(name: &str) -> &'static StepOutput {
     PIPES.of(name)
 }
 
-fn terminals(name: &str) -> &'static Done {
+fn terminals(name: &str) -> &'static StepOutput {
     TERMINALS.of(name)
 }
 

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
-use guest_tests::model::selected;
+use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::model::selected_models;
 use guest_tests::perf::{STAT, Script, Sections};
 use guest_tests::program;
 use guest_tests::programs::{HEAVY_MILLIONS, LAYERS, LIGHT_MILLIONS, SPREAD, spread_instructions};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
             a_program_with_the_right_to_count_does_so_for_every_user,
             a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it,
         ],
-        breadth(tests![
+        second_tier(tests![
             without_a_pmu_a_flame_graph_comes_of_the_clock,
             a_sampled_command_fails_as_it_would_otherwise,
             a_command_that_is_broken_off_is_drawn_until_then,
@@ -62,7 +62,7 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         )
         .step("everyday", &format!("date +%s; ./{RUN} -- sh -c '{everyday}'; date +%s"))
         .step("power-off", &format!("./typist 'expect:# ' 'type:poweroff -f\\r' -- ./{RUN}"))
-        .breadth(|steps| {
+        .second_tier(|steps| {
             steps
                 .step("clock", &format!("{} && cat clock.svg", draw("clock", "--pmu none", "./layers").replace("exit $status", "(exit $status)")))
                 .step("missing", &format!("./{RUN} --flamegraph missing.svg -- no-such-program"))
@@ -118,7 +118,7 @@ static CPUS: LazyLock<Results> = LazyLock::new(|| {
         .section("cpus", "nproc")
         .section("by CPU, nothing", &by_cpu("/lib/tally/loop"))
         .section("by CPU", &by_cpu("./spread"));
-    selected()
+    selected_models()
         .iter()
         .fold(
             Steps::new("using::cpus").in_guest("spread", SPREAD).in_guest("script", script.into_bytes()),
@@ -160,7 +160,7 @@ fn is_right(frames: &BTreeMap<String, u64>, percent: u64) {
     assert!(random <= call && call <= ask && random * 10 >= ask * 9, "{frames:?}");
 }
 
-fn one_line(done: &Done, words: &[&str]) {
+fn one_line(done: &StepOutput, words: &[&str]) {
     assert_eq!((done.status, done.err.lines().count()), (125, 1), "{}{}", done.text(), done.err);
     for word in words {
         assert!(done.err.contains(word), "{word}: {}", done.err);
@@ -285,7 +285,7 @@ fn a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it() {
 }
 
 fn each_of_sixteen_cpus_counts_its_own_work_on_a_host_of_one() {
-    for model in selected() {
+    for model in selected_models() {
         let guest = Sections::of(CPUS.of(model.pmu));
         assert_eq!(guest.text("cpus"), "16\n");
         // Perf itself visits each CPU, to read its counters there.

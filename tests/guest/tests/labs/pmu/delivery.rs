@@ -5,7 +5,7 @@
 //! overflowed finds a counter at zero.
 
 use guest_tests::lab::Steps;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 use crate::pmu::registers::{intel, read, reads, write, writes};
@@ -32,7 +32,7 @@ pub fn tests() -> Vec<Test> {
             a_freeze_is_in_the_status_of_version_5_and_in_the_control_of_version_2,
             a_freeze_is_over_when_version_5s_status_is_cleared_and_when_version_2s_control_is_written,
         ],
-        breadth(tests![a_hundred_thousand_overflows_are_a_hundred_thousand_interrupts,]),
+        second_tier(tests![a_hundred_thousand_overflows_are_a_hundred_thousand_interrupts,]),
     ]
     .concat()
 }
@@ -95,7 +95,7 @@ pub fn guests(steps: Steps) -> Steps {
 }
 
 pub fn long_guests(steps: Steps) -> Steps {
-    steps.breadth(|steps| steps.bare_metal("hundred-thousand", Pmu::V2.options(), "pmi=nmi,100000,10000"))
+    steps.second_tier(|steps| steps.bare_metal("hundred-thousand", Pmu::V2.options(), "pmi=nmi,100000,10000"))
 }
 
 /// The bits of global status, where there is such a register.

@@ -1,7 +1,7 @@
 //! Guests that mean harm: they get what the registers promise and no more, and the host keeps its own.
 
-use guest_tests::lab::{Done, Steps};
-use guest_tests::suite::{Test, has_breadth};
+use guest_tests::lab::{StepOutput, Steps};
+use guest_tests::suite::{Test, runs_second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
@@ -32,11 +32,11 @@ const OTHERS: [(&str, &str); 3] =
 
 /// The PMUs of those that never end: the newest of each vendor's, and one in the first tier.
 fn endless_pmus() -> impl Iterator<Item = Pmu> {
-    [Pmu::V2, Pmu::Intel].into_iter().take(if has_breadth() { 2 } else { 1 })
+    [Pmu::V2, Pmu::Intel].into_iter().take(if runs_second_tier() { 2 } else { 1 })
 }
 
 fn others() -> impl Iterator<Item = (&'static str, &'static str)> + Clone {
-    OTHERS.into_iter().filter(|_| has_breadth())
+    OTHERS.into_iter().filter(|_| runs_second_tier())
 }
 
 /// How often a neighbour runs its loop on the host's only CPU.
@@ -51,7 +51,7 @@ pub fn guests(steps: Steps) -> Steps {
 }
 
 pub fn endless_guests(steps: Steps) -> Steps {
-    let steps = steps.on(|host| host.program(LOOP, "loop"));
+    let steps = steps.configure_host(|host| host.program(LOOP, "loop"));
     endless_pmus().fold(steps, |steps, pmu| {
         let guest =
             |words| format!("./tally run --kernel payload {} --append '{words}' & sleep 0.5", pmu.options());
@@ -111,7 +111,7 @@ fn a_flood_gets_through() {
 /// What each of these endless guests did, and what it and its PMU are called.
 fn endless(
     guests: impl Iterator<Item = &'static str> + Clone,
-) -> impl Iterator<Item = (String, &'static Done)> {
+) -> impl Iterator<Item = (String, &'static StepOutput)> {
     let steps = endless_pmus().flat_map(move |pmu| guests.clone().map(move |name| pmu.step(name)));
     steps.map(|step| {
         let done = LONG.of(&step);

@@ -9,12 +9,14 @@ use flate2::write::GzEncoder;
 use guest_images::cache::Cache;
 use guest_images::{Arch, Progress, Release};
 use guest_tests::lab::{Results, Steps};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![a_kernel_may_be_packed_by_gzip, a_kernel_may_be_an_efi_program, memory_may_be_160_mib,])
+    second_tier(
+        tests![a_kernel_may_be_packed_by_gzip, a_kernel_may_be_an_efi_program, memory_may_be_160_mib,],
+    )
 }
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
@@ -22,7 +24,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let packed = gzip(&image);
     let program = efi_program(&packed);
     Steps::on_riscv("riscv::booting")
-        .on(move |scenario| scenario.program(packed, "Image.gz").program(program, "vmlinuz.efi"))
+        .configure_host(move |scenario| scenario.program(packed, "Image.gz").program(program, "vmlinuz.efi"))
         .step("small", "./tally run --memory 160M -- uname -sm")
         .step("gzip", "./tally run --kernel Image.gz -- uname -sm")
         .step("efi", "./tally run --kernel vmlinuz.efi -- uname -sm")

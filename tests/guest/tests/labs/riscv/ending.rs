@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 
 use guest_images::payloads::riscv64::{DEBUG_EXIT, DEBUG_EXIT_NUMBER};
 use guest_tests::lab::{Results, Steps};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         power_off_and_reset_are_told_from_a_commands_end,
         a_number_at_the_debug_exit_is_the_status,
         sigterm_ends_a_guest_at_its_work,
@@ -30,7 +30,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let send = |signal: &str| format!("kill -{signal} $(pidof tally)");
     Steps::on_riscv("riscv::ending")
-        .on(|scenario| scenario.program(DEBUG_EXIT, "debug-exit"))
+        .configure_host(|scenario| scenario.program(DEBUG_EXIT, "debug-exit"))
         .step("power-off", "./tally run -- poweroff -f")
         .step("reset", "./tally run -- reboot -f")
         .step("debug-exit", "./tally run --pmu none --kernel debug-exit")

@@ -6,12 +6,12 @@ use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::{Arch, Release, Suite};
 use guest_tests::lab::{Results, Steps};
 use guest_tests::perf::{Count, STAT, counts};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         its_guests_count_and_are_told_that_they_cannot_sample,
         a_pmu_that_interrupts_is_refused_there,
     ])
@@ -24,7 +24,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         echo status $?"
     );
     Steps::on_riscv("riscv::older_host")
-        .on(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
+        .configure_host(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
         .in_guest("count", script.into_bytes())
         .step("auto", "./tally run -- sh count /lib/tally/loop")
         .step("riscv", "./tally run --pmu riscv -- true")
