@@ -98,7 +98,7 @@ static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
     selected_models()
         .iter()
         .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
-            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.leaving_two);
+            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.spare_two_counters);
             steps.step(model.pmu, &observed(&guest))
         })
         .run()
