@@ -39,7 +39,7 @@ fn unprivileged(command: &mut Command) {
     command.uid(NOBODY).gid(NOBODY);
 }
 
-/// Gives the file CAP_PERFMON, permitted and effective. The value is `struct vfs_cap_data` of `linux/capability.h`:
+/// Gives the file `CAP_PERFMON`, permitted and effective. The value is `struct vfs_cap_data` of `linux/capability.h`:
 /// version 2 with the effective flag, then the permitted and the inheritable set, first their lower halves, then their
 /// upper ones.
 fn give_perfmon(program: &OsStr) -> io::Result<()> {

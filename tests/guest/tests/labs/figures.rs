@@ -29,7 +29,7 @@ pub fn tests() -> Vec<Test> {
 /// Limits for one PMU model.
 struct Limits {
     pmu: &'static str,
-    /// System calls beside KVM_RUN for a sample. Each is made once.
+    /// System calls beside `KVM_RUN` for a sample. Each is made once.
     sample_calls: &'static [&'static str],
     /// Recorded costs in instructions of host and guest together: a read, a task switch with one and with six counters,
     /// a sample of one event, a sample while six events are sampled.

@@ -24,7 +24,7 @@ struct Cost {
     events: u8,
     /// Exits, all of which go to user space.
     exits: i64,
-    /// System calls of the vCPU's thread beside KVM_RUN.
+    /// System calls of the vCPU's thread beside `KVM_RUN`.
     calls: i64,
     /// Instructions of host and guest together.
     instructions: i64,
@@ -53,7 +53,7 @@ static FIGURES: LazyLock<Figures> = LazyLock::new(|| {
         .remove(0)
 });
 
-/// Checks a quantity of assert_each operation's cost.
+/// Checks a quantity of each operation's cost.
 fn assert_each(quantity: &Quantity, expected: impl Fn(&Cost) -> i64) {
     for cost @ Cost { work, events, .. } in &COSTS {
         let measured = FIGURES.cost(*work, *events, quantity);
