@@ -154,7 +154,7 @@ fn threads(process: u32) -> io::Result<String> {
 /// Opens a pseudo-terminal, and returns the side of this process and the program's side.
 fn open_terminal() -> io::Result<(File, OwnedFd)> {
     let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: the two places are valid, and no name, settings or size are passed.
+    // SAFETY: the two pointers are valid for writes, and no name, settings or size are passed.
     let failed = unsafe {
         libc::openpty(
             &raw mut ours,
@@ -173,7 +173,7 @@ fn open_terminal() -> io::Result<(File, OwnedFd)> {
     }
     // SAFETY: the call above has just made this descriptor, and nothing else owns it.
     let ours = unsafe { OwnedFd::from_raw_fd(ours) };
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
     Ok((File::from(ours), theirs))
 }

@@ -399,7 +399,7 @@ fn children_and_the_programs_that_they_execute_are_counted() {
 }
 
 fn a_running_process_is_counted_from_the_attachment() {
-    /// What `interval` executes after its second pause.
+    /// Instructions that `interval` executes after its second pause.
     const EXIT: u64 = 3;
     for group in [&ONE_CPU, &FOUR_CPUS] {
         for (Model { pmu, .. }, guest) in guests(group) {

@@ -107,7 +107,7 @@ fn bare_metal_guests(steps: Steps, pmu: &str) -> Steps {
 struct StarvedGuest {
     name: String,
     /// Output of the guest and of `counter-thief`.
-    said: String,
+    output: String,
     /// Tally's messages about the vCPU, with their times.
     messages: Vec<(Duration, String)>,
 }
@@ -129,14 +129,14 @@ fn guests(name: &str) -> impl Iterator<Item = StarvedGuest> {
                 line.split_once(" tally: vCPU 0: ").unwrap_or_else(|| panic!("{name}: {}", done.err));
             (Duration::from_secs_f64(time.parse().expect("a time in seconds")), what.to_owned())
         });
-        StarvedGuest { messages: messages.collect(), said: done.text(), name }
+        StarvedGuest { messages: messages.collect(), output: done.text(), name }
     })
 }
 
 impl StarvedGuest {
     fn thefts(&self) -> Vec<Theft> {
         let times = |begin: &str| {
-            let lines = self.said.lines().filter(|line| line.starts_with(begin)).collect::<Vec<_>>();
+            let lines = self.output.lines().filter(|line| line.starts_with(begin)).collect::<Vec<_>>();
             let times = lines.iter().map(|line| line.rsplit(' ').next().and_then(|time| time.parse().ok()));
             times.map(|time| Duration::from_nanos(time.expect("a time in nanoseconds"))).collect::<Vec<_>>()
         };
@@ -172,8 +172,8 @@ impl StarvedGuest {
     /// Returns the number of missed counts in each loop.
     fn missed(&self) -> [i64; 3] {
         ROUNDS.map(|rounds| {
-            let counted = self.said.lines().find_map(|line| line.strip_prefix(&format!("count {rounds} ")));
-            let counted = counted.unwrap_or_else(|| panic!("{}: {}", self.name, self.said));
+            let counted = self.output.lines().find_map(|line| line.strip_prefix(&format!("count {rounds} ")));
+            let counted = counted.unwrap_or_else(|| panic!("{}: {}", self.name, self.output));
             let counted = i64::from_str_radix(counted, 16).expect("it prints digits");
             i64::try_from(2 * rounds + 1).expect("it is small") - counted
         })
@@ -182,13 +182,13 @@ impl StarvedGuest {
     /// Returns the numbers of interrupts and overflows that the guest printed. Checks that each interrupt was exact
     /// (the counter read 0), at any address of the loop.
     fn overflows(&self) -> (u64, u64) {
-        let numbers = self.said.lines().find_map(|line| {
+        let numbers = self.output.lines().find_map(|line| {
             let rest = line.strip_suffix(", value 0..0, status 3f, left 00, entry 00000400, 0 late")?;
             let (numbers, _) = rest.strip_prefix("pmi ")?.split_once(" overflows, at ")?;
             let (interrupts, overflows) = numbers.split_once(" interrupts, ")?;
             Some((interrupts.parse().ok()?, overflows.parse().ok()?))
         });
-        numbers.unwrap_or_else(|| panic!("{}: {}", self.name, self.said))
+        numbers.unwrap_or_else(|| panic!("{}: {}", self.name, self.output))
     }
 }
 
@@ -235,7 +235,7 @@ fn starvation_is_reported_within_a_tenth_of_a_second() {
             for (time, _) in starved {
                 let in_time =
                     |theft: &Theft| time + TICK > theft.since && time <= theft.since + REPORTED_WITHIN;
-                assert!(thefts.iter().any(in_time), "{}: {:?}: {}", guest.name, guest.messages, guest.said);
+                assert!(thefts.iter().any(in_time), "{}: {:?}: {}", guest.name, guest.messages, guest.output);
             }
         }
     }
@@ -285,7 +285,7 @@ fn counts_before_and_after_starvation_are_exact() {
     for name in ["counts", "counts-twice", "stops", "estimates"] {
         for guest in guests(name) {
             let [before, _, after] = guest.missed();
-            assert_eq!((before, after), (0, 0), "{}: {}", guest.name, guest.said);
+            assert_eq!((before, after), (0, 0), "{}: {}", guest.name, guest.output);
         }
     }
 }
