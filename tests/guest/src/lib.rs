@@ -44,6 +44,17 @@ pub fn program(name: &str) -> PathBuf {
     folder.join(name)
 }
 
+/// Returns an example of the crate `vpmu`, and builds it first.
+pub fn example(name: &str) -> PathBuf {
+    let test = env::current_exe().expect("a process can find its program");
+    let profile = test.ancestors().nth(2).expect("tests are in TARGET/PROFILE/deps");
+    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package=vpmu", "--example", name]);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "the example {name} does not build");
+    profile.join("examples").join(name)
+}
+
 /// Returns true if this machine's KVM can be used. If not, prints that the calling test is skipped, and why.
 pub fn has_kvm() -> bool {
     match File::options().read(true).write(true).open("/dev/kvm") {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use guest_tests::lab::{Results, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
-use guest_tests::{payload, program};
+use guest_tests::{example, payload, program};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
         impossible_options_are_refused_in_one_line,
         a_counter_that_the_guest_stops_using_is_released_on_the_host,
         unprivileged_users_get_a_pmu_if_perf_event_paranoid_allows,
+        another_vmm_counts_and_interrupts_with_the_same_library,
     ]
 }
 
@@ -58,6 +59,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     steps
         .file(payload(), "payload")
         .file(program("restricted"), "restricted")
+        .file(example("tiny_vmm"), "tiny_vmm")
         .step("default", &format!("{run} {CPUID}"))
         .step("legacy", &format!("{run} --pmu amd-legacy {CPUID}"))
         .step("three", &format!("{run} --counters 3 {CPUID}"))
@@ -95,6 +97,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         .step("paranoid", &paranoid(2, "unprivileged"))
         .step("paranoid-enough", &paranoid(1, "unprivileged"))
         .step("seccomp", &paranoid(-1, "seccomp"))
+        .step("tiny-vmm", "./tiny_vmm")
         .run()
 });
 
@@ -237,4 +240,11 @@ fn a_counter_that_the_guest_stops_using_is_released_on_the_host() {
 fn unprivileged_users_get_a_pmu_if_perf_event_paranoid_allows() {
     let done = OFFERS.of("paranoid-enough");
     assert_eq!((done.status, done.text().as_str()), (1, "Hello from the guest\n"), "{}", done.err);
+}
+
+/// The guest's loop has 200,000 instructions, and there are 3 more between the writes that enable and disable the counter. After each
+/// of the 20 overflows, the handler has 3 instructions left once it has written the counter.
+fn another_vmm_counts_and_interrupts_with_the_same_library() {
+    let done = OFFERS.of("tiny-vmm");
+    assert_eq!(done.text(), format!("{} instructions, 20 overflows\n", 200_000 + 3 + 20 * 3), "{}", done.err);
 }
