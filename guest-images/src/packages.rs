@@ -74,22 +74,40 @@ impl Apt {
         let write = |name: &str, text: String| {
             fs::write(folder.join(name), text).map_err(Error::io("write", folder.join(name)))
         };
-        let archive = stanza(&Archive::of_this_machine()?, release);
-        let known = fs::read_to_string(folder.join("sources.d/tally.sources")).unwrap_or_default();
-        write("apt.conf", configuration(&folder, release)?)?;
-        write("sources.d/tally.sources", archive.clone())?;
-        write("empty", String::new())?;
+        let archive = Archive::of_this_machine()?;
+        let wanted = stanza(&archive, release.suite.name());
         let stamp = folder.join("updated");
-        let fresh = fs::metadata(&stamp)
+        let is_recent = fs::metadata(&stamp)
             .and_then(|file| file.modified())
             .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < LISTS_STAY_FRESH));
-        if !fresh || known != archive {
+        write("apt.conf", configuration(&folder, release)?)?;
+        write("empty", String::new())?;
+        if !is_recent || fs::read_to_string(&stamp).is_ok_and(|fetched| fetched != wanted) {
             progress.step(format!("fetching the package lists of {release}"));
-            let mut update = apt.get();
-            tool::run(update.args(["update", "--error-on=any"]), "apt")?;
-            write("updated", String::new())?;
+            apt.update(&archive, &folder)?;
+            write("updated", wanted)?;
         }
         Ok(apt)
+    }
+
+    /// Fetches the package lists. While a mirror is being updated, its lists may not be those that its signed release file names.
+    /// Under the release's other name the mirror may still have a state in which they fit.
+    fn update(&self, archive: &Archive, folder: &Path) -> Result<()> {
+        let sources = folder.join("sources.d/tally.sources");
+        let fetch = |suite: &str| {
+            fs::write(&sources, stanza(archive, suite)).map_err(Error::io("write", &sources))?;
+            tool::run(self.get().args(["update", "--error-on=any"]), "apt").map(drop)
+        };
+        let (name, alias) = (self.release.suite.name(), self.release.suite.alias());
+        let Err(error) = fetch(name) else { return Ok(()) };
+        let is_same = |path: &Path| fs::read_to_string(path).is_ok_and(|text| has_codename(&text, name));
+        let release_file = format!("_dists_{alias}_InRelease");
+        if fetch(alias).is_ok()
+            && find(&folder.join("lists"), &release_file).is_some_and(|path| is_same(&path))
+        {
+            return Ok(());
+        }
+        Err(error)
     }
 
     /// The packages with these names and everything that they depend on.
@@ -162,10 +180,23 @@ impl Apt {
     }
 }
 
+/// Returns whether a release file is that of the release with this name.
+fn has_codename(release_file: &str, name: &str) -> bool {
+    release_file
+        .lines()
+        .any(|line| line.strip_prefix("Codename:").is_some_and(|codename| codename.trim() == name))
+}
+
+/// Returns the path of the file in a directory whose name ends like this.
+fn find(directory: &Path, end: &str) -> Option<PathBuf> {
+    let paths = fs::read_dir(directory).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.into_iter().find(|path| path.to_string_lossy().ends_with(end))
+}
+
 /// Both kinds of package from one release, in the format of `.sources` files.
-fn stanza(archive: &Archive, release: Release) -> String {
+fn stanza(archive: &Archive, suite: &str) -> String {
     let signed_by = archive.signed_by.as_ref().map(|keys| format!("Signed-By: {keys}\n")).unwrap_or_default();
-    let (uri, suite) = (&archive.uri, release.suite);
+    let uri = &archive.uri;
     format!("Types: deb deb-src\nURIs: {uri}\nSuites: {suite}\nComponents: main\n{signed_by}")
 }
 
@@ -194,6 +225,12 @@ mod tests {
 
     fn package(name: &str) -> Package {
         Package { name: name.into(), file: format!("{name}_1_amd64.deb"), size: 1 }
+    }
+
+    #[test]
+    fn a_release_file_names_its_release() {
+        let text = "Origin: Debian\nSuite: stable\nVersion: 13.7\nCodename: trixie\n";
+        assert!(has_codename(text, "trixie") && !has_codename(text, "stable") && !has_codename(text, "trix"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Compiles the programs whose counts and samples are known by reading them. They use no library, so the C compiler
-//! that Rust links with does.
+//! Compiles the test programs whose counts and samples can be derived from their sources. They use no library, so the C
+//! compiler that Rust uses as its linker is enough.
 
 use std::env;
 use std::path::{Path, PathBuf};

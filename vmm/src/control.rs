@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use log::info;
-use vpmu::unit::Switch;
+use vpmu::Switch;
 
 use crate::cli::{ChangePolicy, CounterName};
 use crate::policy;

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use vpmu::Switch;
 use vpmu::policy::Policy;
-use vpmu::unit::Switch;
 
 use crate::pause::Pause;
 use crate::pmu::alarm;

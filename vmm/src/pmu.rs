@@ -1,13 +1,11 @@
 //! Which PMU the guest sees, and what it takes for it to see it.
 //!
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). Each vCPU's thread
-//! answers for its PMU with counters of its own ([`thread`]), is called out of the guest when one has overflowed ([`alarm`]),
-//! or once in a while ([`poll_timer`]), or when an interrupt may be had that had to wait ([`reminder`]). How a PMU is accessed
-//! and how it interrupts is the processor's ([`crate::arch::pmu`]).
+//! answers for its PMU with counters of its own ([`thread`]). Signals call the thread out of the guest: when an alarm of a
+//! counter has expired ([`alarm`]), and when the virtual PMU has to look at its counters ([`timer`]). How a PMU is accessed and how
+//! it interrupts is the architecture's ([`crate::arch::pmu`]).
 
 pub mod alarm;
-mod poll_timer;
-mod reminder;
 pub mod thread;
 mod timer;
 

@@ -144,7 +144,7 @@ impl Vcpu {
     /// Has the PMU do what is due before the guest goes on.
     fn settle(&mut self, pmu: &mut ThreadPmu, was_called: bool) -> Result<(), Failure> {
         let settled = pmu.settle(&self.vm, &mut self.fd, was_called);
-        let Settled { called, notices, stops } =
+        let Settled { called, notices, pauses } =
             settled.map_err(|error| self.failure(Reason::Refused(error)))?;
         say(&notices);
         if called {
@@ -154,8 +154,8 @@ impl Vcpu {
                 self.fd.set_kvm_immediate_exit(1);
             }
         }
-        if called || stops {
-            self.stand_still(pmu, stops);
+        if called || pauses {
+            self.stand_still(pmu, pauses);
         }
         Ok(())
     }
@@ -199,10 +199,10 @@ impl Vcpu {
         while !vcpus.pause.wait() {
             if since.is_none() {
                 since = Some(Instant::now());
-                pmu.stands_still();
+                pmu.paused();
             }
             self.answer(pmu);
-            if because_of_this && pmu.may_go_on() {
+            if because_of_this && pmu.may_resume() {
                 vcpus.pause.end(self.id);
             }
         }

@@ -1,16 +1,19 @@
 //! A vCPU's counters: their values, which of them run, and which have overflowed.
 //!
-//! The event that backs a counter is shared by all counters that select the same, lives as long as one of them does, and never
-//! stops: a counter that stands still does not add what its backing counts meanwhile. So stopping, starting and reading a
+//! The host event that backs a counter is shared by all counters that select the same, lives as long as one of them does, and
+//! never stops: a counter that stands still does not add what its event counts meanwhile. So stopping, starting and reading a
 //! counter cost the host no more than a read of the count. Only an alarm, for the next overflow, is a request to the host. It is
 //! made as seldom as possible: an alarm that expires early does no harm, because an overflow is computed from the value.
 
+mod alarm;
 mod alarms;
-mod backings;
+mod coalescing;
 mod counter;
 mod deferral;
 mod floor;
 mod hardware;
+mod host_event;
+mod record;
 mod report;
 mod starvation;
 #[cfg(test)]
@@ -23,14 +26,15 @@ use log::debug;
 use crate::event::{Event, Selection};
 use crate::journal::{Entry, Journal};
 use crate::mask::{first, members};
-use crate::notice::{Notice, Notices};
+use crate::notice::Notice;
 use crate::policy::Policy;
-use crate::report::Statistics;
 use crate::source::{Backing, FAR, PolicyEffect, Source};
-use backings::Backed;
+use coalescing::Coalescing;
 use counter::Counter;
 use floor::Floor;
-use hardware::Look;
+use hardware::{Hardware, Look};
+use host_event::HostEvent;
+use record::Record;
 
 /// Whether an overflow needs an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,32 +50,21 @@ pub struct Bank<S: Source> {
     source: S,
     width: u32,
     counters: Vec<Counter>,
-    /// The backing events, each for all counters that select the same.
-    backings: Vec<Backed<S::Backing>>,
+    /// The host events, each for all counters that select the same.
+    events: Vec<HostEvent<S::Backing>>,
     running: u64,
     /// Counters with [`Alarm::AtOverflow`].
     interrupting: u64,
+    /// Counters that have overflowed since [`Self::take_overflowed`].
     overflowed: u64,
     /// Counters that have stood still since the last call of [`Self::release_idle`].
     idle: u64,
-    floor: Floor,
-    /// The guest is predicted to stop all counters first when it is interrupted.
-    expects_stop: bool,
-    /// An alarm waits for that stop.
-    awaits_stop: bool,
     /// The policy's least distance between two overflows that interrupt.
     least_period: u64,
-    /// Time of the last poll.
-    last_poll: Duration,
-    /// Counters that were found without hardware. Checked at every exit.
-    starved: u64,
-    /// A counter has lost its hardware or got it back since this was last cleared.
-    hardware_changed: bool,
-    notices: Notices,
-    journal: Journal,
-    statistics: Statistics,
-    /// Number of overflows when the last alarm was handled.
-    overflows_at_alarm: u64,
+    floor: Floor,
+    coalescing: Coalescing,
+    hardware: Hardware,
+    record: Record,
 }
 
 impl<S: Source> Bank<S> {
@@ -85,22 +78,16 @@ impl<S: Source> Bank<S> {
             source,
             width,
             counters: (0..counters).map(|_| Counter::default()).collect(),
-            backings: Vec::with_capacity(counters),
+            events: Vec::with_capacity(counters),
             running: 0,
             interrupting: 0,
             overflowed: 0,
             idle: 0,
-            floor: Floor::default(),
-            expects_stop: false,
-            awaits_stop: false,
             least_period: 1,
-            last_poll: Duration::ZERO,
-            starved: 0,
-            hardware_changed: false,
-            notices: Notices::default(),
-            journal: Journal::default(),
-            statistics: Statistics::default(),
-            overflows_at_alarm: 0,
+            floor: Floor::default(),
+            coalescing: Coalescing::default(),
+            hardware: Hardware::default(),
+            record: Record::default(),
         }
     }
 
@@ -125,7 +112,7 @@ impl<S: Source> Bank<S> {
         self.reconfigure(counter, selection, interrupts);
     }
 
-    /// Replaces the backing event without the guest seeing it. An overflow that was put off is still reported.
+    /// Replaces the host event without the guest seeing it. An overflow that was put off is still reported.
     pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
         if self.counters[counter].selection != selection {
             self.look_if_running(counter);
@@ -135,7 +122,9 @@ impl<S: Source> Bank<S> {
 
     /// Sets which counters run; all others stand still.
     pub fn run(&mut self, running: u64) {
-        self.awaits_stop &= running != 0;
+        if running == 0 {
+            self.coalescing.take_waiting();
+        }
         let (stop, start) = (self.running & !running, running & !self.running);
         if stop != 0 {
             self.look_at(stop);
@@ -163,8 +152,8 @@ impl<S: Source> Bank<S> {
         let mask = self.mask();
         let value = value & mask;
         // The alarm of a counter that stands still is set when it starts.
-        let index = if self.runs(counter) { self.backing_of(counter) } else { None };
-        if let Some(deferred) = index.and_then(|index| self.backings[index].deferred.as_mut()) {
+        let index = if self.runs(counter) { self.event_of(counter) } else { None };
+        if let Some(deferred) = index.and_then(|index| self.events[index].deferred.as_mut()) {
             deferred.written = true;
             self.counters[counter].set(value, mask);
             return;
@@ -189,10 +178,10 @@ impl<S: Source> Bank<S> {
     /// Polls for counters that have lost their hardware or got it back.
     pub fn poll(&mut self) {
         self.look_at_all();
-        self.last_poll = self.source.now();
+        self.hardware.last_poll = self.source.now();
     }
 
-    /// Releases the backings of counters that have stood still since the last call.
+    /// Releases the host events of counters that have stood still since the last call.
     pub fn release_idle(&mut self) {
         let stand_still = self.backed() & !self.running;
         for counter in members(stand_still & self.idle) {
@@ -222,19 +211,53 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Sets whether the guest is predicted to stop all counters first when it is interrupted.
-    pub fn expect_stop(&mut self, expected: bool) {
-        self.expects_stop = expected;
+    /// Records that the guest's kernel accesses the counters, other than by a stop. If that is its first access since an interrupt,
+    /// alarms that wait for the stop are set.
+    pub fn kernel_accesses(&mut self) {
+        if self.coalescing.accessed() {
+            self.set_waiting_alarms();
+        }
+    }
+
+    /// Records that the guest's kernel stops all counters. Returns true if that is its first access since an interrupt: overflows
+    /// up to now belong to that interrupt.
+    pub fn kernel_stops(&mut self) -> bool {
+        self.coalescing.stopped()
+    }
+
+    /// Records that the guest's kernel will access the counters on the shared page, where its first access is not seen.
+    pub fn kernel_is_not_observed(&mut self) {
+        self.coalescing.not_observed();
+    }
+
+    /// Records whether the interrupt of an alarm is taken at the next entry. If not, no alarm waits for the kernel.
+    pub fn interrupt_injected(&mut self, taken_at_next_entry: bool) {
+        if taken_at_next_entry {
+            self.coalescing.interrupted();
+        } else {
+            self.set_waiting_alarms();
+        }
+    }
+
+    /// Updates all counters after an alarm has expired, unless that was done since the guest ran.
+    pub fn alarm(&mut self, is_updated: bool) {
+        self.coalescing.accessed();
+        if !is_updated {
+            self.coalescing.alarm_begins();
+            self.look_at_all();
+            self.coalescing.alarm_ends();
+        }
+        self.record.alarm(self.overflows());
     }
 
     /// Sets the alarms that wait for a stop, because the guest was not interrupted or does something else first.
-    pub fn wait_no_longer(&mut self) {
-        if !std::mem::take(&mut self.awaits_stop) {
+    fn set_waiting_alarms(&mut self) {
+        if !self.coalescing.take_waiting() {
             return;
         }
-        for index in 0..self.backings.len() {
-            // The alarm of a deferred backing is set by `commit`.
-            if self.backings[index].deferred.is_some() {
+        for index in 0..self.events.len() {
+            // The alarm of a deferred event is set by `commit`.
+            if self.events[index].deferred.is_some() {
                 continue;
             }
             let look = self.count(index);
@@ -246,16 +269,6 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Counts an expired alarm, after the counters were updated.
-    pub fn alarm(&mut self) {
-        self.statistics.alarms += 1;
-        let overflows = self.overflows();
-        // Its overflow may have been found before, on the way here.
-        if std::mem::replace(&mut self.overflows_at_alarm, overflows) == overflows {
-            self.statistics.ignored_alarms += 1;
-        }
-    }
-
     /// Takes the counters that have overflowed, as of their last updates.
     pub fn take_overflowed(&mut self) -> u64 {
         std::mem::take(&mut self.overflowed)
@@ -263,12 +276,17 @@ impl<S: Source> Bank<S> {
 
     /// Takes the notices for the operator.
     pub fn take_notices(&mut self) -> Vec<Notice> {
-        self.notices.take()
+        self.record.take_notices()
     }
 
     /// The journal.
     pub fn journal(&mut self) -> &mut Journal {
-        &mut self.journal
+        &mut self.record.journal
+    }
+
+    /// What is known of the counters' hardware.
+    pub fn hardware(&mut self) -> &mut Hardware {
+        &mut self.hardware
     }
 
     fn mask(&self) -> u64 {
@@ -277,13 +295,12 @@ impl<S: Source> Bank<S> {
 
     /// Adds a notice for the operator. Returns false if it was dropped because there were too many of late.
     pub fn tell(&mut self, notice: Notice) -> bool {
-        self.journal.add(|| Entry::Noticed(notice.clone()));
-        self.notices.tell(notice, self.source.now())
+        self.record.tell(notice, self.source.now())
     }
 
     fn reconfigure(&mut self, counter: usize, selection: Option<Selection>, interrupts: bool) {
         if (self.counters[counter].selection, self.interrupts(counter)) != (selection, interrupts) {
-            self.journal.add(|| Entry::Configured { counter, selection, interrupts });
+            self.record.journal.add(|| Entry::Configured { counter, selection, interrupts });
         }
         self.interrupting = self.interrupting & !(1 << counter) | u64::from(interrupts) << counter;
         if self.counters[counter].selection != selection {
@@ -310,8 +327,8 @@ impl<S: Source> Bank<S> {
     }
 
     fn look_at(&mut self, counters: u64) {
-        for index in 0..self.backings.len() {
-            let Backed { users, deferred, .. } = &self.backings[index];
+        for index in 0..self.events.len() {
+            let HostEvent { users, deferred, .. } = &self.events[index];
             if users & counters != 0 && deferred.is_none() {
                 let look = self.count(index);
                 self.take_over(index, &look, counters & self.running);
@@ -319,17 +336,17 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Updates the given running counters of a backing; all of them if its alarm has expired, so that the next alarm can be set.
+    /// Updates the given running counters of a host event; all of them if its alarm has expired, so that the next alarm can be set.
     /// Returns true if an alarm was set.
     fn take_over(&mut self, index: usize, look: &Look, counters: u64) -> bool {
-        let Backed { backing, users, alarm, .. } = &self.backings[index];
+        let HostEvent { backing, users, alarm, .. } = &self.events[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
-        let came = due.then(|| self.alarm_came(index, look.count));
+        let expiry = due.then(|| self.expire(index, look.count));
         let these = if due { all } else { all & counters };
         let interrupts =
             members(these).fold(false, |any, counter| any | self.advance(counter, look.count, estimated));
-        if let Some(came) = came {
-            self.renew_alarm(index, look.count, came, interrupts);
+        if let Some(expiry) = expiry {
+            self.renew_alarm(index, look.count, expiry, interrupts);
         } else if look.recovered {
             self.set_alarm_anew(index, look.count);
         }
@@ -347,7 +364,7 @@ impl<S: Source> Bank<S> {
             return false;
         }
         let Some(share) = &mut this.share else { return false };
-        self.statistics.clamps += u64::from(has_overflowed && interrupts && at < share.earliest);
+        self.record.statistics.clamps += u64::from(has_overflowed && interrupts && at < share.earliest);
         let is_told = count >= share.earliest || !interrupts;
         this.put_off = !is_told;
         if is_told {

@@ -6,20 +6,23 @@
 //! (who counts?). Each knows only the next. What crosses the lines is the vocabulary of [`event`], into which a
 //! [`translation`] puts another vendor's, and the [`notice`]s for the operator.
 
-pub mod bank;
+mod bank;
 pub mod event;
-pub mod event_mapper;
+mod event_mapper;
 pub mod journal;
 mod mask;
 pub mod model;
 pub mod notice;
+mod pmu;
 pub mod policy;
 pub mod report;
 pub mod shared_page;
 pub mod source;
 pub mod translation;
-pub mod unit;
+mod unit;
 pub mod x86;
+
+pub use pmu::{Access, Cause, Injected, Next, Platform, Switch, VirtualPmu, Wake};
 
 use std::fmt;
 

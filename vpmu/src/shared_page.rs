@@ -3,7 +3,7 @@
 //! A guest's driver freezes its counters with one write, accesses many registers, and thaws them with another write. Until the
 //! thaw none of these accesses has a visible effect, so none of them has to leave the guest: the guest's kernel reads the
 //! registers from a [`Page`] in its memory and writes there what is to be written. The VMM applies these writes at the next
-//! exit, at the latest at the thaw ([`SharedPage`]).
+//! exit, at the latest at the thaw ([`crate::VirtualPmu::share_page`]).
 //!
 //! While the kernel handles an overflow, even the freeze and the thaw need no exit, provided that all counters count user mode
 //! only. Such counters stand still until the kernel is done, so it makes no difference when they are stopped, written and
@@ -13,15 +13,16 @@
 //! kernels do. A kernel that froze its counters for an overflow and returned to a program without a thaw would have that
 //! program counted until its next exit.
 //!
-//! The guest's side is a little code that the loader adds to the kernel ([`stub`]). At each freeze that leaves the guest it
+//! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). At each freeze that leaves the guest it
 //! sets [`Page::passed`]; a kernel without the code never does, and nothing changes for it. The VMM uses the memory as a shared
 //! page once the code has set that word and both ends of the page are as the VMM left them. That is a safeguard against a
 //! kernel that was loaded later, not a proof. Nothing that a guest writes on its page can do more than its register writes
 //! could.
 //!
 //! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for overflows. So
-//! the VMM need not ask KVM for the entry at each overflow ([`SharedPage::lvt_entry`]).
+//! the VMM need not ask KVM for the entry at each overflow ([`crate::Platform::inject`]).
 
+use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -144,8 +145,14 @@ impl Registers {
     }
 }
 
-/// The VMM's side of one vCPU's shared page.
-pub struct SharedPage {
+/// One vCPU's shared page.
+pub(crate) struct SharedPage {
+    memory: Box<dyn Deref<Target = Page>>,
+    state: State,
+}
+
+/// What the VMM keeps of a shared page.
+struct State {
     registers: Registers,
     used: Use,
     /// The page shows all registers as they are, except the status and counters that have run since.
@@ -168,14 +175,44 @@ enum Use {
 }
 
 impl SharedPage {
-    /// A page that is not in use yet.
-    pub fn new(registers: Registers) -> Self {
-        Self { registers, used: Use::None, is_shown: false, hardware_changed: false, is_alive: false }
+    /// Creates a page that is not in use yet, in this memory of the guest's.
+    pub fn new(registers: Registers, memory: Box<dyn Deref<Target = Page>>) -> Self {
+        let (used, is_shown, hardware_changed, is_alive) = (Use::None, false, false, false);
+        Self { memory, state: State { registers, used, is_shown, hardware_changed, is_alive } }
     }
 
     /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns true if
     /// all counters were updated on the way.
-    pub fn apply<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
+    pub fn apply<S: Source>(&mut self, model: &mut dyn Model<S>) -> bool {
+        self.state.apply(&self.memory, model)
+    }
+
+    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used the page
+    /// since the last call, which shows that it is still the kernel with the stub.
+    pub fn lvt_entry(&mut self) -> Option<&AtomicU64> {
+        std::mem::take(&mut self.state.is_alive).then_some(&self.memory.entry)
+    }
+
+    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the counters,
+    /// or because its kernel does not know of the page.
+    pub fn withdraw(&mut self) {
+        self.state.withdraw(&self.memory);
+    }
+
+    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and `is_its_own`
+    /// says that the guest uses this page.
+    pub fn activate<S: Source>(&mut self, model: &mut dyn Model<S>, is_its_own: impl FnOnce() -> bool) {
+        self.state.activate(&self.memory, model, is_its_own);
+    }
+
+    /// Makes the page available after an alarm, if the guest handles the overflow's interrupt at the next entry.
+    pub fn offer<S: Source>(&mut self, model: &mut dyn Model<S>) {
+        self.state.offer(&self.memory, model);
+    }
+}
+
+impl State {
+    fn apply<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
         let active = page.active.load(Relaxed);
         let (was_offered, is_in_use) = match self.used {
@@ -204,24 +241,14 @@ impl SharedPage {
         was_offered
     }
 
-    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used the page
-    /// since the last call, which shows that it is still the kernel with the stub.
-    pub fn lvt_entry<'p>(&mut self, page: &'p Page) -> Option<&'p AtomicU64> {
-        std::mem::take(&mut self.is_alive).then_some(&page.entry)
-    }
-
-    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the counters,
-    /// or because its kernel does not know of the page.
-    pub fn withdraw(&mut self, page: &Page) {
+    fn withdraw(&mut self, page: &Page) {
         if self.used != Use::None {
             self.end(page);
         }
         self.is_shown = false;
     }
 
-    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and `is_its_own`
-    /// says that the guest uses this page.
-    pub fn activate<S: Source>(
+    fn activate<S: Source>(
         &mut self,
         page: &Page,
         model: &mut dyn Model<S>,
@@ -246,8 +273,7 @@ impl SharedPage {
         }
     }
 
-    /// Makes the page available after an alarm, if the guest handles the overflow's interrupt at the next entry.
-    pub fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
+    fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let is_its_own = [&page.active, &page.end].map(|end| end.load(Relaxed)) == [IDLE; 2];
         if self.used != Use::None || !is_its_own {
             return;

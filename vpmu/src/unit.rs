@@ -1,7 +1,6 @@
 //! What the PMUs of all vendors do: counters are configured one by one and stopped all at once, a status records which have
 //! overflowed, and an overflow interrupts. A register model adds the registers.
 
-mod coalescing;
 mod rate_limiter;
 
 use std::ops::RangeInclusive;
@@ -11,12 +10,10 @@ use crate::bank::{Alarm, Bank};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
 use crate::notice::Notice;
+use crate::pmu::Switch;
 use crate::policy::Policy;
-use serde::{Deserialize, Serialize};
-
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
-use coalescing::Coalescing;
 use rate_limiter::RateLimiter;
 
 /// The configuration of one counter.
@@ -59,7 +56,6 @@ pub struct Unit<S: Source> {
     /// Global status: counters that have overflowed since software last cleared their bits.
     status: u64,
     interrupt: Interrupt,
-    coalescing: Coalescing,
     /// Limits the interrupts, if the policy has a limit.
     rate_limiter: Option<RateLimiter>,
     /// Number of interrupts asked for.
@@ -70,16 +66,6 @@ pub struct Unit<S: Source> {
     frozen: bool,
     /// Counters that the operator has disabled.
     disabled: u64,
-}
-
-/// Whether the operator lets a guest use a counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    /// The guest may use it.
-    On,
-    /// The counter stands still, whatever the guest does.
-    Off,
 }
 
 impl<S: Source> Unit<S> {
@@ -95,7 +81,6 @@ impl<S: Source> Unit<S> {
             interrupting: 0,
             status: 0,
             interrupt: Interrupt::None,
-            coalescing: Coalescing::default(),
             rate_limiter: None,
             interrupts: 0,
             withheld: 0,
@@ -112,7 +97,7 @@ impl<S: Source> Unit<S> {
 
     /// Sets a counter's configuration.
     pub fn configure(&mut self, counter: usize, config: CounterConfig) {
-        self.accessed();
+        self.bank.kernel_accesses();
         // Overflows up to now belong to the old configuration.
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
@@ -144,7 +129,7 @@ impl<S: Source> Unit<S> {
 
     /// Reads a counter.
     pub fn read(&mut self, counter: usize) -> u64 {
-        self.accessed();
+        self.bank.kernel_accesses();
         let value = self.bank.read(counter);
         self.take_overflows();
         value
@@ -157,7 +142,7 @@ impl<S: Source> Unit<S> {
 
     /// Writes a counter; bits beyond its width are dropped.
     pub fn write(&mut self, counter: usize, value: u64) {
-        self.accessed();
+        self.bank.kernel_accesses();
         self.bank.write(counter, value);
         self.take_overflows();
         self.no_longer_withhold(1 << counter);
@@ -172,18 +157,11 @@ impl<S: Source> Unit<S> {
     pub fn set_control(&mut self, counters: u64) {
         self.control = counters & self.all();
         if self.running() != 0 {
-            self.accessed();
-        } else if self.coalescing.stopped() {
+            self.bank.kernel_accesses();
+        } else if self.bank.kernel_stops() {
             return self.stop_for_handler();
         }
         self.run();
-    }
-
-    /// Records an access other than a stop. If it is the first after an interrupt, alarms that wait for the stop are set.
-    fn accessed(&mut self) {
-        if self.coalescing.accessed() {
-            self.bank.wait_no_longer();
-        }
     }
 
     /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
@@ -195,14 +173,14 @@ impl<S: Source> Unit<S> {
 
     /// Reads global status, up to date. Counters that stand still were updated when they stopped.
     pub fn status(&mut self) -> u64 {
-        self.accessed();
+        self.bank.kernel_accesses();
         self.look_at_running();
         self.status
     }
 
     /// Clears bits of global status.
     pub fn clear_status(&mut self, counters: u64) {
-        self.accessed();
+        self.bank.kernel_accesses();
         self.look_at_running();
         self.status &= !counters;
         self.no_longer_withhold(counters);
@@ -239,7 +217,7 @@ impl<S: Source> Unit<S> {
     pub fn defer(&mut self) -> bool {
         let holds = !self.frozen && self.bank.defer();
         if holds {
-            self.coalescing.not_observed();
+            self.bank.kernel_is_not_observed();
         }
         holds
     }
@@ -264,13 +242,8 @@ impl<S: Source> Unit<S> {
 
     /// Handles an expired alarm: updates all counters, unless `is_updated` says that this was done since the guest ran.
     pub fn alarm(&mut self, is_updated: bool) {
-        self.coalescing.accessed();
-        if !is_updated {
-            self.bank.expect_stop(self.coalescing.stops_first());
-            self.look();
-            self.bank.expect_stop(false);
-        }
-        self.bank.alarm();
+        self.bank.alarm(is_updated);
+        self.take_overflows();
     }
 
     /// Polls for counters that have lost their hardware or got it back. Called by a timer.
@@ -295,13 +268,13 @@ impl<S: Source> Unit<S> {
     }
 
     /// Returns whether counters have lost their hardware or got it back since [`Self::forget_hardware_changed`].
-    pub fn hardware_changed(&self) -> bool {
-        self.bank.hardware_changed()
+    pub fn hardware_changed(&mut self) -> bool {
+        self.bank.hardware().changed()
     }
 
     /// Clears [`Self::hardware_changed`].
     pub fn forget_hardware_changed(&mut self) {
-        self.bank.forget_hardware_changed();
+        self.bank.hardware().forget_changed();
     }
 
     /// Takes the pending interrupt. Returns true if one is to be injected.
@@ -321,19 +294,20 @@ impl<S: Source> Unit<S> {
 
     /// Records, after an alarm, whether the injected interrupt is taken at the next entry.
     pub fn interrupt_injected(&mut self, taken_at_next_entry: bool) {
-        if taken_at_next_entry {
-            self.coalescing.interrupted();
-        } else {
-            self.bank.wait_no_longer();
+        self.bank.interrupt_injected(taken_at_next_entry);
+    }
+
+    /// Returns the time at which the rate limiter lets a withheld interrupt through.
+    pub fn withheld_until(&self) -> Option<Duration> {
+        match self.interrupt {
+            Interrupt::Withheld { until, .. } => Some(until),
+            Interrupt::None | Interrupt::Asked => None,
         }
     }
 
-    /// Returns the time until the rate limiter lets a withheld interrupt through. The caller has to call back then.
-    pub fn withholds_interrupt(&self) -> Option<Duration> {
-        match self.interrupt {
-            Interrupt::Withheld { until, .. } => Some(until.saturating_sub(self.bank.now())),
-            Interrupt::None | Interrupt::Asked => None,
-        }
+    /// Returns the source's monotonic time.
+    pub fn now(&self) -> Duration {
+        self.bank.now()
     }
 
     /// Takes the notices for the operator.

@@ -1,5 +1,5 @@
-// Makes a system call as 32-bit programs of AMD's processors may, if their kernel knows where they return to: by SYSCALL in
-// compatibility mode. Intel's have none there.
+// Executes SYSCALL in compatibility mode, as 32-bit programs may on AMD's processors if their kernel has set up its
+// entry point (CSTAR). Intel's processors do not support SYSCALL in this mode.
 
     .globl _start
     .text
@@ -9,7 +9,7 @@ _start:
 narrow:
     mov $20, %eax               // getpid
     syscall
-    ljmp $0x33, $after          // its segment of 64-bit programs
+    ljmp $0x33, $after          // Linux's code segment of 64-bit programs
     .code64
 after:
     mov $60, %eax               // exit(0)

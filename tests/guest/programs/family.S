@@ -1,5 +1,5 @@
-// A parent and a child, which becomes another program: 60,000,023 instructions and those of `./loop`. Parent: 20,000,001
-// before the fork, 20,000,014 after it; child: 20,000,008 until it is replaced.
+// A parent and a child, which executes another program: 60,000,023 instructions and those of `./loop`. The parent
+// executes 20,000,001 before the fork and 20,000,014 after it, the child 20,000,008 until it executes `./loop`.
 
     .macro spin                 // 20,000,001 instructions
     mov $10000000, %ecx

@@ -1,6 +1,6 @@
-// Work between two pauses, so that an observer can come and go while it rests. It says `ready` before the first pause
-// and `done` before the second. From one pause to the other it executes 100,000,010 instructions, 50,000,002 of them
-// branches (a system call is one).
+// A loop between two pauses. An observer can attach during the first pause and detach during the second. The program
+// prints `ready` before the first pause and `done` before the second. From one pause to the other it executes
+// 100,000,010 instructions, 50,000,002 of them branches (a system call counts as one).
 
     .macro say text, length
     mov $1, %eax                // write(1, text, length)
@@ -20,7 +20,7 @@
     .text
 _start:
     say ready, 6                // 5
-    pause_for_seconds           // 4, the pause is in the last
+    pause_for_seconds           // 4, the last of which pauses
     mov $50000000, %ecx
 1:  dec %ecx
     jnz 1b

@@ -1,6 +1,7 @@
-// Three functions, one after the other and with frame pointers: what a flame graph shows is known. `heavy` executes 150
-// million instructions and `light` 50 million; `ask` makes 20,000 system calls that fill memory with random bytes, which
-// takes the kernel about as long. No function comes twice, so no beat with the clock falsifies its share of the samples.
+// Three functions with frame pointers that are called one after the other, for a flame graph with known contents.
+// `heavy` executes 150 million instructions and `light` 50 million. `ask` makes 20,000 system calls that fill memory
+// with random bytes, which takes the kernel about as long. Each function is called only once, so its share of the
+// samples cannot depend on a common period of calls and sampling clock.
 
     .globl _start
     .text

@@ -1,5 +1,6 @@
-// A program that moves itself to another CPU 1000 times: to those of 0 to 3 in turn, from 0 downwards. A round is 20,013
-// instructions, 10 of them before it moves and 20,003 after; there are 4 more: 20,013,004 in all.
+// A program that moves itself to another CPU 1000 times: to CPUs 0, 3, 2, 1, 0 and so on. A round is 20,013
+// instructions, 10 of them before it moves and 20,003 after. With 4 more instructions around the rounds these are
+// 20,013,004.
 
     .globl _start
     .text

@@ -1,6 +1,7 @@
-// Two functions that share the work 70 to 30, with frame pointers. A round is 1000 instructions: 700 in `seventy`, and
-// 300 in `thirty`, which calls it. There are 100,001 rounds and 10 more instructions: 100,001,010 in all. So a period
-// of 100,001 finds every instruction of a round exactly once.
+// Two functions with frame pointers that execute 70 and 30 percent of the instructions. A round is 1000 instructions:
+// 700 in `seventy`, and 300 in `thirty`, which calls it. There are 100,001 rounds and 10 more instructions: 100,001,010
+// in all. With a period of 100,001 every sample is one instruction further in the round, so the samples hit each
+// instruction exactly once.
 
     .globl _start
     .text

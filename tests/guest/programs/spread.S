@@ -1,5 +1,5 @@
-// Work on every CPU at once, another amount on each: process n of 15 goes from CPU 0 to CPU n, and executes there 20,000
-// times n and 4 more instructions. To be started on CPU 0.
+// Loops on all CPUs at once, of a different length on each. Process n of 15 moves from CPU 0 to CPU n, and executes
+// 20,000 * n + 4 instructions there. Must be started on CPU 0.
 
     .globl _start
     .text
@@ -11,7 +11,7 @@ _start:
     jz child
     dec %ebx
     jnz 1b
-2:  mov $61, %eax               // wait4(-1, NULL, 0, NULL), until there is no child
+2:  mov $61, %eax               // wait4(-1, NULL, 0, NULL), until no child is left
     mov $-1, %rdi
     xor %esi, %esi
     xor %edx, %edx

@@ -1,6 +1,6 @@
-// A loop of 9973 instructions, a prime number, each at an address of its own: where a sample was taken says how far the
-// program had come, modulo 9973. All but the last two are one byte long. It goes round 100,271 times, and there are 4
-// more instructions around it: 1,000,002,687 in all.
+// A loop of 9973 instructions (a prime number), each at an address of its own. The address of a sample tells how many
+// instructions the program had executed, modulo 9973. All but the last two are one byte long. The loop has 100,271
+// rounds, and there are 4 more instructions around it: 1,000,002,687 in all.
 
     .globl _start
     .text

@@ -1,4 +1,4 @@
-// 100,000 system calls that do most of their work with interrupts off. In user mode 400,004 instructions.
+// 100,000 system calls whose kernel code runs mostly with interrupts off. In user mode these are 400,004 instructions.
 
     .globl _start
     .text

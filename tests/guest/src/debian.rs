@@ -1,6 +1,7 @@
-//! A whole Debian, as a disk for guests: its stable release with systemd, udev and perf, as debootstrap installs them.
+//! A disk image with a whole Debian for guests: its stable release with systemd, udev and perf, as debootstrap installs
+//! them.
 //!
-//! debootstrap has the packages' own scripts run in the new root, so only root can do it.
+//! debootstrap runs the packages' own scripts in the new root directory, so only root can build the image.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,19 +14,20 @@ use guest_images::sources::Archive;
 use guest_images::{Error, Progress, Result, Suite, run_tool};
 use tally_lab::programs::LOOP;
 
-/// What this machine itself needs for it.
+/// Packages that this machine needs to build the image.
 pub const NEEDS: [&str; 3] = ["e2fsprogs", "util-linux", "wget"];
-/// Beside those that every Debian has.
+/// Packages in the image beside those that every Debian has.
 const PACKAGES: &str = "linux-perf,systemd-sysv,udev";
-/// What the simulated host would hold in memory for nothing.
+/// Directories that are removed from the image. The simulated host would keep them in memory, and no test needs them.
 const LEFT_OUT: [&str; 5] =
     ["usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists"];
-/// Counts up when the way of building changes.
+/// Version of the build steps. Increased when they change, so that the cached image is built again.
 const RECIPE: &str = "1";
-/// Programs for administrators are not in every user's path.
+/// Search path for the tools. Not every user's path has the directories for administrators' programs.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The image of a file system, built if it has not been. It has the program `loop`, and `root` needs no password.
+/// Returns the path of the file system's image, and builds the image first if it is not in the cache. The image has the
+/// program `loop`, and `root` needs no password.
 pub fn image(progress: &mut Progress) -> Result<PathBuf> {
     let cache = Cache::open()?;
     let key = LEFT_OUT.iter().fold(Key::new("debian").with(RECIPE).with(PACKAGES).with(LOOP), Key::with);
@@ -40,7 +42,7 @@ pub fn image(progress: &mut Progress) -> Result<PathBuf> {
     Ok(entry.join("image"))
 }
 
-/// Has debootstrap, which needs no more than to be unpacked, install Debian in a folder.
+/// Installs Debian in a directory, with a debootstrap that is only unpacked from its package.
 fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
     let suite = Suite::default();
     let tool = root.with_file_name("debootstrap");
@@ -50,7 +52,7 @@ fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
     apt.unpack(&packages, &tool, progress)?;
     progress.long_step("installing Debian in a folder");
     let archive = Archive::of_this_machine()?;
-    // What it mounts goes with it, however it ends.
+    // debootstrap mounts file systems. In a mount namespace of its own they are gone when it ends, however it ends.
     let mut command = administer("unshare");
     command.args(["--mount", "sh"]).arg(tool.join("usr/sbin/debootstrap"));
     command.env("DEBOOTSTRAP_DIR", tool.join("usr/share/debootstrap"));
@@ -62,7 +64,7 @@ fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
     fs::remove_dir_all(&tool).map_err(Error::io("remove", tool))
 }
 
-/// Makes a system of it that one can log in to.
+/// Sets up the installed system: removes [`LEFT_OUT`], allows `root` to log in, and adds the program `loop`.
 fn adapt(root: &Path) -> Result<()> {
     for folder in LEFT_OUT.map(|folder| root.join(folder)) {
         fs::remove_dir_all(&folder).map_err(Error::io("remove", folder))?;
@@ -77,12 +79,12 @@ fn adapt(root: &Path) -> Result<()> {
     run_tool(administer("chmod").arg("755").arg(program), "coreutils").map(drop)
 }
 
-/// An image with some room in it.
+/// Writes the directory into an image with some free space.
 fn pack(root: &Path, image: &Path) -> Result<()> {
     let used = run_tool(administer("du").arg("-sm").arg(root), "coreutils")?;
     let used: u64 = used.split_whitespace().next().and_then(|size| size.parse().ok()).unwrap_or(512);
     let mut mkfs = administer("mkfs.ext4");
-    // Without a journal, for nothing else is as large.
+    // Without a journal, which would be the largest part of the image's overhead.
     mkfs.args(["-q", "-O", "^has_journal", "-d"])
         .arg(root)
         .arg(image)
@@ -90,6 +92,7 @@ fn pack(root: &Path, image: &Path) -> Result<()> {
     run_tool(&mut mkfs, "e2fsprogs").map(drop)
 }
 
+/// Returns a command for an administrator's program, with [`PATH`] and English messages.
 fn administer(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("PATH", PATH).env("LC_ALL", "C");

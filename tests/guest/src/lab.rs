@@ -1,4 +1,5 @@
-//! Steps on the lab's simulated host: one boot, many commands, and a test for each looks at what its own did.
+//! Groups of steps on the lab's simulated host: one boot runs many commands, and each test checks the result of its
+//! own.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,27 +15,30 @@ use tally_lab::{Core, Scenario, cross, default_host};
 
 use crate::{payload, program, suite};
 
-/// What one step did.
+/// Exit status and output of one step.
 #[derive(Debug, Clone)]
-pub struct Done {
-    /// Its exit status.
+pub struct StepOutput {
+    /// Exit status.
     pub status: i32,
-    /// Its standard output.
+    /// Standard output.
     pub out: Vec<u8>,
-    /// Its standard error.
+    /// Standard error.
     pub err: String,
 }
 
-impl Done {
-    /// Its standard output as text.
+impl StepOutput {
+    /// Returns the standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned()
     }
 }
 
-/// For shell scripts of the host, guests that are stopped while something is prepared which must miss nothing of what they do
-/// later. `begin COMMAND...` starts one, the process `$tally`, and stops it as soon as it has a vCPU, whose thread is `$vcpu`;
-/// `find_vcpu` finds that of one that goes on. `ended PROCESS` waits for a guest, which is to have written 0 to the debug exit.
+/// Shell functions for scripts on the host that must observe everything a guest does from some point on.
+///
+/// - `begin COMMAND...` starts a guest as process `$tally`, and stops it with SIGSTOP as soon as it has a vCPU thread,
+///   `$vcpu`.
+/// - `find_vcpu` sets `$vcpu` for the guest `$tally` without stopping it.
+/// - `ended PROCESS` waits for a guest, and succeeds if the guest wrote 0 to the debug exit (status 1).
 pub const PAUSED_GUESTS: &str = "\
 find_vcpu() {
     until comm=$(grep -ls '^vcpu0' /proc/$tally/task/*/comm) || ! kill -0 $tally; do sleep 0.001; done
@@ -51,13 +55,14 @@ ended() {
 }
 ";
 
-/// A core for a test that runs the lab's own programs, until it ends.
+/// Reserves a core for a test that starts the lab's programs itself. The core is released when the returned value is
+/// dropped.
 pub fn core() -> Core {
     const LIMIT: Duration = Duration::from_mins(5);
     Core::wait_for(thread::current().name().unwrap_or("a test"), LIMIT)
 }
 
-/// Commands by name, and what the host is like that they run on.
+/// A group of named steps, and the configuration of the simulated host that they run on.
 pub struct Steps {
     name: &'static str,
     arch: Arch,
@@ -69,12 +74,12 @@ pub struct Steps {
 
 type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
 
-/// What all steps did, by name.
-pub struct Results(BTreeMap<String, Done>);
+/// Results of all steps, by name.
+pub struct Results(BTreeMap<String, StepOutput>);
 
-/// The folder that a kernel of the distribution is in, with the modules that drive Tally's devices, as its packages install
-/// them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. It takes a step to unpack it.
-pub fn installed(steps: Steps, name: &'static str, suite: Suite) -> Steps {
+/// Adds a distribution's kernel to the host, with the modules that drive Tally's devices, laid out as its packages
+/// install them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. The step `install-NAME` unpacks it.
+pub fn with_installed_kernel(steps: Steps, name: &'static str, suite: Suite) -> Steps {
     let release = Release { suite, arch: steps.arch };
     let cache = Cache::open().expect("there is a cache");
     let kernel = guest_images::kernel(&cache, release, &mut Progress::stderr("lab"))
@@ -85,25 +90,27 @@ pub fn installed(steps: Steps, name: &'static str, suite: Suite) -> Steps {
         "mkdir -p {name}/boot && mv {name}.image {name}/boot/vmlinuz && cd {name} && cpio -i <../{archive}"
     );
     steps
-        .on(move |scenario| scenario.file(kernel.image, &format!("{name}.image")).program(modules, &archive))
+        .configure_host(move |scenario| {
+            scenario.file(kernel.image, &format!("{name}.image")).program(modules, &archive)
+        })
         .step(&format!("install-{name}"), &unpack)
 }
 
 impl Results {
-    /// What that step did.
-    pub fn of(&self, name: &str) -> &Done {
+    /// Returns the result of the step `name`.
+    pub fn of(&self, name: &str) -> &StepOutput {
         self.0.get(name).unwrap_or_else(|| panic!("there is no step `{name}`"))
     }
 }
 
 impl Steps {
-    /// A group of this name, on a host that has the program under test as `tally`, the typist as `typist`, our bare-metal
-    /// program as `payload`, and the default guest.
+    /// Creates a group on an x86-64 host. The host has `tally`, the program `typist`, the bare-metal test program as
+    /// `payload`, and the default guest.
     pub fn new(name: &'static str) -> Self {
         Self::of(Arch::X86_64, name)
     }
 
-    /// A group of this name, on a RISC-V host that has the program under test and the default guest.
+    /// Creates a group on a RISC-V host, which has `tally` and the default guest.
     pub fn on_riscv(name: &'static str) -> Self {
         Self::of(Arch::Riscv64, name)
     }
@@ -113,28 +120,28 @@ impl Steps {
         Self { name, arch, changes, guest_programs, script: String::new(), names }
     }
 
-    /// Puts a program into the guest.
+    /// Adds a program to the default guest, in the directory that its command starts in.
     #[must_use]
     pub fn in_guest(mut self, name: &str, program: impl Into<Cow<'static, [u8]>>) -> Self {
         self.guest_programs.push((name.to_owned(), program.into()));
         self
     }
 
-    /// Changes the host.
+    /// Changes the host's configuration.
     #[must_use]
-    pub fn on(mut self, change: impl FnOnce(Scenario) -> Scenario + 'static) -> Self {
+    pub fn configure_host(mut self, change: impl FnOnce(Scenario) -> Scenario + 'static) -> Self {
         self.changes.push(Box::new(change));
         self
     }
 
-    /// Puts a file where the steps run.
+    /// Copies a file of this machine into the directory that the steps run in.
     #[must_use]
     pub fn file(self, path: impl Into<PathBuf>, name: &'static str) -> Self {
         let path = path.into();
-        self.on(move |scenario| scenario.file(path, name))
+        self.configure_host(move |scenario| scenario.file(path, name))
     }
 
-    /// Adds a step: shell commands, in a shell of their own.
+    /// Adds a step: commands that run in a shell of their own.
     #[must_use]
     pub fn step(mut self, name: &str, commands: &str) -> Self {
         writeln!(
@@ -146,25 +153,27 @@ impl Steps {
         self
     }
 
-    /// Adds a step: a guest of our bare-metal program, which does what these words say.
+    /// Adds a step that boots the bare-metal test program with `words` as its command line. The words are documented at
+    /// [`guest_images::payloads::BARE_METAL`].
     #[must_use]
     pub fn bare_metal(self, name: &str, options: &str, words: &str) -> Self {
         self.step(name, &format!("./tally run --kernel payload {options} --append '{words}'"))
     }
 
-    /// Adds what only tests of the second tier look at, if those run.
+    /// Adds steps that only tests of the second tier need, if that tier runs.
     #[must_use]
-    pub fn breadth(self, add: impl FnOnce(Self) -> Self) -> Self {
-        if suite::has_breadth() { add(self) } else { self }
+    pub fn second_tier(self, add: impl FnOnce(Self) -> Self) -> Self {
+        if suite::runs_second_tier() { add(self) } else { self }
     }
 
-    /// Has this host be among the first that get a core, because it takes longer than most.
+    /// Raises the time limit of a slow group. Until a group's duration is known it is expected to take its whole limit,
+    /// so a slow group is also among the first that get a core.
     #[must_use]
     pub fn long(self) -> Self {
-        self.on(|scenario| scenario.limit(Duration::from_mins(40)))
+        self.configure_host(|scenario| scenario.limit(Duration::from_mins(40)))
     }
 
-    /// Boots the host as soon as it gets a core, and takes the steps.
+    /// Waits for a core, boots the host, runs the steps, and returns their results.
     pub fn run(self) -> Results {
         let guest_programs: Vec<_> =
             self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();
@@ -189,17 +198,18 @@ impl Steps {
         let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
         let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(outcome.status, 0, "{}", String::from_utf8_lossy(&outcome.stderr));
-        Results(self.names.iter().map(|name| (name.clone(), done(folder.path(), name))).collect())
+        Results(self.names.iter().map(|name| (name.clone(), step_output(folder.path(), name))).collect())
     }
 }
 
-fn done(folder: &Path, name: &str) -> Done {
+/// Reads what a step left in the output directory.
+fn step_output(folder: &Path, name: &str) -> StepOutput {
     let read = |suffix: &str| {
         let path = folder.join(format!("{name}.{suffix}"));
         fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let text = |suffix: &str| String::from_utf8_lossy(&read(suffix)).into_owned();
-    Done {
+    StepOutput {
         status: text("status").trim().parse().expect("a status is a number"),
         out: read("out"),
         err: text("err"),

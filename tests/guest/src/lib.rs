@@ -1,5 +1,5 @@
-//! What the tests with real guests share: the program under test, bare-metal guests on this machine's own KVM, a
-//! terminal for tests to type on, and perf in Linux guests.
+//! Shared parts of the tests with real guests: the program under test, bare-metal guests on this machine's own KVM, a
+//! pseudo-terminal for tests to type on, and perf in Linux guests.
 
 pub mod debian;
 pub mod lab;
@@ -20,29 +20,42 @@ use std::sync::OnceLock;
 
 use guest_images::payloads::BARE_METAL;
 
-/// The packages that are built together. What users build is by itself: with others its libraries might have other features.
+/// Packages of each cargo invocation. `tally` and `tally-lab` are built alone, as users build them: in one invocation
+/// with other packages, cargo would unify the features of their dependencies.
 const BUILDS: [&[&str]; 3] =
     [&["--package=tally"], &["--package=tally-lab"], &["--package=guest-tests", "--package=perf-features"]];
 
-/// A program of this workspace, built as users build it: in the lab every instruction of it is simulated. Cargo builds a test
-/// without the programs that it runs, so the first caller has it build them.
+/// Returns the path of a program of this workspace. The first call builds all programs, because cargo builds a test
+/// without the programs that the test runs. They are release builds: the lab simulates every instruction that they
+/// execute.
 pub fn program(name: &str) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let test = env::current_exe().expect("a process can find its program");
-        let profiles = test.ancestors().nth(3).expect("tests are in TARGET/PROFILE/deps");
+        let target = test.ancestors().nth(3).expect("tests are in TARGET/PROFILE/deps");
         for packages in BUILDS {
             let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
             build.args(["build", "--quiet", "--release", "--bins"]).args(packages);
             let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
             assert!(status.success(), "these programs do not build: {packages:?}");
         }
-        profiles.join("release")
+        target.join("release")
     });
     folder.join(name)
 }
 
-/// Whether this machine's KVM can be used; if it cannot, says that the calling test is skipped, and why.
+/// Returns an example of the crate `vpmu`, and builds it first.
+pub fn example(name: &str) -> PathBuf {
+    let test = env::current_exe().expect("a process can find its program");
+    let profile = test.ancestors().nth(2).expect("tests are in TARGET/PROFILE/deps");
+    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package=vpmu", "--example", name]);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "the example {name} does not build");
+    profile.join("examples").join(name)
+}
+
+/// Returns true if this machine's KVM can be used. If not, prints that the calling test is skipped, and why.
 pub fn has_kvm() -> bool {
     match File::options().read(true).write(true).open("/dev/kvm") {
         Ok(_) => true,
@@ -53,7 +66,7 @@ pub fn has_kvm() -> bool {
     }
 }
 
-/// Our bare-metal program as a file.
+/// Returns the path of the bare-metal test program, as a temporary file.
 pub fn payload() -> &'static str {
     static FILE: OnceLock<(tempfile::TempDir, String)> = OnceLock::new();
     let (_, path) = FILE.get_or_init(|| {
@@ -66,24 +79,25 @@ pub fn payload() -> &'static str {
     path
 }
 
-/// `tally run` with our bare-metal program, which does what these words say. It sees no PMU, whatever this machine has.
+/// Returns a `tally run` command for the bare-metal test program with `words` as its command line. The guest sees no
+/// PMU, whatever this machine has.
 pub fn bare_metal(words: &str) -> Command {
     let mut command = Command::new(program("tally"));
     command.args(["run", "--pmu", "none", "--kernel", payload(), "--append", words]).stdin(Stdio::null());
     command
 }
 
-/// What a finished program wrote to its standard output.
+/// Returns what a finished program wrote to its standard output.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a finished program wrote to its standard error.
+/// Returns what a finished program wrote to its standard error.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A temporary file with this content, executable.
+/// Creates an executable temporary file with this content.
 pub fn temporary(content: &[u8]) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().expect("temporary files can be made");
     file.write_all(content).expect("a temporary file can be written");

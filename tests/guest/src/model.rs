@@ -1,11 +1,11 @@
-//! The PMUs that a guest can have, and what differs between them for who counts in it: one entry each, and every test of
-//! counting and sampling holds for all.
+//! PMU models that a guest can have, and the differences that matter to the tests. Every test of counting and sampling
+//! runs with each selected model.
 
 use tally_lab::programs::LOOP_CONDITIONAL_BRANCHES;
 
 use crate::suite;
 
-/// A program that goes round `dec` and `jnz` so often, with four more instructions around that.
+/// A program that executes a loop of `dec` and `jnz`, and four more instructions.
 #[derive(Clone, Copy)]
 pub struct Loop {
     rounds: u64,
@@ -14,99 +14,99 @@ pub struct Loop {
 impl Loop {
     /// [`tally_lab::programs::LOOP`].
     pub const LONG: Self = Self { rounds: LOOP_CONDITIONAL_BRANCHES };
-    /// The one of [`tally_lab::programs::KNOWN`].
+    /// The program `loop` of [`tally_lab::programs::KNOWN`].
     pub const SHORT: Self = Self { rounds: 10_000_000 };
 
-    /// All that it executes in user mode.
+    /// Returns the number of instructions in user mode.
     pub const fn instructions(self) -> u64 {
         2 * self.rounds + 4
     }
 
-    /// The system call that ends it is one.
+    /// Returns the number of branches. The system call at the end counts as one.
     pub const fn branches(self) -> u64 {
         self.rounds + 1
     }
 
-    /// One of these is predicted wrongly, the last.
+    /// Returns the number of conditional branches. Only the last is mispredicted.
     pub const fn conditional_branches(self) -> u64 {
         self.rounds
     }
 }
 
-/// An event in perf's notation, and how often it happens in a loop.
+/// An event in perf's notation, and a function that returns its count for a loop.
 type Event = (&'static str, fn(Loop) -> u64);
 
-/// An event in perf's notation, and how often it happens.
-pub type Known = (&'static str, u64);
+/// An event in perf's notation, and its expected count.
+pub type ExpectedCount = (&'static str, u64);
 
-/// A PMU that a guest can have, on a host with AMD's of six counters.
+/// A PMU that a guest can have, on a host with AMD's PMU with six counters.
 pub struct Model {
-    /// Its name in `tally run --pmu NAME`.
+    /// Name in `tally run --pmu NAME`.
     pub pmu: &'static str,
-    /// What leaves two of the host's counters to others.
-    pub leaving_two: &'static str,
-    /// As many events as there are counters, and they fit on all of them at once.
+    /// Option of `tally run` with which the guest leaves two of the host's counters to other users.
+    pub spare_two_counters: &'static str,
+    /// As many events as there are counters. All of them fit on the counters at once.
     six: [Event; 6],
-    /// Four more. Any six of the ten that follow each other, round and round, fit as well.
+    /// Four more events. Any six consecutive events of the ten, taken cyclically, also fit on the counters at once.
     four_more: [Event; 4],
-    /// The events that have a name in perf.
+    /// Events with a name in perf that the guest supports.
     pub named: Named,
-    /// Events by number, as many at a time as there are counters, and none that a task switch disturbs.
+    /// Lists of raw events, each no longer than the number of counters. Task switches do not change their counts.
     pub raw: &'static [Raw],
-    /// Events that the guest's kernel takes and the host does not have, and what Tally says of them.
+    /// Events that the guest's kernel accepts and the host does not have, each with the words of Tally's notice.
     pub refused: &'static [(&'static str, &'static str)],
 }
 
-/// Which of the events that have a name a guest has.
+/// Set of named events that a guest supports.
 pub enum Named {
-    /// The host's.
+    /// Those that the host supports.
     OfTheHost,
-    /// These.
+    /// The listed ones.
     These(&'static [&'static str]),
 }
 
-/// A list of events as the guest has it, and what the host calls the same.
+/// A list of raw events in the guest's encoding, and the same events in the host's.
 pub struct Raw {
-    /// The guest's events.
+    /// Events in the guest's encoding.
     pub guest: &'static str,
-    /// The host's.
+    /// Events in the host's encoding.
     pub host: &'static str,
 }
 
 impl Raw {
-    /// Events that both call the same.
+    /// Creates a list whose events have the same encoding in guest and host.
     const fn same(events: &'static str) -> Self {
         Self { guest: events, host: events }
     }
 }
 
 impl Model {
-    /// As many events as there are counters, with their counts of a loop.
-    pub fn six(&self, of: Loop) -> [Known; 6] {
+    /// Returns as many events as there are counters, with their counts for a loop.
+    pub fn six(&self, of: Loop) -> [ExpectedCount; 6] {
         self.six.map(|(event, count)| (event, count(of)))
     }
 
-    /// Four events more, with their counts of a loop.
-    pub fn ten(&self, of: Loop) -> Vec<Known> {
+    /// Returns ten events, more than there are counters, with their counts for a loop.
+    pub fn ten(&self, of: Loop) -> Vec<ExpectedCount> {
         self.six.iter().chain(&self.four_more).map(|(event, count)| (*event, count(of))).collect()
     }
 }
 
-/// Events as perf takes them.
-pub fn list(events: &[Known], separator: &str) -> String {
+/// Joins the names of events with a separator.
+pub fn list(events: &[ExpectedCount], separator: &str) -> String {
     events.iter().map(|(event, _)| *event).collect::<Vec<_>>().join(separator)
 }
 
-/// Those that a test looks at which is about more than a model: one in the first tier, all in the second.
-pub fn selected() -> &'static [Model] {
-    if suite::has_breadth() { &MODELS } else { &MODELS[..1] }
+/// Returns the models that a test covers: one in the first tier, all in the second.
+pub fn selected_models() -> &'static [Model] {
+    if suite::runs_second_tier() { &MODELS } else { &MODELS[..1] }
 }
 
-/// All of them.
+/// All models.
 pub static MODELS: [Model; 2] = [
     Model {
         pmu: "amd",
-        leaving_two: "--counters 4",
+        spare_two_counters: "--counters 4",
         six: [
             ("instructions:u", Loop::instructions),
             ("cycles:u", Loop::instructions),
@@ -133,10 +133,11 @@ pub static MODELS: [Model; 2] = [
         ],
         refused: &[],
     },
-    // Four counters for every event, one for instructions and one for cycles: what follows each other has both.
+    // Four general counters, and a fixed one each for instructions and for cycles. Any six consecutive events have
+    // both.
     Model {
         pmu: "intel",
-        leaving_two: "--counters 2",
+        spare_two_counters: "--counters 2",
         six: [
             ("instructions:u", Loop::instructions),
             ("cycles:u", Loop::instructions),

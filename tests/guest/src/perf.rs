@@ -1,29 +1,30 @@
-//! Unmodified `perf`: many commands in one shell script, and what they printed, read back.
+//! Runs many commands of unmodified `perf` in one shell script, and parses what they printed.
 //!
-//! The same script runs in a guest and on the simulated host, which is what the guest is compared with.
+//! The same script can run in a guest and on the simulated host that the guest is compared with.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::lab::Done;
+use crate::lab::StepOutput;
 
-/// `perf stat` for [`counts`] to read. Names of events have commas and colons in them, never this.
+/// `perf stat` with the output format that [`counts`] parses. The separator is a bar because names of events contain
+/// commas and colons.
 pub const STAT: &str = "perf stat -x'|'";
 
-/// What begins a line that is the script's own.
+/// Prefix of the lines that the script itself prints between sections.
 const MARK: &str = "####";
 
-/// A shell script in sections.
+/// A shell script of named sections.
 #[derive(Default)]
 pub struct Script(String);
 
 impl Script {
-    /// An empty script.
+    /// Creates an empty script.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a section: commands in a shell of their own, whose output and errors are kept together.
+    /// Adds a section: commands that run in a shell of their own, with standard error merged into standard output.
     #[must_use]
     pub fn section(mut self, name: &str, commands: &str) -> Self {
         writeln!(self.0, "echo '{MARK} {name}'\n({commands}) 2>&1\necho \"{MARK} status $?\"")
@@ -31,16 +32,16 @@ impl Script {
         self
     }
 
-    /// The script itself.
+    /// Returns the script's text.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0.into_bytes()
     }
 }
 
-/// What the sections of a script printed.
+/// Parsed output of a script, by section.
 pub struct Sections {
     by_name: BTreeMap<String, Section>,
-    /// All that came out, to show when something is missing.
+    /// All output, to show when a section is missing.
     everything: String,
 }
 
@@ -51,11 +52,11 @@ struct Section {
 }
 
 impl Sections {
-    /// Takes apart what a step printed that ran a script.
-    pub fn of(done: &Done) -> Self {
+    /// Parses the output of a step that ran a script.
+    pub fn of(output: &StepOutput) -> Self {
         let mut by_name = BTreeMap::new();
         let mut current = None;
-        let text = done.text();
+        let text = output.text();
         for line in text.lines() {
             match line.strip_prefix(MARK).map(str::trim) {
                 None => {
@@ -73,10 +74,10 @@ impl Sections {
                 },
             }
         }
-        Self { by_name, everything: format!("{text}{}status {}", done.err, done.status) }
+        Self { by_name, everything: format!("{text}{}status {}", output.err, output.status) }
     }
 
-    /// What a section printed that succeeded.
+    /// Returns what a section printed. Panics if the section failed or is missing.
     pub fn text(&self, name: &str) -> &str {
         match self.by_name.get(name) {
             Some(Section { text, succeeded: true }) => text,
@@ -85,20 +86,20 @@ impl Sections {
         }
     }
 
-    /// What `perf stat` counted in a section.
+    /// Returns what `perf stat` counted in a section. Panics if there are no counts.
     pub fn counts(&self, name: &str) -> Vec<Count> {
         let counts = counts(self.text(name));
         assert!(!counts.is_empty(), "`{name}` counted nothing: {}", self.text(name));
         counts
     }
 
-    /// The values of what `perf stat` counted in a section, all of it all of the time.
+    /// Returns the values that `perf stat` counted in a section. Panics if an event did not run all of the time.
     pub fn values(&self, name: &str) -> Vec<u64> {
         self.counts(name).iter().map(Count::exact).collect()
     }
 
-    /// Numbers by name, as a section printed them: `NAME NUMBER` in each line.
-    pub fn tally(&self, name: &str) -> BTreeMap<&str, u64> {
+    /// Parses a section of lines `NAME NUMBER`, and returns the numbers by name.
+    pub fn numbers(&self, name: &str) -> BTreeMap<&str, u64> {
         let text = self.text(name);
         text.lines()
             .map(|line| {
@@ -109,32 +110,32 @@ impl Sections {
     }
 }
 
-/// A line of [`STAT`].
+/// One line of [`STAT`]'s output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Count {
-    /// What was in front of the value: a CPU or a time.
+    /// The field before the value: a CPU (`-A`) or a time (`-I`). Empty without these options.
     pub label: String,
-    /// What was counted.
+    /// Name of the event.
     pub event: String,
-    /// How often.
+    /// Its count.
     pub value: Value,
-    /// For how much of the time, in percent.
+    /// Percentage of the enabled time in which the event was on a counter.
     pub running: f64,
 }
 
-/// What `perf stat` says of an event.
+/// Result of `perf stat` for one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
-    /// It happened so often.
+    /// Number of times that the event occurred.
     Counted(u64),
-    /// It never had a counter.
+    /// The event was never on a counter.
     NotCounted,
-    /// There is no such event.
+    /// The PMU has no such event.
     NotSupported,
 }
 
 impl Count {
-    /// The value of an event that had a counter all of the time.
+    /// Returns the value of an event that was on a counter all of the time. Panics otherwise.
     pub fn exact(&self) -> u64 {
         match self.value {
             Value::Counted(value) if (self.running - 100.0).abs() < 0.005 => value,
@@ -143,7 +144,7 @@ impl Count {
     }
 }
 
-/// The lines of [`STAT`] in a text, with or without a label in front (`-A`, `-I`).
+/// Returns the lines of [`STAT`]'s output in a text, with or without a label (`-A`, `-I`). Other lines are ignored.
 pub fn counts(text: &str) -> Vec<Count> {
     text.lines().filter_map(count).collect()
 }
@@ -202,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_section_has_what_was_printed_in_it() {
-        let done = Done {
+    fn a_section_contains_the_output_of_its_commands() {
+        let output = StepOutput {
             status: 0,
             out: b"#### one\na 1\nb c 2\n#### status 0\n#### two\n#### status 1\n".to_vec(),
             err: String::new(),
         };
-        let sections = Sections::of(&done);
-        assert_eq!(sections.tally("one"), BTreeMap::from([("a", 1), ("b c", 2)]));
+        let sections = Sections::of(&output);
+        assert_eq!(sections.numbers("one"), BTreeMap::from([("a", 1), ("b c", 2)]));
         assert!(!sections.by_name["two"].succeeded);
     }
 }

@@ -1,4 +1,4 @@
-//! Prometheus, as the distribution has it.
+//! Prometheus from the distribution's package.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use guest_images::cache::{Cache, Key};
 use guest_images::packages::Apt;
 use guest_images::{Progress, Result, Suite};
 
-/// Its program, which needs nothing but the C library.
+/// Returns the path of the program `prometheus`, which needs only the C library.
 pub fn program(progress: &mut Progress) -> Result<PathBuf> {
     let cache = Cache::open()?;
     let suite = Suite::default();

@@ -1,8 +1,9 @@
-//! Runs the tests that need simulated hosts, in two tiers.
+//! Test runner for the tests that need simulated hosts, in two tiers.
 //!
-//! Tests share hosts, and a host keeps a core busy for up to minutes. So nearly all tests begin at once, each waits for the
-//! host that did what it looks at, and hosts get the cores in the order of how long they took last time ([`tally_lab::cores`]).
-//! A host that no selected test looks at does not boot.
+//! Many tests share one boot of a simulated host, and a host keeps a core busy for up to minutes. The runner therefore
+//! starts all tests at once, and each waits for the host whose results it checks. Hosts get the cores in the order of
+//! how long they took last time ([`tally_lab::cores`]). A host is booted by the first test that needs it, so a host
+//! that no selected test needs does not boot.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use guest_images::cache::Cache;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tally_lab::cores::{self, Durations};
 
-/// A function that panics if what its name says does not hold.
+/// A test: a function that panics if the statement in its name is false.
 #[derive(Clone, Copy)]
 pub struct Test {
     name: &'static str,
@@ -26,19 +27,19 @@ pub struct Test {
     tier: Tier,
 }
 
-/// When a test runs.
+/// Decides when a test runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tier {
-    /// Always: it is the one that holds a promise.
+    /// Always. Each promise of the project has a test in this tier.
     First,
-    /// When everything runs: it holds a promise on more kernels, for more of everything, or measures.
+    /// With `--include-ignored` only: the test checks a promise on more kernels or models, or measures.
     Second,
 }
 
 impl Test {
-    /// What [`tests!`](crate::tests) makes of a function.
+    /// Creates a test from a function and its path. [`tests!`](crate::tests) calls this.
     pub fn new(path: &'static str, run: fn()) -> Self {
-        // The first part is the name of the test program.
+        // The first part of the path is the name of the test program.
         let name = path.split_once("::").map_or(path, |(_, name)| name);
         Self { name, run, tier: Tier::First }
     }
@@ -49,7 +50,7 @@ impl Test {
     }
 }
 
-/// Makes a `Vec` of [`Test`], of the first tier, of the names of functions.
+/// Creates a `Vec` of [`Test`] of the first tier from the names of functions.
 #[macro_export]
 macro_rules! tests {
     ($($test:ident),* $(,)?) => {
@@ -58,26 +59,27 @@ macro_rules! tests {
 }
 
 /// Moves tests to the second tier.
-pub fn breadth(tests: Vec<Test>) -> Vec<Test> {
+pub fn second_tier(tests: Vec<Test>) -> Vec<Test> {
     tests.into_iter().map(|test| Test { tier: Tier::Second, ..test }).collect()
 }
 
-/// How many groups are listed at the end of a run.
-const SLOWEST: usize = 10;
+/// Number of groups that are listed at the end of a run.
+const SLOWEST_SHOWN: usize = 10;
 
 static TIER: OnceLock<Tier> = OnceLock::new();
 
-/// Returns whether tests of the second tier run, too.
-pub fn has_breadth() -> bool {
+/// Returns true if tests of the second tier run, too.
+pub fn runs_second_tier() -> bool {
     TIER.get() == Some(&Tier::Second)
 }
 
-/// The `main` of a test program. It takes the arguments that Rust's own take; `--include-ignored` runs the second tier as well.
+/// Runs the tests: the `main` of a test program. It accepts the arguments of Rust's own test runner;
+/// `--include-ignored` runs the second tier as well.
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    let with_breadth = arguments.include_ignored || arguments.ignored;
-    TIER.get_or_init(|| if with_breadth { Tier::Second } else { Tier::First });
-    // Tests wait for hosts, and those for cores.
+    let runs_second_tier = arguments.include_ignored || arguments.ignored;
+    TIER.get_or_init(|| if runs_second_tier { Tier::Second } else { Tier::First });
+    // One thread for each test: tests only wait for hosts, and the hosts wait for cores.
     arguments.test_threads.get_or_insert(tests.len());
     let record = Record::open();
     cores::expect(record.known());
@@ -88,21 +90,22 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// A thread of the test's name, for messages to name it and for what it runs to be called so.
+/// Runs a test in a thread with the test's name, so that messages and the hosts that the test boots have this name.
 fn run_in_own_thread(name: &str, run: fn(), tier: Tier) -> Result<(), Failed> {
     let thread = thread::Builder::new().name(name.to_owned()).spawn(run).expect("threads can be made");
     thread.join().map_err(|panic| {
         let tier = if tier == Tier::Second { " --include-ignored" } else { "" };
-        format!("{}\nalone: cargo test --test labs --{tier} --exact {name}", message(&*panic)).into()
+        format!("{}\nalone: cargo labs{tier} --exact {name}", message(&*panic)).into()
     })
 }
 
+/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked")
 }
 
-/// Lists what took longest.
+/// Lists the groups that took longest, for the end of a run.
 fn slowest(taken: &Durations) -> String {
     let mut all: Vec<_> = taken.iter().collect();
     all.sort_by_key(|(name, duration)| (std::cmp::Reverse(**duration), *name));
@@ -112,13 +115,14 @@ fn slowest(taken: &Durations) -> String {
         let _ =
             writeln!(text, "\nthe slowest of {} groups, which took {} s of cores:", all.len(), sum.as_secs());
     }
-    for (name, duration) in all.into_iter().take(SLOWEST) {
+    for (name, duration) in all.into_iter().take(SLOWEST_SHOWN) {
         let _ = writeln!(text, "{:>7.1} s  {name}", duration.as_secs_f64());
     }
     text
 }
 
-/// How long groups took when they last ran on this machine: lines of milliseconds and names, in the cache.
+/// File in the cache with the duration of each group's last run on this machine: lines of milliseconds and a name.
+/// `None` without a cache.
 struct Record(Option<PathBuf>);
 
 impl Record {
@@ -135,7 +139,7 @@ impl Record {
         text.lines().filter_map(line).collect()
     }
 
-    /// What cannot be written is measured again next time.
+    /// Writes the durations of this run to the file. An error is ignored: the next run measures them again.
     fn update(&self, taken: Durations) {
         let Some(path) = &self.0 else { return };
         let mut all: HashMap<_, _> = self.known();

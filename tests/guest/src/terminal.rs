@@ -1,4 +1,4 @@
-//! A terminal with somebody at it: runs a program on a pseudo-terminal, types, and waits for what should appear.
+//! Pseudo-terminal sessions: runs a program on a pseudo-terminal, types, and waits for its output.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A program on a terminal of its own.
+/// A program on a pseudo-terminal of its own.
 pub struct Session {
     terminal: File,
     child: Child,
@@ -18,12 +18,12 @@ pub struct Session {
     matched: usize,
 }
 
-/// How the terminal treats what is typed.
+/// Input mode of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Line by line, with echo and signals.
+    /// Input is passed on line by line, with echo and signals.
     Cooked,
-    /// Key by key, as it is.
+    /// Every byte is passed on at once and unchanged.
     Raw,
 }
 
@@ -36,13 +36,14 @@ impl Session {
         // SAFETY: between fork and exec the closure makes system calls and touches no memory of the parent's.
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn()?;
-        // The last copies of the other end here, so that reading ends when the program does.
+        // These are the last copies of the program's side in this process. Without them, reading ends when the program
+        // does.
         drop((command, end));
         let mut reader = terminal.try_clone()?;
         let (sender, output) = channel();
         thread::spawn(move || {
             let mut chunk = [0; 4096];
-            // Linux says EIO when nobody has the other end open any more.
+            // read fails with EIO when no process has the program's side open any more.
             while let Ok(length @ 1..) = reader.read(&mut chunk) {
                 if sender.send(chunk[..length].to_vec()).is_err() {
                     break;
@@ -52,7 +53,7 @@ impl Session {
         Ok(Self { terminal, child, output, seen: Vec::new(), matched: 0 })
     }
 
-    /// Waits until this text has appeared after the one that was last waited for; says so if it does not.
+    /// Waits until `text` appears behind the previous match. Returns an error if it does not appear in time.
     pub fn expect(&mut self, text: &str, limit: Duration) -> Result<(), String> {
         let deadline = Instant::now() + limit;
         loop {
@@ -73,12 +74,12 @@ impl Session {
         }
     }
 
-    /// Types.
+    /// Types these bytes.
     pub fn type_in(&mut self, keys: &[u8]) -> io::Result<()> {
         self.terminal.write_all(keys)
     }
 
-    /// Gives the terminal another size, of which the program is told.
+    /// Sets the terminal's size. The kernel sends the program SIGWINCH.
     pub fn resize(&self, rows: u16, columns: u16) -> io::Result<()> {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: `size` is initialised.
@@ -87,28 +88,29 @@ impl Session {
         if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// All that has appeared so far.
+    /// Returns all output so far.
     pub fn seen(&self) -> String {
         String::from_utf8_lossy(&self.seen).into_owned()
     }
 
-    /// How the terminal is set now.
+    /// Returns the terminal's current mode.
     pub fn mode(&self) -> Mode {
         // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
         let mut termios: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open and `termios` a valid place; both ends of a pseudo-terminal have one setting.
+        // SAFETY: the descriptor is open, and `termios` is valid for writes.
         let failed = unsafe { libc::tcgetattr(self.terminal.as_raw_fd(), &raw mut termios) } != 0;
+        // Both sides of a pseudo-terminal share their settings.
         assert!(!failed, "a pseudo-terminal has settings");
         let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
         if termios.c_lflag & cooked == cooked { Mode::Cooked } else { Mode::Raw }
     }
 
-    /// The program's process.
+    /// Returns the program's process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for the program's end, but not for ever. If it does not end, the error says what its threads do instead.
+    /// Waits for the program to end. If it does not end in time, the error lists the state of its threads.
     pub fn wait(&mut self, limit: Duration) -> io::Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         let status = loop {
@@ -118,7 +120,7 @@ impl Session {
                 None => thread::sleep(Duration::from_millis(10)),
             }
         };
-        // The other end is closed now, so this ends.
+        // The program's side is closed now, so the loop ends.
         while let Ok(chunk) = self.output.recv() {
             self.seen.extend(chunk);
         }
@@ -128,30 +130,31 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A failed test must not leave a machine running; it has ended already if this fails.
+        // A failed test must not leave a VM running. These calls fail if the program has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What the threads of a process do: the name of each, its state, the system call that it is in, and where the kernel is.
+/// Lists the threads of a process: name, state, current system call and kernel stack.
 fn threads(process: u32) -> io::Result<String> {
     let threads = fs::read_dir(format!("/proc/{process}/task"))?.map(|thread| {
         let thread = thread?.path();
-        let said =
+        let contents =
             |file: &str| fs::read_to_string(thread.join(file)).unwrap_or_else(|error| error.to_string());
-        let status = said("status");
+        let status = contents("status");
         let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
-        let facts = ["comm", "syscall", "stack"].map(said);
+        let facts = ["comm", "syscall", "stack"].map(contents);
         let [name, call, stack] = facts.each_ref().map(|text| text.trim_end());
         Ok(format!("\n{name}: {state}\ncall: {call}\n{stack}"))
     });
     Ok(format!("it has not ended{}", threads.collect::<io::Result<String>>()?))
 }
 
+/// Opens a pseudo-terminal, and returns the side of this process and the program's side.
 fn open_terminal() -> io::Result<(File, OwnedFd)> {
     let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: the two places are valid, and no name, settings or size are passed.
+    // SAFETY: the two pointers are valid for writes, and no name, settings or size are passed.
     let failed = unsafe {
         libc::openpty(
             &raw mut ours,
@@ -165,23 +168,24 @@ fn open_terminal() -> io::Result<(File, OwnedFd)> {
         return Err(io::Error::last_os_error());
     }
     for fd in [ours, theirs] {
-        // SAFETY: takes no pointer, and the descriptor is open.
+        // SAFETY: the call takes no pointer, and the descriptor is open.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
     // SAFETY: the call above has just made this descriptor, and nothing else owns it.
     let ours = unsafe { OwnedFd::from_raw_fd(ours) };
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
     Ok((File::from(ours), theirs))
 }
 
+/// Prepares the child process: default signal actions, and standard input as its controlling terminal.
 fn take_terminal() -> io::Result<()> {
-    // nohup ignores the first, shells ignore the others in what they start in the background, and children inherit that.
+    // nohup ignores SIGHUP, and shells ignore the other two for background commands. Children inherit these settings.
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: a default disposition runs no code.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no arguments.
     if unsafe { libc::setsid() } < 0 {
         return Err(io::Error::last_os_error());
     }

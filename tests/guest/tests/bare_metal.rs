@@ -1,5 +1,5 @@
-//! Guests without an operating system, on this machine's own KVM: fast tests of everything but Linux.
-//! They run on software-only KVMs too.
+//! Tests with guests that have no operating system, on this machine's own KVM. They are fast, and also run on a KVM
+//! without hardware virtualisation, which cannot run Linux guests.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -9,9 +9,9 @@ use guest_tests::terminal::{Mode, Session};
 use guest_tests::{bare_metal, has_kvm, stderr, stdout, temporary};
 
 const FAILURE: Option<i32> = Some(125);
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs a guest; its output and its status.
+/// Runs a guest and returns its standard output, exit status and standard error.
 fn run(words: &str, options: &[&str]) -> (String, Option<i32>, String) {
     let output = bare_metal(words).args(options).output().expect("tally runs");
     (stdout(&output), output.status.code(), stderr(&output))
@@ -48,7 +48,7 @@ fn a_multiboot_kernel_finds_its_command_line_modules_and_memory() {
 }
 
 #[test]
-fn test_kernels_find_the_number_of_cpus_where_qemu_has_it() {
+fn fw_cfg_reports_the_number_of_cpus() {
     if !has_kvm() {
         return;
     }
@@ -57,7 +57,7 @@ fn test_kernels_find_the_number_of_cpus_where_qemu_has_it() {
 }
 
 #[test]
-fn ports_where_nothing_is_read_all_ones() {
+fn unassigned_ports_and_addresses_read_as_all_ones() {
     if !has_kvm() {
         return;
     }
@@ -78,7 +78,7 @@ fn every_processor_starts_and_timer_interrupts_arrive() {
 }
 
 #[test]
-fn without_a_pmu_its_registers_fault_and_cpuid_is_silent() {
+fn without_a_pmu_its_registers_fault_and_cpuid_reports_none() {
     if !has_kvm() {
         return;
     }
@@ -95,7 +95,7 @@ fn without_a_pmu_its_registers_fault_and_cpuid_is_silent() {
 }
 
 #[test]
-fn a_reset_ends_with_zero() {
+fn reset_and_power_off_end_with_status_0() {
     if !has_kvm() {
         return;
     }
@@ -105,7 +105,7 @@ fn a_reset_ends_with_zero() {
 }
 
 #[test]
-fn a_guest_that_cannot_go_on_is_reported_with_its_vcpu_rip_and_reason() {
+fn a_crashed_guest_is_reported_with_its_vcpu_rip_and_reason() {
     if !has_kvm() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_guest_that_cannot_go_on_is_reported_with_its_vcpu_rip_and_reason() {
 }
 
 #[test]
-fn the_status_of_a_command_means_nothing_where_no_command_was_given() {
+fn the_command_status_port_is_ignored_without_a_command() {
     if !has_kvm() {
         return;
     }
@@ -126,23 +126,23 @@ fn the_status_of_a_command_means_nothing_where_no_command_was_given() {
 }
 
 #[test]
-fn sigterm_ends_even_a_guest_that_spins() {
+fn sigterm_ends_a_guest_in_an_endless_loop() {
     if !has_kvm() {
         return;
     }
     let mut child = bare_metal("spin").spawn().expect("tally runs");
     std::thread::sleep(Duration::from_millis(300));
-    end(&mut child);
+    terminate(&mut child);
 }
 
 #[test]
-fn a_guest_goes_on_when_the_file_of_its_output_may_not_grow() {
+fn a_guest_continues_when_its_output_file_reaches_the_size_limit() {
     if !has_kvm() {
         return;
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     let guest = bare_metal(&"machine ".repeat(50));
-    // In units of 512 bytes.
+    // `ulimit -f` counts units of 512 bytes.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -f 2; exec \"$@\" >\"$0\""]).arg(file.path());
     let status = limited.arg(guest.get_program()).args(guest.get_args()).stdin(Stdio::null()).status();
@@ -155,16 +155,16 @@ fn sigterm_ends_a_guest_whose_output_nobody_reads() {
     if !has_kvm() {
         return;
     }
-    // More than a pipe holds.
+    // The guest prints more than a pipe holds.
     let mut command = bare_metal(&"machine ".repeat(500));
     let mut child = command.stdout(Stdio::piped()).spawn().expect("tally runs");
     std::thread::sleep(Duration::from_secs(1));
     assert!(child.try_wait().unwrap().is_none(), "it prints less than a pipe holds");
-    end(&mut child);
+    terminate(&mut child);
 }
 
 #[test]
-fn sigterm_ends_a_guest_whose_output_nobody_reads_while_somebody_types() {
+fn sigterm_ends_a_guest_with_input_whose_output_nobody_reads() {
     if !has_kvm() {
         return;
     }
@@ -173,23 +173,23 @@ fn sigterm_ends_a_guest_whose_output_nobody_reads_while_somebody_types() {
     std::thread::sleep(Duration::from_secs(1));
     child.stdin.as_mut().expect("a pipe").write_all(b"a").expect("a pipe takes a byte");
     std::thread::sleep(Duration::from_millis(200));
-    end(&mut child);
+    terminate(&mut child);
 }
 
 #[test]
-fn the_signals_of_counters_do_no_harm_when_others_send_them() {
+fn counter_signals_from_other_processes_do_no_harm() {
     if !has_kvm() {
         return;
     }
-    let mut session = typing("hello halt");
-    session.expect("Hello from the guest", SOON).unwrap();
+    let mut session = start_on_terminal("hello halt");
+    session.expect("Hello from the guest", TIMEOUT).unwrap();
     for signal in [libc::SIGIO, libc::SIGRTMIN()] {
         let sent = Command::new("kill").arg(format!("-{signal}")).arg(session.id().to_string()).status();
         assert!(sent.expect("kill runs").success());
     }
     std::thread::sleep(Duration::from_millis(200));
     session.type_in(b"\x01x").unwrap();
-    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+    assert_eq!(session.wait(TIMEOUT).unwrap().code(), Some(0));
 }
 
 #[test]
@@ -197,13 +197,13 @@ fn ctrl_a_x_works_however_much_was_typed_to_a_guest_that_does_not_read() {
     if !has_kvm() {
         return;
     }
-    let mut session = typing("hello halt");
-    session.expect("Hello from the guest", SOON).unwrap();
+    let mut session = start_on_terminal("hello halt");
+    session.expect("Hello from the guest", TIMEOUT).unwrap();
     session.type_in(&[b'k'; 3000]).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     session.type_in(&[b'k'; 2000]).unwrap();
     session.type_in(b"\x01x").unwrap();
-    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+    assert_eq!(session.wait(TIMEOUT).unwrap().code(), Some(0));
 }
 
 #[test]
@@ -218,11 +218,11 @@ fn cpus_are_cores_of_one_package() {
     );
 }
 
-/// Sends SIGTERM, and checks that this ends the machine soon.
-fn end(child: &mut Child) {
+/// Sends SIGTERM, and checks that the process ends in time with status 0.
+fn terminate(child: &mut Child) {
     let killed = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
     assert!(killed.success());
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait().expect("a child can be waited for") {
             assert_eq!(status.code(), Some(0));
@@ -235,17 +235,17 @@ fn end(child: &mut Child) {
 }
 
 #[test]
-fn what_is_typed_reaches_the_guest_and_ctrl_c_is_just_a_key() {
+fn typed_keys_reach_the_guest_including_ctrl_c() {
     if !has_kvm() {
         return;
     }
-    let mut session = typing("hello echo-irq");
-    session.expect("Hello from the guest", SOON).unwrap();
+    let mut session = start_on_terminal("hello echo-irq");
+    session.expect("Hello from the guest", TIMEOUT).unwrap();
     assert_eq!(session.mode(), Mode::Raw);
     session.type_in(b"typed \x03 and \x01\x01 too").unwrap();
-    session.expect("typed \x03 and \x01 too", SOON).unwrap();
+    session.expect("typed \x03 and \x01 too", TIMEOUT).unwrap();
     session.type_in(b"\x01x").unwrap();
-    assert_eq!(session.wait(SOON).unwrap().code(), Some(0));
+    assert_eq!(session.wait(TIMEOUT).unwrap().code(), Some(0));
     assert_eq!(session.mode(), Mode::Cooked);
 }
 
@@ -254,39 +254,40 @@ fn a_page_of_pasted_text_arrives_whole() {
     if !has_kvm() {
         return;
     }
-    let mut session = typing("hello echo-irq");
-    session.expect("Hello from the guest", SOON).unwrap();
+    let mut session = start_on_terminal("hello echo-irq");
+    session.expect("Hello from the guest", TIMEOUT).unwrap();
     let page: String = (0..100).map(|line| format!("line {line} of the page\r")).collect::<Vec<_>>().concat();
     session.type_in(page.as_bytes()).unwrap();
-    session.expect(&page, SOON).unwrap();
+    session.expect(&page, TIMEOUT).unwrap();
     session.type_in(b"\x01x").unwrap();
-    session.wait(SOON).unwrap();
+    session.wait(TIMEOUT).unwrap();
 }
 
 #[test]
-fn the_terminal_is_as_it_was_however_the_machine_ends() {
+fn the_terminal_mode_is_restored_however_the_vm_ends() {
     if !has_kvm() {
         return;
     }
     for words in ["hello echo exit=3", "hello echo triple", "hello echo reset"] {
-        let mut session = typing(words);
-        session.expect("Hello from the guest", SOON).unwrap();
+        let mut session = start_on_terminal(words);
+        session.expect("Hello from the guest", TIMEOUT).unwrap();
         assert_eq!(session.mode(), Mode::Raw);
         session.type_in(b"q").unwrap();
-        session.wait(SOON).unwrap_or_else(|error| panic!("{words}: {error}"));
+        session.wait(TIMEOUT).unwrap_or_else(|error| panic!("{words}: {error}"));
         assert_eq!(session.mode(), Mode::Cooked, "{words}");
     }
     for signal in ["TERM", "HUP", "INT", "QUIT", "ALRM", "USR1", "SEGV", "ABRT"] {
-        let mut session = typing("hello spin");
-        session.expect("Hello from the guest", SOON).unwrap();
+        let mut session = start_on_terminal("hello spin");
+        session.expect("Hello from the guest", TIMEOUT).unwrap();
         let killed = Command::new("kill").args(["-s", signal, &session.id().to_string()]).status();
         assert!(killed.expect("kill runs").success());
-        session.wait(SOON).unwrap_or_else(|error| panic!("SIG{signal}: {error}"));
+        session.wait(TIMEOUT).unwrap_or_else(|error| panic!("SIG{signal}: {error}"));
         assert_eq!(session.mode(), Mode::Cooked, "SIG{signal}");
     }
 }
 
-fn typing(words: &str) -> Session {
+/// Starts a guest on a pseudo-terminal.
+fn start_on_terminal(words: &str) -> Session {
     let mut command = Command::new(guest_tests::program("tally"));
     command.args(["run", "--kernel", guest_tests::payload(), "--append", words]);
     Session::start(command).expect("tally runs on a terminal")

@@ -1,18 +1,18 @@
-//! The documentation as a reader finds it: every link leads somewhere, and no line is wider than a window.
+//! Checks of the documentation: every link has a target, and no line is longer than 120 characters.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const WIDTH: usize = 120;
-/// A screen and a half.
+/// Maximum size of the README: a screen and a half.
 const README_BYTES: usize = 6 << 10;
 
 fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project is there")
 }
 
-/// The project's pages.
+/// Returns the paths of all pages.
 fn pages() -> Vec<PathBuf> {
     let mut pages: Vec<_> =
         ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/lab/README.md", "tests/lab/cpu/README.md"]
@@ -30,7 +30,7 @@ fn read(page: &Path) -> String {
     fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()))
 }
 
-/// The lines that are no code.
+/// Returns the lines outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -40,7 +40,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What the links of a page point to.
+/// Returns the targets of a page's links.
 fn links(text: &str) -> Vec<String> {
     let of_line = |line: &str| -> Vec<String> {
         let targets = line.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
@@ -49,7 +49,7 @@ fn links(text: &str) -> Vec<String> {
     prose(text).flat_map(of_line).collect()
 }
 
-/// The names that a page's headings have in links.
+/// Returns the anchors of a page's headings, as GitHub derives them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let anchor = |heading: &str| -> String {
         let heading = heading.trim_start_matches('#').trim().to_lowercase();
@@ -60,7 +60,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     for page in pages() {
         for link in links(&read(&page)) {
             if link.starts_with("https://") {
@@ -82,7 +82,7 @@ fn every_link_leads_somewhere() {
 }
 
 #[test]
-fn lines_fit_a_window() {
+fn lines_have_at_most_120_characters() {
     for page in pages() {
         for line in prose(&read(&page)).filter(|line| !line.starts_with('|')) {
             assert!(line.chars().count() <= WIDTH, "{}: {line}", page.display());
@@ -91,7 +91,7 @@ fn lines_fit_a_window() {
 }
 
 #[test]
-fn the_readme_is_a_screen_and_a_half() {
+fn the_readme_is_at_most_a_screen_and_a_half() {
     let length = read(&project().join("README.md")).len();
     assert!(length <= README_BYTES, "{length} bytes");
 }

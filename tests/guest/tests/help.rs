@@ -1,13 +1,14 @@
-//! What the programs say of themselves: help that fits a screen, completions that a shell takes, manual pages.
+//! Tests of the programs' help texts, shell completions and manual pages.
 
 use std::fs;
 use std::process::Command;
 
 use guest_tests::{program, stderr, stdout};
 
-const SCREEN: usize = 24;
-/// `tally run` has more to tell.
-const LONG: usize = 50;
+/// Maximum number of lines of a help text.
+const MAX_LINES: usize = 24;
+/// Maximum number of lines for `tally run`, which has more options.
+const MAX_LINES_OF_RUN: usize = 50;
 const WIDTH: usize = 80;
 
 const TALLY: &[&str] = &[
@@ -26,20 +27,20 @@ const TALLY: &[&str] = &[
 ];
 const LAB: &[&str] = &["", "build", "exec", "run", "self-test", "demo", "lint", "figures", "bench"];
 
-/// What a program prints on standard output when all goes well.
-fn prints(name: &str, arguments: &[&str]) -> String {
+/// Runs a program that must succeed without error output, and returns its standard output.
+fn output_of(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(program(name)).args(arguments).output().expect("it runs");
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{name} {arguments:?}");
     stdout(&output)
 }
 
-/// The help of a command, asked for in both ways.
+/// Returns the help text of a command. Checks that `-h` and `--help` print the same.
 fn help(name: &str, command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     if words.first() == Some(&"help") {
-        return prints(name, &words);
+        return output_of(name, &words);
     }
-    let [short, long] = ["-h", "--help"].map(|flag| prints(name, &[&words[..], &[flag]].concat()));
+    let [short, long] = ["-h", "--help"].map(|flag| output_of(name, &[&words[..], &[flag]].concat()));
     assert_eq!(short, long, "{name} {command}");
     long
 }
@@ -49,7 +50,7 @@ fn every_help_fits_a_screen_and_ends_with_an_example() {
     for (name, commands) in [("tally", TALLY), ("tally-lab", LAB)] {
         for &command in commands {
             let help = help(name, command);
-            let most = if (name, command) == ("tally", "run") { LONG } else { SCREEN };
+            let most = if (name, command) == ("tally", "run") { MAX_LINES_OF_RUN } else { MAX_LINES };
             assert!(help.lines().count() <= most, "{name} {command}: {} lines", help.lines().count());
             for line in help.lines() {
                 assert!(line.chars().count() <= WIDTH, "{name} {command}: {line}");
@@ -64,23 +65,23 @@ fn every_help_fits_a_screen_and_ends_with_an_example() {
 }
 
 #[test]
-fn every_command_is_among_those_looked_at() {
+fn every_command_is_covered_by_these_tests() {
     for (name, commands) in [("tally", TALLY), ("tally-lab", LAB)] {
         let help = help(name, "");
         let listed =
             help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-        // What is further in continues the line above.
+        // Lines with a larger indentation continue the line above.
         let listed = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
         for command in listed.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help")
         {
-            assert!(commands.iter().any(|looked| looked.ends_with(command)), "{name} {command}");
+            assert!(commands.iter().any(|covered| covered.ends_with(command)), "{name} {command}");
         }
     }
 }
 
 #[test]
 fn bash_completes_commands_options_and_values() {
-    let completions = prints("tally", &["completions", "bash"]);
+    let completions = output_of("tally", &["completions", "bash"]);
     let completed = |words: &[&str]| {
         let script = format!(
             "{completions}\nCOMP_WORDS=({}); COMP_CWORD={}; _tally tally \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"\n\
@@ -100,7 +101,7 @@ fn bash_completes_commands_options_and_values() {
 #[test]
 fn there_are_completions_for_other_shells_too() {
     for (shell, words) in [("zsh", "#compdef tally"), ("fish", "complete -c tally ")] {
-        let completions = prints("tally", &["completions", shell]);
+        let completions = output_of("tally", &["completions", shell]);
         assert!(completions.contains(words) && completions.contains("pmu-log"), "{shell}: {completions}");
     }
 }
@@ -109,7 +110,7 @@ fn there_are_completions_for_other_shells_too() {
 fn every_command_has_a_manual_page() {
     let folder = tempfile::tempdir().expect("temporary folders can be made");
     let pages = folder.path().join("man1");
-    assert_eq!(prints("tally", &["man", pages.to_str().expect("it is text")]), "");
+    assert_eq!(output_of("tally", &["man", pages.to_str().expect("it is text")]), "");
     let page =
         |name: &str| fs::read_to_string(pages.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     for command in TALLY.iter().map(|command| command.trim_start_matches("help ")) {
@@ -120,5 +121,5 @@ fn every_command_has_a_manual_page() {
     }
     assert_eq!(fs::read_dir(&pages).expect("it was made").count(), TALLY.len());
     assert!(page("tally-run.1").contains("\\fB\\-\\-pmu\\-log\\fR"));
-    assert_eq!(prints("tally", &["man"]), page("tally.1"));
+    assert_eq!(output_of("tally", &["man"]), page("tally.1"));
 }

@@ -1,11 +1,11 @@
-//! What users get wrong: each mistake gives one clear line and the status 125, and nothing half-done.
+//! Tests of users' mistakes: each gives one line of error message and status 125, and leaves no files behind.
 
 use std::process::{Command, Stdio};
 
 use guest_images::payloads::riscv64;
 use guest_tests::{has_kvm, payload, program, stderr, stdout, temporary};
 
-/// Runs `tally` with a mistake in its arguments, and checks that it says so in one line with these words.
+/// Runs `tally` with invalid arguments, and checks that it fails with a one-line message that contains `words`.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output =
         Command::new(program("tally")).args(arguments).stdin(Stdio::null()).output().expect("tally runs");
@@ -27,7 +27,7 @@ fn unknown_options_and_commands_are_named() {
 }
 
 #[test]
-fn policies_that_cannot_be_read_are_told_with_their_line_and_what_may_have_been_meant() {
+fn invalid_policies_are_reported_with_line_and_suggestion() {
     let policy = |content: &str, words: &[&str]| {
         let file = temporary(content.as_bytes());
         let path = file.path().to_str().unwrap();
@@ -46,7 +46,7 @@ fn policies_that_cannot_be_read_are_told_with_their_line_and_what_may_have_been_
 }
 
 #[test]
-fn what_cannot_be_asked_of_a_vm_is_refused() {
+fn invalid_requests_to_a_vm_are_refused() {
     refused(&["stat", "no-such-vm-runs-here"], &["no VM "]);
     refused(&["stat", "--interval", "0"], &["--interval", "0.01 to 60 seconds"]);
     refused(&["stat", "--count", "0"], &["--count", "0"]);
@@ -70,7 +70,7 @@ fn too_few_and_too_many_cpus_are_refused() {
 }
 
 #[test]
-fn memory_that_no_guest_or_no_host_can_have_is_refused() {
+fn too_little_and_too_much_memory_are_refused() {
     if !has_kvm() {
         return;
     }
@@ -137,7 +137,7 @@ fn files_that_are_no_disks_are_named() {
 }
 
 #[test]
-fn a_picture_that_cannot_be_drawn_is_refused_before_anything_runs() {
+fn a_flame_graph_that_cannot_be_written_is_refused_before_the_boot() {
     if !has_kvm() {
         return;
     }
@@ -149,7 +149,7 @@ fn a_picture_that_cannot_be_drawn_is_refused_before_anything_runs() {
     };
     picture(&format!("{path}/none/x.svg"), &["--flamegraph", "/none/x.svg", "No such file"]);
     picture(path, &["--flamegraph", path, "is a directory"]);
-    // This kernel runs no command.
+    // The bare-metal program runs no command.
     picture(&format!("{path}/x.svg"), &["COMMAND"]);
     assert_eq!(folder.path().read_dir().unwrap().count(), 0, "nothing half-done is left");
 }
@@ -168,7 +168,7 @@ fn linux_on_a_kvm_that_cannot_run_it_is_refused_at_once() {
 }
 
 #[test]
-fn modules_that_are_missing_are_named() {
+fn missing_modules_are_named() {
     if !has_kvm() {
         return;
     }
@@ -176,16 +176,17 @@ fn modules_that_are_missing_are_named() {
 }
 
 #[test]
-fn a_dev_kvm_that_is_not_ours_to_open_is_explained() {
-    // Root may open anything, so this needs somebody else to be.
-    // SAFETY: takes nothing and cannot fail.
+fn missing_permission_for_dev_kvm_is_explained() {
+    // Root may open every file, so the test runs `tally` as another user.
+    // SAFETY: the call takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 || !has_kvm() {
         eprintln!("skipped: only root can become a user without permissions");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("tally");
-    // Made by another process: what one has open to write, in a child that another test starts just then, cannot be run.
+    // `cp` copies the program, not this process: a child that another test starts at the same time would inherit a file
+    // descriptor that is open for writing, and then exec of the copy fails with ETXTBSY.
     assert!(Command::new("cp").arg(program("tally")).arg(&copy).status().expect("cp runs").success());
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let output = Command::new("setpriv")
@@ -199,8 +200,8 @@ fn a_dev_kvm_that_is_not_ours_to_open_is_explained() {
 }
 
 #[test]
-fn a_machine_without_kvm_is_told_what_to_do() {
-    // A mount namespace of its own whose /dev is empty.
+fn a_missing_dev_kvm_is_reported_with_an_alternative() {
+    // Runs `tally` in a mount namespace whose /dev is empty.
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh"])
         .arg(program("tally"))

@@ -4,8 +4,8 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
-use vpmu::unit::Switch;
 
 use crate::status::{Summary, VmStatus};
 

@@ -9,6 +9,7 @@ use kvm_bindings::{KVMIO, kvm_signal_mask};
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
+use vpmu::Cause;
 
 use crate::kvm::{Doing, KvmError};
 use crate::signals;
@@ -30,15 +31,6 @@ pub fn hold_back() -> io::Result<()> {
 
 fn set() -> libc::sigset_t {
     signals::set_of(&[ALARM, call()])
-}
-
-/// Why a thread has left the guest, as far as signals go.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Called {
-    /// A perf event has counted as far as it was to.
-    pub by_alarm: bool,
-    /// A timer has, or another thread, or somebody wants to be asked.
-    pub otherwise: bool,
 }
 
 /// The signals that have this thread's vCPU leave the guest.
@@ -64,15 +56,17 @@ impl Calls {
         }
     }
 
-    /// What has had `KVM_RUN` return without an exit of the guest's. If there is more, it does so again at once.
-    pub fn take(&mut self, fd: &mut VcpuFd) -> Called {
-        let mut otherwise = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
+    /// Returns why `KVM_RUN` returned without an exit of the guest's, and takes that signal from the queue. If there are more
+    /// signals, the next `KVM_RUN` returns at once.
+    pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
+        let mut called = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
         // Calls queue up while a vCPU stands still. An alarm comes before them.
         loop {
             match signals::next_of(&self.0) {
-                Some(ALARM) => return Called { by_alarm: true, otherwise },
-                Some(_) => otherwise = true,
-                None => return Called { by_alarm: false, otherwise: true },
+                Some(ALARM) if called => return Cause::AlarmAndCall,
+                Some(ALARM) => return Cause::Alarm,
+                Some(_) => called = true,
+                None => return Cause::Call,
             }
         }
     }

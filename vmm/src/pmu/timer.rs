@@ -8,17 +8,6 @@ use std::time::Duration;
 /// One of the kernel's timers.
 pub struct Timer(libc::timer_t);
 
-/// When it sends its signal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rings {
-    /// Not at all.
-    Never,
-    /// When so much time has passed.
-    Once(Duration),
-    /// Then, and whenever as much has passed again.
-    Every(Duration),
-}
-
 impl Timer {
     /// A timer of this thread, which does not run.
     pub fn new(signal: libc::c_int) -> io::Result<Self> {
@@ -36,15 +25,19 @@ impl Timer {
         Ok(Self(timer))
     }
 
-    /// Says when it rings from now on.
-    pub fn set(&mut self, rings: Rings) {
-        let (first, then) = match rings {
-            Rings::Never => (Duration::ZERO, Duration::ZERO),
-            // No time at all would be never.
-            Rings::Once(after) => (after.max(Duration::from_nanos(1)), Duration::ZERO),
-            Rings::Every(interval) => (interval, interval),
-        };
-        let times = libc::itimerspec { it_interval: timespec(then), it_value: timespec(first) };
+    /// Sends the signal once, after this time; an earlier setting no longer counts.
+    pub fn arm(&mut self, after: Duration) {
+        // A time of 0 would disarm the timer.
+        self.set(after.max(Duration::from_nanos(1)));
+    }
+
+    /// Sends no signal.
+    pub fn disarm(&mut self) {
+        self.set(Duration::ZERO);
+    }
+
+    fn set(&mut self, after: Duration) {
+        let times = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(after) };
         // SAFETY: the timer exists, and `times` is valid; the old times are not asked for.
         unsafe { libc::timer_settime(self.0, 0, &raw const times, ptr::null_mut()) };
     }

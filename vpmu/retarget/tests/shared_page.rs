@@ -1,22 +1,24 @@
-//! The kernel's side of the shared page is run here, its machine code as it is: with a model behind it that is asked only when a
-//! guest would have left, it has to give what a model gives that is asked each time.
+//! Executes the stub, the kernel's side of the shared page: a guest whose kernel has it must see the same as one whose register
+//! accesses all exit to the VMM.
+
+#![cfg(target_arch = "x86_64")]
 
 use std::arch::asm;
+use std::convert::Infallible;
 use std::ptr;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
-
-use vpmu::Outcome;
-use vpmu::model::Model;
-use vpmu::model::amd::{Amd, Version};
-use vpmu::model::intel::{Intel, Shape, Version as IntelVersion};
-use vpmu::shared_page::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers, SharedPage};
+use vpmu::model::amd::Version;
+use vpmu::model::intel::{Shape, Version as IntelVersion};
+use vpmu::shared_page::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers};
 use vpmu::source::script::Script;
 use vpmu::x86::{OVERFLOW_ENTRY, Vendor};
+use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
 use vpmu_retarget::stub::{Original, Originals, Place, Stub, Value};
 
 /// A guest's kernel: its functions with the stub in front of them, and its memory.
@@ -24,7 +26,7 @@ struct Kernel {
     memory: *mut u8,
     stub: Stub,
     value: Value,
-    page: Box<Page>,
+    page: Rc<Page>,
 }
 
 const MEMORY: usize = 4096;
@@ -52,7 +54,7 @@ impl Kernel {
         let function = [0x41, 0xbb, a, b, c, d, 0xc3];
         let original = Original { entry: at, exit: at + function.len() as u64 - 1 };
         let originals = Originals { read: original, write: original, value, read_counter: original };
-        let page = Box::<Page>::default();
+        let page = Rc::<Page>::default();
         let place = Place { first: ptr::from_ref(&*page) as u64, count: 1 };
         let code_at = at + 64;
         let mut stub = Stub::new(code_at, registers, &originals, place);
@@ -112,105 +114,182 @@ fn be_cpu_0(code: &mut [u8]) {
     }
 }
 
-/// A guest with a shared page: its kernel, and whoever runs it.
-struct Guest<M> {
-    kernel: Kernel,
-    shared: SharedPage,
-    model: M,
+/// A vCPU that handles its interrupts at once.
+#[derive(Default)]
+struct Vcpu {
+    interrupts: usize,
+    /// The guest's kernel uses another vCPU's page.
+    has_another_page: bool,
+    /// The LVT entry that came with the last interrupt.
+    lvt_entry: Option<u64>,
+}
+
+impl Platform for Vcpu {
+    type Error = Infallible;
+
+    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+        self.interrupts += 1;
+        self.lvt_entry = lvt_entry.map(|entry| entry.load(Relaxed));
+        Ok(Injected::TakenAtOnce)
+    }
+
+    fn uses_shared_page(&mut self) -> bool {
+        !self.has_another_page
+    }
+}
+
+/// A guest without a shared page, and whoever runs it.
+struct Plain {
+    pmu: VirtualPmu<Script>,
     host: Script,
+    vcpu: Vcpu,
     exits: usize,
 }
 
-impl<M: Model<Script>> Guest<M> {
-    fn new(registers: Registers, value: Value, model: M, host: Script) -> Self {
-        Self {
-            kernel: Kernel::new(&registers, value),
-            shared: SharedPage::new(registers),
-            model,
-            host,
-            exits: 0,
-        }
+impl Plain {
+    fn amd(counters: usize) -> Self {
+        let host = Script::default();
+        let pmu = VirtualPmu::amd(Version::V2(counters), Vendor::Amd, host.clone());
+        Self { pmu, host, vcpu: Vcpu::default(), exits: 0 }
     }
 
-    fn leave<R>(&mut self, act: impl FnOnce(&mut M) -> R) -> R {
+    fn intel(shape: Shape) -> Self {
+        let host = Script::default();
+        let pmu = VirtualPmu::intel(shape, Vendor::Intel, host.clone());
+        Self { pmu, host, vcpu: Vcpu::default(), exits: 0 }
+    }
+
+    fn exit(&mut self, cause: Cause) {
         self.exits += 1;
-        self.shared.apply(&self.kernel.page, &mut self.model);
-        let result = act(&mut self.model);
-        self.shared.activate(&self.kernel.page, &mut self.model, || true);
-        result
+        let Ok(_) = self.pmu.after_exit(cause, &mut self.vcpu);
     }
 
-    /// It leaves to access a register.
-    fn access(&mut self, act: impl FnOnce(&mut M) -> Outcome) -> Outcome {
-        self.shared.apply(&self.kernel.page, &mut self.model);
-        self.shared.withdraw(&self.kernel.page);
-        self.leave(act)
+    fn access(&mut self, access: Access) -> Outcome {
+        let outcome = self.pmu.access(access);
+        self.exit(Cause::Guest);
+        outcome
+    }
+}
+
+/// A guest with a shared page: its kernel, and whoever runs it.
+struct Guest {
+    kernel: Kernel,
+    plain: Plain,
+}
+
+impl Guest {
+    fn new(registers: &Registers, value: Value, mut plain: Plain) -> Self {
+        let kernel = Kernel::new(registers, value);
+        plain.pmu.share_page(Box::new(Rc::clone(&kernel.page)));
+        Self { kernel, plain }
     }
 
-    fn write(&mut self, register: u32, value: u64) -> Outcome {
-        match self.kernel.call(self.kernel.stub.write, register, value) {
-            Some(_) => Outcome::Handled,
-            None => self.access(|model| model.write(register, value)),
-        }
+    fn amd(counters: usize, value: Value) -> Self {
+        let registers = Version::V2(counters).page_registers().unwrap();
+        Self::new(&registers, value, Plain::amd(counters))
     }
 
-    fn read(&mut self, register: u32) -> Outcome {
-        match self.kernel.call(self.kernel.stub.read, register, 0) {
-            Some(value) => Outcome::Value(value),
-            None => self.access(|model| model.read(register)),
-        }
+    fn intel(shape: Shape) -> Self {
+        Self::new(&shape.page_registers().unwrap(), Value::Whole, Plain::intel(shape))
     }
 
-    fn read_counter(&mut self, counter: u32) -> Outcome {
-        match self.kernel.call(self.kernel.stub.read_counter, counter, 0) {
-            Some(value) => Outcome::Value(value),
-            None => self.access(|model| model.read(counter)),
-        }
+    /// Runs the guest without a handler. Returns the counts at which it was interrupted.
+    fn runs_only(&mut self, counts: u64) -> Vec<u64> {
+        self.runs(counts, |_| ())
     }
+}
 
-    fn runs(&mut self, counts: u64) -> Vec<u64> {
-        self.runs_and_handles(counts, |_| ())
-    }
+/// What a guest does can be done with a shared page, and without, where each register access exits.
+trait Does {
+    fn write(&mut self, register: u32, value: u64) -> Outcome;
+    fn read(&mut self, register: u32) -> Outcome;
+    fn read_counter(&mut self, counter: u32) -> Outcome;
+    fn plain(&mut self) -> &mut Plain;
 
-    /// The same with what its kernel does when it is interrupted. The counts at which it is.
-    fn runs_and_handles(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
+    /// Runs the guest, with this handler of its interrupts. Returns the counts at which it was interrupted.
+    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
         let mut interrupts = Vec::new();
-        self.host.clone().guest_runs(counts, |left| {
-            self.exits += 1;
-            self.shared.apply(&self.kernel.page, &mut self.model);
-            self.model.unit().look();
-            if self.model.unit().take_interrupt() {
+        let host = self.plain().host.clone();
+        host.guest_runs(counts, |left| {
+            let before = self.plain().vcpu.interrupts;
+            self.plain().exit(Cause::Alarm);
+            if self.plain().vcpu.interrupts > before {
                 interrupts.push(counts - left);
-                self.shared.offer(&self.kernel.page, &mut self.model);
                 handler(self);
             }
         });
         interrupts
     }
+
+    /// Returns all that the guest sees of it.
+    fn does(&mut self, act: Act, handler: &[Act]) -> Vec<Outcome> {
+        match act {
+            Act::Write(register, value) => vec![self.write(register, value)],
+            Act::Read(register) => vec![self.read(register)],
+            Act::ReadCounter(counter) => vec![self.read_counter(counter)],
+            Act::Runs(counts) => {
+                let mut seen = Vec::new();
+                let at = self.runs(counts, |this| {
+                    this.plain().host.time_passes(Duration::from_micros(50));
+                    // No program runs meanwhile.
+                    for act in handler.iter().filter(|act| !matches!(act, Act::Runs(_))) {
+                        seen.extend(this.does(*act, &[]));
+                    }
+                });
+                seen.extend(at.into_iter().map(Outcome::Value));
+                seen
+            }
+            Act::Leave => {
+                self.plain().exit(Cause::Guest);
+                Vec::new()
+            }
+        }
+    }
 }
 
-fn amd(counters: usize) -> (Amd<Script>, Script) {
-    let host = Script::default();
-    (Amd::new(Version::V2(counters), Vendor::Amd, host.clone()), host)
+impl Does for Plain {
+    fn write(&mut self, register: u32, value: u64) -> Outcome {
+        self.access(Access::Write(register, value))
+    }
+
+    fn read(&mut self, register: u32) -> Outcome {
+        self.access(Access::Read(register))
+    }
+
+    fn read_counter(&mut self, counter: u32) -> Outcome {
+        self.access(Access::Read(counter))
+    }
+
+    fn plain(&mut self) -> &mut Plain {
+        self
+    }
 }
 
-fn amds_guest(counters: usize, value: Value) -> Guest<Amd<Script>> {
-    let (model, host) = amd(counters);
-    Guest::new(Version::V2(counters).page_registers().unwrap(), value, model, host)
+impl Does for Guest {
+    fn write(&mut self, register: u32, value: u64) -> Outcome {
+        match self.kernel.call(self.kernel.stub.write, register, value) {
+            Some(_) => Outcome::Handled,
+            None => self.plain.write(register, value),
+        }
+    }
+
+    fn read(&mut self, register: u32) -> Outcome {
+        let value = self.kernel.call(self.kernel.stub.read, register, 0);
+        value.map_or_else(|| self.plain.read(register), Outcome::Value)
+    }
+
+    fn read_counter(&mut self, counter: u32) -> Outcome {
+        let value = self.kernel.call(self.kernel.stub.read_counter, counter, 0);
+        value.map_or_else(|| self.plain.read_counter(counter), Outcome::Value)
+    }
+
+    fn plain(&mut self) -> &mut Plain {
+        &mut self.plain
+    }
 }
 
 const SHAPE: Shape = Shape { version: IntelVersion::V5, general: 4, fixed: 3, absent: 0 };
 const OLDER: Shape = Shape { version: IntelVersion::V2, ..SHAPE };
-
-fn intel(shape: Shape) -> (Intel<Script>, Script) {
-    let host = Script::default();
-    (Intel::new(shape, Vendor::Intel, host.clone()), host)
-}
-
-fn intels_guest(shape: Shape) -> Guest<Intel<Script>> {
-    let (model, host) = intel(shape);
-    Guest::new(shape.page_registers().unwrap(), Value::Whole, model, host)
-}
 
 const SELECT: u32 = 0xc001_0200;
 const COUNTER: u32 = 0xc001_0201;
@@ -222,31 +301,33 @@ const SAMPLING: u64 = 0x53_00c0;
 #[test]
 fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
     for value in [Value::Whole, Value::Halves] {
-        let mut guest = amds_guest(6, value);
-        let entry = |guest: &mut Guest<_>| {
-            let noted = guest.shared.lvt_entry(&guest.kernel.page);
-            noted.map(|entry: &AtomicU64| entry.load(Relaxed))
-        };
+        let mut guest = Guest::amd(6, value);
         assert_eq!(guest.kernel.call(guest.kernel.stub.write, OVERFLOW_ENTRY, 0x400), None, "it is KVM's");
-        assert_eq!(entry(&mut guest), None);
+        guest.write(SELECT, SAMPLING);
+        guest.write(COUNTER, (1 << 48) - 100);
+        assert_eq!(guest.runs_only(100), [100]);
+        assert_eq!(guest.plain.vcpu.lvt_entry, None);
         guest.write(CONTROL, 0);
-        guest.write(COUNTER, 1);
+        guest.write(COUNTER, (1 << 48) - 100);
         guest.write(CONTROL, 1);
-        assert_eq!(entry(&mut guest), Some(0x400));
-        assert_eq!(entry(&mut guest), None, "the kernel may be another by now");
+        assert_eq!(guest.runs_only(100), [100]);
+        assert_eq!(guest.plain.vcpu.lvt_entry, Some(0x400));
+        guest.plain.write(COUNTER, (1 << 48) - 100);
+        assert_eq!(guest.runs_only(100), [100]);
+        assert_eq!(guest.plain.vcpu.lvt_entry, None, "the kernel may be another by now");
     }
 }
 
 #[test]
 fn between_freeze_and_thaw_a_guest_does_not_leave() {
     for value in [Value::Whole, Value::Halves] {
-        let mut guest = amds_guest(6, value);
+        let mut guest = Guest::amd(6, value);
         for counter in 0..6 {
             guest.write(COUNTER + 2 * counter, (1 << 48) - 100);
             guest.write(SELECT + 2 * counter, SAMPLING);
         }
-        assert_eq!(guest.runs(110), [100]);
-        let before = guest.exits;
+        assert_eq!(guest.runs_only(110), [100]);
+        let before = guest.plain.exits;
         guest.write(CONTROL, 0);
         assert_eq!(guest.read(STATUS), Outcome::Value(0x3f));
         guest.write(STATUS_CLEAR, 0x3e);
@@ -264,10 +345,10 @@ fn between_freeze_and_thaw_a_guest_does_not_leave() {
             );
             guest.write(SELECT + 2 * counter, SAMPLING);
         }
-        assert_eq!(guest.exits - before, 1, "for the freeze");
+        assert_eq!(guest.plain.exits - before, 1, "for the freeze");
         guest.write(CONTROL, 0x3f);
-        assert_eq!(guest.exits - before, 2, "and the thaw");
-        assert_eq!(guest.runs(60), [50]);
+        assert_eq!(guest.plain.exits - before, 2, "and the thaw");
+        assert_eq!(guest.runs_only(60), [50]);
         assert_eq!(guest.read(STATUS), Outcome::Value(0x3f));
         assert_eq!(guest.read_counter(0), Outcome::Value(10));
     }
@@ -275,13 +356,13 @@ fn between_freeze_and_thaw_a_guest_does_not_leave() {
 
 #[test]
 fn what_cannot_wait_is_done_at_once() {
-    let mut guest = amds_guest(2, Value::Halves);
+    let mut guest = Guest::amd(2, Value::Halves);
     guest.write(CONTROL, 0);
     let mut leaves = |register, value| {
         guest.write(CONTROL, 0);
-        let before = guest.exits;
+        let before = guest.plain.exits;
         guest.write(register, value);
-        guest.exits - before == 1
+        guest.plain.exits - before == 1
     };
     assert!(!leaves(SELECT, 5));
     assert!(leaves(0xc000_0303, 1), "the register that sets the status");
@@ -294,7 +375,7 @@ fn what_cannot_wait_is_done_at_once() {
 
 #[test]
 fn on_intels_pmu_writes_that_fault_still_do() {
-    let mut guest = intels_guest(SHAPE);
+    let mut guest = Guest::intel(SHAPE);
     guest.write(0x38f, 0);
     for (register, value, outcome) in [
         (0x186, 1 << 21, Outcome::Fault),
@@ -307,46 +388,45 @@ fn on_intels_pmu_writes_that_fault_still_do() {
         assert_eq!(guest.write(register, value), outcome, "{value:#x} to {register:#x}");
     }
     guest.write(0x38f, 0);
-    let before = guest.exits;
+    let before = guest.plain.exits;
     guest.write(0x38d, 0xb);
     guest.write(0x309, 77);
     guest.write(0x4c2, 78);
     assert_eq!(guest.read_counter(1 << 30), Outcome::Value(77));
     assert_eq!(guest.read_counter(1), Outcome::Value(78));
-    assert_eq!(guest.exits, before);
+    assert_eq!(guest.plain.exits, before);
 }
 
 #[test]
 fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
-    let (mut model, _) = amd(6);
-    let mut shared = SharedPage::new(Version::V2(6).page_registers().unwrap());
-    let page = Page::default();
-    model.write(CONTROL, 0);
-    shared.activate(&page, &mut model, || panic!("nobody has passed"));
+    let mut plain = Plain::amd(6);
+    plain.vcpu.has_another_page = true;
+    let page = Rc::<Page>::default();
+    plain.pmu.share_page(Box::new(Rc::clone(&page)));
+    plain.write(CONTROL, 0);
     assert_eq!(page.active.load(Relaxed), 0);
     page.passed.store(PASSED, Relaxed);
-    shared.activate(&page, &mut model, || false);
+    plain.exit(Cause::Guest);
     assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (0, 0), "another vCPU's page");
+    plain.vcpu.has_another_page = false;
     page.passed.store(PASSED, Relaxed);
-    shared.activate(&page, &mut model, || true);
+    plain.exit(Cause::Guest);
     assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (ACTIVE, 0));
-    shared.withdraw(&page);
-    model.write(CONTROL, 1);
-    shared.activate(&page, &mut model, || true);
+    plain.write(CONTROL, 1);
     assert_eq!(page.active.load(Relaxed), IDLE);
 }
 
 #[test]
 fn memory_that_has_become_another_kernels_is_left_alone() {
-    let mut guest = amds_guest(2, Value::Whole);
+    let mut guest = Guest::amd(2, Value::Whole);
     guest.write(CONTROL, 0);
     guest.write(COUNTER, 5);
     for word in [&guest.kernel.page.active, &guest.kernel.page.dirty, &guest.kernel.page.written[1]] {
         word.store(0xffff_0000_ffff, Relaxed);
     }
-    guest.model.write(COUNTER, 7);
-    guest.leave(|model| assert_eq!(model.read(COUNTER), Outcome::Value(7)));
-    guest.leave(|_| ());
+    guest.plain.write(COUNTER, 7);
+    assert_eq!(guest.plain.read(COUNTER), Outcome::Value(7));
+    guest.plain.exit(Cause::Guest);
     assert_eq!(guest.kernel.page.active.load(Relaxed), 0xffff_0000_ffff);
 }
 
@@ -379,22 +459,22 @@ fn the_code_is_code_and_leaves_the_stack_alone() {
 }
 
 /// A guest with two counters for its programs, which has frozen them once.
-fn with_programs_counted() -> Guest<Amd<Script>> {
+fn with_programs_counted() -> Guest {
     const OF_PROGRAMS: u64 = 0x51_00c0;
-    let mut guest = amds_guest(2, Value::Whole);
+    let mut guest = Guest::amd(2, Value::Whole);
     guest.write(CONTROL, 0);
     for counter in 0..2 {
         guest.write(SELECT + 2 * counter, OF_PROGRAMS);
         guest.write(COUNTER + 2 * counter, (1 << 48) - 10_000);
     }
     guest.write(CONTROL, 3);
-    guest.host.time_passes(Duration::from_micros(100));
+    guest.plain.host.time_passes(Duration::from_micros(100));
     guest
 }
 
 /// What Linux does for an overflow, with that period.
-fn handle(guest: &mut Guest<Amd<Script>>, period: u64) {
-    guest.host.time_passes(Duration::from_micros(100));
+fn handle(guest: &mut Guest, period: u64) {
+    guest.plain.host.time_passes(Duration::from_micros(100));
     guest.write(CONTROL, 0);
     let Outcome::Value(status) = guest.read(STATUS) else { panic!("it can be read") };
     for counter in (0..2).filter(|counter| status & 1 << counter != 0) {
@@ -408,16 +488,16 @@ fn handle(guest: &mut Guest<Amd<Script>>, period: u64) {
 #[test]
 fn a_sample_of_a_program_is_one_exit_as_long_as_the_period_stays() {
     let mut guest = with_programs_counted();
-    let before = guest.exits;
+    let before = guest.plain.exits;
     let periods =
         |first: u64, step: u64, number: u64| (0..number).map(|n| first + n * step).collect::<Vec<_>>();
-    let at = guest.runs_and_handles(100_005, |guest| handle(guest, 10_000));
+    let at = guest.runs(100_005, |guest| handle(guest, 10_000));
     assert_eq!(at, periods(10_000, 10_000, 10));
-    assert_eq!(guest.exits - before, 10);
-    assert_eq!(guest.runs_and_handles(9_995, |guest| handle(guest, 20_000)), [9_995]);
-    assert_eq!(guest.exits - before, 12, "another period has to be told");
-    assert_eq!(guest.runs_and_handles(40_000, |guest| handle(guest, 20_000)), [20_000, 40_000]);
-    assert_eq!(guest.exits - before, 14);
+    assert_eq!(guest.plain.exits - before, 10);
+    assert_eq!(guest.runs(9_995, |guest| handle(guest, 20_000)), [9_995]);
+    assert_eq!(guest.plain.exits - before, 12, "another period has to be told");
+    assert_eq!(guest.runs(40_000, |guest| handle(guest, 20_000)), [20_000, 40_000]);
+    assert_eq!(guest.plain.exits - before, 14);
     assert_eq!(guest.read_counter(0), Outcome::Value((1 << 48) - 20_000));
     assert_eq!(guest.read(STATUS), Outcome::Value(0));
 }
@@ -425,18 +505,18 @@ fn a_sample_of_a_program_is_one_exit_as_long_as_the_period_stays() {
 #[test]
 fn a_kernel_that_handles_an_overflow_later_loses_no_counts() {
     let mut guest = with_programs_counted();
-    assert_eq!(guest.runs(10_700), [10_000]);
+    assert_eq!(guest.runs_only(10_700), [10_000]);
     handle(&mut guest, 10_000);
     // It was shown what there was when it was interrupted, and the rest is no less there.
     assert_eq!(guest.read_counter(1), Outcome::Value((1 << 48) - 9_300));
-    assert_eq!(guest.runs(9_300), [9_300]);
+    assert_eq!(guest.runs_only(9_300), [9_300]);
 }
 
 #[test]
 fn an_offer_is_for_memory_that_is_still_the_kernels() {
     let mut guest = with_programs_counted();
     guest.kernel.page.active.store(77, Relaxed);
-    guest.runs(10_000);
+    guest.runs_only(10_000);
     assert_eq!(guest.kernel.page.active.load(Relaxed), 77);
 }
 
@@ -541,108 +621,13 @@ fn intels_handlers() -> impl Strategy<Value = Vec<Act>> {
     handlers(intels_acts(), Act::Write(0x38f, 0), inner.collect(), Act::Write(0x38f, 3 | 7 << 32))
 }
 
-/// What a guest does can be done with a shared page, and without, where registers are accessed each time.
-trait Does {
-    fn writes(&mut self, register: u32, value: u64) -> Outcome;
-    fn reads(&mut self, register: u32) -> Outcome;
-    fn reads_counter(&mut self, counter: u32) -> Outcome;
-    /// It runs, and does so when it is interrupted; the counts at which it is.
-    fn runs(&mut self, counts: u64, handler: impl FnMut(&mut Self)) -> Vec<u64>;
-    fn leaves(&mut self);
-
-    /// All that the guest sees of it.
-    fn does(&mut self, act: Act, handler: &[Act]) -> Vec<Outcome> {
-        match act {
-            Act::Write(register, value) => vec![self.writes(register, value)],
-            Act::Read(register) => vec![self.reads(register)],
-            Act::ReadCounter(counter) => vec![self.reads_counter(counter)],
-            Act::Runs(counts) => {
-                let mut seen = Vec::new();
-                let at = self.runs(counts, |this| {
-                    // No program runs meanwhile.
-                    for act in handler.iter().filter(|act| !matches!(act, Act::Runs(_))) {
-                        seen.extend(this.does(*act, &[]));
-                    }
-                });
-                seen.extend(at.into_iter().map(Outcome::Value));
-                seen
-            }
-            Act::Leave => {
-                self.leaves();
-                Vec::new()
-            }
-        }
-    }
-}
-
-impl<M: Model<Script>> Does for Guest<M> {
-    fn writes(&mut self, register: u32, value: u64) -> Outcome {
-        self.write(register, value)
-    }
-
-    fn reads(&mut self, register: u32) -> Outcome {
-        self.read(register)
-    }
-
-    fn reads_counter(&mut self, counter: u32) -> Outcome {
-        self.read_counter(counter)
-    }
-
-    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
-        self.runs_and_handles(counts, |this| {
-            this.host.time_passes(Duration::from_micros(50));
-            handler(this);
-        })
-    }
-
-    fn leaves(&mut self) {
-        self.leave(|_| ());
-    }
-}
-
-/// A guest without a shared page.
-struct Plain<M>(M, Script);
-
-impl<M: Model<Script>> Does for Plain<M> {
-    fn writes(&mut self, register: u32, value: u64) -> Outcome {
-        self.0.write(register, value)
-    }
-
-    fn reads(&mut self, register: u32) -> Outcome {
-        self.0.read(register)
-    }
-
-    fn reads_counter(&mut self, counter: u32) -> Outcome {
-        self.0.read(counter)
-    }
-
-    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
-        let mut interrupts = Vec::new();
-        self.1.clone().guest_runs(counts, |left| {
-            self.0.unit().look();
-            if self.0.unit().take_interrupt() {
-                interrupts.push(counts - left);
-                self.1.time_passes(Duration::from_micros(50));
-                handler(self);
-            }
-        });
-        interrupts
-    }
-
-    fn leaves(&mut self) {}
-}
-
 /// Does it all in a guest with a shared page, and in one without.
-fn compare<M: Model<Script>>(
-    guest: &mut Guest<M>,
-    (plain, host): (M, Script),
-    acts: &[Act],
-    handler: &[Act],
-) {
-    let mut plain = Plain(plain, host);
+fn compare(mut guest: Guest, mut plain: Plain, acts: &[Act], handler: &[Act]) {
     for act in acts {
         assert_eq!(guest.does(*act, handler), plain.does(*act, handler), "{act:x?}");
     }
+    assert_eq!(guest.plain.vcpu.interrupts, plain.vcpu.interrupts);
+    assert!(guest.plain.exits <= plain.exits);
 }
 
 proptest! {
@@ -653,7 +638,7 @@ proptest! {
         acts in amds_acts(), handler in amds_handlers(), halves: bool,
     ) {
         let value = if halves { Value::Halves } else { Value::Whole };
-        compare(&mut amds_guest(3, value), amd(3), &acts, &handler);
+        compare(Guest::amd(3, value), Plain::amd(3), &acts, &handler);
     }
 
     #[test]
@@ -661,7 +646,7 @@ proptest! {
         acts in intels_acts(), handler in intels_handlers(), newer: bool,
     ) {
         let shape = if newer { SHAPE } else { OLDER };
-        compare(&mut intels_guest(shape), intel(shape), &acts, &handler);
+        compare(Guest::intel(shape), Plain::intel(shape), &acts, &handler);
     }
 
     #[test]
@@ -669,19 +654,13 @@ proptest! {
         acts in intels_acts(),
         scribbles in proptest::collection::vec((0..size_of::<Page>() / 8, any::<u64>()), 80),
     ) {
-        let mut guest = intels_guest(SHAPE);
+        let mut guest = Guest::intel(SHAPE);
         for (act, (word, scribble)) in acts.iter().zip(scribbles) {
             let page = &*guest.kernel.page;
             let words = page.written.iter().chain(&page.shown);
             let all = [&page.active, &page.passed, &page.dirty, &page.cleared].into_iter().chain(words);
             all.skip(word).take(1).for_each(|word| word.store(scribble, Relaxed));
-            match *act {
-                Act::Write(register, value) => drop(guest.write(register, value)),
-                Act::Read(register) => drop(guest.read(register)),
-                Act::ReadCounter(counter) => drop(guest.read_counter(counter)),
-                Act::Runs(counts) => drop(guest.runs(counts)),
-                Act::Leave => guest.leave(|_| ()),
-            }
+            drop(guest.does(*act, &[]));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the bank keeps of a counter.
+//! A counter: its value, and its share in a host event.
 
 use std::time::Duration;
 
@@ -8,33 +8,32 @@ use crate::event::Selection;
 /// One counter.
 #[derive(Default)]
 pub struct Counter {
-    /// What it showed when it was last looked at.
+    /// Value as of its last update.
     pub value: u64,
     pub selection: Option<Selection>,
-    /// Its share in what counts for it, if anything does.
+    /// Its share in a host event, if it has one.
     pub share: Option<Share>,
-    /// What the host refused when it was last asked, and why: that is told once.
+    /// What the host last refused for this counter, and why.
     pub refused: Option<(Selection, String)>,
     pub overflows: u64,
-    /// How much of what it shows is an estimate.
+    /// How much of the value is an estimate.
     pub estimated: u64,
-    /// Whether it has overflowed too soon after the last time, and nobody is to know yet.
+    /// It has overflowed too soon after the last time, and the overflow is not reported yet.
     pub put_off: bool,
     pub starvation: Starvation,
 }
 
 impl Counter {
-    /// Software writes a value, of so many bits.
+    /// Sets the value.
     pub fn set(&mut self, value: u64, mask: u64) {
         (self.value, self.put_off, self.estimated) = (value, false, 0);
         self.find_overflow(mask);
     }
 
-    /// Takes over what its backing has counted while it ran; whether it has overflowed.
+    /// Adds what its host event has counted since the last update. Returns whether the counter has overflowed.
     pub fn advance(&mut self, count: u64, estimated: u64, mask: u64) -> bool {
         let Some(share) = &mut self.share else { return false };
         let overflows = count >= share.overflow;
-        // From all ones on it goes on at zero.
         self.value = self.value.wrapping_add(count.saturating_sub(share.mark)) & mask;
         self.estimated = self.estimated.saturating_add(estimated.saturating_sub(share.mark_estimated));
         (share.mark, share.mark_estimated) = (count, estimated);
@@ -44,7 +43,7 @@ impl Counter {
         overflows
     }
 
-    /// Takes over nothing of what its backing has counted until now.
+    /// Skips what its host event has counted since the last update.
     pub fn skip(&mut self, count: u64, estimated: u64, mask: u64) {
         if let Some(share) = &mut self.share {
             (share.mark, share.mark_estimated) = (count, estimated);
@@ -52,7 +51,7 @@ impl Counter {
         self.find_overflow(mask);
     }
 
-    /// From 0 it never overflows if it has 64 bits.
+    /// Finds the host event's count at which the counter overflows. A counter of 64 bits never overflows from 0.
     fn find_overflow(&mut self, mask: u64) {
         if let Some(share) = &mut self.share {
             share.overflow = share.mark.saturating_add((mask - self.value).saturating_add(1));
@@ -60,20 +59,20 @@ impl Counter {
     }
 }
 
-/// What of a backing's count is a counter's.
+/// A counter's share in a host event: which of the event's counts are the counter's.
 pub struct Share {
-    /// The backing's count when the counter was last looked at while it ran.
+    /// Count of the host event at the counter's last update.
     pub mark: u64,
-    /// How much of that was an estimate.
+    /// How much of that count is an estimate.
     pub mark_estimated: u64,
-    /// The backing's count at which the counter overflows, if it runs until then. To go on does not change that.
+    /// Count of the host event at which the counter overflows, if it runs until then.
     pub overflow: u64,
-    /// The count at which the counter's last alarm came.
+    /// Count at which the counter's last alarm expired.
     pub last_alarm: u64,
-    /// The count before which no overflow may interrupt.
+    /// Count before which no overflow may interrupt.
     pub earliest: u64,
-    /// Since when the counter has it.
+    /// Time since which the counter has the share.
     pub since: Duration,
-    /// How long the counter had been without hardware until then, in all.
+    /// How long the counter had been without hardware until then, in total.
     pub starved_before: Duration,
 }

@@ -1,21 +1,20 @@
 //! Deferred changes. While the guest's kernel handles an overflow, counters that count user mode only cannot count. The kernel
 //! stops them, writes them and starts them again, and it makes no difference when these changes are made.
 //!
-//! [`Bank::defer`] remembers what each backing had counted when the kernel was interrupted. Changes after that are made as of
+//! [`Bank::defer`] remembers what each host event had counted when the kernel was interrupted. Changes after that are made as of
 //! that count. [`Bank::commit`] then adds what the programs have counted since. So no count is lost, whatever the guest does.
 
 use std::ops::RangeInclusive;
 
 use super::Bank;
-use super::alarms::Standing;
-use crate::event::{Filter, Scope};
+use super::alarm::Standing;
 use crate::mask::members;
 use crate::source::Source;
 
-/// A backing whose counters' changes are deferred.
+/// A host event whose counters' changes are deferred.
 #[derive(Debug, Clone, Copy)]
 pub struct Deferred {
-    /// What it had counted at that time.
+    /// Count of the event at that time.
     pub count: u64,
     /// One of its counters was written since.
     pub written: bool,
@@ -25,13 +24,13 @@ impl<S: Source> Bank<S> {
     /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of them count
     /// user mode only and are exact. All counters must have been updated since the guest ran.
     pub fn defer(&mut self) -> bool {
-        if self.running == 0 || self.overflowed != 0 || self.starved != 0 {
+        if self.running == 0 || self.overflowed != 0 || self.hardware.starved() != 0 {
             return false;
         }
         let mut others = self.running;
-        for index in 0..self.backings.len() {
-            let users = self.backings[index].users;
-            if users & self.running != 0 && !self.counts_programs_only(index) {
+        for index in 0..self.events.len() {
+            let users = self.events[index].users;
+            if users & self.running != 0 && !self.events[index].counts_programs_only() {
                 return false;
             }
             others &= !users;
@@ -39,30 +38,24 @@ impl<S: Source> Bank<S> {
         if others != 0 || members(self.running).any(|counter| self.counters[counter].put_off) {
             return false;
         }
-        for index in 0..self.backings.len() {
+        for index in 0..self.events.len() {
             if let Some(mark) = self.mark_of(index) {
-                self.backings[index].deferred = Some(Deferred { count: mark, written: false });
+                self.events[index].deferred = Some(Deferred { count: mark, written: false });
             }
         }
         true
     }
 
-    /// Returns true if a backing stands still while the guest's kernel runs.
-    pub(super) fn counts_programs_only(&self, index: usize) -> bool {
-        let selection = self.backings[index].selection;
-        (selection.filter, selection.scope) == (Filter::User, Scope::Guest)
-    }
-
     /// Ends the deferral: adds what was counted since, and updates all counters.
     pub fn commit(&mut self) {
-        for index in 0..self.backings.len() {
-            let deferred = self.backings[index].deferred.filter(|deferred| deferred.written);
+        for index in 0..self.events.len() {
+            let deferred = self.events[index].deferred.filter(|deferred| deferred.written);
             // A repeating alarm is checked before it expires again.
-            let repeats = self.backings[index].alarm.standing == Standing::Repeats;
+            let repeats = self.events[index].alarm.standing == Standing::Repeats;
             if let Some(Deferred { count, .. }) = deferred.filter(|_| repeats) {
                 self.set_alarm(index, count);
             }
-            self.backings[index].deferred = None;
+            self.events[index].deferred = None;
             let look = self.count(index);
             let has_alarm = self.take_over(index, &look, self.running);
             if deferred.is_some() && !repeats && !has_alarm {
@@ -77,8 +70,8 @@ impl<S: Source> Bank<S> {
         if !self.runs(counter) {
             return None;
         }
-        let backed = self.backings.iter().find(|backed| backed.users & 1 << counter != 0)?;
-        let (deferred, alarm) = (backed.deferred?, backed.alarm);
+        let event = &self.events[self.event_of(counter)?];
+        let (deferred, alarm) = (event.deferred?, event.alarm);
         let less_than_all = alarm.at.checked_sub(deferred.count)?.checked_sub(1)?;
         let value = self.mask().checked_sub(less_than_all)?;
         // An alarm for another counter's overflow stays, however far away this counter's overflow is.
@@ -86,9 +79,9 @@ impl<S: Source> Bank<S> {
         Some(if is_for_another { 0..=value } else { value..=value })
     }
 
-    /// Returns the count of a backing at the last update of its running counters.
+    /// Returns the count of a host event at the last update of its running counters.
     fn mark_of(&self, index: usize) -> Option<u64> {
-        let counter = members(self.backings[index].users & self.running).next()?;
+        let counter = members(self.events[index].users & self.running).next()?;
         Some(self.counters[counter].share.as_ref()?.mark)
     }
 }

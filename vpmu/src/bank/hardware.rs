@@ -1,5 +1,4 @@
-//! Whether the bank's counters have hardware of the host's, which others may take: what is found out about that, and who hears
-//! of it.
+//! Whether the counters have hardware of the host's, which others may take: what is found out about that, and who is told.
 
 use std::time::Duration;
 
@@ -11,68 +10,82 @@ use crate::mask::members;
 use crate::notice::Notice;
 use crate::source::{Backing, Count, Source};
 
-/// What was found behind counters.
+/// What is known of the counters' hardware.
+#[derive(Debug, Default)]
+pub struct Hardware {
+    /// Counters that were found without hardware. Checked at every exit.
+    starved: u64,
+    /// A counter has lost its hardware or got it back since this was last cleared.
+    changed: bool,
+    /// Time of the last poll.
+    pub last_poll: Duration,
+}
+
+impl Hardware {
+    /// Returns the mask of the counters that were found without hardware.
+    pub fn starved(&self) -> u64 {
+        self.starved
+    }
+
+    /// Returns whether counters have lost their hardware or got it back since [`Self::forget_changed`].
+    pub fn changed(&self) -> bool {
+        self.changed
+    }
+
+    /// Clears [`Self::changed`].
+    pub fn forget_changed(&mut self) {
+        self.changed = false;
+    }
+}
+
+/// What a host event has counted.
 pub struct Look {
-    /// What was counted.
     pub count: u64,
-    /// Whether one of them was without hardware, and has some again.
+    /// One of its counters was without hardware, and has some again.
     pub recovered: bool,
 }
 
 impl<S: Source> Bank<S> {
-    /// Whether a counter that runs is without hardware, as far as was found out.
+    /// Returns whether a running counter has no hardware, as far as is known.
     pub fn is_starved(&self) -> bool {
-        self.starved & self.running != 0
+        self.hardware.starved & self.running != 0
     }
 
-    /// The vCPU stands still from now on, and so its counters miss nothing.
+    /// Records that the vCPU stands still: its counters miss nothing.
     pub fn stands_still(&mut self) {
         self.stand_still(self.running);
     }
 
-    /// These counters do.
+    /// Records that these counters stand still.
     pub(super) fn stand_still(&mut self, counters: u64) {
-        for counter in members(counters & self.starved) {
+        for counter in members(counters & self.hardware.starved) {
             self.counters[counter].starvation.stands_still(|| self.source.now());
         }
     }
 
-    /// Whether all counters that run and were found without hardware have some again. It asks for that, too.
+    /// Retries scheduling. Returns true once every running counter is on hardware.
     pub fn has_hardware_again(&mut self) -> bool {
-        let starved = self.starved & self.running;
-        let backings = self.backings.iter_mut().filter(|backed| backed.users & starved != 0);
-        // Each is asked.
-        backings
-            .map(|backed| matches!(backed.backing.count(), Count::Exact(_)))
-            .fold(true, |all, has| all & has)
+        let starved = self.hardware.starved & self.running;
+        let events = self.events.iter_mut().filter(|event| event.users & starved != 0);
+        // Every event is read, because that retries its scheduling.
+        events.map(|event| matches!(event.backing.count(), Count::Exact(_))).fold(true, |all, has| all & has)
     }
 
-    /// Whether a counter has lost its hardware, or got it back, since that was last forgotten.
-    pub fn hardware_changed(&self) -> bool {
-        self.hardware_changed
-    }
-
-    /// Forgets that.
-    pub fn forget_hardware_changed(&mut self) {
-        self.hardware_changed = false;
-    }
-
-    /// What a backing has counted; the operator is told of the starvation of its counters.
+    /// Reads what a host event has counted, and tells the operator of the starvation of its counters.
     pub(super) fn count(&mut self, index: usize) -> Look {
-        let backed = &mut self.backings[index];
-        if let Some(deferred) = backed.deferred {
+        let event = &mut self.events[index];
+        if let Some(deferred) = event.deferred {
             return Look { count: deferred.count, recovered: false };
         }
-        let (users, count) = (backed.users, backed.backing.count());
-        match count {
+        let (users, last_alarm) = (event.users, event.last_alarm);
+        match event.backing.count() {
             Count::Exact(count) => {
-                let starved = users & self.starved;
+                let starved = users & self.hardware.starved;
                 members(starved).for_each(|counter| self.recovers(counter));
                 Look { count, recovered: starved != 0 }
             }
             Count::Starved(count) => {
-                let last_alarm = backed.last_alarm;
-                // One that stands still misses nothing.
+                // A counter that stands still misses nothing.
                 members(users & self.running).for_each(|counter| self.starves(counter, last_alarm));
                 Look { count, recovered: false }
             }
@@ -85,39 +98,39 @@ impl<S: Source> Bank<S> {
         let known = if this.starvation.is_open() {
             self.source.now()
         } else {
-            self.last_poll.max(share.since).max(last_alarm)
+            self.hardware.last_poll.max(share.since).max(last_alarm)
         };
         if this.starvation.starved(|| known) == Change::Began {
-            self.statistics.starvations += 1;
-            self.starved |= 1 << counter;
-            self.hardware_changed = true;
+            self.record.statistics.starvations += 1;
+            self.hardware.starved |= 1 << counter;
+            self.hardware.changed = true;
             let is_told = self.tell(Notice::Starved { counter, selection });
             self.counters[counter].starvation.set_reported(is_told);
         }
     }
 
     fn recovers(&mut self, counter: usize) {
-        self.gap_is_over(counter, |selection, missed| Notice::Recovered { counter, selection, missed });
+        self.end_starvation(counter, |selection, missed| Notice::Recovered { counter, selection, missed });
     }
 
-    /// A counter has nothing any more that could be without hardware.
+    /// Records that a counter has no host event any more that could be without hardware.
     pub(super) fn needs_no_hardware(&mut self, counter: usize) {
-        self.gap_is_over(counter, |selection, missed| Notice::GivenUp { counter, selection, missed });
+        self.end_starvation(counter, |selection, missed| Notice::GivenUp { counter, selection, missed });
     }
 
-    fn gap_is_over(&mut self, counter: usize, notice: impl FnOnce(Selection, Duration) -> Notice) {
+    fn end_starvation(&mut self, counter: usize, notice: impl FnOnce(Selection, Duration) -> Notice) {
         let this = &mut self.counters[counter];
         let Change::Ended { missed, is_reported } = this.starvation.over(|| self.source.now()) else {
             return;
         };
-        self.starved &= !(1 << counter);
-        self.hardware_changed = true;
+        self.hardware.starved &= !(1 << counter);
+        self.hardware.changed = true;
         let Some(selection) = this.selection else { return };
         let notice = notice(selection, missed);
         if is_reported {
             self.tell(notice);
         } else {
-            self.journal.add(|| Entry::Noticed(notice));
+            self.record.journal.add(|| Entry::Noticed(notice));
         }
     }
 }

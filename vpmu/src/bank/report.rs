@@ -1,4 +1,4 @@
-//! What the bank has to say of itself.
+//! Reports of the counters and of what was done for them.
 
 use std::time::Duration;
 
@@ -8,20 +8,24 @@ use crate::report::{CounterReport, State, Statistics};
 use crate::source::{Backing, Source};
 
 impl<S: Source> Bank<S> {
-    /// What was done so far.
+    /// Returns what was done so far.
     pub fn statistics(&self) -> Statistics {
-        Statistics { overflows: self.overflows(), system_calls: self.source.requests(), ..self.statistics }
+        Statistics {
+            overflows: self.overflows(),
+            system_calls: self.source.requests(),
+            ..self.record.statistics
+        }
     }
 
-    /// How often any counter has overflowed, as far as they were looked at.
+    /// Returns the number of all counters' overflows up to their last updates.
     pub(super) fn overflows(&self) -> u64 {
         self.counters.iter().map(|counter| counter.overflows).sum()
     }
 
-    /// What there is to say of a counter; `words` names what is counted.
+    /// Reports a counter; `words` names an event.
     pub fn report(&mut self, counter: usize, words: impl FnOnce(Selection) -> String) -> CounterReport {
         self.look_if_running(counter);
-        let backing = self.backing_of(counter).map(|index| self.backings[index].backing.report());
+        let backing = self.event_of(counter).map(|index| self.events[index].backing.report());
         let this = &self.counters[counter];
         let refused = this.refused.as_ref().filter(|_| backing.is_none());
         let state = match (this.selection, refused) {

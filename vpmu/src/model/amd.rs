@@ -99,7 +99,7 @@ impl Version {
 }
 
 /// One vCPU's PMU.
-pub struct Amd<S: Source> {
+pub(crate) struct Amd<S: Source> {
     version: Version,
     mapper: EventMapper,
     unit: Unit<S>,

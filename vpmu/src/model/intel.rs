@@ -150,7 +150,7 @@ impl Shape {
 }
 
 /// One vCPU's PMU.
-pub struct Intel<S: Source> {
+pub(crate) struct Intel<S: Source> {
     shape: Shape,
     mapper: EventMapper,
     unit: Unit<S>,

@@ -90,7 +90,7 @@ struct Use {
 }
 
 /// One vCPU's PMU.
-pub struct Riscv<S: Source> {
+pub(crate) struct Riscv<S: Source> {
     shape: Shape,
     policy: Policy,
     unit: Unit<S>,
@@ -109,22 +109,6 @@ impl<S: Source> Riscv<S> {
         let mut unit = Unit::new(source, shape.size(), WIDTH);
         unit.set_control(0);
         Self { shape, policy: Policy::default(), unit, uses: vec![None; shape.size()] }
-    }
-
-    /// A call of the extension: its function and its arguments, `a0` to `a5`, as the guest has them.
-    pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        let [base, mask, flags, event, data, _] = arguments;
-        let result = match function {
-            NUM_COUNTERS => Ok(self.shape.size() as u64),
-            sbi::GET_INFO => self.info(base),
-            sbi::CONFIG_MATCHING => self.configure_matching(base, mask, Config(flags), event, data),
-            sbi::START => self.start(base, mask, flags, event),
-            sbi::STOP => self.stop(base, mask, flags),
-            // Every counter is a hardware counter.
-            sbi::FIRMWARE_READ | sbi::FIRMWARE_READ_HIGH => Err(Error::InvalidParameter),
-            _ => Err(Error::NotSupported),
-        };
-        result.into()
     }
 
     fn info(&self, counter: u64) -> Result<u64, Error> {
@@ -157,12 +141,6 @@ impl<S: Source> Riscv<S> {
             self.unit.set_control(self.unit.control() | 1 << counter);
         }
         Ok(counter as u64)
-    }
-
-    /// Whether there is an event, as the guest writes it, that can be counted: what the function [`EVENT_GET_INFO`] says of
-    /// each in a list. That is in the guest's memory, which is not seen here.
-    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
-        self.countable(index, data).is_some()
     }
 
     fn countable(&mut self, index: u64, data: u64) -> Option<Event> {
@@ -280,6 +258,28 @@ impl<S: Source> Model<S> for Riscv<S> {
             CYCLE..=LAST_COUNTER | OVERFLOWS => Outcome::Fault,
             _ => Outcome::NotMine,
         }
+    }
+
+    /// A call of the extension: its function and its arguments, `a0` to `a5`, as the guest has them.
+    fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        let [base, mask, flags, event, data, _] = arguments;
+        let result = match function {
+            NUM_COUNTERS => Ok(self.shape.size() as u64),
+            sbi::GET_INFO => self.info(base),
+            sbi::CONFIG_MATCHING => self.configure_matching(base, mask, Config(flags), event, data),
+            sbi::START => self.start(base, mask, flags, event),
+            sbi::STOP => self.stop(base, mask, flags),
+            // Every counter is a hardware counter.
+            sbi::FIRMWARE_READ | sbi::FIRMWARE_READ_HIGH => Err(Error::InvalidParameter),
+            _ => Err(Error::NotSupported),
+        };
+        result.into()
+    }
+
+    /// Whether there is an event, as the guest writes it, that can be counted: what the function [`EVENT_GET_INFO`] says of
+    /// each in a list. That is in the guest's memory, which is not seen here.
+    fn has_event(&mut self, index: u64, data: u64) -> bool {
+        self.countable(index, data).is_some()
     }
 
     fn set_policy(&mut self, policy: &Policy) {

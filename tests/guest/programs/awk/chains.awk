@@ -1,6 +1,6 @@
-# Reads `perf script -F ip,sym` of samples with callers.
+# Reads the output of `perf script -F ip,sym` for samples with call chains. Prints:
 #
-#   FUNCTION<CALLER... N    samples there, called from there
+#   FUNCTION<CALLER... N    number of samples in FUNCTION with this chain of callers
 
 BEGIN { RS = "" }
 {

@@ -1,9 +1,9 @@
-# Reads `perf script -F event,period`.
+# Reads the output of `perf script -F event,period`. Prints for each event:
 #
-#   EVENT samples N
-#   EVENT sum N        their periods together
-#   EVENT last N       the last one's
-#   EVENT longest N    the longest
+#   EVENT samples N    number of samples
+#   EVENT sum N        sum of their periods
+#   EVENT last N       period of the last sample
+#   EVENT longest N    longest period
 
 {
     event = $2

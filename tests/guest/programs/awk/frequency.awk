@@ -1,13 +1,13 @@
-# Reads `perf script -D` of samples that have the counter's value in them, and compares their periods with what was counted
-# from one to the next. Some of the kernel's interrupt handlers write the period into a sample that ends with it, others
-# the one that begins there. The kernel looks for the right period from 1 on, and raises and rounds the first ones; so the
-# comparison begins with the first of at least 1000.
+# Reads the output of `perf script -D` for samples with the counter's value (PERF_SAMPLE_READ), and compares the period
+# of each sample with the difference of two values. Some of the kernel's PMU drivers write the period that ends with a
+# sample into it, others the period that begins there. The kernel searches for the right period from 1 on, and it raises
+# and rounds the first ones, so the comparison begins with the first period of at least 1000. Prints:
 #
-#   compared N    intervals between samples
-#   ended N       those as long as the period of the sample at their end
-#   begun N       those as long as the period of the sample at their beginning
-#   value N       the counter, at the last sample
-#   longest N     the longest period
+#   compared N    number of compared intervals between two samples
+#   ended N       number of those whose length is the period in the sample at their end
+#   begun N       number of those whose length is the period in the sample at their beginning
+#   value N       counter's value at the last sample
+#   longest N     longest period
 
 /PERF_RECORD_SAMPLE/ {
     for (field = 1; field < NF; field++)

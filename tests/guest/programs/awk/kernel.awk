@@ -1,9 +1,10 @@
-# Reads `perf script -F period,ip,sym,iregs`, of samples taken every PERIOD events with the counter's value and the flags
-# register. What perf calls their periods is how far the counter came from one to the next.
+# Reads the output of `perf script -F period,ip,sym,iregs` for samples that were taken every PERIOD events with the
+# counter's value and the flags register. In this output a sample's period is the increase of the value since the sample
+# before. Prints:
 #
-#   exact N         samples that were taken before the counter got to the next multiple of PERIOD
-#   on SYMBOL N     samples there with interrupts on
-#   off SYMBOL N    samples there with interrupts off
+#   exact N         number of samples that were taken before the counter reached the next multiple of PERIOD
+#   on SYMBOL N     number of samples in SYMBOL with interrupts on
+#   off SYMBOL N    number of samples in SYMBOL with interrupts off
 
 {
     value += $1

@@ -1,10 +1,10 @@
-# Reads `perf script -F ip` of samples of `track`, taken every PERIOD instructions. Where it is says how many it has
-# executed, modulo LENGTH: the instruction before its loop, then those of the loop. Of these the last but one has two bytes
-# and all in front of that have one.
+# Reads the output of `perf script -F ip` for samples of `track` that were taken every PERIOD instructions. The address
+# of a sample tells how many instructions the program has executed, modulo LENGTH: one before its loop, then those of
+# the loop. The last instruction but one of the loop has two bytes, and all before it have one. Prints:
 #
-#   exact N        samples where the program was as far as the period implies
-#   one-late N     samples one instruction later
-#   elsewhere N    samples anywhere else
+#   exact N        number of samples at the instruction that the period implies
+#   one-late N     number of samples one instruction later
+#   elsewhere N    number of samples anywhere else
 
 {
     expected = (NR * PERIOD - 1) % LENGTH

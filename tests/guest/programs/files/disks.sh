@@ -1,4 +1,4 @@
-# In a guest with two disks, the second of which may only be read. A line with `==` begins what each test looks at.
+# Runs in a guest with two disks, the second of which is read-only. A line with `==` begins the output of each part.
 echo "== disks"
 cat /sys/block/vda/size /sys/block/vdb/size
 mkdir /mnt /second

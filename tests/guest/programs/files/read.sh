@@ -1,5 +1,5 @@
-# In a guest, in a folder of a share that may only be read: what there is, and what its links and changes can be had for.
-# A line with `==` begins what each test looks at.
+# Runs in a guest, in a directory of a read-only share: reads files, tries changes, and follows links. A line with `==`
+# begins the output of each part.
 cd deep
 echo "== folder"
 pwd
@@ -24,7 +24,7 @@ ls ../folder
 echo "== walk"
 cd ..
 inside=no gone=no rounds=0
-# What was found is believed for a second.
+# The guest caches directory entries for a second.
 until [ $inside$gone = yesyes ] || [ $rounds -eq 50 ]; do
     cat moved/in/file 2>/dev/null && inside=yes || gone=yes
     cat moved/in/../whose moved/in/../../whose moved/link 2>/dev/null

@@ -1,6 +1,6 @@
-# In a guest, in a share that may be written, beside one that may not and that has a third one in it; meanwhile the host
-# changes them. It is given how many files to make at once. A line with `==` begins what each test looks at, and tells the
-# host that it is its turn.
+# Runs in a guest, in a writable share. Beside it are a read-only share, with a third share inside, and a writable one
+# that the host removes. The host changes files meanwhile. The argument is the number of files to create at once. A line
+# with `==` begins the output of each part, and tells the host when to make its change.
 until_exists() { until [ -e "$1" ]; do sleep 0.1; done; }
 
 echo "== folder"

@@ -1,5 +1,5 @@
-//! Runs a command that can be interrupted. A shell has what it starts in the background ignore interrupts, and so does all that
-//! this starts; Tally takes that for what its user wants.
+//! Runs a command with the default action for SIGINT and SIGQUIT. A shell starts background commands with these signals
+//! ignored, and their children inherit this. Tally keeps on ignoring signals that it was started to ignore.
 //!
 //! Usage: `interruptible COMMAND ARGUMENT...`
 

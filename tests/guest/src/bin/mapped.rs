@@ -1,5 +1,5 @@
-//! Maps the file that its argument names, says so, and reads what it has mapped until the file is shorter: then the kernel
-//! sends it SIGBUS.
+//! Maps the file that its argument names, prints a line, and reads the file's last byte until the file is truncated.
+//! Then the kernel sends it SIGBUS.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -16,11 +16,12 @@ fn main() {
     };
     assert_ne!(place, libc::MAP_FAILED, "it can be mapped");
     let last = place.cast::<u8>().wrapping_add(length - 1);
-    // SAFETY: the byte is mapped, or reading it ends this program, which is what it is for.
+    // SAFETY: the byte is mapped. If the file was truncated, the read raises SIGBUS and ends this program, as intended.
     println!("mapped {}", unsafe { last.read_volatile() });
     loop {
         sleep(Duration::from_millis(100));
-        // A guest looks at what it has cached of a shared file when it is asked about the file.
+        // The guest's kernel updates its cached attributes and pages of a shared file when a program asks for the
+        // attributes.
         std::fs::metadata(&path).expect("it is there");
         // SAFETY: as before.
         unsafe { last.read_volatile() };

@@ -1,6 +1,9 @@
-//! Runs a program that may less: `restricted unprivileged PROGRAM ARGUMENTS...` as a user like any other, `restricted seccomp
-//! PROGRAM ARGUMENTS...` in a sandbox of the kind that containers have, which forbids `perf_event_open`. Before that,
-//! `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and runs it as such a user.
+//! Runs a program with fewer privileges.
+//!
+//! - `restricted unprivileged PROGRAM ARGUMENTS...` runs it as an ordinary user.
+//! - `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and then the same.
+//! - `restricted seccomp PROGRAM ARGUMENTS...` runs it under a seccomp filter that forbids `perf_event_open`, as
+//!   containers do.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -36,15 +39,16 @@ fn unprivileged(command: &mut Command) {
     command.uid(NOBODY).gid(NOBODY);
 }
 
-/// Gives the program the capability as `struct vfs_cap_data` of `linux/capability.h` has it: version 2, effective, and the
-/// lower and upper halves of what is permitted and what is inherited.
+/// Gives the file `CAP_PERFMON`, permitted and effective. The value is `struct vfs_cap_data` of `linux/capability.h`:
+/// version 2 with the effective flag, then the permitted and the inheritable set, first their lower halves, then their
+/// upper ones.
 fn give_perfmon(program: &OsStr) -> io::Result<()> {
     const PERFMON: u32 = 38;
     let words: [u32; 5] = [0x0200_0001, 0, 0, 1 << (PERFMON - 32), 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let path = CString::new(program.as_bytes())?;
     let name = c"security.capability";
-    // SAFETY: both strings end with a null, and the value is as long as it says.
+    // SAFETY: both strings end with a null byte, and `value` has the length that is passed.
     let result =
         unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -1,8 +1,13 @@
-//! Runs a command on a terminal and does what its first arguments say: `expect:TEXT` waits for text to appear,
-//! `type:KEYS` types, `size:ROWSxCOLUMNS` gives the terminal another size. In the first two, `\n`, `\r`, `\\` and `\xHH` stand for a byte. All that appears goes to standard output, and the
-//! command's status becomes this program's; 124 says that something did not appear in a minute.
+//! Runs a command on a pseudo-terminal and executes scripted steps there.
 //!
 //! Usage: `typist STEP... -- COMMAND ARGUMENT...`
+//!
+//! - `expect:TEXT` waits for text to appear.
+//! - `type:KEYS` types.
+//! - `size:ROWSxCOLUMNS` sets the terminal's size.
+//!
+//! In text and keys, `\n`, `\r`, `\\` and `\xHH` stand for a byte. The terminal's output goes to standard output. The
+//! exit status is the command's, or 124 if a step failed or timed out after a minute.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -47,6 +52,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, String> {
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)))
 }
 
+/// Replaces the escapes in a text.
 fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let mut rest = text.chars();

@@ -1,8 +1,9 @@
-//! Who counted what, as the host's `perf` tells it: the work of a guest, Tally's for it, and that of neighbours.
+//! Tests of attribution with the host's `perf`: instructions of a guest, of Tally, and of other programs on the host.
 //!
-//! Two boots of the simulated host serve all tests: one with guests that have no operating system, whose counts are known to
-//! the instruction, and one with Linux. A guest is stopped while it waits for its timer, and goes on when the host's `perf` has
-//! begun to count, which so misses nothing of what it does in user mode. Every test holds for the PMUs of both vendors.
+//! Two boots of the simulated host serve all tests: one for guests that have no operating system, whose counts are
+//! known exactly, and one for Linux guests. A guest is stopped with SIGSTOP while it waits for its timer, and continued
+//! when the host's `perf` counts, so `perf` misses no instruction of the guest's user mode. Every test runs with both
+//! vendors' PMUs.
 
 use std::sync::LazyLock;
 
@@ -16,19 +17,20 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_guests_loop_is_found_in_the_guest_and_not_in_the_host,
+        a_guests_loop_is_counted_as_guest_and_not_as_host,
         a_guest_and_its_host_count_the_same,
         a_busy_neighbour_on_the_same_cpu_changes_no_count,
-        two_guests_on_one_cpu_do_not_see_each_other,
-        the_hosts_perf_counts_beside_a_guest_that_counts,
-        the_hosts_perf_says_so_when_a_guest_holds_all_counters,
-        perf_kvm_stat_tells_a_guests_exits_by_their_reasons,
-        what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest,
-        perf_kvm_record_finds_a_guests_loop_and_names_its_kernels_functions,
+        two_guests_on_one_cpu_do_not_change_each_others_counts,
+        the_hosts_perf_counts_while_a_guest_counts,
+        the_hosts_perf_reports_not_counted_when_a_guest_holds_all_counters,
+        perf_kvm_stat_reports_a_guests_exits_by_reason,
+        tallys_work_for_a_guest_is_counted_as_host_and_not_as_guest,
+        perf_kvm_record_samples_a_guests_loop_and_resolves_its_kernels_symbols,
     ]
 }
 
-/// `count ARGUMENTS...` starts `perf stat`; `finish` lets the guest go on to its end, and ends that.
+/// Shell functions. `count ARGUMENTS...` starts `perf stat`. `finish` continues the guest, waits for its end, and stops
+/// `perf stat`.
 const FUNCTIONS: &str = "\
 count() {
     perf stat -x'|' \"$@\" & perf=$!
@@ -42,17 +44,18 @@ finish() {
 }
 ";
 
-/// The guest goes round a loop in user mode, counts it with a counter, and then has four overflow a hundred times.
+/// Words of a guest that counts a user-mode loop, and then lets four counters overflow a hundred times.
 const WORK: &str = "timer=1000 count-user=0:0x4100c0,30000000,0 pmi=nmi,100,10000,0xf";
-/// What the guest says that it counted.
+/// Count that the guest prints.
 const WORK_COUNTED: u64 = rounds(30_000_000);
-/// How many instructions it executes in user mode.
+/// Number of instructions that this guest executes in user mode.
 const WORK_INSTRUCTIONS: u64 = WORK_COUNTED + rounds(100 * 10_000 / 2 + 1);
 
-/// How often the guest that holds all counters goes round its loop.
+/// Rounds of the loop in the guest that holds all counters.
 const HELD_ROUNDS: u64 = 400_000_000;
 
-/// Has the counters but the first count, no two of them the same: those that do share one of the host's.
+/// Returns words that start all counters but the first. Each counts a different event, because counters with the same
+/// event share one host event.
 fn others_of_the_six(pmu: &str) -> &'static str {
     if pmu == "intel" {
         "timer=1000 wrmsr=0x187,0:0x41003c wrmsr=0x188,0:0x42003c wrmsr=0x189,0:0x4100c4 wrmsr=0x38d,0:0x33 \
@@ -63,30 +66,32 @@ fn others_of_the_six(pmu: &str) -> &'static str {
     }
 }
 
-/// How many instructions these rounds of the loop in user mode are.
+/// Returns the number of instructions in these rounds of the user-mode loop.
 const fn rounds(rounds: u64) -> u64 {
     2 * rounds + 1
 }
 
-/// How often the guest without a counter goes round its loop, for a short time and for a long one.
+/// Rounds of the loop in the guests without a counter: a short and a long run.
 const ROUNDS: [u64; 2] = [10_000_000, 60_000_000];
 
-/// Guests without an operating system.
+/// Results with guests without an operating system.
 static PLAIN: LazyLock<Results> =
     LazyLock::new(|| on_the_host(Steps::new("attribution::plain"), plain).run());
 
-/// Guests with Linux.
+/// Results with Linux guests.
 static LINUX: LazyLock<Results> = LazyLock::new(|| {
     let guest = in_linux().into_bytes();
-    let steps = Steps::new("attribution::linux").on(|host| host.program(guest, "in-linux"));
+    let steps = Steps::new("attribution::linux").configure_host(|host| host.program(guest, "in-linux"));
     pmus().fold(on_the_host(steps, linux), |steps, pmu| steps.step(pmu, &format!("cat said.{pmu}"))).run()
 });
 
-/// Adds the step `host`, which does what is done with each PMU.
+/// Adds the step `host`. It runs the sections that `add` creates for each PMU.
 fn on_the_host(steps: Steps, add: fn(Script, &str) -> Script) -> Steps {
     let script = pmus().fold(Script::new(), add).into_bytes();
     let script = [PAUSED_GUESTS.as_bytes(), FUNCTIONS.as_bytes(), &script].concat();
-    steps.on(|host| host.program(LOOP, "loop").program(script, "script")).step("host", "sh ./script")
+    steps
+        .configure_host(|host| host.program(LOOP, "loop").program(script, "script"))
+        .step("host", "sh ./script")
 }
 
 fn plain(script: Script, pmu: &str) -> Script {
@@ -172,8 +177,8 @@ fn linux(script: Script, pmu: &str) -> Script {
         )
 }
 
-/// What Linux does in a guest: it reads the same from its memory, a folder of the host's and a disk; and then, while the host
-/// looks on, from the latter again, and works.
+/// Returns the script of the Linux guest. It reads the same data from memory, a shared folder and a disk. Then it reads
+/// from the folder and the disk again, and runs a loop, while the host counts.
 fn in_linux() -> Script {
     let drop_caches = "echo 3 >/proc/sys/vm/drop_caches";
     let read = |file: &str| format!("{drop_caches}; {STAT} -e instructions:u cat {file} >/dev/null");
@@ -189,10 +194,10 @@ fn in_linux() -> Script {
         .section("work", &format!("touch ready; sleep 2; {drop_caches}; cat file /dev/vda >/dev/null; ./loop"))
 }
 
-/// So many instructions of the guest's are from one sample of the host's to the next.
+/// Period of the host's samples, in instructions of the guest.
 const PERIOD: u64 = 100_000;
 
-/// What a host's script saw.
+/// Returns the output of the host's script.
 fn host(group: &'static LazyLock<Results>) -> Sections {
     Sections::of(group.of("host"))
 }
@@ -201,21 +206,21 @@ fn pmus() -> impl Iterator<Item = &'static str> {
     MODELS.iter().map(|model| model.pmu)
 }
 
-/// The lines of a guest that begin so.
-fn said<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
+/// Returns the lines of a guest's output that start with `word`.
+fn lines_of<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
     text.lines().filter(|line| line.starts_with(word)).collect()
 }
 
-/// That a guest, or each of so many, counted its work to the instruction, and had every overflow.
+/// Checks that each of the guests counted [`WORK`] exactly, and got every overflow interrupt.
 fn assert_worked(pmu: &str, text: &str, guests: usize) {
     let counted = format!("count 30000000 {WORK_COUNTED:016x}");
-    assert_eq!(said(text, "count"), vec![counted; guests], "{pmu}: {text}");
+    assert_eq!(lines_of(text, "count"), vec![counted; guests], "{pmu}: {text}");
     let overflows =
         "pmi 100 interrupts, 400 overflows, at 0..0, value 0..0, status 0f, left 00, entry 00000400, 0 late";
-    assert_eq!(said(text, "pmi"), vec![overflows; guests], "{pmu}: {text}");
+    assert_eq!(lines_of(text, "pmi"), vec![overflows; guests], "{pmu}: {text}");
 }
 
-fn a_guests_loop_is_found_in_the_guest_and_not_in_the_host() {
+fn a_guests_loop_is_counted_as_guest_and_not_as_host() {
     let host = host(&PLAIN);
     for pmu in pmus() {
         let counted = ["short", "long"].map(|name| host.values(&format!("{name}, {pmu}")));
@@ -223,7 +228,7 @@ fn a_guests_loop_is_found_in_the_guest_and_not_in_the_host() {
             counted.each_ref().map(|values| <[u64; 3]>::try_from(&values[..]).expect("three"));
         assert_eq!([short[0], long[0]], ROUNDS.map(rounds), "{pmu}: in the guest");
         assert_eq!(short[1], long[1], "{pmu}: in Tally");
-        // The host's own timer interrupts the longer one more often.
+        // The host's timer interrupts the longer run more often.
         let ticks = long[2].abs_diff(short[2]);
         assert!(ticks < (long[0] - short[0]) / 10, "{pmu}: in the host's kernel: {short:?} {long:?}");
     }
@@ -247,7 +252,7 @@ fn a_busy_neighbour_on_the_same_cpu_changes_no_count() {
     }
 }
 
-fn two_guests_on_one_cpu_do_not_see_each_other() {
+fn two_guests_on_one_cpu_do_not_change_each_others_counts() {
     let host = host(&PLAIN);
     for pmu in pmus() {
         let name = format!("beside a guest, {pmu}");
@@ -256,7 +261,7 @@ fn two_guests_on_one_cpu_do_not_see_each_other() {
     }
 }
 
-fn the_hosts_perf_counts_beside_a_guest_that_counts() {
+fn the_hosts_perf_counts_while_a_guest_counts() {
     let host = host(&PLAIN);
     for pmu in pmus() {
         for whom in ["process", "system-wide"] {
@@ -272,7 +277,7 @@ fn the_hosts_perf_counts_beside_a_guest_that_counts() {
     }
 }
 
-fn the_hosts_perf_says_so_when_a_guest_holds_all_counters() {
+fn the_hosts_perf_reports_not_counted_when_a_guest_holds_all_counters() {
     let host = host(&PLAIN);
     for pmu in pmus() {
         let name = format!("all counters, {pmu}");
@@ -280,18 +285,18 @@ fn the_hosts_perf_says_so_when_a_guest_holds_all_counters() {
         let (of_the_thread, of_all) = counts.split_at(2);
         let nothing = |count: &Count| count.value == Value::NotCounted;
         assert!(of_the_thread.iter().all(nothing), "{pmu}: {of_the_thread:?}");
-        // Others than the guest do run, and then the counters are free.
+        // The system-wide events are on the counters only while other threads than the vCPU run.
         assert!(of_all.iter().all(|count| count.running < 10.0), "{pmu}: {of_all:?}");
         let counted = format!("count {HELD_ROUNDS} {:016x}", rounds(HELD_ROUNDS));
-        assert_eq!(said(host.text(&name), &counted).len(), 1, "{pmu}: {}", host.text(&name));
+        assert_eq!(lines_of(host.text(&name), &counted).len(), 1, "{pmu}: {}", host.text(&name));
     }
 }
 
-fn perf_kvm_stat_tells_a_guests_exits_by_their_reasons() {
+fn perf_kvm_stat_reports_a_guests_exits_by_reason() {
     let host = host(&PLAIN);
     for pmu in pmus() {
         let text = host.text(&format!("exits, {pmu}"));
-        let printed: usize = said(text, "rdmsr").iter().map(|line| line.len() + 1).sum();
+        let printed: usize = lines_of(text, "rdmsr").iter().map(|line| line.len() + 1).sum();
         let exits = |reason: &str| {
             let mut words = text.lines().map(str::split_whitespace);
             words.find_map(
@@ -302,7 +307,7 @@ fn perf_kvm_stat_tells_a_guests_exits_by_their_reasons() {
     }
 }
 
-fn what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest() {
+fn tallys_work_for_a_guest_is_counted_as_host_and_not_as_guest() {
     let host = host(&LINUX);
     for pmu in pmus() {
         let guest = Sections::of(LINUX.of(pmu));
@@ -327,15 +332,15 @@ fn what_tally_does_for_a_guest_is_found_in_the_host_and_not_in_the_guest() {
     }
 }
 
-fn perf_kvm_record_finds_a_guests_loop_and_names_its_kernels_functions() {
-    /// Where the loop is, counted from where the program begins.
+fn perf_kvm_record_samples_a_guests_loop_and_resolves_its_kernels_symbols() {
+    /// Offsets of the loop's instructions from the program's entry point.
     const IN_THE_LOOP: [u64; 2] = [5, 7];
     let entry = u64::from_le_bytes(LOOP[24..32].try_into().expect("eight bytes"));
     let places = IN_THE_LOOP.map(|offset| format!("{:#018x}", entry + offset));
     let host = host(&LINUX);
     for pmu in pmus() {
         let text = host.text(&format!("samples, {pmu}"));
-        // Percent, samples, thread, file, mode, and address or name.
+        // Columns: percentage, samples, thread, file, mode, and address or symbol.
         let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let samples = |chosen: &dyn Fn(&[&str]) -> bool| -> u64 {
             lines

@@ -1,11 +1,10 @@
-//! The benchmark itself, on the smallest selection that says something: its numbers are what they have to be where that is
-//! known, and its table has them all.
+//! Tests of the benchmark with a small plan: numbers that are known beforehand are right, and the table is complete.
 
 use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::bench::{
     self, Column, Cost, Figures, Limit, Measure, Model, Plan, Programs, Row, Samples, Workload,
@@ -13,15 +12,15 @@ use tally_lab::bench::{
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
-        every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest,
-        a_sampling_point_costs_the_host_least_and_guests_their_exits,
-        a_table_has_a_column_for_everything_and_says_what_it_does_not_know,
-        a_pmu_that_nobody_uses_costs_nothing,
+    second_tier(tests![
+        host_and_tallys_guest_take_every_sample_that_the_count_implies,
+        a_sampling_point_costs_less_on_the_host_than_in_guests,
+        the_table_is_complete_and_marks_unknown_values,
+        an_unused_pmu_costs_nothing,
     ])
 }
 
-/// A loop of 500 sampling points of six events.
+// The workload is a loop with 500 sampling points of six events.
 const PERIOD: u64 = 100_000;
 const POINTS: u64 = 500;
 const EVENTS: u8 = 6;
@@ -52,7 +51,7 @@ fn cost(column: Column) -> Cost {
     FIGURES.cost((Limit::None, column, PLAN.rows[0])).expect("it costs something")
 }
 
-fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() {
+fn host_and_tallys_guest_take_every_sample_that_the_count_implies() {
     for column in [Column::Host, Column::Tally("amd")] {
         let Samples { taken, implied, at_once } = samples(column);
         assert!((at_once - f64::from(EVENTS)).abs() < f64::EPSILON, "{column}: {at_once} at once");
@@ -61,7 +60,7 @@ fn every_sample_that_a_count_implies_is_taken_on_the_host_and_in_tallys_guest() 
     assert!(samples(Column::Tally("amd")).taken >= samples(Column::Kvm).taken);
 }
 
-fn a_sampling_point_costs_the_host_least_and_guests_their_exits() {
+fn a_sampling_point_costs_less_on_the_host_than_in_guests() {
     let [host, tally, kvm] = [Column::Host, Column::Tally("amd"), Column::Kvm].map(cost);
     for guest in [tally, kvm] {
         assert!(host.nanoseconds < guest.nanoseconds, "{host:?} {guest:?}");
@@ -73,7 +72,7 @@ fn a_sampling_point_costs_the_host_least_and_guests_their_exits() {
     assert!(exits >= 6.0 && user_exits < 1.0, "{kvm:?}");
 }
 
-fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
+fn the_table_is_complete_and_marks_unknown_values() {
     let table = bench::table(&PLAN, &FIGURES, Some(Model::PUBLISHED));
     let row = |what: &str| {
         let line =
@@ -89,16 +88,18 @@ fn a_table_has_a_column_for_everything_and_says_what_it_does_not_know() {
     assert!(table.contains("540 ns for each exit") && table.contains("https://lkml"), "{table}");
 }
 
-fn a_pmu_that_nobody_uses_costs_nothing() {
-    /// A guest's clock interrupts it every four milliseconds, and where its first does in a workload is chance: one more or less.
-    /// What a kernel does every second or so is in one of the runs, and not in the one in the middle.
+fn an_unused_pmu_costs_nothing() {
+    /// Tolerance for the guest's timer interrupt, which comes every four milliseconds: a run may contain one more or
+    /// less. Work that a kernel does about once per second is in one of the runs only, and so does not change the
+    /// median.
     const EXITS_OF_A_TICK: u64 = 8;
     const NANOSECONDS_OF_A_TICK: f64 = 30_000.0;
     let row = |(workload, units)| Row { workload, units, measure: Measure::Nothing };
     let plan = Plan {
-        // What accesses no register: the code in front of the kernel's functions for these is not for nothing.
+        // These workloads access no PMU registers. Accesses cost something, because the loader adds code to the
+        // kernel's functions for them.
         rows: [(Workload::Loop, 50_000_000), (Workload::Syscalls, 30_000)].map(row).to_vec(),
-        // Not Intel's: a kernel that takes its processor for Intel's guards itself otherwise.
+        // Not with Intel's PMU: a kernel on an Intel processor enables other mitigations, and so has other costs.
         columns: vec![Column::Tally("none"), Column::Tally("amd")],
         limits: vec![Limit::None],
         repeat: 5,

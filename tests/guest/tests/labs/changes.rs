@@ -1,24 +1,24 @@
-//! What an operator changes of a VM that runs, on the lab's simulated host: its policy, and what its log says.
+//! Changes to running VMs with `tally policy` and `tally log`, on the lab's simulated host.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_running_guest_counts_what_its_policy_allows_and_nothing_else,
-        a_policy_is_printed_as_a_file_has_it,
-        the_log_has_the_operators_notes_and_changes_while_the_guest_runs,
-        a_mistake_is_one_line_and_changes_nothing,
-        what_is_not_tallys_own_pmu_has_no_policy,
-        a_log_that_cannot_be_written_is_told_when_it_is_asked_for,
+        a_policy_change_takes_effect_in_a_running_guest,
+        a_policy_is_printed_in_the_policy_files_format,
+        the_log_contains_notes_and_policy_changes_while_the_guest_runs,
+        an_invalid_change_is_refused_in_one_line,
+        a_vm_without_tallys_pmu_has_no_policy,
+        a_note_for_an_unwritable_log_is_refused,
     ]
 }
 
-/// A guest that counts a loop of 20,000,004 instructions whenever it is told to.
+/// Command of the guest: counts a loop of 20,000,004 instructions for each line on its standard input.
 const GUEST: &str =
     "while read go; do perf stat -x, -e instructions:u,rd1:u /lib/tally/loop 2>&1; echo counted; done";
 
@@ -71,11 +71,11 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn done(step: &str) -> &'static Done {
+fn done(step: &str) -> &'static StepOutput {
     RESULTS.of(step)
 }
 
-/// The counts of an event, one for each time that the guest counted.
+/// Returns the counts of an event, one for each time that the guest counted.
 fn counts(text: &str, event: &str) -> Vec<u64> {
     let counted = text.lines().filter_map(|line| {
         let mut fields = line.split(',');
@@ -85,8 +85,8 @@ fn counts(text: &str, event: &str) -> Vec<u64> {
     counted.collect()
 }
 
-fn a_running_guest_counts_what_its_policy_allows_and_nothing_else() {
-    let Done { status, err, .. } = done("changed");
+fn a_policy_change_takes_effect_in_a_running_guest() {
+    let StepOutput { status, err, .. } = done("changed");
     let text = done("changed").text();
     assert_eq!(*status, 0, "{text}{err}");
     assert_eq!(counts(&text, "instructions:u"), [20_000_004; 3], "{text}");
@@ -94,14 +94,14 @@ fn a_running_guest_counts_what_its_policy_allows_and_nothing_else() {
     assert!(err.contains("the policy denies rd1:u"), "{err}");
 }
 
-fn a_policy_is_printed_as_a_file_has_it() {
+fn a_policy_is_printed_in_the_policy_files_format() {
     let text = done("changed").text();
     let policy = "tier = \"architectural\"\nmin-period = 1\nmax-interrupts-per-second = \"none\"\n\
                   freeze = \"guest\"\non-starvation = \"report\"\n";
     assert!(text.starts_with(policy), "{text}");
 }
 
-fn the_log_has_the_operators_notes_and_changes_while_the_guest_runs() {
+fn the_log_contains_notes_and_policy_changes_while_the_guest_runs() {
     for step in ["before", "log"] {
         let text = done(step).text();
         let at = |words: &str| text.find(words).unwrap_or_else(|| panic!("{step}: {words}: {text}"));
@@ -110,13 +110,13 @@ fn the_log_has_the_operators_notes_and_changes_while_the_guest_runs() {
         let third = at("policy: allow = [\"r00d1\", \"instructions\"]");
         assert!(first < second && second < third, "{step}: {text}");
     }
-    let runs = |step: &str| done(step).text().contains("no end: the machine runs");
-    assert!(runs("before") && !runs("log"));
+    let is_running = |step: &str| done(step).text().contains("no end: the machine runs");
+    assert!(is_running("before") && !is_running("log"));
 }
 
-fn a_mistake_is_one_line_and_changes_nothing() {
-    let told = &done("mistakes").err;
-    let lines: Vec<&str> = told.lines().collect();
+fn an_invalid_change_is_refused_in_one_line() {
+    let messages = &done("mistakes").err;
+    let lines: Vec<&str> = messages.lines().collect();
     let expected = [
         ("unknown key `teir`: did you mean `tier`?", "125"),
         ("unknown event `instrutions`: did you mean `instructions`?", "125"),
@@ -124,19 +124,22 @@ fn a_mistake_is_one_line_and_changes_nothing() {
         ("no-such-file: No such file or directory", "125"),
         ("it has no log: that is for `tally run --pmu-log FILE`", "125"),
     ];
-    assert_eq!(lines.len(), 2 * expected.len(), "{told}");
+    assert_eq!(lines.len(), 2 * expected.len(), "{messages}");
     for ((words, status), lines) in expected.iter().zip(lines.chunks(2)) {
-        assert!(lines[0].starts_with("tally: ") && lines[0].contains(words) && lines[1] == *status, "{told}");
+        assert!(
+            lines[0].starts_with("tally: ") && lines[0].contains(words) && lines[1] == *status,
+            "{messages}"
+        );
     }
 }
 
-fn what_is_not_tallys_own_pmu_has_no_policy() {
-    let Done { status, err, .. } = done("not-ours");
+fn a_vm_without_tallys_pmu_has_no_policy() {
+    let StepOutput { status, err, .. } = done("not-ours");
     assert!(*status == 125 && err.contains("a policy is for Tally's own PMUs"), "{err}");
 }
 
-fn a_log_that_cannot_be_written_is_told_when_it_is_asked_for() {
-    let Done { status, err, .. } = done("full");
+fn a_note_for_an_unwritable_log_is_refused() {
+    let StepOutput { status, err, .. } = done("full");
     assert!(*status == 125 && err.contains("No space left on device"), "{err}");
     assert!(done("full").text().contains("No space left on device"), "the one who runs it is told as well");
 }

@@ -1,18 +1,14 @@
-//! `tally check`, on the lab's simulated host, where every count is exact.
+//! Tests of `tally check` on the lab's simulated host, where every count is exact.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    tests![
-        every_count_of_every_pmu_is_exact,
-        a_report_names_the_host_and_the_pmu,
-        there_is_nothing_to_check_of_a_pmu_that_is_not_ours,
-    ]
+    tests![every_count_of_every_pmu_is_exact, a_report_names_the_host_and_the_pmu, kvms_own_vpmu_is_refused,]
 }
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
@@ -25,8 +21,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// The verdicts, of which there are so many.
-fn verdicts(done: &Done, number: usize) -> Vec<String> {
+/// Returns the verdicts. Checks their number.
+fn verdicts(done: &StepOutput, number: usize) -> Vec<String> {
     let text = done.text();
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{text}");
     let compared = text.lines().filter(|line| line.starts_with("  ") && line.contains(" of "));
@@ -37,7 +33,7 @@ fn verdicts(done: &Done, number: usize) -> Vec<String> {
 }
 
 fn every_count_of_every_pmu_is_exact() {
-    // Every counter by itself, overflows and their interrupts; two events, all general counters at once, and samples.
+    // Each counter alone, overflows and their interrupts, two events, all general counters at once, and samples.
     for (pmu, counts) in
         [("auto", 6 + 2 + 2 + 6 + 1), ("amd-legacy", 13), ("intel", 4 + 1 + 2 + 2 + 4 + 1), ("intel-v2", 12)]
     {
@@ -59,7 +55,7 @@ fn a_report_names_the_host_and_the_pmu() {
     }
 }
 
-fn there_is_nothing_to_check_of_a_pmu_that_is_not_ours() {
+fn kvms_own_vpmu_is_refused() {
     let done = RESULTS.of("without");
     assert_eq!((done.status, done.text().as_str()), (125, ""));
     assert_eq!(done.err, "tally: --pmu kvm is no PMU of Tally's: there is nothing to check\n");

@@ -1,14 +1,15 @@
-//! What `perf stat` counts in a guest: to the instruction, what it counts on hardware.
+//! Tests that `perf stat` in a guest counts exactly what it counts on hardware.
 //!
-//! The distribution's kernel and `perf` run in the guest as they are. Booting takes most of the time, so three boots of the
-//! simulated host serve all tests: one for events of all kinds, one for programs in guests of one CPU, and one for those in
-//! guests of four. Each test looks at a section of the script that ran there, for each model (see `model.rs`).
+//! The guests run the distribution's unmodified kernel and `perf`. Booting takes most of the time, so three boots of
+//! the simulated host serve all tests: one for events of all kinds, one for programs in guests of one CPU, and one for
+//! programs in guests of four CPUs. Each test checks sections of the scripts that ran there, for each model (see
+//! `model.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Loop, Model, Named, Raw, list, selected};
+use guest_tests::model::{Loop, Model, Named, Raw, list, selected_models};
 use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{
     BETWEEN_PAUSES, BRANCHES_BETWEEN_PAUSES, FAMILY, FAMILY_INSTRUCTIONS, FAMILY_PARENT_INSTRUCTIONS,
@@ -22,33 +23,33 @@ use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_program_of_known_length_is_counted_to_the_instruction,
+        a_program_of_known_length_is_counted_exactly,
         six_events_in_a_group_are_all_exact,
-        user_and_kernel_mode_make_up_the_whole,
-        system_wide_counts_differ_by_what_the_programs_do,
-        intervals_add_up_to_the_whole,
+        counts_of_user_and_kernel_mode_add_up,
+        system_wide_counts_differ_by_the_programs_lengths,
+        counts_by_interval_add_up,
         a_repeated_run_counts_the_same,
-        more_events_than_counters_take_turns_and_are_scaled,
-        a_guest_has_the_named_events_that_its_host_has_too,
+        more_events_than_counters_are_multiplexed_and_scaled,
+        a_guest_has_the_named_events_that_its_host_has,
         perf_lists_the_named_events_that_a_guest_has,
         raw_events_count_what_the_hardware_counts,
-        events_that_the_host_does_not_have_stand_still_and_the_operator_is_told,
-        children_are_counted_with_their_parents_and_what_they_become,
-        a_process_is_counted_from_when_perf_finds_it,
-        a_program_that_moves_from_cpu_to_cpu_loses_nothing,
+        events_that_the_host_lacks_count_nothing_and_are_reported,
+        children_and_the_programs_that_they_execute_are_counted,
+        a_running_process_is_counted_from_the_attachment,
+        migration_between_cpus_loses_no_counts,
         each_cpu_counts_what_ran_on_it,
-        on_each_cpu_user_and_kernel_mode_make_up_the_whole,
-        programs_on_four_cpus_count_apart,
+        counts_of_user_and_kernel_mode_add_up_on_each_cpu,
+        programs_on_four_cpus_are_counted_separately,
         guest_and_host_agree_to_the_instruction,
     ]
 }
 
-/// How many instructions `loop` executes, the short one of [`KNOWN`]; [`LOOP`] is `long` here.
+/// Number of instructions of the program `loop` of [`KNOWN`]. The guests have [`LOOP`] as `long`.
 const SHORT_LOOP_INSTRUCTIONS: u64 = Loop::SHORT.instructions();
-/// How many `rep` does, another of [`KNOWN`].
+/// Number of instructions of the program `rep` of [`KNOWN`].
 const REP_INSTRUCTIONS: u64 = 12;
 
-/// All events that have a name and that the kernel asks the processor for.
+/// All named events of perf that the kernel maps to hardware events.
 const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses branches branch-misses bus-cycles \
     stalled-cycles-frontend stalled-cycles-backend ref-cycles \
     L1-dcache-loads L1-dcache-load-misses L1-dcache-stores L1-dcache-store-misses L1-dcache-prefetches \
@@ -58,20 +59,21 @@ const NAMED_EVENTS: &str = "cycles instructions cache-references cache-misses br
     dTLB-prefetch-misses iTLB-loads iTLB-load-misses branch-loads branch-load-misses node-loads \
     node-load-misses node-stores node-store-misses node-prefetches node-prefetch-misses";
 
-/// In user mode, in the kernel, and in both.
+/// Group of instructions in user mode, in the kernel, and in both.
 const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
 
-/// Events of all kinds, in guests of one CPU and on the host that they are compared with.
+/// Results with events of all kinds, in guests of one CPU and on the host for comparison.
 static EVENTS: LazyLock<Results> = LazyLock::new(|| {
     let host = host_script().into_bytes();
     let steps = programs().fold(Steps::new("counting::events").long(), |steps, (name, program)| {
-        steps.in_guest(name, program).on(move |scenario| scenario.program(program, name))
+        steps.in_guest(name, program).configure_host(move |scenario| scenario.program(program, name))
     });
-    let steps = steps.on(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
+    let steps =
+        steps.configure_host(move |scenario| scenario.program(host, "script")).step("host", "sh ./script");
     in_guests(steps, events).run()
 });
 
-/// Programs in guests of one CPU.
+/// Results of programs in guests of one CPU.
 static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
     let steps = programs()
         .fold(Steps::new("counting::one_cpu").long(), |steps, (name, program)| steps.in_guest(name, program));
@@ -80,7 +82,7 @@ static ONE_CPU: LazyLock<Results> = LazyLock::new(|| {
 
 /// Adds a guest of one CPU for each model, which runs the model's script.
 fn in_guests(steps: Steps, script: impl Fn(&Model) -> Script) -> Steps {
-    selected().iter().fold(steps, |steps, model| {
+    selected_models().iter().fold(steps, |steps, model| {
         let name = script_of(model);
         steps
             .in_guest(&name, script(model).into_bytes())
@@ -88,15 +90,15 @@ fn in_guests(steps: Steps, script: impl Fn(&Model) -> Script) -> Steps {
     })
 }
 
-/// Guests of four CPUs.
+/// Results of programs in guests of four CPUs.
 static FOUR_CPUS: LazyLock<Results> = LazyLock::new(|| {
     let steps = programs().fold(Steps::new("counting::four_cpus").long(), |steps, (name, program)| {
         steps.in_guest(name, program)
     });
-    selected()
+    selected_models()
         .iter()
         .fold(steps.in_guest("script", four_cpus().into_bytes()), |steps, model| {
-            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.leaving_two);
+            let guest = format!("{} {} -v -- sh ./script", run(model, 4), model.spare_two_counters);
             steps.step(model.pmu, &observed(&guest))
         })
         .run()
@@ -116,9 +118,11 @@ fn script_of(model: &Model) -> String {
     format!("script.{}", model.pmu)
 }
 
-/// A guest that says `ready` and `done` at times on its console, which takes no other program of its: in between the host
-/// counts what its CPUs' threads execute in it: from the first pause of the program to its second, which begins a moment after
-/// `done` is seen. That takes counters that the guest does not hold.
+/// Returns commands that run a guest and count the instructions of its vCPU threads in guest mode meanwhile.
+///
+/// The guest prints `ready` and `done` on its console at the two pauses of `interval`. The host counts from one pause
+/// to the other; the second begins a moment after `done` appears. The host's events need counters that the guest does
+/// not hold.
 fn observed(guest: &str) -> String {
     format!(
         "rm -f console.out\n\
@@ -134,9 +138,9 @@ fn observed(guest: &str) -> String {
     )
 }
 
-/// What the host is asked for: all that a guest is compared with.
+/// Returns the host's script: all sections that the guests' counts are compared with.
 fn host_script() -> Script {
-    selected().iter().fold(named(), |script, model| {
+    selected_models().iter().fold(named(), |script, model| {
         with_raw(script, model, |raw| raw.host, |program| raw_on_the_host(model, program))
     })
 }
@@ -147,7 +151,8 @@ fn named() -> Script {
         .section("listed", "perf list --no-desc hw cache | sort")
 }
 
-/// Adds a section for each program of known counts, with the model's raw events as one of both calls them.
+/// Adds a section for each program of [`KNOWN`] that counts the model's raw events in the encoding that `events`
+/// selects.
 fn with_raw(
     script: Script,
     model: &Model,
@@ -173,8 +178,8 @@ fn for_each(events: &str, program: &str) -> String {
     format!("for event in {events}; do {STAT} -e $event ./{program}; done")
 }
 
-/// What is counted beside the program is mostly perf itself, which reads the clock again if that changes meanwhile: the least
-/// is without such a dozen instructions.
+/// Returns commands that run a command four times. System-wide counts include perf itself, which executes a dozen more
+/// instructions if it has to read the clock again. The minimum of the counts is without these.
 fn several_times(command: &str) -> String {
     format!("for turn in 1 2 3 4; do {command}; done")
 }
@@ -224,16 +229,16 @@ fn four_cpus() -> Script {
         )
 }
 
-/// The guests of a group, by their models.
+/// Returns each model with the output of its guest.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    selected().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+    selected_models().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
 fn host() -> Sections {
     Sections::of(EVENTS.of("host"))
 }
 
-/// That both modes together are what each of them is, and how much that is in user mode.
+/// Checks that the counts of both modes add up, and returns the count of user mode.
 fn user_part(pmu: &str, by_mode: &[u64]) -> u64 {
     let [user, kernel, both] = by_mode else { panic!("{pmu}: {by_mode:?} are not three counts") };
     assert!(*kernel > 0, "{pmu}: nothing is done without the kernel: {by_mode:?}");
@@ -241,7 +246,7 @@ fn user_part(pmu: &str, by_mode: &[u64]) -> u64 {
     *user
 }
 
-fn a_program_of_known_length_is_counted_to_the_instruction() {
+fn a_program_of_known_length_is_counted_exactly() {
     for (model, guest) in guests(&ONE_CPU) {
         assert_eq!(guest.values("alone"), model.six(Loop::SHORT).map(|(_, count)| count), "{}", model.pmu);
     }
@@ -253,13 +258,13 @@ fn six_events_in_a_group_are_all_exact() {
     }
 }
 
-fn user_and_kernel_mode_make_up_the_whole() {
+fn counts_of_user_and_kernel_mode_add_up() {
     for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         assert_eq!(user_part(pmu, &guest.values("modes")), YIELD_INSTRUCTIONS, "{pmu}");
     }
 }
 
-fn system_wide_counts_differ_by_what_the_programs_do() {
+fn system_wide_counts_differ_by_the_programs_lengths() {
     for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let user = |name: &str| {
             let values = guest.values(name);
@@ -273,7 +278,7 @@ fn system_wide_counts_differ_by_what_the_programs_do() {
     }
 }
 
-fn intervals_add_up_to_the_whole() {
+fn counts_by_interval_add_up() {
     for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let mut sums = BTreeMap::new();
         let counts = guest.counts("by intervals");
@@ -297,7 +302,7 @@ fn a_repeated_run_counts_the_same() {
     }
 }
 
-fn more_events_than_counters_take_turns_and_are_scaled() {
+fn more_events_than_counters_are_multiplexed_and_scaled() {
     for (Model { pmu, .. }, guest) in guests(&ONE_CPU) {
         let counts = guest.counts("more than counters");
         assert_eq!(counts.len(), 10, "{pmu}");
@@ -309,7 +314,7 @@ fn more_events_than_counters_take_turns_and_are_scaled() {
     }
 }
 
-fn a_guest_has_the_named_events_that_its_host_has_too() {
+fn a_guest_has_the_named_events_that_its_host_has() {
     let supported = |count: &Count| count.value != Value::NotSupported;
     let on_the_host = host().counts("named");
     assert!(on_the_host.iter().any(supported) && !on_the_host.iter().all(supported), "{on_the_host:?}");
@@ -322,7 +327,7 @@ fn a_guest_has_the_named_events_that_its_host_has_too() {
                 Named::These(names) => names.iter().any(|name| here.event == format!("{name}:u")),
             };
             assert_eq!(supported(here), expected, "{pmu}: {there:?} {here:?}");
-            // The program has the processor to itself as long as it runs. What the host does not have stands still.
+            // The program has the processor to itself while it runs. Events that the host lacks count nothing.
             if expected {
                 let nothing = [Value::Counted(0), Value::NotSupported].contains(&there.value);
                 assert_eq!(here.value == Value::Counted(0), nothing, "{pmu}: {here:?}, {there:?}");
@@ -367,22 +372,22 @@ fn raw_events_count_what_the_hardware_counts() {
     }
 }
 
-fn events_that_the_host_does_not_have_stand_still_and_the_operator_is_told() {
+fn events_that_the_host_lacks_count_nothing_and_are_reported() {
     for (Model { pmu, refused, .. }, guest) in guests(&EVENTS) {
         let counts = perf::counts(guest.text("refused"));
         let found: Vec<_> = counts.iter().map(|count| (count.event.as_str(), count.exact())).collect();
         let expected: Vec<_> = refused.iter().map(|(event, _)| (*event, 0)).collect();
         assert_eq!(found, expected, "{pmu}");
         let err = &EVENTS.of(pmu).err;
-        let told: Vec<_> = err.lines().filter(|line| line.contains("the host refuses")).collect();
-        assert_eq!(told.is_empty(), refused.is_empty(), "{pmu}: {err}");
+        let notices: Vec<_> = err.lines().filter(|line| line.contains("the host refuses")).collect();
+        assert_eq!(notices.is_empty(), refused.is_empty(), "{pmu}: {err}");
         for (_, words) in *refused {
-            assert!(told.iter().any(|line| line.contains(words)), "{pmu}: {words}: {err}");
+            assert!(notices.iter().any(|line| line.contains(words)), "{pmu}: {words}: {err}");
         }
     }
 }
 
-fn children_are_counted_with_their_parents_and_what_they_become() {
+fn children_and_the_programs_that_they_execute_are_counted() {
     for group in [&ONE_CPU, &FOUR_CPUS] {
         for (Model { pmu, .. }, guest) in guests(group) {
             assert_eq!(guest.values("family"), [FAMILY_INSTRUCTIONS + SHORT_LOOP_INSTRUCTIONS], "{pmu}");
@@ -393,8 +398,8 @@ fn children_are_counted_with_their_parents_and_what_they_become() {
     }
 }
 
-fn a_process_is_counted_from_when_perf_finds_it() {
-    /// What `interval` executes after its second pause.
+fn a_running_process_is_counted_from_the_attachment() {
+    /// Instructions that `interval` executes after its second pause.
     const EXIT: u64 = 3;
     for group in [&ONE_CPU, &FOUR_CPUS] {
         for (Model { pmu, .. }, guest) in guests(group) {
@@ -403,7 +408,7 @@ fn a_process_is_counted_from_when_perf_finds_it() {
     }
 }
 
-fn a_program_that_moves_from_cpu_to_cpu_loses_nothing() {
+fn migration_between_cpus_loses_no_counts() {
     for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         assert_eq!(guest.values("migrating"), [MIGRATE_INSTRUCTIONS; 2], "{pmu}");
     }
@@ -411,7 +416,7 @@ fn a_program_that_moves_from_cpu_to_cpu_loses_nothing() {
 
 fn each_cpu_counts_what_ran_on_it() {
     for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
-        // Perf itself visits each CPU, to read its counters there.
+        // perf itself runs on each CPU to read its counters there. `visits` has the counts of that alone.
         let visits = guest.counts("by CPU, nothing");
         let counts = guest.counts("by CPU");
         let by_cpu: Vec<_> = counts
@@ -423,7 +428,7 @@ fn each_cpu_counts_what_ran_on_it() {
     }
 }
 
-fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
+fn counts_of_user_and_kernel_mode_add_up_on_each_cpu() {
     for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         let mut by_cpu = BTreeMap::<_, Vec<_>>::new();
         for count in guest.counts("system-wide") {
@@ -436,7 +441,7 @@ fn on_each_cpu_user_and_kernel_mode_make_up_the_whole() {
     }
 }
 
-fn programs_on_four_cpus_count_apart() {
+fn programs_on_four_cpus_are_counted_separately() {
     for (Model { pmu, .. }, guest) in guests(&FOUR_CPUS) {
         assert_eq!(guest.values("at once"), [LOOP_INSTRUCTIONS; 8], "{pmu}");
     }

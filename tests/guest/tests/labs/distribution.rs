@@ -1,19 +1,19 @@
-//! A whole distribution on a disk: it boots to its login prompt, counts with its own perf, and switches itself off.
+//! Test of a whole distribution on a disk: it boots to its login prompt, counts with its own perf, and powers off.
 
 use guest_images::Progress;
 use guest_tests::debian;
 use guest_tests::lab::Steps;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::LOOP_INSTRUCTIONS;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf,])
+    second_tier(tests![debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf,])
 }
 
 fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf() {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: only root can install a Debian in a folder, to make the disk of");
         return;

@@ -1,8 +1,8 @@
-//! `tally doctor`, on the lab's simulated host, well and unwell.
+//! Tests of `tally doctor` on the lab's simulated host, in working order and with different defects.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -11,14 +11,14 @@ use serde_json::Value;
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_host_that_is_well_is_told_of_in_a_line_a_fact,
-        machines_are_told_the_same,
-        who_holds_a_counter_is_told_with_the_command_that_frees_it,
-        who_else_has_perf_events_is_told,
-        a_host_without_kvm_is_told_what_to_do_and_where_guests_run,
-        a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it,
-        a_perf_that_is_not_for_this_user_is_told_with_the_commands_that_mend_it,
-        a_sandbox_that_forbids_perf_is_told_of,
+        a_working_host_is_reported_with_one_line_per_fact,
+        json_has_the_same_facts,
+        the_watchdogs_counter_is_reported_with_the_command_that_frees_it,
+        other_processes_with_perf_events_are_reported,
+        a_missing_dev_kvm_is_reported_with_a_fix_and_an_alternative,
+        missing_permission_for_kvm_is_reported_with_a_fix,
+        missing_permission_for_perf_is_reported_with_fixes,
+        a_seccomp_filter_that_forbids_perf_is_reported,
     ]
 }
 
@@ -43,14 +43,15 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
+/// Returns the lines that `tally doctor` printed. Checks its status.
 fn lines(step: &str, status: i32) -> Vec<String> {
-    let done: &Done = RESULTS.of(step);
+    let done: &StepOutput = RESULTS.of(step);
     assert_eq!((done.status, done.err.as_str()), (status, ""), "{}", done.text());
     done.text().lines().map(str::to_owned).collect()
 }
 
-/// The facts about this, as machines get them: their states, what they say, and the commands.
-fn told(step: &str, status: i32, about: &str) -> Vec<(String, String, Vec<String>)> {
+/// Returns the facts about a topic from the JSON output: state, text, and commands that fix it.
+fn facts(step: &str, status: i32, about: &str) -> Vec<(String, String, Vec<String>)> {
     let facts: Vec<Value> = serde_json::from_str(&lines(step, status).join("\n")).expect("it is JSON");
     let text = |value: &Value| value.as_str().expect("it is text").to_owned();
     let commands =
@@ -59,7 +60,7 @@ fn told(step: &str, status: i32, about: &str) -> Vec<(String, String, Vec<String
     about.map(|fact| (text(&fact["state"]), text(&fact["says"]), commands(fact))).collect()
 }
 
-fn a_host_that_is_well_is_told_of_in_a_line_a_fact() {
+fn a_working_host_is_reported_with_one_line_per_fact() {
     let lines = lines("well", 0);
     for words in [
         "ok  processor   QEMU",
@@ -92,7 +93,7 @@ fn a_host_that_is_well_is_told_of_in_a_line_a_fact() {
     assert_eq!(lines.last().expect("there are lines"), verdict);
 }
 
-fn machines_are_told_the_same() {
+fn json_has_the_same_facts() {
     let facts: Vec<Value> = serde_json::from_str(&lines("machines", 0).join("\n")).expect("it is JSON");
     let people = lines("well", 0);
     assert_eq!(facts.len(), people.len());
@@ -101,7 +102,7 @@ fn machines_are_told_the_same() {
     }
 }
 
-fn who_holds_a_counter_is_told_with_the_command_that_frees_it() {
+fn the_watchdogs_counter_is_reported_with_the_command_that_frees_it() {
     let lines = lines("watchdog", 0);
     let has = |words: &str| lines.iter().any(|line| line.contains(words));
     assert!(
@@ -111,14 +112,14 @@ fn who_holds_a_counter_is_told_with_the_command_that_frees_it() {
     assert!(has("guests see AMD's PMU with PerfMonV2, 5 counters"), "{lines:#?}");
 }
 
-fn who_else_has_perf_events_is_told() {
+fn other_processes_with_perf_events_are_reported() {
     let lines = lines("busy", 0);
     let holders: Vec<_> = lines.iter().filter(|line| line.starts_with("-   holders")).collect();
     let [holders] = &holders[..] else { panic!("{lines:#?}") };
     assert!(holders.contains("others have perf events open: perf (process "), "{holders}");
 }
 
-fn a_host_without_kvm_is_told_what_to_do_and_where_guests_run() {
+fn a_missing_dev_kvm_is_reported_with_a_fix_and_an_alternative() {
     let lines = lines("no-kvm", 1);
     let has = |words: &str| lines.iter().any(|line| line.starts_with(words));
     assert!(
@@ -129,29 +130,29 @@ fn a_host_without_kvm_is_told_what_to_do_and_where_guests_run() {
     assert_eq!(lines.last().expect("there are lines"), verdict);
 }
 
-fn a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it() {
-    let [(state, says, commands)] = &told("kvm", 1, "kvm")[..] else { panic!("one fact") };
+fn missing_permission_for_kvm_is_reported_with_a_fix() {
+    let [(state, says, commands)] = &facts("kvm", 1, "kvm")[..] else { panic!("one fact") };
     assert_eq!(state, "bad", "{says}");
     let all = ["sudo chgrp kvm /dev/kvm", "sudo chmod 660 /dev/kvm", "sudo usermod -aG kvm $USER"];
     assert_eq!(commands, &all);
-    assert!(told("kvm", 1, "verdict")[0].1.starts_with("Linux guests run only in the lab"));
+    assert!(facts("kvm", 1, "verdict")[0].1.starts_with("Linux guests run only in the lab"));
 }
 
-fn a_perf_that_is_not_for_this_user_is_told_with_the_commands_that_mend_it() {
-    let [(state, says, commands)] = &told("perf", 1, "pmu")[..] else { panic!("one fact") };
+fn missing_permission_for_perf_is_reported_with_fixes() {
+    let [(state, says, commands)] = &facts("perf", 1, "pmu")[..] else { panic!("one fact") };
     assert_eq!(state, "bad", "{says}");
     assert!(commands.contains(&"sudo sysctl kernel.perf_event_paranoid=1".to_owned()), "{says}");
-    assert_eq!(told("perf", 1, "kvm")[0].0, "good");
-    let [(_, _, setting)] = &told("perf", 1, "perf")[..] else { panic!("one fact") };
+    assert_eq!(facts("perf", 1, "kvm")[0].0, "good");
+    let [(_, _, setting)] = &facts("perf", 1, "perf")[..] else { panic!("one fact") };
     assert_eq!(setting, &["sudo sysctl kernel.perf_event_paranoid=1"]);
-    let [(_, _, right)] = &told("perf", 1, "privilege")[..] else { panic!("one fact") };
+    let [(_, _, right)] = &facts("perf", 1, "privilege")[..] else { panic!("one fact") };
     assert_eq!(right, &["sudo setcap cap_perfmon+ep /scenario/tally"]);
-    assert!(told("perf", 1, "verdict")[0].1.starts_with("Linux guests run here, but without a PMU"));
+    assert!(facts("perf", 1, "verdict")[0].1.starts_with("Linux guests run here, but without a PMU"));
 }
 
-fn a_sandbox_that_forbids_perf_is_told_of() {
-    let [(state, says, _)] = &told("sandbox", 1, "pmu")[..] else { panic!("one fact") };
+fn a_seccomp_filter_that_forbids_perf_is_reported() {
+    let [(state, says, _)] = &facts("sandbox", 1, "pmu")[..] else { panic!("one fact") };
     assert!(state == "bad" && says.contains("seccomp"), "{says}");
-    assert_eq!(told("sandbox", 1, "sandbox").len(), 1);
-    assert!(told("machines", 0, "sandbox").is_empty());
+    assert_eq!(facts("sandbox", 1, "sandbox").len(), 1);
+    assert!(facts("machines", 0, "sandbox").is_empty());
 }

@@ -1,10 +1,10 @@
-//! What `tally run --pmu-log` writes and `tally log --show` prints, on the lab's simulated host: for every sample that a guest
-//! takes there is an overflow, at its place.
+//! Tests of the event log that `tally run --pmu-log` writes and `tally log --show` prints, on the lab's simulated host.
+//! The log has an overflow at the right address for every sample that a guest takes.
 
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
@@ -12,25 +12,25 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        for_each_sample_there_is_an_overflow_where_it_was_taken,
-        configurations_have_their_events_in_words,
-        the_summary_is_what_the_records_add_up_to,
-        what_finds_no_room_is_counted_and_told_of_at_first_and_at_the_end,
-        a_log_that_breaks_off_is_shown_up_to_there,
-        the_last_record_says_how_the_machine_ended,
-        what_cannot_be_shown_is_told_in_one_line,
-        who_has_read_enough_may_go,
+        each_sample_has_an_overflow_record_with_its_address,
+        configurations_are_shown_with_event_names,
+        the_summary_matches_the_records,
+        lost_records_are_reported_at_first_and_counted_at_the_end,
+        a_truncated_log_is_shown_up_to_its_end,
+        the_last_record_says_how_the_vm_ended,
+        files_that_cannot_be_shown_are_refused_in_one_line,
+        a_reader_may_close_the_pipe_early,
     ]
 }
 
 const PERIOD: u64 = 1_000_000;
 const SAMPLES: u64 = LOOP_INSTRUCTIONS / PERIOD;
-/// More overflows than find room in memory and on a small disk.
+/// Period for more overflows than fit in the log's buffer and on a small file system.
 const SHORT_PERIOD: u64 = 40_000;
-const MANY: u64 = LOOP_INSTRUCTIONS / SHORT_PERIOD;
+const MANY_OVERFLOWS: u64 = LOOP_INSTRUCTIONS / SHORT_PERIOD;
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    // The guest's kernel may slow itself down for what samples cost it.
+    // Without this setting the guest's kernel may lower the sampling rate when samples take much time.
     let sample = |period, then| {
         format!(
             "sh -c 'echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
@@ -40,7 +40,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let run = |options: &str| format!("./tally run {options} --append cryptomgr.notests --");
     let (places, many) = (sample(PERIOD, " && perf script -i data -F ip"), sample(SHORT_PERIOD, ""));
     let steps = Steps::new("event_log").in_guest("loop", LOOP);
-    let steps = selected().iter().fold(steps, |steps, Model { pmu, .. }| {
+    let steps = selected_models().iter().fold(steps, |steps, Model { pmu, .. }| {
         let options = format!("--pmu {pmu} --pmu-log {pmu}.log");
         steps
             .step(&format!("{pmu}-run"), &format!("{} {places}", run(&options)))
@@ -65,15 +65,16 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// A log as it is printed.
+/// A log as `tally log --show` prints it.
 struct Shown {
     text: String,
-    /// What happened on the vCPU, and where.
+    /// Records of vCPU 0: text and the guest's address.
     records: Vec<(String, String)>,
-    /// The words of the summary's lines.
+    /// Lines of the summary, split into words.
     summary: Vec<Vec<String>>,
 }
 
+/// Parses the log that a step printed.
 fn shown(step: &str) -> Shown {
     let text = RESULTS.of(step).text();
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
@@ -84,17 +85,17 @@ fn shown(step: &str) -> Shown {
 }
 
 impl Shown {
-    /// The records that begin so and go on so.
+    /// Returns the records that start with `begin` and contain `middle`.
     fn of(&self, begin: &str, middle: &str) -> Vec<&(String, String)> {
         self.records.iter().filter(|(what, _)| what.starts_with(begin) && what.contains(middle)).collect()
     }
 
-    /// How many records the summary counts.
+    /// Returns the number of records in the summary.
     fn count(&self) -> u64 {
         self.summary[0][1].parse().unwrap_or_else(|_| panic!("{}", self.text))
     }
 
-    /// The summary's line of the counter that sampled.
+    /// Returns the summary's line for the counter that sampled.
     fn counter(&self) -> &[String] {
         let samples = SAMPLES.to_string();
         let counter = self.summary.iter().find(|words| words.len() == 7 && words[3] == samples);
@@ -102,8 +103,8 @@ impl Shown {
     }
 }
 
-fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
-    for Model { pmu, .. } in selected() {
+fn each_sample_has_an_overflow_record_with_its_address() {
+    for Model { pmu, .. } in selected_models() {
         let run = RESULTS.of(&format!("{pmu}-run"));
         assert_eq!((run.status, run.err.as_str()), (0, ""), "{pmu}");
         let text = run.text();
@@ -119,8 +120,8 @@ fn for_each_sample_there_is_an_overflow_where_it_was_taken() {
     }
 }
 
-fn configurations_have_their_events_in_words() {
-    for Model { pmu, .. } in selected() {
+fn configurations_are_shown_with_event_names() {
+    for Model { pmu, .. } in selected_models() {
         let log = shown(&format!("{pmu}-all"));
         assert!(
             !log.of("counter ", " counts instructions:u, and interrupts").is_empty(),
@@ -130,17 +131,17 @@ fn configurations_have_their_events_in_words() {
     }
 }
 
-fn the_summary_is_what_the_records_add_up_to() {
-    for Model { pmu, .. } in selected() {
+fn the_summary_matches_the_records() {
+    for Model { pmu, .. } in selected_models() {
         let log = shown(&format!("{pmu}-all"));
-        let (lines, ahead) = (log.text.lines().count(), 1);
-        assert_eq!(log.count(), (lines - ahead - log.summary.len()) as u64, "{}", log.text);
+        let (lines, header_lines) = (log.text.lines().count(), 1);
+        assert_eq!(log.count(), (lines - header_lines - log.summary.len()) as u64, "{}", log.text);
         let [vcpu, number, configurations, overflows, _rate, starvations, missed] = log.counter() else {
             panic!("{}", log.text)
         };
-        let of_it = format!("counter {number} ");
-        assert_eq!(*configurations, log.of(&of_it, " counts ").len().to_string(), "{}", log.text);
-        assert_eq!(*overflows, log.of(&of_it, " overflows").len().to_string(), "{}", log.text);
+        let of_counter = format!("counter {number} ");
+        assert_eq!(*configurations, log.of(&of_counter, " counts ").len().to_string(), "{}", log.text);
+        assert_eq!(*overflows, log.of(&of_counter, " overflows").len().to_string(), "{}", log.text);
         assert_eq!([vcpu, starvations, missed], ["0", "0", "0.000000000"]);
         assert!(log.text.contains(&format!("vCPU 0: {SAMPLES} interrupts\n")), "{}", log.text);
         assert!(log.text.contains(" 0 lost; the machine has ended\n"), "{}", log.text);
@@ -151,7 +152,7 @@ fn the_summary_is_what_the_records_add_up_to() {
     }
 }
 
-/// How many records are lost, as the last line of a run says that has said so before.
+/// Returns the number of lost records from the last message of a run. Checks that the first message reports the error.
 fn lost(step: &str, path: &str) -> u64 {
     let run = RESULTS.of(step);
     let cause = "No space left on device (os error 28)";
@@ -164,19 +165,19 @@ fn lost(step: &str, path: &str) -> u64 {
     records.parse().unwrap_or_else(|_| panic!("{last}"))
 }
 
-fn what_finds_no_room_is_counted_and_told_of_at_first_and_at_the_end() {
-    // There are some more: of what was configured, and of the guest's kernel.
-    let all = MANY + 2..MANY + 100;
+fn lost_records_are_reported_at_first_and_counted_at_the_end() {
+    // Beside the overflows there are records of configurations, and of changes to the guest's kernel.
+    let all = MANY_OVERFLOWS + 2..MANY_OVERFLOWS + 100;
     let lost_all = lost("full", "/dev/full");
     assert!(all.contains(&lost_all), "{lost_all}");
     let log = shown("small-log");
     let overflows = log.of("counter ", " overflows").len() as u64;
-    assert!((500..MANY).contains(&overflows), "{}", log.summary[0].join(" "));
+    assert!((500..MANY_OVERFLOWS).contains(&overflows), "{}", log.summary[0].join(" "));
     let sum = log.count() + lost("small", "small/log");
     assert!(all.contains(&sum), "{sum}");
 }
 
-fn a_log_that_breaks_off_is_shown_up_to_there() {
+fn a_truncated_log_is_shown_up_to_its_end() {
     for (step, path) in [("cut", "cut"), ("small-log", "small/log")] {
         let done = RESULTS.of(step);
         assert_eq!(done.status, 125, "{path}");
@@ -190,7 +191,7 @@ fn a_log_that_breaks_off_is_shown_up_to_there() {
     }
 }
 
-fn the_last_record_says_how_the_machine_ended() {
+fn the_last_record_says_how_the_vm_ended() {
     let ends = |step: &str, how: &str| {
         let text = RESULTS.of(step).text();
         assert!(text.contains(&format!(" end: {how}\nsummary: ")), "{step}: {text}");
@@ -201,7 +202,7 @@ fn the_last_record_says_how_the_machine_ended() {
     ends("refused-log", "/does/not/exist: cannot read it: No such file or directory (os error 2)");
 }
 
-fn what_cannot_be_shown_is_told_in_one_line() {
+fn files_that_cannot_be_shown_are_refused_in_one_line() {
     for (step, says) in [
         ("none", "none: No such file or directory (os error 2)"),
         ("other", "payload: not an event log of `tally run --pmu-log`"),
@@ -214,7 +215,7 @@ fn what_cannot_be_shown_is_told_in_one_line() {
     }
 }
 
-fn who_has_read_enough_may_go() {
+fn a_reader_may_close_the_pipe_early() {
     let done = RESULTS.of("head");
     assert_eq!(done.err, "");
     assert!(done.text().starts_with("began 2"), "{}", done.text());

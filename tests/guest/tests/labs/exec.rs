@@ -1,11 +1,12 @@
-//! What a user of the lab sees: a script's output, status and files come back, and a failure says where it was.
+//! Tests of `tally-lab exec`: a script's output, status and files are returned, and an error says where the script
+//! failed.
 
 use std::fs;
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use guest_images::{Arch, Progress, Release};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::{program, tests};
 use tally_lab::{Error, Scenario, cross, default_host};
 
@@ -13,20 +14,20 @@ use tally_lab::{Error, Scenario, cross, default_host};
 pub fn tests() -> Vec<Test> {
     [
         tests![
-            a_script_gives_back_its_output_its_status_and_its_files,
+            a_scripts_output_status_and_files_are_returned,
             two_runs_are_the_same_to_the_last_instruction_of_the_kernel,
-            several_processors_run_at_the_same_time_and_kvm_is_there,
-            a_script_that_hangs_is_killed_and_its_place_is_told,
-            a_host_that_dies_shows_its_last_words,
-            a_script_that_is_not_there_is_named,
-            wrong_options_are_refused,
-            a_killed_lab_leaves_no_machine_behind,
-            what_only_one_kind_of_host_has_is_refused_on_another,
+            the_host_has_several_processors_and_kvm,
+            a_hanging_script_is_killed_and_its_processes_are_listed,
+            a_crashed_hosts_last_console_output_is_shown,
+            a_missing_script_is_named,
+            invalid_options_are_refused,
+            a_killed_lab_leaves_no_qemu_process_behind,
+            options_of_another_architecture_are_refused,
         ],
-        breadth(tests![
-            a_host_that_hangs_itself_is_looked_at_from_outside,
-            a_riscv_host_is_a_host_like_any_other,
-            a_riscv_guest_is_where_tally_finds_it,
+        second_tier(tests![
+            a_halted_host_is_diagnosed_from_outside,
+            a_riscv_host_runs_scripts,
+            a_riscv_host_has_the_default_guest,
             a_program_of_this_project_runs_on_the_riscv_host,
             the_virtual_pmus_own_tests_pass_on_the_riscv_host,
         ]),
@@ -42,7 +43,7 @@ fn tally_lab(arguments: &[&str]) -> Output {
     Command::new(program("tally-lab")).args(arguments).output().expect("tally-lab runs")
 }
 
-fn a_script_gives_back_its_output_its_status_and_its_files() {
+fn a_scripts_output_status_and_files_are_returned() {
     let folder = tempfile::tempdir().unwrap();
     let given = folder.path().join("given");
     let bytes: Vec<u8> = (0..=255).cycle().take(70_000).collect();
@@ -67,13 +68,13 @@ fn two_runs_are_the_same_to_the_last_instruction_of_the_kernel() {
     assert!(first.stdout == second.stdout, "they printed something else");
 }
 
-fn several_processors_run_at_the_same_time_and_kvm_is_there() {
+fn the_host_has_several_processors_and_kvm() {
     let script = "nproc; test -w /dev/kvm && echo kvm; kill -9 $$";
     let outcome = run(&Scenario::new(script).processors(2)).unwrap();
     assert_eq!((outcome.text().as_str(), outcome.status), ("2\nkvm\n", 137));
 }
 
-fn a_script_that_hangs_is_killed_and_its_place_is_told() {
+fn a_hanging_script_is_killed_and_its_processes_are_listed() {
     let scenario =
         Scenario::new("echo begun; sleep 1000 & cat /dev/zero >/dev/null").limit(Duration::from_secs(5));
     let Err(error) = run(&scenario) else { panic!("it ended") };
@@ -83,27 +84,27 @@ fn a_script_that_hangs_is_killed_and_its_place_is_told() {
     }
 }
 
-fn a_host_that_hangs_itself_is_looked_at_from_outside() {
+fn a_halted_host_is_diagnosed_from_outside() {
     let scenario = Scenario::new("halt -f").limit(Duration::from_secs(5));
     let Err(error) = run(&scenario) else { panic!("it ended") };
     let text = error.to_string();
     assert!(text.contains("does not answer") && text.contains("halt"), "{text}");
 }
 
-fn a_host_that_dies_shows_its_last_words() {
+fn a_crashed_hosts_last_console_output_is_shown() {
     let Err(error) = run(&Scenario::new("echo c >/proc/sysrq-trigger")) else { panic!("it lived") };
     assert!(matches!(error, Error::HostDied { .. }), "{error}");
     assert!(error.to_string().contains("sysrq_trigger"), "{error}");
 }
 
-fn a_script_that_is_not_there_is_named() {
+fn a_missing_script_is_named() {
     let output = tally_lab(&["exec", "/no/such/script"]);
     assert_eq!(output.status.code(), Some(125));
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text, "tally-lab: cannot read /no/such/script: No such file or directory (os error 2)\n");
 }
 
-fn wrong_options_are_refused() {
+fn invalid_options_are_refused() {
     for arguments in [
         &["exec", "--smp", "0", "x"][..],
         &["exec", "--memory", "1M", "x"],
@@ -115,7 +116,7 @@ fn wrong_options_are_refused() {
     }
 }
 
-fn a_killed_lab_leaves_no_machine_behind() {
+fn a_killed_lab_leaves_no_qemu_process_behind() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     fs::write(&script, "sleep 1000").unwrap();
@@ -145,7 +146,7 @@ fn riscv() -> Release {
     default_host(Arch::Riscv64)
 }
 
-fn a_riscv_host_is_a_host_like_any_other() {
+fn a_riscv_host_runs_scripts() {
     let folder = tempfile::tempdir().unwrap();
     let script = "uname -m; cat given; ls /dev/kvm >&2; echo left >$OUT/left; exit 42";
     let scenario =
@@ -156,7 +157,7 @@ fn a_riscv_host_is_a_host_like_any_other() {
     assert_eq!(fs::read(folder.path().join("left")).unwrap(), b"left\n");
 }
 
-fn what_only_one_kind_of_host_has_is_refused_on_another() {
+fn options_of_another_architecture_are_refused() {
     for option in ["--perfmon-v2", "--host-suite=bookworm", "--guest-suite=bookworm"] {
         let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
         let expected = format!("tally-lab: {option}: a host of the kind riscv64 has no such thing\n");
@@ -168,7 +169,7 @@ fn what_only_one_kind_of_host_has_is_refused_on_another() {
     assert_eq!(output.status.code(), Some(125));
 }
 
-fn a_riscv_guest_is_where_tally_finds_it() {
+fn a_riscv_host_has_the_default_guest() {
     let script = "
         head -c 52 $TALLY_GUEST/kernel | tail -c 4
         mkdir /tmp/guest && cd /tmp/guest && cpio -id <$TALLY_GUEST/initrd 2>/dev/null
@@ -194,7 +195,7 @@ fn a_program_of_this_project_runs_on_the_riscv_host() {
     assert_eq!(outcome.status, 1);
 }
 
-/// The counters, their policies and the models are the same code everywhere, and say so where they will run.
+/// The unit tests of `vpmu` cover code that is the same on all architectures. This test runs them on RISC-V as well.
 fn the_virtual_pmus_own_tests_pass_on_the_riscv_host() {
     let tests = cross::unit_tests("vpmu", &mut Progress::stderr("tally-lab")).unwrap();
     let scenario = Scenario::new("PROPTEST_CASES=4 ./tests --test-threads 1")

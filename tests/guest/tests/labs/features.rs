@@ -1,8 +1,7 @@
-//! What Linux promises of its performance counters, kept in a guest, and on the simulated host that the guest counts with: one
-//! of each architecture.
+//! Features of Linux' perf events, in guests and on the simulated hosts themselves, for both architectures.
 //!
-//! The program `perf-features` checks one promise at a time, to the last instruction. It runs all of them in each place,
-//! in one boot of each host; each test looks at what it said of its own, in guests of all models.
+//! The program `perf-features` checks one feature at a time, to the exact instruction. One boot of each host runs all
+//! of them on the host and in a guest of each model, and each test checks the results of its own feature.
 
 use std::fs;
 use std::process::Command;
@@ -10,15 +9,16 @@ use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::{HostPmu, cross};
 
 const PROGRAM: &str = "perf-features";
 
-/// All features on the host and in a guest of each model, in one boot. One write switches all counters of the host.
+/// Results of all features on the host and in a guest of each model. The host's PMU has PerfMonV2, whose global control
+/// register switches all counters with one write.
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let path = program(PROGRAM);
     let bytes = fs::read(&path).expect("it has been built");
@@ -26,9 +26,9 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = Steps::new("features")
         .in_guest(PROGRAM, bytes)
         .file(path, PROGRAM)
-        .on(|scenario| scenario.pmu(HostPmu::PerfMonV2))
+        .configure_host(|scenario| scenario.pmu(HostPmu::PerfMonV2))
         .step("host", &format!("echo 0 >/sys/bus/event_source/devices/cpu/rdpmc; {all}"));
-    selected()
+    selected_models()
         .iter()
         .fold(steps, |steps, Model { pmu, .. }| {
             steps.step(pmu, &format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh -c '{all}'"))
@@ -36,7 +36,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// The same on a RISC-V host.
+/// Results of all features on a RISC-V host and in its guest.
 static ON_RISCV: LazyLock<Results> = LazyLock::new(|| {
     let path = cross::program(PROGRAM, &mut Progress::stderr("lab"));
     let path = path.unwrap_or_else(|error| panic!("{error}"));
@@ -50,35 +50,35 @@ static ON_RISCV: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// Tries all features, and says of each how it ended.
+/// Returns shell commands that check all features, and print a line with the name, status and output of each.
 fn all() -> String {
     format!("for name in $(./{PROGRAM}); do line=$(./{PROGRAM} $name 2>&1); echo $name $? $line; done")
 }
 
-/// The status with which a feature ended in a place, and what it said.
+/// Returns the status and the output of a feature's check in a place (the host, or a model's guest).
 fn verdict(results: &Results, place: &str, feature: &str) -> (i32, String) {
     let done = results.of(place);
     let text = done.text();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(feature)?.strip_prefix(' '));
     let verdict = lines.next().and_then(|line| line.split_once(' '));
-    let (status, said) = verdict.unwrap_or_else(|| panic!("no word of {feature}: {text}{}", done.err));
-    (status.parse().expect("a status is a number"), said.to_owned())
+    let (status, message) = verdict.unwrap_or_else(|| panic!("no result of {feature}: {text}{}", done.err));
+    (status.parse().expect("a status is a number"), message.to_owned())
 }
 
-fn keeps(results: &Results, place: &str, feature: &str) {
-    let (status, said) = verdict(results, place, feature);
-    assert_eq!(status, 0, "{place}: {feature}: {said}");
+fn assert_works(results: &Results, place: &str, feature: &str) {
+    let (status, message) = verdict(results, place, feature);
+    assert_eq!(status, 0, "{place}: {feature}: {message}");
 }
 
-/// A test for each feature and place, and one that none is forgotten.
+/// Defines a test for each feature and place. `every_feature_has_its_test` checks that the list is complete.
 macro_rules! features {
     ($($test:ident: $feature:literal,)*) => {
         features!(@place on_the_host, ["host"], RESULTS, $($test: $feature,)*);
-        features!(@place in_a_guest, super::selected().iter().map(|model| model.pmu), RESULTS, $($test: $feature,)*);
+        features!(@place in_a_guest, super::selected_models().iter().map(|model| model.pmu), RESULTS, $($test: $feature,)*);
         features!(@place on_a_riscv_host, ["host"], ON_RISCV, $($test: $feature,)*);
         features!(@place in_a_riscv_guest, ["guest"], ON_RISCV, $($test: $feature,)*);
 
-        /// Those that there are.
+        /// All features with a test.
         const TESTED: &[&str] = &[$($feature),*];
     };
     (@place $name:ident, $places:expr, $results:ident, $($test:ident: $feature:literal,)*) => {
@@ -90,7 +90,7 @@ macro_rules! features {
             $(
                 fn $test() {
                     for place in $places {
-                        super::keeps(&super::$results, place, $feature);
+                        super::assert_works(&super::$results, place, $feature);
                     }
                 }
             )*
@@ -101,7 +101,7 @@ macro_rules! features {
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     let on_riscv = [on_a_riscv_host::tests(), in_a_riscv_guest::tests()].concat();
-    [tests![every_feature_has_its_test], on_the_host::tests(), in_a_guest::tests(), breadth(on_riscv)]
+    [tests![every_feature_has_its_test], on_the_host::tests(), in_a_guest::tests(), second_tier(on_riscv)]
         .concat()
 }
 
@@ -115,15 +115,15 @@ features! {
     events_of_all_kinds_count_beside_each_other: "kinds",
     events_of_all_kinds_make_one_group: "kinds-in-a-group",
     user_mode_and_the_kernel_are_counted_apart: "modes",
-    leaving_out_hypervisor_and_idle_changes_nothing: "hypervisor-and-idle",
-    a_machine_without_guests_counts_nothing_without_the_host: "exclude-host",
-    a_machine_without_guests_loses_nothing_without_them: "exclude-guest",
-    programs_are_told_not_to_read_counters_themselves: "rdpmc-is-off",
-    an_event_that_need_not_share_runs_all_the_time: "times",
-    more_events_than_counters_take_turns: "multiplexing",
-    a_pinned_event_does_not_take_turns: "pinned",
+    exclude_hv_and_exclude_idle_change_nothing: "hypervisor-and-idle",
+    exclude_host_counts_nothing_without_guests: "exclude-host",
+    exclude_guest_changes_nothing_without_guests: "exclude-guest",
+    user_mode_rdpmc_is_disabled: "rdpmc-is-off",
+    an_event_without_multiplexing_runs_all_the_time: "times",
+    more_events_than_counters_are_multiplexed: "multiplexing",
+    a_pinned_event_is_not_multiplexed: "pinned",
     a_pinned_event_without_room_reads_end_of_file: "pinned-without-room",
-    an_exclusive_event_shares_with_nobody: "exclusive",
+    an_exclusive_event_has_the_pmu_to_itself: "exclusive",
     a_group_is_on_the_pmu_as_a_whole: "group",
     a_group_of_more_than_all_counters_is_refused: "group-too-large",
     a_group_without_room_never_runs: "group-without-room",
@@ -138,16 +138,16 @@ features! {
     poll_wakes_up_as_often_as_asked: "wakeup-events",
     poll_waits_for_another_threads_samples: "poll",
     every_overflow_sends_a_signal: "signals",
-    a_counter_may_stop_at_its_overflow: "refresh",
+    a_counter_can_stop_at_its_overflow: "refresh",
     a_counter_is_switched_by_ioctl: "ioctl",
     a_group_is_switched_by_ioctl: "ioctl-on-a-group",
     all_counters_of_a_task_are_switched_by_prctl: "prctl",
     a_tasks_counter_counts_no_other_task: "per-task",
     a_cpus_counter_counts_all_tasks: "per-cpu",
     an_inherited_counter_counts_children: "inherited",
-    another_counter_does_not_count_children: "not-inherited",
-    a_thread_that_watches_itself_gets_its_own_signals: "own-signal-on-own-thread",
-    who_watches_itself_is_alone_on_the_pmu: "alone-on-the-pmu",
+    a_counter_without_inherit_does_not_count_children: "not-inherited",
+    a_self_monitoring_thread_gets_its_signals: "own-signal-on-own-thread",
+    a_self_monitoring_program_is_alone_on_the_pmu: "alone-on-the-pmu",
     of_two_pinned_events_the_first_wins: "first-pinned-wins",
-    a_child_is_not_watched_but_may_watch_itself: "own-counter-stays-behind",
+    a_child_is_not_monitored_but_can_monitor_itself: "own-counter-stays-behind",
 }

@@ -1,10 +1,11 @@
-//! What guests and their use of counters may cost the host. The lab counts it, so the numbers are exact.
+//! Limits on what guests and their use of counters cost the host. The lab counts every instruction and exit, so the
+//! figures are exact.
 
 use std::sync::LazyLock;
 
 use guest_images::{Arch, Progress};
 use guest_tests::program;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
@@ -12,35 +13,36 @@ use tally_lab::watch_figures::attention::{self, MOST_PER_SECOND, SOON};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
+    second_tier(tests![
         reading_a_counter_costs_one_exit_and_no_other_system_call,
         a_sample_of_a_program_costs_one_exit_to_user_space_whatever_the_number_of_events,
         a_sample_costs_a_signal_and_an_nmi,
-        switching_tasks_costs_four_exits_to_user_space_and_no_other_system_call,
-        nothing_costs_more_instructions_than_it_did,
-        a_command_costs_fewer_exits_than_with_the_peer,
+        a_task_switch_costs_four_exits_to_user_space_and_no_other_system_call,
+        no_operation_costs_more_instructions_than_recorded,
+        a_command_costs_fewer_exits_than_in_qemu,
         a_shared_folder_costs_few_exits,
-        who_looks_every_second_costs_the_guest_less_than_a_thousandth,
-        a_theft_is_reported_within_a_tenth_of_a_second,
+        monitoring_every_second_costs_less_than_a_thousandth,
+        starvation_is_reported_within_a_tenth_of_a_second,
     ])
 }
 
-/// What a PMU may cost.
+/// Limits for one PMU model.
 struct Limits {
     pmu: &'static str,
-    /// The other system calls for a sample, each of them made once.
+    /// System calls beside `KVM_RUN` for a sample. Each is made once.
     sample_calls: &'static [&'static str],
-    /// What everything has cost, in instructions of host and guest together: a read, a switch with one and with six counters, a
-    /// sample of one event, one while six are sampled.
+    /// Recorded costs in instructions of host and guest together: a read, a task switch with one and with six counters,
+    /// a sample of one event, a sample while six events are sampled.
     instructions: [i64; 5],
 }
 
-/// What costs a twentieth more than it did is to be looked at.
+/// Divisor of the tolerance: a cost may exceed the recorded one by a twentieth.
 const TOLERANCE: i64 = 20;
 
-/// Exits to user space for a sample of a program: the alarm. The guest does the rest in its memory.
+/// Exits to user space for a sample of a user-mode event: one for the overflow alarm. The guest's other register
+/// accesses go to the shared page.
 const SAMPLE: i64 = 1;
-/// And for a task switch: one task's counters are frozen and thawed, and the other's.
+/// Exits to user space for a task switch: the counters of each of the two tasks are frozen and thawed.
 const SWITCH: i64 = 4;
 
 const LIMITS: [Limits; 2] = [
@@ -51,15 +53,15 @@ const LIMITS: [Limits; 2] = [
     },
     Limits {
         pmu: "intel",
-        // The processor masks the interrupt where it enters the APIC.
+        // Intel's interrupt masks its LVT entry, which takes KVM_SET_MSRS.
         sample_calls: &["KVM_SET_MSRS", "KVM_SIGNAL_MSI", "rt_sigtimedwait"],
         instructions: [4_881, 27_354, 44_676, 16_973, 20_462],
     },
 ];
 
-/// Exits to user space at most, from the start of `tally run -- echo hello` to its end.
+/// Maximum number of exits to user space from the start of `tally run -- echo hello` to its end.
 const HELLO_EXITS: u64 = 400;
-/// At most for a file that is read from a shared folder.
+/// Maximum number of exits to user space for reading a file from a shared folder.
 const SHARE_EXITS: u64 = 1_700;
 
 static FIGURES: LazyLock<Vec<Figures>> = LazyLock::new(|| {
@@ -101,7 +103,7 @@ fn a_sample_costs_a_signal_and_an_nmi() {
     }
 }
 
-fn switching_tasks_costs_four_exits_to_user_space_and_no_other_system_call() {
+fn a_task_switch_costs_four_exits_to_user_space_and_no_other_system_call() {
     for (Limits { pmu, .. }, figures) in measured() {
         for events in [1, 6] {
             let runs = cost(figures, Work::Switch, events, &Quantity::Runs);
@@ -111,7 +113,7 @@ fn switching_tasks_costs_four_exits_to_user_space_and_no_other_system_call() {
     }
 }
 
-fn nothing_costs_more_instructions_than_it_did() {
+fn no_operation_costs_more_instructions_than_recorded() {
     let works =
         [(Work::Read, 1), (Work::Switch, 1), (Work::Switch, 6), (Work::Overflow, 1), (Work::Overflow, 6)];
     for (Limits { pmu, instructions, .. }, figures) in measured() {
@@ -128,7 +130,7 @@ static USE: LazyLock<use_figures::Figures> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("{error}"))
 });
 
-fn a_command_costs_fewer_exits_than_with_the_peer() {
+fn a_command_costs_fewer_exits_than_in_qemu() {
     let [tally, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
     assert_eq!((tally.monitor.as_str(), peers.len()), ("tally", 2));
     assert!(tally.end.exits <= HELLO_EXITS, "{tally:?}");
@@ -155,14 +157,14 @@ static ATTENTION: LazyLock<attention::Figures> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("{error}"))
 });
 
-fn who_looks_every_second_costs_the_guest_less_than_a_thousandth() {
+fn monitoring_every_second_costs_less_than_a_thousandth() {
     assert_eq!(ATTENTION.prices.len(), 3);
     for price in &ATTENTION.prices {
         assert!(price.per_second < MOST_PER_SECOND, "{price:?}");
     }
 }
 
-fn a_theft_is_reported_within_a_tenth_of_a_second() {
+fn starvation_is_reported_within_a_tenth_of_a_second() {
     assert!(!ATTENTION.reports.is_empty());
     assert!(ATTENTION.reports.iter().all(|after| *after < SOON), "{:?}", ATTENTION.reports);
 }

@@ -1,14 +1,14 @@
-//! What a guest is given of the host's files: shared folders and disks, while the guest and the host do their worst.
+//! Tests of shared folders and disks, with concurrent changes by the host, and with links and limits.
 //!
-//! Few guests do many things: `programs/files/` has what they run, and each test looks at a part of what one said.
+//! Three guests run the scripts in `programs/files/`. Each test checks a part of their output.
 
 use std::fs;
 use std::process::Command;
 use std::sync::LazyLock;
 
 use guest_images::{Progress, run_tool};
-use guest_tests::lab::{Done, Results, Steps};
-use guest_tests::suite::{Test, has_breadth};
+use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::suite::{Test, runs_second_tier};
 use guest_tests::tests;
 use guest_tests::{program, temporary};
 use tally_lab::ensure;
@@ -17,52 +17,52 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_command_starts_in_the_hosts_folder_and_has_its_status,
-        a_program_of_the_hosts_is_counted_in_the_guest,
-        what_was_sampled_in_the_guest_is_read_on_the_host_with_its_symbols,
-        files_are_the_same_on_both_sides,
-        what_is_shared_to_be_read_stays_as_it_is,
-        links_lead_to_the_guests_own_files,
-        a_folder_that_is_moved_out_and_in_leads_nowhere_else,
-        a_share_in_a_share_is_seen_in_whichever_order_they_are_given,
-        thousands_of_files_are_there_and_gone_on_both_sides,
-        a_limit_on_files_ends_a_write_and_not_the_guest,
-        a_mapped_file_that_the_host_shortens_ends_its_program_only,
-        a_shared_folder_that_the_host_removes_is_empty_from_then_on,
-        disks_come_in_the_order_that_they_are_given_in,
-        what_is_written_to_a_disk_is_on_the_host,
-        a_disk_to_be_read_refuses_to_be_written,
-        a_full_disk_is_told_to_the_program_that_fills_it,
+        a_command_starts_in_the_same_folder_and_its_status_is_returned,
+        a_program_in_a_shared_folder_is_counted_in_the_guest,
+        perf_data_of_the_guest_is_read_on_the_host_with_symbols,
+        guest_and_host_read_the_same_contents,
+        a_read_only_share_cannot_be_changed,
+        links_out_of_a_share_resolve_in_the_guest,
+        a_folder_that_moves_out_of_the_share_gives_no_access_to_the_host,
+        nested_shares_work_in_any_order,
+        thousands_of_files_are_created_and_deleted_on_both_sides,
+        a_file_size_limit_fails_a_write_and_not_the_guest,
+        truncating_a_mapped_file_kills_only_its_program,
+        a_share_that_the_host_removes_becomes_empty,
+        disks_appear_in_the_order_of_their_options,
+        data_written_to_a_disk_is_in_the_hosts_file,
+        a_read_only_disk_refuses_writes,
+        a_full_disk_is_an_error_in_the_guest,
         a_disk_in_use_is_refused,
-        a_root_that_is_not_there_is_an_error,
+        a_missing_root_device_is_an_error,
     ]
 }
 
-/// The kernel's self-tests of its ciphers take half of its boot.
+/// `tally run` without the kernel's self-tests of its ciphers, which take half of the boot.
 const RUN: &str = "/scenario/tally run --append cryptomgr.notests";
-/// Of the first disk's image and the second's, in bytes.
+/// Sizes of the two disks' images in bytes.
 const SIZES: [u64; 2] = [8 << 20, 2 << 20];
 
-/// How many files a guest makes at once.
+/// Returns the number of files that a guest creates at once.
 fn many() -> u32 {
-    if has_breadth() { 10_000 } else { 2_000 }
+    if runs_second_tier() { 10_000 } else { 2_000 }
 }
 
-/// A command that waits until the guest has said `word` in the file `said`.
+/// Returns a command that waits until the guest's output, in the file `said`, has reached the part `word`.
 fn until(word: &str) -> String {
     format!("until grep -q '== {word}' /scenario/said; do sleep 0.1; done")
 }
 
-/// What the two disks are at first.
+/// Initial contents of the two disks.
 static IMAGES: LazyLock<[Vec<u8>; 2]> =
     LazyLock::new(|| [image("first", SIZES[0]), image("second", SIZES[1])]);
 
-/// A guest that may read a folder, and one with disks.
+/// Results of a guest with a read-only share, and of one with disks.
 static READ: LazyLock<Results> = LazyLock::new(|| {
     let [first, second] = IMAGES.clone();
     let state = "(cd shared; find . | sort; find . -type f | sort | xargs sha256sum)";
     Steps::new("files::read")
-        .on(|scenario| {
+        .configure_host(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/read.sh"), "shared/read.sh")
                 .program(LOOP, "shared/deep/loop")
@@ -70,7 +70,7 @@ static READ: LazyLock<Results> = LazyLock::new(|| {
                 .program(first, "first")
                 .program(second, "second")
         })
-        // What a link out of the share would lead to.
+        // The files `whose` on the host are the targets of links out of the share.
         .step(
             "prepare",
             "for place in . /etc; do echo of-the-host >$place/whose; done; mkdir -p shared/deep/empty shared/moved/in away; \
@@ -102,11 +102,11 @@ static READ: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// A guest that may write to folders.
+/// Results of a guest with writable shares.
 static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
     let mapped = fs::read(program("mapped")).expect("it was built");
     Steps::new("files::written")
-        .on(|scenario| {
+        .configure_host(|scenario| {
             scenario
                 .program(include_str!("../../programs/files/write.sh"), "work/write.sh")
                 .program(LOOP, "work/loop")
@@ -134,7 +134,7 @@ static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// An image of that size with a file system that has the file `name`, with that name in it.
+/// Creates a disk image with a file system. Its only file is called `name` and contains the image's name.
 fn image(name: &str, size: u64) -> Vec<u8> {
     ensure(&["e2fsprogs"], &mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
     let folder = tempfile::tempdir().expect("temporary folders can be made");
@@ -148,15 +148,15 @@ fn image(name: &str, size: u64) -> Vec<u8> {
     fs::read(&path).expect("it was made")
 }
 
-/// A program of e2fsprogs, which is not in every user's path.
+/// Returns a command for a program of e2fsprogs, which is not in every user's path.
 fn tool(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
     command
 }
 
-/// What the guest of a step said behind `== PART`, up to the next part.
-fn part<'a>(done: &'a Done, part: &str) -> &'a str {
+/// Returns what the guest of a step printed after `== PART`, up to the next part.
+fn part<'a>(done: &'a StepOutput, part: &str) -> &'a str {
     let text = std::str::from_utf8(&done.out).expect("the guest says text");
     let begin = format!("== {part}\n");
     let (_, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("no `{part}` in: {text}{}", done.err));
@@ -175,31 +175,31 @@ fn disks(name: &str) -> &'static str {
     part(READ.of("disks"), name)
 }
 
-/// What a command on the host said.
+/// Returns what a command on the host printed.
 fn host(results: &'static LazyLock<Results>, step: &str) -> String {
     results.of(step).text()
 }
 
-fn a_command_starts_in_the_hosts_folder_and_has_its_status() {
+fn a_command_starts_in_the_same_folder_and_its_status_is_returned() {
     assert_eq!(read("folder"), "/scenario/shared/deep\n");
     assert_eq!(written("folder"), "/scenario/work\n");
     assert_eq!((READ.of("read").status, WRITTEN.of("write").status), (3, 42));
 }
 
-fn a_program_of_the_hosts_is_counted_in_the_guest() {
+fn a_program_in_a_shared_folder_is_counted_in_the_guest() {
     assert_eq!(read("count"), format!("{LOOP_INSTRUCTIONS}\n"));
 }
 
-fn what_was_sampled_in_the_guest_is_read_on_the_host_with_its_symbols() {
+fn perf_data_of_the_guest_is_read_on_the_host_with_symbols() {
     assert_eq!(host(&WRITTEN, "perf").trim(), "200 _start (/scenario/work/loop)");
 }
 
-fn files_are_the_same_on_both_sides() {
+fn guest_and_host_read_the_same_contents() {
     assert_eq!(read("sum").replace("../", "shared/"), host(&READ, "sum"));
     assert_eq!(written("sum").replace("random", "work/random"), host(&WRITTEN, "sum"));
 }
 
-fn what_is_shared_to_be_read_stays_as_it_is() {
+fn a_read_only_share_cannot_be_changed() {
     assert_eq!(read("mount"), "tally0 /scenario/shared virtiofs ro,nosuid,nodev,relatime 0 0\n");
     let changes = read("changes");
     assert_eq!(
@@ -211,7 +211,7 @@ fn what_is_shared_to_be_read_stays_as_it_is() {
     assert_eq!(host(&READ, "before"), host(&READ, "after"));
 }
 
-fn links_lead_to_the_guests_own_files() {
+fn links_out_of_a_share_resolve_in_the_guest() {
     let lines: Vec<&str> = read("links").lines().collect();
     let (found, missing): (Vec<&str>, Vec<&str>) =
         lines.iter().partition(|line| !line.ends_with(": No such file or directory"));
@@ -219,36 +219,36 @@ fn links_lead_to_the_guests_own_files() {
     assert_eq!(missing.len(), 5, "{lines:?}");
 }
 
-fn a_folder_that_is_moved_out_and_in_leads_nowhere_else() {
+fn a_folder_that_moves_out_of_the_share_gives_no_access_to_the_host() {
     let lines: Vec<&str> = read("walk").lines().collect();
     let (last, others) = lines.split_last().expect("it says something");
     assert_eq!(*last, "inside: yes, gone: yes");
     assert!(others.iter().all(|line| *line == "inside"), "{lines:?}");
 }
 
-fn a_share_in_a_share_is_seen_in_whichever_order_they_are_given() {
+fn nested_shares_work_in_any_order() {
     let nested = written("nested");
     assert!(nested.starts_with("beside\n") && nested.ends_with("\nmade\n"), "{nested}");
     assert!(nested.contains("../outer/new: Read-only file system"), "{nested}");
     assert_eq!(host(&WRITTEN, "made"), "made\nbeside\ninner\n");
 }
 
-fn thousands_of_files_are_there_and_gone_on_both_sides() {
+fn thousands_of_files_are_created_and_deleted_on_both_sides() {
     let all = format!("{}\n", many());
     assert_eq!((written("many"), written("host counts")), (&*all, "0\n"));
     assert_eq!(host(&WRITTEN, "counted"), all + "0\n");
 }
 
-fn a_limit_on_files_ends_a_write_and_not_the_guest() {
+fn a_file_size_limit_fails_a_write_and_not_the_guest() {
     assert!(written("too large").contains("File too large"), "{}", written("too large"));
 }
 
-fn a_mapped_file_that_the_host_shortens_ends_its_program_only() {
+fn truncating_a_mapped_file_kills_only_its_program() {
     assert!(written("mapped").contains("mapped "), "{}", written("mapped"));
     assert!(written("mapped").contains("status 135\n"), "{}", written("mapped"));
 }
 
-fn a_shared_folder_that_the_host_removes_is_empty_from_then_on() {
+fn a_share_that_the_host_removes_becomes_empty() {
     let doomed = written("doomed");
     assert!(doomed.contains("file\n"), "it was there: {doomed}");
     assert!(doomed.contains("'../doomed/file': No such file or directory"), "{doomed}");
@@ -256,11 +256,11 @@ fn a_shared_folder_that_the_host_removes_is_empty_from_then_on() {
     assert!(doomed.ends_with("\nlisted 0\n"), "{doomed}");
 }
 
-fn disks_come_in_the_order_that_they_are_given_in() {
+fn disks_appear_in_the_order_of_their_options() {
     assert_eq!(disks("disks"), format!("{}\n{}\nfirst\nsecond\n", SIZES[0] / 512, SIZES[1] / 512));
 }
 
-fn what_is_written_to_a_disk_is_on_the_host() {
+fn data_written_to_a_disk_is_in_the_hosts_file() {
     let image = temporary(&READ.of("first").out);
     let path = image.path().to_str().expect("temporary paths are plain text");
     run_tool(tool("e2fsck").args(["-fn", path]), "e2fsprogs").expect("the file system is whole");
@@ -270,7 +270,7 @@ fn what_is_written_to_a_disk_is_on_the_host() {
     assert_eq!(sum.split(' ').next(), disks("sum").split(' ').next());
 }
 
-fn a_disk_to_be_read_refuses_to_be_written() {
+fn a_read_only_disk_refuses_writes() {
     let refusals = disks("read-only");
     assert!(refusals.contains("'/dev/vdb': Operation not permitted"), "{refusals}");
     assert!(refusals.contains("/second/new: Read-only file system"), "{refusals}");
@@ -278,7 +278,7 @@ fn a_disk_to_be_read_refuses_to_be_written() {
     assert!(READ.of("second").out == IMAGES[1], "it is as it was");
 }
 
-fn a_full_disk_is_told_to_the_program_that_fills_it() {
+fn a_full_disk_is_an_error_in_the_guest() {
     assert!(disks("full").contains("No space left on device"), "{}", disks("full"));
     assert_eq!(READ.of("disks").status, 1, "the program's status");
 }
@@ -287,7 +287,7 @@ fn a_disk_in_use_is_refused() {
     assert_eq!(host(&READ, "busy"), "tally: --disk first: in use by another guest\n125\n");
 }
 
-fn a_root_that_is_not_there_is_an_error() {
+fn a_missing_root_device_is_an_error() {
     let done = READ.of("no-root");
     assert_eq!(done.status, 125);
     assert!(

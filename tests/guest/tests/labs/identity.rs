@@ -1,5 +1,5 @@
-//! A guest with the other vendor's PMU, on the lab's AMD host: its kernel takes the processor for that vendor's, and nothing
-//! that it does for that makes it stumble.
+//! Tests of a guest with Intel's PMU on the lab's AMD host. Its kernel sees an Intel processor, and must run without
+//! errors.
 
 use std::sync::LazyLock;
 
@@ -12,11 +12,11 @@ use guest_tests::tests;
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        the_processor_is_one_of_intels_that_kernels_know_no_more_of,
-        its_kernel_touches_nothing_that_is_not_there,
-        it_does_not_guard_against_intels_flaws_for_nothing,
-        its_cpus_are_cores_of_their_own,
-        a_system_call_of_the_hosts_vendor_does_the_kernel_no_harm,
+        the_guest_sees_an_intel_processor_with_architectural_perfmon,
+        the_kernel_accesses_no_missing_registers,
+        the_kernel_enables_no_mitigations_for_intels_vulnerabilities,
+        each_vcpu_is_a_core_of_its_own,
+        syscall_in_compatibility_mode_does_no_harm,
     ]
 }
 
@@ -34,37 +34,37 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn said(section: &str) -> String {
+fn section(name: &str) -> String {
     let done = RESULTS.of("guest");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
-    Sections::of(done).text(section).to_owned()
+    Sections::of(done).text(name).to_owned()
 }
 
-fn the_processor_is_one_of_intels_that_kernels_know_no_more_of() {
-    let text = said("processor");
+fn the_guest_sees_an_intel_processor_with_architectural_perfmon() {
+    let text = section("processor");
     let fields: Vec<&str> = text.lines().filter_map(|line| line.split(": ").nth(1)).collect();
     assert_eq!(fields, ["GenuineIntel", "6", "32", "GenuineIntel", "6", "32"], "{text}");
-    assert!(said("messages").contains("generic architected perfmon"), "{}", said("messages"));
+    assert!(section("messages").contains("generic architected perfmon"), "{}", section("messages"));
 }
 
-fn its_kernel_touches_nothing_that_is_not_there() {
-    let text = said("messages");
+fn the_kernel_accesses_no_missing_registers() {
+    let text = section("messages");
     for complaint in ["unchecked MSR", "Call Trace", "WARNING", "firmware bug"] {
         assert!(!text.contains(complaint), "{complaint}: {text}");
     }
 }
 
-fn it_does_not_guard_against_intels_flaws_for_nothing() {
-    let text = said("flaws");
+fn the_kernel_enables_no_mitigations_for_intels_vulnerabilities() {
+    let text = section("flaws");
     for flaw in ["meltdown", "mds", "l1tf", "mmio_stale_data"] {
         assert!(text.contains(&format!("{flaw}:Not affected")), "{flaw}: {text}");
     }
 }
 
-fn its_cpus_are_cores_of_their_own() {
-    assert_eq!(said("topology"), "0\n1\n");
+fn each_vcpu_is_a_core_of_its_own() {
+    assert_eq!(section("topology"), "0\n1\n");
 }
 
-fn a_system_call_of_the_hosts_vendor_does_the_kernel_no_harm() {
-    assert_eq!(said("narrow"), "0\n", "it has no effect");
+fn syscall_in_compatibility_mode_does_no_harm() {
+    assert_eq!(section("narrow"), "0\n", "it has no effect");
 }

@@ -1,17 +1,18 @@
-//! Guest kernels of several makes count and sample on Tally's PMU: their drivers differ, and so does where they read counters.
+//! Tests that different guest kernels count and sample on Tally's PMU. Their drivers differ, and so does the code in
+//! which they execute RDPMC.
 //!
-//! The guests that see one vendor's share a boot of the simulated host, and those that see the other's another.
+//! The guests with AMD's PMUs share one boot of the simulated host, and those with Intel's another.
 
 use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel};
-use guest_tests::lab::{Done, Results, Steps, installed};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
-/// Each kernel by name, and the model that it is shown.
+/// Guests: name, kernel and PMU model.
 const GUESTS: [(&str, &str, &str); 14] = [
     ("stable", "guest/kernel", "amd"),
     ("stable-legacy", "guest/kernel", "amd-legacy"),
@@ -34,18 +35,18 @@ const PERIOD: u64 = 1_000_000;
 static AMDS: LazyLock<Results> = LazyLock::new(|| boot("kernels::amds", "amd"));
 static INTELS: LazyLock<Results> = LazyLock::new(|| boot("kernels::intels", "intel"));
 
-/// What became of the guest of that name.
-fn guest(name: &str) -> &'static Done {
+/// Returns the result of a guest.
+fn guest(name: &str) -> &'static StepOutput {
     let (_, _, model) = GUESTS.iter().find(|(guest, ..)| *guest == name).expect("it is in the list");
     if model.starts_with("intel") { INTELS.of(name) } else { AMDS.of(name) }
 }
 
-/// The guests that see a PMU of that vendor's.
+/// Boots a host, and runs the guests with a PMU of this vendor.
 fn boot(name: &'static str, vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    let steps = installed(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
-    let steps = installed(steps, "sid", Suite::Sid)
+    let steps = with_installed_kernel(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
+    let steps = with_installed_kernel(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");
     let count = "perf stat -x, -o /tmp/count -e instructions:u ./loop; grep instructions /tmp/count";
     let sample = format!(
@@ -65,7 +66,7 @@ fn boot(name: &'static str, vendor: &str) -> Results {
         .run()
 }
 
-fn counts_and_samples(name: &str) {
+fn assert_counts_and_samples(name: &str) {
     let done = guest(name);
     let text = done.text();
     let mut lines = text.lines();
@@ -76,8 +77,8 @@ fn counts_and_samples(name: &str) {
     assert_eq!(samples, [[taken.as_str(), &period, "401007"]], "all at one place: {text}{}", done.err);
 }
 
-/// How many of the kernel's instructions were changed, as the log has it.
-fn changed(name: &str) -> usize {
+/// Returns the number of RDPMC instructions in the kernel that Tally replaced, according to the event log.
+fn replaced_instructions(name: &str) -> usize {
     guest(name).err.lines().filter(|line| line.contains("RDPMC became RDMSR at 0x")).count()
 }
 
@@ -85,13 +86,13 @@ macro_rules! kernels {
     ($($test:ident: $name:literal,)*) => {
         $(
             fn $test() {
-                counts_and_samples($name);
+                assert_counts_and_samples($name);
             }
         )*
 
         /// The tests of this module.
         pub fn tests() -> Vec<Test> {
-            breadth(tests![$($test,)* what_was_changed_in_a_kernel_is_logged])
+            second_tier(tests![$($test,)* changes_to_a_kernel_are_logged])
         }
     };
 }
@@ -113,9 +114,9 @@ kernels! {
     a_kernel_that_reads_counters_in_several_places_on_intels_pmu_of_version_2: "small-intel-v2",
 }
 
-fn what_was_changed_in_a_kernel_is_logged() {
+fn changes_to_a_kernel_are_logged() {
     for name in ["stable", "testing", "newest"] {
-        assert_eq!(changed(name), 1, "{name}: {}", guest(name).err);
+        assert_eq!(replaced_instructions(name), 1, "{name}: {}", guest(name).err);
     }
-    assert!(changed("small") > 1, "{}", guest("small").err);
+    assert!(replaced_instructions("small") > 1, "{}", guest("small").err);
 }

@@ -1,5 +1,5 @@
-//! `tally lab run` is the command line that `tally run` is on a real host: its input, folders, disks and files are this
-//! machine's.
+//! Tests of `tally lab run`, which accepts the command line of `tally run`. Its input, folders, disks and files are on
+//! this machine.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_tests::lab::core;
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use guest_tests::{program, stderr, stdout};
 
@@ -18,21 +18,21 @@ use guest_tests::{program, stderr, stdout};
 pub fn tests() -> Vec<Test> {
     [
         tests![
-            folders_disks_and_files_are_this_machines_before_and_after,
-            an_input_without_an_end_ends_with_its_reader,
-            an_input_that_says_nothing_holds_nothing_up,
-            what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots,
-            a_signal_ends_the_machine_and_leaves_nothing,
+            folders_disks_and_files_are_copied_to_the_lab_and_back,
+            an_endless_input_does_not_keep_the_command_running,
+            a_silent_input_does_not_keep_the_command_running,
+            unsuitable_files_are_refused_in_one_line_before_the_boot,
+            a_signal_ends_the_lab_and_leaves_no_files,
         ],
-        breadth(tests![guests_of_another_architecture_are_an_option_away,]),
+        second_tier(tests![an_option_runs_guests_of_another_architecture,]),
     ]
     .concat()
 }
 
-/// `tally lab run` with these options and this command for the guest's shell, in that folder.
+/// Returns a `tally lab run` command that runs a script in the guest's shell, with `folder` as its working directory.
 fn lab_run(folder: &Path, options: &[&str], script: &str) -> Command {
     let mut command = Command::new(program("tally"));
-    // The lab's own options come first.
+    // The lab's own options must come first.
     command.current_dir(folder).args(["lab", "run"]).args(options);
     command.args(["--append", "cryptomgr.notests", "--", "sh", "-c", script]).stdin(Stdio::null());
     command
@@ -42,28 +42,28 @@ fn output(command: &mut Command) -> Output {
     command.output().expect("tally lab runs")
 }
 
-/// What `tally log` prints of a file that has come back.
+/// Returns what `tally log --show` prints for an event log.
 fn shown_log(path: &Path) -> String {
     let output = output(Command::new(program("tally")).args(["log", "--show"]).arg(path));
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
     stdout(&output)
 }
 
-fn guests_of_another_architecture_are_an_option_away() {
+fn an_option_runs_guests_of_another_architecture() {
     let _core = core();
     let place = tempfile::tempdir().unwrap();
     let here = place.path().to_str().unwrap();
     let script = "uname -m; perf stat -x, -o counted -e instructions:u /lib/tally/loop; exit 7";
     let options = ["--arch", "riscv64", "--share", &format!("{here}:rw")];
     let output = output(&mut lab_run(place.path(), &options, script));
-    let said = (output.status.code(), stdout(&output), stderr(&output));
-    assert_eq!((said.0, &*said.1), (Some(7), "riscv64\n"), "{}", said.2);
+    let result = (output.status.code(), stdout(&output), stderr(&output));
+    assert_eq!((result.0, &*result.1), (Some(7), "riscv64\n"), "{}", result.2);
     let counted = fs::read_to_string(place.path().join("counted")).unwrap();
     let expected = format!("{LOOP_INSTRUCTIONS},,instructions:u,");
     assert!(counted.lines().any(|line| line.starts_with(&expected)), "{counted}");
 }
 
-fn folders_disks_and_files_are_this_machines_before_and_after() {
+fn folders_disks_and_files_are_copied_to_the_lab_and_back() {
     const IMAGE_SIZE: u64 = 8 << 20;
     let _core = core();
     let place = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn folders_disks_and_files_are_this_machines_before_and_after() {
     assert!(log.contains("RDPMC"), "{log}");
 }
 
-/// A process that is ended when this is dropped.
+/// A process that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -142,7 +142,7 @@ impl Drop for Running {
     }
 }
 
-fn an_input_without_an_end_ends_with_its_reader() {
+fn an_endless_input_does_not_keep_the_command_running() {
     let _core = core();
     let place = tempfile::tempdir().unwrap();
     let mut yes = Running(Command::new("yes").stdout(Stdio::piped()).spawn().expect("yes runs"));
@@ -153,7 +153,7 @@ fn an_input_without_an_end_ends_with_its_reader() {
     assert!(log.contains("RDPMC became RDMSR"), "{log}");
 }
 
-fn an_input_that_says_nothing_holds_nothing_up() {
+fn a_silent_input_does_not_keep_the_command_running() {
     let _core = core();
     let place = tempfile::tempdir().unwrap();
     let (silent, mut writer) = std::io::pipe().unwrap();
@@ -167,7 +167,7 @@ fn an_input_that_says_nothing_holds_nothing_up() {
     assert!(writer.write_all(b"x").is_err(), "its reader has gone");
 }
 
-fn what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots() {
+fn unsuitable_files_are_refused_in_one_line_before_the_boot() {
     let place = tempfile::tempdir().unwrap();
     File::create(place.path().join("large")).unwrap().set_len(257 << 20).unwrap();
     fs::create_dir(place.path().join("folder")).unwrap();
@@ -191,7 +191,7 @@ fn what_cannot_go_to_the_lab_is_refused_in_one_line_before_anything_boots() {
     }
 }
 
-fn a_signal_ends_the_machine_and_leaves_nothing() {
+fn a_signal_ends_the_lab_and_leaves_no_files() {
     let _core = core();
     let place = tempfile::tempdir().unwrap();
     let (scratch, shared) = (place.path().join("tmp"), place.path().join("shared"));
@@ -210,7 +210,8 @@ fn a_signal_ends_the_machine_and_leaves_nothing() {
             let machine = format!("/proc/{}/stat", found.split_whitespace().next()?);
             fs::read_to_string(&machine).is_ok_and(|stat| stat.contains("qemu")).then_some(machine)
         });
-        // SAFETY: takes two numbers; the process is a child of this one that has not been waited for.
+        // SAFETY: the call takes two numbers. The process is a child that has not been waited for, so its id is not
+        // reused.
         unsafe { libc::kill(pid.try_into().expect("process numbers are small"), signal) };
         assert!(!lab.0.wait().unwrap().success());
         let is_gone = || {
@@ -224,7 +225,7 @@ fn a_signal_ends_the_machine_and_leaves_nothing() {
     }
 }
 
-/// What this finds sooner or later.
+/// Polls until `look` returns a value. Panics after a minute.
 fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
     for _ in 0..3000 {
         if let Some(found) = look() {

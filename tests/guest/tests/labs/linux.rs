@@ -1,13 +1,14 @@
-//! Linux guests: the distribution's unmodified kernels on the lab's simulated host, under its real KVM.
+//! Tests of Linux guests: the distribution's unmodified kernels on the lab's simulated host, under its real KVM.
 //!
-//! Booting takes most of the time, so tests share boots: each group of steps is one, and each test looks at one step.
+//! Booting the host takes most of the time, so the steps of a group share a boot, and each test checks one or two
+//! steps.
 
 use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite};
-use guest_tests::lab::{Results, Steps, installed};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::temporary;
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
@@ -16,34 +17,34 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 pub fn tests() -> Vec<Test> {
     [
         tests![
-            a_commands_output_errors_and_status_come_out_apart,
-            a_commands_output_is_the_same_byte_for_byte,
-            arguments_reach_the_command_as_they_are,
-            a_command_that_is_missing_has_the_shells_status,
-            a_guest_without_a_pmu_says_so_to_perf,
-            a_guest_that_ends_before_its_command_is_no_success,
-            sigterm_ends_a_guest_at_its_work,
-            a_command_ends_when_its_reader_has_enough,
+            a_commands_output_errors_and_status_are_passed_on_separately,
+            a_commands_output_is_unchanged_byte_for_byte,
+            arguments_reach_the_command_unchanged,
+            a_missing_command_has_the_shells_status,
+            perf_in_a_guest_without_a_pmu_reports_no_hardware_events,
+            a_guest_that_ends_before_its_command_is_an_error,
+            sigterm_ends_a_guest_whose_command_runs,
+            a_command_ends_when_its_reader_closes_the_pipe,
             memory_may_be_128_mib,
-            memory_may_go_round_the_hole_below_4_gib,
+            memory_may_extend_beyond_the_hole_below_4_gib,
             every_cpu_runs_programs,
             a_kernel_may_be_a_vmlinux_file,
-            a_shell_on_the_console_can_be_typed_into_and_interrupted,
-            what_does_not_fit_is_refused_in_one_line,
+            a_shell_on_the_console_takes_input_and_ctrl_c,
+            oversized_and_truncated_inputs_are_refused_in_one_line,
         ],
-        breadth(tests![
-            with_kvms_own_pmu_a_guest_counts,
+        second_tier(tests![
+            a_guest_counts_with_kvms_own_vpmu,
             kernels_of_newer_releases_boot,
-            a_kernel_without_its_modules_says_what_it_lacks,
+            a_kernel_without_its_modules_is_refused,
         ]),
     ]
     .concat()
 }
 
-/// The kernel's self-tests of its ciphers take half of its boot.
+/// Skips the kernel's self-tests of its ciphers, which take half of the boot.
 const QUICK: &str = "--append cryptomgr.notests";
 
-/// Commands in the default guest.
+/// Results of commands in the default guest.
 static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
     let run = format!("./tally run {QUICK}");
     Steps::new("linux::commands")
@@ -64,20 +65,20 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
                      read ended rest </proc/uptime; awk \"BEGIN {{ print ($ended - $begun < 1) }}\"; exit $status"
             ),
         )
-        .breadth(|steps| {
+        .second_tier(|steps| {
             steps.step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         })
         .run()
 });
 
-/// The shapes that machines and kernels come in.
-static SHAPES: LazyLock<Results> = LazyLock::new(|| {
+/// Results of guests with different memory sizes, numbers of CPUs, kernel formats and consoles.
+static MACHINES: LazyLock<Results> = LazyLock::new(|| {
     let vmlinux = temporary(&unpacked_kernel());
     let facts = "sh -c 'nproc; sed -n \"s/MemTotal: *\\([0-9]*\\) kB/\\1/p\" /proc/meminfo; dmesg -l err,warn | grep -ciE \"bug|oops|trace\"'";
     let all_cpus = "sh -c 'for cpu in 0 1 2 3; do taskset $((1 << cpu)) true || exit; done; nproc; \
                     cd /sys/devices/system/cpu/cpu3/topology; cat core_id physical_package_id'";
     Steps::new("linux::shapes")
-        .on(|scenario| scenario.memory_mib(7 << 10))
+        .configure_host(|scenario| scenario.memory_mib(7 << 10))
         .file(vmlinux.path(), "vmlinux")
         .step("small", &format!("./tally run {QUICK} --memory 128M -- {facts}"))
         .step("large", &format!("./tally run {QUICK} --cpus 4 --memory 5G -- {facts}"))
@@ -101,10 +102,10 @@ static SHAPES: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// The kernels of newer releases.
+/// Results of guests with the kernels of newer releases.
 static KERNELS: LazyLock<Results> = LazyLock::new(|| {
-    let steps = installed(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
-    installed(steps, "sid", Suite::Sid)
+    let steps = with_installed_kernel(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
+    with_installed_kernel(steps, "sid", Suite::Sid)
         .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
         .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
         .step(
@@ -114,8 +115,8 @@ static KERNELS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// The default guest's kernel as a vmlinux file: what its bzImage has packed (boot protocol, fields `payload_offset`
-/// and `payload_length`), in blocks of LZ4's legacy format.
+/// Returns the default guest's kernel as a vmlinux file. It is the payload of the bzImage (x86 boot protocol, fields
+/// `payload_offset` and `payload_length`), decompressed from blocks of LZ4's legacy format.
 fn unpacked_kernel() -> Vec<u8> {
     const BLOCK: usize = 8 << 20;
     let cache = Cache::open().expect("there is a cache");
@@ -136,40 +137,40 @@ fn unpacked_kernel() -> Vec<u8> {
     unpacked
 }
 
-fn a_commands_output_errors_and_status_come_out_apart() {
+fn a_commands_output_errors_and_status_are_passed_on_separately() {
     let done = COMMANDS.of("streams");
     assert_eq!((done.text().as_str(), done.err.as_str(), done.status), ("out\n", "err\n", 3));
 }
 
-fn a_commands_output_is_the_same_byte_for_byte() {
+fn a_commands_output_is_unchanged_byte_for_byte() {
     let (sent, same) = (COMMANDS.of("binary"), COMMANDS.of("same"));
     assert_eq!(sent.out.len(), 65536);
     assert!(sent.out == same.out);
 }
 
-fn arguments_reach_the_command_as_they_are() {
+fn arguments_reach_the_command_unchanged() {
     assert_eq!(COMMANDS.of("arguments").text(), "a b||$HOME|\"|x,y%|it's|");
 }
 
-fn a_command_that_is_missing_has_the_shells_status() {
+fn a_missing_command_has_the_shells_status() {
     let done = COMMANDS.of("missing");
     assert_eq!(done.status, 127);
     assert!(done.err.contains("no-such-program"), "{}", done.err);
 }
 
-fn a_guest_without_a_pmu_says_so_to_perf() {
+fn perf_in_a_guest_without_a_pmu_reports_no_hardware_events() {
     let done = COMMANDS.of("no-pmu");
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.err.contains("<not supported>,,cycles"), "{}", done.err);
     assert!(done.err.contains(",msec,task-clock"), "software events count all the same: {}", done.err);
 }
 
-fn with_kvms_own_pmu_a_guest_counts() {
+fn a_guest_counts_with_kvms_own_vpmu() {
     let done = COMMANDS.of("kvms-pmu");
     assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
-fn a_guest_that_ends_before_its_command_is_no_success() {
+fn a_guest_that_ends_before_its_command_is_an_error() {
     let done = COMMANDS.of("switched-off");
     assert_eq!(done.status, 125);
     assert!(
@@ -183,20 +184,21 @@ fn a_guest_that_ends_before_its_command_is_no_success() {
     assert!(done.err.contains("Kernel panic"), "its last words are shown: {}", done.err);
 }
 
-fn sigterm_ends_a_guest_at_its_work() {
+fn sigterm_ends_a_guest_whose_command_runs() {
     let done = COMMANDS.of("terminated");
     assert_eq!(done.status, 128 + 15);
     assert_eq!(done.text(), "1\n", "it was gone within a second");
 }
 
-fn a_command_ends_when_its_reader_has_enough() {
+fn a_command_ends_when_its_reader_closes_the_pipe() {
     let done = COMMANDS.of("reader-leaves");
     assert_eq!((done.text().as_str(), done.err.as_str()), ("y\n", "status 141\n"));
 }
 
-/// CPUs, memory in KiB and complaints of the kernel.
+/// Returns the number of CPUs, the memory in KiB, and the number of the kernel's error messages, as a guest printed
+/// them.
 fn facts(name: &str) -> Vec<u64> {
-    let done = SHAPES.of(name);
+    let done = MACHINES.of(name);
     let facts: Vec<u64> = done.text().lines().map(|line| line.parse().expect("numbers")).collect();
     assert_eq!(facts.len(), 3, "{}{}", done.text(), done.err);
     facts
@@ -208,34 +210,34 @@ fn memory_may_be_128_mib() {
     assert!((80 << 10..128 << 10).contains(&facts[1]), "{} KiB", facts[1]);
 }
 
-fn memory_may_go_round_the_hole_below_4_gib() {
+fn memory_may_extend_beyond_the_hole_below_4_gib() {
     let facts = facts("large");
     assert_eq!((facts[0], facts[2]), (4, 0));
     assert!((4_800 << 10..5_120 << 10).contains(&facts[1]), "{} KiB", facts[1]);
 }
 
 fn every_cpu_runs_programs() {
-    assert_eq!(SHAPES.of("every-cpu").text(), "4\n3\n0\n", "{}", SHAPES.of("every-cpu").err);
+    assert_eq!(MACHINES.of("every-cpu").text(), "4\n3\n0\n", "{}", MACHINES.of("every-cpu").err);
 }
 
 fn a_kernel_may_be_a_vmlinux_file() {
-    assert_eq!(SHAPES.of("vmlinux").text(), "Linux\n", "{}", SHAPES.of("vmlinux").err);
+    assert_eq!(MACHINES.of("vmlinux").text(), "Linux\n", "{}", MACHINES.of("vmlinux").err);
 }
 
-fn a_shell_on_the_console_can_be_typed_into_and_interrupted() {
-    let done = SHAPES.of("shell");
+fn a_shell_on_the_console_takes_input_and_ctrl_c() {
+    let done = MACHINES.of("shell");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
-    let done = SHAPES.of("shell-of-four");
+    let done = MACHINES.of("shell-of-four");
     assert_eq!(done.status, 0, "{}{}", done.text(), done.err);
 }
 
-fn what_does_not_fit_is_refused_in_one_line() {
+fn oversized_and_truncated_inputs_are_refused_in_one_line() {
     for (step, words) in [
         ("too-long", ["command line of 3", "at most 2047"]),
         ("initrd-too-large", ["big: the initrd does not fit", "128M"]),
         ("truncated", ["half: truncated", "3000000"]),
     ] {
-        let done = SHAPES.of(step);
+        let done = MACHINES.of(step);
         assert_eq!((done.status, done.err.lines().count()), (125, 1), "{step}: {}", done.err);
         for word in words {
             assert!(done.err.contains(word), "{step}: {}", done.err);
@@ -250,7 +252,7 @@ fn kernels_of_newer_releases_boot() {
     assert!(major >= 7, "{}{}", newest.text(), newest.err);
 }
 
-fn a_kernel_without_its_modules_says_what_it_lacks() {
+fn a_kernel_without_its_modules_is_refused() {
     let done = KERNELS.of("bare");
     assert_eq!(done.status, 125, "{}{}", done.text(), done.err);
     assert!(done.err.contains("this kernel has no virtio console"), "{}", done.err);

@@ -1,20 +1,20 @@
-//! What Tally tells of its work, on the lab's simulated host.
+//! Tests of the messages of `-v` and `RUST_LOG`, on the lab's simulated host.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        nothing_is_told_of_a_run_that_goes_well,
-        one_v_tells_what_is_done_and_why,
-        two_tell_of_each_counter_and_three_of_each_access,
-        the_log_of_the_counters_is_terse_however_much_is_told,
-        a_variable_says_what_is_told,
-        the_guests_console_is_shown_beside_it,
+        a_successful_run_prints_no_messages,
+        one_v_logs_decisions_and_their_reasons,
+        two_v_log_each_counter_and_three_each_register_access,
+        verbosity_does_not_change_the_event_log,
+        the_variable_rust_log_selects_messages,
+        verbose_runs_show_the_guests_console,
     ]
 }
 
@@ -36,9 +36,9 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// What a run of our bare-metal program said, of which every line is Tally's.
-fn told(step: &str) -> Vec<&'static str> {
-    let done: &Done = RESULTS.of(step);
+/// Returns Tally's messages of a run of the bare-metal test program. Checks that each has the prefix `tally: `.
+fn messages(step: &str) -> Vec<&'static str> {
+    let done: &StepOutput = RESULTS.of(step);
     assert_eq!(done.status, 1, "{step}: {}", done.err);
     let lines =
         done.err.lines().map(|line| line.strip_prefix("tally: ").expect("every line says whose it is"));
@@ -49,14 +49,14 @@ fn has(lines: &[&str], words: &str) -> bool {
     lines.iter().any(|line| line.contains(words))
 }
 
-fn nothing_is_told_of_a_run_that_goes_well() {
-    assert_eq!(told("quiet"), [""; 0]);
+fn a_successful_run_prints_no_messages() {
+    assert_eq!(messages("quiet"), [""; 0]);
     let linux = RESULTS.of("linux");
     assert_eq!((linux.status, linux.err.as_str()), (3, ""));
 }
 
-fn one_v_tells_what_is_done_and_why() {
-    let lines = told("v");
+fn one_v_logs_decisions_and_their_reasons() {
+    let lines = messages("v");
     for words in [
         "guest: 512 MiB of memory at 0x0-0x1fffffff; vCPUs: 1",
         "kernel: payload, a multiboot image",
@@ -69,32 +69,33 @@ fn one_v_tells_what_is_done_and_why() {
     assert!(!has(&lines, "counter 0"), "{lines:#?}");
 }
 
-fn two_tell_of_each_counter_and_three_of_each_access() {
+fn two_v_log_each_counter_and_three_each_register_access() {
     let counter = "vCPU 0: counter 0 counts rc0:u, ";
     let access = "vCPU 0: writes 0x4100c0 to 0xc0010200: done";
-    let (two, three) = (told("vv"), told("vvv"));
+    let (two, three) = (messages("vv"), messages("vvv"));
     assert!(has(&two, counter) && !has(&two, access), "{two:#?}");
     assert!(has(&three, counter) && has(&three, access), "{three:#?}");
 }
 
-fn the_log_of_the_counters_is_terse_however_much_is_told() {
+fn verbosity_does_not_change_the_event_log() {
     let log = RESULTS.of("log").text();
-    let said = |line: &str| line.contains("PMU: ") || line.contains("RDPMC");
-    // A time is in front of each.
-    let logged = log.lines().filter(|line| said(line)).filter_map(|line| line.trim_start().split_once(' '));
-    let told: Vec<_> = told("v").into_iter().filter(|line| said(line)).collect();
-    assert!(told.len() > 1 && logged.map(|(_, words)| words).eq(told), "{log}");
+    let is_in_both = |line: &str| line.contains("PMU: ") || line.contains("RDPMC");
+    // The event log has a time before each message.
+    let logged =
+        log.lines().filter(|line| is_in_both(line)).filter_map(|line| line.trim_start().split_once(' '));
+    let printed: Vec<_> = messages("v").into_iter().filter(|line| is_in_both(line)).collect();
+    assert!(printed.len() > 1 && logged.map(|(_, words)| words).eq(printed), "{log}");
     assert!(!log.contains("writes 0x4100c0") && !log.contains("kernel: payload"), "{log}");
 }
 
-fn a_variable_says_what_is_told() {
-    let lines = told("variable");
+fn the_variable_rust_log_selects_messages() {
+    let lines = messages("variable");
     assert!(has(&lines, "vCPU 0: writes 0x4100c0 to 0xc0010200: done"), "{lines:#?}");
     assert!(!has(&lines, "guest: ") && !has(&lines, "counter 0"), "{lines:#?}");
-    assert_eq!(told("mistake"), ["RUST_LOG: error parsing logger filter: invalid logging spec 'loud'"]);
+    assert_eq!(messages("mistake"), ["RUST_LOG: error parsing logger filter: invalid logging spec 'loud'"]);
 }
 
-fn the_guests_console_is_shown_beside_it() {
+fn verbose_runs_show_the_guests_console() {
     let done = RESULTS.of("linux-v");
     assert_eq!((done.status, done.text().as_str()), (3, ""));
     for words in

@@ -1,5 +1,5 @@
-//! All that is tested on simulated hosts. They keep a core busy for up to minutes each, so one program has all of them, and runs
-//! them in two tiers: see [`guest_tests::suite`].
+//! All tests on simulated hosts. A host keeps a core busy for up to minutes, so one program runs all of these tests and
+//! schedules the hosts, in two tiers: see [`guest_tests::suite`].
 
 mod attribution;
 mod bench;

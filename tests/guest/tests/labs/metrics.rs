@@ -1,4 +1,4 @@
-//! What `--metrics` tells, asked by Prometheus and by hand, on the lab's simulated host.
+//! Tests of `--metrics` with Prometheus and with wget, on the lab's simulated host.
 
 use std::sync::LazyLock;
 
@@ -12,18 +12,20 @@ use serde_json::Value;
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        prometheus_finds_what_the_guest_did,
-        what_is_told_is_exact,
-        a_socket_is_there_while_the_guest_runs,
-        an_address_that_cannot_be_had_is_one_line_before_anything_boots,
+        prometheus_collects_the_guests_overflows_and_interrupts,
+        metrics_are_exact,
+        a_unix_socket_exists_while_the_guest_runs,
+        an_unavailable_address_is_refused_in_one_line_before_the_boot,
     ]
 }
 
-/// How often Prometheus asks, and where it is asked itself.
+/// Prometheus' configuration: it scrapes Tally every second.
 const CONFIGURATION: &str = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: tally, static_configs: [{targets: [\"127.0.0.1:9100\"]}]}]\n";
+/// URL of Prometheus' query interface.
 const PROMETHEUS: &str = "http://127.0.0.1:9090/api/v1/query?query=";
 
-/// A guest that takes 20 samples of a loop of 20,000,004 instructions, and then waits until it is told to end.
+/// Command of the guest: takes 20 samples of a loop of 20,000,004 instructions, and waits for a line on its standard
+/// input.
 const GUEST: &str =
     "perf record -q -o /tmp/data -e instructions:u -c 1000000 /lib/tally/loop; echo ready; read end";
 
@@ -38,7 +40,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let query = |query: &str| format!("wget -qO- '{PROMETHEUS}{query}'; echo");
     Steps::new("metrics")
-        .on(move |scenario| scenario.file(prometheus, "prometheus"))
+        .configure_host(move |scenario| scenario.file(prometheus, "prometheus"))
         .step("loopback", "ip link set lo up")
         .step(
             "prometheus",
@@ -66,7 +68,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn prometheus_finds_what_the_guest_did() {
+fn prometheus_collects_the_guests_overflows_and_interrupts() {
     let done = RESULTS.of("prometheus");
     assert_eq!(done.status, 0, "{}", done.err);
     let text = done.text();
@@ -80,7 +82,7 @@ fn prometheus_finds_what_the_guest_did() {
     assert_eq!(value(), "20", "interrupts: {text}");
 }
 
-fn what_is_told_is_exact() {
+fn metrics_are_exact() {
     let text = RESULTS.of("prometheus").text();
     let value = |name: &str| {
         let line =
@@ -95,12 +97,12 @@ fn what_is_told_is_exact() {
     assert!(text.contains("tally_machine_info{version="), "{text}");
 }
 
-fn a_socket_is_there_while_the_guest_runs() {
+fn a_unix_socket_exists_while_the_guest_runs() {
     let done = RESULTS.of("unix");
     assert_eq!((done.status, done.text().matches("socket=").count()), (0, 1), "{}{}", done.text(), done.err);
 }
 
-fn an_address_that_cannot_be_had_is_one_line_before_anything_boots() {
+fn an_unavailable_address_is_refused_in_one_line_before_the_boot() {
     for (step, words) in [
         ("taken", "tally: --metrics 127.0.0.1:9100: Address already in use"),
         ("nowhere", "tally: --metrics unix:no/such/folder: No such file or directory"),

@@ -1,9 +1,9 @@
-//! The operator's view of VMs that run, on the lab's simulated host: what it shows is what the guest has, and looking changes
-//! nothing of that.
+//! Tests of `tally list`, `tally stat` and `tally policy` with running VMs, on the lab's simulated host: the output
+//! shows the guest's state, and observing a guest does not change it.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -12,36 +12,36 @@ use serde_json::{Value, json};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        where_no_vm_runs_there_is_none_to_list_and_none_to_look_at,
-        a_vm_that_runs_is_listed_with_what_it_is,
-        a_counter_is_shown_as_the_guest_has_it,
-        the_hosts_counters_are_told_apart,
-        the_work_for_a_vcpu_is_shown_by_side,
-        exits_are_shown_by_reason_of_tallys_and_of_kvms,
-        people_see_the_same_in_blocks,
-        a_terminal_shows_it_live_until_a_key_and_is_given_back,
+        without_a_vm_list_is_empty_and_stat_fails,
+        a_running_vm_is_listed_with_its_properties,
+        stat_shows_a_counter_as_the_guest_sees_it,
+        stat_shows_the_hosts_counters_by_holder,
+        stat_shows_a_vcpus_instructions_in_guest_and_host,
+        stat_shows_tallys_and_kvms_exits_by_reason,
+        stat_prints_text_at_each_interval,
+        the_live_view_ends_with_a_key_and_restores_the_terminal,
         the_live_view_ends_with_the_vm,
-        a_vm_that_cannot_be_told_is_asked_for_in_one_line,
-        a_counter_that_is_disabled_stands_still_until_it_is_given_back,
-        who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured,
-        rude_clients_do_no_harm,
-        no_end_of_a_vm_leaves_its_socket_behind,
-        what_a_killed_vm_leaves_behind_is_removed_by_who_looks,
-        a_user_sees_their_own_vms_and_root_everybodys,
+        unknown_and_ambiguous_vm_names_are_refused_in_one_line,
+        a_disabled_counter_does_not_move_until_it_is_enabled,
+        observing_changes_no_count_and_costs_less_than_a_thousandth,
+        misbehaving_clients_do_no_harm,
+        the_socket_is_removed_however_a_vm_ends,
+        a_killed_vms_socket_is_removed_by_list,
+        users_see_their_own_vms_and_root_sees_all,
     ]
 }
 
-/// AMD's first counter and its select.
+/// AMD's first event select and its counter.
 const SELECT: u32 = 0xc001_0200;
 const COUNTER: u32 = 0xc001_0201;
-/// The rounds of the user's loop, of DEC and JNZ, with an INT behind it.
+/// Rounds of the user-mode loop of DEC and JNZ, which ends with an INT.
 const ROUNDS: u64 = 1_000_000;
 const INSTRUCTIONS: u64 = 2 * ROUNDS + 1;
-/// So far from its overflow the first counter begins.
+/// Distance of the first counter from its overflow at the start.
 const DISTANCE: u64 = 1_000;
 
-/// A guest that counts user instructions with counter 0, which overflows once, and beside it with counter 1, and goes on
-/// in the kernel, where neither counts.
+/// Returns the words of a guest that counts user-mode instructions with counters 0 and 1. Counter 0 overflows once. The
+/// guest then executes `end` in the kernel, where neither counts.
 fn counting(end: &str) -> String {
     let start = (1_u64 << 48) - DISTANCE;
     format!(
@@ -51,7 +51,7 @@ fn counting(end: &str) -> String {
     )
 }
 
-/// Starts it in the background as `$vm`, and waits until it has counted.
+/// Returns commands that start a guest in the background as `$vm`, and wait until it has counted.
 fn started(name: &str, words: &str) -> String {
     format!(
         "rm -f {name}.said; ./tally run --name {name} --kernel payload --append '{words}' >{name}.said & vm=$!; \
@@ -59,7 +59,7 @@ fn started(name: &str, words: &str) -> String {
     )
 }
 
-/// How long the thread of the vCPU was on a CPU by then, in nanoseconds.
+/// Prints the time that the vCPU's thread has been on a CPU, in nanoseconds.
 const RUN_TIME: &str =
     "for task in /proc/$vm/task/*; do grep -q vcpu0 $task/comm && cut -d' ' -f1 $task/schedstat; done";
 const END: &str = "kill $vm; wait $vm";
@@ -69,7 +69,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let with = |name: &str, end: &str, commands: &str| {
         format!("{}; {commands}; {END}", started(name, &counting(end)))
     };
-    // Long enough for several looks of a second each.
+    // Long enough for several observations of a second each.
     let long = "count-user=0:0x4100c0,1500000000,0 halt";
     let timed = |attached: &str| {
         format!(
@@ -159,7 +159,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// What a step printed as JSON, a document in each line that is one.
+/// Returns the JSON documents that a step printed, one per line. Other lines are ignored.
 fn documents(step: &str) -> Vec<Value> {
     let done = RESULTS.of(step);
     let documents =
@@ -168,7 +168,7 @@ fn documents(step: &str) -> Vec<Value> {
     documents
 }
 
-/// The only vCPU of the only VM.
+/// Returns the only vCPU of the only VM.
 fn vcpu(document: &Value) -> &Value {
     assert_eq!(document["vms"].as_array().map(Vec::len), Some(1), "{document:#}");
     &document["vms"][0]["vcpus"][0]
@@ -178,18 +178,19 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-fn err(done: &Done) -> &str {
+/// Returns the standard error of a step. Checks that it has no internal error.
+fn err(done: &StepOutput) -> &str {
     assert!(done.err.lines().all(|line| !line.contains("internal error")), "{}", done.err);
     &done.err
 }
 
-fn where_no_vm_runs_there_is_none_to_list_and_none_to_look_at() {
+fn without_a_vm_list_is_empty_and_stat_fails() {
     let done = RESULTS.of("nobody");
     assert_eq!(done.text(), "process  name  vCPUs  memory  age  PMU  runs\n[]\n");
     assert_eq!((done.status, err(done)), (125, "tally: no VM of this user's runs here\n"));
 }
 
-fn a_vm_that_runs_is_listed_with_what_it_is() {
+fn a_running_vm_is_listed_with_its_properties() {
     let vm = &documents("list")[0][0];
     let known = json!({ "name": "counts", "runs": "payload", "cpus": 1, "memory": 512 << 20 });
     for (name, value) in known.as_object().unwrap() {
@@ -201,7 +202,7 @@ fn a_vm_that_runs_is_listed_with_what_it_is() {
     assert!(last.trim_start().starts_with(&format!("{}  counts", vm["pid"])), "{text}");
 }
 
-fn a_counter_is_shown_as_the_guest_has_it() {
+fn stat_shows_a_counter_as_the_guest_sees_it() {
     let document = &documents("json")[0];
     let counters = &vcpu(document)["counters"];
     let first = &counters[0];
@@ -214,7 +215,7 @@ fn a_counter_is_shown_as_the_guest_has_it() {
     assert_eq!(second["state"], "unused");
 }
 
-fn the_hosts_counters_are_told_apart() {
+fn stat_shows_the_hosts_counters_by_holder() {
     let document = &documents("json")[0];
     let hardware = &vcpu(document)["hardware"];
     let held = hardware["held"].as_array().unwrap().len();
@@ -222,11 +223,11 @@ fn the_hosts_counters_are_told_apart() {
     assert!(held >= 1 && number(&hardware["free"]) == 6 - held as u64, "{hardware:#}");
 }
 
-fn the_work_for_a_vcpu_is_shown_by_side() {
+fn stat_shows_a_vcpus_instructions_in_guest_and_host() {
     let busy = documents("json").remove(0);
     let interval = &vcpu(&busy)["interval"];
     let [guest, host] = ["guest", "host"].map(|side| number(&interval[side]["instructions"]));
-    // It spins for most of a fifth of a second, an instruction in a nanosecond.
+    // The guest runs for most of the interval of 0.2 s, at one instruction per nanosecond.
     assert!((100_000_000..=200_000_000 * 11 / 10).contains(&guest), "{interval:#}");
     assert!(host > 0 && host < guest / 10, "{interval:#}");
     let idle = documents("idle").remove(0);
@@ -235,10 +236,10 @@ fn the_work_for_a_vcpu_is_shown_by_side() {
     assert!(number(&interval["guest"]["instructions"]) < 10, "it is halted: {interval:#}");
 }
 
-fn exits_are_shown_by_reason_of_tallys_and_of_kvms() {
+fn stat_shows_tallys_and_kvms_exits_by_reason() {
     let document = &documents("json")[0];
     let vcpu = vcpu(document);
-    // The registers that the guest's words write, and the select that `count-user` takes back.
+    // `count-user` reads a counter once.
     assert_eq!(vcpu["exits"]["pmu_reads"], 1, "{vcpu:#}");
     let (tallys, kvms) = (&vcpu["exits"], &vcpu["kvm"]);
     assert!(
@@ -249,7 +250,7 @@ fn exits_are_shown_by_reason_of_tallys_and_of_kvms() {
     assert!(vcpu["interval"]["pmu_share"].as_f64().is_some_and(|share| share < 0.01), "{vcpu:#}");
 }
 
-fn people_see_the_same_in_blocks() {
+fn stat_prints_text_at_each_interval() {
     let done = RESULTS.of("text");
     let text = done.text();
     assert_eq!(err(done), "");
@@ -258,7 +259,7 @@ fn people_see_the_same_in_blocks() {
     assert!(row.contains("1,999,001") && row.contains("100 %") && row.contains("counting on "), "{row}");
 }
 
-fn a_terminal_shows_it_live_until_a_key_and_is_given_back() {
+fn the_live_view_ends_with_a_key_and_restores_the_terminal() {
     let text = RESULTS.of("live").text();
     let (shown, after) = text.rsplit_once("\x1b[?1049l").expect("the screen is left");
     assert!(shown.contains("1,999,001") && after.trim() == "0", "{text:?}");
@@ -274,7 +275,7 @@ fn the_live_view_ends_with_the_vm() {
     assert_eq!(lines[1..], ["0"]);
 }
 
-fn a_vm_that_cannot_be_told_is_asked_for_in_one_line() {
+fn unknown_and_ambiguous_vm_names_are_refused_in_one_line() {
     let unknown = RESULTS.of("unknown");
     assert_eq!(unknown.text(), "125\n125\n");
     assert!(err(unknown).starts_with("tally: no VM `other` runs here; those that do: "), "{}", unknown.err);
@@ -284,14 +285,14 @@ fn a_vm_that_cannot_be_told_is_asked_for_in_one_line() {
     assert!(err(ambiguous).starts_with("tally: several VMs are called `counts`: "), "{}", ambiguous.err);
 }
 
-fn a_counter_that_is_disabled_stands_still_until_it_is_given_back() {
+fn a_disabled_counter_does_not_move_until_it_is_enabled() {
     let documents = documents("switched");
     let counter = |number: usize| &vcpu(&documents[number])["counters"][0];
     let [first, second, after] = [0, 1, 2].map(counter);
     assert_eq!((&first["state"], &first["value"]), (&json!("disabled"), &second["value"]), "{first:#}");
     assert_eq!(after["state"], "counting");
     assert!(number(&after["value"]) > number(&second["value"]), "{after:#}");
-    // There are six: what was asked for with the seventh is not done either.
+    // There are six counters. The command for the seventh fails, and changes nothing.
     let refused = err(RESULTS.of("switched"));
     assert!(
         refused.contains("no vCPU 0 has a counter 6 that is Tally's") && refused.ends_with("\n125\n"),
@@ -300,7 +301,7 @@ fn a_counter_that_is_disabled_stands_still_until_it_is_given_back() {
     assert_eq!(vcpu(&documents[2])["counters"][1]["state"], "unused");
 }
 
-/// How long the vCPU ran, and what its guest said.
+/// Returns the time that the vCPU's thread ran, and the guest's output.
 fn timed(step: &str) -> (u64, String) {
     let text = RESULTS.of(step).text();
     let line = text.lines().position(|line| line.parse::<u64>().is_ok()).expect("a time");
@@ -308,7 +309,7 @@ fn timed(step: &str) -> (u64, String) {
     (time, text.lines().skip(line + 1).collect())
 }
 
-fn who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured() {
+fn observing_changes_no_count_and_costs_less_than_a_thousandth() {
     let (alone, looked_at) = (timed("alone"), timed("looked-at"));
     assert_eq!(alone.1, format!("count 1500000000 {:016x}", 2 * 1_500_000_000_u64 + 1));
     assert_eq!(looked_at.1, alone.1);
@@ -316,23 +317,23 @@ fn who_looks_changes_no_count_and_costs_the_guest_nothing_that_could_be_measured
     assert!(more * 1_000 <= alone.0, "{more} ns more than {} ns", alone.0);
 }
 
-fn rude_clients_do_no_harm() {
+fn misbehaving_clients_do_no_harm() {
     let rude = timed("rude");
     assert_eq!(rude.1, timed("alone").1, "the guest counts as ever, and who is polite is served again");
     let told = err(RESULTS.of("rude"));
     assert_eq!(told, "{\"error\":\"16 clients are connected already\"}\n");
 }
 
-fn no_end_of_a_vm_leaves_its_socket_behind() {
+fn the_socket_is_removed_however_a_vm_ends() {
     let done = RESULTS.of("ends");
     assert_eq!((done.text().as_str(), err(done)), ("", ""));
 }
 
-fn what_a_killed_vm_leaves_behind_is_removed_by_who_looks() {
+fn a_killed_vms_socket_is_removed_by_list() {
     assert_eq!(RESULTS.of("killed").text(), "1\n[]\n0\n");
 }
 
-fn a_user_sees_their_own_vms_and_root_everybodys() {
+fn users_see_their_own_vms_and_root_sees_all() {
     let documents = documents("users");
     let names = |number: usize| {
         let vms = documents[number].as_array().expect("a list").iter();

@@ -1,8 +1,8 @@
-//! The guest's PMU as a program without an operating system sees it, on the lab's simulated host: what the registers
-//! say, what is counted, how overflows arrive, and what becomes of guests that mean harm.
+//! Tests of the guest's PMU with guests that have no operating system, on the lab's simulated host: register values,
+//! counts, overflow interrupts, and hostile guests.
 //!
-//! Guests share two boots of the host, a group of quick ones and one of those that are long or never end; each module adds its
-//! own, and its tests look at what they said. What the words mean that they do is listed at
+//! All guests run in two boots of the host: one for short guests, and one for guests that run long or never end. Each
+//! module adds its guests to them and checks what they printed. The words of a guest's command line are documented at
 //! [`guest_images::payloads::BARE_METAL`].
 
 mod counting;
@@ -12,40 +12,40 @@ mod registers;
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::suite::Test;
 
-/// The tests of this module and those below it.
+/// The tests of this module's submodules.
 pub fn tests() -> Vec<Test> {
     let below = [counting::tests, delivery::tests, hostile::tests, registers::tests];
     below.into_iter().flat_map(|tests| tests()).collect()
 }
 
-/// What the guest sees.
+/// A PMU model that the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pmu {
-    /// AMD's with PerfMonV2: six counters and global registers.
+    /// AMD's PMU with PerfMonV2: six counters and global registers.
     V2,
-    /// Six counters, each with an event select of its own.
+    /// AMD's PMU with `PerfCtrExtCore`: six counters without global registers.
     Core,
-    /// The four of the K7.
+    /// AMD's PMU since the K7: four counters.
     K7,
-    /// KVM's own, to compare with. It is like `Core`.
+    /// KVM's own vPMU, for comparison. It has the registers of `Core`.
     Kvm,
-    /// Intel's of version 5, with two fixed counters behind four general ones.
+    /// Intel's architectural PMU of version 5, with four general counters and two fixed ones.
     Intel,
-    /// The same counters with the registers of version 2.
+    /// Intel's architectural PMU of version 2, with the same counters.
     IntelV2,
 }
 
 const AMD: [Pmu; 3] = [Pmu::V2, Pmu::Core, Pmu::K7];
 const INTEL: [Pmu; 2] = [Pmu::Intel, Pmu::IntelV2];
-/// Tally's own.
-const OURS: [Pmu; 5] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Intel, Pmu::IntelV2];
+/// The PMUs that Tally emulates.
+const EMULATED: [Pmu; 5] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Intel, Pmu::IntelV2];
 const ALL: [Pmu; 6] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Kvm, Pmu::Intel, Pmu::IntelV2];
 
 impl Pmu {
-    /// The options of `tally run`.
+    /// Returns the options of `tally run`.
     fn options(self) -> &'static str {
         match self {
             Self::V2 => "--pmu amd --cpus 2",
@@ -61,7 +61,7 @@ impl Pmu {
         INTEL.contains(&self)
     }
 
-    /// How many general counters it has.
+    /// Returns the number of general counters.
     fn counters(self) -> u32 {
         if self == Self::K7 || self.is_intel() { 4 } else { 6 }
     }
@@ -70,23 +70,23 @@ impl Pmu {
         if self.is_intel() { 2 } else { 0 }
     }
 
-    /// The step that is called so, for this PMU.
+    /// Returns the name of a step for this PMU.
     fn step(self, name: &str) -> String {
         format!("{name}-{self:?}")
     }
 }
 
-/// Steps of that name, one for each of these PMUs, with the same words.
+/// Adds a guest for each of these PMUs, all with the same words.
 fn on_each(steps: Steps, pmus: &[Pmu], name: &str, words: &str) -> Steps {
-    on_each_its_own(steps, pmus, name, |_| words.to_owned())
+    on_each_with(steps, pmus, name, |_| words.to_owned())
 }
 
-/// The same, with words that depend on the PMU.
-fn on_each_its_own(steps: Steps, pmus: &[Pmu], name: &str, words: impl Fn(Pmu) -> String) -> Steps {
+/// Adds a guest for each of these PMUs, with words that depend on the PMU.
+fn on_each_with(steps: Steps, pmus: &[Pmu], name: &str, words: impl Fn(Pmu) -> String) -> Steps {
     pmus.iter().fold(steps, |steps, pmu| steps.bare_metal(&pmu.step(name), pmu.options(), &words(*pmu)))
 }
 
-/// What the guests did that end soon.
+/// Results of the short guests.
 static QUICK: LazyLock<Results> = LazyLock::new(|| {
     [registers::guests, counting::guests, delivery::guests, hostile::guests]
         .into_iter()
@@ -94,7 +94,7 @@ static QUICK: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// What the others did.
+/// Results of the guests that run long or never end.
 static LONG: LazyLock<Results> = LazyLock::new(|| {
     [delivery::long_guests, hostile::endless_guests]
         .into_iter()
@@ -102,13 +102,13 @@ static LONG: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// What a guest printed that did all of its words, while Tally had nothing to say.
-fn output(done: &Done) -> String {
+/// Returns what a guest printed. Checks that the guest reached its end, and that Tally printed no messages.
+fn output(done: &StepOutput) -> String {
     assert_eq!((done.status, done.err.as_str()), (1, ""), "{}", done.text());
     done.text()
 }
 
-/// What the quick guest of that name printed.
-fn said(pmu: Pmu, name: &str) -> String {
+/// Returns what the short guest of this name printed.
+fn printed(pmu: Pmu, name: &str) -> String {
     output(QUICK.of(&pmu.step(name)))
 }

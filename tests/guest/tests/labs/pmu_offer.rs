@@ -1,38 +1,41 @@
-//! What a guest is offered, and what is refused, on hosts whose PMU is busy, forbidden or not there. All of it on the lab's
-//! simulated host, which can be all of these.
+//! Tests of the PMU that a guest is offered, and of refused options, on the lab's simulated host. The host's counters
+//! can be free, partly or wholly in use, or forbidden to the user.
 
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
 use guest_tests::suite::Test;
 use guest_tests::tests;
-use guest_tests::{payload, program};
+use guest_tests::{example, payload, program};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
         a_guest_is_offered_perfmonv2_and_all_counters,
         legacy_guests_have_six_counters_or_four,
-        fewer_counters_can_be_asked_for,
-        a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why,
-        a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed,
-        general_counters_that_are_asked_for_come_before_fixed_ones,
-        a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free,
-        what_cannot_be_is_refused_in_one_line,
-        what_a_guest_has_stopped_using_is_given_back_to_the_host,
-        users_without_privileges_may_have_a_pmu_if_the_operator_lets_them,
+        fewer_counters_can_be_requested,
+        a_guest_is_offered_the_hosts_free_counters_and_the_log_says_why,
+        a_guest_with_intels_pmu_is_offered_four_general_and_two_fixed_counters,
+        requested_general_counters_take_precedence_over_fixed_ones,
+        a_guest_with_intels_pmu_is_offered_the_hosts_free_counters,
+        impossible_options_are_refused_in_one_line,
+        a_counter_that_the_guest_stops_using_is_released_on_the_host,
+        unprivileged_users_get_a_pmu_if_perf_event_paranoid_allows,
+        another_vmm_counts_and_interrupts_with_the_same_library,
     ]
 }
 
-/// CPUID's word on PerfMonV2 and its counters, and whether there are core counters.
+/// Option with which the guest prints the CPUID leaves with PerfMonV2 and its number of counters, and with the feature
+/// `PerfCtrExtCore`.
 const CPUID: &str = "--append 'cpuid=0x80000022,0 cpuid=0x80000001,0'";
 
-/// CPUID's word on Intel's PMU, and whether it has capabilities.
+/// Option with which the guest prints the CPUID leaves with Intel's architectural PMU, and with the feature `PDCM`
+/// (`IA32_PERF_CAPABILITIES`).
 const INTEL_CPUID: &str = "--append 'cpuid=0xa,0 cpuid=1,0'";
 
 static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     let run = "./tally run --kernel payload";
-    // Keeps so many counters of the only CPU busy while a command runs.
+    // Keeps this number of counters of the only CPU busy while a command runs.
     let busy = |counters: usize, command: &str| {
         let events = vec!["instructions:D"; counters].join(",");
         format!(
@@ -56,6 +59,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     steps
         .file(payload(), "payload")
         .file(program("restricted"), "restricted")
+        .file(example("tiny_vmm"), "tiny_vmm")
         .step("default", &format!("{run} {CPUID}"))
         .step("legacy", &format!("{run} --pmu amd-legacy {CPUID}"))
         .step("three", &format!("{run} --counters 3 {CPUID}"))
@@ -93,10 +97,11 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
         .step("paranoid", &paranoid(2, "unprivileged"))
         .step("paranoid-enough", &paranoid(1, "unprivileged"))
         .step("seccomp", &paranoid(-1, "seccomp"))
+        .step("tiny-vmm", "./tiny_vmm")
         .run()
 });
 
-/// EAX, EBX, ECX and EDX, as the guest saw them.
+/// Returns EAX, EBX, ECX and EDX of a CPUID leaf, as the guest printed them.
 fn leaf(step: &str, function: u32) -> [u32; 4] {
     let done = OFFERS.of(step);
     let text = done.text();
@@ -107,13 +112,13 @@ fn leaf(step: &str, function: u32) -> [u32; 4] {
     words.try_into().expect("there are four")
 }
 
-/// What CPUID said: PerfMonV2, how many counters it has, core counters.
+/// Returns whether CPUID reported PerfMonV2, its number of counters, and whether it reported `PerfCtrExtCore`.
 fn offered(step: &str) -> (bool, u32, bool) {
     let ([v2, counters, ..], [_, _, features, _]) = (leaf(step, 0x8000_0022), leaf(step, 0x8000_0001));
     (v2 & 1 != 0, counters & 0xf, features & 1 << 23 != 0)
 }
 
-/// What CPUID said of Intel's PMU.
+/// Intel's architectural PMU as CPUID reported it.
 #[derive(Debug, PartialEq)]
 struct Architectural {
     version: u32,
@@ -121,11 +126,12 @@ struct Architectural {
     fixed: u32,
 }
 
-/// Its version and counters. All have 48 bits, and the rest of the leaf is the same with any number of them.
+/// Returns the version and the numbers of counters. Checks the fields that do not depend on these numbers: the width of
+/// 48 bits, the events and the features.
 fn architectural(step: &str) -> Architectural {
     const WIDTH: u32 = 48;
     const EVENTS: u32 = 7;
-    /// Cycles of the bus, references and misses of the last level's cache.
+    /// Absent events: bus cycles, last-level cache references and misses.
     const ABSENT: u32 = 0b1_1100;
     const PDCM: u32 = 1 << 15;
     const NO_ANY_THREAD: u32 = 1 << 15;
@@ -152,12 +158,12 @@ fn legacy_guests_have_six_counters_or_four() {
     assert_eq!(offered("four-legacy"), (false, 0, false));
 }
 
-fn fewer_counters_can_be_asked_for() {
+fn fewer_counters_can_be_requested() {
     assert_eq!(offered("three"), (true, 3, true));
     assert_eq!(OFFERS.of("three").err, "");
 }
 
-fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
+fn a_guest_is_offered_the_hosts_free_counters_and_the_log_says_why() {
     for (step, counters) in [("watchdog", 5), ("busy", 4)] {
         assert_eq!(offered(step), (true, counters, true));
         let err = &OFFERS.of(step).err;
@@ -168,14 +174,14 @@ fn a_guest_is_offered_no_more_than_the_host_has_free_and_the_log_says_why() {
     assert!(log.contains("the guest gets 4 counters of 6"), "{log}");
 }
 
-fn a_guest_with_intels_pmu_is_offered_all_counters_two_of_them_fixed() {
+fn a_guest_with_intels_pmu_is_offered_four_general_and_two_fixed_counters() {
     for (step, version) in [("intel", 5), ("intel-v2", 2)] {
         assert_eq!(architectural(step), Architectural { version, general: 4, fixed: 2 });
         assert_eq!(OFFERS.of(step).err, "", "{step}");
     }
 }
 
-fn general_counters_that_are_asked_for_come_before_fixed_ones() {
+fn requested_general_counters_take_precedence_over_fixed_ones() {
     for (general, fixed) in [(1, 2), (2, 2), (3, 2), (4, 2), (5, 1), (6, 0)] {
         let step = format!("intel-{general}");
         assert_eq!(architectural(&step), Architectural { version: 5, general, fixed });
@@ -183,7 +189,7 @@ fn general_counters_that_are_asked_for_come_before_fixed_ones() {
     }
 }
 
-fn a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free() {
+fn a_guest_with_intels_pmu_is_offered_the_hosts_free_counters() {
     for (step, general, fixed) in [("intel-watchdog", 3, 2), ("intel-busy", 2, 2), ("intel-very-busy", 1, 0)]
     {
         assert_eq!(architectural(step), Architectural { version: 5, general, fixed }, "{step}");
@@ -193,7 +199,7 @@ fn a_guest_with_intels_pmu_is_offered_no_more_than_the_host_has_free() {
     assert!(err.contains("sysctl kernel.nmi_watchdog=0") && err.lines().count() == 1, "{err}");
 }
 
-fn what_cannot_be_is_refused_in_one_line() {
+fn impossible_options_are_refused_in_one_line() {
     for (step, words) in [
         ("too-busy", &["--counters 5", "4 free", "nmi_watchdog"][..]),
         ("legacy-too-busy", &["3 free", "--pmu amd "]),
@@ -227,11 +233,18 @@ fn what_cannot_be_is_refused_in_one_line() {
     }
 }
 
-fn what_a_guest_has_stopped_using_is_given_back_to_the_host() {
+fn a_counter_that_the_guest_stops_using_is_released_on_the_host() {
     assert_eq!(OFFERS.of("given-back").text(), "1\n0\n", "{}", OFFERS.of("given-back").err);
 }
 
-fn users_without_privileges_may_have_a_pmu_if_the_operator_lets_them() {
+fn unprivileged_users_get_a_pmu_if_perf_event_paranoid_allows() {
     let done = OFFERS.of("paranoid-enough");
     assert_eq!((done.status, done.text().as_str()), (1, "Hello from the guest\n"), "{}", done.err);
+}
+
+/// The guest's loop has 200,000 instructions, and there are 3 more between the writes that enable and disable the counter. After each
+/// of the 20 overflows, the handler has 3 instructions left once it has written the counter.
+fn another_vmm_counts_and_interrupts_with_the_same_library() {
+    let done = OFFERS.of("tiny-vmm");
+    assert_eq!(done.text(), format!("{} instructions, 20 overflows\n", 200_000 + 3 + 20 * 3), "{}", done.err);
 }

@@ -1,13 +1,13 @@
-//! What a guest has of its counters under a policy, as its own perf finds it. One boot of the simulated host serves all tests, and
-//! each policy has a guest of its own.
+//! Tests of policies with perf in the guest. One boot of the simulated host serves all tests, and each policy has a
+//! guest of its own.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::perf::{STAT, Script, Sections, Value};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 
@@ -15,43 +15,45 @@ use tally_lab::programs::{LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 pub fn tests() -> Vec<Test> {
     [
         tests![
-            what_a_tier_has_is_counted_and_nothing_else,
-            what_is_listed_is_counted_by_name_or_by_a_mask_of_its_number,
-            a_period_below_the_floor_takes_as_many_samples_as_the_floor,
-            there_are_no_more_interrupts_than_the_cap_has_and_counts_stay_exact,
-            what_the_host_does_for_a_guest_counts_as_the_policy_says,
+            only_a_tiers_events_are_counted,
+            events_are_allowed_by_name_and_by_number_with_mask,
+            a_period_below_the_minimum_is_raised_to_it,
+            interrupts_are_rate_limited_and_counts_stay_exact,
+            the_hosts_work_for_a_guest_is_counted_as_freeze_says,
         ],
-        breadth(tests![an_architectural_event_that_is_not_listed_is_absent_for_intels,]),
+        second_tier(tests![a_denied_architectural_event_is_absent_from_intels_cpuid,]),
     ]
     .concat()
 }
 
-/// How many samples there are in what perf has recorded.
+/// Command that prints the number of samples in perf's recording.
 const SAMPLES: &str =
     "perf report -i data --stats 2>/dev/null | awk '$2 == \"events:\" && $1 == \"SAMPLE\" { print $1, $3 }'";
-/// The time, in hundredths of a second.
+/// Command that prints the time in hundredths of a second.
 const UPTIME: &str = "awk '{ print \"TIME\", $1 * 100 }' /proc/uptime";
 
-/// The least period that is allowed, and what is asked for.
-const FLOOR: u64 = 1_000_000;
-const BELOW_THE_FLOOR: u64 = 100;
-/// How many interrupts a second has, and how many of them may come at once.
-const CAP: u64 = 50;
-const AT_ONCE: u64 = 5;
+/// Minimum period of the policy.
+const MIN_PERIOD: u64 = 1_000_000;
+/// Period that the guest's perf requests.
+const REQUESTED_PERIOD: u64 = 100;
+/// Maximum number of interrupts per second of the policy.
+const MAX_RATE: u64 = 50;
+/// Maximum number of interrupts in a burst.
+const BURST: u64 = 5;
 
 type MakeScript = fn() -> Script;
 
-/// What each guest runs.
+/// Scripts of the guests, by name.
 const SCRIPTS: [(&str, MakeScript); 5] =
     [("tier", tier), ("list", list), ("floor", floor), ("cap", cap), ("freeze", freeze)];
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    let floor = format!("min-period = {FLOOR}");
-    let cap = format!("max-interrupts-per-second = {CAP}");
+    let floor = format!("min-period = {MIN_PERIOD}");
+    let cap = format!("max-interrupts-per-second = {MAX_RATE}");
     let steps = SCRIPTS.iter().fold(Steps::new("policy").in_guest("loop", LOOP), |steps, (name, script)| {
         steps.in_guest(name, script().into_bytes())
     });
-    selected()
+    selected_models()
         .iter()
         .fold(steps, |steps, Model { pmu, .. }| {
             let list = match *pmu {
@@ -96,7 +98,7 @@ fn list() -> Script {
 
 fn floor() -> Script {
     let record = format!(
-        "perf record -q -N -o data -c {BELOW_THE_FLOOR} -e instructions:u ./loop 2>/dev/null; {SAMPLES}"
+        "perf record -q -N -o data -c {REQUESTED_PERIOD} -e instructions:u ./loop 2>/dev/null; {SAMPLES}"
     );
     Script::new()
         .section("recorded", &record)
@@ -116,21 +118,21 @@ fn freeze() -> Script {
     Script::new().section("counted", &format!("{STAT} -e instructions:u,cycles:u,cycles:k ./loop"))
 }
 
-/// What a guest printed, and what Tally said.
+/// Returns the guest's output and Tally's messages.
 fn guest(name: &str, pmu: &str) -> (Sections, &'static str) {
     let done = RESULTS.of(&format!("{name}.{pmu}"));
     assert_eq!(done.status, 0, "{name}, {pmu}: {}", done.err);
     (Sections::of(done), &done.err)
 }
 
-/// How often perf counted events that it takes, whatever comes of it.
+/// Returns perf's results for each event of a section, counted or not.
 fn values(sections: &Sections, name: &str) -> Vec<Value> {
     sections.counts(name).iter().map(|count| count.value).collect()
 }
 
-fn what_a_tier_has_is_counted_and_nothing_else() {
-    for Model { pmu, .. } in selected() {
-        let (sections, told) = guest("tier", pmu);
+fn only_a_tiers_events_are_counted() {
+    for Model { pmu, .. } in selected_models() {
+        let (sections, messages) = guest("tier", pmu);
         let [instructions, cycles, _, branches] = sections.values("allowed")[..] else {
             panic!("four events")
         };
@@ -141,55 +143,58 @@ fn what_a_tier_has_is_counted_and_nothing_else() {
             "amd" => "the policy denies r40:u (L1-dcache-loads)",
             _ => "the policy denies r4f2e:u (cache-references)",
         };
-        assert_eq!(told.matches(denied).count(), 1, "{pmu}: {told}");
+        assert_eq!(messages.matches(denied).count(), 1, "{pmu}: {messages}");
     }
 }
 
-fn what_is_listed_is_counted_by_name_or_by_a_mask_of_its_number() {
+fn events_are_allowed_by_name_and_by_number_with_mask() {
     let counted = Value::Counted;
-    let (amd, told) = guest("list", "amd");
+    let (amd, messages) = guest("list", "amd");
     assert_eq!(values(&amd, "by name"), [LOOP_INSTRUCTIONS, LOOP_BRANCHES, 0].map(counted));
     assert_eq!(amd.values("by number"), [0, 0, LOOP_BRANCHES, LOOP_BRANCHES, 0]);
-    assert!(told.contains("the policy allows bus-cycles, which no event of this PMU is called"), "{told}");
+    assert!(
+        messages.contains("the policy allows bus-cycles, which no event of this PMU is called"),
+        "{messages}"
+    );
 }
 
-fn an_architectural_event_that_is_not_listed_is_absent_for_intels() {
+fn a_denied_architectural_event_is_absent_from_intels_cpuid() {
     let counted = Value::Counted;
-    let (intel, told) = guest("list", "intel");
+    let (intel, messages) = guest("list", "intel");
     let expected = [counted(LOOP_INSTRUCTIONS), Value::NotSupported, counted(LOOP_INSTRUCTIONS)];
     assert_eq!(values(&intel, "by name"), expected, "CPUID says that branches are not to be had");
     assert_eq!(intel.values("by number"), [0, LOOP_INSTRUCTIONS, 0, 0, 0]);
-    assert!(told.contains("the policy denies rc4:u (branches)"), "{told}");
-    assert!(!told.contains("bus-cycles"), "{told}");
+    assert!(messages.contains("the policy denies rc4:u (branches)"), "{messages}");
+    assert!(!messages.contains("bus-cycles"), "{messages}");
 }
 
-fn a_period_below_the_floor_takes_as_many_samples_as_the_floor() {
-    for Model { pmu, .. } in selected() {
-        let (sections, told) = guest("floor", pmu);
-        assert_eq!(sections.tally("recorded")["SAMPLE"], LOOP_INSTRUCTIONS / FLOOR, "{pmu}");
+fn a_period_below_the_minimum_is_raised_to_it() {
+    for Model { pmu, .. } in selected_models() {
+        let (sections, messages) = guest("floor", pmu);
+        assert_eq!(sections.numbers("recorded")["SAMPLE"], LOOP_INSTRUCTIONS / MIN_PERIOD, "{pmu}");
         assert_eq!(sections.values("counted"), [LOOP_INSTRUCTIONS, LOOP_BRANCHES], "{pmu}");
-        assert_eq!(told, "", "{pmu}");
+        assert_eq!(messages, "", "{pmu}");
     }
 }
 
-fn there_are_no_more_interrupts_than_the_cap_has_and_counts_stay_exact() {
-    for Model { pmu, .. } in selected() {
-        let (sections, told) = guest("cap", pmu);
+fn interrupts_are_rate_limited_and_counts_stay_exact() {
+    for Model { pmu, .. } in selected_models() {
+        let (sections, messages) = guest("cap", pmu);
         let text = sections.text("recorded");
         let numbers = |name: &str| -> Vec<u64> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(name));
             lines.map(|number| number.trim().parse().expect("a number")).collect()
         };
         let (times, samples) = (numbers("TIME"), numbers("SAMPLE")[0]);
-        let most = AT_ONCE + CAP * (times[1] - times[0] + 1) / 100 + 1;
-        assert!((AT_ONCE..=most).contains(&samples), "{pmu}: {samples} of {most}");
+        let most = BURST + MAX_RATE * (times[1] - times[0] + 1) / 100 + 1;
+        assert!((BURST..=most).contains(&samples), "{pmu}: {samples} of {most}");
         assert_eq!(sections.values("counted"), [LOOP_INSTRUCTIONS, LOOP_BRANCHES], "{pmu}");
-        assert_eq!(told, "", "{pmu}");
+        assert_eq!(messages, "", "{pmu}");
     }
 }
 
-fn what_the_host_does_for_a_guest_counts_as_the_policy_says() {
-    for Model { pmu, .. } in selected() {
+fn the_hosts_work_for_a_guest_is_counted_as_freeze_says() {
+    for Model { pmu, .. } in selected_models() {
         let counted = |name| {
             let values = guest(name, pmu).0.values("counted");
             <[u64; 3]>::try_from(values).expect("three events")

@@ -1,6 +1,7 @@
-//! Guests on a RISC-V host: that they run, and what they count, beside the host itself and KVM's own virtual PMU.
+//! Tests of guests on a RISC-V host: they boot, and count the same as the host and as guests with KVM's own vPMU.
 //!
-//! All that is in this file is one boot of the simulated host. What Linux promises of its counters is tested with `features`.
+//! The tests of this file share one boot of the simulated host. Features of Linux' perf events are tested in
+//! `features`.
 
 mod booting;
 mod ending;
@@ -12,9 +13,9 @@ use std::sync::LazyLock;
 use guest_images::Suite;
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::{LOOP, LOOP_BRANCHES, LOOP_START};
-use guest_tests::lab::{Results, Steps, installed};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
 use guest_tests::perf::{Count, STAT, Value, counts};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module and those below it.
@@ -27,15 +28,15 @@ pub fn tests() -> Vec<Test> {
 fn own() -> Vec<Test> {
     [
         tests![
-            a_guest_counts_and_samples_what_the_host_does,
-            what_was_changed_in_the_kernel_is_told,
-            the_base_pmu_counts_and_is_refused_sampling,
+            guest_and_host_count_and_sample_the_same,
+            changes_to_the_kernel_are_logged,
+            the_base_pmu_counts_but_does_not_sample,
             without_a_pmu_nothing_is_counted,
-            a_guest_has_folders_and_ends_with_its_commands_status,
-            the_host_tells_the_guests_work_from_that_for_it,
+            shared_folders_and_the_commands_status_work,
+            the_host_counts_guest_and_vmm_apart,
         ],
-        breadth(tests![
-            the_newest_kernel_is_a_guest_as_well,
+        second_tier(tests![
+            the_newest_kernel_counts_and_samples_the_same,
             two_vcpus_count_at_the_same_time,
             kvms_own_pmu_counts_the_same,
         ]),
@@ -43,12 +44,12 @@ fn own() -> Vec<Test> {
     .concat()
 }
 
-/// How far apart samples are.
+/// Sampling period.
 const PERIOD: u64 = 19_998;
-/// An even number, as the loop has two instructions: samples are of the same.
+// The loop has two instructions, so with an even period all samples are at the same one.
 const _: () = assert!(PERIOD.is_multiple_of(2));
 
-/// Counts a loop by events of all kinds, and samples it.
+/// Returns a script that counts the program `$1` with events of all kinds, and samples it.
 fn measure() -> String {
     format!(
         "{STAT} -e instructions:u,cycles:u,branches:u,r2:u,r15:u $1 2>&1
@@ -57,7 +58,7 @@ fn measure() -> String {
     )
 }
 
-/// What that is to say.
+/// Checks the output of [`measure`].
 fn measured(text: &str) {
     let values: Vec<u64> = counts(text).iter().map(Count::exact).collect();
     let (all, branches) = (LOOP_INSTRUCTIONS, LOOP_BRANCHES);
@@ -67,7 +68,7 @@ fn measured(text: &str) {
     assert_eq!(last.as_deref(), Some(&samples[..]), "{text}");
 }
 
-/// Counts the loop on two CPUs at the same time, and samples it on both.
+/// Returns a script that counts the program `$1` on two CPUs at the same time, and samples it on both.
 fn on_two_cpus() -> String {
     format!(
         "nproc
@@ -81,7 +82,8 @@ fn on_two_cpus() -> String {
     )
 }
 
-/// Counts it in all modes, as the base PMU knows of none, and tries to sample it.
+/// Returns a script that counts the program `$1` in all modes, because the base PMU cannot select modes, and tries to
+/// sample it.
 fn at_base() -> String {
     format!(
         "{STAT} -e instructions,cycles $1 2>&1
@@ -100,7 +102,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .in_guest("at-base", at_base().into_bytes())
         .in_guest("stat", stat.into_bytes())
         .in_guest("on-each-cpu", on_each_cpu.into_bytes())
-        .on(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
+        .configure_host(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
         .step("host", "sh ./measure ./loop")
         .step("guest", &run("-v", "measure"))
         .step("base", &run("--pmu riscv-base", "at-base"))
@@ -108,8 +110,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step("files", FILES)
         .step("attribution", ATTRIBUTION);
     steps
-        .breadth(|steps| {
-            installed(steps, "newest", Suite::Sid)
+        .second_tier(|steps| {
+            with_installed_kernel(steps, "newest", Suite::Sid)
                 .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
                 .step("two", &run("--cpus 2", "on-two-cpus"))
                 .step("kvm", &run("--pmu kvm", "stat"))
@@ -124,8 +126,8 @@ const FILES: &str = "
     echo $?
     cat share/out";
 
-/// Counts what a guest's vCPU does, while the guest goes round its loop, in the guest and for it. Linux' driver leaves out
-/// modes of the host unless it is told that modes of the guest are meant, by a bit that `perf` has no name for.
+/// Counts the instructions of a vCPU's thread in guest mode and in host mode while the guest runs its loop. To Linux'
+/// driver, guest modes must be selected with a bit of `config1` that `perf` has no name for.
 const ATTRIBUTION: &str = "
     for events in instructions/config1=1/uG instructions:uH; do
         rm -f in; mkfifo in
@@ -146,7 +148,7 @@ const ATTRIBUTION: &str = "
         wait $tally
     done";
 
-fn a_guest_counts_and_samples_what_the_host_does() {
+fn guest_and_host_count_and_sample_the_same() {
     for place in ["host", "guest"] {
         let done = RESULTS.of(place);
         assert_eq!(done.status, 0, "{place}: {}", done.err);
@@ -154,17 +156,17 @@ fn a_guest_counts_and_samples_what_the_host_does() {
     }
 }
 
-fn what_was_changed_in_the_kernel_is_told() {
-    let said = &RESULTS.of("guest").err;
-    assert!(said.contains("the guest sees RISC-V's PMU, cycle, instret and "), "{said}");
-    assert!(said.contains("31 counters are read by the code at"), "{said}");
-    assert_eq!(said.matches("the SBI PMU extension's id in ").count(), 16, "{said}");
-    assert_eq!(said.matches("the overflows are read into ").count(), 1, "{said}");
-    assert!(said.contains("riscv-pmu-sbi: SBI PMU extension is available"), "{said}");
-    assert!(!said.contains("starved"), "{said}");
+fn changes_to_the_kernel_are_logged() {
+    let messages = &RESULTS.of("guest").err;
+    assert!(messages.contains("the guest sees RISC-V's PMU, cycle, instret and "), "{messages}");
+    assert!(messages.contains("31 counters are read by the code at"), "{messages}");
+    assert_eq!(messages.matches("the SBI PMU extension's id in ").count(), 16, "{messages}");
+    assert_eq!(messages.matches("the overflows are read into ").count(), 1, "{messages}");
+    assert!(messages.contains("riscv-pmu-sbi: SBI PMU extension is available"), "{messages}");
+    assert!(!messages.contains("starved"), "{messages}");
 }
 
-fn the_newest_kernel_is_a_guest_as_well() {
+fn the_newest_kernel_counts_and_samples_the_same() {
     let done = RESULTS.of("newest");
     assert!(done.err.contains("] Linux version 7."), "{}", done.err);
     measured(&done.text());
@@ -182,12 +184,12 @@ fn two_vcpus_count_at_the_same_time() {
     assert_eq!(samples, [[&*number, "[001]", &*place], [&*number, "[000]", &*place]], "{text}");
 }
 
-fn the_base_pmu_counts_and_is_refused_sampling() {
+fn the_base_pmu_counts_but_does_not_sample() {
     let done = RESULTS.of("base");
     let text = done.text();
     let values: Vec<u64> = counts(&text).iter().map(Count::exact).collect();
     let [instructions, cycles] = values[..] else { panic!("{text}{}", done.err) };
-    // In all modes: this PMU knows of none.
+    // The counts include all modes, because this PMU cannot select modes.
     for value in [instructions, cycles] {
         assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 20 * 21).contains(&value), "{text}");
     }
@@ -208,16 +210,16 @@ fn without_a_pmu_nothing_is_counted() {
     assert!(counted.iter().all(|count| count.value == Value::NotSupported), "{}", done.text());
 }
 
-fn a_guest_has_folders_and_ends_with_its_commands_status() {
+fn shared_folders_and_the_commands_status_work() {
     let done = RESULTS.of("files");
     assert_eq!(done.text(), "given\n7\nmade\n", "{}", done.err);
 }
 
-fn the_host_tells_the_guests_work_from_that_for_it() {
+fn the_host_counts_guest_and_vmm_apart() {
     let done = RESULTS.of("attribution");
     let values: Vec<u64> = counts(&done.text()).iter().map(Count::exact).collect();
     let [guest, host] = values[..] else { panic!("{}{}", done.text(), done.err) };
-    // The shell that starts the loop is counted with it.
+    // The count includes the shell that starts the loop.
     assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 100 * 101).contains(&guest), "{guest}");
     assert!(host < LOOP_INSTRUCTIONS / 100, "{host}");
 }

@@ -1,21 +1,21 @@
-//! What `perf record`, `perf report` and `perf top` find in a guest: as many samples as count and period imply, each
-//! where it belongs.
+//! Tests of `perf record`, `perf report` and `perf top` in a guest: there are as many samples as count and period
+//! imply, each at the right instruction.
 //!
-//! The distribution's kernel and `perf` run in the guest as they are. Two boots of the simulated host serve all tests, and
-//! each test looks at a section of the script that ran there; most samples are looked through in the guest, because there
-//! are so many. Every test holds for every model (see `model.rs`).
+//! The guests run the distribution's unmodified kernel and `perf`. Two boots of the simulated host serve all tests, and
+//! each test checks sections of the scripts that ran there. Most samples are evaluated by awk scripts in the guest,
+//! because there are so many. Every test runs with every selected model (see `model.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use guest_tests::lab::{Results, Steps};
-use guest_tests::model::{Loop, Model, list, selected};
+use guest_tests::model::{Loop, Model, list, selected_models};
 use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::{
     MIGRATE, MIGRATE_INSTRUCTIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS,
     TRACK_LENGTH, YIELD,
 };
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
 
@@ -23,38 +23,39 @@ use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
 pub fn tests() -> Vec<Test> {
     [
         tests![
-            a_period_gives_as_many_samples_as_it_fits_into_the_count,
-            at_a_rate_no_event_is_lost_between_samples,
+            the_number_of_samples_is_the_count_divided_by_the_period,
+            with_a_frequency_no_event_is_lost_between_samples,
             six_events_are_sampled_at_once,
-            at_a_rate_the_periods_of_six_events_add_up_to_their_counts,
-            more_events_than_counters_take_turns_in_being_sampled,
-            the_kernel_is_sampled_where_interrupts_are_off,
-            functions_get_their_shares,
-            samples_know_their_callers,
+            with_a_frequency_the_periods_of_six_events_add_up_to_their_counts,
+            more_events_than_counters_are_sampled_in_turn,
+            the_kernel_is_sampled_with_interrupts_off,
+            functions_have_the_right_shares_of_samples,
+            samples_have_call_chains,
             perf_top_shows_the_busiest_function_first,
         ],
-        breadth(tests![
-            a_hundred_thousand_overflows_are_each_in_their_place,
-            a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them,
+        second_tier(tests![
+            a_hundred_thousand_samples_are_each_at_the_right_instruction,
+            a_migrating_program_is_sampled_on_all_cpus,
             four_cpus_take_samples_at_once,
         ]),
     ]
     .concat()
 }
 
-/// How much of its time a guest may spend with taking samples: by default, and as much as they take.
+/// Commands that set how much of its time a guest may spend on samples: the default limit, and no limit.
 const LIMITED: &str = "echo 25 >/proc/sys/kernel/perf_cpu_time_max_percent";
 const UNLIMITED: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent";
 
-/// As short as they can be, so that there are many in the time that a program takes.
+/// Command that sets the shortest multiplexing interval, so that there are many turns in the time that a program takes.
 const TURNS: &str = "echo 1 >/sys/bus/event_source/devices/cpu/perf_event_mux_interval_ms";
 
-/// How many records of each kind there are: in the first of the blocks that perf prints, which is for all events.
+/// Command that prints the number of records of each type. perf prints several blocks, of which the first is for all
+/// events.
 const RECORDS: &str =
     "perf report -i data --stats 2>/dev/null | awk '$2 == \"events:\" && !seen[$1]++ { print $1, $3 }'";
 
-/// What looks through samples in the guest; each says what it prints.
-const DIGESTS: [(&str, &[u8]); 5] = [
+/// Scripts that evaluate samples in the guest. Each documents what it prints.
+const AWK_SCRIPTS: [(&str, &[u8]); 5] = [
     ("chains.awk", include_bytes!("../../programs/awk/chains.awk")),
     ("events.awk", include_bytes!("../../programs/awk/events.awk")),
     ("frequency.awk", include_bytes!("../../programs/awk/frequency.awk")),
@@ -62,37 +63,38 @@ const DIGESTS: [(&str, &[u8]); 5] = [
     ("steps.awk", include_bytes!("../../programs/awk/steps.awk")),
 ];
 
-/// Kinds of records that say that samples are missing.
-const GAPS: [&str; 4] = ["LOST", "LOST_SAMPLES", "THROTTLE", "UNTHROTTLE"];
+/// Types of records that report missing samples.
+const LOSS_RECORDS: [&str; 4] = ["LOST", "LOST_SAMPLES", "THROTTLE", "UNTHROTTLE"];
 
-/// Periods that are sampled with, the program, and how long it is.
+/// Period, program, and the program's number of instructions.
 const PERIODS: [(u64, &str, u64); 3] = [
     (10_000, "split", SPLIT_INSTRUCTIONS),
     (100_000, "loop", LOOP_INSTRUCTIONS),
     (1_000_000, "loop", LOOP_INSTRUCTIONS),
 ];
 
-/// Rates that are sampled at; the highest is what [`RATE_LIMIT`] allows.
-const RATES: [&str; 4] = ["99", "1000", "4000", "max"];
-const RATE_LIMIT: u64 = 4000;
+/// Frequencies that are sampled at. `max` is the highest that [`MAX_FREQUENCY`] allows.
+const FREQUENCIES: [&str; 4] = ["99", "1000", "4000", "max"];
+const MAX_FREQUENCY: u64 = 4000;
 
 const COUNTERS: u64 = 6;
-/// The periods for six events, and for ten, of which each is sampled for a part of the time.
+/// Period for six events at once.
 const PERIOD_OF_SIX: u64 = 100_000;
+/// Period for ten events, each of which is on a counter for a part of the time.
 const PERIOD_OF_TEN: u64 = 100_000;
 
-/// A period for code in the kernel, which is prime.
+/// Period for code in the kernel, a prime number.
 const KERNEL_PERIOD: u64 = 100_003;
-/// Functions of the kernel that `yield` makes it call, with a run queue locked: with interrupts off.
+/// Kernel functions that `yield` causes to be called with a run queue locked, and so with interrupts off.
 const INTERRUPTS_OFF: [&str; 4] =
     ["pick_next_task_fair", "update_curr", "update_rq_clock", "yield_task_fair"];
 
-/// The period of the longest run.
+/// Period of the run with the most samples.
 const STORM_PERIOD: u64 = 10_000;
 
-/// Samples of all kinds, in guests of one CPU.
+/// Results of different kinds of sampling in guests of one CPU.
 static COMMON: LazyLock<Results> = LazyLock::new(|| boot("sampling::common", 1, common));
-/// Very many samples, and samples on four CPUs.
+/// Results with very many samples, and with samples on four CPUs.
 static STORM: LazyLock<Results> = LazyLock::new(|| boot("sampling::storm", 4, |_| storm()));
 
 fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
@@ -107,9 +109,9 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
     ];
     let steps = programs
         .into_iter()
-        .chain(DIGESTS)
+        .chain(AWK_SCRIPTS)
         .fold(Steps::new(name).long(), |steps, (name, program)| steps.in_guest(name, program));
-    selected()
+    selected_models()
         .iter()
         .fold(steps, |steps, model| {
             let options = format!("--append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu);
@@ -121,19 +123,20 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
         .run()
 }
 
-/// The guests of a group, by their models.
+/// Returns each model with the output of its guest.
 fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
-    selected().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
+    selected_models().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 
-/// Sets the highest rate, which the kernel lets nobody do while it has no limit in time.
-fn limit(rate: u64) -> String {
-    format!("{LIMITED} && echo {rate} >/proc/sys/kernel/perf_event_max_sample_rate && {UNLIMITED}")
+/// Returns commands that set the maximum sampling frequency. The kernel refuses this while the time for samples is
+/// unlimited.
+fn set_max_frequency(frequency: u64) -> String {
+    format!("{LIMITED} && echo {frequency} >/proc/sys/kernel/perf_event_max_sample_rate && {UNLIMITED}")
 }
 
-/// Samples a program, and says what records there are, and what a digest makes of them.
-fn sampled(options: &str, program: &str, digest: &str) -> String {
-    format!("perf record -q -N -o data {options} ./{program} 2>/dev/null; {RECORDS}; {digest}")
+/// Returns commands that sample a program, print the numbers of records, and evaluate the samples with `evaluation`.
+fn sampled(options: &str, program: &str, evaluation: &str) -> String {
+    format!("perf record -q -N -o data {options} ./{program} 2>/dev/null; {RECORDS}; {evaluation}")
 }
 
 fn common(model: &Model) -> Script {
@@ -152,14 +155,14 @@ fn common(model: &Model) -> Script {
             )
             .section(&format!("every {period}: places"), "perf script -i data -F period,ip | sort -u");
     }
-    for rate in RATES {
+    for rate in FREQUENCIES {
         if rate == "max" {
-            script = script.section("limit", &limit(RATE_LIMIT));
+            script = script.section("limit", &set_max_frequency(MAX_FREQUENCY));
         }
         let options = format!("-i -F {rate} -e '{{instructions:u}}:S'");
         script = script.section(&format!("at {rate}"), &sampled(&options, "loop", frequency));
     }
-    script = script.section("no limit", &limit(100_000));
+    script = script.section("no limit", &set_max_frequency(100_000));
     for (name, event) in [("kernel", "instructions:k"), ("both modes", "instructions")] {
         let options = format!("-i -c {KERNEL_PERIOD} -e '{{{event}}}:S' --intr-regs=flags");
         script = script.section(name, &sampled(&options, "yield", &in_the_kernel));
@@ -204,30 +207,32 @@ fn storm() -> Script {
                  done; wait; {all_cpus} echo $cpus $(perf script -i data.$cpus -F ip | wc -l); done"
             ),
         )
-        // Where it stays: there is an event for each CPU, and what is left of its period is on that which the program leaves.
+        // Bound to one CPU: perf opens an event for each CPU, and a program that migrates leaves the rest of a period
+        // behind.
         .section("storm", &format!("taskset 1 {}", sampled(&instructions, "track", &steps)))
 }
 
-/// The records of a section that has as many samples as it is to have, and nothing that says that one is missing.
+/// Returns the numbers of a section. Checks that it has this number of samples, and no records of lost samples.
 fn complete<'a>(pmu: &str, guest: &'a Sections, section: &str, samples: u64) -> BTreeMap<&'a str, u64> {
-    let found = guest.tally(section);
+    let found = guest.numbers(section);
     assert_eq!(found.get("SAMPLE"), Some(&samples), "{pmu}, {section}: {found:?}");
-    without_gaps(pmu, section, &found);
+    assert_no_losses(pmu, section, &found);
     found
 }
 
-fn without_gaps(pmu: &str, section: &str, found: &BTreeMap<&str, u64>) {
-    for gap in GAPS {
-        assert!(!found.contains_key(gap), "{pmu}, {section}: {found:?}");
+/// Checks that there are no records of lost samples.
+fn assert_no_losses(pmu: &str, section: &str, found: &BTreeMap<&str, u64>) {
+    for record in LOSS_RECORDS {
+        assert!(!found.contains_key(record), "{pmu}, {section}: {found:?}");
     }
 }
 
-fn a_period_gives_as_many_samples_as_it_fits_into_the_count() {
+fn the_number_of_samples_is_the_count_divided_by_the_period() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         for (period, _, instructions) in PERIODS {
             let section = format!("every {period}");
             complete(pmu, &guest, &section, instructions / period);
-            // The periods are multiples of the programs' rounds.
+            // The periods are multiples of the programs' rounds, so all samples are at the same instruction.
             let places = guest.text(&format!("{section}: places"));
             let fields: Vec<&str> = places.split_whitespace().collect();
             assert_eq!((fields.len(), fields[0]), (2, period.to_string().as_str()), "{pmu}: {places}");
@@ -235,17 +240,17 @@ fn a_period_gives_as_many_samples_as_it_fits_into_the_count() {
     }
 }
 
-fn at_a_rate_no_event_is_lost_between_samples() {
+fn with_a_frequency_no_event_is_lost_between_samples() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
-        for rate in RATES {
+        for rate in FREQUENCIES {
             let section = format!("at {rate}");
-            let found = guest.tally(&section);
+            let found = guest.numbers(&section);
             let compared = found["compared"];
             assert!(compared >= 10, "{pmu}, {section}: {found:?}");
             assert!([found["ended"], found["begun"]].contains(&compared), "{pmu}, {section}: {found:?}");
-            // At the limit itself the kernel makes pauses, in which it does not count.
+            // At the maximum frequency the kernel throttles the event, which then does not count.
             if rate != "max" {
-                without_gaps(pmu, &section, &found);
+                assert_no_losses(pmu, &section, &found);
                 let rest = 0..found["longest"];
                 assert!(rest.contains(&(LOOP_INSTRUCTIONS - found["value"])), "{pmu}, {section}: {found:?}");
             }
@@ -265,8 +270,8 @@ fn six_events_are_sampled_at_once() {
     }
 }
 
-/// What Linux's driver for Intel's processors begins the search for the period of a rate of 1000 with, according to the
-/// event's name. In none of its samples is that period: they have the ones that begin.
+/// Returns the period with which Linux' driver for Intel's processors starts its search for a frequency of 1000. No
+/// sample contains this period: this driver's samples contain the period that begins at the sample.
 fn first_period(event: &str) -> u64 {
     match event {
         "instructions:u" | "cycles:u" => 500_000,
@@ -275,12 +280,12 @@ fn first_period(event: &str) -> u64 {
     }
 }
 
-fn at_a_rate_the_periods_of_six_events_add_up_to_their_counts() {
+fn with_a_frequency_the_periods_of_six_events_add_up_to_their_counts() {
     for (model @ Model { pmu, .. }, guest) in guests(&COMMON) {
-        let found = guest.tally("six at a rate");
-        without_gaps(pmu, "six at a rate", &found);
-        // Whether a sample has the period that ended or begun with it.
-        let alone = guest.tally("at 1000");
+        let found = guest.numbers("six at a rate");
+        assert_no_losses(pmu, "six at a rate", &found);
+        // True if samples contain the period that begins at them, instead of the one that ends there.
+        let alone = guest.numbers("at 1000");
         let begun = alone["begun"] == alone["compared"];
         for (event, count) in model.six(Loop::LONG) {
             let number = |what: &str| found[&*format!("{event} {what}")];
@@ -292,12 +297,12 @@ fn at_a_rate_the_periods_of_six_events_add_up_to_their_counts() {
     }
 }
 
-fn more_events_than_counters_take_turns_in_being_sampled() {
+fn more_events_than_counters_are_sampled_in_turn() {
     for (model, guest) in guests(&COMMON) {
         let pmu = model.pmu;
-        let found = guest.tally("ten");
-        without_gaps(pmu, "ten", &found);
-        // In thousandths of what each counts while it has a counter all the time.
+        let found = guest.numbers("ten");
+        assert_no_losses(pmu, "ten", &found);
+        // In thousandths of the count of an event that is on a counter all the time.
         let shares: Vec<u64> = model
             .ten(Loop::LONG)
             .into_iter()
@@ -305,17 +310,17 @@ fn more_events_than_counters_take_turns_in_being_sampled() {
             .collect();
         let (all, each) = (shares.iter().sum::<u64>(), 1000 * COUNTERS / shares.len() as u64);
         assert!(all.abs_diff(1000 * COUNTERS) <= 10 * COUNTERS, "{pmu}: {all}: {shares:?}, {found:?}");
-        // How long a turn is depends on what the samples in it cost.
+        // The length of a turn depends on the cost of the samples in it.
         let fair = each * 4 / 5..=each * 6 / 5;
         assert!(shares.iter().all(|share| fair.contains(share)), "{pmu}: {shares:?}, {found:?}");
     }
 }
 
-fn the_kernel_is_sampled_where_interrupts_are_off() {
+fn the_kernel_is_sampled_with_interrupts_off() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         for section in ["kernel", "both modes"] {
-            let found = guest.tally(section);
-            without_gaps(pmu, section, &found);
+            let found = guest.numbers(section);
+            assert_no_losses(pmu, section, &found);
             assert_eq!(found["exact"], found["SAMPLE"], "{pmu}, {section}: {found:?}");
             for function in INTERRUPTS_OFF {
                 assert!(found.contains_key(&*format!("off {function}")), "{pmu}: {function}: {found:?}");
@@ -325,7 +330,7 @@ fn the_kernel_is_sampled_where_interrupts_are_off() {
     }
 }
 
-fn functions_get_their_shares() {
+fn functions_have_the_right_shares_of_samples() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         complete(pmu, &guest, "split", SPLIT_INSTRUCTIONS / SPLIT_PERIOD);
         let lines = |section| -> Vec<Vec<&str>> {
@@ -339,11 +344,12 @@ fn functions_get_their_shares() {
     }
 }
 
-fn samples_know_their_callers() {
+fn samples_have_call_chains() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
-        let mut chains = guest.tally("split");
+        let mut chains = guest.numbers("split");
         chains.retain(|chain, _| chain.contains('<'));
-        // Three instructions of `seventy` have its caller's frame: two set up its own, and one comes after it is gone.
+        // At three instructions of `seventy` the frame pointer is its caller's, so `thirty` is missing in the chain: at
+        // the two that set up the frame, and at the one after its removal.
         let expected = [("seventy<_start", 3), ("seventy<thirty<_start", 697), ("thirty<_start", 300)];
         assert_eq!(chains, BTreeMap::from(expected), "{pmu}");
     }
@@ -352,7 +358,7 @@ fn samples_know_their_callers() {
 fn perf_top_shows_the_busiest_function_first() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         let text = guest.text("top");
-        // The last screen may be one that perf was ended in the middle of: those before it are whole.
+        // The last screen may be incomplete, because perf was killed. The ones before are complete.
         let mut screens: Vec<&str> = text.split("PerfTop:").collect();
         screens.pop();
         let screen = screens.into_iter().rfind(|screen| screen.contains("[.] ")).unwrap_or(text);
@@ -363,29 +369,29 @@ fn perf_top_shows_the_busiest_function_first() {
     }
 }
 
-fn a_hundred_thousand_overflows_are_each_in_their_place() {
+fn a_hundred_thousand_samples_are_each_at_the_right_instruction() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
         let samples = TRACK_INSTRUCTIONS / STORM_PERIOD;
         assert!(samples >= 100_000);
         let found = complete(pmu, &guest, "storm", samples);
-        // Where Linux resumes an event that has 1 left, it arms the counter with 2.
+        // If an event is resumed with a remaining period of 1, Linux programs a period of 2.
         assert_eq!(found["exact"] + found["one-late"], samples, "{pmu}: {found:?}");
         assert!(found["one-late"] <= samples / STORM_PERIOD, "{pmu}: {found:?}");
     }
 }
 
-fn a_program_that_moves_from_cpu_to_cpu_is_sampled_on_all_of_them() {
+fn a_migrating_program_is_sampled_on_all_cpus() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
-        // There is an event for each CPU, and what is left of its period stays there.
+        // perf opens an event for each CPU, and the rest of a period stays on the CPU.
         let samples = MIGRATE_INSTRUCTIONS / 4 / STORM_PERIOD;
         let by_cpu = ["[000]", "[001]", "[002]", "[003]"].map(|cpu| (cpu, samples));
-        assert_eq!(guest.tally("migrating"), by_cpu.into(), "{pmu}");
+        assert_eq!(guest.numbers("migrating"), by_cpu.into(), "{pmu}");
     }
 }
 
 fn four_cpus_take_samples_at_once() {
     for (Model { pmu, .. }, guest) in guests(&STORM) {
         let samples = LOOP_INSTRUCTIONS / 1_000_000;
-        assert_eq!(guest.tally("at once"), ["1", "2", "4", "8"].map(|cpu| (cpu, samples)).into(), "{pmu}");
+        assert_eq!(guest.numbers("at once"), ["1", "2", "4", "8"].map(|cpu| (cpu, samples)).into(), "{pmu}");
     }
 }

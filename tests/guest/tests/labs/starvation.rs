@@ -1,16 +1,17 @@
-//! Counters whose hardware others on the host take away while a guest counts and samples with them, on the lab's simulated
-//! host: what is told of it, when, and what is counted all the same. One instruction takes one nanosecond there, so a guest that
-//! does nothing but loop misses no more counts than a gap has nanoseconds.
+//! Tests of starvation on the lab's simulated host: another process takes the host's counters while a guest counts and
+//! samples. The tests check Tally's messages, their times, and the guest's counts. One instruction takes one nanosecond
+//! there, so a guest in a loop misses no more counts than a starvation interval has nanoseconds.
 //!
-//! The thief (`tests/lab/programs/counter_thief.rs`) says when it took counters and gave them back, and Tally's lines get the time as they
-//! come, in hundredths of a second. Every test holds for the PMUs of both vendors.
+//! The program `counter-thief` (`tests/lab/programs/counter_thief.rs`) prints when it took counters and gave them back.
+//! A shell loop prefixes each of Tally's messages with its time, in hundredths of a second. Every test runs with each
+//! selected model.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
-use guest_tests::model::{Model, selected};
+use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -19,36 +20,41 @@ use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        a_theft_is_told_within_a_tenth_of_a_second,
-        every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count,
-        a_gap_is_told_with_a_length_that_nothing_missed_exceeds,
-        counts_before_and_after_a_gap_are_exact,
-        a_machine_that_stands_still_misses_what_was_gone_before_that,
-        an_estimate_is_right_to_a_hundredth,
-        no_overflow_is_lost_that_was_counted,
-        what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too,
-        counters_that_were_left_miss_nothing,
+        starvation_is_reported_within_a_tenth_of_a_second,
+        each_starved_counter_is_reported_with_its_event,
+        the_reported_length_is_an_upper_bound_of_the_missed_counts,
+        counts_before_and_after_starvation_are_exact,
+        a_stopped_vm_misses_only_counts_before_the_stop,
+        an_estimate_is_within_one_percent,
+        no_counted_overflow_is_lost,
+        perfs_samples_in_linux_stay_a_period_apart_after_starvation,
+        counters_that_keep_their_hardware_miss_nothing,
     ]
 }
 
-/// How often a guest goes round its three loops in user mode, each of which it counts. Counters are taken during the second.
+/// Rounds of a guest's three user-mode loops, each of which is counted. The counters are taken during the second.
 const ROUNDS: [u64; 3] = [10_000_000, 150_000_000, 20_000_000];
-/// How many overflows of each of its counters another guest is to have, and how many instructions from one to the next.
+/// Number of overflows of each counter in the guest that samples.
 const OVERFLOWS: u64 = 250;
+/// Period of these overflows in instructions.
 const PERIOD: u64 = 1_000_000;
 
-/// How soon a theft is to be told.
-const SOON: Duration = Duration::from_millis(100);
-/// How exact the times of Tally's lines are.
+/// Time within which starvation must be reported.
+const REPORTED_WITHIN: Duration = Duration::from_millis(100);
+/// Resolution of the times of Tally's messages.
 const TICK: Duration = Duration::from_millis(10);
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = Steps::new("starvation").in_guest("long", LOOP).in_guest("sample", SAMPLE);
-    let steps = steps.on(|host| host.file(program("counter-thief"), "counter-thief"));
-    selected().iter().fold(steps, |steps, model| robbed_linux(robbed(steps, model.pmu), model.pmu)).run()
+    let steps = steps.configure_host(|host| host.file(program("counter-thief"), "counter-thief"));
+    selected_models()
+        .iter()
+        .fold(steps, |steps, model| linux_guest(bare_metal_guests(steps, model.pmu), model.pmu))
+        .run()
 });
 
-/// Linux samples a program, and lists how much each event had counted since the sample before. It is not to lower the rate.
+/// Script of the Linux guest: samples a program, and prints how much each event has counted since the sample before.
+/// The first line keeps the kernel from lowering the sampling rate.
 const SAMPLE: &[u8] = b"\
 echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
 echo ready >&2
@@ -56,7 +62,8 @@ perf record -q -o data -c 1000000 -e '{instructions:u,branches:u}:S' ./long
 perf script -i data -F event,period | sort | uniq -c
 ";
 
-fn robbed_linux(steps: Steps, pmu: &str) -> Steps {
+/// Adds the Linux guest, and takes the counters eight times while it samples.
+fn linux_guest(steps: Steps, pmu: &str) -> Steps {
     let commands = format!(
         ">linux\n\
          ./tally run --pmu {pmu} --append cryptomgr.notests -- sh ./sample 2>linux & tally=$!\n\
@@ -66,11 +73,12 @@ fn robbed_linux(steps: Steps, pmu: &str) -> Steps {
     steps.step(&format!("linux-{pmu}"), &commands)
 }
 
-fn robbed(steps: Steps, pmu: &str) -> Steps {
+/// Adds the guests without an operating system: name, options, words, and arguments of `counter-thief`.
+fn bare_metal_guests(steps: Steps, pmu: &str) -> Steps {
     let count = ROUNDS.map(|rounds| format!("count-user=0:0x4100c0,{rounds},0")).join(" ");
     let sample = format!("pmi=nmi,{OVERFLOWS},{PERIOD},0x3f");
-    // Counters of the same share one of the host's: three count instructions here and three cycles, as many in each loop.
-    // Of Intel's fixed ones, the last two, each has its own.
+    // Counters with the same event share one host event. Here three count instructions and three count cycles, and both
+    // events have the same count in each loop. Intel's two fixed counters come last, and have events of their own.
     let cycles = if pmu == "intel" { "0x51003c" } else { "0x510076" };
     let sample_both = format!("{sample},0:0x5100c0,0x23,0:{cycles}");
     [
@@ -95,40 +103,40 @@ fn robbed(steps: Steps, pmu: &str) -> Steps {
     })
 }
 
-/// A robbed guest.
-struct Robbed {
+/// Result of a guest whose counters were taken.
+struct StarvedGuest {
     name: String,
-    /// What it and the thief printed.
-    said: String,
-    /// What Tally told of its vCPU, and when.
-    told: Vec<(Duration, String)>,
+    /// Output of the guest and of `counter-thief`.
+    output: String,
+    /// Tally's messages about the vCPU, with their times.
+    messages: Vec<(Duration, String)>,
 }
 
-/// Counters were gone from one time to another.
+/// Time span in which `counter-thief` held counters.
 struct Theft {
     since: Duration,
     until: Duration,
 }
 
-/// The robbed guests of that name, one for each PMU.
-fn guests(name: &str) -> impl Iterator<Item = Robbed> {
-    selected().iter().map(move |model| {
+/// Returns the results of this guest for each PMU.
+fn guests(name: &str) -> impl Iterator<Item = StarvedGuest> {
+    selected_models().iter().map(move |model| {
         let name = format!("{name}-{}", model.pmu);
         let done = RESULTS.of(&name);
         assert_eq!(done.status, 0, "{name}: {}{}", done.text(), done.err);
-        let told = done.err.lines().map(|line| {
+        let messages = done.err.lines().map(|line| {
             let (time, what) =
                 line.split_once(" tally: vCPU 0: ").unwrap_or_else(|| panic!("{name}: {}", done.err));
             (Duration::from_secs_f64(time.parse().expect("a time in seconds")), what.to_owned())
         });
-        Robbed { told: told.collect(), said: done.text(), name }
+        StarvedGuest { messages: messages.collect(), output: done.text(), name }
     })
 }
 
-impl Robbed {
+impl StarvedGuest {
     fn thefts(&self) -> Vec<Theft> {
         let times = |begin: &str| {
-            let lines = self.said.lines().filter(|line| line.starts_with(begin)).collect::<Vec<_>>();
+            let lines = self.output.lines().filter(|line| line.starts_with(begin)).collect::<Vec<_>>();
             let times = lines.iter().map(|line| line.rsplit(' ').next().and_then(|time| time.parse().ok()));
             times.map(|time| Duration::from_nanos(time.expect("a time in nanoseconds"))).collect::<Vec<_>>()
         };
@@ -136,58 +144,62 @@ impl Robbed {
         thefts.map(|(since, until)| Theft { since, until }).collect()
     }
 
-    /// When it was told that a counter is starved, and which.
+    /// Returns the messages that a counter is starved: time and counter.
     fn starved(&self) -> Vec<(Duration, &str)> {
-        let told = self.told.iter();
-        told.filter_map(|(time, what)| {
-            let counter = what.strip_suffix(" is starved: the host has no hardware for it")?;
-            Some((*time, counter))
-        })
-        .collect()
+        let messages = self.messages.iter();
+        messages
+            .filter_map(|(time, what)| {
+                let counter = what.strip_suffix(" is starved: the host has no hardware for it")?;
+                Some((*time, counter))
+            })
+            .collect()
     }
 
-    /// Which counter counts again, and after what time.
+    /// Returns the messages that a counter counts again: counter and length of the interval.
     fn recovered(&self) -> Vec<(&str, Duration)> {
-        let told = self.told.iter().filter_map(|(_, what)| what.split_once(" counts again, after up to "));
-        told.map(|(counter, length)| {
-            let milliseconds: f64 =
-                length.strip_suffix("ms").and_then(|number| number.parse().ok()).expect("milliseconds");
-            // It is told to the microsecond.
-            (counter, Duration::from_secs_f64(milliseconds / 1e3) + Duration::from_micros(1))
-        })
-        .collect()
+        let recovered =
+            self.messages.iter().filter_map(|(_, what)| what.split_once(" counts again, after up to "));
+        recovered
+            .map(|(counter, length)| {
+                let milliseconds: f64 =
+                    length.strip_suffix("ms").and_then(|number| number.parse().ok()).expect("milliseconds");
+                // The message has the length in whole microseconds.
+                (counter, Duration::from_secs_f64(milliseconds / 1e3) + Duration::from_micros(1))
+            })
+            .collect()
     }
 
-    /// How many counts were missed in each loop, if its counter told all but these.
+    /// Returns the number of missed counts in each loop.
     fn missed(&self) -> [i64; 3] {
         ROUNDS.map(|rounds| {
-            let counted = self.said.lines().find_map(|line| line.strip_prefix(&format!("count {rounds} ")));
-            let counted = counted.unwrap_or_else(|| panic!("{}: {}", self.name, self.said));
+            let counted = self.output.lines().find_map(|line| line.strip_prefix(&format!("count {rounds} ")));
+            let counted = counted.unwrap_or_else(|| panic!("{}: {}", self.name, self.output));
             let counted = i64::from_str_radix(counted, 16).expect("it prints digits");
             i64::try_from(2 * rounds + 1).expect("it is small") - counted
         })
     }
 
-    /// How many interrupts and overflows it saw, all of them at the very instruction that its counter overflowed at, wherever
-    /// in the loop that was.
+    /// Returns the numbers of interrupts and overflows that the guest printed. Checks that each interrupt was exact
+    /// (the counter read 0), at any address of the loop.
     fn overflows(&self) -> (u64, u64) {
-        let numbers = self.said.lines().find_map(|line| {
+        let numbers = self.output.lines().find_map(|line| {
             let rest = line.strip_suffix(", value 0..0, status 3f, left 00, entry 00000400, 0 late")?;
             let (numbers, _) = rest.strip_prefix("pmi ")?.split_once(" overflows, at ")?;
             let (interrupts, overflows) = numbers.split_once(" interrupts, ")?;
             Some((interrupts.parse().ok()?, overflows.parse().ok()?))
         });
-        numbers.unwrap_or_else(|| panic!("{}: {}", self.name, self.said))
+        numbers.unwrap_or_else(|| panic!("{}: {}", self.name, self.output))
     }
 }
 
-/// A gap in nanoseconds, in each of which an instruction can be missed.
-fn counts(gap: Duration) -> u64 {
-    gap.as_nanos().try_into().expect("gaps are short")
+/// Returns the maximum number of counts that an interval can miss: one instruction per nanosecond.
+fn most_missed(interval: Duration) -> u64 {
+    interval.as_nanos().try_into().expect("intervals are short")
 }
 
-/// What Tally calls the counters of a guest that has all six count instructions. The last of Intel's counts cycles only.
-fn six_counters(guest: &Robbed) -> [&'static str; 6] {
+/// Returns Tally's names of the counters of a guest in which all six count instructions. Intel's last one can count
+/// only cycles.
+fn six_counters(guest: &StarvedGuest) -> [&'static str; 6] {
     if guest.name.ends_with("intel") {
         [
             "counter 0 (instructions:u)",
@@ -209,21 +221,27 @@ fn six_counters(guest: &Robbed) -> [&'static str; 6] {
     }
 }
 
-fn a_theft_is_told_within_a_tenth_of_a_second() {
+fn starvation_is_reported_within_a_tenth_of_a_second() {
     for name in ["counts", "counts-twice", "stops", "estimates", "samples", "keeps-three"] {
         for guest in guests(name) {
             let thefts = guest.thefts();
             let starved = guest.starved();
-            assert!(!thefts.is_empty() && starved.len() >= thefts.len(), "{}: {:?}", guest.name, guest.told);
-            for (told, _) in starved {
-                let in_time = |theft: &Theft| told + TICK > theft.since && told <= theft.since + SOON;
-                assert!(thefts.iter().any(in_time), "{}: {:?}: {}", guest.name, guest.told, guest.said);
+            assert!(
+                !thefts.is_empty() && starved.len() >= thefts.len(),
+                "{}: {:?}",
+                guest.name,
+                guest.messages
+            );
+            for (time, _) in starved {
+                let in_time =
+                    |theft: &Theft| time + TICK > theft.since && time <= theft.since + REPORTED_WITHIN;
+                assert!(thefts.iter().any(in_time), "{}: {:?}: {}", guest.name, guest.messages, guest.output);
             }
         }
     }
 }
 
-fn every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count() {
+fn each_starved_counter_is_reported_with_its_event() {
     for guest in guests("counts").chain(guests("stops")).chain(guests("estimates")) {
         let starved: Vec<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
         assert_eq!(starved, six_counters(&guest)[..1], "{}", guest.name);
@@ -232,79 +250,84 @@ fn every_theft_is_told_with_the_counters_that_it_hit_and_what_they_count() {
         let starved: Vec<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
         assert_eq!(starved, six_counters(&guest), "{}", guest.name);
     }
-    // One that is over before anybody looks is found all the same.
+    // An interval that is over before Tally checks the counter is found as well.
     for guest in guests("counts-twice") {
         let starved: Vec<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
         assert_eq!(starved, [six_counters(&guest)[0]; 2], "{}", guest.name);
     }
 }
 
-fn a_gap_is_told_with_a_length_that_nothing_missed_exceeds() {
+fn the_reported_length_is_an_upper_bound_of_the_missed_counts() {
     for guest in guests("counts").chain(guests("counts-twice")) {
         let (thefts, recovered) = (guest.thefts(), guest.recovered());
-        assert_eq!(recovered.len(), thefts.len(), "{}: {:?}", guest.name, guest.told);
+        assert_eq!(recovered.len(), thefts.len(), "{}: {:?}", guest.name, guest.messages);
         for (theft, (_, length)) in thefts.iter().zip(&recovered) {
-            // It is looked for before the gap, and after it.
+            // Tally checks counters at intervals, so the beginning and the end can each be late by this.
             let held = theft.until.saturating_sub(theft.since);
-            assert!(*length >= held && *length <= held + 2 * SOON, "{}: {:?}", guest.name, guest.told);
+            assert!(
+                *length >= held && *length <= held + 2 * REPORTED_WITHIN,
+                "{}: {:?}",
+                guest.name,
+                guest.messages
+            );
         }
-        let told: u64 = recovered.iter().map(|(_, length)| counts(*length)).sum();
+        let most: u64 = recovered.iter().map(|(_, length)| most_missed(*length)).sum();
         let missed = guest.missed()[1];
         assert!(
-            u64::try_from(missed).is_ok_and(|missed| missed > 0 && missed <= told),
+            u64::try_from(missed).is_ok_and(|missed| missed > 0 && missed <= most),
             "{}: {missed}",
             guest.name
         );
     }
 }
 
-fn counts_before_and_after_a_gap_are_exact() {
+fn counts_before_and_after_starvation_are_exact() {
     for name in ["counts", "counts-twice", "stops", "estimates"] {
         for guest in guests(name) {
             let [before, _, after] = guest.missed();
-            assert_eq!((before, after), (0, 0), "{}: {}", guest.name, guest.said);
+            assert_eq!((before, after), (0, 0), "{}: {}", guest.name, guest.output);
         }
     }
 }
 
-fn a_machine_that_stands_still_misses_what_was_gone_before_that() {
+fn a_stopped_vm_misses_only_counts_before_the_stop() {
     for guest in guests("stops") {
         let missed = guest.missed()[1];
         let recovered = guest.recovered();
-        let told = |words: &str| guest.told.iter().filter(|(_, what)| what.starts_with(words)).count();
+        let count = |words: &str| guest.messages.iter().filter(|(_, what)| what.starts_with(words)).count();
         let stops =
             ["the machine stands still until its counters have hardware", "the machine goes on, after "]
-                .map(told);
-        assert_eq!((stops, recovered.len()), ([1, 1], 1), "{}: {:?}", guest.name, guest.told);
-        let most = counts(recovered[0].1).min(counts(SOON));
+                .map(count);
+        assert_eq!((stops, recovered.len()), ([1, 1], 1), "{}: {:?}", guest.name, guest.messages);
+        let most = most_missed(recovered[0].1).min(most_missed(REPORTED_WITHIN));
         assert!(u64::try_from(missed).is_ok_and(|missed| missed <= most), "{}: {missed}", guest.name);
     }
 }
 
-fn an_estimate_is_right_to_a_hundredth() {
+fn an_estimate_is_within_one_percent() {
     for guest in guests("estimates") {
         let missed = guest.missed()[1];
         assert!(missed.unsigned_abs() < 2 * ROUNDS[1] / 100, "{}: {missed}", guest.name);
     }
 }
 
-fn no_overflow_is_lost_that_was_counted() {
+fn no_counted_overflow_is_lost() {
     for guest in guests("samples") {
         let recovered = guest.recovered();
-        assert_eq!(recovered.len(), 6, "{}: {:?}", guest.name, guest.told);
+        assert_eq!(recovered.len(), 6, "{}: {:?}", guest.name, guest.messages);
         let longest = recovered.iter().map(|(_, length)| *length).max().expect("there are six");
         let (interrupts, overflows) = guest.overflows();
         assert_eq!(overflows, 6 * interrupts, "{}: all six lose the same", guest.name);
-        let least = OVERFLOWS - counts(longest).div_ceil(PERIOD);
+        let least = OVERFLOWS - most_missed(longest).div_ceil(PERIOD);
         assert!((least..OVERFLOWS).contains(&interrupts), "{}: {interrupts}: {least}", guest.name);
     }
 }
 
-fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
-    for Model { pmu, .. } in selected() {
+fn perfs_samples_in_linux_stay_a_period_apart_after_starvation() {
+    for Model { pmu, .. } in selected_models() {
         let done = RESULTS.of(&format!("linux-{pmu}"));
         let (text, err) = (done.text(), &done.err);
-        // How often an event had counted so much since its last sample.
+        // Number of samples of each event with the expected distance from the sample before.
         let (mut instructions, mut branches) = (0, 0);
         for line in text.lines() {
             let words: Vec<_> = line.split_whitespace().collect();
@@ -312,7 +335,7 @@ fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
             let number = |word: &str| word.parse::<u64>().expect("uniq and perf print numbers");
             match (event, number(counted)) {
                 ("instructions:u:", PERIOD) => instructions += number(times),
-                // Every other instruction is a branch, from whichever of them on.
+                // Every other instruction is a branch, whichever instruction a period begins at.
                 ("branches:u:", counted) if counted.abs_diff(PERIOD / 2) <= 1 => branches += number(times),
                 _ => panic!("{pmu}: {text}{err}"),
             }
@@ -324,16 +347,16 @@ fn what_perf_samples_in_linux_is_a_period_apart_beyond_a_gap_too() {
     }
 }
 
-fn counters_that_were_left_miss_nothing() {
+fn counters_that_keep_their_hardware_miss_nothing() {
     for guest in guests("keeps-three") {
         let starved: BTreeSet<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
         let recovered = guest.recovered();
-        assert_eq!((starved.len(), recovered.len()), (3, 3), "{}: {:?}", guest.name, guest.told);
+        assert_eq!((starved.len(), recovered.len()), (3, 3), "{}: {:?}", guest.name, guest.messages);
         let (interrupts, overflows) = guest.overflows();
-        // Those that were left interrupt every time, and the others at times of their own.
+        // The counters that kept their hardware interrupt at each overflow, and the others at different times.
         assert!(interrupts >= OVERFLOWS, "{}: {interrupts}", guest.name);
         let least: u64 =
-            recovered.iter().map(|(_, length)| OVERFLOWS - counts(*length).div_ceil(PERIOD)).sum();
+            recovered.iter().map(|(_, length)| OVERFLOWS - most_missed(*length).div_ceil(PERIOD)).sum();
         let of_the_starved = overflows - 3 * OVERFLOWS;
         assert!((least..3 * OVERFLOWS).contains(&of_the_starved), "{}: {overflows}", guest.name);
     }

@@ -1,8 +1,8 @@
-//! A command's streams, as its user has them: pipes that carry every byte, a terminal that is one, signals.
+//! Tests of a command's standard streams and signals: pipes pass every byte on, and a terminal behaves like one.
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
+use guest_tests::lab::{Results, StepOutput, Steps};
 use guest_tests::program;
 use guest_tests::suite::Test;
 use guest_tests::tests;
@@ -10,27 +10,27 @@ use guest_tests::tests;
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        what_is_piped_in_arrives_byte_for_byte_and_ends,
-        a_command_in_a_pipeline_passes_every_byte_on,
-        a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up,
+        piped_input_arrives_byte_for_byte_and_ends,
+        a_command_in_a_pipeline_passes_on_every_byte,
+        unread_input_and_background_processes_do_not_delay_the_end,
         programs_in_the_guest_share_their_input_and_write_into_pipes,
         an_interrupt_reaches_the_command,
-        a_guest_that_takes_no_interrupt_ends_with_the_next,
-        what_tally_was_started_to_ignore_it_ignores,
-        sigterm_ends_the_machine_whatever_the_command_thinks_of_it,
-        output_that_cannot_be_written_is_an_error_in_one_line,
-        a_terminal_is_a_terminal_and_its_size_follows,
-        each_stream_is_a_terminal_or_not_by_itself,
-        the_keyboard_is_left_to_who_reads_the_output,
-        ctrl_a_x_ends_a_machine_with_a_command_too,
+        the_second_interrupt_ends_a_guest_that_does_not_react_to_the_first,
+        signals_that_are_ignored_at_the_start_stay_ignored,
+        sigterm_ends_the_vm_even_if_the_command_ignores_it,
+        unwritable_output_is_an_error_in_one_line,
+        the_command_has_a_terminal_that_follows_the_users_size,
+        each_stream_is_a_terminal_only_if_the_users_is,
+        with_piped_output_the_terminal_mode_is_unchanged,
+        ctrl_a_x_ends_a_vm_with_a_command,
         perf_top_draws_and_quits,
     ]
 }
 
-/// The kernel's self-tests of its ciphers take half of its boot.
+/// `tally run` without the kernel's self-tests of its ciphers, which take half of the boot.
 const RUN: &str = "./tally run --append cryptomgr.notests";
 
-/// Commands whose streams are pipes and files.
+/// Results of commands whose streams are pipes and files.
 static PIPES: LazyLock<Results> = LazyLock::new(|| {
     let interrupted = |what: &str, signals: &str| {
         format!(
@@ -44,7 +44,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
     Steps::new("streams::pipes")
         .file(program("interruptible"), "interruptible")
-        // The program itself has bytes of every kind.
+        // The binary of `tally` serves as data with all byte values.
         .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
         .step("file", &format!("{RUN} -- sh -c 'cat >x; sha256sum <x' <tally; sha256sum <tally"))
         .step("unread", &format!("yes | {RUN} -- sh -c '{kinds}'"))
@@ -59,7 +59,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         )
         .step(
             "interrupt-twice",
-            // A command that stops the guest's agent for good.
+            // The command freezes the guest's agent (process 1) for good, with a cgroup.
             &interrupted(
                 "mkdir /tmp/c; mount -t cgroup2 none /tmp/c; mkdir /tmp/c/x; echo ready; sleep 1; \
                  echo 1 >/tmp/c/x/cgroup.procs; echo 1 >/tmp/c/x/cgroup.freeze; sleep 1000",
@@ -84,7 +84,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// Commands on terminals.
+/// Results of commands on terminals.
 static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
     Steps::new("streams::terminals")
         .step(
@@ -117,26 +117,26 @@ static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn pipes(name: &str) -> &'static Done {
+fn pipes(name: &str) -> &'static StepOutput {
     PIPES.of(name)
 }
 
-fn terminals(name: &str) -> &'static Done {
+fn terminals(name: &str) -> &'static StepOutput {
     TERMINALS.of(name)
 }
 
-fn what_is_piped_in_arrives_byte_for_byte_and_ends() {
+fn piped_input_arrives_byte_for_byte_and_ends() {
     let text = pipes("file").text();
     let sums: Vec<&str> = text.lines().collect();
     assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", pipes("file").err);
 }
 
-fn a_command_in_a_pipeline_passes_every_byte_on() {
+fn a_command_in_a_pipeline_passes_on_every_byte() {
     let done = pipes("through");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
 }
 
-fn a_pipe_is_a_pipe_and_what_is_not_read_or_left_behind_holds_nothing_up() {
+fn unread_input_and_background_processes_do_not_delay_the_end() {
     let done = pipes("unread");
     assert_eq!(
         (done.status, done.text().as_str(), done.err.as_str()),
@@ -159,20 +159,20 @@ fn an_interrupt_reaches_the_command() {
     assert!(done.err.contains(",msec,task-clock"), "perf stat says what it has counted: {}", done.err);
 }
 
-fn a_guest_that_takes_no_interrupt_ends_with_the_next() {
+fn the_second_interrupt_ends_a_guest_that_does_not_react_to_the_first() {
     let done = pipes("interrupt-twice");
     assert_eq!((done.status, done.err.as_str()), (128 + 2, "waits\n"));
 }
 
-fn what_tally_was_started_to_ignore_it_ignores() {
+fn signals_that_are_ignored_at_the_start_stay_ignored() {
     assert_eq!((pipes("ignored").status, pipes("ignored").text().as_str()), (0, "ready\ndone\n"));
 }
 
-fn sigterm_ends_the_machine_whatever_the_command_thinks_of_it() {
+fn sigterm_ends_the_vm_even_if_the_command_ignores_it() {
     assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
 }
 
-fn output_that_cannot_be_written_is_an_error_in_one_line() {
+fn unwritable_output_is_an_error_in_one_line() {
     let done = pipes("full");
     assert_eq!(done.status, 125);
     assert_eq!(
@@ -181,7 +181,7 @@ fn output_that_cannot_be_written_is_an_error_in_one_line() {
     );
 }
 
-fn a_terminal_is_a_terminal_and_its_size_follows() {
+fn the_command_has_a_terminal_that_follows_the_users_size() {
     assert_eq!(
         terminals("terminal").status,
         9,
@@ -191,18 +191,18 @@ fn a_terminal_is_a_terminal_and_its_size_follows() {
     );
 }
 
-fn each_stream_is_a_terminal_or_not_by_itself() {
+fn each_stream_is_a_terminal_only_if_the_users_is() {
     let done = terminals("terminal-and-file");
     assert!(done.text().ends_with("/dev/pts/0\ngot typed\nnot a tty\n"), "{}{}", done.text(), done.err);
 }
 
-fn the_keyboard_is_left_to_who_reads_the_output() {
+fn with_piped_output_the_terminal_mode_is_unchanged() {
     let done = terminals("pager");
     assert!(done.status == 0 && done.text().contains("nothing"), "{}{}", done.text(), done.err);
     assert!(!done.text().contains("-icanon"), "the terminal is as it was: {}", done.text());
 }
 
-fn ctrl_a_x_ends_a_machine_with_a_command_too() {
+fn ctrl_a_x_ends_a_vm_with_a_command() {
     let early = terminals("escape-early");
     assert_eq!(early.status, 130, "before the command runs, too: {}{}", early.text(), early.err);
     assert_eq!(terminals("escape").status, 130, "{}{}", terminals("escape").text(), terminals("escape").err);

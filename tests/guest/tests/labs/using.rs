@@ -1,15 +1,15 @@
-//! Tally as people use it: flame graphs, users without privileges, guests of many CPUs, and what every guest takes for
-//! granted: the time, random numbers, an end.
+//! Tests of flame graphs, unprivileged users, guests with many CPUs, and basic services of a guest: time, random
+//! numbers and power-off.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Done, Results, Steps};
-use guest_tests::model::selected;
+use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::model::selected_models;
 use guest_tests::perf::{STAT, Script, Sections};
 use guest_tests::program;
 use guest_tests::programs::{HEAVY_MILLIONS, LAYERS, LIGHT_MILLIONS, SPREAD, spread_instructions};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
@@ -17,32 +17,32 @@ pub fn tests() -> Vec<Test> {
     [
         tests![
             a_flame_graph_shows_the_command_and_the_kernel_below_it,
-            a_guest_that_reports_rubbish_does_no_harm,
-            a_guest_has_the_hosts_time_and_random_numbers_before_its_init,
-            a_guest_that_is_switched_off_has_ended_well,
-            a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes,
-            a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells,
-            a_program_with_the_right_to_count_does_so_for_every_user,
-            a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it,
+            a_guest_that_sends_garbage_samples_does_no_harm,
+            a_guest_has_the_hosts_time_and_a_seeded_rng_before_init,
+            power_off_ends_with_status_0,
+            a_member_of_group_kvm_counts_samples_and_owns_the_guests_files,
+            a_user_without_perf_access_gets_the_same_fix_as_from_doctor,
+            cap_perfmon_on_the_program_lets_every_user_count,
+            a_user_without_kvm_access_gets_a_fix,
         ],
-        breadth(tests![
-            without_a_pmu_a_flame_graph_comes_of_the_clock,
-            a_sampled_command_fails_as_it_would_otherwise,
-            a_command_that_is_broken_off_is_drawn_until_then,
-            pictures_leave_nothing_else_behind,
-            each_of_sixteen_cpus_counts_its_own_work_on_a_host_of_one,
+        second_tier(tests![
+            without_a_pmu_a_flame_graph_samples_by_the_clock,
+            a_sampled_command_fails_as_without_sampling,
+            an_interrupted_command_still_gives_a_flame_graph,
+            flame_graphs_leave_no_temporary_files,
+            sixteen_vcpus_count_separately_on_a_host_with_one_cpu,
         ]),
     ]
     .concat()
 }
 
-/// The kernel's self-tests of its ciphers take half of its boot.
+/// `tally run` without the kernel's self-tests of its ciphers, which take half of the boot.
 const RUN: &str = "tally run --append cryptomgr.notests";
-/// How many instructions `/lib/tally/loop` executes.
+/// Number of instructions that `/lib/tally/loop` executes.
 const LOOP_INSTRUCTIONS: u64 = 20_000_004;
 
-/// Commands that are drawn, and a guest's everyday.
-static PICTURES: LazyLock<Results> = LazyLock::new(|| {
+/// Results of commands with `--flamegraph`, and of a guest's basic services.
+static FLAME_GRAPHS: LazyLock<Results> = LazyLock::new(|| {
     let draw = |name: &str, options: &str, command: &str| {
         format!(
             "./{RUN} {options} --flamegraph {name}.svg -- {command}; status=$?; cp {name}.svg $OUT/; exit $status"
@@ -62,7 +62,7 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         )
         .step("everyday", &format!("date +%s; ./{RUN} -- sh -c '{everyday}'; date +%s"))
         .step("power-off", &format!("./typist 'expect:# ' 'type:poweroff -f\\r' -- ./{RUN}"))
-        .breadth(|steps| {
+        .second_tier(|steps| {
             steps
                 .step("clock", &format!("{} && cat clock.svg", draw("clock", "--pmu none", "./layers").replace("exit $status", "(exit $status)")))
                 .step("missing", &format!("./{RUN} --flamegraph missing.svg -- no-such-program"))
@@ -80,7 +80,7 @@ static PICTURES: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// A user like any other, in a folder that is theirs.
+/// Results of an ordinary user's commands, in a directory that the user owns.
 static USERS: LazyLock<Results> = LazyLock::new(|| {
     let host = |owner: u32, level: i32| {
         format!(
@@ -111,14 +111,14 @@ static USERS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// Guests of sixteen CPUs, on a host of one.
+/// Results of guests with sixteen CPUs, on a host with one.
 static CPUS: LazyLock<Results> = LazyLock::new(|| {
     let by_cpu = |program: &str| format!("taskset 1 {STAT} -C 1-15 -A -e instructions:u {program}");
     let script = Script::new()
         .section("cpus", "nproc")
         .section("by CPU, nothing", &by_cpu("/lib/tally/loop"))
         .section("by CPU", &by_cpu("./spread"));
-    selected()
+    selected_models()
         .iter()
         .fold(
             Steps::new("using::cpus").in_guest("spread", SPREAD).in_guest("script", script.into_bytes()),
@@ -129,7 +129,7 @@ static CPUS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// How many samples each frame of a picture has, by its name, wherever it is; and that it is a picture.
+/// Returns the number of samples of each frame in a flame graph, summed by name. Checks that the file is complete.
 fn frames(svg: &str) -> BTreeMap<String, u64> {
     assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{svg}");
     let mut frames = BTreeMap::new();
@@ -143,9 +143,10 @@ fn frames(svg: &str) -> BTreeMap<String, u64> {
     frames
 }
 
-/// Every frame of our program is there as long as it should be: a millisecond is a million instructions. There may be so
-/// many percent more samples, for the interrupts on the way or because perf looks for the right period.
-fn is_right(frames: &BTreeMap<String, u64>, percent: u64) {
+/// Checks the number of samples of each of the program's frames. One sample is a millisecond, or a million
+/// instructions. There may be `percent` more samples, because of interrupts, or because perf searches for the right
+/// period.
+fn assert_frames(frames: &BTreeMap<String, u64>, percent: u64) {
     let [layers, work, heavy, light, ask] =
         ["layers", "work", "heavy", "light", "ask"].map(|name| frames[name]);
     assert_eq!(frames["_start"], work, "{frames:?}");
@@ -155,12 +156,13 @@ fn is_right(frames: &BTreeMap<String, u64>, percent: u64) {
         assert!((millions - 1..=millions * (100 + percent) / 100).contains(&samples), "{frames:?}");
     }
     assert!(heavy.abs_diff(3 * light) <= 15, "three to one: {frames:?}");
-    // What the kernel does for a call is above it.
+    // The kernel's functions are above the function that makes the system call.
     let [call, random] = ["__x64_sys_getrandom", "get_random_bytes_user"].map(|name| frames[name]);
     assert!(random <= call && call <= ask && random * 10 >= ask * 9, "{frames:?}");
 }
 
-fn one_line(done: &Done, words: &[&str]) {
+/// Checks that a step was refused with a one-line message that contains all of `words`.
+fn assert_refused(done: &StepOutput, words: &[&str]) {
     assert_eq!((done.status, done.err.lines().count()), (125, 1), "{}{}", done.text(), done.err);
     for word in words {
         assert!(done.err.contains(word), "{word}: {}", done.err);
@@ -168,54 +170,57 @@ fn one_line(done: &Done, words: &[&str]) {
 }
 
 fn a_flame_graph_shows_the_command_and_the_kernel_below_it() {
-    let done = PICTURES.of("pmu");
+    let done = FLAME_GRAPHS.of("pmu");
     assert_eq!((done.status, done.text().as_str(), done.err.as_str()), (3, "out\n", "err\n"));
-    let svg = PICTURES.of("picture").text();
-    is_right(&frames(&svg), 20);
+    let svg = FLAME_GRAPHS.of("picture").text();
+    assert_frames(&frames(&svg), 20);
     assert!(
         svg.contains("sh -c ./layers; echo out; echo err &gt;&amp;2; exit 3"),
         "the title is the command"
     );
 }
 
-fn without_a_pmu_a_flame_graph_comes_of_the_clock() {
-    let done = PICTURES.of("clock");
+fn without_a_pmu_a_flame_graph_samples_by_the_clock() {
+    let done = FLAME_GRAPHS.of("clock");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
-    is_right(&frames(&done.text()), 3);
+    assert_frames(&frames(&done.text()), 3);
 }
 
-fn a_sampled_command_fails_as_it_would_otherwise() {
-    let missing = PICTURES.of("missing");
+fn a_sampled_command_fails_as_without_sampling() {
+    let missing = FLAME_GRAPHS.of("missing");
     assert_eq!(missing.status, 127, "{}", missing.err);
     assert_eq!(
         missing.err,
         "no-such-program: command not found\ntally: --flamegraph: the command ended before perf took a sample\n"
     );
-    let killed = PICTURES.of("killed");
+    let killed = FLAME_GRAPHS.of("killed");
     assert_eq!((killed.status, killed.err.as_str()), (128 + 9, ""));
-    one_line(PICTURES.of("nowhere"), &["--flamegraph no/such/folder.svg: No such file or directory"]);
+    assert_refused(
+        FLAME_GRAPHS.of("nowhere"),
+        &["--flamegraph no/such/folder.svg: No such file or directory"],
+    );
 }
 
-fn a_command_that_is_broken_off_is_drawn_until_then() {
-    let done = PICTURES.of("broken-off");
+fn an_interrupted_command_still_gives_a_flame_graph() {
+    let done = FLAME_GRAPHS.of("broken-off");
     assert_eq!((done.status, done.err.as_str()), (128 + 2, ""));
-    is_right(&frames(&done.text()), 20);
+    assert_frames(&frames(&done.text()), 20);
 }
 
-fn a_guest_that_reports_rubbish_does_no_harm() {
-    let done = PICTURES.of("hostile");
+fn a_guest_that_sends_garbage_samples_does_no_harm() {
+    let done = FLAME_GRAPHS.of("hostile");
     let text = done.text();
     assert_eq!((done.status, done.err.as_str()), (4, ""), "{text}");
-    // The picture comes after what the command wrote to the same file.
+    // The file begins with the command's output, and the flame graph follows.
     assert!(!frames(text.strip_prefix("said\n").expect("the command's output")).is_empty());
 }
 
-fn pictures_leave_nothing_else_behind() {
-    assert_eq!(PICTURES.of("left").text(), "broken-off.svg\nclock.svg\nkilled.svg\npmu.svg\n");
+fn flame_graphs_leave_no_temporary_files() {
+    assert_eq!(FLAME_GRAPHS.of("left").text(), "broken-off.svg\nclock.svg\nkilled.svg\npmu.svg\n");
 }
 
-fn a_guest_has_the_hosts_time_and_random_numbers_before_its_init() {
-    let done = PICTURES.of("everyday");
+fn a_guest_has_the_hosts_time_and_a_seeded_rng_before_init() {
+    let done = FLAME_GRAPHS.of("everyday");
     let text = done.text();
     let lines: Vec<&str> = text.lines().collect();
     let [before, time, clock, seeded, init, random, sleep, after] = lines[..] else {
@@ -226,18 +231,18 @@ fn a_guest_has_the_hosts_time_and_random_numbers_before_its_init() {
     assert!((second(before)..=second(after)).contains(&second(time)), "{text}");
     let slept = sleep.split_once(' ').map(|(begun, ended)| [begun, ended].map(|time| time.replace('.', "")));
     let [begun, ended] = slept.expect("two times").map(|time| second(&time));
-    // In hundredths: a shell and a program begin and end meanwhile.
+    // Hundredths of a second. The guest also starts and ends a shell and a program in this time.
     assert!((100..=105).contains(&(ended - begun)), "{text}");
 }
 
-fn a_guest_that_is_switched_off_has_ended_well() {
-    let done = PICTURES.of("power-off");
+fn power_off_ends_with_status_0() {
+    let done = FLAME_GRAPHS.of("power-off");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
     assert!(done.text().trim_end().ends_with("reboot: Power down"), "{}", done.text());
     assert!(!done.text().contains("Call Trace"), "{}", done.text());
 }
 
-fn a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes() {
+fn a_member_of_group_kvm_counts_samples_and_owns_the_guests_files() {
     let done = USERS.of("member");
     assert_eq!(
         (done.status, done.text().as_str()),
@@ -250,9 +255,9 @@ fn a_user_of_the_group_kvm_counts_and_samples_and_owns_what_the_guest_makes() {
     assert!(kernel.contains(",,instructions:k,") && !kernel.starts_with('<'), "{kernel}");
 }
 
-fn a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells() {
+fn a_user_without_perf_access_gets_the_same_fix_as_from_doctor() {
     let done = USERS.of("forbidden");
-    one_line(
+    assert_refused(
         done,
         &[
             "kernel.perf_event_paranoid is 2",
@@ -274,21 +279,21 @@ fn a_user_who_may_not_count_is_told_the_commands_that_the_doctor_tells() {
     );
 }
 
-fn a_program_with_the_right_to_count_does_so_for_every_user() {
+fn cap_perfmon_on_the_program_lets_every_user_count() {
     let done = USERS.of("capable");
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
-fn a_user_who_may_not_use_kvm_is_told_the_command_that_mends_it() {
-    one_line(USERS.of("stranger"), &["/dev/kvm: permission denied", "`sudo usermod -aG kvm $USER`"]);
+fn a_user_without_kvm_access_gets_a_fix() {
+    assert_refused(USERS.of("stranger"), &["/dev/kvm: permission denied", "`sudo usermod -aG kvm $USER`"]);
 }
 
-fn each_of_sixteen_cpus_counts_its_own_work_on_a_host_of_one() {
-    for model in selected() {
+fn sixteen_vcpus_count_separately_on_a_host_with_one_cpu() {
+    for model in selected_models() {
         let guest = Sections::of(CPUS.of(model.pmu));
         assert_eq!(guest.text("cpus"), "16\n");
-        // Perf itself visits each CPU, to read its counters there.
+        // perf itself runs on each CPU to read its counters there. `visits` has the counts of that alone.
         let visits = guest.counts("by CPU, nothing");
         let counts = guest.counts("by CPU");
         let counted: Vec<_> = counts

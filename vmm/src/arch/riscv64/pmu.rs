@@ -6,19 +6,18 @@
 mod offer;
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::trace;
-use vpmu::Outcome;
 use vpmu::event::Selection;
-use vpmu::model::Model;
-use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Riscv, Shape};
+use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
+use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
 use super::register::Register;
-use super::sbi::NOT_SUPPORTED;
 use crate::kvm::{Doing, KvmError};
 use crate::logging::ACCESSES;
 use crate::pmu::Pmu;
@@ -79,45 +78,50 @@ impl Pmu {
     }
 }
 
-/// Tally's PMU, as its guest's vCPU has it.
+/// An emulated PMU as one vCPU sees it, and the controllers that its interrupt goes through.
 pub struct Front {
-    model: Riscv<PerfEvents>,
+    pmu: VirtualPmu<PerfEvents>,
     vcpu: u8,
     controllers: Controllers,
 }
 
 impl Front {
-    /// That of a vCPU.
+    /// Creates the PMU of a vCPU, on the vCPU's own thread.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
-        let model = Riscv::new(shown.0, PerfEvents::new(host.pmu));
-        Self { model, vcpu: vcpu.id, controllers: vcpu.buses.controllers.clone() }
+        let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
+        Self { pmu, vcpu: vcpu.id, controllers: vcpu.buses.controllers.clone() }
     }
 
-    /// What its registers mean.
-    pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
-        &mut self.model
+    /// The virtual PMU.
+    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+        &mut self.pmu
     }
 
-    /// There is no shared page: the guest leaves for every access.
-    pub fn apply_page(&mut self) -> bool {
-        false
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+        let Self { pmu, vcpu, controllers } = self;
+        pmu.after_exit(cause, &mut Exited { fd, vcpu: *vcpu, controllers })
     }
+}
 
-    /// There is no shared page to withdraw.
-    pub fn end(&mut self) {}
+/// A vCPU that has left the guest.
+struct Exited<'a> {
+    fd: &'a mut VcpuFd,
+    vcpu: u8,
+    controllers: &'a Controllers,
+}
 
-    /// Interrupts the guest; whether the handler is the next thing that it does. It may not be: the interrupt may have to wait.
-    /// A guest whose kernel is just about to wait does so before it takes the interrupt: KVM does not look there before it
-    /// lets a vCPU sleep.
-    pub fn interrupt(&mut self, _vm: &VmFd, fd: &mut VcpuFd) -> Result<bool, KvmError> {
-        let waiting = Register::SIP.get(fd).doing("say which interrupts wait")?;
-        Register::SIP.set(fd, waiting | OVERFLOW).doing("interrupt a vCPU")?;
+impl Platform for Exited<'_> {
+    type Error = KvmError;
+
+    /// The handler may not be the next thing that the guest executes: the kernel may have masked the interrupt, and one that is
+    /// about to wait for an interrupt waits first, because KVM does not look at the bit before it lets the vCPU sleep.
+    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
+        let pending = Register::SIP.get(self.fd).doing("say which interrupts wait")?;
+        Register::SIP.set(self.fd, pending | OVERFLOW).doing("interrupt a vCPU")?;
         self.controllers.look_again(self.vcpu)?;
-        Ok(false)
+        Ok(Injected::Otherwise)
     }
-
-    /// There is no shared page to prepare.
-    pub fn prepare_page(&mut self, _fd: &VcpuFd, _is_handling: bool) {}
 }
 
 impl ThreadPmu {
@@ -126,35 +130,34 @@ impl ThreadPmu {
         !matches!(self.kind, Kind::Kvm)
     }
 
-    /// Whether it can count an event, as the guest writes it.
+    /// Returns whether an event, as the guest writes it, can be counted.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
         match &mut self.kind {
-            Kind::Emulated(front) => front.model.has_event(index, data),
+            Kind::Emulated(front) => front.pmu.has_event(index, data),
             Kind::None | Kind::Kvm => false,
         }
     }
 
-    /// The guest's kernel accesses it by a call.
+    /// Handles a call by which the guest's kernel accesses its PMU.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NONE: Answer = Answer { error: 0, value: 0 };
         let Kind::Emulated(front) = &mut self.kind else {
-            return if function == NUM_COUNTERS { NONE } else { NOT_SUPPORTED };
+            return if function == NUM_COUNTERS { NONE } else { Answer::NOT_SUPPORTED };
         };
-        let model = &mut front.model;
         let register = match function {
             READ_COUNTER => u32::try_from(arguments[0]).ok(),
             READ_OVERFLOWS => Some(OVERFLOWS),
             _ => {
-                let answer = model.call(function, arguments);
+                let answer = front.pmu.call(function, arguments);
                 trace!(target: ACCESSES, "calls {function} with {arguments:#x?}: {answer:?}");
                 return answer;
             }
         };
-        let outcome = register.map_or(Outcome::Fault, |register| model.read(register));
+        let outcome = register.map_or(Outcome::Fault, |register| front.pmu.access(Access::Read(register)));
         trace!(target: ACCESSES, "reads {register:#x?}: {outcome}");
         match outcome {
             Outcome::Value(value) => Answer { error: 0, value },
-            Outcome::Handled | Outcome::Fault | Outcome::NotMine => NOT_SUPPORTED,
+            Outcome::Handled | Outcome::Fault | Outcome::NotMine => Answer::NOT_SUPPORTED,
         }
     }
 }

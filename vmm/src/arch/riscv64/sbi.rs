@@ -18,8 +18,6 @@ const OLD_PUT: u64 = 1;
 const OLD_GET: u64 = 2;
 const NOTHING_TO_READ: i64 = -1;
 
-/// There is no such call.
-pub const NOT_SUPPORTED: Answer = Answer { error: -2, value: 0 };
 const INVALID: Answer = Answer { error: -3, value: 0 };
 const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 /// So much is said at once: what is more is said with the next call.
@@ -56,7 +54,7 @@ impl Vcpu {
                 Answer { error: 0, value: call.args[1] }
             }
             (OLD_GET, _) => Answer { error: NOTHING_TO_READ, value: call.args[1] },
-            _ => NOT_SUPPORTED,
+            _ => Answer::NOT_SUPPORTED,
         };
         // KVM takes the answer from there at the next run.
         self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi.ret = [answer.error.cast_unsigned(), answer.value];
@@ -105,7 +103,7 @@ impl Vcpu {
                 self.buses.say(&first.to_le_bytes()[..1]);
                 Answer { error: 0, value: 0 }
             }
-            _ => NOT_SUPPORTED,
+            _ => Answer::NOT_SUPPORTED,
         }
     }
 }

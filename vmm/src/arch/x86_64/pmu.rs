@@ -10,15 +10,16 @@ mod interrupt;
 mod offer;
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::trace;
-use vpmu::Outcome;
 use vpmu::event::Selection;
-use vpmu::model::{Model, amd, intel, none};
+use vpmu::model::{amd, intel, none};
 use vpmu::shared_page::Registers;
 use vpmu::translation::Translation;
 use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
+use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
 use super::cpuid::Identity;
@@ -28,7 +29,7 @@ use crate::logging::ACCESSES;
 use crate::pmu::Pmu;
 use crate::pmu::thread::{Kind, ThreadPmu};
 use crate::vcpu::Vcpu;
-use guest_page::GuestPage;
+use guest_page::{Confirmation, GuestPage};
 use interrupt::{Delivery, LvtEntry};
 
 pub use self::counters::counters;
@@ -74,12 +75,12 @@ impl Shown {
         }
     }
 
-    /// A vCPU's, on its own thread.
-    fn model(self, host: Host) -> Box<dyn Model<PerfEvents>> {
+    /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
+    fn virtual_pmu(self, host: Host) -> VirtualPmu<PerfEvents> {
         let source = PerfEvents::new(host.pmu);
         match self {
-            Self::Amd(version) => Box::new(amd::Amd::new(version, host.vendor, source)),
-            Self::Intel(shape) => Box::new(intel::Intel::new(shape, host.vendor, source)),
+            Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
+            Self::Intel(shape) => VirtualPmu::intel(shape, host.vendor, source),
         }
     }
 }
@@ -167,98 +168,95 @@ impl Pmu {
     }
 }
 
-/// An emulated PMU as one vCPU sees it: its registers, the LVT entry that its overflows go through, and its shared page.
+/// An emulated PMU as one vCPU sees it: its registers, and the LVT entry that its overflow interrupt goes through.
 pub struct Front {
-    model: Box<dyn Model<PerfEvents>>,
+    pmu: VirtualPmu<PerfEvents>,
     lvt: LvtEntry,
-    page: Option<GuestPage>,
+    confirmation: Confirmation,
 }
 
 impl Front {
-    /// The PMU of a vCPU.
+    /// Creates the PMU of a vCPU, on the vCPU's own thread.
     pub fn new(shown: Shown, host: Host, vcpu: &Vcpu) -> Self {
-        let registers = vcpu.pmu.page_registers().filter(|_| vcpu.buses.has_shared_pages);
-        let page = registers.and_then(|registers| GuestPage::new(vcpu.id, registers, &vcpu.ram.mapped));
-        Self { model: shown.model(host), lvt: LvtEntry::new(shown.entry(), vcpu.id), page }
-    }
-
-    /// The register model.
-    pub fn model(&mut self) -> &mut dyn Model<PerfEvents> {
-        &mut *self.model
-    }
-
-    /// Applies the register writes that the guest made on the shared page. Returns true if that also updated all counters.
-    pub fn apply_page(&mut self) -> bool {
-        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
-    }
-
-    /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
-    pub fn end(&mut self) {
-        self.apply_page();
-        if let Some(page) = &mut self.page {
-            page.withdraw();
+        let mut pmu = shown.virtual_pmu(host);
+        let page = vcpu.buses.has_shared_pages.then(|| GuestPage::new(vcpu.id, &vcpu.ram.mapped));
+        if let Some(page) = page.flatten() {
+            pmu.share_page(Box::new(page));
         }
+        let lvt = LvtEntry::new(shown.entry(), vcpu.id);
+        Self { pmu, lvt, confirmation: Confirmation::new(vcpu.id) }
     }
 
-    /// Interrupts the guest. Returns true if the handler is the next thing that the guest executes.
-    pub fn interrupt(&mut self, vm: &VmFd, fd: &mut VcpuFd) -> Result<bool, KvmError> {
-        let noted = self.page.as_mut().and_then(GuestPage::lvt_entry);
-        Ok(self.lvt.deliver(vm, fd, noted)? == Delivery::Nmi)
+    /// The virtual PMU.
+    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+        &mut self.pmu
     }
 
-    /// Prepares the shared page for the next entry, which may begin with the handler of an overflow.
-    pub fn prepare_page(&mut self, fd: &VcpuFd, is_handling: bool) {
-        if let Some(page) = &mut self.page {
-            if is_handling {
-                page.offer(&mut *self.model);
-            }
-            page.activate(&mut *self.model, fd);
-        }
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+        let Self { pmu, lvt, confirmation } = self;
+        pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })
+    }
+}
+
+/// A vCPU that has left the guest.
+struct Exited<'a> {
+    vm: &'a VmFd,
+    fd: &'a mut VcpuFd,
+    lvt: &'a mut LvtEntry,
+    confirmation: &'a mut Confirmation,
+}
+
+impl Platform for Exited<'_> {
+    type Error = KvmError;
+
+    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
+        Ok(match self.lvt.deliver(self.vm, self.fd, lvt_entry)? {
+            Delivery::Nmi => Injected::TakenAtOnce,
+            Delivery::None | Delivery::Fixed { .. } => Injected::Otherwise,
+        })
+    }
+
+    fn uses_shared_page(&mut self) -> bool {
+        self.confirmation.confirm(self.fd)
     }
 }
 
 impl ThreadPmu {
     /// Handles a guest's RDMSR that KVM has passed on.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
-        self.end();
-        let outcome = self.read_quietly(fd, msr);
+        let outcome = match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Emulated(front) => match (front.pmu.access(Access::Read(msr)), msr) {
+                // The rest of the register is KVM's.
+                (Outcome::Value(ours), DEBUGCTL) => {
+                    let kvms = msr::read(fd, msr).ok().flatten();
+                    Outcome::Value(ours | kvms.unwrap_or_default())
+                }
+                (outcome, _) => outcome,
+            },
+        };
         trace!(target: ACCESSES, "reads {msr:#x}: {outcome}");
         outcome
     }
 
-    fn read_quietly(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
-        match &mut self.kind {
-            Kind::None => none::access(msr),
-            Kind::Kvm => Outcome::NotMine,
-            Kind::Emulated(front) if msr == DEBUGCTL => match (front.model.read(msr), msr::read(fd, msr)) {
-                (Outcome::Value(ours), Ok(Some(kvms))) => Outcome::Value(ours | kvms),
-                (outcome, _) => outcome,
-            },
-            Kind::Emulated(front) => front.model.read(msr),
-        }
-    }
-
     /// Handles a guest's WRMSR that KVM has passed on.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
-        self.end();
-        let outcome = self.write_quietly(fd, msr, value);
-        trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
-        outcome
-    }
-
-    fn write_quietly(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
-        match &mut self.kind {
+        let outcome = match &mut self.kind {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Emulated(front) if msr == DEBUGCTL => {
-                // The rest of it is KVM's, and refused if KVM does.
+                // The rest of the register is KVM's, and a write that KVM refuses faults.
                 let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
                 match msr::write(fd, msr, value & !ours) {
-                    Ok(Written::Yes) => front.model.write(msr, ours),
+                    Ok(Written::Yes) => front.pmu.access(Access::Write(msr, ours)),
                     Ok(Written::No) | Err(_) => Outcome::Fault,
                 }
             }
-            Kind::Emulated(front) => front.model.write(msr, value),
-        }
+            Kind::Emulated(front) => front.pmu.access(Access::Write(msr, value)),
+        };
+        trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
+        outcome
     }
 }

@@ -6,13 +6,13 @@ use proptest::prelude::*;
 
 use super::{Amd, Version};
 use crate::Outcome::{self, Fault, Handled, NotMine, Value};
+use crate::Switch;
 use crate::model::Model;
 use crate::model::testing::run;
 use crate::policy::{Allowed, Freeze, Policy};
 use crate::report::State;
 use crate::source::Source;
 use crate::source::script::Script;
-use crate::unit::Switch;
 use crate::x86::Vendor;
 
 const K7_SELECT: u32 = 0xc001_0000;

@@ -29,6 +29,11 @@ pub struct Answer {
     pub value: u64,
 }
 
+impl Answer {
+    /// There is no such call.
+    pub const NOT_SUPPORTED: Self = Self { error: Error::NotSupported as i64, value: 0 };
+}
+
 /// Why a call fails, by the numbers of the errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::Outcome::{Fault, NotMine, Value};
+use crate::Switch;
 use crate::event::Scope;
 use crate::model::testing::run;
 use crate::policy::{Allowed, Freeze, Tier};
 use crate::source::FAR;
 use crate::source::script::{REFUSED, Script, UNKNOWN};
-use crate::unit::Switch;
 
 const SUCCESS: i64 = 0;
 const NOT_SUPPORTED: i64 = -2;

@@ -1,26 +1,26 @@
-//! How guests on RISC-V hosts come to their end, and what that makes of the status.
+//! Tests of how guests on RISC-V hosts end, and of the exit status.
 
 use std::sync::LazyLock;
 
 use guest_images::payloads::riscv64::{DEBUG_EXIT, DEBUG_EXIT_NUMBER};
 use guest_tests::lab::{Results, Steps};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
-        power_off_and_reset_are_told_from_a_commands_end,
+    second_tier(tests![
+        power_off_and_reset_before_the_commands_end_are_errors,
         a_number_at_the_debug_exit_is_the_status,
-        sigterm_ends_a_guest_at_its_work,
+        sigterm_ends_a_busy_guest,
         an_interrupt_reaches_the_command,
-        the_second_interrupt_ends_a_guest_that_does_not_take_the_first,
+        the_second_interrupt_ends_a_guest_that_does_not_react_to_the_first,
     ])
 }
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    // A shell has what it starts in the background ignore interrupts, and so does all that this starts; perf takes them itself,
-    // and so what it starts does not ignore them.
+    // A shell starts background commands with SIGINT ignored, and their children inherit this. perf installs a handler
+    // of its own, so the program that it starts has the default action again.
     let signalled = |what: &str, signals: &str| {
         format!(
             "perf stat -o /dev/null -e task-clock ./tally run -- sh -c '{what}' >said & perf=$!; \
@@ -30,7 +30,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     };
     let send = |signal: &str| format!("kill -{signal} $(pidof tally)");
     Steps::on_riscv("riscv::ending")
-        .on(|scenario| scenario.program(DEBUG_EXIT, "debug-exit"))
+        .configure_host(|scenario| scenario.program(DEBUG_EXIT, "debug-exit"))
         .step("power-off", "./tally run -- poweroff -f")
         .step("reset", "./tally run -- reboot -f")
         .step("debug-exit", "./tally run --pmu none --kernel debug-exit")
@@ -42,7 +42,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         )
         .step(
             "interrupted-twice",
-            // A command that stops the guest's agent for good.
+            // The command freezes the guest's agent (process 1) for good, with a cgroup.
             &signalled(
                 "mkdir /tmp/c; mount -t cgroup2 none /tmp/c; mkdir /tmp/c/x; echo ready; sleep 0.2; \
                  echo 1 >/tmp/c/x/cgroup.procs; echo 1 >/tmp/c/x/cgroup.freeze; while :; do :; done",
@@ -55,7 +55,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-fn power_off_and_reset_are_told_from_a_commands_end() {
+fn power_off_and_reset_before_the_commands_end_are_errors() {
     for (step, how) in [("power-off", "switched itself off"), ("reset", "reset")] {
         let done = RESULTS.of(step);
         let expected = format!("tally: the guest {how} before its command ended\n");
@@ -71,7 +71,7 @@ fn a_number_at_the_debug_exit_is_the_status() {
     }
 }
 
-fn sigterm_ends_a_guest_at_its_work() {
+fn sigterm_ends_a_busy_guest() {
     let done = RESULTS.of("terminated");
     assert_eq!((done.status, done.text().as_str()), (128 + 15, "ready\n1\n"), "{}", done.err);
 }
@@ -81,7 +81,7 @@ fn an_interrupt_reaches_the_command() {
     assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n1\n"), "{}", done.err);
 }
 
-fn the_second_interrupt_ends_a_guest_that_does_not_take_the_first() {
+fn the_second_interrupt_ends_a_guest_that_does_not_react_to_the_first() {
     let done = RESULTS.of("interrupted-twice");
     assert_eq!((done.status, done.text().as_str()), (128 + 2, "waits\nready\n1\n"), "{}", done.err);
 }

@@ -1,4 +1,5 @@
-//! A RISC-V host whose KVM cannot give a guest the interrupt of its counters: guests count there, and do not sample.
+//! Tests on a RISC-V host whose KVM cannot deliver a guest's overflow interrupts. Guests there count, but cannot
+//! sample.
 
 use std::sync::LazyLock;
 
@@ -6,14 +7,14 @@ use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::{Arch, Release, Suite};
 use guest_tests::lab::{Results, Steps};
 use guest_tests::perf::{Count, STAT, counts};
-use guest_tests::suite::{Test, breadth};
+use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    breadth(tests![
-        its_guests_count_and_are_told_that_they_cannot_sample,
-        a_pmu_that_interrupts_is_refused_there,
+    second_tier(tests![
+        guests_count_and_a_message_says_that_they_cannot_sample,
+        a_pmu_with_interrupts_is_refused,
     ])
 }
 
@@ -24,7 +25,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         echo status $?"
     );
     Steps::on_riscv("riscv::older_host")
-        .on(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
+        .configure_host(|scenario| scenario.host(Release { suite: Suite::Trixie, arch: Arch::Riscv64 }))
         .in_guest("count", script.into_bytes())
         .step("auto", "./tally run -- sh count /lib/tally/loop")
         .step("riscv", "./tally run --pmu riscv -- true")
@@ -33,13 +34,13 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 
 const WHY: &str = "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
 
-fn its_guests_count_and_are_told_that_they_cannot_sample() {
+fn guests_count_and_a_message_says_that_they_cannot_sample() {
     let done = RESULTS.of("auto");
     assert_eq!(done.err, format!("tally: {WHY}: the guest's PMU counts only, and cannot be sampled with\n"));
     let text = done.text();
     let values: Vec<u64> = counts(&text).iter().map(Count::exact).collect();
     let [instructions, cycles] = values[..] else { panic!("{text}") };
-    // In all modes: Linux' driver leaves out none where nothing interrupts it.
+    // The counts include all modes: Linux' driver does not select modes on a PMU without interrupts.
     for value in [instructions, cycles] {
         assert!((LOOP_INSTRUCTIONS..LOOP_INSTRUCTIONS / 20 * 21).contains(&value), "{text}");
     }
@@ -47,7 +48,7 @@ fn its_guests_count_and_are_told_that_they_cannot_sample() {
     assert!(text.contains("Error:") && last.is_some_and(|line| line != "status 0"), "{text}");
 }
 
-fn a_pmu_that_interrupts_is_refused_there() {
+fn a_pmu_with_interrupts_is_refused() {
     let done = RESULTS.of("riscv");
     let line = format!(
         "tally: --pmu riscv needs overflow interrupts, and {WHY}: --pmu auto and --pmu riscv-base count without\n"

@@ -1,4 +1,5 @@
-//! What cannot run on a RISC-V host, and hosts that lack something: each gives one clear line.
+//! Tests of invalid kernels and options on a RISC-V host, and of hosts that lack something. Each gives a one-line
+//! message.
 
 use std::sync::LazyLock;
 
@@ -10,13 +11,13 @@ use guest_tests::tests;
 pub fn tests() -> Vec<Test> {
     tests![
         files_that_are_no_kernels_for_this_host_are_named,
-        options_that_this_host_cannot_keep_are_refused,
-        memory_that_is_too_little_is_refused_before_anything_boots,
-        a_host_that_is_well_is_told_of_what_it_has,
-        a_host_without_kvm_is_told_how_to_load_it,
-        a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_or_not,
-        a_processor_without_sscofpmf_counts_for_no_guest,
-        a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it,
+        options_that_this_host_does_not_support_are_refused,
+        too_little_memory_is_refused_before_the_boot,
+        doctor_reports_a_working_host,
+        without_dev_kvm_the_message_says_how_to_load_kvm,
+        a_processor_without_the_hypervisor_extension_is_reported_with_and_without_kvm,
+        without_sscofpmf_guests_have_no_pmu,
+        missing_permission_for_kvm_is_reported_with_a_fix,
     ]
 }
 
@@ -46,7 +47,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .run()
 });
 
-/// `with SCRIPT COMMAND...` runs a command on a host whose processor is what that makes of this one's, for `sed`.
+/// Shell function `with SCRIPT COMMAND...`: runs a command with a changed `/proc/cpuinfo`. SCRIPT is a `sed` script
+/// that changes the real one.
 const HOSTS: &str = "
     with() {
         sed \"$1\" /proc/cpuinfo >cpuinfo
@@ -57,7 +59,7 @@ const HOSTS: &str = "
         umount /proc/cpuinfo
         return $status
     }";
-/// Without the hypervisor extension, which is one of the letters.
+/// Removes the hypervisor extension, the letter `h`, from the ISA string.
 const NO_H: &str = r"with 's/\(rv64[a-z]*\)h/\1/'";
 const NO_SSCOFPMF: &str = "with s/_sscofpmf//";
 
@@ -70,7 +72,7 @@ fn as_nobody(arguments: &str) -> String {
     )
 }
 
-/// Files that are no kernels for this host.
+/// Creates files that are no kernels for this host, and tries to boot each.
 const FILES: &str = r"
     zeroes() { head -c $1 /dev/zero; }
     elf() { printf '\177ELF\2\1\1'; zeroes 9; printf '\2\0'; printf $1; zeroes 4096; }
@@ -86,15 +88,15 @@ const FILES: &str = r"
         echo status $?
     done";
 
-/// A step that was refused in one line, with a beginning like this.
+/// Checks that a step was refused with a one-line message that begins with `words`.
 fn refused(step: &str, words: &str) {
     let done = RESULTS.of(step);
     assert_eq!((done.status, done.text().as_str(), done.err.lines().count()), (125, "", 1), "{}", done.err);
     assert!(done.err.starts_with(&format!("tally: {words}")), "{step}: {}", done.err);
 }
 
-/// What `tally doctor` says of these, in its order.
-fn told(step: &str, about: &[&str]) -> Vec<String> {
+/// Returns the lines of `tally doctor` about these topics, in their order.
+fn doctor_lines(step: &str, about: &[&str]) -> Vec<String> {
     let done = RESULTS.of(step);
     assert_eq!(done.err, "", "{step}");
     let is_about =
@@ -118,7 +120,7 @@ fn files_that_are_no_kernels_for_this_host_are_named() {
     assert_eq!(text, expected);
 }
 
-fn options_that_this_host_cannot_keep_are_refused() {
+fn options_that_this_host_does_not_support_are_refused() {
     refused(
         "pmu",
         "invalid value 'amd' for '--pmu <PMU>' [possible values: auto, riscv, riscv-base, kvm, none]",
@@ -127,18 +129,18 @@ fn options_that_this_host_cannot_keep_are_refused() {
     refused("counters-of-base", "--counters 3: --pmu riscv-base has cycle and instret only");
 }
 
-fn memory_that_is_too_little_is_refused_before_anything_boots() {
+fn too_little_memory_is_refused_before_the_boot() {
     refused("memory-2", "/scenario/guest/kernel: the kernel does not fit: it needs --memory ");
     refused("memory-64", "/scenario/guest/kernel: too little memory for Linux to begin: ");
-    let said = &RESULTS.of("memory-64").err;
-    assert!(said.ends_with("M or more, the guest has 64M\n"), "{said}");
+    let message = &RESULTS.of("memory-64").err;
+    assert!(message.ends_with("M or more, the guest has 64M\n"), "{message}");
 }
 
-fn a_host_that_is_well_is_told_of_what_it_has() {
+fn doctor_reports_a_working_host() {
     let done = RESULTS.of("doctor");
     let text = done.text();
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{text}");
-    let lines = told("doctor", &["kvm", "guests", "pmu", "verdict"]);
+    let lines = doctor_lines("doctor", &["kvm", "guests", "pmu", "verdict"]);
     let [kvm, guests, pmu, verdict] = &lines[..] else { panic!("{text}") };
     assert!(kvm.starts_with("ok  kvm         /dev/kvm can be used (kvm, "), "{kvm}");
     assert_eq!(guests, "ok  guests      Linux runs here as it is");
@@ -148,13 +150,13 @@ fn a_host_that_is_well_is_told_of_what_it_has() {
         text.contains("ok  capability  KVM_CAP_IRQCHIP is there, for interrupt controllers (AIA)"),
         "{text}"
     );
-    // Its watchdog holds no counter, and there is no lab for such machines.
-    assert_eq!(told("doctor", &["watchdog", "rdpmc", "lab"]), Vec::<String>::new());
+    // On RISC-V the watchdog holds no counter, and the lab does not run on such machines.
+    assert_eq!(doctor_lines("doctor", &["watchdog", "rdpmc", "lab"]), Vec::<String>::new());
 }
 
-fn a_host_without_kvm_is_told_how_to_load_it() {
+fn without_dev_kvm_the_message_says_how_to_load_kvm() {
     refused("no-kvm", "no /dev/kvm: this host has no KVM, or its module is not loaded (`modprobe kvm`)\n");
-    let lines = told("no-kvm-doctor", &["kvm", "guests", "verdict"]);
+    let lines = doctor_lines("no-kvm-doctor", &["kvm", "guests", "verdict"]);
     let [kvm, guests, verdict] = &lines[..] else { panic!("{lines:#?}") };
     assert!(
         kvm.starts_with("BAD kvm         no /dev/kvm, though this kernel has KVM: make it, `sudo mknod"),
@@ -167,12 +169,12 @@ fn a_host_without_kvm_is_told_how_to_load_it() {
     assert_eq!(verdict, "BAD verdict     no guests run here");
 }
 
-fn a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_or_not() {
+fn a_processor_without_the_hypervisor_extension_is_reported_with_and_without_kvm() {
     const WHY: &str = "this machine's processor has no hypervisor extension (H) and cannot run guests";
     for step in ["no-h", "no-h-nor-kvm"] {
         refused(step, &format!("{WHY}\n"));
     }
-    let lines = told("no-h-nor-kvm-doctor", &["processor", "kvm", "guests", "verdict"]);
+    let lines = doctor_lines("no-h-nor-kvm-doctor", &["processor", "kvm", "guests", "verdict"]);
     let [processor, rest @ ..] = &lines[..] else { panic!("{lines:#?}") };
     assert!(processor.starts_with("BAD processor   rv64imafdc_"), "{processor}");
     assert!(processor.ends_with(", without the hypervisor extension (H): no guest runs here"), "{processor}");
@@ -184,24 +186,24 @@ fn a_processor_without_the_hypervisor_extension_is_named_whether_there_is_a_kvm_
     assert_eq!(rest, expected);
 }
 
-fn a_processor_without_sscofpmf_counts_for_no_guest() {
+fn without_sscofpmf_guests_have_no_pmu() {
     const WHY: &str = "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf";
     for step in ["no-modes", "no-modes-base"] {
         refused(step, &format!("{WHY}; run without a PMU: --pmu none\n"));
     }
     let done = RESULTS.of("no-modes-auto");
     let lines: Vec<&str> = done.err.lines().collect();
-    let [remark, counted] = lines[..] else { panic!("{}", done.err) };
-    assert_eq!(remark, format!("tally: {WHY}; the guest sees no PMU"));
+    let [notice, counted] = lines[..] else { panic!("{}", done.err) };
+    assert_eq!(notice, format!("tally: {WHY}; the guest sees no PMU"));
     assert!(done.status == 0 && counted.starts_with("<not supported>,,instructions,"), "{counted}");
 }
 
-fn a_kvm_that_is_not_for_this_user_is_told_with_the_command_that_mends_it() {
+fn missing_permission_for_kvm_is_reported_with_a_fix() {
     refused(
         "forbidden",
         "/dev/kvm: permission denied: join the group that owns it (`sudo usermod -aG kvm $USER`",
     );
-    let lines = told("forbidden-doctor", &["kvm", "verdict"]);
+    let lines = doctor_lines("forbidden-doctor", &["kvm", "verdict"]);
     let [kvm, verdict] = &lines[..] else { panic!("{lines:#?}") };
     assert!(
         kvm.starts_with(

@@ -1,38 +1,38 @@
-//! Intel's architectural registers (SDM volume 3, section 20.2), of version 5 and of version 2.
+//! Tests of Intel's architectural registers (SDM volume 3, section 20.2), of version 5 and of version 2.
 
 use guest_tests::lab::Steps;
 use guest_tests::suite::Test;
 use guest_tests::tests;
 
 use super::{faults, leaves, read, reads, registers, write, writes};
-use crate::pmu::{INTEL, Pmu, on_each, on_each_its_own, said};
+use crate::pmu::{INTEL, Pmu, on_each, on_each_with, printed};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     tests![
-        cpuid_tells_of_the_vendor_and_of_the_counters,
-        a_general_counter_takes_32_bits_and_extends_their_sign,
-        all_of_a_general_counter_is_written_at_another_address,
-        a_write_of_a_reserved_bit_faults_and_changes_nothing,
-        debug_control_keeps_whether_interrupts_freeze,
-        fixed_counters_are_written_whole,
-        global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off,
-        global_status_is_cleared_bit_by_bit_and_never_written,
-        version_5_can_set_the_status_and_freeze_all_counters_by_it,
-        version_5_says_which_counters_are_in_use,
+        cpuid_reports_the_vendor_and_the_counters,
+        a_write_to_a_general_counter_sign_extends_32_bits,
+        full_width_writes_have_addresses_of_their_own,
+        writes_of_reserved_bits_fault_and_change_nothing,
+        debug_control_stores_the_freeze_bit,
+        fixed_counters_are_written_at_full_width,
+        at_reset_global_control_enables_only_general_counters,
+        global_status_is_read_only_and_cleared_bit_by_bit,
+        version_5_can_set_status_bits_and_freeze_all_counters,
+        version_5_reports_the_counters_in_use,
     ]
 }
 
-/// The first fixed counter.
+/// Register of the first fixed counter.
 pub const FIXED: u32 = 0x309;
-/// In RDPMC's numbers.
+/// RDPMC number of the first fixed counter.
 pub const RDPMC_FIXED: u32 = 0x4000_0000;
 pub const DEBUG_CONTROL: u32 = 0x1d9;
-/// In debug control: an overflow that interrupts stops all counters.
+/// Bit of debug control (`Freeze_PerfMon_On_PMI`): an overflow interrupt stops all counters.
 pub const FREEZE: u64 = 1 << 12;
 pub const GLOBAL_STATUS: u32 = 0x38e;
 pub const GLOBAL_CONTROL: u32 = 0x38f;
-/// All counters in the global registers, the fixed ones from bit 32 on.
+/// Bits of all counters in the global registers. Those of the fixed counters begin at bit 32.
 pub const COUNTERS: u64 = GENERAL | 0b11 << 32;
 
 const GENERAL: u64 = 0b1111;
@@ -41,22 +41,22 @@ const FIXED_CONTROL: u32 = 0x38d;
 const STATUS_CLEAR: u32 = 0x390;
 const STATUS_SET: u32 = 0x391;
 const IN_USE: u32 = 0x392;
-/// In global status: all counters stand still.
+/// Bit of global status (`CTR_Frz`): all counters are frozen.
 const FROZEN: u64 = 1 << 59;
-/// There: what is always clear, and may be cleared.
+/// Bits of global status (`OvfBuf` and `CondChgd`) that are always 0 here. Clearing them is no fault.
 const DEBUG_STORE_AND_CHANGED: u64 = 0b11 << 62;
 
-/// The event select and the counter of that number.
+/// Returns the addresses of an event select and its counter.
 pub fn general(counter: u32) -> (u32, u32) {
     (0x186 + counter, 0xc1 + counter)
 }
 
-/// The address of the same counter at which all of it is written.
-fn whole(counter: u32) -> u32 {
+/// Returns the address for full-width writes to the counter.
+fn full_width(counter: u32) -> u32 {
     0x4c1 + counter
 }
 
-/// Counters and selects beyond the last, sampling by the processor itself, and AMD's registers.
+/// Counters and event selects beyond the last, the register of PEBS, and AMD's registers.
 pub const ABSENT: [u32; 16] = [
     0xc5,
     0xc8,
@@ -76,15 +76,17 @@ pub const ABSENT: [u32; 16] = [
     0xc001_0240,
 ];
 
-/// Of an event select, everything but the bit that switches on, and the reserved ones: 21 and 32 to 63.
+/// Value for an event select with all bits but the enable bit and the reserved ones, 21 and 32 to 63.
 const SELECT: u64 = 0xff9f_ffff;
-/// Of fixed control, all there is for two counters: both modes and the interrupt.
+/// Value for fixed control with all bits of two counters: both modes and the interrupt.
 const FIXED_SELECT: u64 = 0xbb;
 
-/// Writes of values that are kept, and that are not.
+/// A register with reserved bits.
 struct Reserved {
     register: u32,
+    /// Value without reserved bits, which the register stores.
     kept: u64,
+    /// Values with reserved bits.
     faulting: &'static [u64],
 }
 
@@ -96,7 +98,7 @@ const RESERVED: [Reserved; 3] = [
 
 pub fn guests(steps: Steps) -> Steps {
     let steps = on_each(steps, &INTEL, "cpuid", "cpuid=0,0 cpuid=1,0 cpuid=0xa,0");
-    let steps = on_each_its_own(steps, &INTEL, "halves", |pmu| {
+    let steps = on_each_with(steps, &INTEL, "halves", |pmu| {
         let half = |(_, counter)| {
             write(counter, 0x1234_8000_0001) + &read(counter) + &write(counter, 1 << 32 | 7) + &read(counter)
         };
@@ -105,11 +107,11 @@ pub fn guests(steps: Steps) -> Steps {
     let capabilities = read(CAPABILITIES) + &write(CAPABILITIES, 1 << 13);
     let wholes = (0..4).map(|counter| {
         let (_, half) = general(counter);
-        write(whole(counter), 1 << 47 | 5)
+        write(full_width(counter), 1 << 47 | 5)
             + &read(half)
-            + &write(whole(counter), 1 << 48)
+            + &write(full_width(counter), 1 << 48)
             + &write(half, 9)
-            + &read(whole(counter))
+            + &read(full_width(counter))
     });
     let steps = on_each(steps, &INTEL, "wholes", &(capabilities + &wholes.collect::<String>()));
     let reserved = RESERVED.iter().map(|case| {
@@ -169,7 +171,8 @@ fn with_status(steps: Steps) -> Steps {
     on_each(steps, &INTEL, "in-use", &in_use)
 }
 
-/// Writes one after the other, and what is in use then. An interrupt is, however many ask for it, in bit 63.
+/// Consecutive writes: register, value, and the value of `IN_USE` after the write. Bit 63 is set if any counter's
+/// overflow interrupt is enabled.
 const IN_USES: [(u32, u64, u64); 6] = [
     (0x187, 0xc0, 0b10),
     (0x187, 0x03_0000, 0),
@@ -179,80 +182,80 @@ const IN_USES: [(u32, u64, u64); 6] = [
     (0x186, 1 << 20, 1 << 63),
 ];
 
-fn cpuid_tells_of_the_vendor_and_of_the_counters() {
+fn cpuid_reports_the_vendor_and_the_counters() {
     const CAPABILITIES: u32 = 1 << 15;
-    // Three of the seven architectural events are not there: bus cycles and the last level's.
+    // Three of the seven architectural events are absent: bus cycles, and last-level cache references and misses.
     for (pmu, capabilities, counters) in [
         (Pmu::Intel, CAPABILITIES, [0x0730_0405, 0b1_1100, 0b11, 0x8602]),
         (Pmu::IntelV2, 0, [0x0730_0402, 0b1_1100, 0, 0x602]),
     ] {
-        let leaves = leaves(&said(pmu, "cpuid"));
+        let leaves = leaves(&printed(pmu, "cpuid"));
         let [_, b, c, d] = leaves[0].map(u32::to_le_bytes);
         assert_eq!([b, d, c].concat(), b"GenuineIntel", "{pmu:?}");
         assert_eq!((leaves[1][2] & CAPABILITIES, leaves[2]), (capabilities, counters), "{pmu:?}");
     }
 }
 
-fn a_general_counter_takes_32_bits_and_extends_their_sign() {
+fn a_write_to_a_general_counter_sign_extends_32_bits() {
     for pmu in INTEL {
         let half = |(_, counter)| {
             writes(counter) + &reads(counter, 0xffff_8000_0001) + &writes(counter) + &reads(counter, 7)
         };
-        assert_eq!(said(pmu, "halves"), registers(pmu).map(half).collect::<String>(), "{pmu:?}");
+        assert_eq!(printed(pmu, "halves"), registers(pmu).map(half).collect::<String>(), "{pmu:?}");
     }
 }
 
-fn all_of_a_general_counter_is_written_at_another_address() {
+fn full_width_writes_have_addresses_of_their_own() {
     let capabilities = reads(CAPABILITIES, 1 << 13) + &faults("wrmsr", CAPABILITIES);
     let wholes = (0..4).map(|counter| {
         let (_, half) = general(counter);
-        writes(whole(counter))
+        writes(full_width(counter))
             + &reads(half, 1 << 47 | 5)
-            + &faults("wrmsr", whole(counter))
+            + &faults("wrmsr", full_width(counter))
             + &writes(half)
-            + &reads(whole(counter), 9)
+            + &reads(full_width(counter), 9)
     });
-    assert_eq!(said(Pmu::Intel, "wholes"), capabilities + &wholes.collect::<String>());
+    assert_eq!(printed(Pmu::Intel, "wholes"), capabilities + &wholes.collect::<String>());
     let capabilities = faults("rdmsr", CAPABILITIES) + &faults("wrmsr", CAPABILITIES);
     let none = (0..4).map(|counter| {
         let (_, half) = general(counter);
-        let fault = faults("wrmsr", whole(counter));
-        fault.clone() + &reads(half, 0) + &fault + &writes(half) + &faults("rdmsr", whole(counter))
+        let fault = faults("wrmsr", full_width(counter));
+        fault.clone() + &reads(half, 0) + &fault + &writes(half) + &faults("rdmsr", full_width(counter))
     });
-    assert_eq!(said(Pmu::IntelV2, "wholes"), capabilities + &none.collect::<String>());
+    assert_eq!(printed(Pmu::IntelV2, "wholes"), capabilities + &none.collect::<String>());
 }
 
-fn a_write_of_a_reserved_bit_faults_and_changes_nothing() {
+fn writes_of_reserved_bits_fault_and_change_nothing() {
     let written = RESERVED.iter().map(|case| {
         let faulting = faults("wrmsr", case.register).repeat(case.faulting.len());
         writes(case.register) + &faulting + &reads(case.register, case.kept) + &writes(case.register)
     });
     let written: String = written.collect();
     for pmu in INTEL {
-        assert_eq!(said(pmu, "reserved"), written, "{pmu:?}");
+        assert_eq!(printed(pmu, "reserved"), written, "{pmu:?}");
     }
 }
 
-fn debug_control_keeps_whether_interrupts_freeze() {
+fn debug_control_stores_the_freeze_bit() {
     for pmu in INTEL {
         let (write, read) = (writes(DEBUG_CONTROL), |value| reads(DEBUG_CONTROL, value));
         assert_eq!(
-            said(pmu, "debug-control"),
+            printed(pmu, "debug-control"),
             format!("{write}{}{write}{}", read(FREEZE), read(0)),
             "{pmu:?}"
         );
     }
 }
 
-fn fixed_counters_are_written_whole() {
-    let whole = |counter| reads(counter, 0) + &writes(counter) + &reads(counter, (1 << 48) - 2);
+fn fixed_counters_are_written_at_full_width() {
+    let full_width = |counter| reads(counter, 0) + &writes(counter) + &reads(counter, (1 << 48) - 2);
     for pmu in INTEL {
-        let text = reads(FIXED_CONTROL, 0) + &whole(FIXED) + &whole(FIXED + 1);
-        assert_eq!(said(pmu, "fixed-registers"), text, "{pmu:?}");
+        let text = reads(FIXED_CONTROL, 0) + &full_width(FIXED) + &full_width(FIXED + 1);
+        assert_eq!(printed(pmu, "fixed-registers"), text, "{pmu:?}");
     }
 }
 
-fn global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off() {
+fn at_reset_global_control_enables_only_general_counters() {
     let count = |value| format!("count 1000 {value:016x}\n");
     for pmu in INTEL {
         let text = reads(GLOBAL_CONTROL, GENERAL)
@@ -262,13 +265,13 @@ fn global_control_has_the_general_counters_on_at_reset_and_the_fixed_ones_off() 
             + &count(0)
             + &count(2001)
             + &count(0);
-        assert_eq!(said(pmu, "global-control"), text, "{pmu:?}");
+        assert_eq!(printed(pmu, "global-control"), text, "{pmu:?}");
     }
 }
 
-fn global_status_is_cleared_bit_by_bit_and_never_written() {
+fn global_status_is_read_only_and_cleared_bit_by_bit() {
     for pmu in INTEL {
-        let text = said(pmu, "status");
+        let text = printed(pmu, "status");
         let (overflow, registers) = text.split_once('\n').expect("lines");
         assert!(overflow.contains(", left 21, "), "{pmu:?}: {text}");
         let wanted = reads(GLOBAL_STATUS, 1 << 33 | 1)
@@ -283,11 +286,11 @@ fn global_status_is_cleared_bit_by_bit_and_never_written() {
     }
 }
 
-fn version_5_can_set_the_status_and_freeze_all_counters_by_it() {
+fn version_5_can_set_status_bits_and_freeze_all_counters() {
     let count = |value| format!("count 1000 {value:016x}\n");
     let fault = faults("wrmsr", STATUS_SET);
     assert_eq!(
-        said(Pmu::Intel, "status-set"),
+        printed(Pmu::Intel, "status-set"),
         writes(STATUS_SET)
             + &fault.repeat(2)
             + &reads(GLOBAL_STATUS, COUNTERS)
@@ -301,7 +304,7 @@ fn version_5_can_set_the_status_and_freeze_all_counters_by_it() {
             + &count(2001)
     );
     assert_eq!(
-        said(Pmu::IntelV2, "status-set"),
+        printed(Pmu::IntelV2, "status-set"),
         fault.repeat(3)
             + &reads(GLOBAL_STATUS, 0)
             + &faults("rdmsr", STATUS_SET)
@@ -315,11 +318,11 @@ fn version_5_can_set_the_status_and_freeze_all_counters_by_it() {
     );
 }
 
-fn version_5_says_which_counters_are_in_use() {
+fn version_5_reports_the_counters_in_use() {
     let told = |(register, _, in_use)| writes(register) + &reads(IN_USE, in_use);
     let text = reads(IN_USE, 0) + &IN_USES.map(told).concat() + &faults("wrmsr", IN_USE);
-    assert_eq!(said(Pmu::Intel, "in-use"), text);
+    assert_eq!(printed(Pmu::Intel, "in-use"), text);
     let silent = |(register, _, _)| writes(register) + &faults("rdmsr", IN_USE);
     let text = faults("rdmsr", IN_USE) + &IN_USES.map(silent).concat() + &faults("wrmsr", IN_USE);
-    assert_eq!(said(Pmu::IntelV2, "in-use"), text);
+    assert_eq!(printed(Pmu::IntelV2, "in-use"), text);
 }

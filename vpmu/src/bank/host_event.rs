@@ -1,55 +1,62 @@
-//! What counts for the counters: one backing for all that select the same. It belongs to nobody: which of its counts are a
-//! counter's is up to the counter's share, and it goes when its last counter leaves it.
+//! The host's events that count for the counters: one for all counters that select the same. An event belongs to no counter: each
+//! counter's share says which of the event's counts are the counter's. The event is closed when its last counter leaves it.
 
 use std::time::Duration;
 
 use log::debug;
 
 use super::Bank;
-use super::alarms::{Armed, Standing};
+use super::alarm::{Armed, Standing};
 use super::counter::Share;
 use super::deferral::Deferred;
 use super::hardware::Look;
-use crate::event::Selection;
+use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};
 use crate::notice::Notice;
 use crate::source::{Backing, FAR, Refusal, Source};
 
-/// A backing, and what the bank keeps of it.
-pub struct Backed<B> {
+/// An event of the host, with its counters and its alarm.
+pub struct HostEvent<B> {
     pub backing: B,
     pub selection: Selection,
     /// The counters that have a share in it.
     pub users: u64,
     pub alarm: Armed,
-    /// When its last alarm came.
+    /// Time at which its last alarm expired.
     pub last_alarm: Duration,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
 }
 
+impl<B> HostEvent<B> {
+    /// Returns true if it stands still while the guest's kernel runs.
+    pub fn counts_programs_only(&self) -> bool {
+        (self.selection.filter, self.selection.scope) == (Filter::User, Scope::Guest)
+    }
+}
+
 impl<S: Source> Bank<S> {
-    /// Whether the host counts for any of the counters.
+    /// Returns whether the host counts for any counter.
     pub fn is_backed(&self) -> bool {
-        !self.backings.is_empty()
+        !self.events.is_empty()
     }
 
-    /// The counters for which something counts.
+    /// Returns the mask of the counters that have a host event.
     pub(super) fn backed(&self) -> u64 {
-        self.backings.iter().fold(0, |all, backed| all | backed.users)
+        self.events.iter().fold(0, |all, event| all | event.users)
     }
 
-    /// What counts for a counter.
-    pub(super) fn backing_of(&self, counter: usize) -> Option<usize> {
-        self.backings.iter().position(|backed| backed.users & 1 << counter != 0)
+    /// Returns the index of a counter's host event.
+    pub(super) fn event_of(&self, counter: usize) -> Option<usize> {
+        self.events.iter().position(|event| event.users & 1 << counter != 0)
     }
 
-    /// Lets counters take over counts from now on. They are to run, and have selected something or not.
+    /// Starts these counters, whether they have selected an event or not.
     pub(super) fn resume(&mut self, counters: u64) {
         self.idle &= !counters;
         let backed = self.backed();
-        for index in 0..self.backings.len() {
-            let users = self.backings[index].users & counters;
+        for index in 0..self.events.len() {
+            let users = self.events[index].users & counters;
             if users != 0 {
                 let look = self.count(index);
                 self.resume_on(index, &look, users);
@@ -62,9 +69,9 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Counters on one backing go on together, so that its alarm is set at most once.
+    /// Starts counters of one host event together, so that its alarm is set at most once.
     fn resume_on(&mut self, index: usize, look: &Look, counters: u64) {
-        let (estimated, mask) = (self.backings[index].backing.estimated(), self.mask());
+        let (estimated, mask) = (self.events[index].backing.estimated(), self.mask());
         for counter in members(counters) {
             self.counters[counter].skip(look.count, estimated, mask);
         }
@@ -75,12 +82,12 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Has something count for a counter that has nothing, and for those of `others` that select the same; says which these are.
+    /// Finds or opens a host event for a counter, and for those of `others` that select the same. Returns all of these.
     fn back(&mut self, counter: usize, others: u64) -> u64 {
         let Some(selection) = self.counters[counter].selection else { return 1 << counter };
         let same = |counter: &usize| self.counters[*counter].selection == Some(selection);
         let alike = mask::of(members(others).filter(same));
-        match self.backings.iter().position(|backed| backed.selection == selection) {
+        match self.events.iter().position(|event| event.selection == selection) {
             Some(index) => {
                 for counter in members(alike) {
                     debug!("counter {counter} counts {selection}, as others do");
@@ -95,7 +102,7 @@ impl<S: Source> Bank<S> {
     fn join(&mut self, index: usize, counters: u64) {
         let look = self.count(index);
         self.share(counters, look.count);
-        self.backings[index].users |= counters;
+        self.events[index].users |= counters;
         self.resume_on(index, &look, counters);
     }
 
@@ -108,9 +115,9 @@ impl<S: Source> Bank<S> {
                 let of = first.map_or(0, |first| 1 << first.counter);
                 let alarm = Armed { at: distance, distance, of, standing: Standing::Firm };
                 let last_alarm = Duration::ZERO;
-                let backed =
-                    Backed { backing, selection, users: counters, alarm, last_alarm, deferred: None };
-                self.backings.push(backed);
+                let event =
+                    HostEvent { backing, selection, users: counters, alarm, last_alarm, deferred: None };
+                self.events.push(event);
                 for counter in members(counters) {
                     debug!("counter {counter} counts {selection}, and the host says so after {distance}");
                     self.counters[counter].refused = None;
@@ -124,7 +131,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// The guest's kernel asks again whenever the task comes back that has the event.
+    /// Records that the host refuses a counter's event, and tells the operator once: the guest's kernel asks again whenever the task
+    /// that has the event is scheduled.
     fn refuse(&mut self, counter: usize, selection: Selection, why: String) {
         let this = &mut self.counters[counter];
         this.share = None;
@@ -134,7 +142,7 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Gives counters a share in what has counted so much.
+    /// Gives counters a share in a host event that has counted `count`.
     fn share(&mut self, counters: u64, count: u64) {
         let (now, mask) = (self.source.now(), self.mask());
         for counter in members(counters) {
@@ -152,13 +160,13 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Takes a counter's share from it, with what counted for nobody else. It keeps its value.
+    /// Takes a counter's share from it, and closes a host event without counters. The counter keeps its value.
     pub(super) fn release(&mut self, counter: usize) {
         self.counters[counter].share = None;
-        for backed in &mut self.backings {
-            backed.users &= !(1 << counter);
+        for event in &mut self.events {
+            event.users &= !(1 << counter);
         }
-        self.backings.retain(|backed| backed.users != 0);
+        self.events.retain(|event| event.users != 0);
         self.needs_no_hardware(counter);
     }
 }

@@ -1,0 +1,279 @@
+//! One vCPU's virtual PMU: the door of this crate.
+//!
+//! A VMM does three things with it:
+//! - It hands in each access to a PMU register ([`VirtualPmu::access`]; on RISC-V also [`VirtualPmu::call`]).
+//! - It calls [`VirtualPmu::after_exit`] after every exit, before the guest is entered again. An overflow's whole life is in there:
+//!   the alarm of the host's event, the counters that were due, the interrupt, the freeze, and the next alarm.
+//! - It supplies a [`Platform`], which injects the overflow interrupt.
+
+mod wake;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+
+use log::trace;
+use serde::{Deserialize, Serialize};
+
+use crate::Outcome;
+use crate::journal::Entry;
+use crate::model::Model;
+use crate::model::amd::{self, Amd};
+use crate::model::intel::{self, Intel};
+use crate::model::riscv::{self, Answer, Riscv};
+use crate::notice::Notice;
+use crate::policy::{OnStarvation, Policy};
+use crate::report::Report;
+use crate::shared_page::{Page, Registers, SharedPage};
+use crate::source::Source;
+use crate::x86::Vendor;
+use wake::{Due, Schedule};
+
+pub use wake::Wake;
+
+/// A guest's access to a PMU register: an MSR on x86, a CSR on RISC-V.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads the register with this number. On x86 this includes RDPMC, which a VMM cannot trap: a kernel whose RDPMC
+    /// instructions were replaced by RDMSR reads a counter by its RDPMC number.
+    Read(u32),
+    /// Writes a value to the register with this number.
+    Write(u32, u64),
+}
+
+/// Why the vCPU left the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The guest did something: it accessed a register or a device.
+    Guest,
+    /// An alarm of the [`Source`] has expired.
+    Alarm,
+    /// The timer of [`Next::wake`] has expired, or another thread called the vCPU out of the guest.
+    Call,
+    /// Both of the above.
+    AlarmAndCall,
+}
+
+/// What the VMM supplies for [`VirtualPmu::after_exit`].
+pub trait Platform {
+    /// Why an interrupt cannot be injected.
+    type Error;
+
+    /// Injects the overflow interrupt into the vCPU.
+    ///
+    /// `lvt_entry` is the local APIC's LVT entry for overflows, if the guest's kernel keeps a copy of it on its shared page.
+    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Self::Error>;
+
+    /// Returns whether the page that was given to [`VirtualPmu::share_page`] is the one that the guest's kernel uses on this
+    /// vCPU: its address is in R9 when the kernel freezes the counters by an exit.
+    fn uses_shared_page(&mut self) -> bool {
+        false
+    }
+}
+
+/// What becomes of an injected interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injected {
+    /// The handler is the next thing that the guest executes.
+    TakenAtOnce,
+    /// The guest takes the interrupt later, or has masked it.
+    Otherwise,
+}
+
+/// What the VMM has to do before it enters the guest again.
+#[derive(Debug)]
+#[must_use]
+pub struct Next {
+    /// How to set the timer that calls the vCPU out of the guest.
+    pub wake: Wake,
+    /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
+    pub pause: bool,
+    /// Notices for the operator.
+    pub notices: Vec<Notice>,
+}
+
+/// Whether the operator lets a guest use a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// The guest may use the counter.
+    On,
+    /// The counter stands still, whatever the guest does.
+    Off,
+}
+
+/// The virtual PMU of one vCPU.
+///
+/// It must be used on one thread only if its [`Source`] must; perf events of the host do.
+pub struct VirtualPmu<S: Source> {
+    model: Box<dyn Model<S>>,
+    /// The registers that can be accessed on a shared page, if the PMU has a global control register.
+    page_registers: Option<Registers>,
+    page: Option<SharedPage>,
+    schedule: Schedule,
+    on_starvation: OnStarvation,
+}
+
+impl<S: Source + 'static> VirtualPmu<S> {
+    /// Creates a PMU of AMD's, on a host whose processor is of vendor `host`, in its state after reset.
+    pub fn amd(version: amd::Version, host: Vendor, source: S) -> Self {
+        Self::new(Box::new(Amd::new(version, host, source)), version.page_registers())
+    }
+
+    /// Creates a PMU of Intel's, on a host whose processor is of vendor `host`, in its state after reset.
+    pub fn intel(shape: intel::Shape, host: Vendor, source: S) -> Self {
+        Self::new(Box::new(Intel::new(shape, host, source)), shape.page_registers())
+    }
+
+    /// Creates a PMU of RISC-V's, in its state after reset.
+    ///
+    /// # Panics
+    /// If there are more than [`riscv::MOST_PROGRAMMABLE`] programmable counters.
+    pub fn riscv(shape: riscv::Shape, source: S) -> Self {
+        Self::new(Box::new(Riscv::new(shape, source)), None)
+    }
+}
+
+impl<S: Source> VirtualPmu<S> {
+    fn new(model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
+        Self {
+            model,
+            page_registers,
+            page: None,
+            schedule: Schedule::default(),
+            on_starvation: OnStarvation::default(),
+        }
+    }
+
+    /// Shares a page of the guest's memory with the guest's kernel, which accesses registers there while its counters are frozen
+    /// (see [`crate::shared_page`]). Does nothing if the PMU has no global control register.
+    pub fn share_page(&mut self, memory: Box<dyn Deref<Target = Page>>) {
+        self.page = self.page_registers.take().map(|registers| SharedPage::new(registers, memory));
+    }
+
+    /// Handles a guest's access to a register. The VMM calls [`Self::after_exit`] next, as after every exit.
+    pub fn access(&mut self, access: Access) -> Outcome {
+        self.withdraw_page();
+        match access {
+            Access::Read(register) => self.model.read(register),
+            Access::Write(register, value) => self.model.write(register, value),
+        }
+    }
+
+    /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the exception: its
+    /// list is in the guest's memory, so the VMM asks for each event in it ([`Self::has_event`]).
+    pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        self.model.call(function, arguments)
+    }
+
+    /// Returns whether an event of the SBI's, by its index and its data, can be counted.
+    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
+        self.model.has_event(index, data)
+    }
+
+    /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit, before the
+    /// guest is entered again. If injecting fails, the vCPU must not be entered again.
+    pub fn after_exit<P: Platform>(&mut self, cause: Cause, platform: &mut P) -> Result<Next, P::Error> {
+        let is_updated = self.apply_page();
+        let (is_alarm, is_call) = match cause {
+            Cause::Guest => (false, false),
+            Cause::Alarm => (true, false),
+            Cause::Call => (false, true),
+            Cause::AlarmAndCall => (true, true),
+        };
+        let unit = self.model.unit();
+        if is_alarm {
+            unit.alarm(is_updated);
+        }
+        if is_call {
+            match self.schedule.take(unit.now()) {
+                // The alarm has updated all counters already.
+                Due::Nothing if is_alarm => {}
+                Due::Nothing => unit.look(),
+                Due::Poll => unit.poll(),
+                Due::PollAndRelease => {
+                    unit.poll();
+                    unit.release_idle();
+                }
+            }
+        }
+        let mut is_taken_at_once = false;
+        if unit.take_interrupt() {
+            trace!("is interrupted: a counter has overflowed");
+            let lvt_entry = self.page.as_mut().and_then(SharedPage::lvt_entry);
+            is_taken_at_once = platform.inject(lvt_entry)? == Injected::TakenAtOnce;
+        }
+        if is_alarm {
+            unit.interrupt_injected(is_taken_at_once);
+        }
+        let wake = self.schedule.plan(unit);
+        let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
+        let notices = unit.take_notices();
+        if let Some(page) = &mut self.page {
+            if is_alarm && is_taken_at_once {
+                page.offer(&mut *self.model);
+            }
+            page.activate(&mut *self.model, || platform.uses_shared_page());
+        }
+        Ok(Next { wake, pause, notices })
+    }
+
+    /// Sets the policy. The registers keep their contents and the counters their values.
+    pub fn set_policy(&mut self, policy: &Policy) {
+        self.withdraw_page();
+        self.model.set_policy(policy);
+        self.on_starvation = policy.on_starvation;
+    }
+
+    /// Enables or disables a counter for the guest. Returns false if there is no such counter.
+    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+        self.withdraw_page();
+        self.model.unit().switch(counter, to)
+    }
+
+    /// Reports the counters and what was done for them. Events are named in the guest's terms.
+    pub fn report(&mut self) -> Report {
+        self.model.report()
+    }
+
+    /// Records that the vCPU pauses from now on: its counters miss nothing.
+    pub fn paused(&mut self) {
+        self.model.unit().stands_still();
+    }
+
+    /// Returns true if the policy no longer demands that the machine pauses.
+    pub fn may_resume(&mut self) -> bool {
+        self.on_starvation != OnStarvation::Stop || self.model.unit().has_hardware_again()
+    }
+
+    /// Adds a notice, and takes all notices for the operator.
+    pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
+        self.model.unit().tell(notice);
+        self.model.unit().take_notices()
+    }
+
+    /// Sets whether a journal is kept, for [`Self::take_journal`].
+    pub fn keep_journal(&mut self, kept: bool) {
+        self.model.unit().keep_journal(kept);
+    }
+
+    /// Takes the journal's entries since the last call, if a journal is kept.
+    pub fn take_journal(&mut self) -> Vec<Entry> {
+        self.model.unit().take_entries()
+    }
+
+    /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all counters.
+    fn apply_page(&mut self) -> bool {
+        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
+    }
+
+    /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
+    fn withdraw_page(&mut self) {
+        if let Some(page) = &mut self.page {
+            page.apply(&mut *self.model);
+            page.withdraw();
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The life of an overflow, from the alarm of the host's event to the next alarm, without KVM.
+
+use std::convert::Infallible;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::*;
+use crate::model::intel::Shape;
+use crate::source::script::Script;
+
+const PERIOD: u64 = 10_000;
+const AT_PERIOD: u64 = (1 << 48) - PERIOD;
+
+/// A vCPU whose guest handles an interrupt at once.
+#[derive(Default)]
+struct Vcpu {
+    interrupts: usize,
+}
+
+impl Platform for Vcpu {
+    type Error = Infallible;
+
+    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+        self.interrupts += 1;
+        Ok(Injected::TakenAtOnce)
+    }
+}
+
+struct Guest {
+    pmu: VirtualPmu<Script>,
+    host: Script,
+    vcpu: Vcpu,
+    /// What the VMM was last told to do with its timer.
+    wake: Wake,
+    pauses: bool,
+}
+
+const SELECT: u32 = 0xc001_0200;
+const COUNTER: u32 = 0xc001_0201;
+const STATUS: u32 = 0xc000_0300;
+const CONTROL: u32 = 0xc000_0301;
+const STATUS_CLEAR: u32 = 0xc000_0302;
+/// Retired instructions, enabled, with an interrupt.
+const SAMPLING: u64 = 0x53_00c0;
+
+impl Guest {
+    fn amd() -> Self {
+        let host = Script::default();
+        let pmu = VirtualPmu::amd(amd::Version::V2(6), Vendor::Amd, host.clone());
+        Self { pmu, host, vcpu: Vcpu::default(), wake: Wake::Never, pauses: false }
+    }
+
+    fn intel() -> Self {
+        let host = Script::default();
+        let shape = Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
+        let pmu = VirtualPmu::intel(shape, Vendor::Intel, host.clone());
+        Self { pmu, host, vcpu: Vcpu::default(), wake: Wake::Never, pauses: false }
+    }
+
+    fn exits(&mut self, cause: Cause) {
+        let Ok(next) = self.pmu.after_exit(cause, &mut self.vcpu);
+        if next.wake != Wake::Unchanged {
+            self.wake = next.wake;
+        }
+        self.pauses = next.pause;
+    }
+
+    fn write(&mut self, register: u32, value: u64) {
+        assert_eq!(self.pmu.access(Access::Write(register, value)), Outcome::Handled);
+        self.exits(Cause::Guest);
+    }
+
+    fn read(&mut self, register: u32) -> u64 {
+        let Outcome::Value(value) = self.pmu.access(Access::Read(register)) else { panic!("{register:#x}") };
+        self.exits(Cause::Guest);
+        value
+    }
+
+    /// Runs the guest, which handles each interrupt. Returns the counts at which it was interrupted.
+    fn runs(&mut self, counts: u64, mut handler: impl FnMut(&mut Self)) -> Vec<u64> {
+        let mut at = Vec::new();
+        self.host.clone().guest_runs(counts, |left| {
+            let before = self.vcpu.interrupts;
+            self.exits(Cause::Alarm);
+            if self.vcpu.interrupts > before {
+                at.push(counts - left);
+                handler(self);
+            }
+        });
+        at
+    }
+}
+
+/// Handles an overflow as Linux does: stops all counters, looks at the status, writes the counters anew, and starts them.
+fn handle(guest: &mut Guest) {
+    guest.write(CONTROL, 0);
+    let status = guest.read(STATUS);
+    for counter in (0..6).filter(|counter| status & 1 << counter != 0) {
+        guest.write(COUNTER + 2 * counter, AT_PERIOD);
+    }
+    guest.write(STATUS_CLEAR, status);
+    guest.write(CONTROL, 0x3f);
+}
+
+fn sampling(counters: u32) -> Guest {
+    let mut guest = Guest::amd();
+    for counter in 0..counters {
+        guest.write(COUNTER + 2 * counter, AT_PERIOD);
+        guest.write(SELECT + 2 * counter, SAMPLING);
+    }
+    guest
+}
+
+#[test]
+fn a_counter_interrupts_once_in_each_period() {
+    let mut guest = sampling(1);
+    assert_eq!(guest.runs(35_000, handle), [10_000, 20_000, 30_000]);
+    assert_eq!(guest.read(COUNTER), AT_PERIOD + 5_000);
+    let statistics = guest.pmu.report().statistics;
+    assert_eq!((statistics.overflows, statistics.interrupts), (3, 3));
+}
+
+#[test]
+fn counters_that_overflow_together_are_one_interrupt_and_one_event_of_the_host() {
+    let mut guest = sampling(6);
+    assert_eq!(guest.runs(10_500, |guest| assert_eq!(guest.read(STATUS), 0x3f)), [10_000]);
+    assert_eq!(guest.host.counters(), 1);
+}
+
+#[test]
+fn an_overflow_before_the_handler_stops_the_counters_belongs_to_its_interrupt() {
+    let mut guest = sampling(1);
+    // The kernel is known to stop its counters first once it has done so.
+    guest.runs(10_000, handle);
+    guest.write(COUNTER + 2, AT_PERIOD - 5);
+    guest.write(SELECT + 2, SAMPLING);
+    let at = guest.runs(10_000, |_| ());
+    assert_eq!(at, [10_000]);
+    // The handler begins: the second counter overflows after 5 more counts, without an interrupt of its own.
+    assert_eq!(guest.runs(100, |_| ()), [0; 0]);
+    guest.write(CONTROL, 0);
+    assert_eq!(guest.read(STATUS), 3);
+    assert_eq!(guest.vcpu.interrupts, 2);
+}
+
+#[test]
+fn an_interrupt_freezes_the_counters_if_the_guest_wants_that() {
+    const CONTROL: u32 = 0x38f;
+    let mut guest = Guest::intel();
+    guest.write(0x1d9, 1 << 12);
+    guest.write(0x4c1, AT_PERIOD);
+    guest.write(0x186, SAMPLING);
+    guest.write(CONTROL, 1);
+    assert_eq!(guest.runs(15_000, |_| ()), [10_000]);
+    assert_eq!(guest.read(0xc1), 0, "it has stood still since the overflow");
+    assert_eq!(guest.read(0x38e), 1 | 1 << 59, "overflowed and frozen");
+    guest.write(0x390, 1 | 1 << 59);
+    guest.runs(100, |_| ());
+    assert_eq!(guest.read(0xc1), 100);
+}
+
+#[test]
+fn a_withheld_interrupt_comes_when_the_limit_permits() {
+    let mut guest = sampling(1);
+    let limit = NonZeroU32::new(10);
+    guest.pmu.set_policy(&Policy { most_interrupts: limit, ..Policy::default() });
+    assert_eq!(guest.runs(10_000, handle), [10_000]);
+    assert_eq!(guest.runs(10_000, handle), [0; 0], "the second within a tenth of a second");
+    let mut waited = Duration::ZERO;
+    while guest.vcpu.interrupts == 1 {
+        let Wake::After(time) = guest.wake else { panic!("{:?}", guest.wake) };
+        guest.host.time_passes(time);
+        waited += time;
+        guest.wake = Wake::Never;
+        guest.exits(Cause::Call);
+    }
+    assert_eq!(waited, Duration::from_millis(100));
+    assert_eq!(guest.pmu.report().statistics.withheld, 1);
+}
+
+#[test]
+fn a_counter_that_stands_still_gives_its_hardware_back_and_the_timer_stops() {
+    let mut guest = sampling(1);
+    assert_eq!(guest.wake, Wake::After(Duration::from_millis(50)));
+    guest.write(CONTROL, 0);
+    let mut polls = 0;
+    while let Wake::After(time) = guest.wake {
+        assert!(polls < 100);
+        guest.host.time_passes(time);
+        // A timer expires once.
+        guest.wake = Wake::Never;
+        guest.exits(Cause::Call);
+        polls += 1;
+    }
+    assert_eq!((guest.wake, guest.host.counters()), (Wake::Never, 0));
+    // It is released when it has stood still from one look, once a second, to the next.
+    assert_eq!(polls, 40);
+}
+
+#[test]
+fn a_call_by_another_thread_does_not_move_the_timer() {
+    let mut guest = sampling(1);
+    guest.host.time_passes(Duration::from_millis(49));
+    guest.wake = Wake::Unchanged;
+    guest.exits(Cause::Call);
+    assert_eq!(guest.wake, Wake::Unchanged);
+    guest.host.time_passes(Duration::from_millis(1));
+    guest.exits(Cause::Call);
+    assert_eq!(guest.wake, Wake::After(Duration::from_millis(50)));
+}
+
+#[test]
+fn a_starved_counter_is_polled_more_often_and_may_pause_the_machine() {
+    let mut guest = sampling(1);
+    guest.pmu.set_policy(&Policy { on_starvation: OnStarvation::Stop, ..Policy::default() });
+    guest.host.starve(true);
+    guest.host.time_passes(Duration::from_millis(50));
+    guest.exits(Cause::Call);
+    assert!(guest.pauses);
+    assert_eq!(guest.wake, Wake::After(Duration::from_millis(10)));
+    guest.pmu.paused();
+    assert!(!guest.pmu.may_resume());
+    guest.host.starve(false);
+    assert!(guest.pmu.may_resume());
+    guest.exits(Cause::Call);
+    assert!(!guest.pauses);
+}
+
+#[test]
+fn a_switched_off_counter_stands_still_whatever_the_guest_does() {
+    let mut guest = sampling(1);
+    assert!(guest.pmu.switch(0, Switch::Off) && !guest.pmu.switch(6, Switch::Off));
+    assert_eq!(guest.runs(20_000, |_| ()), [0; 0]);
+    assert_eq!(guest.read(COUNTER), AT_PERIOD);
+    guest.pmu.switch(0, Switch::On);
+    assert_eq!(guest.runs(20_000, |_| ()), [10_000]);
+}
