@@ -3,15 +3,19 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
 
-use vmm_sys_util::timerfd::TimerFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 /// How long a byte may wait for the rest of its line.
-const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// No time at all.
+const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// How much waits at most.
 const LONGEST: usize = 4096;
 /// How much of a hidden console is kept, to be shown should the guest die.
@@ -21,7 +25,7 @@ const LAST_LINES: usize = 60;
 
 /// Goes off when bytes have waited long enough.
 pub struct FlushTimer {
-    fd: Mutex<TimerFd>,
+    fd: OwnedFd,
     /// Set while it runs, so that an output that is always busy does not put off its turn.
     armed: AtomicBool,
 }
@@ -29,17 +33,17 @@ pub struct FlushTimer {
 impl FlushTimer {
     /// A timer that does not run.
     pub fn new() -> io::Result<Self> {
-        let fd = TimerFd::new()?;
-        // SAFETY: the descriptor is open, and this command takes a number.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { fd: Mutex::new(fd), armed: AtomicBool::new(false) })
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { fd, armed: AtomicBool::new(false) })
     }
 
     /// Starts it, unless it runs.
     pub fn arm(&self) {
-        if !self.armed.swap(true, Ordering::AcqRel) && self.fd().reset(PATIENCE, None).is_err() {
+        let once = Itimerspec { it_interval: ZERO, it_value: PATIENCE };
+        if !self.armed.swap(true, Ordering::AcqRel)
+            && timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once).is_err()
+        {
             // Without a timer the bytes wait for their line's end.
             self.armed.store(false, Ordering::Release);
         }
@@ -49,17 +53,13 @@ impl FlushTimer {
     pub fn acknowledge(&self) {
         self.armed.store(false, Ordering::Release);
         // Non-blocking: an error says that it has been started again meanwhile.
-        let _ = self.fd().wait();
-    }
-
-    fn fd(&self) -> MutexGuard<'_, TimerFd> {
-        self.fd.lock().unwrap_or_else(PoisonError::into_inner)
+        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }
 }
 
 impl AsRawFd for FlushTimer {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd().as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -139,7 +139,7 @@ impl Buffer {
 
     /// Whether the file would take what waits; a pipe that can be written to takes as much as ever waits.
     fn has_room(&self) -> bool {
-        self.file.as_ref().is_none_or(|file| wait_for_room(file, 0))
+        self.file.as_ref().is_none_or(has_room)
     }
 }
 
@@ -149,7 +149,7 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
         match file.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(wait_for_room(file, -1)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(wait_for_room(file, None)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -157,11 +157,14 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the file takes bytes within that many milliseconds; without end for -1.
-pub fn wait_for_room(file: &File, limit: libc::c_int) -> bool {
-    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: the one entry is valid.
-    unsafe { libc::poll(&raw mut poll, 1, limit) == 1 }
+/// Returns true if the file takes bytes now.
+pub fn has_room(file: &File) -> bool {
+    wait_for_room(file, Some(&ZERO))
+}
+
+/// Returns true if the file takes bytes before this timeout has passed.
+fn wait_for_room(file: &File, timeout: Option<&Timespec>) -> bool {
+    poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout) == Ok(1)
 }
 
 impl Write for Output {
@@ -183,10 +186,8 @@ impl Write for Output {
 }
 
 /// A new handle on one of the process' standard streams.
-pub fn standard_stream(stream: &impl AsRawFd) -> io::Result<File> {
-    // SAFETY: the descriptor is open as long as `stream` is borrowed.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(stream.as_raw_fd()) };
-    borrowed.try_clone_to_owned().map(File::from)
+pub fn standard_stream(stream: &impl AsFd) -> io::Result<File> {
+    stream.as_fd().try_clone_to_owned().map(File::from)
 }
 
 #[cfg(test)]
@@ -217,7 +218,7 @@ mod tests {
         let (mut output, _file) = output();
         output.write_all(b"# ").unwrap();
         let timer = Arc::clone(&output.buffer().timer);
-        assert!(timer.fd().is_armed().unwrap());
+        assert_ne!(rustix::time::timerfd_gettime(&timer.fd).unwrap().it_value, ZERO);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
 use vpmu::event::Selection;
 use vpmu::journal::Entry;
 use vpmu::notice::Notice;
@@ -198,11 +199,7 @@ fn number(counter: usize) -> u8 {
 
 /// The host's `CLOCK_MONOTONIC`, which other programs on it have too.
 fn monotonic() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer, and this clock is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    let whole = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or_default());
-    whole + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or_default())
+    clock_gettime(ClockId::Monotonic).try_into().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use devices::{End, Serial};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use rustix::io::Errno;
+use rustix::stdio::stdin;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::agent::Handle;
@@ -242,9 +244,7 @@ struct Input {
 impl Input {
     fn read(&mut self, ops: &mut EventOps) {
         let mut typed = [0; 64];
-        // SAFETY: the buffer is valid for its length.
-        let count = unsafe { libc::read(libc::STDIN_FILENO, typed.as_mut_ptr().cast(), typed.len()) };
-        match usize::try_from(count) {
+        match rustix::io::read(stdin(), &mut typed) {
             Ok(0) => self.end(ops),
             Ok(count) => {
                 let typed = &typed[..count];
@@ -258,11 +258,9 @@ impl Input {
                 }
                 self.waiting.truncate(TYPE_AHEAD);
             }
-            Err(_) => match io::Error::last_os_error().kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
-                // The terminal is gone: what the user says next comes as a signal.
-                _ => self.end(ops),
-            },
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // The terminal is gone: what the user says next comes as a signal.
+            Err(_) => self.end(ops),
         }
     }
 

@@ -122,8 +122,7 @@ impl Address {
 impl Mailbox {
     /// Has this thread be called from now on; its number.
     pub fn begin(&self) -> libc::pid_t {
-        // SAFETY: takes nothing.
-        *self.thread.get_or_init(|| unsafe { libc::gettid() })
+        *self.thread.get_or_init(|| rustix::thread::gettid().as_raw_pid())
     }
 
     /// The next question, if there is one.

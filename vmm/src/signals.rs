@@ -5,9 +5,12 @@
 
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::thread::{self, JoinHandle};
+
+use rustix::fs::OFlags;
+use rustix::process::{Signal, getpid, kill_process};
+use vmm_sys_util::signal::{Killable, create_sigset};
 
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
 const EVENTS: [libc::c_int; 10] = [
@@ -39,10 +42,7 @@ impl Signals {
         /// It does next to nothing.
         const STACK: usize = 64 << 10;
         let (arrived, mut pass_on) = io::pipe()?;
-        // SAFETY: takes flags; the descriptor is open.
-        if unsafe { libc::fcntl(arrived.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::fs::fcntl_setfl(&arrived, OFlags::NONBLOCK)?;
         hold_back()?;
         let set = set_of(&[events(), vec![enough()]].concat());
         // The thread has it blocked from its beginning on, and nobody else does.
@@ -70,14 +70,12 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // SAFETY: it has not been joined, and so it exists.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), enough()) };
+            let _ = thread.kill(enough());
             let _ = thread.join();
         }
-        let own = std::process::id().cast_signed();
         while let Some(signal) = self.next() {
-            // SAFETY: takes numbers. It is blocked here, and waits until it no longer is.
-            unsafe { libc::kill(own, signal) };
+            // The signal is blocked here, and stays pending until it no longer is.
+            let _ = Signal::from_named_raw(signal).map(|signal| kill_process(getpid(), signal));
         }
     }
 }
@@ -148,15 +146,7 @@ fn is_ignored(signal: libc::c_int) -> bool {
 
 /// These signals.
 pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
-    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    for signal in signals {
-        // SAFETY: `set` is valid, and so is the signal.
-        unsafe { libc::sigaddset(&raw mut set, *signal) };
-    }
-    set
+    create_sigset(signals).expect("Linux has these signals")
 }
 
 /// Changes what this thread blocks, and says what it blocked before.

@@ -1,14 +1,17 @@
 //! The user's terminal while the guest's console is on it: raw, and put back whatever happens.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_agent::protocol::Size;
+use rustix::io::Errno;
+use rustix::process::getpgrp;
+use rustix::stdio::{stderr, stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
 /// How the terminal was before.
-static SAVED: OnceLock<libc::termios> = OnceLock::new();
+static SAVED: OnceLock<Termios> = OnceLock::new();
 /// Whether it is raw now.
 static IS_RAW: AtomicBool = AtomicBool::new(false);
 
@@ -31,28 +34,17 @@ pub struct Raw(());
 impl Raw {
     /// Makes standard input raw, if it is a terminal and ours to change.
     pub fn enter() -> io::Result<Option<Self>> {
-        let stdin = io::stdin();
-        if !stdin.is_terminal() || !in_foreground() {
+        if !stdin().is_terminal() || !in_foreground() {
             return Ok(None);
         }
-        let fd = stdin.as_raw_fd();
-        // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
-        let mut termios: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, and `termios` is a valid place for the answer.
-        if unsafe { libc::tcgetattr(fd, &raw mut termios) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        SAVED.get_or_init(|| termios);
+        let mut termios = tcgetattr(stdin())?;
+        SAVED.get_or_init(|| termios.clone());
         restore_on_fatal_signals();
         // Nobody stops us for putting the terminal back from the background.
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-        // SAFETY: `termios` is a valid structure to change.
-        unsafe { libc::cfmakeraw(&raw mut termios) };
-        // SAFETY: the descriptor is open, and `termios` is initialised.
-        if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const termios) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        termios.make_raw();
+        tcsetattr(stdin(), OptionalActions::Now, &termios)?;
         IS_RAW.store(true, Ordering::Relaxed);
         Ok(Some(Self(())))
     }
@@ -67,13 +59,10 @@ impl Drop for Raw {
 /// A process in the background that changed the terminal would be stopped for it. Nobody is, if it is not the terminal
 /// that controls this process.
 fn in_foreground() -> bool {
-    // SAFETY: takes no pointer; a closed descriptor gives an error, which equals no process group.
-    let foreground = unsafe { libc::tcgetpgrp(libc::STDIN_FILENO) };
-    if foreground < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY) {
-        return true;
+    match tcgetpgrp(stdin()) {
+        Ok(foreground) => foreground == getpgrp(),
+        Err(error) => error == Errno::NOTTY,
     }
-    // SAFETY: cannot fail and takes nothing.
-    foreground == unsafe { libc::getpgrp() }
 }
 
 /// What ends a line of ours: a terminal that is raw does not go back to the line's begin by itself.
@@ -85,8 +74,8 @@ pub fn line_end() -> &'static str {
 pub fn restore() {
     if let Some(saved) = SAVED.get() {
         IS_RAW.store(false, Ordering::Relaxed);
-        // SAFETY: `saved` is initialised and never changes; a closed descriptor gives an error, which nobody can mend here.
-        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
+        // Nobody can mend an error here.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, saved);
     }
 }
 
@@ -114,15 +103,8 @@ pub const TYPE_AHEAD: usize = 4096;
 
 /// The size of the terminal, if a standard stream is one.
 pub fn size() -> Option<Size> {
-    [libc::STDOUT_FILENO, libc::STDERR_FILENO, libc::STDIN_FILENO].into_iter().find_map(size_of)
-}
-
-fn size_of(stream: RawFd) -> Option<Size> {
-    // SAFETY: all-zero is a valid `winsize`, a plain C structure of integers.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: `size` is a valid place for the answer.
-    let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } != 0;
-    (!failed && size.ws_row > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
+    let mut sizes = [stdout(), stderr(), stdin()].into_iter().filter_map(|stream| tcgetwinsize(stream).ok());
+    sizes.find(|size| size.ws_row > 0).map(|size| Size { rows: size.ws_row, columns: size.ws_col })
 }
 
 /// Finds Ctrl-A X in what the user types. Ctrl-A twice sends one to the guest; before any other key it sends both.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
-use crate::console::wait_for_room;
+use crate::console::has_room;
 use crate::events::Ending;
 use crate::terminal::{Escape, TYPE_AHEAD};
 
@@ -113,7 +113,7 @@ impl Sink {
     /// Writes as much of it as there is room for, without waiting. An error is an ending.
     pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Ending> {
         let Some(file) = &mut self.file else { return Ok(bytes.len()) };
-        if !wait_for_room(file, 0) {
+        if !has_room(file) {
             return Ok(0);
         }
         match file.write(&bytes[..bytes.len().min(PIECE)]) {

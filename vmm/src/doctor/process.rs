@@ -3,6 +3,8 @@
 use std::env;
 use std::fs;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::fact::Fact;
 
 /// Numbers in `linux/capability.h`; the second was the right to all of perf before there was the first.
@@ -15,7 +17,7 @@ const FILES_OF_A_MACHINE: u64 = 64;
 /// What there is to know of it.
 pub fn facts() -> Vec<Fact> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    [Some(perfmon(&status)), sandbox(&status), files()].into_iter().flatten().collect()
+    [Some(perfmon(&status)), sandbox(&status), Some(files())].into_iter().flatten().collect()
 }
 
 /// Whether it may count in kernels whatever `perf_event_paranoid` is.
@@ -52,13 +54,8 @@ fn sandbox(status: &str) -> Option<Fact> {
     })
 }
 
-fn files() -> Option<Fact> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
-        return None;
-    }
-    Some(open_files(limit.rlim_max))
+fn files() -> Fact {
+    open_files(getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX))
 }
 
 fn open_files(most: u64) -> Fact {

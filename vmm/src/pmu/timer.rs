@@ -15,8 +15,7 @@ impl Timer {
         let mut event: libc::sigevent = unsafe { zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
-        // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_pid();
         let mut timer = ptr::null_mut();
         // SAFETY: both are valid for the call.
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } < 0 {

@@ -1,7 +1,7 @@
 //! What a command's streams are on this side: the terminal for those that are one, files and pipes for the others.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use guest_agent::protocol::{self, Terminals};
 
@@ -53,7 +53,7 @@ pub fn choose() -> io::Result<Chosen> {
     Ok(Chosen { streams, terminals, raw })
 }
 
-fn is_pipe(stream: &impl AsRawFd) -> io::Result<bool> {
+fn is_pipe(stream: &impl AsFd) -> io::Result<bool> {
     use std::os::unix::fs::FileTypeExt;
     let kind = standard_stream(stream)?.metadata()?.file_type();
     Ok(kind.is_fifo() || kind.is_socket())
