@@ -1,5 +1,6 @@
-//! What a running VM tells others who ask, and does for them, over a unix socket: where that is ([`place`]), in which words
-//! ([`message`]), who answers ([`serve`], [`machine`]) and who asks ([`client`]).
+//! A running VM's control socket, a unix socket by which other commands look at the VM and change it: where the sockets
+//! are ([`place`]), the protocol ([`message`]), the server in the VM ([`serve`], [`machine`]) and the clients
+//! ([`client`]).
 
 pub mod client;
 pub mod hardware;
@@ -28,12 +29,12 @@ use self::place::{Place, PlaceError, Socket};
 /// The socket of this process, while it has one.
 static SOCKET: Mutex<Option<Socket>> = Mutex::new(None);
 
-/// While it lives, others find this VM.
+/// The VM's control socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Control(());
 
 impl Control {
-    /// Lets others find the VM that this process runs. If they cannot, the guest runs all the same.
+    /// Creates the control socket and serves it. If that fails, the guest runs all the same.
     pub fn open(machine: Running) -> Self {
         match open(machine) {
             Ok(()) => {}
@@ -56,7 +57,7 @@ impl Drop for Control {
     }
 }
 
-/// `tally policy`: changes what a VM that runs may do with its counters, or tells it.
+/// `tally policy`: prints or changes the policy of a running VM, and disables or enables counters.
 pub fn change(options: &ChangePolicy) -> Result<ExitCode> {
     let ChangePolicy { vm, file, settings, enable, disable } = options;
     let change = policy::change(file.as_deref(), settings)?;
@@ -66,7 +67,7 @@ pub fn change(options: &ChangePolicy) -> Result<ExitCode> {
     let switched: Vec<Switched> = off.chain(on).map(Switched::new).collect();
     let is_changed = file.is_some() || !settings.is_empty();
     if !switched.is_empty() {
-        vm.have(&Request::Switch(switched))?;
+        vm.request(&Request::Switch(switched))?;
         if !is_changed {
             return Ok(ExitCode::SUCCESS);
         }
@@ -84,9 +85,9 @@ impl Switched {
     }
 }
 
-/// Nobody finds this process any more: it ends.
+/// Removes the control socket when the process ends.
 pub fn close() {
-    // A thread that panics while it has the lock, which does nothing that could, must not wait for itself.
+    // The panic hook calls this too: a thread that panics while it has the lock must not wait for itself.
     if let Ok(mut socket) = SOCKET.try_lock() {
         socket.take();
     }

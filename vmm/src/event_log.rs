@@ -1,7 +1,8 @@
-//! The event log of a run: everything that happens to the guest's counters, in a file that costs the guest little.
+//! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`command`]): a header,
-//! then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are perf's.
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`command`]): a
+//! header, then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are
+//! perf's.
 
 mod read;
 mod record;
@@ -28,43 +29,43 @@ use crate::control::client;
 use crate::control::message::Request;
 use crate::logging;
 use crate::pmu::{Host, Pmu, Shown};
-pub use record::LONGEST_TEXT;
+pub use record::MAX_TEXT;
 use record::{Header, Place, What};
 use show::Part;
 use write::Writer;
 
-/// The log of a machine that runs. All threads write into it.
+/// The event log of a running machine. All threads write into it.
 pub struct EventLog {
     path: PathBuf,
     began: Duration,
     writer: Mutex<Writer<File>>,
 }
 
-/// A vCPU's way into the log.
+/// A vCPU's access to the event log.
 pub struct VcpuLog {
     log: Arc<EventLog>,
     vcpu: u8,
-    /// Its PMU, which has its own words for events.
+    /// The vCPU's PMU, which names events.
     shown: Shown,
     host: Host,
 }
 
-/// What was logged is not all in the file.
+/// Not all that was logged is in the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {what}: {cause}")]
 pub struct Error {
     path: String,
     what: Missing,
-    /// What the host said when it was last written.
+    /// Error of the last write.
     cause: String,
 }
 
-/// What is not there.
+/// What is missing in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
-    /// What waits to be written.
+    /// Records that wait to be written.
     NotYet,
-    /// So many records, for good.
+    /// This number of records, for good.
     Lost(u64),
 }
 
@@ -79,23 +80,23 @@ impl Display for Missing {
 }
 
 impl EventLog {
-    /// Makes the file anew. Should there be no room in it, the user is told, and the guest runs all the same.
+    /// Creates the file, or empties it. If it cannot be written, the user is told, and the guest runs all the same.
     pub fn create(path: &Path) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = monotonic();
         let writer = Writer::new(File::create(path)?, &Header { wall, monotonic: began });
         let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
-        // Who reads it while the guest runs finds a log, and who has no room for one learns that at once.
+        // Writes the header now: a reader finds a log from the beginning, and a full disk is reported at once.
         let _ = log.flush();
         Ok(log)
     }
 
-    /// Logs what the user is told that concerns the counters.
+    /// Logs a message about the counters that the user is shown.
     pub fn say(&self, text: &str) {
         self.with(|writer, now| writer.add(now, Place::default(), &What::Said(text)));
     }
 
-    /// Puts in a record of the user's own, and writes everything out.
+    /// Logs the user's note, and flushes the log.
     pub fn note(&self, text: &str) -> Result<(), Error> {
         self.with(|writer, now| {
             writer.add(now, Place::default(), &What::Note(text));
@@ -104,17 +105,17 @@ impl EventLog {
         .map_err(|lost| self.error(lost))
     }
 
-    /// Writes everything out. What could not be written since this was last asked is an error.
+    /// Writes all records to the file. Records lost since the last call are an error.
     pub fn flush(&self) -> Result<(), Error> {
         self.with(Writer::flush).map_err(|lost| self.error(lost))
     }
 
-    /// The machine has come to this end: writes everything out, and takes no more. Whatever was lost is an error.
+    /// Logs how the machine ended, flushes the log and closes it to further records. Any lost record is an error.
     pub fn end(&self, how: &dyn Display) -> Result<(), Error> {
         self.with(|writer, now| writer.end(now, how)).map_err(|lost| self.error(lost))
     }
 
-    /// Writes out what can be had: this thread may be the one that has the log.
+    /// Flushes the log before the process ends suddenly, unless it is locked: this thread may hold the lock.
     pub fn rescue(&self) {
         if let Ok(mut writer) = self.writer.try_lock() {
             let _ = writer.flush(self.now());
@@ -125,7 +126,8 @@ impl EventLog {
         monotonic().saturating_sub(self.began)
     }
 
-    /// The time is taken with the log in hand, so that it never goes back from one record to the next.
+    /// Works on the log at the current time. The time is taken under the lock, so that it never decreases from record
+    /// to record.
     fn with<T>(&self, work: impl FnOnce(&mut Writer<File>, Duration) -> T) -> T {
         let mut writer: MutexGuard<_> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let result = work(&mut writer, self.now());
@@ -144,13 +146,13 @@ impl EventLog {
 }
 
 impl VcpuLog {
-    /// That of this vCPU, if its counters are Tally's.
+    /// Returns a vCPU's access to the log, if its counters are Tally's.
     pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
         let Pmu::Emulated(shown, host) = pmu else { return None };
         Some(Self { log: Arc::clone(log), vcpu, shown, host })
     }
 
-    /// Logs what happened to its counters, and where the guest was then.
+    /// Logs what happened to the vCPU's counters while the guest was at this RIP.
     pub fn append(&self, rip: u64, entries: &[Entry]) {
         let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
         let words = |selection| self.shown.words(self.host, selection);
@@ -162,17 +164,17 @@ impl VcpuLog {
     }
 }
 
-/// `tally log`.
+/// `tally log`: prints a log, writes a note into a running VM's log, or flushes that.
 pub fn command(options: &Log) -> Result<ExitCode> {
     match (&options.show, &options.vm) {
         (Some(file), _) => show::show(file, if options.summary { Part::Summary } else { Part::All })?,
-        (None, Some(vm)) => client::find_one(vm)?.have(&Request::Log(options.text.clone()))?,
+        (None, Some(vm)) => client::find_one(vm)?.request(&Request::Log(options.text.clone()))?,
         (None, None) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// An entry as the log has it.
+/// Returns a journal entry as a record's content.
 fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
     match *entry {
         Entry::Configured { counter, selection: Some(event), interrupts } => {
@@ -197,7 +199,7 @@ fn number(counter: usize) -> u8 {
     u8::try_from(counter).expect("a vCPU has at most 64 counters")
 }
 
-/// The host's `CLOCK_MONOTONIC`, which other programs on it have too.
+/// Returns the host's `CLOCK_MONOTONIC`, with which other programs can compare.
 fn monotonic() -> Duration {
     clock_gettime(ClockId::Monotonic).try_into().unwrap_or_default()
 }
@@ -207,14 +209,14 @@ mod tests {
     use super::read::Reader;
     use super::*;
 
-    /// The records of a file, in words and without their times.
+    /// Returns the records of a file as text, without their times.
     fn shown(path: &Path) -> Vec<String> {
         let (_, records) = Reader::new(File::open(path).unwrap()).unwrap();
         records.map(|record| record.unwrap()).map(|record| record.what.to_string()).collect()
     }
 
     #[test]
-    fn a_note_is_in_the_file_at_once_and_what_is_said_when_it_is_flushed() {
+    fn a_note_is_in_the_file_at_once_and_a_message_when_it_is_flushed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let log = EventLog::create(&path).unwrap();
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_whenever_somebody_asks_and_at_the_end() {
+    fn a_full_disk_is_an_error_at_each_flush_and_at_the_end() {
         let log = EventLog::create(Path::new("/dev/full")).unwrap();
         let full = "No space left on device (os error 28)";
         for _ in 0..2 {
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_in_the_guests_words() {
+    fn events_are_named_as_the_guests_perf_does() {
         use vpmu::event::{Event, Filter, Meaning, Scope};
         let words = |selection: Selection| selection.to_string();
         let selection = Some(Selection {

@@ -148,7 +148,7 @@ impl Vcpu {
             settled.map_err(|error| self.failure(Reason::Refused(error)))?;
         say(&notices);
         if called {
-            self.stopwatch.rest();
+            self.stopwatch.stop_if_unwatched();
             if self.answer(pmu) {
                 // What was found out on the way is dealt with before the guest goes on.
                 self.fd.set_kvm_immediate_exit(1);
@@ -176,7 +176,7 @@ impl Vcpu {
                     // Whoever asked may not wait any more.
                     let _ = answer.send(report);
                 }
-                Ask::Obey(policy, answer) => {
+                Ask::SetPolicy(policy, answer) => {
                     pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }

@@ -1,4 +1,5 @@
-//! What is said over a VM's socket: a request and its answer, each one line of JSON.
+//! The protocol on a VM's control socket: requests and answers, each one line of JSON. Both ends are of the same
+//! version of Tally.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -9,67 +10,68 @@ use vpmu::policy::{Change, Policy};
 
 use crate::status::{Summary, VmStatus};
 
-/// What a VM can be asked.
+/// Request to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Request {
-    /// Who it is.
+    /// Say what the VM is.
     Hello,
-    /// How it does. While who has asked once stays connected, the VM also watches whom its vCPUs' threads work for.
+    /// Look at the VM. From the first look until the client disconnects, the VM also counts what its vCPUs' threads do
+    /// in the guest and in the host.
     Look,
-    /// To withhold counters from the guest, or to give them back: all of these or, if there is no such counter, none.
+    /// Disable or enable counters. If one of them does not exist, none is changed.
     Switch(Vec<Switched>),
-    /// To change its policy, and to say what that is then.
+    /// Change the policy, and return the new one.
     Policy(Change),
-    /// To write its log out, with this note in it, if there is one.
+    /// Flush the event log, after writing this note into it if there is one.
     Log(Option<String>),
 }
 
-/// What becomes of a counter.
+/// A counter to disable or enable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
-    /// Which vCPU's.
+    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Which of its counters.
+    /// Number of the counter.
     pub counter: usize,
-    /// What becomes of it.
+    /// Whether to enable or disable the counter.
     pub to: Switch,
 }
 
-/// What a VM answers.
+/// Answer of a VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// Who it is.
+    /// What the VM is.
     Hello(Summary),
-    /// How it does.
+    /// How the VM is, and what it did since the client's last look.
     Look(Box<VmStatus>),
-    /// What its policy is.
+    /// The VM's policy.
     Policy(Policy),
-    /// That was done.
+    /// The request was carried out.
     Done,
-    /// That was not done, for this reason.
+    /// The request was not carried out, for this reason.
     Error(String),
 }
 
-/// A line longer than this is none of ours.
-const LONGEST: u64 = 1 << 20;
+/// Longest line that is accepted.
+const MAX_LINE: u64 = 1 << 20;
 
-/// Sends a line.
+/// Sends a message.
 pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Takes a line; nothing if there is no more.
+/// Receives a message. Returns none at the end of the stream.
 pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    stream.take(LONGEST).read_until(b'\n', &mut line)?;
+    stream.take(MAX_LINE).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
-        // It is too long, or was broken off.
+        // The line is too long, or ends without a line break.
         Some(_) => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -78,7 +80,7 @@ pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Opt
 mod tests {
     use super::*;
 
-    fn said(message: &impl Serialize) -> String {
+    fn line_of(message: &impl Serialize) -> String {
         let mut line = Vec::new();
         send(&mut line, message).unwrap();
         String::from_utf8(line).unwrap()
@@ -86,28 +88,28 @@ mod tests {
 
     #[test]
     fn requests_can_be_typed_by_hand() {
-        assert_eq!(said(&Request::Hello), "\"hello\"\n");
+        assert_eq!(line_of(&Request::Hello), "\"hello\"\n");
         let request = Request::Switch(vec![Switched { vcpu: 0, counter: 3, to: Switch::Off }]);
-        let line = said(&request);
+        let line = line_of(&request);
         assert_eq!(line, "{\"switch\":[{\"vcpu\":0,\"counter\":3,\"to\":\"off\"}]}\n");
         assert_eq!(receive(&mut line.as_bytes()).unwrap(), Some(request));
     }
 
     #[test]
     fn a_line_break_in_a_name_stays_in_its_line() {
-        let line = said(&Answer::Error("one\ntwo".into()));
+        let line = line_of(&Answer::Error("one\ntwo".into()));
         assert_eq!(line.lines().count(), 1);
         assert_eq!(receive(&mut line.as_bytes()).unwrap(), Some(Answer::Error("one\ntwo".into())));
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn a_line_that_is_no_message_is_refused() {
         let receive = |bytes: &[u8]| receive::<Request>(&mut &*bytes);
         assert!(receive(b"").unwrap().is_none());
         assert!(receive(b"\"hello\"").is_err(), "it was broken off");
         assert!(receive(b"{\"bogus\":1}\n").is_err());
         assert!(receive(b"\xff\n").is_err());
-        let endless = vec![b'x'; usize::try_from(LONGEST).unwrap() + 1];
+        let endless = vec![b'x'; usize::try_from(MAX_LINE).unwrap() + 1];
         assert!(receive(&endless).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `tally log --show FILE`: what is in a log, in words.
+//! `tally log --show FILE`: prints an event log as text.
 
 use std::fmt;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::read::{ReadError, Reader};
 use super::record::{Header, Record, What};
 use super::summary::Summary;
 
-/// What of a log is wanted.
+/// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// A line for each record, and the summary.
@@ -28,14 +28,14 @@ pub fn show(path: &Path, part: Part) -> Result<()> {
     let (header, records) = Reader::new(BufReader::new(file)).with_context(name)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let damage = match print(header, records, part, &mut out) {
-        // Nobody reads on.
+        // A reader that closes the pipe has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
         result => result.context("cannot print the log")?,
     };
     damage.map_or(Ok(()), |damage| Err(damage).with_context(name))
 }
 
-/// Prints all that can be read; what ends it early comes back.
+/// Prints all that can be read. Returns the error that ended it early.
 fn print(
     header: Header,
     records: impl Iterator<Item = Result<Record<String>, ReadError>>,
@@ -113,7 +113,7 @@ impl fmt::Display for What<String> {
     }
 }
 
-/// The overflow of a set of counters.
+/// Overflows of these counters (a mask).
 struct Overflow(u64);
 
 impl fmt::Display for Overflow {
@@ -126,12 +126,12 @@ impl fmt::Display for Overflow {
     }
 }
 
-/// The counters of a set.
+/// Returns the numbers of a mask's counters.
 pub fn counters(set: u64) -> impl Iterator<Item = u8> {
     (0..64).filter(move |counter| set & 1 << counter != 0)
 }
 
-/// Words that do nothing to a terminal: somebody else may have written the file.
+/// Text without control characters, for a terminal: somebody else may have written the file.
 struct Line<'a>(&'a str);
 
 impl fmt::Display for Line<'_> {
@@ -141,7 +141,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// A time to the nanosecond.
+/// A time in seconds, to the nanosecond.
 pub struct Seconds(pub Duration);
 
 impl fmt::Display for Seconds {
@@ -150,7 +150,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// A date and time, from what has gone by since 1970.
+/// A date and time, from the time since 1970.
 struct Date(Duration);
 
 impl fmt::Display for Date {
@@ -163,8 +163,8 @@ impl fmt::Display for Date {
     }
 }
 
-/// Year, month and day of the day that is so many days after the first of 1970. Years are reckoned from March on here, so
-/// that a leap day is a year's last, in the 400 years after which everything is the same again.
+/// Returns year, month and day of a day, given as days since 1970. Years are counted from March here, so that a leap
+/// day is a year's last, within the 400 years after which the calendar repeats.
 fn date(days: u64) -> (u64, u64, u64) {
     const TO_MARCH_OF_YEAR_0: u64 = 719_468;
     const FOUR_CENTURIES: u64 = 146_097;
