@@ -1,4 +1,5 @@
-//! `tally list` and `tally stat`: the operator's view of the VMs that run, from outside.
+//! `tally list` and `tally stat`: show running VMs from outside. What is shown is described in [`crate::status`]; this
+//! room renders it.
 
 mod live;
 mod text;
@@ -20,7 +21,7 @@ use crate::logging;
 use crate::status::{Summary, VmStatus};
 use text::{aligned, printable};
 
-/// Prints which VMs run.
+/// `tally list`: prints the running VMs.
 pub fn list(options: &List) -> Result<ExitCode> {
     let Found { vms, silent } = client::find();
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
@@ -38,6 +39,7 @@ pub fn list(options: &List) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Renders `tally list`'s table.
 fn listed(vms: &[Summary]) -> Vec<String> {
     const WORDS: [usize; 3] = [1, 5, 6];
     let title = ["process", "name", "vCPUs", "memory", "age", "PMU", "runs"].map(str::to_owned).to_vec();
@@ -50,7 +52,7 @@ fn listed(vms: &[Summary]) -> Vec<String> {
     aligned(&rows, &WORDS)
 }
 
-/// Prints how VMs do.
+/// `tally stat`: shows the counters and exits of running VMs.
 pub fn stat(options: &Stat) -> Result<ExitCode> {
     let say = |error| logging::say(&error);
     let vms = match &options.vm {
@@ -69,13 +71,13 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
         return live::show(vms, options.interval);
     }
     match print(vms, options.interval, options.count) {
-        // Who has read enough has what they want.
+        // A reader that closes the pipe has read enough.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Prints so often, or until no VM is left.
+/// Prints blocks of text, `count` times or until no VM is left.
 fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for round in 0.. {
@@ -98,20 +100,21 @@ fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result
     Ok(())
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Serialize)]
 struct Document {
     vms: Vec<VmStatus>,
 }
 
-/// What was found at a look at all VMs.
+/// Result of one look at all VMs.
 struct Looked {
-    /// What there is to show of them, one after the other.
+    /// The VMs' text, one VM after the other.
     lines: Vec<String>,
-    /// Why some are not looked at any more.
+    /// Why some VMs are not looked at any more.
     gone: Vec<ClientError>,
 }
 
+/// Looks at all VMs, and removes those that do not answer.
 fn look_at(vms: &mut Vec<Vm>) -> Looked {
     let (mut blocks, mut gone) = (Vec::new(), Vec::new());
     vms.retain_mut(|vm| match vm.look() {

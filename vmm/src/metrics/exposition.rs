@@ -14,21 +14,21 @@ use vpmu::report::{CounterReport, State, Statistics};
 use crate::exits::Exits;
 use crate::status::VcpuReport;
 
-/// The format's name.
+/// Media type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A machine as it is.
+/// State of a machine.
 #[derive(Debug)]
 pub struct Machine {
-    /// What never changes: labels and their values.
+    /// Labels that never change, with their values.
     pub facts: Vec<(&'static str, String)>,
-    /// Whether it stands still until its counters have hardware.
+    /// True while the machine stands still until its counters have hardware.
     pub stands_still: bool,
-    /// Its vCPUs.
+    /// The vCPUs' reports.
     pub vcpus: Vec<VcpuReport>,
 }
 
-/// A machine in the format.
+/// Renders a machine's state.
 pub fn write(machine: Machine) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("tally");
     registry.register("machine", "What runs", Info::new(machine.facts.clone()));
@@ -157,7 +157,7 @@ mod tests {
     use crate::exits::Share;
 
     #[test]
-    fn a_machine_is_told_in_the_format() {
+    fn a_machine_is_rendered_in_the_format() {
         let counter = CounterReport {
             counter: 0,
             event: Some("cycles:u".to_owned()),

@@ -1,4 +1,4 @@
-//! What is shown of a VM whose figures are known.
+//! What is shown of a VM whose counts are known.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn counters() -> Vec<CounterReport> {
     ]
 }
 
-/// A VM at so many seconds: all its figures are multiples of that.
+/// Measures a VM after this many seconds. All its counts are multiples of that time.
 fn look(seconds: u64) -> Look {
     let counted = |value: u64, running: u64| {
         Some(Reading { value: value * seconds, enabled: 100 * seconds, running: running * seconds })
@@ -142,7 +142,7 @@ vCPU 0, thread 415, on CPU 1
 }
 
 #[test]
-fn machines_are_told_the_same() {
+fn the_document_has_the_same_figures_as_the_text() {
     let document = serde_json::to_value(status()).unwrap();
     let top = |name: &str| document[name].clone();
     assert_eq!(
@@ -166,7 +166,7 @@ fn machines_are_told_the_same() {
 }
 
 #[test]
-fn a_client_is_told_what_the_vm_has_measured_to_the_last_bit() {
+fn figures_survive_the_socket_to_the_last_bit() {
     let mut look = look(4);
     look.vcpus[0].report.share.pmu = 3_333;
     let status = look.since(&self::look(3));
@@ -176,7 +176,7 @@ fn a_client_is_told_what_the_vm_has_measured_to_the_last_bit() {
 }
 
 #[test]
-fn what_cannot_be_known_is_said_to_be_unknown() {
+fn what_cannot_be_known_is_null_and_not_shown() {
     let bare = |seconds| {
         let mut look = look(seconds);
         let vcpu = &mut look.vcpus[0];
@@ -198,7 +198,7 @@ fn what_cannot_be_known_is_said_to_be_unknown() {
 }
 
 #[test]
-fn what_there_is_no_counter_for_is_said_beside_what_is_counted() {
+fn an_event_without_a_counter_is_shown_as_not_counted() {
     let without_cycles = |seconds| {
         let mut look = look(seconds);
         let work = look.vcpus[0].work.as_mut().unwrap();
@@ -212,7 +212,7 @@ fn what_there_is_no_counter_for_is_said_beside_what_is_counted() {
 }
 
 #[test]
-fn a_counter_that_is_disabled_is_told_from_one_that_the_guest_does_not_use() {
+fn a_disabled_counter_is_shown_apart_from_unused_ones() {
     let mut look = look(4);
     look.vcpus[0].report.counters[4].state = State::Disabled;
     let lines = text::lines(&look.since(&look));
@@ -222,7 +222,7 @@ fn a_counter_that_is_disabled_is_told_from_one_that_the_guest_does_not_use() {
 }
 
 #[test]
-fn a_vm_that_stands_still_says_because_of_whom() {
+fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
     let paused = Look { paused_by: vec![0, 2], ..look(4) };
     let headline = text::lines(&paused.since(&look(2)))[0].clone();
     assert!(
@@ -242,6 +242,6 @@ process  name  vCPUs     memory      age  PMU                                   
 }
 
 #[test]
-fn numbers_are_read_in_thousands() {
+fn numbers_have_separators_between_thousands() {
     assert_eq!([0, 999, 1_000, 1_234_567].map(text::number), ["0", "999", "1,000", "1,234,567"]);
 }

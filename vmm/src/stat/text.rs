@@ -1,4 +1,4 @@
-//! What `tally stat` has to tell, as people read it: aligned, and all of a VM of few vCPUs on one screen.
+//! Renders a VM's status as text: aligned, and all of a VM with few vCPUs on one screen.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use vpmu::report::{CounterReport, State};
 use crate::exits::Exits;
 use crate::status::{Hardware, Summary, VcpuReport, VcpuStatus, VmStatus, Work};
 
-/// How wide the names of lines are.
+/// Width of the lines' names.
 const NAME: usize = 12;
 
-/// A VM's lines.
+/// Returns the lines that show a VM.
 pub fn lines(vm: &VmStatus) -> Vec<String> {
     let mut lines = vec![headline(vm), about(vm)];
     for vcpu in &vm.vcpus {
@@ -20,7 +20,7 @@ pub fn lines(vm: &VmStatus) -> Vec<String> {
     lines.into_iter().map(|line| printable(&line)).collect()
 }
 
-/// As it may be shown on a terminal, whatever another user's VM says.
+/// Replaces control characters, so that another user's VM cannot draw on the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -81,7 +81,7 @@ fn vcpu_lines(vcpu: &VcpuStatus, seconds: f64) -> Vec<String> {
         line("since start", done.join(", "));
     }
     if let Some(hardware) = &vcpu.hardware {
-        line("hardware", disposition(hardware));
+        line("hardware", holders(hardware));
     }
     lines
 }
@@ -100,21 +100,22 @@ fn by_reason(exits: &Exits) -> [(&'static str, u64); 8] {
     ]
 }
 
-/// The counters that the guest uses; of the others only which they are. Starvation is shown where there was any.
+/// Renders the counters that the guest uses as a table, and lists the numbers of the others. The column of starvation
+/// is there only if a counter was starved.
 fn table(counters: &[CounterReport]) -> Vec<String> {
     let (idle, used): (Vec<_>, Vec<_>) =
         counters.iter().partition(|counter| counter.event.is_none() && counter.overflows == 0);
-    let has_starved = used.iter().any(|counter| counter.starvations > 0);
+    let was_starved = used.iter().any(|counter| counter.starvations > 0);
     let mut lines = Vec::new();
     if !used.is_empty() {
         let mut rows = vec![title().to_vec()];
         rows.extend(used.iter().map(|counter| row(counter).to_vec()));
-        if !has_starved {
+        if !was_starved {
             for row in &mut rows {
                 row.remove(STARVED);
             }
         }
-        lines = aligned(&rows, &[EVENT, if has_starved { STATE } else { STATE - 1 }]);
+        lines = aligned(&rows, &[EVENT, if was_starved { STATE } else { STATE - 1 }]);
     }
     let (disabled, unused): (Vec<_>, Vec<_>) =
         idle.into_iter().partition(|counter| counter.state == State::Disabled);
@@ -127,7 +128,7 @@ fn table(counters: &[CounterReport]) -> Vec<String> {
     lines
 }
 
-/// Columns of the table.
+/// Indices of the table's columns.
 const EVENT: usize = 2;
 const STARVED: usize = 7;
 const STATE: usize = 8;
@@ -178,7 +179,7 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// Columns as wide as they have to be: numbers to the right, those of words to the left.
+/// Aligns rows: columns of `words` to the left, all others to the right.
 pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -199,7 +200,7 @@ pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What was done on one side; nothing where none of it can be counted.
+/// Renders what a thread did in the guest or in the host. Returns none if nothing could be counted.
 fn work(work: Work) -> Option<String> {
     let one = |count: Option<u64>, counted: f64, what: &str| match count {
         Some(count) => format!("{} {what}", number(count)),
@@ -223,7 +224,7 @@ fn work(work: Work) -> Option<String> {
     Some(text)
 }
 
-/// So many in a second, and for what, the most frequent first.
+/// Renders a rate per second and its reasons, the most frequent first.
 fn rates<N: AsRef<str>>(total: u64, reasons: impl IntoIterator<Item = (N, u64)>, seconds: f64) -> String {
     let mut reasons: Vec<(N, u64)> = reasons.into_iter().filter(|(_, count)| *count > 0).collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -249,7 +250,7 @@ fn per_second(count: u64, seconds: f64) -> u64 {
     rate
 }
 
-fn disposition(hardware: &Hardware) -> String {
+fn holders(hardware: &Hardware) -> String {
     let held = match &hardware.held[..] {
         [] => "none held by this vCPU".to_owned(),
         held => format!("{} held by this vCPU ({})", held.len(), listed(held)),
@@ -262,7 +263,7 @@ fn disposition(hardware: &Hardware) -> String {
     format!("{} counters: {held}, {} free, {others}", hardware.counters, hardware.free)
 }
 
-/// With a separator between thousands.
+/// Renders a number with a separator between thousands.
 pub fn number(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -275,14 +276,14 @@ pub fn number(number: u64) -> String {
     text
 }
 
-/// A time as hours, minutes and seconds.
+/// Renders a time as hours, minutes and seconds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds are shown")]
 pub fn age(seconds: f64) -> String {
     let seconds = seconds as u64;
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// So much memory.
+/// Renders a size of memory.
 pub fn size(bytes: u64) -> String {
     format!("{} MiB", number(bytes >> 20))
 }
