@@ -1,7 +1,7 @@
-//! Signals that end the machine, taken as events rather than by surprise.
+//! Signals as events, and signal masks.
 //!
-//! A thread waits for them and passes them on. A `signalfd` would do without it, but Linux wakes whoever waits for one of a
-//! process at every signal that any thread of the process gets: for every sample of a guest, then.
+//! A thread waits for signals and writes them into a pipe. A `signalfd` would need no thread, but Linux wakes its
+//! readers at every signal to any thread of the process, so for every sample of a guest.
 
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use rustix::process::{Signal, getpid, kill_process};
 use vmm_sys_util::signal::{Killable, create_sigset};
 
-/// What is an event when it arrives: all but the last end the machine, unless a command takes them.
+/// Signals that are events. All but the last end the machine, unless they are passed on to a command.
 const EVENTS: [libc::c_int; 10] = [
     libc::SIGTERM,
     libc::SIGINT,
@@ -26,10 +26,11 @@ const EVENTS: [libc::c_int; 10] = [
     libc::SIGWINCH,
 ];
 
-/// What is passed on to a command that runs.
+/// Signals that are passed on to a running command.
 pub const FOR_THE_COMMAND: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
-/// The signals, readable as a file, as long as it is there. Those that nobody has read then are as if they had just arrived.
+/// Signals that have arrived, readable as a file. When this is dropped, signals that nobody has read are sent to this
+/// process again.
 #[derive(Debug)]
 pub struct Signals {
     arrived: PipeReader,
@@ -37,27 +38,28 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals away from this thread and those that it starts from now on.
+    /// Blocks the signals in this thread and those that it starts from now on, and starts the thread that waits for
+    /// them.
     pub fn take() -> io::Result<Self> {
-        /// It does next to nothing.
+        /// The thread calls next to nothing.
         const STACK: usize = 64 << 10;
-        let (arrived, mut pass_on) = io::pipe()?;
+        let (arrived, mut arrivals) = io::pipe()?;
         rustix::fs::fcntl_setfl(&arrived, OFlags::NONBLOCK)?;
         hold_back()?;
-        let set = set_of(&[events(), vec![enough()]].concat());
-        // The thread has it blocked from its beginning on, and nobody else does.
-        mask(libc::SIG_BLOCK, &set_of(&[enough()]))?;
+        let set = set_of(&[events(), vec![end_signal()]].concat());
+        // The new thread inherits this blocked signal; here it is unblocked again.
+        mask(libc::SIG_BLOCK, &set_of(&[end_signal()]))?;
         let thread = thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
-            while let Some(signal) = wait(&set).filter(|signal| *signal != enough()) {
-                // A number is one byte. Nobody else writes there, and it is read by whoever drops the other end, too.
-                let _ = u8::try_from(signal).map(|signal| pass_on.write_all(&[signal]));
+            while let Some(signal) = wait(&set).filter(|signal| *signal != end_signal()) {
+                // The write cannot fail: the reader outlives this thread.
+                let _ = u8::try_from(signal).map(|signal| arrivals.write_all(&[signal]));
             }
         });
-        unblock(&[enough()])?;
+        unblock(&[end_signal()])?;
         Ok(Self { arrived, thread: Some(thread?) })
     }
 
-    /// The next signal, if one has arrived.
+    /// Returns the next signal, if one has arrived.
     pub fn next(&self) -> Option<i32> {
         let mut signal = [0];
         match (&self.arrived).read(&mut signal) {
@@ -70,7 +72,7 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            let _ = thread.kill(enough());
+            let _ = thread.kill(end_signal());
             let _ = thread.join();
         }
         while let Some(signal) = self.next() {
@@ -80,35 +82,37 @@ impl Drop for Signals {
     }
 }
 
-/// What tells the thread that waits for signals to end.
-fn enough() -> libc::c_int {
+/// Returns the signal that ends the thread that waits.
+fn end_signal() -> libc::c_int {
     libc::SIGRTMIN() + 1
 }
 
-/// The next of these signals, as it arrives.
+/// Waits for one of these signals.
 fn wait(set: &libc::sigset_t) -> Option<libc::c_int> {
     let mut signal = 0;
-    // SAFETY: both are valid for the call.
+    // SAFETY: both pointers are valid for the call.
     let error = unsafe { libc::sigwait(set, &raw mut signal) };
     (error == 0).then_some(signal)
 }
 
-/// What this process was started to ignore, as by `nohup`, it ignores. Blocked, it would arrive all the same.
+/// Returns [`EVENTS`] without the signals that this process was started to ignore, as by `nohup`. Blocked, these would
+/// arrive.
 fn events() -> Vec<libc::c_int> {
     EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect()
 }
 
-/// Has the signals wait in this thread, and those that it starts from now on, until they are given back.
+/// Blocks the signals in this thread, and in those that it starts from now on, until [`give_back`].
 pub fn hold_back() -> io::Result<()> {
     mask(libc::SIG_BLOCK, &set_of(&events())).map(drop)
 }
 
-/// Lets the signals do again what they do by themselves.
+/// Unblocks the signals, which have their default actions.
 pub fn give_back() -> io::Result<()> {
     unblock(&EVENTS)
 }
 
-/// Has these signals wait in this thread; which others do so, a bit for each from the first on.
+/// Blocks these signals in this thread. Returns the mask of the others that are blocked, as the kernel has it: bit 0 is
+/// signal 1.
 pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
     let before = mask(libc::SIG_BLOCK, set)?;
     // SAFETY: the sets are valid, and so are the signals.
@@ -117,20 +121,20 @@ pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
     Ok(all.fold(0, |bits, signal| bits | 1 << (signal - 1)))
 }
 
-/// One of these signals, if it waits in this thread.
+/// Takes one of these signals, if one is pending in this thread.
 pub fn next_of(set: &libc::sigset_t) -> Option<libc::c_int> {
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: all are valid for the call; what else there is to know is not asked for.
+    // SAFETY: all pointers are valid for the call, and no `siginfo_t` is asked for.
     let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
     (signal > 0).then_some(signal)
 }
 
-/// Lets these signals arrive in this thread and those that it starts from now on.
+/// Unblocks these signals in this thread, and in those that it starts from now on.
 fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, &set_of(signals)).map(drop)
 }
 
-/// Has a write that would make a file larger than this process may make any (`ulimit -f`) fail, and not end the process.
+/// Ignores SIGXFSZ: a write beyond the limit of a file's size (`ulimit -f`) fails, and does not end the process.
 pub fn outlive_too_large_files() {
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -139,17 +143,17 @@ pub fn outlive_too_large_files() {
 fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed, and `action` is a valid place for the answer.
+    // SAFETY: no action is set, and `action` is valid for the answer.
     let failed = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0;
     !failed && action.sa_sigaction == libc::SIG_IGN
 }
 
-/// These signals.
+/// Returns the set of these signals.
 pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     create_sigset(signals).expect("Linux has these signals")
 }
 
-/// Changes what this thread blocks, and says what it blocked before.
+/// Changes this thread's signal mask. Returns the mask before.
 fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     let mut before = set_of(&[]);
     // SAFETY: both sets are valid.
