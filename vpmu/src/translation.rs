@@ -1,7 +1,7 @@
 //! Which event of the host a guest gets for an event of the other vendor's: one of the same meaning, or none.
 //!
 //! A guest with the PMU of its host's vendor gets the host's events as it names them. One with the other vendor's gets
-//! those of [`TABLE`] that both have, and the host's kernel finds its processor's encoding. Whatever only one of them has
+//! those of `TABLE` that both have, and the host's kernel finds its processor's encoding. Whatever only one of them has
 //! is refused, by name: a count of something similar would be a lie. What is left of similarity is that AMD's branches
 //! include interrupts and exceptions, which Linux counts as branches all the same.
 
