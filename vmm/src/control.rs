@@ -1,28 +1,18 @@
 //! What a running VM tells others who ask, and does for them, over a unix socket: where that is ([`place`]), in which words
-//! ([`message`]), who answers ([`serve`], [`machine`]) and who asks ([`client`]).
+//! ([`message`]), who answers ([`serve`]) and who asks ([`client`]).
 
 pub mod client;
-mod hardware;
-mod machine;
 pub mod message;
 mod place;
 mod serve;
 
-use std::io::{self, Write};
-use std::process::{self, ExitCode};
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
 use log::info;
-use vpmu::Switch;
 
-use crate::cli::{ChangePolicy, CounterName};
-use crate::policy;
+pub use self::serve::Machine;
 
-pub use self::machine::Running;
-pub use self::message::Summary;
-
-use self::message::{Request, Switched};
 use self::place::{Place, PlaceError, Socket};
 
 /// The socket of this process, while it has one.
@@ -34,7 +24,7 @@ pub struct Control(());
 
 impl Control {
     /// Lets others find the VM that this process runs. If they cannot, the guest runs all the same.
-    pub fn open(machine: Running) -> Self {
+    pub fn open(machine: impl Machine) -> Self {
         match open(machine) {
             Ok(()) => {}
             Err(error) => info!("`tally list` and `tally stat` will not find this VM: {error}"),
@@ -43,7 +33,7 @@ impl Control {
     }
 }
 
-fn open(machine: Running) -> Result<(), PlaceError> {
+fn open(machine: impl Machine) -> Result<(), PlaceError> {
     let (listener, socket) = Place::own()?.listen(process::id())?;
     serve::serve(listener, Arc::new(machine)).map_err(PlaceError::Thread)?;
     *SOCKET.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
@@ -53,34 +43,6 @@ fn open(machine: Running) -> Result<(), PlaceError> {
 impl Drop for Control {
     fn drop(&mut self) {
         close();
-    }
-}
-
-/// `tally policy`: changes what a VM that runs may do with its counters, or tells it.
-pub fn change(options: &ChangePolicy) -> Result<ExitCode> {
-    let ChangePolicy { vm, file, settings, enable, disable } = options;
-    let change = policy::change(file.as_deref(), settings)?;
-    let mut vm = client::find_one(vm)?;
-    let off = disable.iter().map(|name| (name, Switch::Off));
-    let on = enable.iter().map(|name| (name, Switch::On));
-    let switched: Vec<Switched> = off.chain(on).map(Switched::new).collect();
-    let is_changed = file.is_some() || !settings.is_empty();
-    if !switched.is_empty() {
-        vm.have(&Request::Switch(switched))?;
-        if !is_changed {
-            return Ok(ExitCode::SUCCESS);
-        }
-    }
-    let policy = vm.change(change)?;
-    if !is_changed {
-        write!(io::stdout(), "{}", policy::toml(&policy))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-impl Switched {
-    fn new((name, to): (&CounterName, Switch)) -> Self {
-        Self { vcpu: name.vcpu, counter: name.counter, to }
     }
 }
 

@@ -1,35 +1,32 @@
 //! The event log of a run: everything that happens to the guest's counters, in a file that costs the guest little.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`command`]): a header,
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show`]): a header,
 //! then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are perf's.
 
 mod read;
 mod record;
 mod show;
 mod summary;
+mod words;
 mod write;
 
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use tally_machine::Journal;
+use tally_machine::pmu::Pmu;
 use vpmu::event::Selection;
 use vpmu::journal::Entry;
 use vpmu::notice::Notice;
 
-use crate::cli::Log;
-use crate::control::client;
-use crate::control::message::Request;
-use crate::logging;
-use crate::pmu::{Host, Pmu, Shown};
+use crate::stderr;
 pub use record::LONGEST_TEXT;
 use record::{Header, Place, What};
-use show::Part;
+pub use show::{Part, show};
 use write::Writer;
 
 /// The log of a machine that runs. All threads write into it.
@@ -44,8 +41,7 @@ pub struct VcpuLog {
     log: Arc<EventLog>,
     vcpu: u8,
     /// Its PMU, which has its own words for events.
-    shown: Shown,
-    host: Host,
+    pmu: Pmu,
 }
 
 /// What was logged is not all in the file.
@@ -131,7 +127,7 @@ impl EventLog {
         let failure = writer.take_first_failure();
         drop(writer);
         if let Some(cause) = failure {
-            logging::say(&self.error(write::Failure { lost: 0, cause }));
+            stderr::say(&self.error(write::Failure { lost: 0, cause }));
         }
         result
     }
@@ -143,32 +139,22 @@ impl EventLog {
 }
 
 impl VcpuLog {
-    /// That of this vCPU, if its counters are Tally's.
-    pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
-        let Pmu::Emulated(shown, host) = pmu else { return None };
-        Some(Self { log: Arc::clone(log), vcpu, shown, host })
+    /// That of this vCPU.
+    pub fn new(log: Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Self {
+        Self { log, vcpu, pmu }
     }
+}
 
-    /// Logs what happened to its counters, and where the guest was then.
-    pub fn append(&self, rip: u64, entries: &[Entry]) {
+impl Journal for VcpuLog {
+    fn append(&self, rip: u64, entries: &[Entry]) {
         let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
-        let words = |selection| self.shown.words(self.host, selection);
+        let words = |selection| self.pmu.words(selection);
         self.log.with(|writer, now| {
             for entry in entries {
                 writer.add(now, place, &what(entry, &words));
             }
         });
     }
-}
-
-/// `tally log`.
-pub fn command(options: &Log) -> Result<ExitCode> {
-    match (&options.show, &options.vm) {
-        (Some(file), _) => show::show(file, if options.summary { Part::Summary } else { Part::All })?,
-        (None, Some(vm)) => client::find_one(vm)?.have(&Request::Log(options.text.clone()))?,
-        (None, None) => {}
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// An entry as the log has it.

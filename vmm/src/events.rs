@@ -1,72 +1,20 @@
 //! The one event loop, on the main thread: the user's input, signals, console output that waits, vCPUs that ended.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-use devices::{End, Serial};
+use devices::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::agent::Handle;
 use crate::console::{FlushTimer, Output};
+use crate::ending::{Ending, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::{self, Escape, TYPE_AHEAD};
-use crate::vcpu::Failure;
-
-/// Why the machine stops.
-#[derive(Debug)]
-pub enum Ending {
-    /// The guest asked for it.
-    Guest(End),
-    /// A vCPU could not go on.
-    Failed(Failure),
-    /// The command has ended with this status.
-    Command(u8),
-    /// The guest's agent cannot go on, for this reason.
-    Agent(String),
-    /// The command's output cannot be written.
-    Output(io::Error),
-    /// The user typed Ctrl-A X.
-    Quit,
-    /// Tally was sent this signal.
-    Signal(i32),
-}
-
-impl fmt::Display for Ending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Command(status) => write!(f, "the guest's command ended with status {status}"),
-            Self::Agent(reason) => write!(f, "{reason}"),
-            Self::Output(error) => write!(f, "the command's output cannot be written: {error}"),
-            Self::Guest(End::DebugExit(value)) => write!(f, "the guest wrote {value} to the debug exit"),
-            Self::Guest(End::PowerOff) => write!(f, "the guest switched itself off"),
-            Self::Guest(End::Reboot) => write!(f, "the guest reset"),
-            Self::Failed(failure) => write!(f, "the guest cannot go on: {failure}"),
-            Self::Quit => write!(f, "the user ended the machine"),
-            Self::Signal(signal) => write!(f, "signal {signal} ended the machine"),
-        }
-    }
-}
-
-/// How other threads tell the loop that the machine has ended.
-#[derive(Debug)]
-pub struct Reporter {
-    endings: Sender<Ending>,
-    wake: EventFd,
-}
-
-impl Reporter {
-    /// Reports an ending; only the first counts.
-    pub fn report(&self, ending: Ending) {
-        // The loop is gone only when an ending was reported already.
-        let _ = self.endings.send(ending);
-        let _ = self.wake.write(1);
-    }
-}
 
 type Subscriber = Box<dyn MutEventSubscriber>;
 
@@ -109,7 +57,7 @@ impl EventLoop {
     pub fn reporter(&mut self) -> Result<Reporter, LoopError> {
         let wake = EventFd::new(libc::EFD_NONBLOCK).map_err(failed("make an eventfd"))?;
         self.add(Wake(wake.try_clone().map_err(failed("copy an eventfd"))?));
-        Ok(Reporter { endings: self.sender.clone(), wake })
+        Ok(Reporter::new(self.sender.clone(), wake))
     }
 
     /// Ends when one of the signals arrives, unless the agent passes it on to the command.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tally-lab";
 
-/// Whether there is a lab for machines like this one.
+/// Whether there is a lab for machines like this one, and programs that `tally check` runs.
 pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
 /// Behind what keeps Linux from running here: where it does.
 pub const RUNS_IT: &str = if IS_HERE { ": `tally lab run` runs it on a simulated host" } else { "" };

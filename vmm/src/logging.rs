@@ -5,21 +5,16 @@
 //! times in a run; `debug` (`-vv`) what it does now and then; `trace` (`-vvv`) every access to the PMU's registers.
 
 use std::env;
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread;
 
 use env_filter::{Builder, Filter, ParseError};
 use log::{LevelFilter, Metadata, Record, warn};
+use tally_machine::target::COUNTERS;
 
 use crate::event_log::EventLog;
-use crate::terminal;
+use crate::stderr;
 
-/// The target of what concerns the guest's counters, and belongs into their log.
-pub const COUNTERS: &str = "tally::counters";
-/// The target of the guest's accesses to its PMU, whichever architecture's: users name it.
-pub const ACCESSES: &str = "tally::pmu";
 /// How detailed the counters' own log is.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
 
@@ -102,7 +97,7 @@ impl log::Log for Logger {
     fn log(&self, record: &Record) {
         let line = format!("{}{}", speaker(thread::current().name()), record.args());
         if self.shown.matches(record) {
-            say(&line);
+            stderr::say(&line);
         }
         if let Some(log) = self.log_of(record.metadata()) {
             log.say(&line);
@@ -128,11 +123,6 @@ fn speaker(thread: Option<&str>) -> String {
     }
 }
 
-/// Says a line on standard error, at once, so that no other output falls into it. Nothing is to end because nobody reads it.
-pub fn say(text: &impl Display) {
-    let _ = io::stderr().write_all(format!("tally: {text}{}", terminal::line_end()).as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +141,12 @@ mod tests {
             assert_eq!(seen, shown, "-{}", "v".repeat(verbosity.into()));
             assert!(shows(verbosity, "", COUNTERS, Level::Warn), "a starved counter is told of always");
         }
+    }
+
+    #[test]
+    fn the_machine_is_a_part_of_tally_to_whoever_selects_messages() {
+        assert!(shows(1, "", "tally_machine::virtio", Level::Info));
+        assert!(shows(0, "tally=debug", "tally_machine::vcpu", Level::Debug));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::thread::{self, JoinHandle};
 
+use tally_machine::signals::{block, set_of, unblock};
+
 /// What is an event when it arrives: all but the last end the machine, unless a command takes them.
 const EVENTS: [libc::c_int; 10] = [
     libc::SIGTERM,
@@ -46,14 +48,14 @@ impl Signals {
         hold_back()?;
         let set = set_of(&[events(), vec![enough()]].concat());
         // The thread has it blocked from its beginning on, and nobody else does.
-        mask(libc::SIG_BLOCK, &set_of(&[enough()]))?;
+        block(&set_of(&[enough()]))?;
         let thread = thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
             while let Some(signal) = wait(&set).filter(|signal| *signal != enough()) {
                 // A number is one byte. Nobody else writes there, and it is read by whoever drops the other end, too.
                 let _ = u8::try_from(signal).map(|signal| pass_on.write_all(&[signal]));
             }
         });
-        unblock(&[enough()])?;
+        unblock(&set_of(&[enough()]))?;
         Ok(Self { arrived, thread: Some(thread?) })
     }
 
@@ -102,34 +104,12 @@ fn events() -> Vec<libc::c_int> {
 
 /// Has the signals wait in this thread, and those that it starts from now on, until they are given back.
 pub fn hold_back() -> io::Result<()> {
-    mask(libc::SIG_BLOCK, &set_of(&events())).map(drop)
+    block(&set_of(&events())).map(drop)
 }
 
 /// Lets the signals do again what they do by themselves.
 pub fn give_back() -> io::Result<()> {
-    unblock(&EVENTS)
-}
-
-/// Has these signals wait in this thread; which others do so, a bit for each from the first on.
-pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
-    let before = mask(libc::SIG_BLOCK, set)?;
-    // SAFETY: the sets are valid, and so are the signals.
-    let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
-    let all = (1..=64).filter(|signal| is_in(&raw const before, *signal) && !is_in(set, *signal));
-    Ok(all.fold(0, |bits, signal| bits | 1 << (signal - 1)))
-}
-
-/// One of these signals, if it waits in this thread.
-pub fn next_of(set: &libc::sigset_t) -> Option<libc::c_int> {
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: all are valid for the call; what else there is to know is not asked for.
-    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
-    (signal > 0).then_some(signal)
-}
-
-/// Lets these signals arrive in this thread and those that it starts from now on.
-fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK, &set_of(signals)).map(drop)
+    unblock(&set_of(&EVENTS))
 }
 
 /// Has a write that would make a file larger than this process may make any (`ulimit -f`) fail, and not end the process.
@@ -144,27 +124,6 @@ fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: nothing is changed, and `action` is a valid place for the answer.
     let failed = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0;
     !failed && action.sa_sigaction == libc::SIG_IGN
-}
-
-/// These signals.
-pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
-    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    for signal in signals {
-        // SAFETY: `set` is valid, and so is the signal.
-        unsafe { libc::sigaddset(&raw mut set, *signal) };
-    }
-    set
-}
-
-/// Changes what this thread blocks, and says what it blocked before.
-fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
-    let mut before = set_of(&[]);
-    // SAFETY: both sets are valid.
-    let error = unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
-    if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 impl AsRawFd for Signals {

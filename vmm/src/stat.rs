@@ -1,7 +1,6 @@
 //! `tally list` and `tally stat`: the operator's view of the VMs that run, from outside.
 
 mod document;
-mod exits;
 mod live;
 mod text;
 
@@ -19,7 +18,7 @@ use serde::Serialize;
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
 use crate::control::message::Snapshot;
-use crate::logging;
+use crate::stderr;
 use document::{AboutDocument, VmDocument};
 use text::{aligned, printable};
 
@@ -36,7 +35,7 @@ pub fn list(options: &List) -> Result<ExitCode> {
         }
     }
     for error in silent {
-        logging::say(&error);
+        stderr::say(&error);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -55,7 +54,7 @@ fn listed(vms: &[AboutDocument]) -> Vec<String> {
 
 /// Prints how VMs do.
 pub fn stat(options: &Stat) -> Result<ExitCode> {
-    let say = |error| logging::say(&error);
+    let say = |error| stderr::say(&error);
     let vms = match &options.vm {
         Some(who) => vec![client::find_one(who)?],
         None => client::find().answering(say)?,
@@ -91,7 +90,7 @@ fn print(mut watched: Vec<Watched>, interval: Duration, count: Option<u32>) -> i
         }
         out.flush()?;
         for error in gone {
-            logging::say(&error);
+            stderr::say(&error);
         }
         if watched.is_empty() || count.is_some_and(|count| round + 1 >= count) {
             break;

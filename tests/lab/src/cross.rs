@@ -31,7 +31,8 @@ const RECIPE: &str = "1";
 
 /// What runs on RISC-V hosts, as cargo is told of it: whole packages, and of this one the workload that guests run.
 const LINTED: [&str; 2] = [
-    "--all-targets --package tally --package vpmu --package devices --package guest-agent --package perf-features",
+    "--all-targets --package tally --package tally-machine --package vpmu --package devices --package guest-agent \
+     --package perf-features",
     "--package tally-lab --bin pmu-workload",
 ];
 

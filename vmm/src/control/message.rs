@@ -9,7 +9,7 @@ use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
 use vpmu_perf::Attributed;
 
-use crate::mailbox::VcpuReport;
+use tally_machine::VcpuReport;
 
 /// What a VM can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

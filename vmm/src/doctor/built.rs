@@ -6,7 +6,7 @@ use std::path::Path;
 
 use guest_images::cache::Cache;
 
-use super::fact::Fact;
+use crate::fact::Fact;
 use crate::lab;
 
 /// What there is to know of it.

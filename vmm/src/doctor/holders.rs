@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process;
 
-use super::fact::Fact;
+use crate::fact::Fact;
 
 /// What the kernel calls a perf event's descriptor.
 const EVENT: &str = "anon_inode:[perf_event]";

@@ -3,14 +3,14 @@
 use std::fs;
 use std::io;
 
+use tally_machine::Processor;
+use tally_machine::pmu::{Choice, Offer, Pmu, offer};
 use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
 
-use super::fact::Fact;
 use super::{holders, process};
-use crate::arch::host::Processor;
+use crate::fact::Fact;
 use crate::kvm;
-use crate::pmu::{Choice, Offer, Pmu, offer};
 
 /// What there is to know of them.
 pub fn facts() -> Vec<Fact> {
@@ -112,8 +112,8 @@ fn events(events: &[(&str, io::Result<()>)]) -> Fact {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fact::State;
     use super::*;
+    use crate::fact::State;
 
     #[test]
     fn who_may_count_is_told_with_the_command_for_those_who_may_not() {

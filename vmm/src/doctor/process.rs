@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 
-use super::fact::Fact;
+use crate::fact::Fact;
 
 /// Numbers in `linux/capability.h`; the second was the right to all of perf before there was the first.
 const PERFMON: u32 = 38;
@@ -84,8 +84,8 @@ fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fact::State;
     use super::*;
+    use crate::fact::State;
 
     #[test]
     fn a_privilege_is_known_by_its_bit() {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::record::{Place, Record, What};
-use super::show::{Seconds, counters};
+use super::words::{Seconds, counters};
 
 /// How many places are shown.
 const PLACES: usize = 10;

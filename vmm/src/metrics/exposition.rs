@@ -11,7 +11,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use vpmu::report::{CounterReport, Report, State};
 
-use crate::mailbox::VcpuReport;
+use tally_machine::VcpuReport;
 
 /// The format's name.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -197,7 +197,7 @@ fn values(of: &Of, vcpu: &VcpuReport) -> Vec<(Labels, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exits::{Exits, Share};
+    use tally_machine::{Exits, Share};
     use vpmu::report::Statistics;
 
     #[test]

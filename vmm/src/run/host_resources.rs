@@ -9,9 +9,9 @@ use devices::Access;
 use devices::fs::Share;
 use devices::virtio::{Device, Disk, SharedFolder};
 use guest_agent::protocol;
+use tally_machine::MOST_VIRTIO_DEVICES;
 
 use crate::cli::Run;
-use crate::virtio;
 
 /// What the default guest has its own of. A share there, or above it, would hide it: the guest's programs, the libraries and
 /// the data that they use, and where they write.
@@ -24,7 +24,7 @@ const GUESTS_OWN: [&str; 17] = [
 const KERNELS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
 /// The agent has a virtio device, too.
-const MOST: usize = virtio::MOST - 1;
+const MOST: usize = MOST_VIRTIO_DEVICES - 1;
 
 /// The devices, and what the agent makes of them.
 pub struct HostResources {

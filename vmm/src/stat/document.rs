@@ -8,7 +8,7 @@ use vpmu::report::{CounterReport, Report, State, Statistics};
 use vpmu_perf::{Attributed, Reading, Work};
 
 use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
-use crate::exits::{Exits, Share};
+use tally_machine::{Exits, Share};
 
 /// A VM in a few words.
 #[derive(Debug, Clone, PartialEq, Serialize)]

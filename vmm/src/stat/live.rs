@@ -8,9 +8,10 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Looked, Watched, look_at};
+use crate::cli::FAILURE;
 use crate::signals::Signals;
+use crate::stderr;
 use crate::terminal::{self, Raw};
-use crate::{FAILURE, logging};
 
 /// What ends it: q, Ctrl-C, Ctrl-D.
 const KEYS: [u8; 3] = [b'q', 3, 4];
@@ -55,7 +56,7 @@ pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
     drop(screen);
     drop(raw);
     for error in all_gone {
-        logging::say(&error);
+        stderr::say(&error);
     }
     let status = |signal| u8::try_from(signal).map_or(FAILURE, |signal| INTERRUPTED | signal);
     Ok(ended_by.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(status(signal))))

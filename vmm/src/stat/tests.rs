@@ -9,8 +9,8 @@ use vpmu_perf::{Attributed, Reading, Work};
 use super::document::{AboutDocument, VmDocument};
 use super::text;
 use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
-use crate::exits::{Exits, Share};
-use crate::mailbox::VcpuReport;
+use tally_machine::VcpuReport;
+use tally_machine::{Exits, Share};
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -1,0 +1,91 @@
+//! One thing that is so.
+
+use std::{fmt, fs};
+
+use serde_json::{Value, json};
+
+/// What it means for guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// All is well.
+    Good,
+    /// It keeps something from working.
+    Bad,
+    /// It is good to know.
+    Note,
+}
+
+/// Something that is so. Commands in what it says stand between backticks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fact {
+    /// What it means.
+    pub state: State,
+    /// What it is about, in a word.
+    pub about: &'static str,
+    /// What is so.
+    pub says: String,
+}
+
+impl Fact {
+    /// One that lets guests run.
+    pub fn good(about: &'static str, says: impl Into<String>) -> Self {
+        Self { state: State::Good, about, says: says.into() }
+    }
+
+    /// One that does not.
+    pub fn bad(about: &'static str, says: impl Into<String>) -> Self {
+        Self { state: State::Bad, about, says: says.into() }
+    }
+
+    /// One that is good to know.
+    pub fn note(about: &'static str, says: impl Into<String>) -> Self {
+        Self { state: State::Note, about, says: says.into() }
+    }
+
+    /// For machines.
+    pub fn json(&self) -> Value {
+        let state = match self.state {
+            State::Good => "good",
+            State::Bad => "bad",
+            State::Note => "note",
+        };
+        let commands: Vec<&str> = self.says.split('`').skip(1).step_by(2).collect();
+        json!({ "about": self.about, "state": state, "says": self.says, "commands": commands })
+    }
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Good => "ok",
+            State::Bad => "BAD",
+            State::Note => "-",
+        };
+        write!(f, "{state:4}{:12}{}", self.about, self.says)
+    }
+}
+
+/// The kernel that runs.
+pub fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("Linux {}", release.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_find_the_commands() {
+        let fact = Fact::bad("perf", "it is forbidden: `sudo sysctl a=1`, or `sudo setcap b tally`");
+        let json = fact.json();
+        assert_eq!(json["commands"], json!(["sudo sysctl a=1", "sudo setcap b tally"]));
+        assert_eq!((&json["state"], &json["about"]), (&json!("bad"), &json!("perf")));
+        assert_eq!(Fact::good("perf", "all is well").json()["commands"], json!([]));
+    }
+
+    #[test]
+    fn people_see_what_is_bad() {
+        assert_eq!(Fact::bad("kvm", "absent").to_string(), "BAD kvm         absent");
+    }
+}
