@@ -6,7 +6,8 @@ use crate::End;
 
 /// A device with I/O ports. All vCPU threads may call it concurrently.
 pub trait PortDevice: Send + Sync {
-    /// Reads `data.len()` bytes at `offset` ports from the device's first port. The access never extends past the last port.
+    /// Reads `data.len()` bytes at `offset` ports from the device's first port. The access never extends past the last
+    /// port.
     fn read(&self, offset: u16, data: &mut [u8]);
     /// Writes `data` at `offset`, with the same bounds as [`Self::read`].
     fn write(&self, offset: u16, data: &[u8]) -> Option<End>;

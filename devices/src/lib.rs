@@ -1,7 +1,7 @@
 //! The port I/O and MMIO buses, and the devices on them.
 //!
-//! A device models registers only. It does not use KVM and starts no threads. If a register access ends the virtual machine,
-//! the device returns an [`End`], and the vCPU thread that made the access acts on it.
+//! A device models registers only. It does not use KVM and starts no threads. If a register access ends the virtual
+//! machine, the device returns an [`End`], and the vCPU thread that made the access acts on it.
 
 mod bus;
 pub mod fs;

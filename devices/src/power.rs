@@ -2,8 +2,8 @@
 
 use crate::{End, PortDevice};
 
-/// ACPI's sleep control register, followed by the sleep status register (ACPI 6.5, section 4.8.3.7). The only sleeping state is
-/// S5, soft off.
+/// ACPI's sleep control register, followed by the sleep status register (ACPI 6.5, section 4.8.3.7). The only sleeping
+/// state is S5, soft off.
 #[derive(Debug)]
 pub struct AcpiSleep;
 
@@ -34,8 +34,8 @@ pub struct ResetOn(pub u8);
 impl ResetOn {
     /// ACPI's reset register. The FADT contains the same value.
     pub const ACPI: Self = Self(1);
-    /// The command register of the keyboard controller, of which only command 0xfe works: it pulses the reset line. Reads of
-    /// its status return zero, which means that both buffers are empty.
+    /// The command register of the keyboard controller, of which only command 0xfe works: it pulses the reset line.
+    /// Reads of its status return zero, which means that both buffers are empty.
     pub const KEYBOARD: Self = Self(0xfe);
 }
 

@@ -1,4 +1,5 @@
-//! A 16550A serial port: vm-superio's model behind a lock, shared by the vCPU threads and the thread that feeds its input.
+//! A 16550A serial port: vm-superio's model behind a lock, shared by the vCPU threads and the thread that feeds its
+//! input.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +34,8 @@ impl SerialEvents for RoomEvent {
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
     fn in_buffer_empty(&self) {
-        // A write to a non-blocking eventfd fails only if the counter would overflow. The eventfd is readable then anyway.
+        // A write to a non-blocking eventfd fails only if the counter would overflow. The eventfd is readable then
+        // anyway.
         let _ = self.0.write(1);
     }
 }
@@ -56,7 +58,8 @@ impl Serial {
     /// Number of I/O ports.
     pub const PORTS: u16 = 8;
 
-    /// Creates a port that raises `interrupt`, signals `room` when the guest has read all its input, and writes to `out`.
+    /// Creates a port that raises `interrupt`, signals `room` when the guest has read all its input, and writes to
+    /// `out`.
     pub fn new(interrupt: impl Interrupt + 'static, room: EventFd, out: impl Write + Send + 'static) -> Self {
         let model =
             Model::with_events(Line(Box::new(interrupt)), RoomEvent(room), Vec::with_capacity(MAX_SENT));
@@ -92,7 +95,8 @@ impl PortDevice for Serial {
         let (mut sent, mut count) = ([0; MAX_SENT], 0);
         let mut model = self.model();
         for (byte, register) in data.iter().zip(offset..) {
-            // Fails only if the interrupt cannot be raised. There is nobody to report that to; the guest misses the interrupt.
+            // Fails only if the interrupt cannot be raised. There is nobody to report that to; the guest misses the
+            // interrupt.
             let _ = model.write(register.to_le_bytes()[0], *byte);
         }
         for (slot, byte) in sent.iter_mut().zip(model.writer_mut().drain(..)) {
