@@ -24,7 +24,7 @@ pub struct SharedFolder {
 impl SharedFolder {
     /// Creates the device for the guest's share `number`.
     pub fn new(share: Share, number: u8) -> Self {
-        Self { share, number, request: vec![0; Share::LONGEST_REQUEST] }
+        Self { share, number, request: vec![0; Share::MAX_REQUEST] }
     }
 
     /// Returns the tag by which the guest mounts share `number`.
