@@ -81,8 +81,8 @@ pub struct Nodes {
     devices: Vec<(u32, u32)>,
 }
 
-/// Maximum depth of a node: the number of components in a path of PATH_MAX bytes. More, or a loop, can only result from
-/// concurrent renames on the host.
+/// Maximum depth of a node: the number of components in a path of `PATH_MAX` bytes. More, or a loop, can only result
+/// from concurrent renames on the host.
 const MAX_DEPTH: usize = 2048;
 
 impl Nodes {

@@ -100,7 +100,7 @@ impl Transport {
         interrupt: impl Interrupt + 'static,
     ) -> io::Result<Arc<Self>> {
         let queues = device
-            .queues()
+            .queue_sizes()
             .into_iter()
             .map(|size| Queue::new(size).expect("the size of a queue is a power of two"))
             .collect();
