@@ -1,4 +1,4 @@
-//! A minimal version of QEMU's firmware configuration device (fw_cfg). It offers what public test kernels read: the
+//! A minimal version of QEMU's firmware configuration device (`fw_cfg`). It offers what public test kernels read: the
 //! signature and interface ID, the number of CPUs, and the size of the memory.
 
 use std::sync::Mutex;

@@ -72,7 +72,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Nodes {
     limits: Limits,
-    nodes: HashMap<u64, Node>,
+    table: HashMap<u64, Node>,
     ids: HashMap<Identity, u64>,
     last_id: u64,
     /// Nodes with an open path descriptor, the oldest first. Some of them may have been forgotten.
@@ -97,7 +97,7 @@ impl Nodes {
         };
         Ok(Self {
             limits,
-            nodes: HashMap::from([(ROOT, root)]),
+            table: HashMap::from([(ROOT, root)]),
             ids: HashMap::from([(identity, ROOT)]),
             last_id: ROOT,
             open_order: VecDeque::new(),
@@ -107,7 +107,7 @@ impl Nodes {
 
     /// Removes all nodes except the root. Node IDs are not reused even then.
     pub fn clear(&mut self) {
-        self.nodes.retain(|&id, _| id == ROOT);
+        self.table.retain(|&id, _| id == ROOT);
         self.ids.retain(|_, &mut id| id == ROOT);
         self.open_order.clear();
     }
@@ -118,7 +118,7 @@ impl Nodes {
         let mut closed = Vec::new();
         let mut at = id;
         let mut path_fd = loop {
-            let node = self.nodes.get_mut(&at).ok_or(Errno::STALE)?;
+            let node = self.table.get_mut(&at).ok_or(Errno::STALE)?;
             node.recently_used = true;
             match (&node.path_fd, &node.location) {
                 (Some(open), _) => break Arc::clone(open),
@@ -137,7 +137,7 @@ impl Nodes {
 
     fn reopen(&mut self, id: u64, parent: &PathFd) -> Result<Arc<PathFd>, Errno> {
         self.reserve_descriptor()?;
-        let node = self.nodes.get_mut(&id).ok_or(Errno::STALE)?;
+        let node = self.table.get_mut(&id).ok_or(Errno::STALE)?;
         let Location::Entry(_, name) = &node.location else { return Err(Errno::STALE) };
         let path_fd = match Host::find(parent, Name::new(name)?) {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
@@ -162,16 +162,16 @@ impl Nodes {
     pub fn register(&mut self, path_fd: PathFd, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
         let stat = host::stat(&path_fd)?;
         let identity = Identity::of(&stat);
-        let parent_node = self.nodes.get(&parent).ok_or(Errno::STALE)?;
+        let parent_node = self.table.get(&parent).ok_or(Errno::STALE)?;
         // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
         if parent_node.identity.is_on_other_mount(identity) && host::is_proc(&path_fd)? {
             return Err(Errno::ACCESS);
         }
         let id = self.ids.get(&identity).copied();
-        if id.is_none() && self.nodes.len() >= self.limits.nodes {
+        if id.is_none() && self.table.len() >= self.limits.nodes {
             return Err(Errno::NFILE);
         }
-        let is_closed = id.is_none_or(|id| self.nodes[&id].path_fd.is_none());
+        let is_closed = id.is_none_or(|id| self.table[&id].path_fd.is_none());
         if is_closed {
             self.reserve_descriptor()?;
         }
@@ -180,7 +180,7 @@ impl Nodes {
             self.ids.insert(identity, self.last_id);
             self.last_id
         });
-        let node = self.nodes.entry(id).or_insert_with(|| Node {
+        let node = self.table.entry(id).or_insert_with(|| Node {
             identity,
             location: Location::Entry(parent, CString::default()),
             path_fd: None,
@@ -206,7 +206,7 @@ impl Nodes {
     pub fn record_rename(&mut self, parent: u64, name: Name) -> Result<(), Errno> {
         let path_fd = Host::find(&*self.path_fd(parent)?, name)?;
         let identity = Identity::of(&host::stat(&path_fd)?);
-        if let Some(node) = self.ids.get(&identity).and_then(|id| self.nodes.get_mut(id))
+        if let Some(node) = self.ids.get(&identity).and_then(|id| self.table.get_mut(id))
             && let Location::Entry(last_parent, last_name) = &mut node.location
         {
             *last_parent = parent;
@@ -217,11 +217,11 @@ impl Nodes {
 
     /// Subtracts from the lookup count. Removes the node when the count reaches zero.
     pub fn forget(&mut self, id: u64, lookups: u64) {
-        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let Some(node) = self.table.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && id != ROOT {
             let identity = node.identity;
-            self.nodes.remove(&id);
+            self.table.remove(&id);
             self.ids.remove(&identity);
         }
     }
@@ -245,7 +245,7 @@ impl Nodes {
                 break;
             }
             let Some(id) = self.open_order.pop_front() else { break };
-            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            let Some(node) = self.table.get_mut(&id) else { continue };
             let is_referenced = node.path_fd.as_ref().is_some_and(|path_fd| Arc::strong_count(path_fd) > 1);
             if is_referenced || node.recently_used {
                 node.recently_used = false;
@@ -260,6 +260,6 @@ impl Nodes {
     /// Returns the number of nodes, and how many of them have an open path descriptor.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
-        (self.nodes.len(), self.nodes.values().filter(|node| node.path_fd.is_some()).count())
+        (self.table.len(), self.table.values().filter(|node| node.path_fd.is_some()).count())
     }
 }

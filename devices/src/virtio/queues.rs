@@ -6,7 +6,7 @@ use vm_memory::GuestMemoryMmap;
 /// The queues of a device, borrowed while it is served. The transport's lock is held meanwhile.
 pub struct Queues<'a> {
     memory: &'a GuestMemoryMmap,
-    queues: &'a mut [Queue],
+    rings: &'a mut [Queue],
     /// A ring is invalid, and the device needs a reset.
     is_broken: &'a mut bool,
     /// Sends the driver a used buffer notification.
@@ -33,11 +33,11 @@ pub struct Head {
 impl<'a> Queues<'a> {
     pub(super) fn new(
         memory: &'a GuestMemoryMmap,
-        queues: &'a mut [Queue],
+        rings: &'a mut [Queue],
         is_broken: &'a mut bool,
         interrupt: &'a dyn Fn(),
     ) -> Self {
-        Self { memory, queues, is_broken, interrupt }
+        Self { memory, rings, is_broken, interrupt }
     }
 
     /// Returns true if the queue has an available request. Otherwise, enables notifications by the driver.
@@ -60,7 +60,7 @@ impl<'a> Queues<'a> {
     pub fn pop(&mut self, queue: usize) -> Option<Request<'a>> {
         let memory = self.memory;
         while self.has_request(queue) {
-            let Some(chain) = self.queues[queue].pop_descriptor_chain(memory) else {
+            let Some(chain) = self.rings[queue].pop_descriptor_chain(memory) else {
                 // The available index is further ahead than the queue is long.
                 *self.is_broken = true;
                 return None;
@@ -91,6 +91,6 @@ impl<'a> Queues<'a> {
     }
 
     fn usable(&mut self, queue: usize) -> Option<&mut Queue> {
-        self.queues.get_mut(queue).filter(|queue| queue.ready() && !*self.is_broken)
+        self.rings.get_mut(queue).filter(|queue| queue.ready() && !*self.is_broken)
     }
 }
