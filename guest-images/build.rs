@@ -62,8 +62,8 @@ fn build_agent(target: &str, out: &Path) {
     // Not position-independent, so that no relocations are needed at its start.
     let mut flags = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static".to_owned();
     // Of this build's flags, only the linker flavor is passed on.
-    let own_flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    for flag in own_flags.split('\x1f').filter(|flag| flag.starts_with("-Clinker-flavor=")) {
+    let outer_flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    for flag in outer_flags.split('\x1f').filter(|flag| flag.starts_with("-Clinker-flavor=")) {
         flags = flags + "\x1f" + flag;
     }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");

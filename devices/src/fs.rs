@@ -66,7 +66,7 @@ enum Cause {
     Missing,
     #[error("not a directory")]
     NotDirectory,
-    #[error("permission denied; its user must be able to list and enter it")]
+    #[error("permission denied: the user who runs this program must be able to list and enter the directory")]
     Denied,
     #[error("the kernel's process table cannot be shared")]
     ProcessTable,

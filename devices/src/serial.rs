@@ -95,7 +95,7 @@ impl PortDevice for Serial {
         let (mut sent, mut count) = ([0; MAX_SENT], 0);
         let mut model = self.model();
         for (byte, register) in data.iter().zip(offset..) {
-            // Fails only if the interrupt cannot be raised. There is nobody to report that to; the guest misses the
+            // Fails only if the interrupt cannot be raised. That cannot be reported to the guest, which misses the
             // interrupt.
             let _ = model.write(register.to_le_bytes()[0], *byte);
         }

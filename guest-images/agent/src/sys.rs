@@ -90,10 +90,10 @@ fn mask(how: c_int, signals: &[c_int]) -> Result<()> {
 fn signal_set(signals: &[c_int]) -> Result<libc::sigset_t> {
     // SAFETY: a set is an array of integers, for which zero is a valid value.
     let mut set = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours.
+    // SAFETY: the pointer refers to the local set.
     check(unsafe { libc::sigemptyset(&raw mut set) })?;
     for &signal in signals {
-        // SAFETY: the set is ours and initialised.
+        // SAFETY: the pointer refers to the local set, which is initialised.
         check(unsafe { libc::sigaddset(&raw mut set, signal) })?;
     }
     Ok(set)
