@@ -255,7 +255,7 @@ impl Agent {
                     self.say(&ToGuest::Start(start));
                 }
             }
-            ToHost::Took(_) => self.shared.took(),
+            ToHost::SignalSent(_) => self.shared.took(),
             ToHost::Exited(status) => self.status = Some(status),
             ToHost::Failed(text) => self.reporter.report(Ending::Agent(one_line(&text))),
         }

@@ -221,7 +221,7 @@ fn ninja(objects: &Path, program: &str, progress: &mut Progress) -> Result<()> {
     let mut command = Command::new("ninja");
     command.arg(program).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
     // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.
-    child::die_with_this_process(&mut command, child::Death::Asked);
+    child::die_with_this_process(&mut command, child::Death::Terminate);
     let mut child = command.spawn().map_err(Error::system("run ninja"))?;
     let mut tail = VecDeque::new();
     let output = child.stdout.take().map(BufReader::new);

@@ -116,7 +116,7 @@ impl Machine {
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
         child::inherit(&mut command, inherited);
-        child::die_with_this_process(&mut command, child::Death::Sudden);
+        child::die_with_this_process(&mut command, child::Death::Kill);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

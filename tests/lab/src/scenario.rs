@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
-use guest_images::payloads::Own;
+use guest_images::payloads::OwnPrograms;
 use guest_images::{Arch, Progress, Release};
 
 use crate::board::HostPmu;
@@ -52,10 +52,10 @@ pub fn guest_with(
 ) -> Result<(PathBuf, Vec<u8>)> {
     let Release { suite, arch } = release.into();
     let own = match arch {
-        Arch::X86_64 => Own::default(),
+        Arch::X86_64 => OwnPrograms::default(),
         Arch::Riscv64 => {
             let agent = cross::agent(progress)?;
-            Own::riscv64(fs::read(&agent).map_err(Error::file("read", agent))?)
+            OwnPrograms::riscv64(fs::read(&agent).map_err(Error::file("read", agent))?)
         }
     };
     let guest = guest_images::guest_of(&Cache::open()?, suite, &own, progress)?;

@@ -43,7 +43,7 @@ impl Guests {
         command.args(&self.options).args(arguments).stdin(Stdio::null());
         // What these guests say is part of the report, and has to be the same for everybody.
         command.env_remove(logging::VARIABLE);
-        child::die_with_this_process(&mut command, child::Death::Asked);
+        child::die_with_this_process(&mut command, child::Death::Terminate);
         let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
         let said = String::from_utf8_lossy(&stderr);
         let said = said.lines().map(|line| line.trim_start_matches("tally: ").to_owned());
