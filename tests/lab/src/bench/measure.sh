@@ -1,6 +1,7 @@
-# Runs the benchmark's rows on the system where it is started: the host itself, or a guest. `percent` is the kernel's limit for
-# the time that samples take (0: no limit), and `repeat` is the number of runs of each row. The argument is one more argument of
-# the workloads; the argument `limit` only sets the limit. Each run prints `row NAME` and pairs of a name and a number.
+# Runs the benchmark's rows on the system where it is started: the host itself, or a guest. `percent` is the kernel's
+# limit for the time that samples take (0: no limit), and `repeat` is the number of runs of each row. The argument is
+# one more argument of the workloads; the argument `limit` only sets the limit. Each run prints `row NAME` and pairs of
+# a name and a number.
 
 set -u
 extra=$1
