@@ -16,7 +16,7 @@ Examples:
   tally-lab bench --quick
   tally-lab bench --on l1,amd,kvm --workload loop --measure record:100000:6")]
 pub struct Bench {
-    /// A selection with shorter workloads, which takes minutes
+    /// A selection that takes minutes, shorter workloads
     #[arg(long)]
     quick: bool,
     /// l1 (the host), auto, amd, ..., intel-v2, kvm (QEMU), mediated
@@ -31,19 +31,19 @@ pub struct Bench {
     /// The kernels' limit for the time that samples take: default, none, both
     #[arg(long, value_enum, default_value_t = Limits::Both, hide_possible_values = true)]
     limit: Limits,
-    /// Number of runs of each measurement [default: 1, --here: 5]
+    /// Runs of each measurement [default: 1, --here: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: Option<u32>,
     /// Run on this machine, which needs a PMU, KVM and perf
     #[arg(long)]
     here: bool,
-    /// Model: time of an exit beside its instructions
+    /// Model: an exit beside its instructions
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.exit_ns)]
     exit_ns: u64,
-    /// Model: additional time if it goes to user space
+    /// Model: more if it goes to user space
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.user_exit_ns)]
     user_exit_ns: u64,
-    /// Model: time of a system call
+    /// Model: a system call
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.syscall_ns)]
     syscall_ns: u64,
 }

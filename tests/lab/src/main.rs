@@ -110,7 +110,7 @@ struct Run {
     /// Number of the host's CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     lab_smp: u32,
-    /// Size of the host's memory, in MiB or as 2G
+    /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     lab_memory: u32,
     #[command(flatten)]
@@ -129,10 +129,10 @@ struct Exec {
     /// Copy the default guest there, where tally finds it
     #[arg(long)]
     with_guest: bool,
-    /// Copy tally there, compiled for the host's architecture
+    /// Copy tally there, compiled for that host
     #[arg(long)]
     with_tally: bool,
-    /// Copy what the script leaves in $OUT to this directory
+    /// Copy what the script leaves in $OUT to DIR
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -151,7 +151,7 @@ struct Machine {
     /// Number of the host's CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     smp: u32,
-    /// Size of the host's memory, in MiB or as 2G
+    /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
     /// Give the host's PMU the registers of PerfMonV2
