@@ -210,7 +210,7 @@ impl Counter {
         let mut counts = Counts { value: 0, enabled: 0, running: 0 };
         // SAFETY: the buffer has the length that is passed, and any bytes are valid for its fields.
         let length = unsafe { libc::read(self.fd(), (&raw mut counts).cast(), size_of::<Counts>()) };
-        match checked("read a counter", i64::try_from(length).expect("the same size"))? {
+        match checked("read a counter", i64::try_from(length).expect("the length fits into 64 bits"))? {
             0 => Ok(Reading::EndOfFile),
             _ => Ok(Reading::Counts(counts)),
         }

@@ -63,7 +63,7 @@ pub fn pinned() -> Verdict {
 pub fn pinned_without_room() -> Verdict {
     let rounds = 1_000_000;
     let mut counters = Event::instructions().pinned().open_each(COUNTERS + 1)?;
-    let last = counters.pop().expect("there are some");
+    let last = counters.pop().expect("there is at least one counter");
     for counter in &counters {
         counter.enable()?;
     }
