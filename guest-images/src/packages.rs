@@ -84,7 +84,7 @@ impl Apt {
         write("empty", String::new())?;
         if !is_recent || fs::read_to_string(&stamp).is_ok_and(|fetched| fetched != wanted) {
             progress.step(format!("fetching the package lists of {release}"));
-            apt.update(&archive, &folder)?;
+            apt.update(&archive, &directory)?;
             write("updated", wanted)?;
         }
         Ok(apt)

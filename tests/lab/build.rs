@@ -1,4 +1,5 @@
-//! Embeds the lab CPU's sources, so that the program can build it anywhere, and compiles the programs of known length.
+//! Embeds the lab CPU's sources, so that the installed program can build it on any machine. Compiles the programs of
+//! known length.
 
 use std::env;
 use std::fmt::Write;
@@ -6,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs in `cpu/programs.S`, and the size of each, for which `src/self_test.rs` has the counts.
+/// The programs in `cpu/programs.S` with the N of each. `src/self_test.rs` has their counts.
 const PROGRAMS: [(&str, u32); 10] = [
     ("loop", 10_000_000),
     ("rep", 100_000),
@@ -36,7 +37,7 @@ fn main() {
     }
     table.push_str("]\n");
     fs::write(out.join("programs.rs"), table).expect("OUT_DIR can be written");
-    // A flat image: what a processor finds at its reset address.
+    // Firmware images are flat binaries.
     let flat = ["-Wl,--oformat=binary", "-Wl,-Ttext=0"];
     for image in ["guest-loop.rom", "guest-exits.rom"] {
         compile(&root.join(format!("programs/{image}.S")), &out.join(image), &flat);
@@ -46,7 +47,7 @@ fn main() {
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()))
-        .map(|entry| entry.expect("a folder can be read to its end").path())
+        .map(|entry| entry.expect("a directory can be read to its end").path())
         .filter(|path| path.is_file())
         .collect();
     files.sort();
@@ -58,7 +59,7 @@ fn embed_cpu(folder: &Path, out: &Path) {
     let mut table = String::from("&[\n");
     let folders = [folder.to_owned(), folder.join("x86_64"), folder.join("riscv64")];
     for path in folders.iter().flat_map(|folder| files(folder)) {
-        let name = path.strip_prefix(folder).expect("it is below").display().to_string();
+        let name = path.strip_prefix(folder).expect("the file is in the directory").display().to_string();
         if [".c", ".h", ".inc", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
             writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
                 .expect("writing to a string cannot fail");
@@ -68,7 +69,7 @@ fn embed_cpu(folder: &Path, out: &Path) {
     fs::write(out.join("cpu_files.rs"), table).expect("OUT_DIR can be written");
 }
 
-/// The programs use no library, so the C compiler that Rust links with does.
+/// Compiles an assembly program that uses no library. The C compiler with which Rust links is enough for that.
 fn compile(source: &Path, program: &Path, options: &[&str]) {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let status = Command::new(&compiler)

@@ -1,14 +1,14 @@
 /*
- * Programs whose counts are known by reading them.
+ * Programs with known counts.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  *   cc -nostdlib -static -Wl,--build-id=none -DPROGRAM_loop -DN=10000000 \
  *      -o loop programs.S
  *
- * They have no C library and end with EXIT (three instructions, one branch),
- * so every user-mode instruction is in this file. README.md lists what each
- * must count; the numbers beside the code are for one round.
+ * They use no C library, so every user-mode instruction is in this file. They
+ * end with the system call exit (three instructions, one branch). README.md
+ * lists the counts of each; the numbers beside the code are for one round.
  */
     .globl _start
     .text
@@ -20,7 +20,7 @@ _start:
     jnz 1b
 #endif
 
-#ifdef PROGRAM_rep      /* 12 instructions, whatever N and however many faults */
+#ifdef PROGRAM_rep      /* 12 instructions for any N and any number of faults */
     mov $N, %ecx
     lea buf(%rip), %rdi
     rep stosb           /* N rounds, a page fault for each page */
@@ -49,7 +49,7 @@ _start:
     mov $8, %r10d
     syscall
     mov $N, %ebx
-1:  ud2                 /* retires never */
+1:  ud2                 /* never retires */
     dec %ebx
     jnz 1b
 #endif

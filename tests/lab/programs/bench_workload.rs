@@ -1,8 +1,8 @@
-//! What the benchmark has done while counters are used, on a host and in guests alike. It takes its own time, from the first
-//! round to the last, so that neither its start nor that of whoever counts it is in it.
+//! The workloads of the benchmark, which run on the host and in guests. The program measures its own time from the
+//! first round to the last, so neither its own start nor that of perf is included.
 //!
-//! It prints pairs of a name and a number: `ticks` of the time-stamp counter, `nanoseconds`, and the `units` that it did.
-//! `bench-workload run COMMAND...` runs a command, and prints the `total` ticks that it took.
+//! It prints pairs of a name and a number: `ticks` of the time-stamp counter, `nanoseconds`, and the number of `units`.
+//! `bench-workload run COMMAND...` runs a command, and prints the `total` ticks of the command.
 
 use std::arch::x86_64::_rdtsc;
 use std::env;
@@ -18,15 +18,15 @@ use tally_lab::pmu_figures::tell_host;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What a command line asks for beside the workload.
+/// Options of a workload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extra {
     Nothing,
-    /// The host is told where the rounds begin and end.
+    /// Hypercalls mark the start and the end of the rounds.
     Marks,
-    /// The loop counts its own instructions, and reads how many there are.
+    /// The loop counts its own instructions, and reads the counter.
     Reads,
-    /// Both.
+    /// Both of these.
     MarkedReads,
 }
 
@@ -46,7 +46,9 @@ fn main() -> ExitCode {
     let result = match &*words {
         ["run", program, arguments @ ..] => run(program, arguments),
         [workload, units, extra @ ..] => work(workload, units, extra),
-        _ => Err("WORKLOAD UNITS [read] [mark], or run COMMAND".into()),
+        _ => {
+            Err("usage: bench-workload WORKLOAD UNITS [read] [mark], or bench-workload run COMMAND...".into())
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("bench-workload: {error}");
@@ -69,7 +71,7 @@ fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
         ["mark"] => Extra::Marks,
         ["read"] => Extra::Reads,
         ["read", "mark"] => Extra::MarkedReads,
-        _ => return Err("what follows the units is `read`, `mark` or both".into()),
+        _ => return Err("after the units, use `read`, `mark`, or `read mark`".into()),
     };
     match workload.parse()? {
         Workload::Loop if extra.reads() => reads(units, extra),
@@ -79,7 +81,7 @@ fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
         }),
         Workload::Syscalls => timed(units, extra, || {
             (0..units).for_each(|_| {
-                // SAFETY: takes nothing, and cannot fail.
+                // SAFETY: the call takes no arguments and cannot fail.
                 unsafe { libc::syscall(libc::SYS_getppid) };
             });
             Ok(())
@@ -91,7 +93,7 @@ fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Does the rounds, and prints what they took.
+/// Runs the rounds, and prints their time.
 fn timed(units: u64, extra: Extra, body: impl FnOnce() -> Result<()>) -> Result<()> {
     if extra.marks() {
         tell_host(BEGIN);
@@ -107,19 +109,19 @@ fn timed(units: u64, extra: Extra, body: impl FnOnce() -> Result<()>) -> Result<
 }
 
 fn ticks() -> u64 {
-    // SAFETY: every processor of this architecture has it, and Linux allows it.
+    // SAFETY: every x86-64 processor has the instruction, and Linux allows it in user mode.
     unsafe { _rdtsc() }
 }
 
-/// Executes so many instructions, and some to get there.
+/// Executes this many instructions in a loop, and a few more before the loop.
 fn spin(instructions: u64) {
-    // SAFETY: touches nothing else.
+    // SAFETY: the code changes only the register that is named.
     unsafe {
         std::arch::asm!("2: dec {0}", "jnz 2b", inout(reg) (instructions / 2).max(1) => _, options(nomem, nostack));
     }
 }
 
-/// The loop of a program that looks at its own counter.
+/// Runs the loop, and reads a counter of its own instructions.
 fn reads(instructions: u64, extra: Extra) -> Result<()> {
     let mut counter = count_instructions()?;
     timed(instructions, extra, || {
@@ -135,11 +137,11 @@ fn reads(instructions: u64, extra: Extra) -> Result<()> {
     })
 }
 
-/// Two tasks that hand a byte to and fro: each unit is a switch.
+/// Hands a byte to and fro between two tasks. Each unit is a task switch.
 fn switches(units: u64, extra: Extra) -> Result<()> {
     let (from_parent, mut to_child) = io::pipe()?;
     let (mut from_child, to_parent) = io::pipe()?;
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has only one thread.
     match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error().into()),
         0 => {
@@ -156,12 +158,12 @@ fn switches(units: u64, extra: Extra) -> Result<()> {
         Ok(())
     })?;
     drop(to_child);
-    // SAFETY: no status is asked for.
+    // SAFETY: a null pointer is allowed for the status.
     unsafe { libc::wait(std::ptr::null_mut()) };
     Ok(())
 }
 
-/// Sends back what comes, until nothing does.
+/// Sends each byte back until the end of file.
 fn echo(mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> {
     let mut byte = [0];
     while from.read(&mut byte)? == 1 {
@@ -170,14 +172,16 @@ fn echo(mut from: PipeReader, mut to: PipeWriter) -> io::Result<()> {
     Ok(())
 }
 
-/// Follows a chain through more memory than a cache holds, in an order that cannot be foreseen: each unit is a load that the
-/// next one waits for.
+/// Follows a chain of loads through more memory than a cache holds, in an order that hardware cannot predict. Each unit
+/// is a load on which the next one depends.
 fn memory(units: u64, extra: Extra) -> Result<()> {
-    /// Of 64 bytes, a line of the cache each.
+    /// Number of cache lines of 64 bytes.
     const LINES: usize = 1 << 19;
+    /// Number of words in a line.
     const WORDS: usize = 16;
     let mut chain = vec![0_u32; LINES * WORDS];
-    // A generator of full period visits each line once (Knuth, The Art of Computer Programming, 3.2.1.2, theorem A).
+    // A linear congruential generator with full period visits each line once (Knuth, The Art of Computer Programming,
+    // volume 2, 3.2.1.2, theorem A).
     let mut line = 0_usize;
     for _ in 0..LINES {
         let next = (line * 1_664_525 + 1_013_904_223) % LINES;
@@ -194,7 +198,8 @@ fn memory(units: u64, extra: Extra) -> Result<()> {
     })
 }
 
-/// What a build does, as far as busybox can: short programs, pipes, text that is searched, small files. Each unit is a round.
+/// Imitates a build with busybox's programs: short programs, pipes, text that is searched, small files. Each unit is a
+/// run of the script.
 fn compile(units: u64, extra: Extra) -> Result<()> {
     const ROUND: &str = "
         mkdir -p objects

@@ -1,12 +1,13 @@
-//! Takes counters away from guests, as a host's root can: its events belong to a CPU, and Linux serves these before any that
-//! belong to a thread, pinned or not.
+//! Takes counters away from guests, as root on the host can: Linux schedules events of a CPU, which this program opens,
+//! before any events of a thread, pinned or not.
 //!
 //! Usage: `counter-thief COUNTERS [--for SECONDS] [--times TIMES] [--every SECONDS]`
 //!
-//! It takes that many counters of each CPU, and gives them back after SECONDS, or at SIGTERM, which ends it. With `--times` it
-//! does so again, and it is so many seconds from one theft to the next. Every line that it prints ends with a time on
-//! `CLOCK_MONOTONIC` in nanoseconds: before the first counter is taken, or after the last is given back. So a gap in what
-//! others count lies between the two.
+//! The program takes COUNTERS counters of each CPU. It gives them back after `--for` SECONDS, or at SIGTERM, which also
+//! ends the program. It repeats this `--times` TIMES, with `--every` SECONDS from the start of one theft to the start
+//! of the next. Every line of its output ends with a `CLOCK_MONOTONIC` time in nanoseconds: before the first counter is
+//! taken, or after the last one is given back. So the interval in which other events may not count is between these two
+//! times.
 //!
 //! ```text
 //! holds 6 of 6 counters on CPU 0 since 1234567890
@@ -35,19 +36,19 @@ enum Error {
     Number { argument: String, what: &'static str },
     #[error("cannot {action}: {source}")]
     System { action: String, source: io::Error },
-    #[error(
-        "CPU {cpu}: {held} of {wanted} counters could be taken; others of this CPU's events hold the rest"
-    )]
+    #[error("CPU {cpu}: took only {held} of {wanted} counters; other events of this CPU hold the rest")]
     Taken { cpu: i32, held: usize, wanted: usize },
 }
 
-/// What is to be stolen, and when.
+/// The command line.
 struct Plan {
+    /// Number of counters to take of each CPU.
     counters: usize,
-    /// For how long each time; without, until SIGTERM.
+    /// Duration of each theft; `None` is until SIGTERM.
     length: Option<Duration>,
+    /// Number of thefts.
     times: u32,
-    /// From one theft to the next.
+    /// Time from the start of one theft to the start of the next.
     every: Duration,
 }
 
@@ -73,7 +74,7 @@ fn plan(mut arguments: impl Iterator<Item = String>) -> Result<Plan, Error> {
             _ => return Err(Error::Usage),
         }
     }
-    // Whoever holds them until it is told to end does so once.
+    // Without `--for`, SIGTERM ends the first theft and the program, so there cannot be another one.
     if plan.length.is_none() && plan.times > 1 { Err(Error::Usage) } else { Ok(plan) }
 }
 
@@ -87,38 +88,38 @@ fn seconds(argument: &str) -> Result<Duration, Error> {
 }
 
 fn carry_out(plan: &Plan) -> Result<(), Error> {
-    hold_back_sigterm()?;
+    block_sigterm()?;
     let cpus = online_cpus()?;
     for time in 1..=plan.times {
         let begun = now();
         let all_held =
             cpus.iter().map(|&cpu| Held::take(cpu, plan.counters)).collect::<Result<Vec<_>, _>>()?;
         for Held { cpu, counters } in &all_held {
-            say(&format!(
+            print_line(&format!(
                 "holds {0} of {0} counters on CPU {cpu} since {1}",
                 counters.len(),
                 begun.as_nanos()
             ))?;
         }
-        let told = told_to_end(plan.length.map(|length| left(begun + length)))?;
+        let terminated = wait_for_sigterm(plan.length.map(|length| until(begun + length)))?;
         drop(all_held);
         let over = now().as_nanos();
         for cpu in &cpus {
-            say(&format!("gave back {} counters on CPU {cpu} at {over}", plan.counters))?;
+            print_line(&format!("gave back {} counters on CPU {cpu} at {over}", plan.counters))?;
         }
-        if told || time < plan.times && told_to_end(Some(left(begun + plan.every)))? {
+        if terminated || time < plan.times && wait_for_sigterm(Some(until(begun + plan.every)))? {
             break;
         }
     }
     Ok(())
 }
 
-/// How long it is until then.
-fn left(then: Duration) -> Duration {
+/// Returns the time until `then`.
+fn until(then: Duration) -> Duration {
     then.saturating_sub(now())
 }
 
-/// Counters of a CPU, until it is dropped.
+/// Counters of a CPU, which are held until this is dropped.
 struct Held {
     cpu: i32,
     counters: Vec<OwnedFd>,
@@ -131,8 +132,8 @@ impl Held {
             let action = format!("{action} a counter on CPU {cpu}");
             |source| Error::System { action, source }
         };
-        let counters = counters.map_err(system("make"))?;
-        // One that found no place is in the error state, which a read finds out.
+        let counters = counters.map_err(system("open"))?;
+        // A pinned event that could not be scheduled is in the error state, and a read of it returns end of file.
         let mut held = 0;
         for counter in &counters {
             held += usize::from(is_counting(counter).map_err(system("read"))?);
@@ -144,26 +145,26 @@ impl Held {
 fn open(cpu: i32) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: bindings::PERF_TYPE_HARDWARE,
-        size: u32::try_from(size_of::<perf_event_attr>()).expect("it is a hundred bytes or so"),
+        size: u32::try_from(size_of::<perf_event_attr>()).expect("the size is about a hundred bytes"),
         config: bindings::PERF_COUNT_HW_INSTRUCTIONS.into(),
         ..Default::default()
     };
     attr.set_pinned(1);
-    let everybody = -1;
-    // SAFETY: the description is valid for as long as the call reads it.
+    let all_tasks = -1;
+    // SAFETY: the attributes are valid for the whole call.
     let fd = unsafe {
-        sys::perf_event_open(&raw mut attr, everybody, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into())
+        sys::perf_event_open(&raw mut attr, all_tasks, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into())
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made this descriptor, and nothing else owns it.
+    // SAFETY: the call has just returned this file descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn is_counting(counter: &OwnedFd) -> io::Result<bool> {
     let mut value = 0_u64;
-    // SAFETY: the buffer is as long as is said, and any bytes are a valid number.
+    // SAFETY: the buffer has the length that is passed, and any bytes are a valid number.
     match unsafe { libc::read(counter.as_raw_fd(), (&raw mut value).cast(), size_of::<u64>()) } {
         0 => Ok(false),
         1.. => Ok(true),
@@ -171,7 +172,7 @@ fn is_counting(counter: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// CPUs by number, from a list such as `0-3,5`.
+/// Returns the numbers of the online CPUs. The file has a list such as `0-3,5`.
 fn online_cpus() -> Result<Vec<i32>, Error> {
     const PATH: &str = "/sys/devices/system/cpu/online";
     let system = |source| Error::System { action: format!("read {PATH}"), source };
@@ -184,15 +185,16 @@ fn online_cpus() -> Result<Vec<i32>, Error> {
     Ok(cpus)
 }
 
-/// Waits for SIGTERM, for so long or without end. Says whether it came.
-fn told_to_end(within: Option<Duration>) -> Result<bool, Error> {
-    let timeout = within.map(|length| libc::timespec {
+/// Waits for SIGTERM. Returns false after the timeout; `None` is no timeout.
+fn wait_for_sigterm(timeout: Option<Duration>) -> Result<bool, Error> {
+    let timeout = timeout.map(|length| libc::timespec {
         tv_sec: length.as_secs().try_into().unwrap_or(libc::time_t::MAX),
         tv_nsec: length.subsec_nanos().into(),
     });
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
     let signals = sigterm();
-    // SAFETY: the set is valid, and so is the timeout, or absent; nobody wants to know more of the signal.
+    // SAFETY: the set is valid, and the timeout is valid or null. A null pointer is allowed for the signal's
+    // information.
     if unsafe { libc::sigtimedwait(&raw const signals, ptr::null_mut(), timeout) } >= 0 {
         return Ok(true);
     }
@@ -202,10 +204,10 @@ fn told_to_end(within: Option<Duration>) -> Result<bool, Error> {
     }
 }
 
-/// Keeps SIGTERM for [`told_to_end`], which then misses none.
-fn hold_back_sigterm() -> Result<(), Error> {
+/// Blocks SIGTERM, so it stays pending until [`wait_for_sigterm`] takes it.
+fn block_sigterm() -> Result<(), Error> {
     let signals = sigterm();
-    // SAFETY: the set is valid, and nobody wants the one before.
+    // SAFETY: the set is valid, and a null pointer is allowed for the previous set.
     match unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const signals, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(Error::System { action: "block SIGTERM".into(), source: io::Error::last_os_error() }),
@@ -214,23 +216,23 @@ fn hold_back_sigterm() -> Result<(), Error> {
 
 fn sigterm() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: this makes it a set, of no signals.
+    // SAFETY: the call initialises the set as an empty one.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: it is a set now, and the signal exists.
+    // SAFETY: the set is initialised, and the signal exists.
     unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM) };
-    // SAFETY: as before.
+    // SAFETY: the set is initialised.
     unsafe { set.assume_init() }
 }
 
-/// `CLOCK_MONOTONIC`.
+/// Returns the time of `CLOCK_MONOTONIC`.
 fn now() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is written where it can be.
+    // SAFETY: the time can be written to.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("less than a second"))
 }
 
-/// A line that whoever reads it has at once.
-fn say(line: &str) -> Result<(), Error> {
+/// Prints a line. Standard output is line-buffered, so a reader gets the line at once.
+fn print_line(line: &str) -> Result<(), Error> {
     writeln!(io::stdout(), "{line}").map_err(|source| Error::System { action: "write".into(), source })
 }

@@ -1,7 +1,7 @@
-// A firmware image that is all of a guest: it executes instructions that its hypervisor intercepts, of many lengths, and
-// software interrupts that a missing page of the stack stops half-way. After each it must go on right behind it, and
-// there it counts a step. It ends the machine by writing the number of steps to port 0xf4. (APM volume 2, sections 15.7.1
-// and 15.20.)
+// A firmware image that is the whole guest. It executes instructions of many lengths that the hypervisor intercepts,
+// and software interrupts whose delivery faults on a missing page of the stack. After each of them, the guest must
+// continue at the next instruction, where it counts a step. It ends the machine by writing the number of steps to port
+// 0xf4. (APM volume 2, sections 15.7.1 and 15.20.)
 
     .code16
     .text
@@ -9,7 +9,7 @@
 _start:
     cli
     cld
-    ljmp $0xf000, $linked       // where an interrupt's handler can return to
+    ljmp $0xf000, $linked       // a code segment to which an interrupt's handler can return
 
     .macro step bytes:vararg
     .byte \bytes
@@ -26,7 +26,7 @@ linked:
     step 0x66, 0x0f, 0xa2
     xor %eax, %eax
     step 0xf2, 0x3e, 0x67, 0x0f, 0xa2
-    xor %eax, %eax              // as long as an instruction can be
+    xor %eax, %eax              // the maximum length of an instruction
     step 0x26, 0x26, 0x26, 0x26, 0x36, 0x36, 0x36, 0x36, 0x64, 0x65, 0x66, 0x67, 0x3e, 0x0f, 0xa2
 
     mov $0x277, %ecx            // the page attribute table
@@ -68,10 +68,10 @@ end:
 
 handler:
     inc %si
-    cmp $4, %si                 // one that returns to its own instruction is entered for ever
+    cmp $4, %si                 // ends a guest whose interrupts return to the same instruction
     ja end
     iret
 
-    .org 0xfff0                 // where a processor starts
+    .org 0xfff0                 // the reset vector
     jmp _start
     .org 0x10000

@@ -1,6 +1,7 @@
-// A firmware image that is all of a guest: it enters user mode, executes exactly 100,000,002 instructions there, a loop
-// of 50 million times two and two more, and ends the machine by writing to port 0xf4, which the host does for it.
-// (APM volume 2, sections 4.7 for the descriptors and 14.1 for the state at reset.)
+// A firmware image that is the whole guest. It enters user mode and executes exactly 100,000,002 instructions there: a
+// loop of 50 million rounds of two instructions, and two more. It ends the machine by writing to port 0xf4; the host
+// emulates this OUT, so it does not count as the guest's. (APM volume 2, sections 4.7 for the descriptors and 14.1 for
+// the state at reset.)
 
     .code16
     .text
@@ -16,7 +17,7 @@ protected:
     mov $0x10, %ecx
     mov %ecx, %ss
     mov $0x8000, %esp
-    push $0x23                  // SS, and a stack that nothing uses
+    push $0x23                  // SS, and a stack pointer that is not used
     push $0x7000
     push $0x3002                // EFLAGS: I/O is allowed at every level
     push $0x1b
@@ -41,7 +42,7 @@ gdt_pointer:
     .word . - gdt - 1
     .long gdt + 0xffff0000
 
-    .org 0xfff0                 // where a processor starts
+    .org 0xfff0                 // the reset vector
     .code16
     jmp _start
     .org 0x10000

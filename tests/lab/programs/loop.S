@@ -1,5 +1,5 @@
-// A loop of 100 million times two instructions, and four more: 200,000,004 in all, of which 100,000,000 are branches
-// (99,999,999 of them taken).
+// A loop of 100 million rounds of two instructions, and four more: 200,000,004 instructions in all. 100,000,000 of them
+// are conditional branches, of which 99,999,999 are taken.
 
     .globl _start
 _start:

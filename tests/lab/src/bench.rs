@@ -1,9 +1,10 @@
-//! The benchmark: what it costs a program that its counters are used, on the host itself, in Tally's guests and in those of the
-//! distribution's QEMU with KVM's own vPMU; one after the other on one host, with the same kernel, initrd, programs and script.
+//! The benchmark: how much the use of counters slows a program down, on the host itself, in Tally's guests, and in
+//! guests of the distribution's QEMU with KVM's own vPMU. All of these are measured one after the other on one host,
+//! with the same kernel, initrd, programs and script.
 //!
-//! The program takes its own time, from its first round to its last, so that perf's start is not in it. In the lab the
-//! host is simulated, one of its nanoseconds is an instruction, and every run gives the same numbers. But what a real processor
-//! takes for an exit or a system call is more than the instructions of that: [`Model`] adds it.
+//! The program measures its own time from its first round to its last, so the start of perf is not included. In the
+//! lab, the host is simulated, an instruction takes one nanosecond, and every run has the same result. On a real
+//! processor, an exit or a system call takes longer than its instructions; [`Model`] adds the difference.
 
 mod figures;
 pub mod here;
@@ -25,14 +26,14 @@ pub use table::table;
 
 use crate::{Error, HostPmu, Result, Scenario};
 
-/// What a guest's program tells the host when its rounds begin.
+/// Number of the hypercall with which a guest's program marks the start of its rounds.
 pub const BEGIN: u32 = 0x7a12_0001;
-/// What it tells at their end.
+/// Number of the hypercall that marks their end.
 pub const END: u32 = 0x7a12_0000;
-/// A program that reads its own counter does it whenever it has executed so many instructions.
+/// Number of instructions between two reads of a program that reads its own counter.
 pub const READ_EVERY: u64 = 20_000;
 
-/// The programs that take part.
+/// Paths of the programs that the benchmark runs.
 pub struct Programs {
     /// `tally`.
     pub tally: PathBuf,
@@ -40,13 +41,13 @@ pub struct Programs {
     pub workload: PathBuf,
 }
 
-/// Measures on one simulated host.
+/// Runs the benchmark on one simulated host.
 pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
-    let parts = Parts::new(plan, programs)?;
-    let scenario = Scenario::new(plan.everywhere())
+    let files = CommonFiles::new(plan, programs)?;
+    let scenario = Scenario::new(plan.main_script())
         .named("bench")
         .file(&programs.tally, "tally")
-        .guest_with(Suite::default(), &parts.borrowed(), progress)?
+        .guest_with(Suite::default(), &files.borrowed(), progress)?
         .limit(Duration::from_hours(3));
     let scenario = if plan.columns.contains(&Column::Mediated) {
         scenario.host(Suite::Sid).pmu(HostPmu::PerfMonV2)
@@ -54,26 +55,27 @@ pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> 
         scenario
     };
     let place = |scenario: Scenario, &(name, program): &(&str, &[u8])| scenario.program(program, name);
-    let scenario = parts.borrowed().iter().fold(scenario, place);
+    let scenario = files.borrowed().iter().fold(scenario, place);
     let mut printed = Vec::new();
-    // It says there how far it is, and what is wrong.
+    // The script's progress and its errors are on standard error.
     match scenario.run_with(progress, &mut printed, &mut io::stderr())? {
         0 => Figures::read(plan, &String::from_utf8_lossy(&printed)),
-        _ => Err(said_why()),
+        _ => Err(script_failed()),
     }
 }
 
-fn said_why() -> Error {
+/// Returns the error of a script that has already printed the reason.
+fn script_failed() -> Error {
     Error::Command("the measuring script".to_owned())
 }
 
-/// What the host and the guests have alike, each with its name: the workloads, and the scripts that measure.
-struct Parts(Vec<(String, Vec<u8>)>);
+/// The files that the host and the guests have in common, each with its name: the workloads, and the measuring scripts.
+struct CommonFiles(Vec<(String, Vec<u8>)>);
 
-impl Parts {
+impl CommonFiles {
     fn new(plan: &Plan, programs: &Programs) -> Result<Self> {
         let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
-        let scripts = plan.limits.iter().map(|limit| plan.measuring(*limit));
+        let scripts = plan.limits.iter().map(|limit| plan.measuring_script(*limit));
         let scripts = scripts.map(|(name, script)| (name, script.into_bytes()));
         Ok(Self([("bench-workload".to_owned(), workload)].into_iter().chain(scripts).collect()))
     }

@@ -16,7 +16,7 @@ Examples:
   tally-lab bench --quick
   tally-lab bench --on l1,amd,kvm --workload loop --measure record:100000:6")]
 pub struct Bench {
-    /// A selection that takes minutes, and shorter workloads
+    /// A selection that takes minutes, shorter workloads
     #[arg(long)]
     quick: bool,
     /// l1 (the host), auto, amd, ..., intel-v2, kvm (QEMU), mediated
@@ -31,19 +31,19 @@ pub struct Bench {
     /// The kernels' limit for the time that samples take: default, none, both
     #[arg(long, value_enum, default_value_t = Limits::Both, hide_possible_values = true)]
     limit: Limits,
-    /// How often all is done [default: 1, --here: 5]
+    /// Runs of each measurement [default: 1, --here: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: Option<u32>,
-    /// On this machine, which needs a PMU, KVM and perf
+    /// Run on this machine, which needs a PMU, KVM and perf
     #[arg(long)]
     here: bool,
-    /// What an exit takes beside its instructions
+    /// Model: an exit beside its instructions
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.exit_ns)]
     exit_ns: u64,
-    /// The same if it goes to user space
+    /// Model: more if it goes to user space
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.user_exit_ns)]
     user_exit_ns: u64,
-    /// A system call's
+    /// Model: a system call
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.syscall_ns)]
     syscall_ns: u64,
 }
@@ -65,7 +65,7 @@ impl Bench {
             return Err(Error::NotHere(obstacle));
         }
         if self.here && self.on.contains(&Column::Kvm) && !here::has_qemu() {
-            progress.step("without `kvm`: there is no qemu-system-x86_64");
+            progress.step("leaving out `kvm`: there is no qemu-system-x86_64");
             self.on.retain(|column| *column != Column::Kvm);
         }
         let plan = self.plan()?;
@@ -105,23 +105,23 @@ impl Bench {
         if plan.rows.is_empty() || plan.columns.is_empty() { Err(Error::NothingToMeasure) } else { Ok(plan) }
     }
 
-    /// The measurements that were named, of the workloads that were; or else the usual ones.
+    /// Returns the rows for the measurements and workloads of the command line, or the default ones of these workloads.
     fn rows(&self, length: Length) -> Vec<Row> {
         let wanted = |workload: &Workload| self.workload.is_empty() || self.workload.contains(workload);
         if !self.measure.is_empty() {
             let workloads = if self.workload.is_empty() { &[Workload::Loop] } else { &*self.workload };
             let pairs =
                 workloads.iter().flat_map(|&workload| self.measure.iter().map(move |&m| (workload, m)));
-            let sensible = pairs.filter(|(workload, measure)| Row::makes_sense(*workload, *measure));
+            let possible = pairs.filter(|(workload, measure)| Row::is_possible(*workload, *measure));
             return without_repetition(
-                sensible.map(|(workload, measure)| Row::new(workload, measure, length)),
+                possible.map(|(workload, measure)| Row::new(workload, measure, length)),
             );
         }
         let usual = if self.quick { QUICK } else { ALL };
         let chosen = usual.iter().filter(|(workload, _)| wanted(workload));
         chosen
             .flat_map(|(workload, measures)| {
-                let measure = |text: &&str| text.parse().expect("a test reads them all");
+                let measure = |text: &&str| text.parse().expect("a unit test parses all of them");
                 measures.iter().map(move |text| Row::new(*workload, measure(text), length))
             })
             .collect()

@@ -1,4 +1,5 @@
-//! This project's programs that run on the simulated host: they are beside this one, and are built there if they are missing.
+//! This project's programs that run on the simulated host. They are in the directory of `tally-lab`, and are built
+//! there if they are missing.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 use guest_images::Progress;
 use tally_lab::{Error, Result};
 
-/// Returns the path of a program, which is built first if it is not there and its source is.
+/// Returns the path of a program. Builds the program first if it is missing and its source exists.
 pub fn program(name: &'static str, progress: &mut Progress) -> Result<PathBuf> {
     let here = env::current_exe().map_err(|source| Error::System { action: "find this program", source })?;
     let program = here.with_file_name(name);
@@ -18,11 +19,11 @@ pub fn program(name: &'static str, progress: &mut Progress) -> Result<PathBuf> {
         Ok(program)
     } else {
         let folder = here.parent().unwrap_or(Path::new("/")).to_path_buf();
-        Err(Error::NotBeside { program: name, package: package(name), folder })
+        Err(Error::MissingProgram { program: name, package: package(name), folder })
     }
 }
 
-/// Brings `tally` up to date with its source, if this program was started by cargo.
+/// Builds `tally` if its source has changed and this program was started by cargo.
 pub fn update_tally(progress: &mut Progress) -> Result<()> {
     match env::current_exe() {
         Ok(here) if env::var_os("CARGO").is_some() => build("tally", &here, progress),
@@ -34,7 +35,8 @@ fn package(program: &str) -> &'static str {
     if program == "tally" { "tally" } else { env!("CARGO_PKG_NAME") }
 }
 
-/// Builds a program as the one at `here` was built. Does nothing for a program that was installed: it is not where cargo builds.
+/// Builds a program with the profile and into the target directory of the one at `here`. Does nothing if `here` is not
+/// in a target directory of cargo's, as for an installed program.
 fn build(name: &str, here: &Path, progress: &mut Progress) -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     // TARGET_DIR/TARGET/PROFILE/tally-lab

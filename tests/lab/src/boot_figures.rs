@@ -1,5 +1,5 @@
-//! What a boot costs: Tally beside the peer, with the same kernel, initrd, command line and console on the same
-//! simulated host, from the first `KVM_RUN` to the guest's init.
+//! The cost of a boot from the first `KVM_RUN` to the guest's init, with Tally and with the peer. Kernel, initrd,
+//! command line, console and simulated host are the same.
 
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
@@ -7,28 +7,29 @@ use tally_lab::{Error, Result, Scenario};
 
 use crate::beside;
 
-/// What one monitor's boot cost.
+/// Cost of a boot with one monitor.
 pub struct Boot {
-    /// Which one.
+    /// Name of the monitor.
     pub monitor: String,
-    /// How often the guest left KVM for user space.
+    /// Number of exits to user space.
     pub exits: u64,
-    /// The virtual time that it took.
+    /// Virtual time.
     pub seconds: f64,
 }
 
-/// What Tally costs.
+/// All measurements.
 pub struct Figures {
-    /// Boots: Tally's first.
+    /// Boots with each monitor, Tally first.
     pub boots: Vec<Boot>,
-    /// Resident memory beyond the guest's own.
+    /// Resident memory of Tally without the guest's memory.
     pub resident_kib: u64,
 }
 
-/// The init writes to the debug-exit port at once, which ends every one of the machines.
+/// Kernel arguments with which the init only writes to the debug-exit port, which ends the machine.
 const INIT: &str = "rdinit=/lib/tally/outb -- 0xf4 0";
 
-/// Counts `KVM_RUN` (0xae80) and prints `boot NAME COUNT BEGIN END` for each monitor, then `resident KIB`.
+/// Returns the script that counts `KVM_RUN` (0xae80). It prints `boot NAME COUNT BEGIN END` for each monitor, then
+/// `resident KIB`.
 fn script() -> String {
     let line = format!("console=ttyS0 panic=-1 {INIT}");
     let peers: String = [Machine::Microvm, Machine::Default]
@@ -62,7 +63,7 @@ true
     )
 }
 
-/// Measures.
+/// Runs the measurements on one simulated host.
 pub fn measure(progress: &mut Progress) -> Result<Figures> {
     let scenario = Scenario::new(script())
         .file(beside::program("tally", progress)?, "tally")

@@ -1,8 +1,8 @@
-//! The cores of this machine, one for each simulated host. With more hosts at once none would end sooner, and the limits
-//! of their scripts are in real time.
+//! Allocation of this machine's cores to simulated hosts, one core for each host. More hosts at a time would not finish
+//! sooner, and could exceed the timeouts of their scripts, which are in real time.
 //!
-//! Work has a name. What waits for a core gets one in the order of how long it took last time, the longest first, so that at
-//! the end no core is left alone with most of the work.
+//! Each piece of work has a name. Of the work that waits for a core, the piece that took longest last time gets the
+//! next one. So a long piece does not start last, with the other cores idle.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -16,27 +16,27 @@ static CORES: LazyLock<Mutex<Cores>> = LazyLock::new(|| {
 });
 static CHANGED: Condvar = Condvar::new();
 
-/// How long work of each name takes.
+/// Time that work of each name takes.
 pub type Durations = HashMap<String, Duration>;
 
 struct Cores {
     free: usize,
-    /// How long everything that waits for a core is expected to take.
+    /// Expected time of each piece of work that waits for a core.
     waiting: Vec<Duration>,
-    /// What work took in earlier processes.
+    /// Time that work took in earlier processes.
     known: Durations,
-    /// What work has taken in this process.
+    /// Time that work has taken in this process.
     taken: Durations,
 }
 
-/// A core that nothing else in this process counts on until this is dropped.
+/// A core that this process uses for one piece of work, until this is dropped.
 pub struct Core {
     work: String,
     begun: Instant,
 }
 
 impl Core {
-    /// Waits for a core. Work that has never run is expected to take as long as it may.
+    /// Waits for a core. Work that has not run before is expected to take its `limit`.
     #[must_use]
     pub fn wait_for(work: &str, limit: Duration) -> Self {
         let mut cores = cores();
@@ -45,7 +45,8 @@ impl Core {
         let others_first =
             |cores: &mut Cores| cores.free == 0 || cores.waiting.iter().any(|other| *other > expected);
         let mut cores = CHANGED.wait_while(cores, others_first).unwrap_or_else(PoisonError::into_inner);
-        let own = cores.waiting.iter().position(|waiting| *waiting == expected).expect("it was added above");
+        let own =
+            cores.waiting.iter().position(|waiting| *waiting == expected).expect("the time was added above");
         cores.waiting.swap_remove(own);
         cores.free -= 1;
         CHANGED.notify_all();
@@ -62,12 +63,12 @@ impl Drop for Core {
     }
 }
 
-/// Sets how long work is expected to take.
+/// Sets the time that work of each name is expected to take.
 pub fn expect(known: Durations) {
     cores().known = known;
 }
 
-/// Returns how long each work has had a core in this process.
+/// Returns the time for which work of each name has had a core in this process.
 pub fn taken() -> Durations {
     cores().taken.clone()
 }

@@ -1,8 +1,8 @@
-//! Builds the programs that simulate processors, one for each kind of host: the distribution's QEMU with the PMUs in the
-//! package's folder `cpu` added.
+//! Builds the lab CPUs, one for each architecture: the distribution's QEMU with the PMUs in this package's directory
+//! `cpu` added.
 //!
-//! The source tree and its objects stay in the cache, so that a change to the PMU compiles what it touches and nothing
-//! else, and an interrupted build goes on where it stopped.
+//! The source tree and its objects stay in the cache. So a change to a PMU compiles only the affected files, and an
+//! interrupted build continues where it stopped.
 
 use std::collections::VecDeque;
 use std::env;
@@ -17,12 +17,12 @@ use guest_images::{Arch, Progress, Suite, child, run_tool};
 
 use crate::{Error, Result, tools};
 
-/// The PMUs' sources, in a folder for each architecture, and the patch that hooks them into QEMU.
+/// The PMUs' sources, in a directory for each architecture, and the patch with QEMU's calls of them.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cpu_files.rs"));
 const HOOKS: &str = "hooks.patch";
-/// Where these folders' files belong in QEMU's source.
+/// Destination in QEMU's source of the files in each of these directories.
 const PLACES: [(&str, &str); 2] = [("x86_64/", "target/i386/tcg/sysemu"), ("riscv64/", "target/riscv")];
-/// The release whose QEMU the hooks are made for.
+/// The release for whose QEMU the patch is made.
 const SUITE: Suite = Suite::Bookworm;
 const CONFIGURE: [&str; 7] = [
     "--target-list=x86_64-softmmu,riscv64-softmmu",
@@ -34,18 +34,18 @@ const CONFIGURE: [&str; 7] = [
     "--disable-debug-info",
 ];
 const RECIPE: &str = "1";
-/// The folder in the cache where QEMU's source and objects stay.
+/// Directory in the cache for QEMU's source and objects.
 const TREE: &str = "lab-cpu-tree";
-/// How many lines of a failed compilation an error repeats.
+/// Number of the last lines of a failed compilation that an error message has.
 const TAIL_LINES: usize = 20;
 
-/// What differs between the processors.
+/// Parameters of a lab CPU.
 struct Kind {
-    /// What its entries in the cache are called.
+    /// Name of its entries in the cache.
     name: &'static str,
-    /// What QEMU calls the program.
+    /// QEMU's name of the program.
     program: &'static str,
-    /// Its firmware is taken from the distribution, like the source.
+    /// The firmware, which is also from the distribution.
     firmware: Firmware,
 }
 
@@ -53,7 +53,7 @@ struct Firmware {
     name: &'static str,
     suite: Suite,
     packages: &'static [&'static str],
-    /// In `/usr`.
+    /// Paths in `/usr`.
     files: &'static [&'static str],
 }
 
@@ -73,7 +73,7 @@ const X86_64: Kind = Kind {
     },
 };
 
-/// The release before has an OpenSBI that is much older than the host's kernel.
+/// The firmware is sid's, as trixie's OpenSBI is much older than the host's kernel.
 const RISCV64: Kind = Kind {
     name: "lab-cpu-riscv64",
     program: "qemu-system-riscv64",
@@ -90,12 +90,12 @@ const RISCV64: Kind = Kind {
 pub struct LabCpu {
     /// The QEMU.
     pub program: PathBuf,
-    /// The folder of its firmware.
+    /// The directory of its firmware.
     pub firmware: PathBuf,
 }
 
-/// The processor of a kind of host, built if it has not been. `TALLY_LAB_CPU` names a QEMU to take instead, for work on the
-/// lab CPU itself.
+/// Returns the lab CPU of an architecture, and builds it if needed. The variable `TALLY_LAB_CPU` can name another QEMU,
+/// for work on the lab CPU itself.
 pub fn build(cache: &Cache, arch: Arch, progress: &mut Progress) -> Result<LabCpu> {
     let kind = match arch {
         Arch::X86_64 => &X86_64,
@@ -115,7 +115,7 @@ pub fn build(cache: &Cache, arch: Arch, progress: &mut Progress) -> Result<LabCp
     Ok(LabCpu { program: entry.join(kind.program), firmware })
 }
 
-/// Whether this machine has compiled a lab CPU before.
+/// Returns true if this machine has compiled a lab CPU before.
 pub fn was_built(cache: &Cache) -> bool {
     cache.root().join(TREE).exists()
 }
@@ -146,7 +146,8 @@ fn compile(cache: &Cache, program: &str, entry: &Path, progress: &mut Progress) 
         remove_folder(&source)?;
     }
     if !source.exists() {
-        // In a folder of its own, where what an interrupted unpacking left is cleared away.
+        // The source is unpacked in a directory of its own, which is removed first in case an earlier unpacking was
+        // interrupted.
         let arriving = tree.join("arriving");
         remove_folder(&arriving)?;
         fs::create_dir(&arriving).map_err(Error::file("create", &arriving))?;
@@ -167,8 +168,8 @@ fn compile(cache: &Cache, program: &str, entry: &Path, progress: &mut Progress) 
     fs::copy(&built, entry.join(program)).map(drop).map_err(Error::file("copy", built))
 }
 
-/// Puts the PMUs' files and hooks into the tree, taking out older hooks first. Files that are as they should be are not
-/// touched, so that they are not compiled again.
+/// Adds the PMUs' files to the tree and applies the patch, after an older version of the patch was reverted. Files that
+/// are up to date are not written, so they are not compiled again.
 fn add_pmus(tree: &Path, source: &Path) -> Result<()> {
     let place = |name: &str| {
         PLACES.iter().find_map(|(folder, to)| Some(Path::new(to).join(name.strip_prefix(folder)?)))
@@ -210,7 +211,7 @@ fn configure(source: &Path, objects: &Path, progress: &mut Progress) -> Result<(
     progress.step("configuring the lab CPU");
     remove_folder(objects)?;
     fs::create_dir_all(objects).map_err(Error::file("create", objects))?;
-    // The distribution's Python, which its meson belongs to, and not another one that may come first in PATH.
+    // The distribution's meson needs the distribution's Python, and another Python may come first in PATH.
     let mut command = Command::new(source.join("configure"));
     run_tool(command.args(CONFIGURE).env("PYTHON", "/usr/bin/python3").current_dir(objects), "bash")?;
     fs::write(&configured, flags).map_err(Error::file("write", configured))
@@ -220,7 +221,7 @@ fn ninja(objects: &Path, program: &str, progress: &mut Progress) -> Result<()> {
     progress.long_step("compiling the lab CPU");
     let mut command = Command::new("ninja");
     command.arg(program).current_dir(objects).stdin(Stdio::null()).stdout(Stdio::piped());
-    // The lock on the tree goes with this process, and whoever takes it next must have the tree for itself.
+    // This process's lock on the tree ends with the process, and then nothing may write to the tree any more.
     child::die_with_this_process(&mut command, child::Death::Terminate);
     let mut child = command.spawn().map_err(Error::system("run ninja"))?;
     let mut tail = VecDeque::new();

@@ -1,8 +1,9 @@
 //! Compiles this project's programs for RISC-V hosts, and lints their code.
 //!
-//! The toolchain that compiles it for this machine need not know of RISC-V. A newer release of the distribution has a compiler
-//! that does, with its standard library: it is unpacked, not installed, and runs with the libraries of its own release. What
-//! is compiled is one file that needs no library. Every call asks cargo whether it is still of today's source.
+//! The toolchain with which the project is compiled for this machine needs no RISC-V target. The compiler and the
+//! standard library for RISC-V come from a newer release of the distribution. They are unpacked, not installed, and run
+//! with the libraries of their own release. The compiled programs are linked statically. Every call runs cargo, which
+//! recompiles a program if its source has changed.
 
 use std::env;
 use std::fs;
@@ -17,7 +18,7 @@ use guest_images::{Arch, Progress, Release, Suite, run_tool};
 use crate::{Error, Result};
 
 const SUITE: Suite = Suite::Trixie;
-/// Of this machine: the compiler, a linker, and what is linked.
+/// Packages of this machine's architecture: the compiler, a linker, and the C library for RISC-V.
 const PACKAGES: [&str; 5] = [
     "rustc-web",
     "rust-web-clippy",
@@ -25,11 +26,12 @@ const PACKAGES: [&str; 5] = [
     "libc6-dev-riscv64-cross",
     "libgcc-14-dev-riscv64-cross",
 ];
-/// Of RISC-V.
+/// Package of RISC-V's architecture.
 const STANDARD_LIBRARY: &str = "libstd-rust-web-dev";
 const RECIPE: &str = "1";
 
-/// What runs on RISC-V hosts, as cargo is told of it: whole packages, and of this one the workload that guests run.
+/// Cargo's arguments for the code that runs on RISC-V hosts: whole packages, and of this package the workload of
+/// guests.
 const LINTED: [&str; 2] = [
     "--all-targets --package tally --package tally-machine --package vpmu --package devices --package guest-agent \
      --package perf-features",
@@ -39,7 +41,8 @@ const LINTED: [&str; 2] = [
 const TARGET: &str = "riscv64gc-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-Clinker-flavor=ld -Ctarget-feature=+crt-static -Crelocation-model=static";
 
-/// Starts a program of the packages with their dynamic linker and libraries.
+/// Start of the wrapper scripts: defines a function that runs a program with the packages' dynamic linker and
+/// libraries.
 const START: &str = "\
 #!/bin/sh
 root=${0%/*}/root
@@ -49,51 +52,51 @@ start() {
 }
 ";
 const COMPILE: &str = "start \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"\n";
-/// Cargo puts the compiler's name in front of its arguments.
+/// Runs clippy. Cargo passes the compiler's name as the first argument.
 const LINT: &str = "start \"$root/usr/bin/clippy-driver\" \"$@\" --sysroot \"$root/usr\"\n";
-/// The compiler would leave to a C compiler which parts of the C library begin and end a program.
+/// Runs the linker with the startup files of the C library, which rustc otherwise leaves to a C compiler.
 const LINK: &str = "\
 c=$root/usr/riscv64-linux-gnu/lib gcc=$root/usr/lib/gcc-cross/riscv64-linux-gnu/14
 start \"$root/usr/bin/riscv64-linux-gnu-ld.bfd\" \"$c/crt1.o\" \"$c/crti.o\" \"$gcc/crtbeginT.o\" \"$@\" \\
     -L\"$c\" -L\"$gcc\" --start-group -lgcc -lgcc_eh -lc --end-group \"$gcc/crtend.o\" \"$c/crtn.o\"
 ";
 
-/// The unit tests of one of this project's libraries, as a program for the RISC-V host.
+/// Compiles the unit tests of one of this project's libraries for the RISC-V host. Returns the path of the program.
 pub fn unit_tests(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.long_step(format!("compiling the tests of {package} for riscv64"));
     compile(package, &["test", "--no-run", "--lib"], &toolchain, progress)
 }
 
-/// The program of one of this project's packages, which has no other, for the RISC-V host.
+/// Compiles the only program of one of this project's packages for the RISC-V host. Returns the path of the program.
 pub fn program(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.long_step(format!("compiling {package} for riscv64"));
     compile(package, &["build", "--bins", "--profile", "lab"], &toolchain, progress)
 }
 
-/// One of the programs of this package, for the RISC-V host.
+/// Compiles one of this package's programs for the RISC-V host. Returns the path of the program.
 pub fn own_program(name: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.long_step(format!("compiling {name} for riscv64"));
     compile(env!("CARGO_PKG_NAME"), &["build", "--bin", name, "--profile", "lab"], &toolchain, progress)
 }
 
-/// The agent of the default guest, for guests on the RISC-V host.
+/// Compiles the default guest's agent for guests on the RISC-V host. Returns the path of the program.
 pub fn agent(progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.step("compiling the guest's agent for riscv64");
     compile("guest-agent", &["build", "--bins", "--profile", "agent"], &toolchain, progress)
 }
 
-/// Runs clippy on what runs on RISC-V hosts, and lets no warning pass. Returns whether there was none.
+/// Runs clippy on the code that runs on RISC-V hosts, with warnings as errors. Returns true if there were none.
 pub fn lint(progress: &mut Progress) -> Result<bool> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.done();
     let mut passed = true;
-    for what in LINTED {
+    for arguments in LINTED {
         let mut command = cargo(&toolchain);
-        command.args(["check", "--quiet"]).args(what.split_whitespace());
+        command.args(["check", "--quiet"]).args(arguments.split_whitespace());
         command.env("RUSTC_WORKSPACE_WRAPPER", toolchain.join("clippy"));
         let status = command.env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__").status();
         passed &= status.map_err(Error::system("run cargo"))?.success();
@@ -101,17 +104,17 @@ pub fn lint(progress: &mut Progress) -> Result<bool> {
     Ok(passed)
 }
 
-/// Has cargo compile what is one program, and say where it is.
-fn compile(package: &str, how: &[&str], toolchain: &Path, progress: &mut Progress) -> Result<PathBuf> {
+/// Runs cargo with arguments that compile one program. Returns the path of the program.
+fn compile(package: &str, arguments: &[&str], toolchain: &Path, progress: &mut Progress) -> Result<PathBuf> {
     let mut command = cargo(toolchain);
-    command.args(how).args(["--message-format", "json-render-diagnostics", "--package", package]);
+    command.args(arguments).args(["--message-format", "json-render-diagnostics", "--package", package]);
     let messages = run_tool(&mut command, "cargo")?;
     progress.done();
     let (_, path) = messages.rsplit_once("\"executable\":\"").ok_or(Error::NoProgram)?;
     path.split('"').next().map(PathBuf::from).ok_or(Error::NoProgram)
 }
 
-/// The cargo of this build, with another compiler, where no other builds.
+/// Returns a command for the cargo of this build, with the compiler for RISC-V and a target directory of its own.
 fn cargo(toolchain: &Path) -> Command {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -129,7 +132,7 @@ fn cargo(toolchain: &Path) -> Command {
     command
 }
 
-/// The folder of the compiler and the linker.
+/// Returns the directory of the scripts that run compiler, clippy and linker, and unpacks the packages if needed.
 fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
     let mut key = Key::new("riscv64-toolchain").with(RECIPE).with(SUITE.name());
     key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINT, &LINK]).fold(key, Key::with);
@@ -148,7 +151,7 @@ fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
             let path = entry.join(name);
             fs::write(&path, START.to_owned() + what).map_err(Error::file("write", &path))?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-                .map_err(Error::file("make a program of", &path))?;
+                .map_err(Error::file("make executable", &path))?;
         }
         Ok(())
     })

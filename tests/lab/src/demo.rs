@@ -1,4 +1,4 @@
-//! The README's first command: an unmodified guest that runs a command, wherever it is tried.
+//! `tally-lab demo`, the README's first command: perf in an unmodified guest, on this machine or on the simulated host.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -8,7 +8,8 @@ use tally_lab::{Error, Result};
 
 use crate::{beside, tally};
 
-/// What the guest runs: `perf` counts a program and samples another. The kernel's random numbers are work with symbols.
+/// The guest's command: `perf` counts one program and samples another. The second one reads random numbers, which is
+/// work in kernel functions whose symbols perf can show.
 const COMMAND: [&str; 3] = [
     "sh",
     "-c",
@@ -20,7 +21,7 @@ const COMMAND: [&str; 3] = [
 
 const MEMORY_MIB: u32 = 2048;
 
-/// Builds what is missing, and boots.
+/// Builds what is missing, and boots the guest. Returns the status of its command.
 pub fn run(progress: &mut Progress) -> Result<u8> {
     beside::update_tally(progress)?;
     let Some(obstacle) = host::obstacle() else {

@@ -1,4 +1,4 @@
-//! Why the lab could not do what it was asked.
+//! Errors of the lab.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,28 +9,28 @@ use guest_images::Arch;
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An image or one of its packages could not be had.
+    /// An image could not be built, or one of its packages could not be downloaded.
     #[error(transparent)]
     Image(#[from] guest_images::Error),
-    /// A file or folder could not be read or written.
+    /// An operation on a file or directory failed.
     #[error("cannot {action} {path}: {source}")]
     File {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The system refused something that has no file name.
+    /// An operation failed that has no file name.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// The operation, as a verb and its object.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Packages are missing that building the lab CPU needs, and this user cannot install them.
+    /// Packages with which the lab CPU is built are missing, and this user cannot install them.
     #[error("building the lab CPU needs packages that are not installed; as root: apt-get install {}", .0.join(" "))]
     MissingPackages(Vec<&'static str>),
     /// The lab CPU does not compile.
@@ -39,80 +39,85 @@ pub enum Error {
     /// The simulated host ended before the script did.
     #[error("the simulated host ended before the script did ({cause})\n{console}")]
     HostDied {
-        /// What is known of why.
+        /// Exit status of the lab CPU.
         cause: String,
         /// The last lines of its console.
         console: String,
     },
-    /// The script was still running at its limit.
-    #[error("the script was still running after {} s and has been killed; it was here:\n{place}", limit.as_secs())]
+    /// The script was still running at its timeout.
+    #[error("the script was still running after {} s and has been killed; it hung here:\n{place}", limit.as_secs())]
     Hung {
-        /// The limit that it had.
+        /// The timeout.
         limit: Duration,
-        /// Where it was.
+        /// Where the script hung.
         place: String,
     },
-    /// The simulated host did not get as far as the script.
-    #[error("the simulated host did not boot within {} s; it was here:\n{place}", limit.as_secs())]
+    /// The simulated host did not start the script in time.
+    #[error("the simulated host did not boot within {} s; it hung here:\n{place}", limit.as_secs())]
     NotBooted {
-        /// How long it had.
+        /// The timeout.
         limit: Duration,
-        /// Where it was.
+        /// Where the host hung.
         place: String,
     },
-    /// The simulated host is of a kind that does not have it.
-    #[error("{option}: a host of the kind {arch} has no such thing")]
+    /// An option does not exist for hosts of this architecture.
+    #[error("{option} is not available on a {arch} host")]
     NotOnThisHost {
-        /// What was asked for.
+        /// The option.
         option: &'static str,
-        /// The kind of host.
+        /// The host's architecture.
         arch: Arch,
     },
-    /// This machine is not one that can be measured.
+    /// The benchmark needs something that this machine does not have.
     #[error("the benchmark cannot run on this machine: {0}")]
     NotHere(String),
-    /// Cargo has made no program of what is one.
-    #[error("cargo says of no program that it has compiled it")]
+    /// Cargo's output names no executable.
+    #[error("cargo has compiled no program: its output names no executable")]
     NoProgram,
-    /// Nothing is left of a benchmark.
-    #[error("nothing of what was asked for can be measured: only the workload `loop` reads its counter")]
+    /// The options leave nothing to measure.
+    #[error(
+        "there is nothing to measure: `read` works with the workload `loop` only, and `kvm` needs qemu-system-x86_64"
+    )]
     NothingToMeasure,
-    /// One of this project's programs is not where it is looked for.
-    #[error("no program `{program}` in {}: cargo build --release --package {package}", folder.display())]
-    NotBeside {
+    /// One of this project's programs is not in the directory of `tally-lab`.
+    #[error(
+        "there is no program `{program}` in {}; build it with cargo build --release --package {package}",
+        folder.display()
+    )]
+    MissingProgram {
         /// The program.
         program: &'static str,
-        /// The package that it is of.
+        /// The program's package.
         package: &'static str,
-        /// Where it was looked for.
+        /// The directory of `tally-lab`.
         folder: PathBuf,
     },
-    /// An option names something that cannot be taken to the simulated host, or be brought back from there.
+    /// An option names something that cannot be copied to the simulated host or back.
     #[error("{option} {path}: {why}")]
     Refused {
         /// The option.
         option: &'static str,
-        /// What it names.
+        /// The option's value.
         path: PathBuf,
-        /// What is wrong with that.
+        /// The reason.
         why: String,
     },
-    /// What a guest left did not come back whole.
-    #[error("what the guest changed did not come back whole from the simulated host, and is lost")]
+    /// The archive of what a guest changed is not complete.
+    #[error("the guest's changes did not come back completely from the simulated host, and are lost")]
     Lost,
-    /// A program that was run failed.
+    /// A program failed.
     #[error("`{0}` failed")]
     Command(String),
 }
 
 impl Error {
-    /// For `map_err`: names the file that an I/O error is about.
+    /// Returns a function for `map_err` that adds the file to an I/O error.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }
     }
 
-    /// For `map_err`: says what the system refused.
+    /// Returns a function for `map_err` that adds the operation to an I/O error.
     pub(crate) fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { action, source }
     }

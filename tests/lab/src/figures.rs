@@ -1,4 +1,4 @@
-//! What the lab itself costs, in seconds of real time, and what is done in it, exactly.
+//! `tally-lab figures`: the lab's own cost in real time, and exact costs of work on the simulated host.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tally_lab::{Error, Result, Scenario};
 
 use crate::{beside, boot_figures, riscv_figures};
 
-/// Measures and prints a table.
+/// Measures the lab itself and booting a guest, and prints a table.
 pub fn print(progress: &mut Progress) -> Result<u8> {
     tally_lab::build(Arch::default(), progress)?;
     let (warm, ()) = timed(|| tally_lab::build(Arch::default(), progress))?;
@@ -30,7 +30,7 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
     println!("| figure | measured |\n|---|---|");
     match first {
         Some(seconds) => row("building the lab for the first time", &format!("{seconds} s")),
-        None => row("building the lab for the first time", "not known: it was built in parts"),
+        None => row("building the lab for the first time", "not known, as its parts were built separately"),
     }
     row("building the lab when it has been built", &format!("{:.1} ms", warm.as_secs_f64() * 1000.0));
     row("booting the simulated host, to the end of a script", &seconds(boot));
@@ -49,7 +49,7 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures what a guest's use of its counters costs, and prints tables.
+/// Measures the cost of a guest's use of its counters, and prints tables.
 pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
     let tally = beside::program("tally", progress)?;
@@ -61,7 +61,7 @@ pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures what one waits for who uses Tally, and prints tables.
+/// Measures commands and shared folders, and prints tables.
 pub fn print_use(progress: &mut Progress) -> Result<u8> {
     progress.step("running commands with Tally and the peer");
     let figures = use_figures::measure(&beside::program("tally", progress)?, progress)?;
@@ -81,12 +81,12 @@ pub fn print_use(progress: &mut Progress) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures what a guest pays for being watched, and prints tables.
+/// Measures what monitoring costs a guest, and prints tables.
 pub fn print_watch(progress: &mut Progress) -> Result<u8> {
-    progress.step("sampling in guests that are watched, and in some that are not");
+    progress.step("sampling in guests with and without monitoring");
     let tally = beside::program("tally", progress)?;
     let figures = watch_figures::measure(&["amd", "intel"], &tally, progress)?;
-    progress.step("looking at guests that run, and taking counters from them");
+    progress.step("monitoring running guests, and taking counters from them");
     let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
@@ -95,7 +95,7 @@ pub fn print_watch(progress: &mut Progress) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures what counters cost on the RISC-V host, and prints tables.
+/// Measures the cost of counters on the RISC-V host, and prints tables.
 pub fn print_riscv(progress: &mut Progress) -> Result<u8> {
     let tables = riscv_figures::measure(progress)?;
     progress.done();

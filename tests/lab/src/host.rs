@@ -1,5 +1,5 @@
-//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU, which is
-//! the peer that Tally is compared with.
+//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU.
+//! The latter is the peer with which Tally is compared.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,14 +17,14 @@ use crate::{Error, Result};
 const INIT: &str = include_str!("../host/init");
 const RECIPE: &str = "2";
 
-/// What a kind of host is made of, beside its kernel.
+/// The parts of a host of one architecture, except its kernel.
 struct Parts {
-    /// The release of its programs.
+    /// The release of the packages.
     suite: Suite,
     packages: &'static [&'static str],
     programs: &'static [&'static str],
     firmware: &'static [&'static str],
-    /// Loaded by the host's init with what they depend on, in this order.
+    /// Kernel modules that the host's init loads with their dependencies, in this order.
     modules: &'static [&'static str],
 }
 
@@ -32,7 +32,7 @@ const X86_64: Parts = Parts {
     suite: Suite::Bookworm,
     packages: &["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"],
     programs: &["usr/bin/perf", "usr/bin/qemu-system-x86_64"],
-    // What the peer needs to boot kernels and multiboot images on its default and its microvm machine.
+    // Firmware with which the peer boots kernels and multiboot images on its machines `pc` and `microvm`.
     firmware: &[
         "usr/share/seabios/bios-256k.bin",
         "usr/share/seabios/bios-microvm.bin",
@@ -46,18 +46,18 @@ const X86_64: Parts = Parts {
     modules: &["virtio_pci", "virtio_console", "kvm-amd"],
 };
 
-/// The release before has no RISC-V.
+/// Trixie is the first release for RISC-V.
 const RISCV64: Parts = Parts {
     suite: Suite::Trixie,
     packages: &["busybox-static", "linux-perf", "qemu-system-riscv"],
     programs: &["usr/bin/perf", "usr/bin/qemu-system-riscv64"],
-    // A guest of KVM's begins with its kernel.
+    // The peer starts a guest with its kernel, without firmware.
     firmware: &[],
     modules: &["virtio_pci", "virtio_console", "kvm"],
 };
 
-/// A kind of host with the kernel that it runs if nobody says otherwise: on RISC-V the newest, as the one before cannot give a
-/// guest the interrupt of an overflow.
+/// Returns the default release of a host. On RISC-V that is the newest, as the kernel before it cannot inject a
+/// counter's overflow interrupt into a guest.
 pub fn default_host(arch: Arch) -> Release {
     let suite = match arch {
         Arch::X86_64 => Suite::default(),
@@ -66,16 +66,17 @@ pub fn default_host(arch: Arch) -> Release {
     Release { suite, arch }
 }
 
-/// What the lab CPU boots.
+/// Kernel and initramfs that the lab CPU boots.
 #[derive(Debug, Clone)]
 pub struct HostImage {
     /// The unmodified kernel.
     pub kernel: PathBuf,
-    /// An initramfs that more archives may follow.
+    /// An uncompressed initramfs, to which more archives can be appended.
     pub initrd: PathBuf,
 }
 
-/// The host with the kernel of a release, built if it has not been. Its programs are of one release, whichever the kernel is.
+/// Returns the host with the kernel of a release, and builds it if needed. The release of the host's programs does not
+/// depend on that of the kernel.
 pub fn build(cache: &Cache, release: Release, progress: &mut Progress) -> Result<HostImage> {
     let parts = match release.arch {
         Arch::X86_64 => &X86_64,
@@ -124,12 +125,12 @@ fn pack(
     }
     add_modules(&mut archive, modules, parts.modules)?;
     let initrd = entry.join("initrd");
-    // Not compressed: the simulated processor would have to undo it at every boot.
+    // The initramfs is not compressed, as the simulated processor would have to decompress it at every boot.
     fs::write(&initrd, archive.finish()).map_err(Error::file("write", &initrd))?;
     fs::remove_dir_all(&unpacked).map_err(Error::file("remove", unpacked))
 }
 
-/// Adds the modules and a list of the order to load them in.
+/// Adds the modules, their dependencies, and a file with the order in which to load them.
 fn add_modules(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<()> {
     let mut files = Vec::new();
     find_modules(folder, &mut files)?;
@@ -165,7 +166,7 @@ fn add_module(
     if !added.insert(name.clone()) {
         return Ok(());
     }
-    // A module that is in the kernel itself has no file, and needs none.
+    // A module that is built into the kernel has no file.
     let Some(path) = files.iter().find(|path| module_name(path) == name) else { return Ok(()) };
     let content = module_content(path)?;
     for dependency in dependencies(&content) {
@@ -182,8 +183,8 @@ fn module_name(path: &Path) -> String {
     file.split(".ko").next().unwrap_or_default().replace('-', "_")
 }
 
-/// A module without its signature. Checking it is most of the work of loading a module; Linux marks itself tainted by
-/// an unsigned one, and does nothing else differently.
+/// Returns a module without its signature. Checking the signature is most of the work of loading a module. An unsigned
+/// module taints the kernel, which has no other effect.
 fn module_content(path: &Path) -> Result<Vec<u8>> {
     let mut content = decompressed(path)?;
     let length = unsigned_length(&content);
@@ -191,8 +192,8 @@ fn module_content(path: &Path) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// How long a module is without its signature, which is followed by a trailer that ends in its length and a magic text
-/// (Linux, `include/linux/module_signature.h`).
+/// Returns the length of a module without its signature. The signature is followed by a trailer, which ends with the
+/// signature's length, and by a magic text (Linux, `include/linux/module_signature.h`).
 fn unsigned_length(module: &[u8]) -> usize {
     const MAGIC: &[u8] = b"~Module signature appended~\n";
     const TRAILER: usize = 12;
@@ -208,7 +209,7 @@ fn decompressed(path: &Path) -> Result<Vec<u8>> {
     if path.extension().is_none_or(|extension| extension == "ko") {
         return fs::read(path).map_err(Error::file("read", path));
     }
-    let scratch = tempfile::tempdir().map_err(Error::system("create a temporary folder"))?;
+    let scratch = tempfile::tempdir().map_err(Error::system("create a temporary directory"))?;
     let copy = scratch.path().join(path.file_name().unwrap_or_default());
     fs::copy(path, &copy).map_err(Error::file("read", path))?;
     run_tool(Command::new("xz").arg("--decompress").arg(&copy), "xz-utils")?;
@@ -216,7 +217,7 @@ fn decompressed(path: &Path) -> Result<Vec<u8>> {
     fs::read(&plain).map_err(Error::file("read", plain))
 }
 
-/// The names after `depends=` in a module's `.modinfo` section.
+/// Returns the names after `depends=` in a module's `.modinfo` section.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const FIELD: &[u8] = b"\0depends=";
     let Some(start) = module.windows(FIELD.len()).position(|window| window == FIELD) else {

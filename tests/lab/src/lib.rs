@@ -1,8 +1,9 @@
-//! The lab: a simulated host with an exact PMU, for machines that have none.
+//! The lab: a simulated host with KVM and an exact PMU, for machines that have neither.
 //!
-//! A patched QEMU simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`), an
-//! unmodified Debian kernel with KVM runs on it (`host`), and a [`Scenario`] is a script that runs there. Virtual time
-//! is counted in instructions, so that a scenario does the same thing every time and a test can say `==`.
+//! A patched QEMU simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`). An
+//! unmodified Debian kernel with KVM runs on that processor (`host`). A [`Scenario`] is a script that runs on this
+//! host. One instruction takes one nanosecond of virtual time, so a scenario does the same each time, and tests can
+//! compare counts with `==`.
 
 pub mod bench;
 mod board;
@@ -21,7 +22,8 @@ mod symbols;
 mod tools;
 pub mod use_figures;
 mod watch;
-// A program for RISC-V is compiled with the rest of this, and what is measured here is not there.
+// `pmu-workload` is compiled for RISC-V together with this library. The bare-metal guest of this module exists on
+// x86-64 only.
 #[cfg(target_arch = "x86_64")]
 pub mod watch_figures;
 
@@ -38,11 +40,11 @@ pub use host::default_host;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
 
-/// What every fallible function here returns.
+/// Result of the lab's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Builds all of a kind of lab that has not been built: the CPU, the host, the default guest. How long the first build took
-/// is kept, because it cannot be measured again without throwing everything away.
+/// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Stores the time that the
+/// first build takes, which cannot be measured again without deleting the cache.
 pub fn build(arch: Arch, progress: &mut Progress) -> Result<()> {
     let cache = Cache::open()?;
     let begun = Instant::now();
@@ -58,7 +60,7 @@ pub fn build(arch: Arch, progress: &mut Progress) -> Result<()> {
     Ok(())
 }
 
-/// How many seconds the first build took, if [`build`] made it.
+/// Returns the time in seconds that the first build took, if [`build`] made it.
 pub fn first_build_seconds() -> Result<Option<u64>> {
     let path = first_build_time_path(&Cache::open()?);
     Ok(std::fs::read_to_string(path).ok().and_then(|seconds| seconds.parse().ok()))

@@ -1,4 +1,4 @@
-//! One run of the lab CPU: a QEMU process that cannot outlive this one, and the channels to the host that it simulates.
+//! One run of the lab CPU: a QEMU process that cannot outlive this process, and the channels to the simulated host.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
@@ -16,10 +16,10 @@ use crate::board::{Board, HostPmu};
 use crate::cpu::LabCpu;
 use crate::{Error, Result};
 
-/// How long the monitor has to answer when the host hangs.
-const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a request to QEMU's monitor.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What can differ between machines.
+/// Parameters of a machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub processors: u32,
@@ -27,19 +27,21 @@ pub struct Shape {
     pub pmu: HostPmu,
 }
 
-/// What a machine writes, to be read by whoever runs it.
+/// The channels that a machine writes to.
 pub struct Output {
     pub stdout: PipeReader,
     pub stderr: PipeReader,
     pub console: PipeReader,
+    /// The tar archive of what the script leaves in `$OUT`.
     pub files: PipeReader,
 }
 
-/// What came from a machine while it was listened to.
-pub enum Heard {
+/// Result of reading a line from the host's init.
+pub enum Received {
+    /// A line.
     Line(String),
-    /// Nothing in time.
-    Nothing,
+    /// No whole line came in time.
+    Timeout,
     /// The machine has ended.
     End,
 }
@@ -50,12 +52,13 @@ pub struct Machine {
     control: BufReader<UnixStream>,
     monitor: UnixStream,
     board: Board,
-    /// What has come of a line whose end has not.
-    begun_line: String,
+    /// Start of a line whose end has not come yet.
+    partial_line: String,
 }
 
 impl Machine {
-    /// Boots `kernel` with an initrd that needs no name. Only a machine that is given an input has a port for it.
+    /// Boots `kernel` with an initrd, which may be a file without a name. The machine has a port for input only if
+    /// there is one.
     pub fn start(
         cpu: &LabCpu,
         arch: Arch,
@@ -80,8 +83,8 @@ impl Machine {
         command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
         command.arg("-L").arg(&cpu.firmware).args(["-bios", board.firmware]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
-        // Without `ioeventfd` what is written leaves the machine at once, and not when another thread gets to it: that
-        // moment, and the interrupt that follows, would be different every time.
+        // Without `ioeventfd`, a write of the host reaches its destination at once. With it, another thread of QEMU
+        // would do that, at a moment that differs from run to run, and so would the interrupt that follows.
         let ports = if input.is_some() { 6 } else { 5 };
         command.args(["-append", board.command_line]);
         command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
@@ -107,11 +110,11 @@ impl Machine {
             monitor_end.into(),
         ];
         if let Some(input) = input {
-            let (here, there) = UnixStream::pair().map_err(Error::system("create a socket"))?;
-            thread::spawn(|| pass_in(input, here));
-            command.arg("-chardev").arg(format!("socket,id=in,fd={}", there.as_raw_fd()));
+            let (socket, input_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+            thread::spawn(|| forward_input(input, socket));
+            command.arg("-chardev").arg(format!("socket,id=in,fd={}", input_end.as_raw_fd()));
             command.args(["-device", "virtserialport,chardev=in,nr=5"]);
-            ends.push(there.into());
+            ends.push(input_end.into());
         }
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
@@ -124,31 +127,31 @@ impl Machine {
             .map_err(Error::file("run", &cpu.program))?;
         drop(ends);
         let machine =
-            Self { child, control: BufReader::new(control), monitor, board, begun_line: String::new() };
+            Self { child, control: BufReader::new(control), monitor, board, partial_line: String::new() };
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
-    /// The next line from the host's init.
-    pub fn next_line(&mut self, patience: Duration) -> Heard {
-        // A timeout of zero would mean none.
-        let patience = patience.max(Duration::from_millis(1));
-        let heard = self.control.get_ref().set_read_timeout(Some(patience));
-        match heard.and_then(|()| self.control.read_line(&mut self.begun_line)) {
-            Ok(0) => Heard::End,
-            Ok(_) => Heard::Line(std::mem::take(&mut self.begun_line).trim_end().to_owned()),
-            Err(_) => Heard::Nothing,
+    /// Waits for the next line from the host's init.
+    pub fn next_line(&mut self, timeout: Duration) -> Received {
+        // A socket's timeout must not be zero.
+        let timeout = timeout.max(Duration::from_millis(1));
+        let set = self.control.get_ref().set_read_timeout(Some(timeout));
+        match set.and_then(|()| self.control.read_line(&mut self.partial_line)) {
+            Ok(0) => Received::End,
+            Ok(_) => Received::Line(std::mem::take(&mut self.partial_line).trim_end().to_owned()),
+            Err(_) => Received::Timeout,
         }
     }
 
-    /// Asks the host's init something.
-    pub fn ask(&mut self, question: &str) {
-        // A host that has died answers nothing, which the caller finds out.
-        let _ = writeln!(self.control.get_mut(), "{question}");
+    /// Sends a request to the host's init.
+    pub fn send(&mut self, request: &str) {
+        // If this fails, the host has died, and the caller gets no answer.
+        let _ = writeln!(self.control.get_mut(), "{request}");
     }
 
-    /// The address that the first processor executes, seen from outside.
+    /// Asks QEMU's monitor for the address that the first CPU executes.
     pub fn instruction_pointer(&mut self) -> Option<u64> {
-        self.monitor.set_read_timeout(Some(MONITOR_PATIENCE)).ok()?;
+        self.monitor.set_read_timeout(Some(MONITOR_TIMEOUT)).ok()?;
         let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
                        \"arguments\": {\"command-line\": \"info registers\"}}\n";
         self.monitor.write_all(request.as_bytes()).ok()?;
@@ -156,7 +159,7 @@ impl Machine {
         lines.find_map(|line| self.board.address(&line))
     }
 
-    /// Waits for a machine whose channels are closed, and says how it ended.
+    /// Waits for the end of a machine whose channels are closed. Returns its exit status.
     pub fn wait(mut self) -> Option<ExitStatus> {
         self.child.wait().ok()
     }
@@ -169,12 +172,13 @@ impl Drop for Machine {
     }
 }
 
-/// Passes an input on as fast as it is read, to its end or the machine's. Nobody waits for this: an input may be silent
+/// Copies the input to the machine until either ends. Nothing waits for this thread, as a read of the input may block
 /// for ever.
-fn pass_in(mut input: File, mut machine: UnixStream) {
+fn forward_input(mut input: File, mut machine: UnixStream) {
     if std::io::copy(&mut input, &mut machine).is_ok() {
         let _ = machine.shutdown(Shutdown::Write);
-        // Were it closed now, the machine would throw away what it has not read yet.
+        // QEMU discards what it has not read when the socket is closed, so the socket stays open until the machine
+        // ends.
         let _ = machine.read(&mut [0]);
     }
 }

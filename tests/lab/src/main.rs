@@ -1,4 +1,4 @@
-//! The command `tally-lab`.
+//! The command line of `tally-lab`.
 
 mod benchmark;
 mod beside;
@@ -19,7 +19,7 @@ use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
 use tally_lab::{Error, HostPmu, Result, Scenario, cross};
 
-/// The status of failures of the lab itself, so that they cannot be taken for the script's.
+/// Exit status of failures of the lab itself, which differs from that of a script.
 const LAB_FAILED: u8 = 125;
 
 /// A simulated host with an exact PMU and real KVM, for machines that have none.
@@ -43,7 +43,7 @@ enum Subcommands {
     /// Build the lab: the CPU, the host, the default guest
     #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --arch riscv64")]
     Build {
-        /// The kind of host: x86_64, or riscv64
+        /// The host's architecture: x86_64 or riscv64
         #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
         arch: Arch,
     },
@@ -51,10 +51,10 @@ enum Subcommands {
     Exec(Exec),
     /// Run `tally run` on the simulated host
     Run(Run),
-    /// Prove that the lab counts exactly, before anything else runs on it
+    /// Check that the lab counts exactly
     #[command(visible_alias = "test", after_help = "Example:\n  tally-lab self-test")]
     SelfTest,
-    /// Count and sample in an unmodified guest: on this machine if its KVM can
+    /// Count and sample in an unmodified guest, on this machine if possible
     #[command(after_help = "\
 Where this machine's KVM cannot run Linux, the guest runs on the simulated host.
 
@@ -63,7 +63,7 @@ Example:
     Demo,
     /// Run clippy on the code for RISC-V hosts
     #[command(after_help = "\
-The compiler that rustup installs need not know of RISC-V: the lab's does.
+Uses the lab's own compiler, so rustup needs no target for RISC-V.
 
 Example:
   tally-lab lint")]
@@ -72,12 +72,12 @@ Example:
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
-        /// commands and shared folders; watch: what a guest pays for being watched; riscv: as pmu,
+        /// commands and shared folders; watch: what monitoring costs a guest; riscv: as pmu,
         /// on the RISC-V host
         #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
         what: Measured,
     },
-    /// Tell what the use of counters costs, beside KVM's vPMU
+    /// Compare what the use of counters costs with Tally and with KVM's vPMU
     Bench(benchmark::Bench),
 }
 
@@ -89,7 +89,7 @@ enum Measured {
     Pmu,
     /// Commands and shared folders.
     Use,
-    /// Being watched.
+    /// Monitoring of a guest from the host.
     Watch,
     /// A RISC-V guest's use of its counters.
     Riscv,
@@ -97,24 +97,25 @@ enum Measured {
 
 #[derive(Args)]
 #[command(after_help = "\
-As `tally run` here, but a terminal's input does not get in: it is empty.
-Folders and disks are copied, and come back. The lab's own failures: 125.
+Works as `tally run` does here, but input from a terminal is not passed on.
+Folders and disks are copied there and back. The lab's own failures have
+status 125.
 
 Example:
   tally-lab run --share .:rw -- sh -c 'sort >sorted' <words")]
 struct Run {
-    /// End `tally` after this time, and say where it was
+    /// Kill `tally` after this time, and show where it hung
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     lab_limit: u64,
-    /// The host's processors
+    /// Number of the host's CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     lab_smp: u32,
-    /// The host's memory
+    /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     lab_memory: u32,
     #[command(flatten)]
     kind: Kind,
-    /// What `tally run` is given
+    /// Arguments of `tally run`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -122,21 +123,21 @@ struct Run {
 #[derive(Args)]
 #[command(after_help = "Example:\n  tally-lab exec --with tally --out results script.sh")]
 struct Exec {
-    /// Put a file where the script starts
+    /// Copy a file to the script's working directory
     #[arg(long, value_name = "FILE[:NAME]")]
     with: Vec<String>,
-    /// Put the default guest there, where tally finds it
+    /// Copy the default guest there, where tally finds it
     #[arg(long)]
     with_guest: bool,
-    /// Put tally there, compiled for that kind of host
+    /// Copy tally there, compiled for that host
     #[arg(long)]
     with_tally: bool,
-    /// Bring back what the script leaves in $OUT
+    /// Copy what the script leaves in $OUT to DIR
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
-    /// The script, which is given what is behind it
+    /// The script; its arguments follow
     script: PathBuf,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
@@ -147,7 +148,7 @@ struct Machine {
     /// Kill the script after this time
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
-    /// The host's processors
+    /// Number of the host's CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     smp: u32,
     /// The host's memory, in MiB or as 2G
@@ -163,16 +164,16 @@ struct Machine {
     verbose: bool,
 }
 
-/// Which host, and which guest.
+/// Architecture and kernels of host and guest.
 #[derive(Args)]
 struct Kind {
-    /// The kind of host: x86_64, or riscv64
+    /// The host's architecture: x86_64 or riscv64
     #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
     arch: Arch,
-    /// The release of the host's kernel
+    /// The Debian release of the host's kernel
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
-    /// That of the default guest's
+    /// The Debian release of the default guest's kernel
     #[arg(long, value_name = "SUITE")]
     guest_suite: Option<Suite>,
 }
@@ -188,7 +189,7 @@ impl Kind {
         Release { suite: self.guest_suite.unwrap_or(default.suite), ..default }
     }
 
-    /// Whether there are such, and an x86-64 host's PMU if that is wanted.
+    /// Returns an error if the architecture does not have what the options ask for.
     fn check(&self, perfmon_v2: bool) -> Result<()> {
         let too_old = Some(Suite::Bookworm);
         let wants = [
@@ -232,7 +233,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Should the stream be closed, nobody reads it.
+            // Printing fails only if the stream is closed.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(LAB_FAILED) } else { ExitCode::SUCCESS };
         }
@@ -348,7 +349,7 @@ mod tests {
             assert!(examples.peek().is_some(), "{} has no example", command.get_name());
             for example in examples {
                 let parsed = Arguments::try_parse_from(example.split_whitespace());
-                assert!(parsed.is_ok(), "{example}: {}", parsed.err().expect("it is an error"));
+                assert!(parsed.is_ok(), "{example}: {}", parsed.err().expect("the result is an error"));
             }
         }
     }

@@ -1,20 +1,20 @@
-//! The peer: the distribution's QEMU on the simulated host, with KVM's own virtual PMU.
+//! The peer with which Tally is compared: the distribution's QEMU on the simulated host, with KVM's own virtual PMU.
 
 use std::ffi::OsStr;
 
 use guest_images::command;
 
-/// A machine of the peer on an x86-64 host.
+/// A machine type of the peer on an x86-64 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
-    /// Its default PC.
+    /// The default PC.
     Default,
-    /// The small one, made for quick boots.
+    /// `microvm`, which has few devices and boots quickly.
     Microvm,
 }
 
 impl Machine {
-    /// Its name on the peer's command line.
+    /// Returns the machine's name for `-machine`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "pc",
@@ -26,24 +26,24 @@ impl Machine {
 const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qemu -nodefaults -no-user-config \
                       -no-reboot -display none -serial stdio -accel kvm -cpu host,pmu=on,+perfctr-core";
 
-/// The shell command that boots the default guest and runs `arguments` in it; see [`crate::Scenario::guest`].
-/// What they print comes out on standard output, and then `tally: status N`.
+/// Returns the shell command that boots the default guest and runs the command `arguments` in it; see
+/// [`crate::Scenario::guest`]. The command's output is printed on standard output, followed by `tally: status N`.
 pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
     linux_of(machine, "guest/kernel", arguments)
 }
 
-/// A folder of the host's that guests can mount, in the way of the peer: 9p.
+/// A directory of the host that the peer shares with a guest by 9p.
 #[derive(Debug, Clone, Copy)]
 pub struct Folder<'a> {
-    /// A kernel that knows 9p, which the distribution's for clouds do not.
+    /// A kernel with 9p, which the distribution's cloud kernels do not have.
     pub kernel: &'a str,
-    /// Where the folder is.
+    /// Path of the directory.
     pub path: &'a str,
-    /// What guests know it by.
+    /// The mount tag.
     pub tag: &'a str,
 }
 
-/// The same with a folder that may be read, which the command has to mount.
+/// Returns the command of [`linux`] with a read-only directory, which the guest's command has to mount.
 pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
     let bus = match machine {
         Machine::Default => "pci",
@@ -57,28 +57,29 @@ pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl As
     )
 }
 
-/// The same as [`linux`] on the RISC-V host. KVM gives a guest overflow interrupts only with an AIA.
+/// Returns the command of [`linux`] for the RISC-V host. KVM injects overflow interrupts only with an AIA.
 pub fn linux_on_riscv(arguments: &[impl AsRef<OsStr>]) -> String {
     format!(
         "qemu-system-riscv64 -nodefaults -no-user-config -no-reboot -display none -serial stdio -accel kvm -cpu host \
          -machine virt,aia=aplic-imsic {}",
-        boots("guest/kernel", arguments)
+        guest_options("guest/kernel", arguments)
     )
 }
 
 fn linux_of(machine: Machine, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
-    format!("{COMMON} -machine {} {}", machine.name(), boots(kernel, arguments))
+    format!("{COMMON} -machine {} {}", machine.name(), guest_options(kernel, arguments))
 }
 
-/// What every machine is told of its guest.
-fn boots(kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
+/// Returns the options for the guest, which all machines have in common.
+fn guest_options(kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
     format!(
         "-m 512 -kernel {kernel} -initrd guest/initrd -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
         command::encode(arguments)
     )
 }
 
-/// The command that boots the default guest's kernel and initrd with this command line; a write to port 0xf4 ends it.
+/// Returns the command that boots the default guest's kernel and initrd with this command line. A write to port 0xf4
+/// ends the machine.
 pub fn to_debug_exit(machine: Machine, command_line: &str) -> String {
     format!(
         "{COMMON} -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
@@ -87,7 +88,8 @@ pub fn to_debug_exit(machine: Machine, command_line: &str) -> String {
     )
 }
 
-/// The shell command that starts a machine with nothing but a firmware image, which ends it through port 0xf4.
+/// Returns the shell command that starts a machine with only a firmware image, which ends the machine by a write to
+/// port 0xf4.
 pub fn firmware(image: &str) -> String {
     format!(
         "{COMMON} -machine pc -m 64 -device isa-debug-exit,iobase=0xf4,iosize=1 -bios ./{image} </dev/null"

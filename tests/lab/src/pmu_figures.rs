@@ -1,10 +1,11 @@
-//! What a guest's use of its counters costs the host: Tally's PMUs beside KVM's own, with the same `tally`, kernel, initrd
-//! and program (`programs/pmu_workload.rs`) on the same simulated host.
+//! The cost of a guest's use of its counters, with Tally's PMUs and with KVM's own. `tally`, kernel, initrd, program
+//! (`programs/pmu_workload.rs`) and simulated host are the same.
 //!
-//! The program marks windows in which it does a thing a few times, or twice as often. What the host did in them is counted
-//! from outside, in a boot each: exits and system calls, time, and instructions, because what looks also costs. Of many windows
-//! some have no clock's interrupt, and the difference of two of those is exact. On a RISC-V host the program runs on the host itself,
-//! too, and time is in hundreds of instructions, so that of a switch or a sample is exact to fifty.
+//! The program marks windows in which it does the same work a few times, or more often. The host counts in these
+//! windows exits and system calls, time, and instructions. Each of these three is counted in a boot of its own, because
+//! counting has a cost too. Of the many windows of a kind, some have no timer interrupt, and the difference between two
+//! of those is exact. On a RISC-V host the program runs on the host itself as well. Time there has a resolution of a
+//! hundred instructions, so the cost of a task switch or a sample is exact to fifty.
 
 mod mark;
 mod riscv64;
@@ -25,9 +26,9 @@ pub use windows::{PerUnit, Quantity};
 use crate::{Error, Result, Scenario, default_host};
 use windows::Windows;
 
-/// How many windows of each kind there are.
+/// Number of windows of each kind.
 pub const ROUNDS: u8 = 9;
-/// How many instructions are between two overflows.
+/// Number of instructions between two overflows.
 pub const SPACING: u32 = 20_000;
 
 /// The programs under test.
@@ -38,12 +39,12 @@ pub struct Programs {
     pub workload: PathBuf,
 }
 
-/// In place of a PMU's name: without a guest. Only on RISC-V.
+/// The host itself, in place of a PMU's name. Only on RISC-V.
 pub const HOST: &str = "host";
 
-/// What one PMU costs.
+/// Costs with one PMU.
 pub struct Figures {
-    /// Its name in `tally run --pmu NAME`, or [`HOST`].
+    /// Name of the PMU in `tally run --pmu NAME`, or [`HOST`].
     pub pmu: &'static str,
     exits: Windows,
     time: Windows,
@@ -51,8 +52,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// What one unit of this work costs with so many events; nothing if that cannot be measured: a guest that has all
-    /// of the host's counters leaves none to count it with.
+    /// Returns the cost of one unit of this work with this many events, or `None` if the cost cannot be measured. This
+    /// is so for instructions if the guest uses all of the host's counters.
     pub fn cost(&self, work: Work, events: u8, quantity: &Quantity) -> Option<PerUnit> {
         let windows = match quantity {
             Quantity::Exits | Quantity::Runs | Quantity::OtherCalls | Quantity::Call(_) => &self.exits,
@@ -62,18 +63,18 @@ impl Figures {
         windows.cost(work, events, quantity)
     }
 
-    /// All instructions that a unit costs, the host's and the guest's, without those that the program was executing anyway.
+    /// Returns the number of instructions per unit, the host's and the guest's, without those of the program itself.
     pub fn instructions(&self, work: Work, events: u8) -> Option<PerUnit> {
-        Some(self.cost(work, events, &Quantity::Nanoseconds)? - work.own())
+        Some(self.cost(work, events, &Quantity::Nanoseconds)? - work.own_instructions())
     }
 
-    /// The system calls that one unit costs, except `KVM_RUN`.
+    /// Returns the numbers of system calls per unit, except `KVM_RUN`.
     pub fn calls(&self, work: Work, events: u8) -> Vec<(String, PerUnit)> {
         self.exits.calls(work, events)
     }
 }
 
-/// Measures PMUs by their names, on one simulated host.
+/// Measures the PMUs with these names on one simulated host.
 pub fn measure(
     arch: Arch,
     pmus: &[&'static str],
@@ -112,6 +113,6 @@ pub fn measure(
             && (pmu == HOST || figures.cost(Work::Overflow, 6, &Quantity::Exits).is_some());
         complete.then_some(figures)
     };
-    let incomplete = || Error::Command("the measuring script, which did not print everything".to_owned());
+    let incomplete = || Error::Command("the measuring script, whose output is incomplete".to_owned());
     pmus.iter().map(figures).collect::<Option<_>>().ok_or_else(incomplete)
 }

@@ -1,6 +1,6 @@
-//! What counters cost on the RISC-V host: in guests of Tally's PMU and of KVM's own, and on the host itself.
+//! The cost of counters on the RISC-V host: in guests with Tally's PMU and with KVM's own, and on the host itself.
 //!
-//! Of samples that are not taken nobody can tell what each costs, so `perf` says first how many are.
+//! The cost of a sample can be computed only if samples are taken, so perf first counts how many are.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,18 +13,18 @@ use tally_lab::pmu_figures::{self, Figures, HOST, Programs, Work};
 use tally_lab::{Error, Result, Scenario, cross, default_host};
 
 const PERIOD: u64 = 19_998;
-/// Who has not ended after so many seconds never does.
-const PATIENCE: u64 = 20;
+/// Timeout of a guest in seconds, after which it has hung.
+const TIMEOUT_SECONDS: u64 = 20;
 
-/// Where it is measured, as `tally run --pmu` has it but for the host itself.
+/// The places that are measured: the host itself, and guests with these values of `tally run --pmu`.
 const PLACES: [&str; 3] = [HOST, "auto", "kvm"];
-/// How many events are sampled at a time.
+/// Numbers of events that are sampled at a time.
 const EVENTS: [u8; 2] = [1, 6];
 
-/// How many samples were taken, by place and number of events.
+/// Number of samples that were taken, by place and number of events.
 type Taken = BTreeMap<(String, u8), u64>;
 
-/// Samples a loop by so many events, and prints how many samples of it there are.
+/// Returns the script that samples a loop with each number of events, and prints `EVENTS SAMPLES`.
 fn workload() -> String {
     format!(
         "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
@@ -37,7 +37,7 @@ fn workload() -> String {
     )
 }
 
-/// Prints `PLACE EVENTS SAMPLES` in a line for each.
+/// Returns the script that runs the workload in all places, and prints lines `PLACE EVENTS SAMPLES`.
 fn script() -> String {
     format!(
         "mkdir share
@@ -46,7 +46,7 @@ fn script() -> String {
             if [ $place = {HOST} ]; then
                 sh ./workload ./loop >out
             else
-                timeout {PATIENCE} ./tally run --pmu $place --share $PWD/share -- sh $PWD/share/workload /lib/tally/loop >out
+                timeout {TIMEOUT_SECONDS} ./tally run --pmu $place --share $PWD/share -- sh $PWD/share/workload /lib/tally/loop >out
             fi
             sed \"s/^/$place /\" out
         done",
@@ -54,7 +54,7 @@ fn script() -> String {
     )
 }
 
-/// Measures, and gives tables.
+/// Measures, and returns the tables.
 pub fn measure(progress: &mut Progress) -> Result<String> {
     let tally = cross::program("tally", progress)?;
     let scenario = Scenario::new(script())
@@ -66,16 +66,17 @@ pub fn measure(progress: &mut Progress) -> Result<String> {
         .guest(Release::of(Arch::Riscv64), progress)?;
     progress.step("sampling on a RISC-V host and in its guests");
     let outcome = scenario.run(progress)?;
-    let taken = parsed(&outcome.text()).filter(|_| outcome.status == 0);
+    let taken = parse(&outcome.text()).filter(|_| outcome.status == 0);
     let taken = taken.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
     let programs = Programs { tally, workload: cross::own_program("pmu-workload", progress)? };
     progress.step("using counters on a RISC-V host and in its guests");
     let figures = pmu_figures::measure(Arch::Riscv64, &PLACES, &programs, progress)?;
-    let done = |of: &Figures, work, events| work != Work::Overflow || most_are_taken(&taken, of.pmu, events);
-    Ok(samples(&taken) + "\n" + &pmu_figures::costs(&figures, done))
+    let is_valid =
+        |of: &Figures, work, events| work != Work::Overflow || most_are_taken(&taken, of.pmu, events);
+    Ok(samples(&taken) + "\n" + &pmu_figures::costs(&figures, is_valid))
 }
 
-fn parsed(text: &str) -> Option<Taken> {
+fn parse(text: &str) -> Option<Taken> {
     let line = |line: &str| {
         let [place, events, samples] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         Some(((place.to_owned(), events.parse().ok()?), samples.parse().ok()?))
@@ -83,14 +84,17 @@ fn parsed(text: &str) -> Option<Taken> {
     text.lines().map(line).collect()
 }
 
+/// Returns the number of samples that follows from the loop's length.
 fn implied(events: u8) -> u64 {
     u64::from(events) * (LOOP_INSTRUCTIONS / PERIOD)
 }
 
+/// Returns true if more than half of the implied samples were taken.
 fn most_are_taken(taken: &Taken, place: &str, events: u8) -> bool {
     taken.get(&(place.to_owned(), events)).is_some_and(|taken| *taken > implied(events) / 2)
 }
 
+/// Returns the table of samples.
 fn samples(taken: &Taken) -> String {
     let mut table =
         format!("| samples taken, of those implied | `{}` |\n|---|---:|---:|---:|\n", PLACES.join("` | `"));
@@ -111,11 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_takes_few_samples_has_no_cost_of_one() {
-        let taken = parsed("host 1 1000\nhost 6 6000\nauto 1 999\nkvm 1 3\n").unwrap();
+    fn a_place_that_takes_few_samples_has_no_cost_of_a_sample() {
+        let taken = parse("host 1 1000\nhost 6 6000\nauto 1 999\nkvm 1 3\n").unwrap();
         assert!(most_are_taken(&taken, "host", 6) && most_are_taken(&taken, "auto", 1));
         assert!(!most_are_taken(&taken, "kvm", 1) && !most_are_taken(&taken, "kvm", 6));
         assert!(samples(&taken).ends_with("| events: 6 | 6000 of 6000 | ? of 6000 | ? of 6000 |\n"));
-        assert!(parsed("tally: a failure").is_none());
+        assert!(parse("tally: a failure").is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! A script that runs on the simulated host, with files given to it and files taken from it.
+//! Scenarios: scripts that run on the simulated host, with the files that they need and the files that they leave.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -20,31 +20,31 @@ use crate::board::HostPmu;
 use crate::cores::Core;
 use crate::machine::{Machine, Output, Shape};
 use crate::symbols::Symbols;
-use crate::watch::{BOOT_LIMIT, End, Place, Waiting, watch};
+use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
 use crate::{Error, Result, cpu, cross, host};
 
-/// How much of the console an error repeats.
+/// Number of the console's last lines that an error message has.
 const CONSOLE_LINES: usize = 50;
 
-/// How a script ended.
+/// Result of a script.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its exit status; 128 and the signal's number if one killed it.
+    /// Exit status: 128 plus the signal's number if a signal killed the script.
     pub status: u8,
-    /// What it wrote to its standard output, unless that was passed on.
+    /// Standard output.
     pub stdout: Vec<u8>,
-    /// What it wrote to its standard error, unless that was passed on.
+    /// Standard error.
     pub stderr: Vec<u8>,
 }
 
 impl Outcome {
-    /// Standard output as text.
+    /// Returns the standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 }
 
-/// The default guest's kernel, and its initrd with more programs in the folder that its command starts in.
+/// Returns the default guest's kernel, and its initrd with `programs` added to the working directory of its command.
 pub fn guest_with(
     release: impl Into<Release>,
     programs: &[(&str, &[u8])],
@@ -65,42 +65,44 @@ pub fn guest_with(
         for (name, content) in programs {
             archive.file(&format!("root/{name}"), 0o755, content);
         }
-        // In front, because only a plain archive can be followed by another one.
+        // The added archive comes first: another archive can follow an uncompressed one, but not a compressed one.
         initrd = archive.finish();
     }
     initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
     Ok((guest.kernel, initrd))
 }
 
-/// What a script's streams are connected to while it runs.
+/// The streams that a script is connected to while it runs.
 pub struct Streams<'a> {
-    /// Its standard input, which it need not read. Without, that is empty.
+    /// Source of standard input, which the script need not read. `None` is an empty input.
     pub input: Option<File>,
-    /// Gets its standard output.
+    /// Destination of standard output.
     pub stdout: &'a mut (dyn Write + Send),
-    /// Gets its standard error.
+    /// Destination of standard error.
     pub stderr: &'a mut (dyn Write + Send),
-    /// Gets what it leaves in `$OUT`, as a tar archive.
-    pub left: Option<&'a mut Vec<u8>>,
+    /// Destination of what the script leaves in `$OUT`, as a tar archive.
+    pub out: Option<&'a mut Vec<u8>>,
 }
 
 /// A script and what it needs.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// What it is called among all that wait for a core; without, it is called as the thread that runs it.
+    /// Name under which the scenario waits for a core. `None` is the name of the calling thread.
     name: Option<&'static str>,
     script: Vec<u8>,
     arguments: Vec<OsString>,
     variables: Vec<(String, String)>,
     files: Vec<(String, Content)>,
-    /// A tar archive for the root of the host's files.
+    /// A tar archive that is unpacked in the host's root directory.
     unpacked: Vec<u8>,
-    keep: Option<PathBuf>,
+    /// Directory of this machine for what the script leaves in `$OUT`.
+    out_folder: Option<PathBuf>,
     limit: Duration,
     shape: Shape,
     host: Release,
     show_console: bool,
-    names_addresses: bool,
+    /// Looks up the kernel function in which a host hangs.
+    finds_symbols: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -110,7 +112,7 @@ enum Content {
 }
 
 impl Scenario {
-    /// A scenario of one processor and 2 GiB that runs a shell script.
+    /// Creates a scenario that runs a shell script on a host with one CPU and 2 GiB of memory.
     pub fn new(script: impl Into<Vec<u8>>) -> Self {
         Self {
             name: None,
@@ -119,64 +121,64 @@ impl Scenario {
             variables: Vec::new(),
             files: Vec::new(),
             unpacked: Vec::new(),
-            keep: None,
+            out_folder: None,
             limit: Duration::from_mins(5),
             shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
             host: Release::default(),
             show_console: false,
-            names_addresses: true,
+            finds_symbols: true,
         }
     }
 
-    /// Names the scenario, for whoever wants to know how long it takes ([`crate::cores`]).
+    /// Sets the name under which the scenario's duration is recorded ([`crate::cores`]).
     #[must_use]
     pub fn named(mut self, name: &'static str) -> Self {
         self.name = Some(name);
         self
     }
 
-    /// Arguments for the script.
+    /// Adds arguments of the script.
     #[must_use]
     pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.arguments.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    /// A variable in the script's environment.
+    /// Adds a variable to the script's environment.
     #[must_use]
     pub fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// A file of this machine, to be at `name` in the folder that the script starts in.
+    /// Copies a file of this machine to `name` in the script's working directory.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
         self.files.push((name.to_owned(), Content::File(path.into())));
         self
     }
 
-    /// A program to be at `name` in the folder that the script starts in.
+    /// Creates a program `name` in the script's working directory.
     #[must_use]
     pub fn program(mut self, content: impl Into<Vec<u8>>, name: &str) -> Self {
         self.files.push((name.to_owned(), Content::Program(content.into())));
         self
     }
 
-    /// Files that are to be where this tar archive has them, counted from the root of the host's.
+    /// Sets a tar archive that is unpacked in the host's root directory before the script starts.
     #[must_use]
     pub fn unpacked(mut self, archive: Vec<u8>) -> Self {
         self.unpacked = archive;
         self
     }
 
-    /// The default guest with the kernel of a release, for this kind of machine if it is a suite: `guest/kernel` and
-    /// `guest/initrd`, where Tally finds it.
+    /// Adds the default guest with the kernel of a release as `guest/kernel` and `guest/initrd`, where Tally finds it.
+    /// A suite stands for its release for this machine's architecture.
     pub fn guest(self, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
         self.guest_with(release, &[], progress)
     }
 
-    /// The default guest with more programs in the folder that its command starts in.
+    /// Adds the default guest, with `programs` in the working directory of its command.
     pub fn guest_with(
         self,
         release: impl Into<Release>,
@@ -190,42 +192,42 @@ impl Scenario {
             .variable("TALLY_GUEST", "/scenario/guest"))
     }
 
-    /// Where what the script leaves in `$OUT` is to go.
+    /// Sets the directory of this machine to which what the script leaves in `$OUT` is copied.
     #[must_use]
     pub fn keep_output_in(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.keep = Some(folder.into());
+        self.out_folder = Some(folder.into());
         self
     }
 
-    /// How long the script may run, in real time.
+    /// Sets the script's timeout, in real time.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// How many processors the host has.
+    /// Sets the number of the host's CPUs.
     #[must_use]
     pub fn processors(mut self, processors: u32) -> Self {
         self.shape.processors = processors;
         self
     }
 
-    /// How much memory the host has.
+    /// Sets the size of the host's memory.
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.shape.memory_mib = memory_mib;
         self
     }
 
-    /// The interface of the host's PMU.
+    /// Sets the interface of the host's PMU.
     #[must_use]
     pub fn pmu(mut self, pmu: HostPmu) -> Self {
         self.shape.pmu = pmu;
         self
     }
 
-    /// The kind of processor that the host has, and the release whose kernel it runs.
+    /// Sets the host's architecture, and the release whose kernel it runs.
     #[must_use]
     pub fn host(mut self, release: impl Into<Release>) -> Self {
         self.host = release.into();
@@ -239,64 +241,65 @@ impl Scenario {
         self
     }
 
-    /// Does not look for the name of the place where the host hangs, for the scenario that finds names.
+    /// Turns off the lookup of kernel symbols if the host hangs. The scenario that reads the symbols needs that, as it
+    /// would start itself again.
     #[must_use]
-    pub(crate) fn without_names(mut self) -> Self {
-        self.names_addresses = false;
+    pub(crate) fn without_symbols(mut self) -> Self {
+        self.finds_symbols = false;
         self
     }
 
-    /// Runs the script and keeps what it writes.
+    /// Runs the script and returns its output.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let status = self.run_with(progress, &mut stdout, &mut stderr)?;
         Ok(Outcome { status, stdout, stderr })
     }
 
-    /// Runs the script and passes on what it writes while it does.
+    /// Runs the script and forwards its output while it runs. Returns the script's status.
     pub fn run_with(
         &self,
         progress: &mut Progress,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<u8> {
-        self.run_on(Streams { input: None, stdout, stderr, left: None }, progress)
+        self.run_on(Streams { input: None, stdout, stderr, out: None }, progress)
     }
 
-    /// Runs the script on these streams.
+    /// Runs the script on these streams. Returns the script's status.
     pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
-        let Streams { input, stdout, stderr, left } = streams;
+        let Streams { input, stdout, stderr, out } = streams;
         let cache = Cache::open()?;
         let cpu = cpu::build(&cache, self.host.arch, progress)?;
         let image = host::build(&cache, self.host, progress)?;
         let thread = thread::current();
         let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
-        let channels = Channels { input: input.is_some(), left: left.is_some() || self.keep.is_some() };
+        let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
         let initrd = self.initrd(&image.initrd, channels)?;
-        let unpacker = self.keep.as_deref().map(unpacker).transpose()?;
+        let unpacker = self.out_folder.as_deref().map(unpacker).transpose()?;
         let (machine, output) =
             Machine::start(&cpu, self.host.arch, &image.kernel, &initrd, self.shape, input)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
-        let waiting = Waiting::new(progress);
+        let waiting = WaitDisplay::new(progress);
         let ended = thread::scope(|scope| {
-            scope.spawn(|| pass_on(from_stdout, &mut AfterWaiting(stdout, &waiting)));
-            scope.spawn(|| pass_on(from_stderr, &mut AfterWaiting(stderr, &waiting)));
+            scope.spawn(|| forward(from_stdout, &mut EndingWait(stdout, &waiting)));
+            scope.spawn(|| forward(from_stderr, &mut EndingWait(stderr, &waiting)));
             let console = scope.spawn(|| self.watch_console(console, &waiting));
-            let files = scope.spawn(|| match (left, unpacker) {
-                (Some(left), _) => pass_on(files, left),
+            let files = scope.spawn(|| match (out, unpacker) {
+                (Some(out), _) => forward(files, out),
                 (None, Some(mut unpacker)) => {
-                    pass_on(files, &mut unpacker.stdin.take().expect("it was made with a pipe"));
+                    forward(files, &mut unpacker.stdin.take().expect("tar was started with a pipe"));
                     let _ = unpacker.wait();
                 }
-                (None, None) => pass_on(files, &mut io::sink()),
+                (None, None) => forward(files, &mut io::sink()),
             });
             let ended = watch(machine, self.limit, &waiting);
-            // The machine is gone, so the other ends of all pipes are closed.
+            // The machine has ended, so the other ends of all pipes are closed.
             let _ = files.join();
             (ended, console.join().unwrap_or_default())
         });
-        waiting.over();
-        // To name the place where it hangs takes another host.
+        waiting.end();
+        // The lookup of a symbol may boot another host, which waits for a core.
         drop(core);
         match ended {
             (End::Status(status), _) => Ok(status),
@@ -314,23 +317,26 @@ impl Scenario {
 
     fn describe(&self, place: Place, console: &str, progress: &mut Progress) -> String {
         let address = match place {
-            Place::Told(text) => return text,
-            Place::Silent => "unknown".to_owned(),
+            Place::Processes(text) => return text,
+            Place::Unknown => "unknown".to_owned(),
             Place::Address(address) => {
-                let symbols = self.names_addresses.then(|| Symbols::of_host(self.host, progress));
+                let symbols = self.finds_symbols.then(|| Symbols::of_host(self.host, progress));
                 let name = symbols.and_then(Result::ok).and_then(|symbols| symbols.name(address));
                 format!("{address:#x} {}", name.unwrap_or_default())
             }
         };
-        format!("the simulated host does not answer; its first processor is at {address}\n{console}")
+        format!(
+            "the simulated host does not answer; the address that its first CPU executes: {address}\n{console}"
+        )
     }
 
-    fn watch_console(&self, mut console: impl Read, waiting: &Waiting) -> String {
+    /// Reads the console to its end, and shows it if the scenario wants that. Returns its last lines.
+    fn watch_console(&self, mut console: impl Read, waiting: &WaitDisplay) -> String {
         let mut tail = VecDeque::new();
         let mut chunk = [0; 4096];
         while let Ok(length @ 1..) = console.read(&mut chunk) {
             if self.show_console {
-                waiting.over();
+                waiting.end();
                 let _ = io::stderr().write_all(&chunk[..length]);
             }
             tail.extend(&chunk[..length]);
@@ -342,12 +348,12 @@ impl Scenario {
         lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
     }
 
-    /// The host's initrd followed by what belongs to this run, in a file without a name that goes when it is closed.
+    /// Returns the host's initrd with the files of this run appended, in a memory file (`memfd`).
     fn initrd(&self, base: &Path, channels: Channels) -> Result<File> {
         let mut archive = Archive::new();
         archive.file("lab/script", 0o755, &self.script);
         archive.file("lab/run", 0o644, &self.run_command(channels));
-        if channels.left {
+        if channels.out {
             archive.file("lab/keep-out", 0o644, b"");
         }
         if !self.unpacked.is_empty() {
@@ -368,7 +374,7 @@ impl Scenario {
         Ok(initrd)
     }
 
-    /// What the host's init runs: the script with its files, environment, input and arguments.
+    /// Returns the shell commands that the host's init runs: they prepare files and input, and start the script.
     fn run_command(&self, channels: Channels) -> Vec<u8> {
         let mut text = Vec::new();
         if !self.unpacked.is_empty() {
@@ -398,20 +404,20 @@ impl Scenario {
     }
 }
 
-/// Which channels a run has besides those for what its script writes.
+/// The channels that a run has besides those for standard output and error.
 #[derive(Debug, Clone, Copy)]
 struct Channels {
-    /// For its standard input.
+    /// The channel for standard input.
     input: bool,
-    /// For what it leaves.
-    left: bool,
+    /// The channel for what the script leaves in `$OUT`.
+    out: bool,
 }
 
-/// Puts the files of an archive where they belong. It cannot be done sooner: some of the host's folders are mounted by its
-/// init.
+/// Unpacks the archive of files. The initrd cannot have these files, because the host's init mounts file systems over
+/// some of its directories.
 const UNPACK: &str = "tar -x -p -f /lab/unpacked.tar -C / && rm /lab/unpacked.tar || exit 125\n";
-/// Makes the port for the script's input a pipe, which is what it expects. A port without its other end looks like one
-/// that is at its end, and that end is there a moment after the port.
+/// Copies the input from its virtio-serial port to a FIFO, which the script can use as its standard input. A port whose
+/// host side is not connected reads as end of file, and the host side is connected a moment after the port appears.
 const TAKE_INPUT: &str = "\
 until grep -q 'host_connected: 1' /sys/kernel/debug/virtio-ports/vport0p5 2>/dev/null; do
     sleep 0.001
@@ -420,21 +426,21 @@ mkfifo /lab/input
 dd if=/dev/vport0p5 of=/lab/input bs=64k 2>/dev/null &
 ";
 
-/// Copies everything, also when whoever listens has gone: the machine must not wait for them.
-fn pass_on(mut from: impl Read, to: &mut dyn Write) {
+/// Copies a stream to its end. After a write has failed, it goes on reading, as the machine would wait otherwise.
+fn forward(mut from: impl Read, to: &mut dyn Write) {
     let mut chunk = [0; 4096];
-    let mut listening = true;
+    let mut can_write = true;
     while let Ok(length @ 1..) = from.read(&mut chunk) {
-        listening = listening && to.write_all(&chunk[..length]).and_then(|()| to.flush()).is_ok();
+        can_write = can_write && to.write_all(&chunk[..length]).and_then(|()| to.flush()).is_ok();
     }
 }
 
-/// A stream whose output takes the place of what is shown while one waits for it.
-struct AfterWaiting<'a>(&'a mut (dyn Write + Send), &'a Waiting<'a>);
+/// A stream whose first output removes the display of the wait.
+struct EndingWait<'a>(&'a mut (dyn Write + Send), &'a WaitDisplay<'a>);
 
-impl Write for AfterWaiting<'_> {
+impl Write for EndingWait<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.1.over();
+        self.1.end();
         self.0.write(bytes)
     }
 
@@ -443,6 +449,7 @@ impl Write for AfterWaiting<'_> {
     }
 }
 
+/// Starts tar, which unpacks its standard input in `folder`.
 fn unpacker(folder: &Path) -> Result<std::process::Child> {
     fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
     Command::new("tar")
@@ -459,11 +466,11 @@ fn anonymous_file() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call above has just made this descriptor, and nothing else owns it.
+    // SAFETY: the call above has just returned this file descriptor, and nothing else owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// An argument as a shell reads it back.
+/// Returns an argument quoted for a shell.
 pub fn quoted(argument: &OsStr) -> Vec<u8> {
     let mut text = vec![b'\''];
     for &byte in argument.as_bytes() {
@@ -477,7 +484,7 @@ pub fn quoted(argument: &OsStr) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    const OUTPUT_ONLY: Channels = Channels { input: false, left: false };
+    const OUTPUT_ONLY: Channels = Channels { input: false, out: false };
 
     #[test]
     fn arguments_reach_the_script_as_they_are() {

@@ -1,6 +1,6 @@
-//! The lab proves itself: counts of known programs, on the simulated host and in a guest of the peer's, must be exact.
+//! The lab's self-test: counts of known programs must be exact on the simulated host and in a guest of the peer.
 //!
-//! Booting takes most of the time, so each group of checks is one boot, and each check is reported by its name.
+//! Booting takes most of the time, so each group of checks is one boot. Each check has a name and a result of its own.
 
 mod riscv64;
 
@@ -21,19 +21,19 @@ use crate::{Error, Result, Scenario};
 
 pub use riscv64::{in_a_guest as in_a_riscv_guest, on_the_host as on_the_riscv_host};
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Clone)]
 pub struct Check {
     /// What is counted, and where.
     pub name: String,
-    /// What was measured, or nothing if the measurement said nothing.
+    /// The measured count, or `None` if the script printed none.
     pub measured: Option<u64>,
-    /// What it must be.
+    /// The exact count.
     pub expected: u64,
 }
 
 impl Check {
-    /// Whether the count is exact.
+    /// Returns true if the count is exact.
     pub fn holds(&self) -> bool {
         self.measured == Some(self.expected)
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Events as Linux names them, over a long loop.
+/// Events and their counts over a long loop: most by Linux's names.
 const NAMED: [(&str, u64); 5] = [
     ("instructions:u", LOOP_INSTRUCTIONS),
     ("cycles:u", LOOP_INSTRUCTIONS),
@@ -58,8 +58,8 @@ const NAMED: [(&str, u64); 5] = [
     ("branch-misses:u", 1),
 ];
 
-/// The events of the table below: instructions, cycles, branches, conditional ones, taken ones, data cache accesses.
-/// They come out the same wherever the program runs.
+/// The events of the table below: instructions, cycles, branches, conditional branches, taken branches, data cache
+/// accesses. Their counts are the same on the host and in a guest.
 const EVENTS: [&str; 6] = ["rc0:u", "r76:u", "rc2:u", "rd1:u", "rc4:u", "r40:u"];
 const COUNTS: [(&str, [u64; 6]); 10] = [
     ("loop", [20_000_004, 20_000_004, 10_000_001, 10_000_000, 10_000_000, 0]),
@@ -74,8 +74,8 @@ const COUNTS: [(&str, [u64; 6]); 10] = [
     ("operands", [16_005, 16_005, 1001, 1000, 1000, 16_000]),
 ];
 
-/// Mispredicted branches, cache references and cache misses. Task switches change them, so they are compared on the
-/// host alone, where these programs are too short to be switched away from.
+/// Mispredicted branches, cache references and cache misses. Task switches change these counts, so they are compared on
+/// the host only, where these programs end before a task switch.
 const MODEL_EVENTS: [&str; 3] = ["rc3:u", "rff60:u", "r964:u"];
 const MODEL_COUNTS: [(&str, [u64; 3]); 10] = [
     ("loop", [1, 0, 0]),
@@ -90,7 +90,7 @@ const MODEL_COUNTS: [(&str, [u64; 3]); 10] = [
     ("operands", [1, 5, 5]),
 ];
 
-/// Branches with a threshold, inverted, and by edges.
+/// Branches with the fields `CNT_MASK`, `INV` and `EDGE` of `PERF_CTL`.
 const FIELD_EVENTS: [&str; 6] =
     ["r10000c2:u", "r18000c2:u", "r20000c2:u", "r28000c2:u", "r400c2:u", "r18400c2:u"];
 const FIELD_COUNTS: [(&str, [u64; 6]); 2] = [
@@ -98,7 +98,7 @@ const FIELD_COUNTS: [(&str, [u64; 6]); 2] = [
     ("call", [700_001, 100_005, 0, 800_006, 100_002, 100_002]),
 ];
 
-/// Samples by event, period, and the addresses (for `grep`) that so many must be found at.
+/// Samples: the event, the period, the addresses (a pattern for `grep`), and the number of samples at these addresses.
 type Samples = [(&'static str, u64, &'static str, u64); 4];
 const SAMPLES: Samples = [
     ("rc0:u", 100_000, "401007", 200),
@@ -106,7 +106,8 @@ const SAMPLES: Samples = [
     ("rc2:u", 100_000, "401005", 99),
     ("rd1:u", 100_000, "401009", 1),
 ];
-/// In a guest with KVM's vPMU one of them may be the kernel's: where another interrupt waits already, that one is taken first.
+/// Samples in a guest with KVM's vPMU. One of them may be in the kernel: if another interrupt is pending at an
+/// overflow, the guest takes that one first.
 const GUEST_SAMPLES: Samples = [
     ("rc0:u", 100_000, r"401007\|ffffffff", 200),
     ("r76:u", 100_000, r"401007\|ffffffff", 200),
@@ -114,7 +115,7 @@ const GUEST_SAMPLES: Samples = [
     ("rd1:u", 100_000, r"401005\|401009\|ffffffff", 100),
 ];
 
-/// What a script is to count, and what must come out.
+/// A script that counts, and the counts that it must print.
 #[derive(Default)]
 struct Plan {
     script: String,
@@ -122,13 +123,14 @@ struct Plan {
 }
 
 impl Plan {
-    /// Every program of these with these events.
+    /// Counts these events in each of these programs.
     fn count<const N: usize>(&mut self, events: [&str; N], programs: &[(&str, [u64; N])]) {
         for (program, counts) in programs {
             self.stat(&format!("known-{program}"), program, events.into_iter().zip(*counts));
         }
     }
 
+    /// Counts these events in the program `file`. Its checks begin with `name`.
     fn stat<'a>(&mut self, file: &str, name: &str, expected: impl Iterator<Item = (&'a str, u64)>) {
         let mut events = Vec::new();
         for (event, count) in expected {
@@ -143,7 +145,7 @@ impl Plan {
         .expect("writing to a string cannot fail");
     }
 
-    /// Samples of the long loop by number, and of the short one by place.
+    /// Counts the samples of the long loop, and those of the short loop at each of these addresses.
     fn sample(&mut self, samples: &Samples) {
         self.script += "perf record -q -c 1000000 -e instructions:u -o data ./loop\n\
                         echo samples instructions:u $(perf script -i data -F event | grep -c instructions)\n";
@@ -153,7 +155,7 @@ impl Plan {
         }
     }
 
-    /// Samples of a program that are to be found at these addresses.
+    /// Counts the samples of a program at these addresses.
     fn sample_at(&mut self, file: &str, event: &str, period: u64, addresses: &str, count: u64) {
         let name = format!("samples {event}@{}", addresses.replace("\\|", ","));
         writeln!(
@@ -165,7 +167,7 @@ impl Plan {
         self.expected.push((name, count));
     }
 
-    /// Compares with what was printed.
+    /// Compares the expected counts with the printed `numbers`.
     fn check(self, place: &str, numbers: &BTreeMap<String, u64>) -> Vec<Check> {
         self.expected
             .into_iter()
@@ -178,8 +180,8 @@ impl Plan {
     }
 }
 
-/// What both the host and a guest must count.
-fn everywhere(samples: &Samples) -> Plan {
+/// Returns the checks that the host and a guest have in common.
+fn common(samples: &Samples) -> Plan {
     let mut plan = Plan::default();
     plan.stat("loop", "long-loop", NAMED.into_iter());
     plan.count(EVENTS, &COUNTS);
@@ -193,9 +195,9 @@ fn programs() -> impl Iterator<Item = (String, &'static [u8])> {
     known.chain([("loop".to_owned(), LOOP)])
 }
 
-/// Checks of the simulated host itself.
+/// Runs the checks on the simulated host itself.
 pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
-    let mut plan = everywhere(&SAMPLES);
+    let mut plan = common(&SAMPLES);
     plan.count(MODEL_EVENTS, &MODEL_COUNTS);
     let scenario = programs().fold(Scenario::new(plan.script.clone()), |scenario, (name, content)| {
         scenario.program(content, &name)
@@ -203,9 +205,9 @@ pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
     Ok(plan.check("host", &numbers(&scenario, progress)?))
 }
 
-/// Checks of a guest under the peer, with KVM's own virtual PMU.
+/// Runs the checks in a guest of the peer, with KVM's own virtual PMU.
 pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
-    let plan = everywhere(&GUEST_SAMPLES);
+    let plan = common(&GUEST_SAMPLES);
     let command: [OsString; 2] = ["sh".into(), "./plan".into()];
     let mut files: Vec<(String, &[u8])> = programs().collect();
     files.push(("plan".to_owned(), plan.script.as_bytes()));
@@ -219,14 +221,14 @@ pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     Ok(plan.check("guest", &numbers))
 }
 
-/// Counts a guest that is nothing but a loop: on both sides, on each, and all at the same time. The debug-exit device
-/// ends the peer with an odd status, which perf passes on.
+/// Counts instructions of a guest that only loops: those of the guest, of the host, and of both, in one group. The
+/// debug-exit device ends the peer with an odd status, which perf passes on.
 const COUNT_APART: &str = "
 perf stat -x, -o stat -e '{instructions:uG,instructions:uH,instructions:uGH}' PEER >/dev/null
 awk -F, 'NF > 3 { print $3, $1 }' stat
 ";
 
-/// Checks of events that count only in the guest, or only outside it.
+/// Checks events that count in the guest only, or on the host only.
 pub fn guest_and_host_apart(progress: &mut Progress) -> Result<Vec<Check>> {
     let script = COUNT_APART.replace("PEER", &peer::firmware("guest-loop.rom"));
     let numbers = numbers(&Scenario::new(script).program(GUEST_LOOP_ROM, "guest-loop.rom"), progress)?;
@@ -235,20 +237,22 @@ pub fn guest_and_host_apart(progress: &mut Progress) -> Result<Vec<Check>> {
         (number("instructions:uG"), number("instructions:uH"), number("instructions:uGH"));
     Ok(vec![
         Check {
-            name: "apart: a guest's loop, as events for guests alone find it".to_owned(),
+            name: "apart: a guest's loop, counted by an event for guests only".to_owned(),
             measured: guest,
             expected: GUEST_LOOP_INSTRUCTIONS,
         },
         Check {
-            name: "apart: a guest's loop, as what events for the host alone lack".to_owned(),
+            name: "apart: a guest's loop, as the difference of events for both and for the host only"
+                .to_owned(),
             measured: both.zip(host).and_then(|(both, host)| both.checked_sub(host)),
             expected: GUEST_LOOP_INSTRUCTIONS,
         },
     ])
 }
 
-/// Counts what a guest leaves for, and how many of its instructions KVM has to read and decode itself: those in the middle
-/// of whose interrupt the guest was left. For all others the processor says where the next one is.
+/// Counts a guest's exits, and the instructions that KVM has to read and decode itself. These are the software
+/// interrupts whose delivery caused the exit. For all other instructions the processor saves the next RIP (APM volume
+/// 2, section 15.7.1).
 const COUNT_EXITS: &str = "
 echo nrips $(grep -c [1Y] /sys/module/kvm_amd/parameters/nrips)
 perf stat -x, -o stat -e kvm:kvm_cpuid,kvm:kvm_msr,kvm:kvm_inj_virq,kvm:kvm_emulate_insn PEER >/dev/null
@@ -256,14 +260,14 @@ echo steps $(($? >> 1))
 awk -F, 'NF > 3 { print $3, $1 }' stat
 ";
 
-/// Checks that the processor tells KVM where a guest goes on, and that it does go on there.
+/// Checks that the processor saves the next RIP at an exit, and that the guest continues there.
 pub fn leaving_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     let script = COUNT_EXITS.replace("PEER", &peer::firmware("guest-exits.rom"));
     let numbers = numbers(&Scenario::new(script).program(GUEST_EXITS_ROM, "guest-exits.rom"), progress)?;
     let steps = GUEST_EXITS_CPUID + GUEST_EXITS_MSR + GUEST_EXITS_WBINVD + GUEST_EXITS_INTERRUPTS;
     let expected = [
-        ("nrips", "KVM uses the address of the next instruction", 1),
-        ("steps", "instructions that a guest goes on behind", steps),
+        ("nrips", "KVM uses the next RIP", 1),
+        ("steps", "instructions after which the guest continues at the right one", steps),
         ("kvm:kvm_cpuid", "CPUIDs", GUEST_EXITS_CPUID),
         ("kvm:kvm_msr", "RDMSRs and WRMSRs", GUEST_EXITS_MSR),
         ("kvm:kvm_inj_virq", "interrupts injected again", GUEST_EXITS_INJECTED),
@@ -278,7 +282,7 @@ pub fn leaving_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
         .into())
 }
 
-/// Runs a scenario that prints names and numbers.
+/// Runs a scenario that prints lines of a name and a number.
 fn numbers(scenario: &Scenario, progress: &mut Progress) -> Result<BTreeMap<String, u64>> {
     let outcome = scenario.run(progress)?;
     if outcome.status != 0 {

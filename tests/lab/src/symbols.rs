@@ -1,7 +1,7 @@
-//! Names for addresses in the simulated host's kernel.
+//! Symbols of the simulated host's kernel.
 //!
-//! Debian ships no `System.map`, but the host's addresses are the same at every boot, so another boot can tell them. That
-//! takes seconds and is done only when a host hangs so badly that it cannot say itself where it is.
+//! Debian ships no `System.map`. But the addresses are the same at every boot, so they can be read in another boot,
+//! which takes seconds. They are needed only if a host hangs and does not answer.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::{Error, Result, Scenario, host};
 pub struct Symbols(Vec<(u64, String)>);
 
 impl Symbols {
-    /// Those of the host with the kernel of a release.
+    /// Returns the symbols of the host with the kernel of a release.
     pub fn of_host(release: Release, progress: &mut Progress) -> Result<Self> {
         let cache = Cache::open()?;
         let image = host::build(&cache, release, progress)?;
@@ -24,7 +24,7 @@ impl Symbols {
             .with(image.kernel.as_os_str().as_encoded_bytes());
         let entry = cache.entry(&key, progress, |progress, entry| {
             let scenario = Scenario::new("cat /proc/kallsyms").host(release);
-            let scenario = scenario.without_names();
+            let scenario = scenario.without_symbols();
             let symbols = scenario.run(progress)?.stdout;
             let path = entry.join("kallsyms");
             fs::write(&path, symbols).map_err(Error::file("write", path))
@@ -47,7 +47,7 @@ impl Symbols {
         Self(symbols)
     }
 
-    /// The function at an address and how far into it that is.
+    /// Returns the function at an address and the offset in that function.
     pub fn name(&self, address: u64) -> Option<String> {
         let after = self.0.partition_point(|(start, _)| *start <= address);
         let (start, name) = self.0.get(after.checked_sub(1)?)?;

@@ -1,5 +1,5 @@
-//! `tally run` on the simulated host, as if it ran on this machine: what its options name goes there, and what it makes and
-//! changes comes back.
+//! `tally run` on the simulated host as if it ran on this machine. Files that its options name are copied to the host.
+//! Files that it creates and changes are copied back.
 
 mod arguments;
 mod tree;
@@ -19,7 +19,7 @@ use crate::beside;
 use arguments::{Access, Localised, Share};
 use tree::{Packer, TooLarge, Tree};
 
-/// The program `tally` for a kind of host, compiled for it if need be.
+/// Returns the path of the program `tally` for a host of this architecture, and compiles it if needed.
 pub fn program_for(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => beside::program("tally", progress),
@@ -27,16 +27,16 @@ pub fn program_for(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
     }
 }
 
-/// A `tally run` that is to be.
+/// A `tally run` on the simulated host.
 pub struct Run {
     scenario: Scenario,
     localised: Localised,
-    /// The folders as they go there.
+    /// Tar archive of the shared directories, as they are copied to the host.
     folders: Vec<u8>,
 }
 
 impl Run {
-    /// With these arguments and the default guest, on a host with so much memory.
+    /// Prepares a run with these arguments and the default guest, on a host with this much memory.
     pub fn new(
         arguments: Vec<OsString>,
         guest: Release,
@@ -45,9 +45,9 @@ impl Run {
     ) -> Result<Self> {
         let mut localised = Localised::new(arguments)?;
         let folders = pack(&localised, memory_mib)?;
-        let mut scenario = Scenario::new(script(&localised, brings_back(&localised))).memory_mib(memory_mib);
-        for twin in localised.files.iter().chain(&localised.disks) {
-            scenario = scenario.file(&twin.here, &twin.there);
+        let mut scenario = Scenario::new(script(&localised, copies_back(&localised))).memory_mib(memory_mib);
+        for file in localised.files.iter().chain(&localised.disks) {
+            scenario = scenario.file(&file.here, &file.there);
         }
         let scenario = scenario
             .arguments(std::mem::take(&mut localised.arguments))
@@ -57,44 +57,45 @@ impl Run {
         Ok(Self { scenario, localised, folders })
     }
 
-    /// Changes the host.
+    /// Changes the scenario, for example its host.
     #[must_use]
     pub fn on(mut self, change: impl FnOnce(Scenario) -> Scenario) -> Self {
         self.scenario = change(self.scenario);
         self
     }
 
-    /// Runs it on this process's own streams. The status is the command's.
+    /// Runs `tally run` on this process's own streams. Returns the status of the guest's command.
     pub fn run(self, progress: &mut Progress) -> Result<u8> {
-        let mut left = Vec::new();
+        let mut out = Vec::new();
         let streams = Streams {
-            input: input().map_err(|source| Error::System { action: "look at standard input", source })?,
+            input: input().map_err(|source| Error::System { action: "use standard input", source })?,
             stdout: &mut stdout(),
             stderr: &mut stderr(),
-            left: brings_back(&self.localised).then_some(&mut left),
+            out: copies_back(&self.localised).then_some(&mut out),
         };
         let status = self.scenario.run_on(streams, progress)?;
-        if brings_back(&self.localised) {
-            self.bring_back(&Tree::read(&left)?)?;
+        if copies_back(&self.localised) {
+            self.copy_back(&Tree::read(&out)?)?;
         }
         Ok(status)
     }
 
-    fn bring_back(&self, left: &Tree) -> Result<()> {
-        for (number, share) in written(&self.localised.shares) {
+    /// Copies files that the run has changed or created from the archive of `$OUT` to this machine.
+    fn copy_back(&self, out: &Tree) -> Result<()> {
+        for (number, share) in writable(&self.localised.shares) {
             let before = Tree::read(&self.folders)?;
-            let after = left.folder(Path::new(&format!("shares/{number}")))?;
-            after.bring_back(&before.folder(&share.path)?, &share.path)?;
+            let after = out.folder(Path::new(&format!("shares/{number}")))?;
+            after.apply_changes(&before.folder(&share.path)?, &share.path)?;
         }
         for disk in &self.localised.disks {
-            tree::bring_back_image(left.file(&disk.there).ok_or(Error::Lost)?, &disk.here)?;
+            tree::apply_image(out.file(&disk.there).ok_or(Error::Lost)?, &disk.here)?;
         }
-        for made in &self.localised.made {
-            // It says itself why it made none.
-            if let Some(content) = left.file(&made.there) {
-                fs::write(&made.here, content).map_err(|source| Error::File {
+        for created in &self.localised.created {
+            // If `tally` could not create the file, its own message says why.
+            if let Some(content) = out.file(&created.there) {
+                fs::write(&created.here, content).map_err(|source| Error::File {
                     action: "write",
-                    path: made.here.clone(),
+                    path: created.here.clone(),
                     source,
                 })?;
             }
@@ -103,30 +104,32 @@ impl Run {
     }
 }
 
-/// Standard input if there is something to read, or may be: a terminal is not passed on.
+/// Returns standard input, unless it is a terminal, which is not passed on, or `/dev/null`.
 fn input() -> io::Result<Option<File>> {
     let stdin = io::stdin();
     let file = File::from(stdin.as_fd().try_clone_to_owned()?);
-    let found = file.metadata()?;
-    let is_null = found.file_type().is_char_device() && found.rdev() == fs::metadata("/dev/null")?.rdev();
+    let metadata = file.metadata()?;
+    let is_null =
+        metadata.file_type().is_char_device() && metadata.rdev() == fs::metadata("/dev/null")?.rdev();
     Ok(if is_null || stdin.is_terminal() { None } else { Some(file) })
 }
 
-/// The folders that go there, each once: one may be in another.
+/// Packs the shared directories into a tar archive. A directory that is inside another shared one is packed only once.
 fn pack(localised: &Localised, memory_mib: u32) -> Result<Vec<u8>> {
-    /// The host has a copy of everything in its memory, at times two, and the guest's own memory.
-    const PARTS: u32 = 8;
-    let limit_mib = memory_mib / PARTS;
+    /// Share of the host's memory for the files. The host's memory has one copy of the files, at times two, and the
+    /// guest's memory.
+    const MEMORY_DIVISOR: u32 = 8;
+    let limit_mib = memory_mib / MEMORY_DIVISOR;
     let mut packer = Packer::new(u64::from(limit_mib) << 20);
     let too_large = |option, path: &Path| Error::Refused {
         option,
         path: path.to_owned(),
         why: format!(
-            "what goes to the simulated host is larger than {limit_mib} MiB; --lab-memory gives it more room"
+            "the files for the simulated host are larger than {limit_mib} MiB; use a larger --lab-memory"
         ),
     };
     for disk in &localised.disks {
-        let size = fs::metadata(&disk.here).map_or(0, |found| found.len());
+        let size = fs::metadata(&disk.here).map_or(0, |metadata| metadata.len());
         packer.reserve(size).map_err(|TooLarge| too_large("--disk", &disk.here))?;
     }
     let paths = || localised.shares.iter().map(|share| &share.path);
@@ -141,19 +144,20 @@ fn pack(localised: &Localised, memory_mib: u32) -> Result<Vec<u8>> {
     if localised.shares.is_empty() { Ok(Vec::new()) } else { packer.finish() }
 }
 
-fn brings_back(localised: &Localised) -> bool {
-    let Localised { disks, shares, made, .. } = localised;
-    !(disks.is_empty() && made.is_empty()) || written(shares).next().is_some()
+/// Returns true if the run can change or create files that have to be copied back.
+fn copies_back(localised: &Localised) -> bool {
+    let Localised { disks, shares, created, .. } = localised;
+    !(disks.is_empty() && created.is_empty()) || writable(shares).next().is_some()
 }
 
-/// The folders that guests may write to, with their numbers.
-fn written(shares: &[Share]) -> impl Iterator<Item = (usize, &Share)> {
+/// Returns the directories that the guest may write to, with their numbers.
+fn writable(shares: &[Share]) -> impl Iterator<Item = (usize, &Share)> {
     shares.iter().enumerate().filter(|(_, share)| share.access == Access::ReadWrite)
 }
 
-/// What runs on the host. It starts in the folder that this process is in if that is there too, and leaves in `$OUT` what is
-/// to come back.
-fn script(localised: &Localised, brings_back: bool) -> Vec<u8> {
+/// Returns the script that runs on the host. Its working directory is that of this process, if that is shared. It
+/// leaves in `$OUT` what has to be copied back.
+fn script(localised: &Localised, copies_back: bool) -> Vec<u8> {
     let shares = &localised.shares;
     let mut script = Vec::new();
     if let Ok(here) = env::current_dir()
@@ -161,7 +165,7 @@ fn script(localised: &Localised, brings_back: bool) -> Vec<u8> {
     {
         script.extend([b"cd ", &quoted(here.as_os_str())[..], b" || exit\n"].concat());
     }
-    if !brings_back {
+    if !copies_back {
         script.extend_from_slice(b"exec /scenario/tally run \"$@\"\n");
         return script;
     }
@@ -170,7 +174,7 @@ fn script(localised: &Localised, brings_back: bool) -> Vec<u8> {
         let folder = disk.there.rsplit_once('/').map_or("", |(folder, _)| folder);
         script.extend_from_slice(format!("mv /scenario/{folder} $OUT/given/\n").as_bytes());
     }
-    for (number, share) in written(shares) {
+    for (number, share) in writable(shares) {
         let place = format!("$OUT/shares/{number}");
         script.extend_from_slice(format!("mkdir -p {place} && mount --bind ").as_bytes());
         script.extend(quoted(share.path.as_os_str()));

@@ -1,4 +1,4 @@
-//! Packages that must be installed on this machine itself, such as what compiles the lab CPU.
+//! Packages that must be installed on this machine itself, such as those that compile the lab CPU.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use guest_images::{Progress, run_tool};
 
 use crate::{Error, Result};
 
-/// For the lab CPU.
+/// Packages that compile the lab CPU.
 pub const COMPILING: [&str; 14] = [
     "bison",
     "dpkg-dev",
@@ -24,7 +24,8 @@ pub const COMPILING: [&str; 14] = [
     "xz-utils",
 ];
 
-/// Installs what is missing of these if this user may, and says how to otherwise.
+/// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
+/// them.
 pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
     let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
     if missing.is_empty() {
@@ -38,7 +39,7 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
     let mut install = Command::new("apt-get");
     install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
-    // A fresh machine has no package lists yet, and an installation that was interrupted has to be ended first.
+    // A fresh machine has no package lists yet, and an interrupted installation has to be completed first.
     if run_tool(&mut install, "apt").is_err() {
         let _ = run_tool(Command::new("dpkg").args(["--configure", "--pending"]), "dpkg");
         run_tool(Command::new("apt-get").args(["update", "--quiet=2"]), "apt")?;

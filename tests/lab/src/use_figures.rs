@@ -1,7 +1,7 @@
-//! What a user of `tally run` waits for: a command's output, the prompt after it, and what it reads from a shared folder.
-//! Tally beside the peer on the same simulated host, with the same kernels and initrd.
+//! The times that a user of `tally run` waits: for a command's output, for the prompt after it, and for reads from a
+//! shared directory. Tally and the peer run on the same simulated host, with the same kernels and initrd.
 //!
-//! The host has one processor, so the time is that of everything that is done, the devices' threads included.
+//! The host has one CPU, so the times include all work, also that of the devices' threads.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,61 +13,61 @@ use guest_images::{Progress, Suite, small_kernel};
 use crate::peer::{self, Folder, Machine};
 use crate::{Error, Result, Scenario};
 
-/// How much is read from a shared folder.
+/// Size of the file that is read from a shared directory.
 pub const MIB: u32 = 100;
-/// In how large pieces, as `dd` has it.
+/// Block sizes of the reads, as `dd` takes them.
 const BLOCKS: [&str; 2] = ["1M", "64k"];
 
-/// From Enter to a command's end, with one monitor.
+/// Cost of the command `echo hello` with one monitor.
 #[derive(Debug)]
 pub struct Hello {
-    /// Which one.
+    /// Name of the monitor.
     pub monitor: String,
-    /// Until the command's first output.
+    /// Cost until the command's first output.
     pub first: Cost,
-    /// Until the prompt.
+    /// Cost until the monitor's end.
     pub end: Cost,
 }
 
-/// Reading a file of [`MIB`] in a shared folder, with one monitor.
+/// Cost of reading a file of [`MIB`] in a shared directory with one monitor.
 #[derive(Debug)]
 pub struct Reading {
-    /// Which one, and how.
+    /// Name of the monitor, and how the directory is shared.
     pub monitor: String,
-    /// In pieces of this size.
+    /// Block size.
     pub block: String,
-    /// What it took.
+    /// The cost.
     pub cost: Cost,
 }
 
-/// What something took.
+/// Cost of some work.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
-    /// How often the guest left KVM for user space.
+    /// Number of exits to user space.
     pub exits: u64,
-    /// In virtual time.
+    /// Virtual time.
     pub seconds: f64,
 }
 
 impl Reading {
-    /// How many millions of bytes come in a second.
+    /// Returns the throughput in millions of bytes per second.
     pub fn megabytes_per_second(&self) -> f64 {
         f64::from(MIB) * 1.048_576 / self.cost.seconds
     }
 }
 
-/// What was measured: Tally's first.
+/// All measurements, Tally's first.
 #[derive(Debug)]
 pub struct Figures {
-    /// A command that says hello.
+    /// The command with each monitor.
     pub hellos: Vec<Hello>,
-    /// Files that are read.
+    /// The reads with each monitor.
     pub readings: Vec<Reading>,
-    /// The size of `tally`.
+    /// Size of the program `tally`.
     pub program_bytes: u64,
 }
 
-/// Measures this `tally`.
+/// Measures the program at `tally` and the peer.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
     let small = small_kernel(&Cache::open()?, progress)?;
@@ -93,8 +93,9 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     })
 }
 
-/// Prints `hello NAME EXITS SECONDS EXITS SECONDS` for each monitor, and `reading NAME BLOCK EXITS SECONDS` for each and each
-/// size. A guest marks what it does by writes to a port that nothing is at.
+/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` for each monitor, and `reading NAME BLOCK
+/// EXITS SECONDS` for each monitor and block size. A guest marks the start and the end of a read by writes to an unused
+/// I/O port.
 fn script() -> String {
     let mut script = format!(
         "T=/sys/kernel/tracing
@@ -154,11 +155,12 @@ hello tally ./tally run -- echo hello
     script
 }
 
-/// As `outb` and the tracepoint have it. Firmware tells this port other things.
+/// Port and value of the marks, as `outb` and the tracepoint take them. Firmware writes other values to this port.
 const MARKED_PORT: &str = "0x80";
 const MARK: &str = "0x7a";
 
-/// What a guest does. Before that it touches most of its memory, so that the host has found it.
+/// Returns the guest's command. The guest touches most of its memory first, so that the host has allocated the memory
+/// before the reads.
 fn read(begin: &str) -> String {
     let mark = format!("/lib/tally/outb {MARKED_PORT} {MARK}");
     let blocks = BLOCKS.map(|block| {

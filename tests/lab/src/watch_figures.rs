@@ -1,8 +1,8 @@
-//! What it costs a guest to be watched: the same sampling in it, with and without what its operator looks on with.
+//! The cost of monitoring for a guest: the same sampling in the guest, with and without monitoring by its operator.
 //!
-//! The guest's own clock says how far its samples are apart. On a simulated host with one processor everything that is done
-//! for a sample, by whomever, is in that time, and a nanosecond is an instruction.
-//! What does not come with samples is measured otherwise: [`attention`].
+//! The cost is the time between two samples by the guest's own clock. On a simulated host with one CPU, this time
+//! includes all work for a sample, in the guest and on the host, and a nanosecond is an instruction. [`attention`]
+//! measures the cost of monitoring that does not depend on samples.
 
 pub mod attention;
 
@@ -14,46 +14,46 @@ use guest_images::{Progress, Suite};
 use crate::programs::{LOOP, LOOP_INSTRUCTIONS};
 use crate::{Error, Result, Scenario};
 
-/// The sampled program's instructions from one overflow to the next.
+/// Sampling period in instructions.
 pub const PERIOD: u64 = 100_000;
 
-/// A way to watch a guest.
+/// A way to monitor a guest.
 struct Case {
     name: &'static str,
-    /// Options of `tally run` for it.
+    /// Options of `tally run`.
     options: &'static str,
 }
 
-/// The first is what the others are compared with.
+/// The others are compared with the first one.
 const CASES: [Case; 2] =
-    [Case { name: "nobody looks", options: "" }, Case { name: "`--pmu-log`", options: "--pmu-log log" }];
+    [Case { name: "no monitoring", options: "" }, Case { name: "`--pmu-log`", options: "--pmu-log log" }];
 
-/// What a guest's sampling takes while it is watched in one way.
+/// Time of a guest's sampling with one way of monitoring.
 #[derive(Debug)]
 pub struct Figure {
-    /// The PMU that it sees.
+    /// The guest's PMU.
     pub pmu: &'static str,
-    /// How it is watched.
+    /// The way of monitoring.
     pub case: &'static str,
     /// The time from the first sample to the last, in nanoseconds of the guest's clock.
     pub nanoseconds: u64,
-    /// How many samples there were after the first.
+    /// Number of samples after the first.
     pub samples: u64,
 }
 
 impl Figure {
-    /// Nanoseconds from one sample to the next, the sampled program's own included.
+    /// Returns the time from one sample to the next in nanoseconds, which includes the sampled program's own time.
     pub fn per_sample(&self) -> u64 {
         self.nanoseconds / self.samples
     }
 
-    /// How many instructions more than with nobody looking a sample takes.
+    /// Returns how many more instructions a sample takes than in the other case.
     pub fn more_than(&self, other: &Self) -> u64 {
         self.per_sample().saturating_sub(other.per_sample())
     }
 }
 
-/// Measures PMUs by their names; the figures of each begin with that of the guest that nobody watches.
+/// Measures the PMUs with these names. Each PMU's first figure is that without monitoring.
 pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> Result<Vec<Vec<Figure>>> {
     let outcome = Scenario::new(script(pmus))
         .file(tally, "tally")
@@ -79,9 +79,9 @@ pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> 
     figures.ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
 }
 
-/// Prints `NANOSECONDS SAMPLES` for each PMU and each case.
+/// Returns the script, which prints `NANOSECONDS SAMPLES` for each PMU and each case.
 fn script(pmus: &[&str]) -> String {
-    // The guest's kernel may slow itself down for what samples cost it. The digits of the times are all that is wanted.
+    // The limit on the time of samples is turned off. `tr` leaves the digits of the times.
     let sample = format!(
         "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
 perf record -q -N -o data -c {PERIOD} -e instructions:u ./loop
@@ -99,16 +99,16 @@ echo $(($(tail -n 1 times) - $(head -n 1 times))) $(($(wc -l <times) - 1))"
     script
 }
 
-/// The figures as a table.
+/// Returns the figures as a table.
 pub fn table(figures: &[Vec<Figure>]) -> String {
     let mut table =
-        String::from("| watched by | `--pmu` | instructions for an overflow | at 10,000 a second |\n");
+        String::from("| monitoring | `--pmu` | instructions per overflow | at 10,000 overflows a second |\n");
     table += "|---|---|---:|---:|\n";
     for of_pmu in figures {
         let [base, watched @ ..] = &**of_pmu else { continue };
         for figure in watched {
             let more = figure.more_than(base);
-            // So many nanoseconds of the 100,000 from one to the next.
+            // At 10,000 overflows a second, there are 100,000 ns from one to the next.
             let (percent, rest) = (more / 1000, more % 1000 / 10);
             writeln!(table, "| {} | `{}` | {more} | {percent}.{rest:02} % |", figure.case, figure.pmu)
                 .expect("writing to a string cannot fail");
@@ -122,9 +122,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_says_what_being_watched_costs() {
+    fn a_table_has_the_cost_of_monitoring() {
         let figure = |case, nanoseconds| Figure { pmu: "amd", case, nanoseconds, samples: 2 };
-        let table = table(&[vec![figure("nobody looks", 200_000), figure("`--pmu-log`", 203_000)]]);
+        let table = table(&[vec![figure("no monitoring", 200_000), figure("`--pmu-log`", 203_000)]]);
         assert_eq!(table.lines().last(), Some("| `--pmu-log` | `amd` | 1500 | 1.50 % |"));
     }
 }

@@ -1,13 +1,13 @@
 /*
  * The RISC-V lab CPU's performance-monitoring unit: registers, counting,
- * overflow. It takes the place of QEMU's own.
+ * overflow. It replaces QEMU's own.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * As on the x86-64 one, cycles and instructions cost nothing while they are
- * counted: account() adds what icount has executed whenever something asks,
- * or the mode that counters are filtered by changes. Branches report
- * themselves, from code that is only there while a counter wants them.
+ * As in the x86-64 PMU, counting cycles and instructions has no cost:
+ * account() adds the instructions that icount has counted when a register is
+ * accessed or the mode that filters counters changes. Branches are reported by
+ * helper calls, which are translated only while a counter selects branches.
  *
  * Manual: RISC-V Privileged Architecture, "Machine-Level CSRs" (mcountinhibit,
  * mhpmcounter) and "Sscofpmf".
@@ -22,7 +22,7 @@
 #include "sysemu/cpu-timers.h"
 #include "sysemu/device_tree.h"
 
-/* mcycle and minstret count one thing, in all modes, and never interrupt. */
+/* mcycle and minstret have fixed events, count in all modes, never interrupt. */
 #define CYCLE   0
 #define INSTRET 2
 #define FIRST   3
@@ -39,7 +39,7 @@ static uint32_t event_of(CPURISCVState *env, int i)
     }
 }
 
-/* Each instruction takes a cycle, and all are counted, completed or not. */
+/* Each instruction takes a cycle. All are counted, also those that fault. */
 static bool counts_instructions(uint32_t event)
 {
     return event == RISCV_PMU_CYCLES || event == RISCV_PMU_INSTRUCTIONS;
@@ -51,7 +51,7 @@ static bool counts_branches(uint32_t event)
            event == RISCV_PMU_CONDITIONAL_BRANCHES;
 }
 
-/* The bit of mhpmevent that leaves out the mode that the CPU is in. */
+/* Returns the bit of mhpmevent that excludes the CPU's present mode. */
 static uint64_t inhibit_bit(CPURISCVState *env)
 {
     bool virt = riscv_cpu_virt_enabled(env);
@@ -67,10 +67,10 @@ static uint64_t inhibit_bit(CPURISCVState *env)
 }
 
 /*
- * The overflow interrupt, taken before the next instruction. icount wants
- * interrupts to be raised by the last instruction of a block only, so that
- * their moment is exact; every caller but a TLB's miss is at one, or outside
- * of a block.
+ * Raises the overflow interrupt, which is taken before the next instruction.
+ * icount requires that only the last instruction of a block raises interrupts,
+ * so that their time is exact. Every caller is at such an instruction or
+ * outside of a block, except for a TLB miss.
  */
 static void raise_overflow(CPURISCVState *env)
 {
@@ -96,7 +96,7 @@ static void add(CPURISCVState *env, int i, uint64_t n)
     }
 }
 
-/* Accounts for this CPU's instructions up to number `now`. */
+/* Adds this CPU's instructions up to number `now` to the counters. */
 static void account_to(CPURISCVState *env, int64_t now)
 {
     int64_t cycles = now - env->pmu_now;
@@ -119,7 +119,7 @@ static void account(CPURISCVState *env)
     account_to(env, icount_get_cpu_total(env_cpu(env)));
 }
 
-/* A branch retires; it is the last instruction of its block. */
+/* Counts a branch, which is the last instruction of its block. */
 void helper_pmu_branch(CPURISCVState *env, uint32_t is_conditional)
 {
     int i;
@@ -136,7 +136,7 @@ void helper_pmu_branch(CPURISCVState *env, uint32_t is_conditional)
     }
 }
 
-/* The simulation's TLB has missed. */
+/* Counts a miss of the simulation's TLB. */
 void riscv_pmu_count(CPURISCVState *env, uint32_t event)
 {
     int i;
@@ -149,9 +149,10 @@ void riscv_pmu_count(CPURISCVState *env, uint32_t event)
 }
 
 /*
- * Overflow of what account() counts. Such a counter adds at most one a cycle,
- * so it cannot overflow before the timer fires; if it has not by then (other
- * CPUs ran meanwhile), the timer is set again for what is left.
+ * Sets the timer for the next overflow of a counter of account(). Such a
+ * counter adds at most one per cycle, so it cannot overflow before the timer
+ * fires. If it has not overflowed by then (other CPUs ran meanwhile), the timer
+ * is set again.
  */
 static void arm_timer(CPURISCVState *env)
 {
@@ -171,12 +172,12 @@ static void arm_timer(CPURISCVState *env)
             left = MIN(left, UINT64_MAX - env->pmu_ctrs[i].mhpmcounter_val);
         }
     }
-    /* A counter further away than a day is one nobody waits for. */
+    /* An overflow that is more than a day away needs no timer. */
     if (left >= 1ull << 47) {
         timer_del(cpu->pmu_timer);
         return;
     }
-    /* The clock is exact here: see raise_overflow(). */
+    /* The clock is exact here; see raise_overflow(). */
     cs->can_do_io = 1;
     timer_mod(cpu->pmu_timer, qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
                               icount_to_ns(left + 1));
@@ -208,7 +209,7 @@ static void update_running(CPURISCVState *env)
     }
 }
 
-/* A register has changed: which counters are on. */
+/* Computes which counters are enabled, after a register has changed. */
 static void apply_controls(CPURISCVState *env)
 {
     int i;
@@ -284,7 +285,7 @@ void riscv_pmu_init(RISCVCPU *cpu, int counters)
     }
 }
 
-/* Every counter counts every event: so the firmware is told. */
+/* Tells the firmware that every counter can count every event. */
 void riscv_pmu_generate_fdt_node(void *fdt, int counters, char *node)
 {
     static const uint32_t events[] = {
@@ -294,7 +295,7 @@ void riscv_pmu_generate_fdt_node(void *fdt, int counters, char *node)
     };
     uint32_t all = MAKE_64BIT_MASK(FIRST, counters);
     uint32_t generic[ARRAY_SIZE(events)][3];
-    /* Raw events: select and mask of 64 bits, counters. */
+    /* Raw events: a select and a mask of 64 bits each, and the counters. */
     uint32_t raw[] = {
         0, 0, cpu_to_be32(UINT32_MAX), cpu_to_be32(~RISCV_PMU_RAW_MASK),
         cpu_to_be32(all),

@@ -3,7 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Pure functions of the register's value; README.md has the same as a table.
+ * All functions depend on the register's value only. README.md has a table of
+ * the events.
  */
 #ifndef I386_TCG_PMU_EVENT_H
 #define I386_TCG_PMU_EVENT_H
@@ -48,7 +49,7 @@ static inline unsigned count_mask_of(uint64_t select)
     return select >> 24 & 0xff;
 }
 
-/* INV inverts the comparison with CNT_MASK; with no CNT_MASK there is none. */
+/* INV inverts the comparison with CNT_MASK, so it has no effect without it. */
 static inline bool inverted(uint64_t select)
 {
     return (select & SEL_INV) && count_mask_of(select);
@@ -92,7 +93,7 @@ static inline bool branch_matches(uint64_t select, X86PMUBranch kind,
     }
 }
 
-/* The unit masks are those of the PPR for family 17h; see README.md. */
+/* The unit masks are from the PPR for family 17h; see README.md. */
 static inline bool access_matches(uint64_t select, PMUCacheOutcome outcome,
                                   bool store)
 {
@@ -117,7 +118,7 @@ static inline bool access_matches(uint64_t select, PMUCacheOutcome outcome,
     return unit_mask_of(select) & mask;
 }
 
-/* Whether a counter that is switched on counts in the mode of these hflags. */
+/* Returns true if an enabled counter counts in the mode of these hflags. */
 static inline bool filter_passes(uint64_t select, uint32_t hflags)
 {
     uint64_t restriction = select & (SEL_GUEST_ONLY | SEL_HOST_ONLY);

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * README.md describes both; a change here is a change there and in every
+ * README.md describes both. A change here needs a change there, and in every
  * test that expects an exact number.
  */
 #include "qemu/osdep.h"
@@ -11,8 +11,8 @@
 
 /*
  * Two-bit counters: 0 and 1 predict taken, 2 and 3 not taken. An untrained
- * entry is 1, "weakly taken"; it is kept as 0 in memory by way of the XOR, so
- * that a zeroed model is an untrained one.
+ * entry is 1, "weakly taken". Entries are stored XORed with 1, so a zeroed
+ * model is an untrained one.
  */
 #define COND_UNTRAINED 1
 

@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Both are as simple as a reader can follow by hand: a test that wants an
- * exact number of mispredictions or misses must be able to compute it.
+ * Both are so simple that the exact number of mispredictions and misses of a
+ * test program can be computed by hand.
  */
 #ifndef I386_TCG_PMU_MODEL_H
 #define I386_TCG_PMU_MODEL_H
@@ -27,7 +27,7 @@ typedef struct PMUCacheSet {
 typedef struct PMUModel {
     uint8_t cond[PMU_COND_ENTRIES];             /* distance from "taken" */
     uint64_t indirect[PMU_INDIRECT_ENTRIES];    /* last target */
-    uint64_t ret[PMU_RETURN_ENTRIES];           /* return addresses, a ring */
+    uint64_t ret[PMU_RETURN_ENTRIES];           /* ring of return addresses */
     unsigned ret_top;
     PMUCacheSet l1[PMU_L1_SETS];
     PMUCacheSet l2[PMU_L2_SETS];
@@ -39,11 +39,11 @@ typedef enum PMUCacheOutcome {
     PMU_L2_MISS,
 } PMUCacheOutcome;
 
-/* Predicts a branch, trains the predictor, returns whether it was wrong. */
+/* Predicts a branch and trains the predictor. Returns true if it was wrong. */
 bool pmu_model_mispredicted(PMUModel *m, X86PMUBranch kind, uint64_t ip,
                             uint64_t next_ip, uint64_t target);
 
-/* One access to one line: where it was found; it is in both caches now. */
+/* Accesses a line. Returns where it was found; it is in both caches then. */
 PMUCacheOutcome pmu_model_access(PMUModel *m, uint64_t line);
 
 #endif

@@ -3,12 +3,12 @@
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The machine executes one instruction a cycle, and icount knows how many
- * each CPU has executed. So cycles and instructions cost nothing while they
- * are counted: account() adds the difference whenever something asks, or the
- * mode that counters are filtered by changes. Other events are reported one
- * by one, by code that is only there while a counter wants it (the HF_PMU_*
- * bits of hflags).
+ * The machine executes one instruction per cycle, and icount counts how many
+ * each CPU has executed. So counting cycles and instructions has no cost:
+ * account() adds the difference when a register is accessed or the mode that
+ * filters counters changes. Other events are reported one by one by helper
+ * calls, which are translated only while a counter selects such an event (the
+ * HF_PMU_* bits of hflags).
  *
  * Manual: AMD64 Architecture Programmer's Manual (APM) volume 2, section 13.2.
  */
@@ -45,9 +45,10 @@ static int counters_of(CPUX86State *env)
 }
 
 /*
- * The overflow interrupt, taken before the next instruction. icount wants
- * interrupts to be raised by the last instruction of a block only, so that
- * their moment is exact; every caller is at one, or outside of a block.
+ * Raises the overflow interrupt, which is taken before the next instruction.
+ * icount requires that only the last instruction of a block raises interrupts,
+ * so that their time is exact. Every caller is at such an instruction or
+ * outside of a block.
  */
 static void deliver_pmi(CPUX86State *env)
 {
@@ -80,7 +81,10 @@ static void add(CPUX86State *env, int i, uint64_t n)
     }
 }
 
-/* A signal that is true for `high` of `cycles` cycles, the first ones. */
+/*
+ * Returns the number of events of a signal that is true in the first `high` of
+ * `cycles` cycles: the number of true cycles, or with EDGE of rising edges.
+ */
 static uint64_t level_or_edge(X86PMUCounter *c, uint64_t cycles, uint64_t high)
 {
     uint64_t rising;
@@ -95,7 +99,10 @@ static uint64_t level_or_edge(X86PMUCounter *c, uint64_t cycles, uint64_t high)
     return rising;
 }
 
-/* What an event that is reported one by one adds in cycles without it. */
+/*
+ * Returns what a counter of an event that is reported one by one adds in cycles
+ * without the event, which is 0 unless INV is set.
+ */
 static uint64_t idle_cycles(X86PMUCounter *c, uint64_t cycles)
 {
     bool first_is_true = c->true_cycle == c->cycles + 1;
@@ -113,7 +120,7 @@ static uint64_t idle_cycles(X86PMUCounter *c, uint64_t cycles)
     return n;
 }
 
-/* Accounts for this CPU's instructions up to number `now`. */
+/* Adds this CPU's instructions up to number `now` to the counters. */
 static void account_to(CPUX86State *env, int64_t now)
 {
     X86PMU *pmu = &env->pmu;
@@ -136,7 +143,7 @@ static void account_to(CPUX86State *env, int64_t now)
             continue;
         }
         if (class == CLASS_CYCLES || class == CLASS_INSTRUCTIONS) {
-            /* At most one event a cycle, so a larger CNT_MASK is never met. */
+            /* At most one event per cycle, so a larger CNT_MASK never counts. */
             n = class == CLASS_CYCLES ? cycles : cycles - unretired;
             if (count_mask_of(c->select) > 1) {
                 n = 0;
@@ -160,7 +167,7 @@ static void account(CPUX86State *env)
     account_to(env, icount_get_cpu_total(env_cpu(env)));
 }
 
-/* One event for one counter, in the cycle that is running. */
+/* Counts one event for one counter, in the current cycle. */
 static void count_event(CPUX86State *env, int i)
 {
     X86PMUCounter *c = &env->pmu.counter[i];
@@ -183,7 +190,7 @@ static void count_event(CPUX86State *env, int i)
     if (!inverted(c->select)) {
         add(env, i, c->select & SEL_EDGE ? rising : 1);
     } else if (accounted) {
-        /* account_to() took the cycle for one without the event. */
+        /* account_to() has counted the cycle as one without the event. */
         c->in_false_run = false;
         if (!(c->select & SEL_EDGE)) {
             c->value = (c->value - 1) & COUNTER_MASK;
@@ -215,7 +222,7 @@ static void report_branch(CPUX86State *env, uint32_t hflags, X86PMUBranch kind,
     }
 }
 
-/* A near branch retires; it is the last instruction of its block. */
+/* Counts a near branch, which is the last instruction of its block. */
 void helper_pmu_branch(CPUX86State *env, uint32_t kind_and_len,
                        target_ulong ip, target_ulong target)
 {
@@ -224,7 +231,7 @@ void helper_pmu_branch(CPUX86State *env, uint32_t kind_and_len,
                   ip + (kind_and_len >> 8), target);
 }
 
-/* A far transfer has retired; it belongs to the mode it came from. */
+/* Counts a far transfer, which has retired, in the mode that it came from. */
 void helper_pmu_far_branch(CPUX86State *env, uint32_t cpl)
 {
     account(env);
@@ -232,7 +239,7 @@ void helper_pmu_far_branch(CPUX86State *env, uint32_t cpl)
                   0, 0, 0);
 }
 
-/* An exception or interrupt was delivered: a branch of its handler's mode. */
+/* Counts the delivery of an exception or interrupt in its handler's mode. */
 void x86_pmu_interrupt(CPUX86State *env)
 {
     if (env->hflags & HF_PMU_BRANCH_MASK) {
@@ -241,7 +248,7 @@ void x86_pmu_interrupt(CPUX86State *env)
     }
 }
 
-/* MOV to CR3: linear addresses mean something else now. */
+/* Resets the model at a MOV to CR3, as linear addresses are mapped anew. */
 void x86_pmu_address_space_changed(CPUX86State *env)
 {
     PMUModel *model = env_archcpu(env)->pmu_model;
@@ -268,10 +275,10 @@ static void report_access(CPUX86State *env, uint64_t line, bool store)
 }
 
 /*
- * QEMU makes one operand several accesses when it is misaligned, and many
- * when a helper reads or writes it. All of them come from one site in one
- * instruction: such an operand counts once for each line it touches.
- * Delivering an exception has no site; its stack frame is not counted.
+ * Counts the lines that a memory operand touches, each once. QEMU makes several
+ * accesses of an operand that is misaligned, and many of one that a helper
+ * accesses. All accesses of an operand come from one site in one instruction.
+ * The stack frame of an exception has no site and is not counted.
  */
 static void observe_access(CPUState *cs, vaddr addr, vaddr len, int flags,
                            uintptr_t site)
@@ -302,10 +309,10 @@ static void observe_access(CPUState *cs, vaddr addr, vaddr len, int flags,
 }
 
 /*
- * Overflow of what account() counts. Such a counter adds at most one a cycle,
- * so it cannot overflow before the timer fires; if it has not by then (other
- * CPUs ran meanwhile, or REP rounds did not retire), the timer is set again
- * for what is left.
+ * Sets the timer for the next overflow of a counter of account(). Such a
+ * counter adds at most one per cycle, so it cannot overflow before the timer
+ * fires. If it has not overflowed by then (other CPUs ran meanwhile, or REP
+ * rounds did not retire), the timer is set again.
  */
 static void arm_timer(CPUX86State *env)
 {
@@ -325,12 +332,12 @@ static void arm_timer(CPUX86State *env)
             left = MIN(left, COUNTER_MASK + 1 - c->value);
         }
     }
-    /* A counter further away than a day is one nobody waits for. */
+    /* An overflow that is more than a day away needs no timer. */
     if (left >= 1ull << 47) {
         timer_del(cpu->pmu_timer);
         return;
     }
-    /* The clock is exact here: see deliver_pmi(). */
+    /* The clock is exact here; see deliver_pmi(). */
     cs->can_do_io = 1;
     timer_mod(cpu->pmu_timer, qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
                               icount_to_ns(left));
@@ -379,7 +386,7 @@ void x86_pmu_update_mode(CPUX86State *env)
     }
 }
 
-/* A control register has changed: which counters are on, and what they need. */
+/* Computes which counters are enabled, after a control register has changed. */
 static void apply_controls(CPUX86State *env)
 {
     X86CPU *cpu = env_archcpu(env);
@@ -406,8 +413,8 @@ static void apply_controls(CPUX86State *env)
         }
     }
     /*
-     * Pages that are in the TLB already must come back as observed ones.
-     * The other way round they may stay: they are slow, not wrong.
+     * Pages in the TLB must be entered again as observed ones. When the
+     * observer is removed, they can stay: they are slow, but correct.
      */
     if (observe && !cs->mem_observer) {
         tlb_flush(cs);
@@ -418,10 +425,10 @@ static void apply_controls(CPUX86State *env)
 }
 
 /*
- * A counter of another event knows no earlier cycle: the event is taken to
- * have happened before the first one. Neither switching off and on nor a new
- * value restarts: a kernel does both whenever it switches tasks, and an edge
- * must not depend on where that happens.
+ * Restarts edge detection, for a counter whose event has changed. The event is
+ * assumed to have happened before the first cycle. Disabling, enabling or
+ * writing a counter does not restart it: kernels do this at task switches, and
+ * edges must not depend on them.
  */
 static void restart_edges(X86PMUCounter *c)
 {
@@ -442,7 +449,10 @@ static void write_select(CPUX86State *env, int i, uint64_t val)
     apply_controls(env);
 }
 
-/* The counter behind an MSR, or -1; its select register or its value? */
+/*
+ * Returns the counter of an MSR, or -1. Sets is_select if the MSR is the
+ * counter's PERF_CTL.
+ */
 static int find_counter(CPUX86State *env, uint32_t msr, bool *is_select)
 {
     if (!IS_AMD_CPU(env)) {
@@ -466,7 +476,7 @@ static bool is_global(CPUX86State *env, uint32_t msr)
            msr <= MSR_GLOBAL_STATUS_SET;
 }
 
-/* Both return false if the MSR is none of the PMU's. */
+/* This and x86_pmu_rdmsr() return false if the MSR is not one of the PMU's. */
 bool x86_pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val, uintptr_t ra)
 {
     X86PMU *pmu = &env->pmu;

@@ -1,4 +1,4 @@
-# Has ./measure-LIMIT run on this host and in guests, and prints what each of them did.
+# Runs ./measure-LIMIT on this host and in guests, and prints the output of each.
 
 tracepoints=kvm:kvm_hypercall,kvm:kvm_exit,kvm:kvm_userspace_exit,raw_syscalls:sys_enter
 kernel=/proc/sys/kernel
@@ -12,12 +12,12 @@ fail() {
     exit 1
 }
 
-# The host's own limit is that of the guests: it samples for them.
+# Sets the host's limit to that of the guests, as the host takes the samples for them.
 limit() {
     sh ./measure-$1 limit
 }
 
-# What QEMU's guest ends with it says on its console.
+# QEMU's guest prints the status of its command on the console.
 succeeded() {
     grep -q '^row ' printed && ! grep -q '^tally: status [1-9]' printed
 }
@@ -47,7 +47,7 @@ counted() {
     perf script -i data --ns -F time,event,period,trace >$name 2>refused || { cat refused >&2; exit 1; }
 }
 
-# mediated COMMAND...: with KVM's mediated vPMU, which is chosen as its module is loaded.
+# mediated COMMAND...: runs a command with KVM's mediated vPMU, which is a parameter of KVM's module.
 mediated() {
     load_kvm enable_mediated_pmu=1 && grep -q Y /sys/module/kvm_amd/parameters/enable_mediated_pmu || return
     "$@"
@@ -59,8 +59,8 @@ load_kvm() {
     rmmod kvm_amd && insmod /lib/modules/kvm_amd.ko "$@"
 }
 
-# At the end, because how long output takes depends on who reads it. With dd, because cat splices, and what is spliced may
-# still be under way when the machine ends.
+# Prints all results. This is done last, as the time that output takes depends on its reader. It is done with dd, as cat
+# splices, and spliced data may be lost when the machine ends.
 results() {
     for file in *.times *.counts; do
         [ -f $file ] || continue

@@ -1,4 +1,4 @@
-//! What was printed, as numbers, and what follows from them.
+//! The numbers that the scripts printed, and what is computed from them.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +7,36 @@ use super::script::{Limit, Plan, Section};
 use super::{BEGIN, END, READ_EVERY};
 use crate::{Error, Result};
 
-/// The names and numbers that were printed for one run of a row.
+/// Names and numbers that one run of a row printed.
 type Run = BTreeMap<String, u64>;
 
-/// What the host did while the workload ran.
+/// Counts of the host's work while the workload ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Exits from the guest, whoever handled them.
+    /// Exits from the guest, whether KVM or user space handled them.
     pub exits: u64,
-    /// Of these those to user space.
+    /// Exits to user space among them.
     pub user_exits: u64,
     /// System calls of the vCPU's thread, `KVM_RUN` included.
     pub calls: u64,
 }
 
-/// Where a number is from.
+/// A cell of the table, under one limit.
 type Key = (Limit, Column, Row);
 
-/// All that was measured.
+/// All measurements.
 #[derive(Debug, Default)]
 pub struct Figures {
     runs: BTreeMap<Key, Vec<Run>>,
     counts: BTreeMap<Key, Vec<Counts>>,
 }
 
-/// A number that was measured several times.
+/// Median and range of a number that was measured several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// The one in the middle.
+    /// The median.
     pub median: f64,
-    /// From the smallest to the largest.
+    /// Difference of the largest and the smallest.
     pub range: f64,
 }
 
@@ -48,41 +48,41 @@ impl Spread {
     }
 }
 
-/// Samples that were taken, and how many of them there should be.
+/// Number of samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Samples {
-    /// Those in perf's file.
+    /// Number of samples in perf's file.
     pub taken: f64,
-    /// As many as the counts make.
+    /// Number of samples that follows from the event's count, or from the time.
     pub implied: f64,
-    /// How many events were counted at a time: so many samples are taken at once.
+    /// Number of events that were counted at a time. Each overflow takes a sample of each of them.
     pub at_once: f64,
 }
 
-/// What one of something cost: a sampling point, a switch.
+/// Cost of one operation, such as a sampling point or a task switch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
-    /// Of what.
+    /// Name of the operation.
     pub of: &'static str,
     /// Nanoseconds, which in the lab are instructions.
     pub nanoseconds: f64,
-    /// What the host did for it, if that was counted.
+    /// Exits, exits to user space, and system calls, if they were counted.
     pub counts: Option<[f64; 3]>,
 }
 
-/// What the lab's clock does not know: what a real processor takes for the things that are more than their instructions.
+/// Time that operations take on a real processor beside their instructions, which the lab's clock does not include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Model {
-    /// An exit from the guest, and the way back.
+    /// An exit from the guest and the next entry.
     pub exit_ns: u64,
-    /// Leaving KVM for user space, and the way back.
+    /// The return from KVM to user space and the next `KVM_RUN`.
     pub user_exit_ns: u64,
     /// A system call.
     pub syscall_ns: u64,
 }
 
 impl Figures {
-    /// Reads what the scripts of this plan printed.
+    /// Reads the output of this plan's scripts.
     pub fn read(plan: &Plan, text: &str) -> Result<Self> {
         let mut figures = Self::default();
         for &limit in &plan.limits {
@@ -97,7 +97,7 @@ impl Figures {
                 if plan.counts && column != Column::Host {
                     let name = Section::counts(limit, column);
                     let windows = windows(section(text, &name)?);
-                    // Each row is run so often before the next one.
+                    // All runs of a row come before the next row.
                     let (repeat, expected) = (plan.repeat as usize, rows.len() * plan.repeat as usize);
                     if windows.len() != expected {
                         return Err(unreadable(&format!("{name}, with {} of {expected}", windows.len())));
@@ -110,6 +110,7 @@ impl Figures {
         Ok(figures)
     }
 
+    /// Reads a section of times.
     fn times(&mut self, limit: Limit, column: Column, text: &str) -> Result<()> {
         for line in text.lines().filter_map(|line| line.strip_prefix("row ")) {
             let (row, run) = times(line).ok_or_else(|| unreadable(line))?;
@@ -127,22 +128,22 @@ impl Figures {
         Some(Spread::of(self.numbers(key, name))?.median)
     }
 
-    /// What the host did while the workload ran, each number that in the middle of its own.
+    /// Returns the median of each of the host's counts.
     fn counted(&self, key: Key) -> Option<Counts> {
         let runs = self.counts.get(&key)?;
-        let middle = |number: fn(&Counts) -> u64| {
+        let median = |number: fn(&Counts) -> u64| {
             let mut numbers: Vec<u64> = runs.iter().map(number).collect();
             numbers.sort_unstable();
             numbers.get(numbers.len() / 2).copied()
         };
         Some(Counts {
-            exits: middle(|run| run.exits)?,
-            user_exits: middle(|run| run.user_exits)?,
-            calls: middle(|run| run.calls)?,
+            exits: median(|run| run.exits)?,
+            user_exits: median(|run| run.user_exits)?,
+            calls: median(|run| run.calls)?,
         })
     }
 
-    /// How much longer the workload took than with nothing measured; 1 is twice as long.
+    /// Returns how much longer the workload took than with nothing measured. 1 is twice as long.
     pub fn slowdown(&self, (limit, column, row): Key) -> Option<Spread> {
         let base = self.median((limit, column, row.base()), "ticks")?;
         Spread::of(
@@ -150,7 +151,7 @@ impl Figures {
         )
     }
 
-    /// The same by a model of what real processors take.
+    /// Returns the slowdown with the model's times of a real processor added.
     pub fn modelled_slowdown(&self, (limit, column, row): Key, model: Model) -> Option<f64> {
         let time = |row| {
             let key = (limit, column, row);
@@ -163,32 +164,32 @@ impl Figures {
         Some(time(row)? / time(row.base())? - 1.0)
     }
 
-    /// How many nanoseconds the workload took, and what the host did for it, if that was counted.
+    /// Returns the workload's time in nanoseconds, and the host's counts, if there are any.
     pub fn took(&self, key: Key) -> Option<(f64, Option<Counts>)> {
         Some((self.median(key, "nanoseconds")?, self.counted(key)))
     }
 
-    /// The samples, where some are taken.
+    /// Returns the number of samples if the row takes samples.
     pub fn samples(&self, (limit, column, row): Key) -> Option<Samples> {
         let key = (limit, column, row);
-        let census = (limit, column, row.census()?);
-        let at_once = self.median(census, "running")? / 100.0;
+        let counting = (limit, column, row.counting()?);
+        let at_once = self.median(counting, "running")? / 100.0;
         let points = match row.measure {
-            Measure::Record(period, ..) => (self.median(census, "count")? / float(period)).floor(),
+            Measure::Record(period, ..) => (self.median(counting, "count")? / float(period)).floor(),
             Measure::Rate(hertz, _) => self.median(key, "nanoseconds")? / 1e9 * f64::from(hertz),
             _ => return None,
         };
-        // None at all has no line.
+        // Without any samples, perf prints no number.
         let taken = self.median(key, "SAMPLE").unwrap_or_default();
         Some(Samples { taken, implied: (points * at_once).floor(), at_once })
     }
 
-    /// How often the kernel was interrupted, where samples are taken.
+    /// Returns the number of the PMU's interrupts if the row takes samples.
     pub fn interrupts(&self, key: Key) -> Option<f64> {
         key.2.measure.samples().then(|| self.median(key, "interrupts"))?
     }
 
-    /// What one of that costs which the row is about.
+    /// Returns the cost of one operation of the row.
     pub fn cost(&self, (limit, column, row): Key) -> Option<Cost> {
         let key = (limit, column, row);
         let (of, number) = match row.measure {
@@ -211,20 +212,21 @@ impl Figures {
         (number > 0.0).then_some(Cost { of, nanoseconds: time / number, counts })
     }
 
-    /// What the command took beside the workload, in nanoseconds.
-    pub fn around(&self, key: Key) -> Option<f64> {
+    /// Returns the time in nanoseconds that the command took outside the workload's rounds.
+    pub fn start_and_end(&self, key: Key) -> Option<f64> {
         let (ticks, time) = (self.median(key, "ticks")?, self.median(key, "nanoseconds")?);
         Some((self.median(key, "total")? - ticks) * time / ticks)
     }
 }
 
 impl Model {
-    /// What others have measured. One AMD EPYC takes 1,360 cycles from before VMRUN to behind the #VMEXIT, and 1,160 between
-    /// these and the ends of `KVM_RUN` (M. Roth, LKML, December 2020); this is at 2.5 GHz. A system call that does nothing takes
-    /// 300 ns on a Skylake with its mitigations, and 100 without. The instructions of KVM and the kernel are in these as well as
-    /// in the lab's time, so that the model is on the dear side.
+    /// Published measurements. An AMD EPYC takes 1,360 cycles from before VMRUN until after the #VMEXIT, and 1,160
+    /// between these points and the ends of `KVM_RUN` (M. Roth, LKML, December 2020); the times are for 2.5 GHz. A
+    /// system call that does nothing takes 300 ns on a Skylake with mitigations, and 100 ns without. These times
+    /// include the instructions of KVM and the kernel, which the lab counts as well, so the model overestimates the
+    /// cost.
     pub const PUBLISHED: Self = Self { exit_ns: 540, user_exit_ns: 460, syscall_ns: 300 };
-    /// Where that is to be read.
+    /// The sources of these numbers.
     pub const SOURCES: &str = "https://lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html, \
                                https://blog.i0.pm/posts/the-cost-of-a-syscall-measured-190303/";
 
@@ -245,13 +247,13 @@ fn unreadable(what: &str) -> Error {
     Error::Command(format!("the measuring script, which printed {what}"))
 }
 
-/// Counts are far from the 2^53 from which on they would be rounded.
-#[expect(clippy::cast_precision_loss, reason = "said above")]
+/// Converts a count, which is far below 2^53, so it is not rounded.
+#[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
 fn float(number: u64) -> f64 {
     number as f64
 }
 
-/// `ROW NAME NUMBER NAME NUMBER...`
+/// Reads a line `ROW NAME NUMBER NAME NUMBER...`.
 fn times(line: &str) -> Option<(Row, Run)> {
     let mut words = line.split_whitespace();
     let row = words.next()?.parse().ok()?;
@@ -262,8 +264,8 @@ fn times(line: &str) -> Option<(Row, Run)> {
     run.contains_key("ticks").then_some((row, run))
 }
 
-/// What was counted from each beginning of a workload to its end, as `perf script` has it: each hypercall's line is followed by
-/// those of what was counted since the one before it.
+/// Reads the counts from each start of a workload to its end from the output of `perf script`. The line of each
+/// hypercall is followed by the lines of the counts since the previous hypercall.
 fn windows(text: &str) -> Vec<Counts> {
     let mut windows = Vec::new();
     let mut at_end = false;
@@ -302,7 +304,7 @@ mod tests {
     use crate::bench::plan::Length;
 
     const ROW: &str = "loop/3000000/record:1000:2";
-    /// How often all is done.
+    /// Number of runs of each row.
     const PLANNED: u32 = 3;
 
     fn plan() -> Plan {
@@ -317,7 +319,8 @@ mod tests {
         }
     }
 
-    /// The ticks of the base and of three runs of the row: a tick is two nanoseconds.
+    /// Returns the output of one run of the base and three runs of the row, with these ticks. A tick is two
+    /// nanoseconds.
     fn times(base: u64, with: [u64; 3]) -> String {
         let run = |row: &str, ticks: u64, rest: &str| {
             format!(
@@ -357,17 +360,17 @@ mod tests {
     }
 
     #[test]
-    fn a_slowdown_is_that_of_the_run_in_the_middle() {
+    fn a_slowdown_is_the_median_of_the_runs() {
         let (figures, [host, kvm]) = figures();
         let slowdown = figures.slowdown(host).unwrap();
         assert!((slowdown.median - 0.2).abs() < 1e-9 && (slowdown.range - 0.4).abs() < 1e-9, "{slowdown:?}");
         assert!((figures.slowdown(kvm).unwrap().median - 1.5).abs() < 1e-9);
-        assert_eq!(figures.around(kvm), Some(100.0));
+        assert_eq!(figures.start_and_end(kvm), Some(100.0));
         assert_eq!(figures.took(host), Some((2400.0, None)));
     }
 
     #[test]
-    fn samples_are_compared_with_those_that_the_count_makes() {
+    fn samples_are_compared_with_the_number_that_follows_from_the_count() {
         let (figures, [host, _]) = figures();
         // 3,000,999 instructions are 3,000 periods, of two events each.
         assert_eq!(figures.samples(host), Some(Samples { taken: 5000.0, implied: 6000.0, at_once: 2.0 }));
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_adds_what_exits_and_calls_take() {
+    fn a_model_adds_the_time_of_exits_and_system_calls() {
         let (figures, [host, kvm]) = figures();
         let model = Model { exit_ns: 1, user_exit_ns: 10, syscall_ns: 100 };
         // 4,000 ns and 310 without, 10,000 ns and 25,010 + 50,000 + 1,000,300 with.

@@ -1,12 +1,13 @@
-# What the benchmark measures, on whatever it runs on: the host itself, or a guest. `percent` is how much of the time samples
-# may take, as the kernel has it (0: all), and `repeat` how often everything is done. The argument is what else workloads are
-# told, or `limit` for that alone. For each row it prints `row NAME` and then pairs of a name and a number.
+# Runs the benchmark's rows on the system where it is started: the host itself, or a guest. `percent` is the kernel's
+# limit for the time that samples take (0: no limit), and `repeat` is the number of runs of each row. The argument is
+# one more argument of the workloads; the argument `limit` only sets the limit. Each run prints `row NAME` and pairs of
+# a name and a number.
 
 set -u
 extra=$1
 kernel=/proc/sys/kernel
 
-# What was taken as a limit before is forgotten; the kernel has no way to undo it but these.
+# Sets the limit. The kernel may have lowered the sampling rate by itself, which only these writes undo.
 limit() {
     echo 25 >$kernel/perf_cpu_time_max_percent
     echo 100000 >$kernel/perf_event_max_sample_rate
@@ -17,13 +18,13 @@ interrupts() {
     awk '/PMI:/ { for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) sum += $i } END { print sum + 0 }' /proc/interrupts
 }
 
-# What perf says that it has, in files of its own.
+# Prints the numbers that perf has written to its own files.
 results() {
     if [ -f data ]; then
         perf report -i data --stats 2>/dev/null |
             awk '$2 == "events:" && !seen[$1]++ { printf " %s %s", $1, $3 }'
     elif [ -f counts ]; then
-        # VALUE,UNIT,EVENT,TIME,PERCENT; every interval's begins with a time.
+        # VALUE,UNIT,EVENT,TIME,PERCENT; the lines of intervals begin with a time.
         awk -F, '/^ *[0-9]+\.[0-9]/ { if ($1 != time) intervals++; time = $1; next }
             /^[0-9]/ { if (!events++) count = $1; running += $5 }
             END { printf " count %.0f running %.0f intervals %d", count, running, intervals }' counts
@@ -51,5 +52,5 @@ if [ "$extra" = limit ]; then
     exit
 fi
 
-# Whoever counts marks outside needs a while to begin.
+# With marks, the host counts from mark to mark, and takes a while to start counting.
 [ -z "$extra" ] || sleep 3

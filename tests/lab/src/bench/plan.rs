@@ -1,26 +1,26 @@
-//! What the benchmark runs: which workloads, how they are measured meanwhile, and where. All have names, which people type and
-//! scripts print.
+//! What the benchmark runs: workloads, how they are measured, and where. The names of these are used on the command
+//! line and in the output of the scripts.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A program that is slowed down by what is counted.
+/// A program whose slowdown is measured. Its length is a number of units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Workload {
-    /// Goes round a loop. A unit is an instruction.
+    /// A loop. A unit is an instruction.
     Loop,
-    /// Makes system calls. A unit is one.
+    /// System calls. A unit is one call.
     Syscalls,
-    /// Two tasks and a pipe. A unit is a switch from one to the other.
+    /// Two tasks that hand a byte to and fro through pipes. A unit is a task switch.
     Switches,
-    /// Loads from memory, each of which waits for the last. A unit is one.
+    /// Loads from memory, each of which depends on the previous one. A unit is one load.
     Memory,
-    /// Short programs and small files, like a build. A unit is some twenty programs.
+    /// Short programs and small files, as in a build. A unit is about twenty programs.
     Compile,
 }
 
 impl Workload {
-    /// All of them.
+    /// All workloads.
     pub const ALL: [Self; 5] = [Self::Loop, Self::Syscalls, Self::Switches, Self::Memory, Self::Compile];
 
     fn name(self) -> &'static str {
@@ -34,34 +34,34 @@ impl Workload {
     }
 }
 
-/// In which modes of the processor samples are taken.
+/// Processor modes in which events are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Modes {
-    /// In programs.
+    /// User mode only.
     User,
-    /// In the kernel too.
+    /// User mode and the kernel.
     All,
 }
 
-/// What is done while a workload runs.
+/// How a workload is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Measure {
-    /// Nothing. The others are compared with this.
+    /// Nothing is measured. The others are compared with this.
     Nothing,
-    /// `perf stat` with so many events.
+    /// `perf stat` with this many events.
     Stat(u8, Modes),
-    /// `perf record` with a sample whenever so many instructions have been executed.
+    /// `perf record` with this period in instructions, and with this many events.
     Record(u64, u8, Modes),
-    /// `perf record` with so many samples in a second.
+    /// `perf record` with this many samples per second, and with this many events.
     Rate(u32, u8),
-    /// `perf stat` that prints its counts every so many milliseconds.
+    /// `perf stat` that prints its counts at this interval in milliseconds, with this many events.
     Interval(u32, u8),
-    /// The workload, which is the loop, reads its own counter.
+    /// The workload, which must be the loop, reads its own counter.
     Read,
 }
 
 impl Measure {
-    /// How many events there are.
+    /// Number of events.
     pub fn events(self) -> u8 {
         match self {
             Self::Nothing => 0,
@@ -73,14 +73,14 @@ impl Measure {
         }
     }
 
-    /// Whether samples are taken.
+    /// Returns true if samples are taken.
     pub fn samples(self) -> bool {
         matches!(self, Self::Record(..) | Self::Rate(..))
     }
 
-    /// The command that does it, in front of that which it is done to.
+    /// Returns the perf command that measures the command after it.
     pub fn command(self, events: Events) -> String {
-        /// Without looking for what is no part of any of this: that alone takes half of perf's start.
+        /// The options turn off build IDs and BPF events, which are not needed here and take half of perf's start.
         const RECORD: &str = "perf record -q -B --no-bpf-event -o data";
         let list = |modes| events.list(self.events(), modes);
         match self {
@@ -99,13 +99,14 @@ impl Measure {
     }
 }
 
-/// Which events are counted.
+/// The events that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Events {
-    /// Instructions: all overflow together.
+    /// Instructions only, so all events overflow together.
     Instructions,
-    /// Instructions and cycles in turn, which fit on all counters of Intel's PMU. In the lab one happens as often as the other.
-    InTurn,
+    /// Instructions and cycles in turn, so they fit on all counters of Intel's PMU, fixed ones included. In the lab
+    /// both have the same count.
+    Alternating,
 }
 
 impl Events {
@@ -113,33 +114,33 @@ impl Events {
         let suffix = if modes == Modes::User { ":u" } else { "" };
         let names: &[&str] = match self {
             Self::Instructions => &["instructions"],
-            Self::InTurn => &["instructions", "cycles"],
+            Self::Alternating => &["instructions", "cycles"],
         };
         let events = names.iter().cycle().take(number.into()).map(|name| format!("{name}{suffix}"));
         events.collect::<Vec<_>>().join(",")
     }
 }
 
-/// A row of the table: this workload, so long, measured in this way.
+/// A row of the table: a workload of some length, measured in some way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Row {
     /// The workload.
     pub workload: Workload,
-    /// Its length.
+    /// Length of the workload.
     pub units: u64,
-    /// How it is measured.
+    /// How the workload is measured.
     pub measure: Measure,
 }
 
 impl Row {
-    /// Whether that workload can be measured in that way: only the loop reads a counter.
-    pub fn makes_sense(workload: Workload, measure: Measure) -> bool {
+    /// Returns true if the workload can be measured in this way. Only the loop can read its own counter.
+    pub fn is_possible(workload: Workload, measure: Measure) -> bool {
         measure != Measure::Read || workload == Workload::Loop
     }
 
-    /// As long as is asked for.
+    /// Creates a row whose number of units follows from `length`.
     pub fn new(workload: Workload, measure: Measure, length: Length) -> Self {
-        /// How many instructions the loop has.
+        /// Number of instructions of the loop.
         const LOOP: u64 = 600_000_000;
         let units = match (workload, measure) {
             (Workload::Loop, Measure::Record(period, ..)) => (period * 3000).min(LOOP),
@@ -152,21 +153,22 @@ impl Row {
         let units = match (length, workload) {
             (Length::Short, _) => units / 3,
             (Length::Usual, _) => units,
-            // A round of short programs takes its time anywhere.
+            // A unit of this workload takes long on a real machine too.
             (Length::Real, Workload::Compile) => units * 4,
             (Length::Real, _) => units * 10,
         };
         Self { workload, units, measure }
     }
 
-    /// The one that it is compared with.
+    /// Returns the row without measuring, with which this row is compared.
     #[must_use]
     pub fn base(self) -> Self {
         Self { measure: Measure::Nothing, ..self }
     }
 
-    /// The one that tells how many samples there should be: how often the events happen, and how many are counted at a time.
-    pub fn census(self) -> Option<Self> {
+    /// Returns the row that counts the events of a sampling row. The expected number of samples follows from its count,
+    /// and from the number of events that are counted at a time.
+    pub fn counting(self) -> Option<Self> {
         let modes = match self.measure {
             Measure::Record(_, _, modes) => modes,
             Measure::Rate(..) => Modes::All,
@@ -176,18 +178,18 @@ impl Row {
     }
 }
 
-/// How long workloads are.
+/// Length of workloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// In the lab, where an instruction takes a nanosecond.
+    /// For the lab, where an instruction takes a nanosecond.
     Usual,
-    /// There, for who is in a hurry.
+    /// For the lab, for `--quick`.
     Short,
-    /// On a real machine, which is faster.
+    /// For a real machine, which is faster.
     Real,
 }
 
-/// What is measured if nothing else is asked for.
+/// The measurements that are made by default.
 pub const ALL: &[(Workload, &[&str])] = &[
     (
         Workload::Loop,
@@ -220,7 +222,7 @@ pub const ALL: &[(Workload, &[&str])] = &[
     (Workload::Compile, &["stat:6", "record:100000:6:all", "rate:1000:6", "rate:1000:10"]),
 ];
 
-/// What is measured in a few minutes.
+/// The measurements for `--quick`, which take a few minutes.
 pub const QUICK: &[(Workload, &[&str])] = &[
     (
         Workload::Loop,
@@ -229,22 +231,23 @@ pub const QUICK: &[(Workload, &[&str])] = &[
     (Workload::Switches, &["stat:6"]),
 ];
 
-/// Where the same is run.
+/// A place where the workloads run: the host, or a kind of guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Column {
     /// The host itself, without a guest.
     Host,
-    /// A guest of Tally's with this PMU.
+    /// A guest of Tally with this PMU.
     Tally(&'static str),
     /// A guest of the distribution's QEMU, with KVM's own vPMU.
     Kvm,
-    /// A guest with KVM's mediated vPMU, which gives it the host's counters: with Linux 7.0 and PerfMonV2. QEMU has to know that
-    /// too, and the stable release's does not: so this is one of Tally's, with KVM's PMU.
+    /// A guest with KVM's mediated vPMU, which needs Linux 7.0 and PerfMonV2, and gives the guest the host's counters.
+    /// QEMU needs support for that too, which the stable release's does not have. So this is a guest of Tally, with
+    /// KVM's vPMU.
     Mediated,
 }
 
 impl Column {
-    /// All of them.
+    /// All columns.
     pub const ALL: [Self; 8] = [
         Self::Host,
         Self::Tally("auto"),
@@ -293,7 +296,7 @@ impl FromStr for Workload {
 fn named<T: Copy + fmt::Display>(text: &str, all: &[T]) -> Result<T, String> {
     all.iter().find(|one| one.to_string() == text).copied().ok_or_else(|| {
         let names: Vec<_> = all.iter().map(T::to_string).collect();
-        format!("there are {}", names.join(", "))
+        format!("use one of {}", names.join(", "))
     })
 }
 
@@ -320,7 +323,7 @@ impl FromStr for Measure {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        /// More than any PMU has room for at once.
+        /// Maximum number of events, which is more than the counters of any PMU.
         const MOST_EVENTS: u8 = 32;
         let (rest, modes) = match text.strip_suffix(":all") {
             Some(rest) => (rest, Modes::All),
@@ -335,7 +338,7 @@ impl FromStr for Measure {
                 both(number(period), events(n), |period, n| Self::Record(period.into(), n, modes))
             }
             (["rate", hertz, n], Modes::User) => both(number(hertz), events(n), Self::Rate),
-            // perf takes no shorter intervals.
+            // perf's minimum is 10 ms.
             (["interval", time, n], Modes::User) => {
                 both(number(time).filter(|time| *time >= 10), events(n), Self::Interval)
             }
@@ -344,7 +347,7 @@ impl FromStr for Measure {
             _ => None,
         };
         measure.ok_or_else(|| {
-            "there are stat:EVENTS[:all], record:PERIOD:EVENTS[:all], rate:HERTZ:EVENTS, \
+            "use stat:EVENTS[:all], record:PERIOD:EVENTS[:all], rate:HERTZ:EVENTS, \
              interval:MILLISECONDS:EVENTS or read"
                 .to_owned()
         })
@@ -366,7 +369,7 @@ impl FromStr for Row {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let [workload, units, measure] = text.split('/').collect::<Vec<_>>()[..] else {
-            return Err(format!("`{text}` is no row"));
+            return Err(format!("`{text}` is not a row WORKLOAD/UNITS/MEASURE"));
         };
         let units = units.parse().map_err(|error| format!("{text}: {error}"))?;
         Ok(Self { workload: workload.parse()?, units, measure: measure.parse()? })
@@ -378,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_measured_is_read_as_it_is_written() {
+    fn names_are_parsed_as_they_are_printed() {
         for (workload, measures) in ALL.iter().chain(QUICK) {
             for text in *measures {
                 let measure: Measure = text.parse().unwrap();
@@ -393,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_measure_is_refused() {
+    fn a_measurement_that_is_not_possible_is_refused() {
         for text in [
             "",
             "stat",
@@ -409,14 +412,14 @@ mod tests {
         }
         assert_eq!(
             "wrong".parse::<Workload>().unwrap_err(),
-            "there are loop, syscalls, switches, memory, compile"
+            "use one of loop, syscalls, switches, memory, compile"
         );
     }
 
     #[test]
-    fn events_come_in_turn_where_intels_counters_are() {
+    fn events_alternate_for_intels_pmu() {
         let command = |events| Measure::Stat(3, Modes::User).command(events);
         assert!(command(Events::Instructions).ends_with(" instructions:u,instructions:u,instructions:u"));
-        assert!(command(Events::InTurn).ends_with(" instructions:u,cycles:u,instructions:u"));
+        assert!(command(Events::Alternating).ends_with(" instructions:u,cycles:u,instructions:u"));
     }
 }

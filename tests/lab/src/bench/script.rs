@@ -1,5 +1,5 @@
-//! The scripts of the benchmark: one that measures, which is the same on the host and in every guest, and one that has it run
-//! everywhere, one after the other on the same host.
+//! The scripts of the benchmark. The measuring script runs on the host and in every guest. The main script runs the
+//! measuring script in each of these places, one after the other on the same host.
 
 use std::fmt::Write;
 
@@ -9,20 +9,20 @@ use crate::peer::{self, Machine};
 const MEASURE: &str = include_str!("measure.sh");
 const EVERYWHERE: &str = include_str!("everywhere.sh");
 
-/// How much of its time a kernel gives to samples. Where they take more, it takes fewer of them.
+/// The kernel's limit for the time that samples take. A kernel that reaches the limit lowers the sampling rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Limit {
-    /// A quarter, which is the default.
+    /// A quarter of the time, which is the default.
     Default,
-    /// All of it.
+    /// No limit.
     None,
 }
 
 impl Limit {
-    /// Both.
+    /// Both limits.
     pub const ALL: [Self; 2] = [Self::Default, Self::None];
 
-    /// As part of a file's name.
+    /// Returns the limit's name, which is part of file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -30,7 +30,7 @@ impl Limit {
         }
     }
 
-    /// As `perf_cpu_time_max_percent` has it.
+    /// Returns the value of `perf_cpu_time_max_percent`.
     fn percent(self) -> u8 {
         match self {
             Self::Default => 25,
@@ -39,29 +39,29 @@ impl Limit {
     }
 }
 
-/// What runs where.
+/// The measurements to make.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The rows of the table.
+    /// Rows of the table: what is measured.
     pub rows: Vec<Row>,
-    /// Its columns.
+    /// Columns of the table: where it is measured.
     pub columns: Vec<Column>,
-    /// The limits that it is made for.
+    /// Limits, with a table for each.
     pub limits: Vec<Limit>,
-    /// How often everything is done.
+    /// Number of runs of each row.
     pub repeat: u32,
-    /// Whether what a host does for a guest is counted, too, in guests of their own.
+    /// The host's exits and system calls are counted too, in additional boots of the guests.
     pub counts: bool,
 }
 
 impl Plan {
-    /// What is run with this limit, each row behind those that it is compared with.
+    /// Returns the rows that are run with this limit. The rows with which a row is compared come before it.
     pub fn runs(&self, limit: Limit) -> Vec<Row> {
         let mut runs = Vec::new();
-        // Where nobody samples no limit matters.
-        let of_this = |row: &&Row| row.measure.samples() || self.limits.first() == Some(&limit);
-        for &row in self.rows.iter().filter(of_this) {
-            for row in [Some(row.base()), row.census(), Some(row)].into_iter().flatten() {
+        // The limit affects only rows that take samples. The others are run with the first limit.
+        let depends_on_limit = |row: &&Row| row.measure.samples() || self.limits.first() == Some(&limit);
+        for &row in self.rows.iter().filter(depends_on_limit) {
+            for row in [Some(row.base()), row.counting(), Some(row)].into_iter().flatten() {
                 if !runs.contains(&row) {
                     runs.push(row);
                 }
@@ -70,8 +70,8 @@ impl Plan {
         runs
     }
 
-    /// The script that measures, with its name.
-    pub fn measuring(&self, limit: Limit) -> (String, String) {
+    /// Returns the name and the text of the measuring script.
+    pub fn measuring_script(&self, limit: Limit) -> (String, String) {
         let events = self.events();
         let mut script = format!("percent={} repeat={}\n{MEASURE}", limit.percent(), self.repeat);
         for row in self.runs(limit) {
@@ -83,8 +83,9 @@ impl Plan {
         (format!("measure-{}", limit.name()), script)
     }
 
-    /// The script that has it run everywhere. For each it prints `begin NAME`, what that printed, and `end`.
-    pub fn everywhere(&self) -> String {
+    /// Returns the main script, which runs the measuring scripts on the host and in the guests. For each run it prints
+    /// `begin NAME`, the output, and `end of this`.
+    pub fn main_script(&self) -> String {
         let mut script = EVERYWHERE.to_owned();
         for &limit in &self.limits {
             for &column in &self.columns {
@@ -103,43 +104,43 @@ impl Plan {
     }
 
     fn events(&self) -> Events {
-        let intels = |column: &Column| matches!(column, Column::Tally(pmu) if pmu.starts_with("intel"));
-        if self.columns.iter().any(intels) { Events::InTurn } else { Events::Instructions }
+        let is_intel = |column: &Column| matches!(column, Column::Tally(pmu) if pmu.starts_with("intel"));
+        if self.columns.iter().any(is_intel) { Events::Alternating } else { Events::Instructions }
     }
 }
 
-/// The names of what is printed.
+/// Sections of the main script's output.
 pub struct Section;
 
 impl Section {
-    /// The times that workloads took.
+    /// Returns the name of the section with the workloads' times.
     pub fn times(limit: Limit, column: Column) -> String {
         format!("{column}.{}.times", limit.name())
     }
 
-    /// What the host did meanwhile.
+    /// Returns the name of the section with the host's exits and system calls.
     pub fn counts(limit: Limit, column: Column) -> String {
         format!("{column}.{}.counts", limit.name())
     }
 
-    /// What was printed under this name.
+    /// Returns the text of a section.
     pub fn find<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         let (_, rest) = text.split_once(&format!("begin {name}\n"))?;
         Some(rest.split_once("end of this\n")?.0)
     }
 }
 
-/// What runs the measuring script there.
+/// Returns the command that runs the measuring script in the place of a column.
 fn command(column: Column, limit: Limit, extra: &str) -> String {
     let script = format!("./measure-{}", limit.name());
     match column {
-        // Like a guest with one CPU, which perf shares with the workload.
+        // perf and the workload share one CPU, as in a guest with one vCPU.
         Column::Host => format!("taskset 1 sh {script} '{extra}'"),
         Column::Tally(pmu) => {
             format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh {script} '{extra}'")
         }
         Column::Mediated => format!("mediated {}", command(Column::Tally("kvm"), limit, extra)),
-        // So its threads have names.
+        // With `debug-threads`, the vCPU's thread has a name, by which the main script finds it.
         Column::Kvm => {
             peer::linux(Machine::Default, &["sh", &script, extra]) + " -name bench,debug-threads=on"
         }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_runs_behind_those_that_it_is_compared_with_and_only_where_it_can_differ() {
+    fn a_row_runs_after_those_that_it_is_compared_with_and_with_both_limits_only_if_it_samples() {
         let plan = plan(&["stat:1", "record:1000000:6"]);
         assert_eq!(measures(&plan, Limit::Default), ["nothing", "stat:1", "stat:6", "record:1000000:6"]);
         assert_eq!(measures(&plan, Limit::None), ["nothing", "stat:6", "record:1000000:6"]);
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn everything_is_printed_under_a_name_of_its_own() {
-        let script = plan(&["read"]).everywhere();
+        let script = plan(&["read"]).main_script();
         for name in ["l1.default.times taskset 1 sh", "kvm.none.times qemu", "kvm.none.counts qemu"] {
             assert_eq!(script.matches(name).count(), 1, "{name}");
         }

@@ -1,4 +1,4 @@
-//! The figures as tables, for people and for the README.
+//! The results as Markdown tables.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::figures::{Figures, Model};
 use super::plan::{Column, Row};
 use super::script::{Limit, Plan};
 
-/// What all of it came to, a table for each limit.
+/// Returns the results, with a table for each limit.
 pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
     let mut text = String::new();
     for &limit in &plan.limits {
@@ -17,25 +17,25 @@ pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
         }
         text.push('\n');
     }
-    foot(&mut text, plan, model);
+    footnotes(&mut text, plan, model);
     text
 }
 
-/// What one has to know who reads the tables.
-fn foot(text: &mut String, plan: &Plan, model: Option<Model>) {
+/// Adds the explanations of the table's terms.
+fn footnotes(text: &mut String, plan: &Plan, model: Option<Model>) {
     text.push_str(
-        "Slowdown: how much longer the workload itself takes, beside the same without perf. A sampling point: an overflow\n\
-         of all events that are counted at a time. `l1` is the host itself, without a guest.\n",
+        "Slowdown: how much longer the workload itself takes than without perf. Sampling point: an overflow of all events\n\
+         that are counted at a time. `l1` is the host itself, without a guest.\n",
     );
     match model {
         Some(Model { exit_ns, user_exit_ns, syscall_ns }) => writeln!(
             text,
-            "The lab's time is instructions, one a nanosecond. The modelled slowdown adds what real processors take beside\n\
-             those: {exit_ns} ns for each exit from the guest, {user_exit_ns} more if it goes to user space, {syscall_ns} for each \
-             system call of\nthe vCPU's thread (published: {}).",
+            "In the lab an instruction takes one nanosecond. The modelled slowdown adds the time that real processors take\n\
+             beside instructions: {exit_ns} ns for each exit from the guest, {user_exit_ns} ns more if it goes to user space, and \
+             {syscall_ns} ns\nfor each system call of the vCPU's thread (published: {}).",
             Model::SOURCES
         ),
-        None => writeln!(text, "Medians of {}, and half of what is between the least and the most.", plan.repeat),
+        None => writeln!(text, "Medians of {} runs, ± half the range of the runs.", plan.repeat),
     }
     .expect("writing to a string cannot fail");
 }
@@ -78,7 +78,7 @@ fn lines(
         Some(counts.map(|count| format!("{count:.1}")).join(", "))
     });
     line("start and end of the command", &|column| {
-        Some(format!("{:.1} ms", figures.around(key(column))? / 1e6))
+        Some(format!("{:.1} ms", figures.start_and_end(key(column))? / 1e6))
     });
 }
 
@@ -96,11 +96,11 @@ fn write_line(text: &mut String, name: &str, cells: impl Iterator<Item = String>
 }
 
 fn percent(part: f64) -> String {
-    // With what is added, nothing has no sign.
+    // The addition turns -0.0 into 0.0.
     format!("{:.1} %", (part * 1000.0).round() / 10.0 + 0.0)
 }
 
-/// A number to the unit, with commas.
+/// Returns a number rounded to an integer, with commas.
 fn whole(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());
     let mut text = String::new();
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_told_to_a_tenth_of_a_percent() {
+    fn percentages_have_one_decimal() {
         assert_eq!([-0.000_04, 0.0, 0.1, -0.012].map(percent), ["0.0 %", "0.0 %", "10.0 %", "-1.2 %"]);
     }
 

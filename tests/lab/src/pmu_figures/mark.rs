@@ -1,5 +1,6 @@
-//! How a program tells the host what it is about to do. On x86-64 a guest's makes a hypercall whose number says it. KVM refuses
-//! the call to a user program, but its tracepoint has seen it; nothing leaves KVM for it. RISC-V's way is another.
+//! Marks: how a guest's program tells the host what it does next. On x86-64 the program makes a hypercall with the mark
+//! as its number. KVM refuses hypercalls of user programs, but after its tracepoint has recorded them, and without an
+//! exit to user space. For RISC-V see `riscv64.rs`.
 
 use super::SPACING;
 use super::windows::PerUnit;
@@ -7,57 +8,58 @@ use super::windows::PerUnit;
 #[cfg(target_arch = "riscv64")]
 pub use super::riscv64::tell_host;
 
-/// Says a number to the host.
+/// Sends a number to the host.
 #[cfg(target_arch = "x86_64")]
 pub fn tell_host(code: u32) {
-    // SAFETY: a hypercall of a user program does nothing but return an error.
+    // SAFETY: a hypercall of a user program only returns an error.
     unsafe {
         std::arch::asm!("vmmcall", inout("rax") u64::from(code) => _, options(nostack));
     }
 }
 
-/// What a guest can do with its counters, over and over.
+/// A use of counters whose cost is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
-    /// Reads a counter by read(2). A unit is one.
+    /// Reads a counter by read(2). A unit is one read.
     Read,
-    /// Gives the processor to another task, where both have counters of their own. A unit is one switch.
+    /// Switches to another task, where both tasks have counters of their own. A unit is one switch.
     Switch,
-    /// Counts on until a counter overflows, and has a sample taken. A unit is one overflow.
+    /// Runs until a counter overflows, so that a sample is taken. A unit is one overflow.
     Overflow,
 }
 
 impl Work {
-    /// How often it is done in a window between two marks, and in others: what one costs is the difference. A window is shorter than
-    /// the time between a clock's interrupts, and what is short is done more often, because a clock may not be fine.
+    /// Returns the numbers of units in the two kinds of windows. The cost of a unit follows from the difference of the
+    /// two. Windows are shorter than the time between timer interrupts. Short work is done more often, as the clock may
+    /// be coarse.
     pub fn units(self) -> [u8; 2] {
         if self == Self::Read { [2, 12] } else { [2, 4] }
     }
 
-    /// The instructions that a unit executes for its own sake.
-    pub(super) fn own(self) -> PerUnit {
+    /// Returns the number of instructions that the program itself executes for a unit.
+    pub(super) fn own_instructions(self) -> PerUnit {
         PerUnit::whole(if self == Self::Overflow { SPACING.into() } else { 0 })
     }
 }
 
-/// What is done from here to the next mark.
+/// A mark: what the program does until the next mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
-    /// What.
+    /// The kind of work.
     pub work: Work,
-    /// With so many events.
+    /// Number of events.
     pub events: u8,
-    /// So often.
+    /// Number of units.
     pub units: u8,
 }
 
-/// The upper half of the number of every mark; the lower has ten bits.
+/// The upper half of every mark's number. The lower half has ten bits.
 const MAGIC: u32 = 0x7a11;
-/// The mark after the last.
+/// The mark after the last window.
 pub const END: u32 = MAGIC << 16;
 
 impl Mark {
-    /// As a number.
+    /// Returns the mark's number.
     pub fn code(self) -> u32 {
         let work = match self.work {
             Work::Read => 1,
@@ -67,12 +69,12 @@ impl Mark {
         END | work << 8 | u32::from(self.events & 0xf) << 4 | u32::from(self.units & 0xf)
     }
 
-    /// Whether this is done, with so many events.
+    /// Returns true if the mark is of this work with this many events.
     pub(super) fn is_of(self, work: Work, events: u8) -> bool {
         (self.work, self.events) == (work, events)
     }
 
-    /// What a number says; nothing at the end.
+    /// Returns the mark with this number, or `None` for [`END`] and for numbers that are no marks.
     pub fn from_code(code: u32) -> Option<Self> {
         let [low, work, ..] = code.to_le_bytes();
         let work = match (code >> 16, work) {
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_read_as_it_was_made() {
+    fn a_mark_is_decoded_as_it_was_encoded() {
         for work in [Work::Read, Work::Switch, Work::Overflow] {
             let mark = Mark { work, events: 6, units: 10 };
             assert_eq!(Mark::from_code(mark.code()), Some(mark));

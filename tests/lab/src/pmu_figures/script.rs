@@ -1,4 +1,4 @@
-//! The scripts that have the workload run, and look at it.
+//! The scripts that run the workload and count what the host does meanwhile.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use guest_images::Arch;
 
 use super::{HOST, riscv64};
 
-/// What both have: one event says where windows begin, and those who ask for exits get what there is from the first on.
+/// The functions for both architectures. Tracing starts at the first mark, by a trigger of the mark's event.
 const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {
@@ -32,7 +32,7 @@ echo 16384 >$T/buffer_size_kb
 echo traceon >$T/events/$MARK/trigger
 ";
 
-/// Of a vCPU's thread.
+/// Function that counts events of a vCPU's thread, with a sample at each mark.
 const SAMPLE: &str = "
 sample() {
     run $1 &
@@ -45,8 +45,8 @@ sample() {
 }
 ";
 
-/// At the end, because how long output takes depends on who reads it. With dd, because cat splices, and what is spliced may
-/// still be under way when the machine ends.
+/// Prints all results. This is done last, as the time that output takes depends on its reader. It is done with dd, as
+/// cat splices, and spliced data may be lost when the machine ends.
 const PRINT: &str = "
 for file in *.exits *.time *.instructions; do
     [ -e $file ] || continue
@@ -56,6 +56,7 @@ for file in *.exits *.time *.instructions; do
 done
 ";
 
+/// Returns the script that measures these PMUs.
 pub(super) fn script(arch: Arch, pmus: &[&str]) -> String {
     let mut script = match arch {
         Arch::X86_64 => format!("MARK=kvm/kvm_hypercall{COMMON}{SAMPLE}"),
@@ -72,7 +73,7 @@ pub(super) fn script(arch: Arch, pmus: &[&str]) -> String {
                 "perf record -q -o data -a -e kprobes:own_mark ./pmu-workload || exit
                 print {pmu}.time"
             ),
-            // A task's event would be one more for its switches.
+            // The event is for all CPUs (`-a`). An event of the task would add to the cost of task switches.
             Arch::Riscv64 => format!(
                 "exits {pmu}
                 (perf record -q -o data -a -e kprobes:mark sh -c './tally run --pmu {pmu} -- ./pmu-workload') || exit

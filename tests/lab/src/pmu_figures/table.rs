@@ -1,4 +1,4 @@
-//! The figures as tables, for people and for the README.
+//! The results as Markdown tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,12 +15,13 @@ const WORKS: [(Work, u8, &str); 5] = [
     (Work::Overflow, 6, "a sample, six events"),
 ];
 
-/// What everything costs, a column for each PMU, but for what was not `done`, and what nobody has measured.
-pub fn costs(figures: &[Figures], done: impl Fn(&Figures, Work, u8) -> bool) -> String {
+/// Returns the table of costs, with a column for each PMU. A cell is empty if `is_valid` returns false for it, or if
+/// the cost was not measured.
+pub fn costs(figures: &[Figures], is_valid: impl Fn(&Figures, Work, u8) -> bool) -> String {
     let mut table = header("", figures);
     for (work, events, name) in WORKS {
         let mut add = |what: &str, cost: &dyn Fn(&Figures) -> Option<PerUnit>| {
-            let cost = |pmu| cost(pmu).filter(|_| done(pmu, work, events));
+            let cost = |pmu| cost(pmu).filter(|_| is_valid(pmu, work, events));
             let cells: Vec<_> = figures.iter().map(cost).collect();
             if cells.iter().any(Option::is_some) {
                 let cell = |cost: Option<PerUnit>| cost.map(|cost| cost.to_string()).unwrap_or_default();
@@ -34,7 +35,7 @@ pub fn costs(figures: &[Figures], done: impl Fn(&Figures, Work, u8) -> bool) -> 
         add("instructions, host and guest", &|pmu| pmu.instructions(work, events));
         if events == 1 {
             add("of these in the guest", &|pmu| {
-                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - work.own())
+                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - work.own_instructions())
             });
             add("in Tally", &plain(Quantity::HostUserInstructions));
         }
@@ -42,7 +43,7 @@ pub fn costs(figures: &[Figures], done: impl Fn(&Figures, Work, u8) -> bool) -> 
     table
 }
 
-/// Which system calls an overflow costs the vCPU's thread, a column for each PMU.
+/// Returns the table of the system calls of the vCPU's thread for an overflow, with a column for each PMU.
 pub fn overflow_calls(figures: &[Figures]) -> String {
     let mut table = header("a sample, one event", figures);
     let mut calls: BTreeMap<String, Vec<PerUnit>> = BTreeMap::new();

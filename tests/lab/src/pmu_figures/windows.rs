@@ -1,4 +1,4 @@
-//! What was counted in the windows between marks, read from what ftrace and `perf script` print.
+//! Counts in the windows between marks, read from the output of ftrace and `perf script`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,33 +6,33 @@ use std::fmt;
 use super::mark::{END, Mark, Work};
 use super::{ROUNDS, riscv64};
 
-/// What is counted.
+/// A quantity that is counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quantity {
-    /// Exits from the guest, whoever handles them.
+    /// Exits from the guest, whether KVM or user space handles them.
     Exits,
-    /// `KVM_RUN`s: each ends with an exit to user space.
+    /// `KVM_RUN`s, each of which ends with an exit to user space.
     Runs,
-    /// The vCPU thread's other system calls together.
+    /// All other system calls of the vCPU's thread.
     OtherCalls,
-    /// One of them.
+    /// One of the other system calls.
     Call(String),
-    /// Virtual time, which is all instructions.
+    /// Virtual time, which is the number of all instructions.
     Nanoseconds,
-    /// The vCPU thread's instructions in user mode of the host.
+    /// Instructions of the vCPU's thread in user mode of the host.
     HostUserInstructions,
     /// Instructions in the guest.
     GuestInstructions,
 }
 
-/// How much of something a unit of work costs, exact to the half.
+/// A number per unit of work, exact to a half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct PerUnit {
     halves: i64,
 }
 
 impl PerUnit {
-    /// So many whole ones.
+    /// Returns a whole number.
     pub fn whole(number: i64) -> Self {
         Self { halves: number * 2 }
     }
@@ -55,12 +55,12 @@ impl fmt::Display for PerUnit {
 
 type Counts = BTreeMap<Quantity, i64>;
 
-/// What was counted from each mark to the next, in order.
+/// The counts from each mark to the next, in order. `None` is the end mark.
 #[derive(Default)]
 pub struct Windows(Vec<(Option<Mark>, Counts)>);
 
 impl Windows {
-    /// From ftrace's text: the exits and system calls of the thread that the marks are from.
+    /// Reads ftrace's output: the exits and system calls of the thread that the marks are from.
     pub fn from_trace(text: &str) -> Self {
         let mut windows = Self::default();
         let mut vcpu = "";
@@ -79,7 +79,7 @@ impl Windows {
         windows
     }
 
-    /// From `perf script`'s text: each mark comes with the time, and with what was counted since the last.
+    /// Reads the output of `perf script`: each mark has a time, and the counts since the previous mark.
     pub fn from_samples(text: &str) -> Self {
         let mut windows = Self::default();
         let mut last = 0;
@@ -97,7 +97,7 @@ impl Windows {
                 "instructions:G:" => (Quantity::GuestInstructions, number(period)),
                 _ => continue,
             };
-            // The newest window has just begun; what was counted is the one's before it.
+            // The last window has just begun, so the count is that of the window before it.
             if let [.., (_, counts), _] = &mut *windows.0 {
                 counts.insert(quantity, number);
             }
@@ -105,18 +105,18 @@ impl Windows {
         windows
     }
 
-    /// What a unit costs, if all its windows were seen.
+    /// Returns the cost of a unit, or `None` if windows of this work are missing.
     pub fn cost(&self, work: Work, events: u8, quantity: &Quantity) -> Option<PerUnit> {
         let of_this = self.0.iter().filter_map(|(mark, _)| *mark).filter(|mark| mark.is_of(work, events));
         let units: BTreeSet<u8> = of_this.map(|mark| mark.units).collect();
         let (few, many) = (*units.first()?, *units.last()?);
-        let of_one = |units| self.undisturbed(Mark { work, events, units }, quantity);
-        let times = i64::from(many - few);
-        (times > 0).then_some(())?;
-        Some(PerUnit { halves: (of_one(many)? - of_one(few)?) * 2 / times })
+        let count = |units| self.undisturbed(Mark { work, events, units }, quantity);
+        let difference = i64::from(many - few);
+        (difference > 0).then_some(())?;
+        Some(PerUnit { halves: (count(many)? - count(few)?) * 2 / difference })
     }
 
-    /// The system calls in the windows of this work, except `KVM_RUN`, and what a unit costs of each.
+    /// Returns the system calls in the windows of this work, except `KVM_RUN`, with the number of each per unit.
     pub fn calls(&self, work: Work, events: u8) -> Vec<(String, PerUnit)> {
         let of_this = |mark: &Option<Mark>| mark.is_some_and(|mark| mark.is_of(work, events));
         let seen: BTreeSet<&Quantity> =
@@ -130,8 +130,9 @@ impl Windows {
             .collect()
     }
 
-    /// What was counted in a window without a clock's interrupt. That only adds something, so it is among the smaller ones, though not
-    /// the smallest, which may be an exception of another kind.
+    /// Returns the count of a window without a timer interrupt. An interrupt only adds to a count, so such a count is
+    /// among the smaller ones. The lower quartile is used and not the minimum, which may be an exception of another
+    /// kind.
     fn undisturbed(&self, mark: Mark, quantity: &Quantity) -> Option<i64> {
         let windows = self.0.iter().filter(|(of, _)| *of == Some(mark));
         let mut numbers: Vec<i64> =
@@ -141,13 +142,15 @@ impl Windows {
     }
 }
 
-/// The mark that a hypercall is, or the end of all; nothing if it is none of ours.
+/// Returns the mark of a hypercall or an instruction, `Some(None)` for the end mark, and `None` if there is no mark.
 #[expect(clippy::option_option, reason = "the end is a mark too")]
 fn mark(words: &[&str]) -> Option<Option<Mark>> {
     let hexadecimal = |text: &str| u32::from_str_radix(text, 16).ok();
     let code = match words {
         ["nr", code, ..] => hexadecimal(code.strip_prefix("0x")?)?,
-        [.., instruction] => END | riscv64::said(hexadecimal(instruction.strip_prefix("instruction=0x")?)?)?,
+        [.., instruction] => {
+            END | riscv64::decode(hexadecimal(instruction.strip_prefix("instruction=0x")?)?)?
+        }
         [] => return None,
     };
     let mark = Mark::from_code(code);
@@ -158,6 +161,7 @@ fn number(text: &str) -> i64 {
     text.trim_end_matches(':').parse().unwrap_or_default()
 }
 
+/// Counts an event of ftrace's output.
 fn count(counts: &mut Counts, event: &str, words: &[&str]) {
     let mut add = |quantity| *counts.entry(quantity).or_default() += 1;
     match (event, words) {
@@ -173,7 +177,7 @@ fn count(counts: &mut Counts, event: &str, words: &[&str]) {
     }
 }
 
-/// A system call's name, and that of a request for those of `ioctl`: by x86-64's numbers, or else RISC-V's.
+/// Returns the name of a system call, or of the request for `ioctl`. The numbers are those of x86-64 and of RISC-V.
 fn name(call: &str, argument: &str) -> String {
     let known = match (call, argument) {
         ("16" | "29", "ae80") => "KVM_RUN",
@@ -199,7 +203,7 @@ fn name(call: &str, argument: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Windows as marks open them: each is of the number of units that its mark says, and costs three, and one more for each.
+    /// Returns the text of windows, each of which starts with a mark. A window costs three, and one more for each unit.
     fn windows(line: impl Fn(u8, u32) -> String, mark: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
         for _ in 0..ROUNDS {
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_unit_costs_is_read_from_a_trace() {
+    fn the_cost_of_a_unit_is_read_from_a_trace() {
         let trace = windows(
             |_, exits| {
                 let exit = "vcpu0-9 [000] ..... 1.0: kvm_exit: vcpu 0 reason msr rip 0x0\n\
@@ -231,12 +235,12 @@ mod tests {
             Some(PerUnit::whole(0)),
             "one in each window, and another thread's"
         );
-        assert_eq!(windows.cost(Work::Read, 6, &Quantity::Exits), None, "that was not done");
+        assert_eq!(windows.cost(Work::Read, 6, &Quantity::Exits), None, "there are no such windows");
         assert_eq!(windows.calls(Work::Read, 1), []);
     }
 
     #[test]
-    fn what_a_unit_costs_is_read_from_samples() {
+    fn the_cost_of_a_unit_is_read_from_samples() {
         let clock = std::cell::Cell::new(5_000_000_000_u64);
         let samples = windows(
             |_, time| {

@@ -1,4 +1,5 @@
-//! A command line of this machine's as it is to be on the simulated host, and what has to go there with it.
+//! Translates the arguments of `tally run` on this machine to arguments on the simulated host, and finds the files that
+//! have to be copied.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
@@ -8,68 +9,70 @@ use std::path::{Path, PathBuf};
 
 use tally_lab::{Error, Result};
 
-/// What the value of an option of `tally run` names.
+/// Kind of file that is the value of an option of `tally run`.
 #[derive(Clone, Copy)]
-enum Names {
-    /// Files that it reads.
+enum Value {
+    /// Files that `tally` reads.
     Files,
-    /// A disk's image.
+    /// A disk image.
     Disk,
-    /// A folder.
+    /// A directory.
     Share,
-    /// A file that it makes.
-    Made,
+    /// A file that `tally` creates.
+    Created,
 }
 
-const OPTIONS: [(&str, Names); 7] = [
-    ("--kernel", Names::Files),
-    ("--initrd", Names::Files),
-    ("--pmu-policy", Names::Files),
-    ("--disk", Names::Disk),
-    ("--share", Names::Share),
-    ("--flamegraph", Names::Made),
-    ("--pmu-log", Names::Made),
+const OPTIONS: [(&str, Value); 7] = [
+    ("--kernel", Value::Files),
+    ("--initrd", Value::Files),
+    ("--pmu-policy", Value::Files),
+    ("--disk", Value::Disk),
+    ("--share", Value::Share),
+    ("--flamegraph", Value::Created),
+    ("--pmu-log", Value::Created),
 ];
 
-/// What a guest may do with a folder or a disk.
+/// A guest's access to a directory or a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,
     ReadWrite,
 }
 
-/// A folder that is at the same place there.
+/// A shared directory, which has the same path on the host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Share {
     pub path: PathBuf,
     pub access: Access,
 }
 
-/// A file here, and where it is there.
+/// A file that is copied between this machine and the host.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Twin {
+pub struct CopiedFile {
+    /// Path on this machine.
     pub here: PathBuf,
+    /// Path on the host: in the script's working directory, or in `$OUT` for a file that is created there.
     pub there: String,
 }
 
-/// The command line, and what goes with it.
+/// The translated arguments, and the files that they need.
 #[derive(Debug, Default)]
 pub struct Localised {
     pub arguments: Vec<OsString>,
-    /// Files that only go there.
-    pub files: Vec<Twin>,
-    /// Files that go there and come back.
-    pub disks: Vec<Twin>,
+    /// Files that are copied to the host only.
+    pub files: Vec<CopiedFile>,
+    /// Files that are copied to the host and back.
+    pub disks: Vec<CopiedFile>,
     pub shares: Vec<Share>,
-    /// Files that only come back.
-    pub made: Vec<Twin>,
+    /// Files that are copied back only.
+    pub created: Vec<CopiedFile>,
 }
 
 impl Localised {
-    /// Of the arguments that `tally run` is given.
+    /// Translates the arguments of `tally run`.
     pub fn new(arguments: Vec<OsString>) -> Result<Self> {
         let mut localised = Self::default();
-        // `--` in front of a command is for the program that reads it first, which was this one.
+        // The `--` in front of a command was consumed when this program parsed its arguments.
         if arguments.first().is_some_and(|first| !first.as_bytes().starts_with(b"-")) {
             localised.arguments.push("--".into());
         }
@@ -81,7 +84,7 @@ impl Localised {
                 break;
             }
             let (name, value) = split(&argument);
-            let Some(&(option, names)) = OPTIONS.iter().find(|(option, _)| name == option.as_bytes()) else {
+            let Some(&(option, kind)) = OPTIONS.iter().find(|(option, _)| name == option.as_bytes()) else {
                 localised.arguments.push(argument);
                 continue;
             };
@@ -90,11 +93,11 @@ impl Localised {
                 localised.arguments.push(argument);
                 continue;
             };
-            let value = match names {
-                Names::Files => localised.files(&value),
-                Names::Disk => localised.disk(&value)?,
-                Names::Share => localised.share(&value)?,
-                Names::Made => localised.made(option, value)?,
+            let value = match kind {
+                Value::Files => localised.files(&value),
+                Value::Disk => localised.disk(&value)?,
+                Value::Share => localised.share(&value)?,
+                Value::Created => localised.created(option, value)?,
             };
             if joined {
                 let mut argument = OsString::from(format!("{option}="));
@@ -107,13 +110,14 @@ impl Localised {
         Ok(localised)
     }
 
-    /// A name there for a file from here.
-    fn name(&self, path: &Path) -> String {
+    /// Returns the path on the host for a file of this machine.
+    fn path_there(&self, path: &Path) -> String {
         let base = path.file_name().unwrap_or_default().to_string_lossy();
         format!("given/{}/{base}", self.files.len() + self.disks.len())
     }
 
-    /// A value may be a list of files with arguments. What is no file here stays as it is, for `tally` to complain about.
+    /// Translates a comma-separated list of files, each of which may have arguments. A name that is no file is not
+    /// changed, so `tally` reports it.
     fn files(&mut self, value: &OsStr) -> OsString {
         let items = value.as_bytes().split(|&byte| byte == b',').map(|item| {
             let is_file = |end: &usize| Path::new(OsStr::from_bytes(&item[..*end])).is_file();
@@ -122,55 +126,58 @@ impl Localised {
                 return item.to_vec();
             };
             let here = PathBuf::from(OsStr::from_bytes(&item[..end]));
-            let there = self.name(&here);
-            self.files.push(Twin { here, there: there.clone() });
+            let there = self.path_there(&here);
+            self.files.push(CopiedFile { here, there: there.clone() });
             [HOME.as_bytes(), there.as_bytes(), &item[end..]].concat()
         });
         OsString::from_vec(items.collect::<Vec<_>>().join(&b','))
     }
 
+    /// Translates the value of `--disk`.
     fn disk(&mut self, value: &OsStr) -> Result<OsString> {
         let (path, access, mode) = with_access(value, Access::ReadWrite);
         let here = PathBuf::from(path);
-        if !look("--disk", &here)?.is_file() {
-            return Err(refused("--disk", &here, "only regular files get to the simulated host"));
+        if !metadata("--disk", &here)?.is_file() {
+            return Err(refused("--disk", &here, "only regular files can be copied to the simulated host"));
         }
         if access == Access::ReadWrite
             && let Err(error) = fs::File::options().write(true).open(&here)
         {
             return Err(refused("--disk", &here, error.to_string()));
         }
-        let there = self.name(&here);
-        let named = [HOME.as_bytes(), there.as_bytes(), mode].concat();
-        let twins = if access == Access::ReadWrite { &mut self.disks } else { &mut self.files };
-        twins.push(Twin { here, there });
-        Ok(OsString::from_vec(named))
+        let there = self.path_there(&here);
+        let value = [HOME.as_bytes(), there.as_bytes(), mode].concat();
+        let files = if access == Access::ReadWrite { &mut self.disks } else { &mut self.files };
+        files.push(CopiedFile { here, there });
+        Ok(OsString::from_vec(value))
     }
 
+    /// Translates the value of `--share`.
     fn share(&mut self, value: &OsStr) -> Result<OsString> {
         let (path, access, mode) = with_access(value, Access::ReadOnly);
         let given = Path::new(path);
-        if !look("--share", given)?.is_dir() {
+        if !metadata("--share", given)?.is_dir() {
             return Err(refused("--share", given, "not a folder"));
         }
         let path = fs::canonicalize(given).map_err(|error| refused("--share", given, error.to_string()))?;
-        if let Some(own) = hosts_own(&path) {
+        if let Some(own) = conflict(&path) {
             let why = format!("the simulated host has a {own} of its own; share another folder");
             return Err(refused("--share", given, why));
         }
-        let named = [path.as_os_str().as_bytes(), mode].concat();
+        let value = [path.as_os_str().as_bytes(), mode].concat();
         self.shares.push(Share { path, access });
-        Ok(OsString::from_vec(named))
+        Ok(OsString::from_vec(value))
     }
 
-    /// Whether a file can be made there is found out now, and not when there is something to write.
-    fn made(&mut self, option: &'static str, value: OsString) -> Result<OsString> {
+    /// Translates the path of a file that `tally` creates. Returns an error if the file cannot be created here, before
+    /// the run starts.
+    fn created(&mut self, option: &'static str, value: OsString) -> Result<OsString> {
         let here = PathBuf::from(&value);
         match fs::metadata(&here) {
-            Ok(found) if found.is_dir() => return Err(refused(option, &here, "is a directory")),
-            // Such as /dev/stderr, which is there as well.
-            // What is a device, or one of this process's own streams whatever that is, is there too.
-            Ok(found) if !found.is_file() || here.starts_with("/dev") => return Ok(value),
+            Ok(metadata) if metadata.is_dir() => return Err(refused(option, &here, "is a directory")),
+            // Devices exist on the host too. In /dev, so do the names of standard streams, such as /dev/stderr,
+            // whatever they refer to.
+            Ok(metadata) if !metadata.is_file() || here.starts_with("/dev") => return Ok(value),
             Ok(_) => {
                 fs::File::options()
                     .append(true)
@@ -183,17 +190,17 @@ impl Localised {
                     .map_err(|error| refused(option, &here, plain(&error)))?;
             }
         }
-        let there = format!("made/{}", self.made.len());
-        let named = format!("/out/{there}").into();
-        self.made.push(Twin { here, there });
-        Ok(named)
+        let there = format!("made/{}", self.created.len());
+        let value = format!("/out/{there}").into();
+        self.created.push(CopiedFile { here, there });
+        Ok(value)
     }
 }
 
-/// The folder there that files are in.
+/// The script's working directory on the host, to which files are copied.
 const HOME: &str = "/scenario/";
 
-/// An argument's name, and the value behind its `=`.
+/// Splits an argument at its first `=` into an option and a value.
 fn split(argument: &OsStr) -> (&[u8], Option<&OsStr>) {
     let text = argument.as_bytes();
     match text.iter().position(|byte| *byte == b'=') {
@@ -202,34 +209,39 @@ fn split(argument: &OsStr) -> (&[u8], Option<&OsStr>) {
     }
 }
 
-/// A path, what it says of access, and how it says that.
-fn with_access(value: &OsStr, unless_said: Access) -> (&OsStr, Access, &[u8]) {
+/// Splits a suffix `:ro` or `:rw` from a path. Returns the path, the access, and the suffix.
+fn with_access(value: &OsStr, default: Access) -> (&OsStr, Access, &[u8]) {
     let text = value.as_bytes();
     let at = text.len().saturating_sub(3);
     let access = match &text[at..] {
         b":ro" => Access::ReadOnly,
         b":rw" => Access::ReadWrite,
-        _ => return (value, unless_said, b""),
+        _ => return (value, default, b""),
     };
     (OsStr::from_bytes(&text[..at]), access, &text[at..])
 }
 
-fn look(option: &'static str, path: &Path) -> Result<Metadata> {
+fn metadata(option: &'static str, path: &Path) -> Result<Metadata> {
     fs::metadata(path).map_err(|error| refused(option, path, error.to_string()))
 }
 
-/// What the simulated host has of its own that this folder would cover.
-fn hosts_own(path: &Path) -> Option<&'static str> {
-    /// Others may be in these, but not in their place.
+/// Returns the host's own directory with which a shared directory would conflict, if there is one.
+fn conflict(path: &Path) -> Option<&'static str> {
+    /// Directories of the host in which a shared directory may be, but which it must not replace.
     const SHARED: [&str; 7] = ["/etc", "/init", "/out", "/run", "/usr/bin", "/usr/lib", "/usr/share"];
+    /// Directories of the host in which no shared directory may be.
     const WHOLE: [&str; 9] =
         ["/bin", "/dev", "/lab", "/lib", "/lib64", "/proc", "/sbin", "/scenario", "/sys"];
-    let covered = |own: &&&str| Path::new(own).starts_with(path);
-    let around = |own: &&&str| path.starts_with(own);
-    WHOLE.iter().find(|own| covered(own) || around(own)).or_else(|| SHARED.iter().find(covered)).copied()
+    let is_inside = |own: &&&str| Path::new(own).starts_with(path);
+    let contains = |own: &&&str| path.starts_with(own);
+    WHOLE
+        .iter()
+        .find(|own| is_inside(own) || contains(own))
+        .or_else(|| SHARED.iter().find(is_inside))
+        .copied()
 }
 
-/// An error without the temporary name that it is about.
+/// Returns an error's message without the name of a temporary file.
 fn plain(error: &io::Error) -> String {
     let source = error.get_ref().and_then(|inner| inner.source()).map(ToString::to_string);
     source.unwrap_or_else(|| error.to_string())
@@ -258,13 +270,13 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_command_is_not_looked_at() {
+    fn the_arguments_of_the_guests_command_are_not_translated() {
         let arguments = ["--", "x", "--kernel", "/bin/sh", "--share", "/none"];
         assert_eq!(localised(&arguments).unwrap().arguments, arguments);
     }
 
     #[test]
-    fn files_come_along_and_get_other_names() {
+    fn files_are_copied_under_other_names() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a kernel");
         fs::write(&file, "").unwrap();
@@ -290,11 +302,11 @@ mod tests {
             ]
         );
         assert_eq!(localised.files.len(), 4);
-        assert_eq!(localised.disks, [Twin { here: file.into(), there: "given/4/a kernel".into() }]);
+        assert_eq!(localised.disks, [CopiedFile { here: file.into(), there: "given/4/a kernel".into() }]);
     }
 
     #[test]
-    fn a_folder_is_at_the_same_place_there() {
+    fn a_shared_folder_has_the_same_path_on_the_host() {
         let folder = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(folder.path()).unwrap();
         let text = path.to_str().unwrap();
@@ -305,20 +317,20 @@ mod tests {
     }
 
     #[test]
-    fn a_place_for_a_file_is_looked_at_before_anything_is_made() {
+    fn a_file_that_cannot_be_created_is_reported_before_the_run() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("out.svg");
         let text = place.to_str().unwrap();
         let localised = localised(&["--flamegraph", text, "--pmu-log=/dev/stderr"]).unwrap();
         assert_eq!(localised.arguments, ["--flamegraph", "/out/made/0", "--pmu-log=/dev/stderr"]);
-        assert_eq!(localised.made, [Twin { here: place.clone(), there: "made/0".into() }]);
+        assert_eq!(localised.created, [CopiedFile { here: place.clone(), there: "made/0".into() }]);
         assert!(!place.exists());
         let refusal = refusal(&["--pmu-log", "/no/such/place"]);
         assert_eq!(refusal, "--pmu-log /no/such/place: No such file or directory (os error 2)");
     }
 
     #[test]
-    fn what_cannot_go_there_is_refused() {
+    fn what_cannot_be_copied_to_the_host_is_refused() {
         assert!(refusal(&["--share", "/no/such"]).starts_with("--share /no/such: No such file"));
         assert_eq!(refusal(&["--share", "/etc/passwd"]), "--share /etc/passwd: not a folder");
         assert!(refusal(&["--share", "/usr"]).contains("has a /usr/bin of its own"));

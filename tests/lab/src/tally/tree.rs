@@ -1,6 +1,6 @@
-//! Folders of this machine as a tar archive, and what has changed in them when they come back as another one.
+//! Directories of this machine as a tar archive, and the changes in the archive that comes back from the host.
 //!
-//! Only what a guest has changed is written. What others have changed here meanwhile stays.
+//! Only the guest's changes are written. Changes that other programs made here in the meantime are kept.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -12,39 +12,40 @@ use std::path::{Component, Path, PathBuf};
 use tally_lab::{Error, Result};
 use tar::{Builder, EntryType, Header};
 
-/// An archive in the making, of so many bytes at most.
+/// Creates an archive with a limit on its size.
 pub struct Packer {
     archive: Builder<Vec<u8>>,
+    /// Remaining size.
     left: u64,
 }
 
-/// There is more than fits.
+/// The files are larger than the limit.
 pub struct TooLarge;
 
 impl Packer {
-    /// An archive with nothing in it.
+    /// Creates an empty archive. `limit` is in bytes.
     pub fn new(limit: u64) -> Self {
         Self { archive: Builder::new(Vec::new()), left: limit }
     }
 
-    /// Makes room for something else that goes the same way.
+    /// Subtracts the size of another file, which is not in the archive, from the limit.
     pub fn reserve(&mut self, size: u64) -> std::result::Result<(), TooLarge> {
         self.left = self.left.checked_sub(size).ok_or(TooLarge)?;
         Ok(())
     }
 
-    /// Adds a folder and everything in it, under its own name.
+    /// Adds a directory and everything in it, under its own path.
     pub fn folder(&mut self, path: &Path) -> Result<std::result::Result<(), TooLarge>> {
-        /// What an entry without content takes: a page.
+        /// Assumed size of an entry without its content: a page.
         const ENTRY: u64 = 4096;
         let mut waiting = vec![path.to_owned()];
         while let Some(path) = waiting.pop() {
-            let found = fs::symlink_metadata(&path).map_err(file("read", &path))?;
-            if self.reserve(ENTRY + if found.is_file() { found.len() } else { 0 }).is_err() {
+            let metadata = fs::symlink_metadata(&path).map_err(file("read", &path))?;
+            if self.reserve(ENTRY + if metadata.is_file() { metadata.len() } else { 0 }).is_err() {
                 return Ok(Err(TooLarge));
             }
-            self.entry(&path, &found).map_err(file("read", &path))?;
-            if found.is_dir() {
+            self.entry(&path, &metadata).map_err(file("read", &path))?;
+            if metadata.is_dir() {
                 let entries: io::Result<Vec<_>> =
                     fs::read_dir(&path).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
                 let mut entries = entries.map_err(file("read", &path))?;
@@ -55,38 +56,38 @@ impl Packer {
         Ok(Ok(()))
     }
 
-    fn entry(&mut self, path: &Path, found: &Metadata) -> io::Result<()> {
+    fn entry(&mut self, path: &Path, metadata: &Metadata) -> io::Result<()> {
         let name = path.strip_prefix("/").unwrap_or(path);
         let mut header = Header::new_gnu();
-        header.set_metadata(found);
-        if found.is_symlink() {
+        header.set_metadata(metadata);
+        if metadata.is_symlink() {
             header.set_size(0);
             self.archive.append_link(&mut header, name, fs::read_link(path)?)
-        } else if found.is_file() {
-            // It may have grown since.
+        } else if metadata.is_file() {
+            // The size is that of the content that was read, as the file may have changed since `metadata`.
             let content = fs::read(path)?;
             header.set_size(content.len() as u64);
             self.archive.append_data(&mut header, name, &content[..])
-        } else if found.is_dir() || found.file_type().is_fifo() {
+        } else if metadata.is_dir() || metadata.file_type().is_fifo() {
             header.set_size(0);
             self.archive.append_data(&mut header, name, io::empty())
         } else {
-            // Devices and sockets are of no use elsewhere.
+            // Devices and sockets make no sense on the host.
             Ok(())
         }
     }
 
-    /// The finished archive.
+    /// Returns the finished archive.
     pub fn finish(self) -> Result<Vec<u8>> {
         self.archive.into_inner().map_err(file("pack", Path::new("folders")))
     }
 }
 
-/// What an archive has, by name.
+/// The entries of an archive, by path.
 #[derive(Debug, Default)]
 pub struct Tree<'a>(BTreeMap<PathBuf, Entry<'a>>);
 
-/// A file or folder.
+/// A file or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry<'a> {
     permissions: u32,
@@ -96,17 +97,17 @@ struct Entry<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Content<'a> {
     Folder,
-    /// With the second in which it was written.
+    /// A file's bytes, and its modification time in seconds.
     File(&'a [u8], u64),
     Link(PathBuf),
-    /// What only makes sense where it is.
+    /// A FIFO, device or socket.
     Special,
 }
 
 impl<'a> Tree<'a> {
-    /// Reads an archive to its end.
+    /// Reads a whole archive.
     pub fn read(archive: &'a [u8]) -> Result<Self> {
-        /// Without it an archive is not whole.
+        /// The end of a complete archive.
         const END: [u8; 1024] = [0; 1024];
         if !archive.ends_with(&END) {
             return Err(Error::Lost);
@@ -128,7 +129,7 @@ impl<'a> Tree<'a> {
                 EntryType::Directory => Content::Folder,
                 EntryType::Symlink => Content::Link(target()?),
                 EntryType::Regular => Content::File(bytes, header.mtime()?),
-                // Another name of a file that came before.
+                // A hard link to an earlier entry.
                 EntryType::Link => match tree.get(&plain(&target()?)) {
                     Some(first) => first.content.clone(),
                     None => return Err(io::ErrorKind::InvalidData.into()),
@@ -140,7 +141,7 @@ impl<'a> Tree<'a> {
         Ok(Self(tree))
     }
 
-    /// The file of that name.
+    /// Returns the content of a file.
     pub fn file(&self, name: &str) -> Option<&'a [u8]> {
         match self.0.get(Path::new(name))?.content {
             Content::File(bytes, _) => Some(bytes),
@@ -148,7 +149,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What is in the folder of that name, as a tree of its own.
+    /// Returns the entries of a directory, with paths relative to the directory.
     pub fn folder(&self, name: &Path) -> Result<Self> {
         let name = plain(name);
         let within = |(path, entry): (&PathBuf, &Entry<'a>)| {
@@ -161,12 +162,12 @@ impl<'a> Tree<'a> {
         Ok(Self(tree))
     }
 
-    /// Does to the folder `root` what makes this tree of the tree `before`.
-    pub fn bring_back(&self, before: &Tree<'a>, root: &Path) -> Result<()> {
-        // What is in a folder comes behind it.
+    /// Makes the changes between the tree `before` and this tree in the directory `root`.
+    pub fn apply_changes(&self, before: &Tree<'a>, root: &Path) -> Result<()> {
+        // In reverse order, the entries of a directory come before the directory itself.
         for (name, old) in before.0.iter().rev() {
-            let gone = self.0.get(name).is_none_or(|new| !new.is_like(old));
-            if gone {
+            let is_removed = self.0.get(name).is_none_or(|new| !new.has_type_of(old));
+            if is_removed {
                 remove(&root.join(name)).map_err(file("remove", &root.join(name)))?;
             }
         }
@@ -174,7 +175,7 @@ impl<'a> Tree<'a> {
             let old = before.0.get(name);
             if old != Some(new) {
                 let path = root.join(name);
-                new.make(old, &path).map_err(file("write", &path))?;
+                new.write(old, &path).map_err(file("write", &path))?;
             }
         }
         Ok(())
@@ -182,16 +183,17 @@ impl<'a> Tree<'a> {
 }
 
 impl Entry<'_> {
-    /// Whether it is of the same kind.
-    fn is_like(&self, other: &Self) -> bool {
+    /// Returns true if both entries have the same file type.
+    fn has_type_of(&self, other: &Self) -> bool {
         discriminant(&self.content) == discriminant(&other.content)
     }
 
-    fn make(&self, old: Option<&Self>, path: &Path) -> io::Result<()> {
+    /// Creates or changes the file at `path`, which was `old` when it was packed.
+    fn write(&self, old: Option<&Self>, path: &Path) -> io::Result<()> {
         match &self.content {
             Content::Folder => match fs::create_dir(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_folder(path) => {}
-                made => made?,
+                created => created?,
             },
             Content::File(bytes, _) => {
                 let mut options = File::options();
@@ -206,7 +208,7 @@ impl Entry<'_> {
             }
             Content::Special => return Ok(()),
         }
-        if old.is_none_or(|old| old.permissions != self.permissions || !old.is_like(self)) {
+        if old.is_none_or(|old| old.permissions != self.permissions || !old.has_type_of(self)) {
             fs::set_permissions(path, fs::Permissions::from_mode(self.permissions))?;
         }
         Ok(())
@@ -214,10 +216,10 @@ impl Entry<'_> {
 }
 
 fn is_folder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// A folder goes when nobody has put anything into it meanwhile.
+/// Removes a file or directory. Keeps a directory to which other programs have added files in the meantime.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = if is_folder(path) { fs::remove_dir(path) } else { fs::remove_file(path) };
     match removed {
@@ -228,8 +230,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes what differs of an image, so that holes stay holes.
-pub fn bring_back_image(content: &[u8], path: &Path) -> Result<()> {
+/// Writes the blocks of an image that have changed. Holes in the file remain holes where nothing was written.
+pub fn apply_image(content: &[u8], path: &Path) -> Result<()> {
     const BLOCK: usize = 4096;
     let image = File::options().read(true).write(true).open(path).map_err(file("write", path))?;
     let write = || {
@@ -247,7 +249,7 @@ pub fn bring_back_image(content: &[u8], path: &Path) -> Result<()> {
     write().map_err(file("write", path))
 }
 
-/// A name without what does not belong into one.
+/// Returns a path without `/`, `.` and `..`.
 fn plain(name: &Path) -> PathBuf {
     name.components().filter(|part| matches!(part, Component::Normal(_))).collect()
 }
@@ -263,12 +265,12 @@ mod tests {
 
     fn packed(folder: &Path) -> Vec<u8> {
         let mut packer = Packer::new(1 << 20);
-        assert!(packer.folder(folder).unwrap().is_ok(), "it is small");
+        assert!(packer.folder(folder).unwrap().is_ok(), "the directory is small");
         packer.finish().unwrap()
     }
 
     #[test]
-    fn what_a_guest_makes_changes_and_removes_comes_back() {
+    fn files_that_a_guest_creates_changes_and_removes_come_back() {
         let (guest, here) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         for root in [guest.path(), here.path()] {
             fs::create_dir_all(root.join("gone/sub")).unwrap();
@@ -290,7 +292,7 @@ mod tests {
         let after = packed(root);
 
         let trees = [&before, &after].map(|archive| Tree::read(archive).unwrap().folder(root).unwrap());
-        trees[1].bring_back(&trees[0], here.path()).unwrap();
+        trees[1].apply_changes(&trees[0], here.path()).unwrap();
         let here = here.path();
         assert!(!here.join("gone").exists());
         assert_eq!(fs::read(here.join("changed")).unwrap(), b"new");
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_change_meanwhile_stays() {
+    fn changes_of_other_programs_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::write(root.join("output"), "").unwrap();
@@ -308,7 +310,7 @@ mod tests {
         fs::write(root.join("output"), "written meanwhile").unwrap();
         fs::write(root.join("another"), "made meanwhile").unwrap();
         let tree = Tree::read(&archive).unwrap().folder(root).unwrap();
-        tree.bring_back(&tree, root).unwrap();
+        tree.apply_changes(&tree, root).unwrap();
         assert_eq!(fs::read(root.join("output")).unwrap(), b"written meanwhile");
         assert!(root.join("another").exists());
     }
@@ -324,7 +326,7 @@ mod tests {
         fs::remove_dir_all(root.join("sub")).unwrap();
         symlink(elsewhere.path(), root.join("sub")).unwrap();
         let trees = [&before, &after].map(|archive| Tree::read(archive).unwrap().folder(root).unwrap());
-        assert!(trees[1].bring_back(&trees[0], root).is_err());
+        assert!(trees[1].apply_changes(&trees[0], root).is_err());
         assert!(!elsewhere.path().join("file").exists());
     }
 
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_fits_is_not_packed() {
+    fn files_larger_than_the_limit_are_not_packed() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), [0; 10_000]).unwrap();
         assert!(Packer::new(18_000).folder(folder.path()).unwrap().is_err());
@@ -352,7 +354,7 @@ mod tests {
         image.as_file().set_len(1 << 20).unwrap();
         let mut content = vec![0; 1 << 20];
         content[300_000] = 7;
-        bring_back_image(&content, image.path()).unwrap();
+        apply_image(&content, image.path()).unwrap();
         assert!(fs::read(image.path()).unwrap() == content);
         assert!(image.as_file().metadata().unwrap().blocks() <= 16);
     }

@@ -1,9 +1,10 @@
-//! What a guest pays for those who look on, and how soon they hear of a counter that is lost. The guest is a loop without an
-//! operating system, which does nothing else.
+//! The cost of monitoring that does not depend on samples, and the time until the loss of a counter is reported. The
+//! guest is a bare-metal loop.
 //!
-//! Who looks has a processor of its own on a real host, and shares the lab's only one with the guest. (A second one would not
-//! help: the lab has one clock, which goes on by the instructions of all.) So the guest's time is taken for that which its
-//! vCPU's thread ran, in the guest and for it: there is no other in which a vCPU that has its processor for itself goes on.
+//! On a real host, the monitoring programs run on CPUs of their own. In the lab they share the only CPU with the guest;
+//! a second CPU would not help, as the lab has one clock, which the instructions of all CPUs advance. So the cost is
+//! measured as run time of the vCPU's thread, inside the guest and in the host on its behalf. A vCPU with a CPU of its
+//! own loses no other time.
 
 use std::fmt::{self, Write};
 use std::path::PathBuf;
@@ -22,55 +23,55 @@ pub struct Programs {
     pub thief: PathBuf,
 }
 
-/// How much is measured.
+/// Parameters of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent<'a> {
-    /// How many counters the guest holds, each time.
+    /// Numbers of counters that the guest holds, one run for each.
     pub counters: &'a [u64],
-    /// For how many seconds it is looked at.
+    /// Length of each run in seconds.
     pub seconds: u64,
 }
 
-/// What the guest pays for.
+/// Monitoring whose cost is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attention {
-    /// Tally's own looking for starvation, which goes on as long as a counter is held.
+    /// Tally's poll timer, which checks for starvation as long as the guest holds a counter.
     Poll,
-    /// `tally stat`, which looks every second.
+    /// `tally stat`, which reads the counters every second.
     Stat,
-    /// `--metrics`, asked every second.
+    /// `--metrics`, read every second.
     Metrics,
 }
 
-/// What attention costs a guest.
+/// Cost of monitoring for a guest.
 #[derive(Debug)]
 pub struct Price {
-    /// Whose.
+    /// The kind of monitoring.
     pub of: Attention,
-    /// How many counters the guest holds.
+    /// Number of counters that the guest holds.
     pub counters: u64,
-    /// Nanoseconds, which are instructions, of each second of the guest's. What costs next to nothing may be below zero: when
-    /// the host's clock interrupts the guest differs a little from run to run.
+    /// Nanoseconds, which are instructions, per second of the guest's time. A cost near zero may be measured as
+    /// negative, because the host's timer interrupts come at slightly different points in each run.
     pub per_second: i64,
 }
 
-/// What was measured.
+/// All measurements.
 #[derive(Debug)]
 pub struct Figures {
-    /// What attention costs.
+    /// Costs of monitoring.
     pub prices: Vec<Price>,
-    /// How long after each theft each of the stolen counters was reported.
+    /// Time from each theft of counters to the report of each stolen counter.
     pub reports: Vec<Duration>,
 }
 
-/// All counters of the lab's host.
+/// Number of the lab host's counters.
 const ALL: u64 = 6;
-/// From one theft to the next there is always some more time, so that they come at different phases of the poll timer's 50 ms.
+/// Pauses before the thefts. They differ, so the thefts come at different phases of the poll timer's 50 ms.
 const PAUSES_MS: [u64; 8] = [51, 58, 65, 72, 79, 86, 93, 100];
-/// How many rounds of the guest's loop, of two instructions each, take a second.
+/// Number of rounds of the guest's loop, of two instructions each, in a second.
 const ROUNDS: u64 = 500_000_000;
 
-/// Measures on one simulated host.
+/// Runs the measurements on one simulated host.
 pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
     let outcome = Scenario::new(script(extent))
         .named("figures watch")
@@ -88,9 +89,9 @@ pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> 
     Ok(Figures { prices, reports })
 }
 
-/// Prints `ran NANOSECONDS LOOKS` for a guest that holds no counters, and for each number of counters for one that nobody looks
-/// at, one of which there is `tally stat`, and one whose metrics are read. Then what the thief and the log say. Each that looks
-/// has a line for each of its looks.
+/// Returns the script. It prints `ran NANOSECONDS LOOKS` for each run of a guest: first without counters, then for each
+/// number of counters without monitoring, with `tally stat`, and with `--metrics`. LOOKS is the number of times that
+/// the monitoring program read the counters. Then the script prints the output of the thief, and the log.
 fn script(Extent { counters, seconds }: Extent) -> String {
     let mut script = String::from(
         "ip link set lo up
@@ -142,7 +143,7 @@ scraper() {
     script
 }
 
-/// Has a guest go round in user mode and count that with so many counters, and then do nothing.
+/// Returns the guest's command line, with which it runs the loop in user mode with this many counters, and then halts.
 fn words(counters: u64, rounds: u64) -> String {
     const SELECT: u64 = 0xc001_0200;
     const OFF: u64 = 0x01_00c0;
@@ -152,13 +153,13 @@ fn words(counters: u64, rounds: u64) -> String {
     format!("{}count-user=0:{first:#x},{rounds},0 halt", others.collect::<String>())
 }
 
-/// Every guest is compared with the one that is the same but for what is paid for.
+/// Computes the costs. Each guest is compared with the one that differs only in the monitoring.
 fn prices(text: &str, Extent { counters, seconds }: Extent) -> Option<Vec<Price>> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("ran "));
-    let mut ran = |least_looks: u64| {
+    let mut ran = |min_looks: u64| {
         let (time, looks) = lines.next()?.split_once(' ')?;
         let (time, looks) = (time.parse::<i64>().ok()?, looks.parse::<u64>().ok()?);
-        (looks >= least_looks).then_some(time)
+        (looks >= min_looks).then_some(time)
     };
     let without = ran(0)?;
     let mut prices = Vec::new();
@@ -168,14 +169,15 @@ fn prices(text: &str, Extent { counters, seconds }: Extent) -> Option<Vec<Price>
             prices.push(Price { of, counters, per_second: (time - other) / seconds.cast_signed() });
         };
         price(Attention::Poll, alone, without);
-        // The last look may come too late.
+        // The last read may come after the end of the run.
         price(Attention::Stat, ran(seconds - 1)?, alone);
         price(Attention::Metrics, ran(seconds - 1)?, alone);
     }
     Some(prices)
 }
 
-/// Each theft is to have been told of each counter.
+/// Computes the time from each theft to each report after it. Returns `None` unless there is a report for each stolen
+/// counter of each theft.
 fn reports(text: &str) -> Option<Vec<Duration>> {
     let nanoseconds = |seconds: &str| {
         let (seconds, fraction) = seconds.split_once('.')?;
@@ -185,11 +187,11 @@ fn reports(text: &str) -> Option<Vec<Duration>> {
     let thefts: Vec<u64> = thefts.map(|line| line.rsplit(' ').next()?.parse().ok()).collect::<Option<_>>()?;
     let (_, began) = text.split_once(", CLOCK_MONOTONIC ")?;
     let began = nanoseconds(began.split(';').next()?)?;
-    let told = text.lines().filter(|line| line.ends_with(" is starved"));
-    let reports = told.map(|line| {
-        let told = began + nanoseconds(line.split_whitespace().next()?)?;
-        let theft = thefts.iter().rfind(|theft| **theft < told)?;
-        Some(Duration::from_nanos(told - theft))
+    let lines = text.lines().filter(|line| line.ends_with(" is starved"));
+    let reports = lines.map(|line| {
+        let reported = began + nanoseconds(line.split_whitespace().next()?)?;
+        let theft = thefts.iter().rfind(|theft| **theft < reported)?;
+        Some(Duration::from_nanos(reported - theft))
     });
     let reports: Vec<_> = reports.collect::<Option<_>>()?;
     (reports.len() == thefts.len() * usize::try_from(ALL).ok()?).then_some(reports)
@@ -198,19 +200,19 @@ fn reports(text: &str) -> Option<Vec<Duration>> {
 impl Attention {
     fn name(self) -> &'static str {
         match self {
-            Self::Poll => "Tally's looking for starvation",
+            Self::Poll => "Tally's checks for starvation",
             Self::Stat => "`tally stat`, every second",
             Self::Metrics => "`--metrics`, every second",
         }
     }
 }
 
-/// What attention may cost a guest of each of its seconds, in nanoseconds: 0.1 %.
+/// Maximum cost of monitoring in nanoseconds per second: 0.1 %.
 pub const MOST_PER_SECOND: i64 = 1_000_000;
-/// How long after a theft an operator may hear of it.
+/// Maximum time from a theft to its report.
 pub const SOON: Duration = Duration::from_millis(100);
 
-/// The figures as a table.
+/// Returns the figures as a table.
 pub fn table(Figures { prices, reports }: &Figures) -> String {
     let mut table = String::from("| | counters held | measured | wanted |\n|---|---:|---:|---:|\n");
     let mut row = |what: &str, counters: u64, measured: &str, wanted: &str| {
@@ -223,13 +225,13 @@ pub fn table(Figures { prices, reports }: &Figures) -> String {
     }
     if let Some(most) = reports.iter().max() {
         let milliseconds = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
-        let what = format!("from a theft to its report, the most of {}", reports.len());
+        let what = format!("from a theft to its report, the longest of {}", reports.len());
         row(&what, ALL, &milliseconds(*most), &milliseconds(SOON));
     }
     table
 }
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second, displayed as a percentage.
 struct Percent(i64);
 
 impl fmt::Display for Percent {
@@ -252,7 +254,7 @@ ran 2000500000 1
 ";
 
     #[test]
-    fn attention_is_paid_for_by_the_second() {
+    fn the_cost_of_monitoring_is_per_second() {
         let prices = prices(TEXT, Extent { counters: &[1], seconds: 2 }).unwrap();
         let prices: Vec<_> = prices.iter().map(|price| (price.of, price.per_second)).collect();
         let wanted = [(Attention::Poll, 200_000), (Attention::Stat, 100_000), (Attention::Metrics, 50_000)];
@@ -260,21 +262,21 @@ ran 2000500000 1
     }
 
     #[test]
-    fn who_has_not_looked_has_no_price() {
+    fn monitoring_that_read_no_counters_has_no_cost() {
         let text = TEXT.replace("600000 2", "600000 0");
         assert!(prices(&text, Extent { counters: &[1], seconds: 2 }).is_none());
     }
 
     #[test]
     fn a_report_is_timed_from_the_theft_before_it() {
-        let told = |time: &str| {
+        let starved = |time: &str| {
             let lines = (0..ALL).map(|counter| format!("{time} vCPU 0: counter {counter} (x) is starved\n"));
             lines.collect::<String>()
         };
         let holds = "holds 6 of 6 counters on CPU 0 since 1500000000\n";
         let header = "began 1970-01-01, CLOCK_MONOTONIC 1.000000000; times are seconds since then\n";
-        let text = format!("{holds}{header}{}", told("0.540000000"));
+        let text = format!("{holds}{header}{}", starved("0.540000000"));
         assert_eq!(reports(&text), Some(vec![Duration::from_millis(40); 6]));
-        assert_eq!(reports(&format!("{holds}{text}")), None, "one was told of nobody");
+        assert_eq!(reports(&format!("{holds}{text}")), None, "one theft was not reported");
     }
 }
