@@ -76,7 +76,6 @@ impl Obstacle {
 }
 
 /// Reads `kernel.perf_event_paranoid`.
-
 fn paranoid() -> Option<i32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
