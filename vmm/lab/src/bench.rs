@@ -75,7 +75,7 @@ struct CommonFiles(Vec<(String, Vec<u8>)>);
 impl CommonFiles {
     fn new(plan: &Plan, programs: &Programs) -> Result<Self> {
         let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
-        let scripts = plan.limits.iter().map(|limit| plan.measuring_script(*limit));
+        let scripts = plan.used_limits().map(|limit| plan.measuring_script(limit));
         let scripts = scripts.map(|(name, script)| (name, script.into_bytes()));
         Ok(Self([("bench-workload".to_owned(), workload)].into_iter().chain(scripts).collect()))
     }

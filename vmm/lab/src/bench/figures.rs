@@ -85,7 +85,7 @@ impl Figures {
     /// Reads the output of this plan's scripts.
     pub fn read(plan: &Plan, text: &str) -> Result<Self> {
         let mut figures = Self::default();
-        for &limit in &plan.limits {
+        for limit in plan.used_limits() {
             for &column in &plan.columns {
                 let name = Section::times(limit, column);
                 figures.times(limit, column, section(text, &name)?)?;

@@ -55,6 +55,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns the limits with which at least one row is run.
+    pub fn used_limits(&self) -> impl Iterator<Item = Limit> {
+        self.limits.iter().copied().filter(|limit| !self.runs(*limit).is_empty())
+    }
+
     /// Returns the rows that are run with this limit. The rows with which a row is compared come before it.
     pub fn runs(&self, limit: Limit) -> Vec<Row> {
         let mut runs = Vec::new();
@@ -87,7 +92,7 @@ impl Plan {
     /// `begin NAME`, the output, and `end of this`.
     pub fn main_script(&self) -> String {
         let mut script = EVERYWHERE.to_owned();
-        for &limit in &self.limits {
+        for limit in self.used_limits() {
             for &column in &self.columns {
                 let mut line = |function: &str, name: &str, extra: &str| {
                     let command = command(column, limit, extra);
@@ -175,8 +180,15 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_affects_no_row_is_not_used() {
+        let plan = plan(&["stat:1", "read"]);
+        assert_eq!(plan.used_limits().collect::<Vec<_>>(), [Limit::Default]);
+        assert!(!plan.main_script().contains("limit none"));
+    }
+
+    #[test]
     fn everything_is_printed_under_a_name_of_its_own() {
-        let script = plan(&["read"]).main_script();
+        let script = plan(&["record:1000000:6"]).main_script();
         for name in ["l1.default.times taskset 1 sh", "kvm.none.times qemu", "kvm.none.counts qemu"] {
             assert_eq!(script.matches(name).count(), 1, "{name}");
         }

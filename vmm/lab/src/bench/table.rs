@@ -9,7 +9,7 @@ use super::script::{Limit, Plan};
 /// Returns the results, with a table for each limit.
 pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
     let mut text = String::new();
-    for &limit in &plan.limits {
+    for limit in plan.used_limits() {
         let percent = if limit == Limit::Default { "25, the default" } else { "0: no limit" };
         header(&mut text, &format!("`perf_cpu_time_max_percent` is {percent}"), &plan.columns);
         for &row in plan.runs(limit).iter().filter(|row| plan.rows.contains(row)) {
