@@ -33,9 +33,12 @@ pub fn per_task() -> Verdict {
 
 /// A CPU's counter counts every task that runs there. Only this task and its worker run.
 pub fn per_cpu() -> Verdict {
-    // SAFETY: takes a number.
+    // SAFETY: the argument is a number.
     let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    let open = |cpu: i64| Event::instructions().open_for(Target::Cpu(i32::try_from(cpu).expect("a CPU's number fits into 32 bits")));
+    let open = |cpu: i64| {
+        Event::instructions()
+            .open_for(Target::Cpu(i32::try_from(cpu).expect("a CPU's number fits into 32 bits")))
+    };
     let of_cpus: Vec<Counter> = (0..cpus).map(open).collect::<Result<_, Failure>>()?;
     let worker = Worker::start();
     let of_tasks = [this_thread(), worker.thread]

@@ -45,7 +45,8 @@ impl Core {
         let others_first =
             |cores: &mut Cores| cores.free == 0 || cores.waiting.iter().any(|other| *other > expected);
         let mut cores = CHANGED.wait_while(cores, others_first).unwrap_or_else(PoisonError::into_inner);
-        let own = cores.waiting.iter().position(|waiting| *waiting == expected).expect("the time was added above");
+        let own =
+            cores.waiting.iter().position(|waiting| *waiting == expected).expect("the time was added above");
         cores.waiting.swap_remove(own);
         cores.free -= 1;
         CHANGED.notify_all();
