@@ -33,7 +33,7 @@ pub fn per_task() -> Verdict {
 
 /// A CPU's counter counts every task that runs there. Only this task and its worker run.
 pub fn per_cpu() -> Verdict {
-    // SAFETY: takes a number.
+    // SAFETY: the argument is a number.
     let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     let open = |cpu: i64| {
         Event::instructions()
