@@ -186,7 +186,7 @@ impl Watch {
             self.host = match pmu {
                 Pmu::Emulated(_, host) => Some(host.pmu),
                 // On a host with several, this keeps the client's thread to the cores of one.
-                Pmu::None | Pmu::Kvm => HostPmu::settle().ok().map(|(pmu, _)| pmu),
+                Pmu::None | Pmu::Kvm => HostPmu::bind_thread().ok().map(|(pmu, _)| pmu),
             };
         }
         self.host

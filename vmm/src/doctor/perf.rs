@@ -20,7 +20,7 @@ pub fn facts() -> Vec<Fact> {
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
     // Those of one kind of cores: by now this program stays there.
-    facts.extend(HostPmu::settle().ok().map(|(pmu, _)| events(&generic_events(pmu))));
+    facts.extend(HostPmu::bind_thread().ok().map(|(pmu, _)| events(&generic_events(pmu))));
     facts
 }
 

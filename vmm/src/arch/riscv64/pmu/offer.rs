@@ -75,7 +75,7 @@ impl Unavailable {
     /// Whether there is nothing that anybody could do about it on this host.
     fn is_for_good(&self) -> bool {
         match self {
-            Self::Host(obstacle) => obstacle.is_for_good(),
+            Self::Host(obstacle) => obstacle.is_permanent(),
             Self::NoModes => true,
             _ => false,
         }
@@ -135,7 +135,7 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
     if !processor::has(isa::COUNTER_OVERFLOWS) {
         return Err(Unavailable::NoModes);
     }
-    let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
+    let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
     let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
     if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
         return Err(Unavailable::NoInterrupt(why));

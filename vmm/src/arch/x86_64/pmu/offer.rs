@@ -115,7 +115,7 @@ pub fn offer(
                 Vendor::Intel => Choice::Intel,
             };
             match of_ours(own, counters, vendor, policy) {
-                Err(Unavailable::Host(obstacle)) if obstacle.is_for_good() && counters.is_none() => {
+                Err(Unavailable::Host(obstacle)) if obstacle.is_permanent() && counters.is_none() => {
                     Ok(without(obstacle.to_string()))
                 }
                 found => found,
@@ -131,7 +131,7 @@ fn of_ours(
     vendor: Vendor,
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
-    let (pmu, stays) = HostPmu::settle().map_err(Unavailable::Cores)?;
+    let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
     let host = Host { vendor, pmu };
     let (shown, remark) = match choice {
         Choice::Intel => intel::shown(Version::V5, choice.name(), counters, host, policy)?,
