@@ -1,92 +1,92 @@
-//! What a vCPU's PMU has to say of itself, in words and numbers that can be passed on.
+//! Reports on a vCPU's PMU for the operator. They can be serialized.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// A vCPU's PMU.
+/// State of a vCPU's PMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its counters, in their order.
+    /// The counters, by their numbers.
     pub counters: Vec<CounterReport>,
-    /// What it has done so far.
+    /// Statistics since the guest started.
     pub statistics: Statistics,
 }
 
 impl Report {
-    /// Which of the host's counters are held. Several counters may share one.
+    /// Returns the hardware counters of the host that count for this vCPU. Several of its counters may share one.
     pub fn held(&self) -> BTreeSet<u32> {
         self.counters.iter().filter_map(|counter| counter.backing?.hardware).collect()
     }
 }
 
-/// One counter.
+/// State of one counter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterReport {
-    /// What the guest has it count, as `perf` names that.
+    /// The event that the guest has selected, with the name that `perf` has for it.
     pub event: Option<String>,
-    /// What it shows.
+    /// Value that a read by the guest returns.
     pub value: u64,
-    /// How it does.
+    /// What the counter does.
     pub state: State,
-    /// What counts for it, and for others that count the same.
+    /// The host's event that backs the counter, and perhaps others that count the same.
     pub backing: Option<BackingReport>,
-    /// How often it has overflowed.
+    /// Number of overflows.
     pub overflows: u64,
-    /// How often it was without hardware.
+    /// Number of times that the counter was without hardware.
     pub starvations: u64,
-    /// For how long it was so, at most, in nanoseconds, up to now.
+    /// Longest time that the counter can have been without hardware up to now, in nanoseconds.
     pub starved_ns: u64,
-    /// How much of what it shows is an estimate.
+    /// Number of counts in `value` that are an estimate.
     pub estimated: u64,
 }
 
-/// How a counter does.
+/// What a counter does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The guest has no use for it.
+    /// The guest does not use it.
     Unused,
     /// The guest has stopped it.
     Stopped,
     /// It counts.
     Counting,
-    /// It should count, and others hold the hardware.
+    /// It should count but is without hardware, which others hold.
     Starved,
-    /// The operator has switched it off, so that it stands still.
+    /// The operator has disabled it, so it stands still.
     Disabled,
-    /// It should count, and the host refuses its event, for this reason.
+    /// It should count but the host refuses its event, for this reason.
     Refused(String),
 }
 
-/// What counts for counters.
+/// State of the host's event that backs counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackingReport {
-    /// Which of the host's counters, while it is on one.
+    /// Number of the hardware counter that the event is on, if it is on one.
     pub hardware: Option<u32>,
-    /// For how long the host was to count, in nanoseconds.
+    /// Time for which the event was enabled, in nanoseconds.
     pub enabled_ns: u64,
-    /// For how long it did.
+    /// Time for which the event was on a hardware counter, in nanoseconds.
     pub running_ns: u64,
 }
 
-/// What was done for a vCPU's counters since the guest started.
+/// Statistics of a vCPU's PMU since the guest started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Overflows of all counters.
+    /// Number of overflows of all counters.
     pub overflows: u64,
-    /// Times that the PMU asked for an interrupt.
+    /// Number of interrupts that the PMU raised.
     pub interrupts: u64,
-    /// Times that it had to wait with that, because there had been too many.
+    /// Number of interrupts that the policy's rate limit delayed.
     pub withheld: u64,
-    /// Alarms of the host, each of which may be for several counters.
+    /// Number of expired alarms. One alarm may be for several counters.
     pub alarms: u64,
-    /// Those at which no counter had overflowed.
+    /// Number of expired alarms at which no counter had overflowed.
     pub ignored_alarms: u64,
-    /// Times that a counter lost its hardware.
+    /// Number of times that a counter lost its hardware.
     pub starvations: u64,
-    /// Times that an overflow was put off, because it would have come too soon after the last.
+    /// Number of overflows that were delayed because the policy's least period since the last one was not over.
     pub clamps: u64,
-    /// System calls for the counters.
+    /// Number of system calls made for the counters.
     pub system_calls: u64,
 }

@@ -165,6 +165,6 @@ impl<S: Source> Model<S> for Amd<S> {
 
     fn report(&mut self) -> Report {
         let translation = self.mapper.translation();
-        self.unit.report(|selection| translation.words(selection))
+        self.unit.report(|selection| translation.describe(selection))
     }
 }

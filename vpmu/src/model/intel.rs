@@ -332,7 +332,7 @@ impl<S: Source> Model<S> for Intel<S> {
 
     fn report(&mut self) -> Report {
         let translation = self.mapper.translation();
-        self.unit.report(|selection| translation.words(selection))
+        self.unit.report(|selection| translation.describe(selection))
     }
 }
 

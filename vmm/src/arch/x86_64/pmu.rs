@@ -63,7 +63,7 @@ impl Shown {
 
     /// What is counted, in the guest's words.
     pub fn words(self, host: Host, selection: Selection) -> String {
-        Translation { guest: self.vendor(), host: host.vendor }.words(selection)
+        Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 
     /// What its interrupt does to the local APIC's entry.
