@@ -1,73 +1,75 @@
-//! The guest's side of the shared page: machine code that replaces the kernel's functions for register accesses.
+//! The guest's side of the shared page ([`vpmu::shared_page`]): machine code that replaces the kernel's functions for
+//! MSR accesses.
 //!
-//! Each function first checks whether the register is on the page, and jumps to the kernel's own function if it is not, or if
-//! the page is not active. The code uses no stack, keeps the arguments until it is certain that it need not jump there, and
-//! returns by the kernel's own return instruction, which the kernel guards against the flaws of its processor.
+//! Each function first checks whether the register is on the page. If it is not, or if the page is not active, the
+//! function jumps to the kernel's own function. So the code keeps the arguments until it no longer needs to jump there.
+//! It uses no stack, and returns through the kernel's own return instruction, which may have mitigations for processor
+//! bugs.
 //!
-//! An NMI can come anywhere, and its handler may run the same code. So each register has its own slot, a write is complete when
-//! one instruction sets its dirty bit, and the code checks once more at the end that the page is active: if the handler has
-//! thawed the counters in between, the access is made in the ordinary way.
+//! An NMI can come at any instruction, and its handler may run the same code. So each register has its own slot, and a
+//! write is complete when a single instruction sets its dirty bit. At the end the code checks again that the page is
+//! active: if the handler has thawed the counters meanwhile, the access is made in the ordinary way.
 
 use std::mem::offset_of;
 
 use vpmu::shared_page::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
 use vpmu::x86::OVERFLOW_ENTRY;
 
-/// The kernel's functions, by which it accesses registers (the System V ABI, as all of the kernel's code has it).
+/// The kernel's own functions for MSR accesses. They follow the System V ABI, as all of the kernel's code does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Originals {
-    /// Reads the register with the number in EDI.
+    /// Reads the MSR whose number is in EDI.
     pub read: Original,
-    /// Writes it.
+    /// Writes the MSR whose number is in EDI.
     pub write: Original,
-    /// How that is given what to write.
+    /// Where [`Originals::write`] takes the value.
     pub value: Value,
-    /// Reads the counter with the number in EDI.
+    /// Reads the counter whose RDPMC number is in EDI.
     pub read_counter: Original,
 }
 
-/// One of them.
+/// One of the kernel's own functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Original {
-    /// Where it begins.
+    /// Address of its first instruction.
     pub entry: u64,
-    /// An instruction by which it returns when it has taken everything off the stack again.
+    /// Address of an instruction by which it returns, at which its stack frame is gone.
     pub exit: u64,
 }
 
-/// Where the value is that is to be written.
+/// Where the value is that is written to an MSR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// In RSI.
     Whole,
-    /// The lower half in ESI, the upper one in EDX.
+    /// The lower half in ESI, the upper half in EDX.
     Halves,
 }
 
 /// Where a guest's shared pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The kernel's address of the first CPU's.
+    /// The kernel's virtual address of the first CPU's page.
     pub first: u64,
-    /// How many there are, one for each CPU, [`Page::STRIDE`] apart.
+    /// Number of pages, one for each CPU, [`Page::STRIDE`] bytes apart.
     pub count: u32,
 }
 
-/// The code, and where in it the functions begin.
+/// Machine code of the guest's side, for one address.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stub {
     /// The code.
     pub code: Vec<u8>,
-    /// The address of what stands in for [`Originals::read`].
+    /// Address of the function that replaces [`Originals::read`].
     pub read: u64,
-    /// The same for [`Originals::write`].
+    /// Address of the function that replaces [`Originals::write`].
     pub write: u64,
-    /// The same for [`Originals::read_counter`].
+    /// Address of the function that replaces [`Originals::read_counter`].
     pub read_counter: u64,
 }
 
 impl Stub {
-    /// The code for that address.
+    /// Assembles the code for the address `at`.
     pub fn new(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Self {
         let mut asm = Assembler { at, code: Vec::new(), jumps: Vec::new(), places: Vec::new() };
         let masks = asm.label();
