@@ -131,9 +131,12 @@ impl fmt::Display for Notice {
             Self::Refused { counter, selection, why } => {
                 write!(f, "counter {counter} stands still: the host refuses {selection}: {why}")
             }
-            Self::TooMany => write!(f, "that is a lot: for some seconds no more of it is told"),
+            Self::TooMany => write!(f, "too many notices: further ones are dropped for some seconds"),
             Self::Unarmed { counter, why } => {
-                write!(f, "counter {counter}: the host does not say when it overflows: {why}")
+                write!(
+                    f,
+                    "counter {counter}: the host refuses an alarm for its overflow, the guest may miss an interrupt: {why}"
+                )
             }
             Self::Starved { counter, selection } => {
                 write!(f, "counter {counter} ({selection}) is starved: the host has no hardware for it")

@@ -26,7 +26,7 @@ pub enum Obstacle {
     NoPmu(String),
     /// `kernel.perf_event_paranoid`, which has this value, does not allow this user to count a guest's kernel.
     #[error(
-        "kernel.perf_event_paranoid is {0}, which forbids to count a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
+        "kernel.perf_event_paranoid is {0}, which forbids counting a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
     )]
     Paranoid(i32),
     /// A sandbox forbids `perf_event_open`. Contains the error.
@@ -42,7 +42,7 @@ pub enum Obstacle {
     Mediated(String),
     /// Events that should count guests only count the host as well.
     #[error(
-        "this host's PMU does not tell guests from the host, as that of a virtual machine whose monitor does not either: counts would be wrong"
+        "this host's PMU does not tell guests from the host, perhaps because the host is itself a virtual machine: counts would be wrong"
     )]
     CountsHost,
     /// Others hold all hardware counters.

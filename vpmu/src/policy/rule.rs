@@ -93,7 +93,9 @@ pub(super) fn names() -> impl Iterator<Item = Name> {
 fn hint(text: &str) -> String {
     match suggestion(text, names()) {
         Some(name) => format!(": did you mean `{name}`?"),
-        None => ": `perf` has names for some, and an encoding for all of them, like `r00c0`".to_owned(),
+        None => {
+            ": write a name of `perf`, such as `instructions`, or an encoding, such as `r00c0`".to_owned()
+        }
     }
 }
 
