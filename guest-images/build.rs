@@ -1,5 +1,6 @@
-//! Compiles the programs that go into guests: those that run without a library with the C compiler that Rust links with,
-//! and the agent with a cargo of its own, because it is another program than this build makes it, small and for Linux.
+//! Compiles the programs that run in guests. The payloads are compiled with the C compiler. The agent is compiled with
+//! a separate cargo process, because it needs another profile and other flags than this build: it must be small and
+//! statically linked.
 
 use std::env;
 use std::fs;
@@ -23,7 +24,7 @@ fn main() {
     build_agent(target, Path::new(&out));
 }
 
-/// What needs no library. Other kinds of processor have none that has to be compiled.
+/// Compiles the x86-64 payloads. Those for RISC-V are constants in `src/payloads/riscv64.rs`.
 fn compile_payloads(out: &str) {
     println!("cargo::rerun-if-changed=payloads");
     compile(
@@ -55,29 +56,29 @@ fn compile_payloads(out: &str) {
     }
 }
 
-/// Builds the agent where no other cargo builds, so that neither waits for the other. Its dependency is one of this crate
-/// as well, so it is there already.
+/// Builds the agent in a target directory of its own, because the outer cargo has locked the usual one. Its only
+/// dependency is also one of this crate, so it has been downloaded already.
 fn build_agent(target: &str, out: &Path) {
-    // Its place in memory is fixed, so that nothing has to be relocated when it starts.
+    // Not position-independent, so that no relocations are needed at its start.
     let mut flags = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static".to_owned();
-    // How to talk to the linker is all that it takes from this build's.
-    let of_this_build = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    for flag in of_this_build.split('\x1f').filter(|flag| flag.starts_with("-Clinker-flavor=")) {
+    // Of this build's flags, only the linker flavor is passed on.
+    let outer_flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    for flag in outer_flags.split('\x1f').filter(|flag| flag.starts_with("-Clinker-flavor=")) {
         flags = flags + "\x1f" + flag;
     }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");
-    let folder = out.join("agent-target");
+    let directory = out.join("agent-target");
     let status = Command::new(&cargo)
         .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
         .args(["--profile", "agent", "--target", target, "--target-dir"])
-        .arg(&folder)
+        .arg(&directory)
         .env("CARGO_ENCODED_RUSTFLAGS", flags)
-        // What checks this build would take the place of the compiler in that one.
+        // Otherwise clippy would replace the compiler of the agent, too.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .status()
         .unwrap_or_else(|error| panic!("cannot run `{cargo}`: {error}"));
     assert!(status.success(), "`{cargo}` could not build the guest's agent");
-    let built = folder.join(target).join("agent/agent");
+    let built = directory.join(target).join("agent/agent");
     fs::copy(&built, out.join("agent"))
         .unwrap_or_else(|error| panic!("cannot copy {}: {error}", built.display()));
 }

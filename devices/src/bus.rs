@@ -1,18 +1,19 @@
-//! Which device answers which I/O port.
+//! The bus that forwards I/O port accesses to devices.
 
 use std::ops::Range;
 
 use crate::End;
 
-/// Registers behind I/O ports. Calls come from every vCPU's thread at once.
+/// A device with I/O ports. All vCPU threads may call it concurrently.
 pub trait PortDevice: Send + Sync {
-    /// A read of `data.len()` bytes, `offset` ports behind the device's first; it never reaches past the last.
+    /// Reads `data.len()` bytes at `offset` ports from the device's first port. The access never extends past the last
+    /// port.
     fn read(&self, offset: u16, data: &mut [u8]);
-    /// A write, likewise.
+    /// Writes `data` at `offset`, with the same bounds as [`Self::read`].
     fn write(&self, offset: u16, data: &[u8]) -> Option<End>;
 }
 
-/// Two devices claim the same port.
+/// Error: two devices claim the same port.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("I/O ports {new:#x?} are taken by {old:#x?}")]
 pub struct Overlap {
@@ -25,14 +26,15 @@ struct Slot {
     device: Box<dyn PortDevice>,
 }
 
-/// The machine's I/O ports. Where nothing is, reads give all ones and writes vanish, as on an ISA bus.
+/// The I/O ports of the virtual machine. As on an ISA bus, reads of unused ports return all ones and writes to them are
+/// ignored.
 #[derive(Default)]
 pub struct PortBus {
     slots: Vec<Slot>,
 }
 
 impl PortBus {
-    /// Puts a device at `count` ports from `first` on.
+    /// Attaches a device to `count` ports, starting at `first`.
     pub fn attach(
         &mut self,
         first: u16,
@@ -47,7 +49,7 @@ impl PortBus {
         Ok(())
     }
 
-    /// One `in` of 1, 2 or 4 bytes.
+    /// Handles an `in` instruction of 1, 2 or 4 bytes.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         match self.find(port, data.len()) {
             Some((device, offset)) => device.read(offset, data),
@@ -55,7 +57,7 @@ impl PortBus {
         }
     }
 
-    /// One `out` of 1, 2 or 4 bytes.
+    /// Handles an `out` instruction of 1, 2 or 4 bytes.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<End> {
         let (device, offset) = self.find(port, data.len())?;
         device.write(offset, data)
@@ -73,7 +75,7 @@ impl PortBus {
 mod tests {
     use super::*;
 
-    /// Reads give the offset; a write ends the machine with its first byte.
+    /// Reads return the offset. A write ends the virtual machine with its first byte.
     struct Probe;
 
     impl PortDevice for Probe {
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_answers_its_own_ports_only() {
+    fn a_device_handles_only_its_own_ports() {
         let mut bus = PortBus::default();
         bus.attach(0x10, 4, Probe).unwrap();
         assert_eq!(read(&bus, 0x10, 1), [0]);
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_that_reaches_past_a_device_finds_nothing() {
+    fn an_access_that_extends_past_a_device_reaches_no_device() {
         let mut bus = PortBus::default();
         bus.attach(0xfffe, 2, Probe).unwrap();
         assert_eq!(read(&bus, 0xfffe, 4), [0xff; 4]);
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn two_devices_cannot_have_one_port() {
+    fn two_devices_cannot_share_a_port() {
         let mut bus = PortBus::default();
         bus.attach(0x3f8, 8, Probe).unwrap();
         assert!(bus.attach(0x3ff, 1, Probe).is_err());

@@ -1,25 +1,28 @@
-//! A folder of the host's, shared with a guest: a FUSE server, as virtio-fs carries it (Linux 5.4 and later; no DAX).
+//! A directory of the host that is shared with a guest: a FUSE server for virtio-fs (Linux 5.4 and later, without DAX).
 //!
-//! The one thing to know: the guest is not trusted, and neither is what the host has in the folder. Requests are bytes that are checked
-//! one by one, and things are found as [`host`] describes, so no request reaches anything outside the folder, except
-//! what the host moves out of it while the guest holds it: that the guest keeps, as any process would, but not what lies
-//! above or beside it. Mounts inside the folder belong to it, but for the kernel's process table.
+//! **Security.** Neither the guest nor the content of the directory is trusted. Every field of a request is checked,
+//! and inodes are found as [`host`] describes, so that no request reaches anything outside of the directory. There is
+//! one exception: if the host moves an inode out of the directory while the guest has a reference to it, the guest
+//! keeps access to that inode, as any process would. It does not get access to what is above or beside the inode.
+//! Mounts inside of the directory are shared too, except for procfs.
 //!
-//! **What the guest sees.** What belongs to the user who runs this program belongs to root there (the same for the group), so that
-//! git and perf take it for the guest's own; everything else has its owner's number. What the guest makes belongs to that
-//! user, whoever made it in the guest, with the access bits that both umasks leave. Owners cannot be changed, set-user-ID and
-//! set-group-ID bits not be set, and those of a file that the guest opens for writing are taken away. Device
-//! nodes and sockets cannot be made, and nothing but regular files and folders can be opened here: pipes and devices a
-//! guest's kernel opens itself, as its own. Symbolic links are text to the server; the guest follows them among its own files.
+//! **Owners and types.** Files of the user and of the group that run this program belong to root in the guest, so that
+//! git and perf treat them as the guest's own. Other files keep their numeric IDs. Files that the guest creates belong
+//! to the user who runs this program, regardless of the guest's user, with the permissions that both umasks leave. The
+//! guest cannot change owners and cannot set the set-user-ID and set-group-ID bits. A file loses these bits when the
+//! guest opens it for writing. The guest cannot create device nodes and sockets. The server only opens regular files
+//! and directories; the guest's kernel opens FIFOs and device nodes itself, as its own. The server never follows
+//! symbolic links; the guest resolves them in its own namespace.
 //!
-//! **How old it may be.** The guest believes names and attributes for one second. What it has cached of a file it drops when
-//! the file is opened, and when its size or time of change turns out to be another one. Writes go to the host at once. Locks are
-//! the guest's own.
+//! **Caching.** The guest caches names and attributes for one second. It drops the cached data of a file when it opens
+//! the file, and when it sees that the size or the time of the last change differs. Writes reach the host at once.
+//! Locks are local to the guest.
 //!
-//! **How much the guest may take.** Of the host's descriptors (`RLIMIT_NOFILE` when the share was opened) all shares of a guest
-//! together take a quarter at most, and each has an equal part of that: half for what is open there, half for what the guest
-//! knows (see [`nodes`]). It may know a million things. Beyond that it gets ENFILE. A mebibyte of memory holds an answer,
-//! and some hundred bytes each thing that it knows. Of the disk, what its user may take.
+//! **Limits.** All shares of a guest together use at most a quarter of the file descriptors that the process may have
+//! (`RLIMIT_NOFILE` when the share is opened). Each share gets an equal part: half of that for open files and
+//! directories, half for inodes that the guest has looked up (see [`nodes`]). A guest may reference a million inodes
+//! per share. Requests beyond a limit fail with ENFILE. The reply buffer takes one mebibyte of memory, and each inode
+//! some hundred bytes. Disk space is limited by what the user who runs this program may use.
 
 use std::path::{Path, PathBuf};
 
@@ -45,25 +48,25 @@ use attributes::Owner;
 use folders::Entries;
 use handles::Handles;
 use host::{Host, Writable};
-use message::{Body, MOST, Reply};
+use message::{Body, MAX_TRANSFER, Reply};
 use nodes::{Limits, Nodes};
 use wire::{InHeader, InitIn, InitOut, init, op};
 
-/// Why a folder cannot be shared.
+/// Error: a directory cannot be shared.
 #[derive(Debug, thiserror::Error)]
-#[error("--share {}: {why}", path.display())]
+#[error("--share {}: {cause}", path.display())]
 pub struct ShareError {
     path: PathBuf,
-    why: Why,
+    cause: Cause,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Why {
+enum Cause {
     #[error("no such directory")]
     Missing,
     #[error("not a directory")]
     NotDirectory,
-    #[error("permission denied; its user must be able to list and enter it")]
+    #[error("permission denied: the user who runs this program must be able to list and enter the directory")]
     Denied,
     #[error("the kernel's process table cannot be shared")]
     ProcessTable,
@@ -75,14 +78,14 @@ enum Why {
     Other(#[from] Errno),
 }
 
-/// A folder that is shared.
+/// A shared directory.
 #[derive(Debug)]
 pub struct Share {
     server: Server,
     reply: Reply,
 }
 
-/// All that a request works with.
+/// The state that requests work on.
 #[derive(Debug)]
 struct Server {
     access: Access,
@@ -92,42 +95,44 @@ struct Server {
     handles: Handles,
 }
 
-/// Whether the guest waits for an answer.
-enum Answer {
-    Wanted(Result<(), Errno>),
-    None,
+/// Outcome of a request.
+enum Response {
+    /// The guest waits for this reply.
+    Reply(Result<(), Errno>),
+    /// The guest does not wait for a reply.
+    NoReply,
 }
 
-/// The first protocol with all that is relied on: Linux 5.4's.
+/// The oldest supported version of the protocol, that of Linux 5.4.
 const VERSION: (u32, u32) = (7, 31);
 const PAGE: usize = 4096;
-const MOST_NODES: usize = 1 << 20;
+const MAX_NODES: usize = 1 << 20;
 
 impl Share {
-    /// The longest request: a WRITE, or two names, with what goes before it.
-    pub const LONGEST_REQUEST: usize = MOST + 2 * PAGE;
+    /// Maximum length of a request: a WRITE or two names, and the headers.
+    pub const MAX_REQUEST: usize = MAX_TRANSFER + 2 * PAGE;
 
-    /// Shares a folder with a guest that is given so many.
+    /// Shares a directory with a guest. `shares` is the number of shares of that guest.
     pub fn open(path: &Path, access: Access, shares: usize) -> Result<Self, ShareError> {
-        let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let limits = Limits { nodes: MOST_NODES, descriptors: part(most, shares) };
-        Self::with_limits(path, access, limits).map_err(|why| ShareError { path: path.into(), why })
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limits = Limits { nodes: MAX_NODES, descriptors: descriptors_per_share(limit, shares) };
+        Self::with_limits(path, access, limits).map_err(|cause| ShareError { path: path.into(), cause })
     }
 
-    fn with_limits(path: &Path, access: Access, limits: Limits) -> Result<Self, Why> {
-        let root = Host::folder(path).map_err(|errno| match errno {
-            Errno::NOENT => Why::Missing,
-            Errno::NOTDIR => Why::NotDirectory,
-            Errno::ACCESS => Why::Denied,
-            other => Why::Other(other),
+    fn with_limits(path: &Path, access: Access, limits: Limits) -> Result<Self, Cause> {
+        let root = Host::open_root(path).map_err(|errno| match errno {
+            Errno::NOENT => Cause::Missing,
+            Errno::NOTDIR => Cause::NotDirectory,
+            Errno::ACCESS => Cause::Denied,
+            other => Cause::Other(other),
         })?;
-        let host = Host::new().map_err(|_| Why::NoProc)?;
+        let host = Host::new().map_err(|_| Cause::NoProc)?;
         if host::is_proc(&root)? {
-            return Err(Why::ProcessTable);
+            return Err(Cause::ProcessTable);
         }
         host.access(&root, rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK)
-            .map_err(|_| Why::Denied)?;
-        Host::can_find(&root).map_err(|_| Why::NoOpenat2)?;
+            .map_err(|_| Cause::Denied)?;
+        Host::check_openat2(&root).map_err(|_| Cause::NoOpenat2)?;
         let server = Server {
             access,
             owner: Owner::current(),
@@ -138,38 +143,40 @@ impl Share {
         Ok(Self { server, reply: Reply::new() })
     }
 
-    /// Forgets all that the guest knows and has open, for it has started anew.
+    /// Drops all inodes and handles of the guest, after the guest has restarted.
     pub fn reset(&mut self) {
         self.server.reset();
     }
 
-    /// Answers a request. The answer has at most `room` bytes, and none if the guest waits for none.
-    pub fn serve(&mut self, request: &[u8], room: usize) -> &[u8] {
+    /// Processes a request. Returns the reply, which has at most `max_len` bytes, or nothing if the guest waits for no
+    /// reply.
+    pub fn serve(&mut self, request: &[u8], max_len: usize) -> &[u8] {
         let mut body = Body(request);
         let Ok(header) = body.take::<InHeader>() else { return &[] };
-        self.reply.begin(room);
-        let answer = match request.get(size_of::<InHeader>()..header.len as usize) {
+        self.reply.begin(max_len);
+        let response = match request.get(size_of::<InHeader>()..header.len as usize) {
             Some(body) => self.server.serve(&header, &mut Body(body), &mut self.reply),
-            None => Answer::Wanted(Err(Errno::INVAL)),
+            None => Response::Reply(Err(Errno::INVAL)),
         };
-        match answer {
-            Answer::Wanted(result) => self.reply.end(header.unique, result),
-            Answer::None => &[],
+        match response {
+            Response::Reply(result) => self.reply.finish(header.unique, result),
+            Response::NoReply => &[],
         }
     }
 }
 
-/// How many descriptors one share has for what is open, and for what is known, where the process may have so many.
-fn part(most: u64, shares: usize) -> usize {
-    let part = usize::try_from(most / 8).unwrap_or(usize::MAX) / shares.max(1);
-    // A path is followed with one descriptor in use and one to come.
-    part.clamp(8, 1 << 16)
+/// Returns the number of file descriptors that one share may use for handles, and again for inodes, if the process is
+/// limited to `limit`.
+fn descriptors_per_share(limit: u64, shares: usize) -> usize {
+    let count = usize::try_from(limit / 8).unwrap_or(usize::MAX) / shares.max(1);
+    // At least 8: walking down a path needs one descriptor for the directory and one for the entry that is opened.
+    count.clamp(8, 1 << 16)
 }
 
 impl Server {
-    /// The proof that the guest may change the share, or its error.
+    /// Returns the token that operations that change the share require, or the error for the guest.
     fn writable(&self) -> Result<Writable, Errno> {
-        Writable::by(self.access)
+        Writable::from_access(self.access)
     }
 
     fn reset(&mut self) {
@@ -177,20 +184,20 @@ impl Server {
         self.nodes.clear();
     }
 
-    fn serve(&mut self, header: &InHeader, body: &mut Body, reply: &mut Reply) -> Answer {
+    fn serve(&mut self, header: &InHeader, body: &mut Body, reply: &mut Reply) -> Response {
         let node = header.nodeid;
-        Answer::Wanted(match header.opcode {
-            // A guest is told of no error in these: there is nothing that it could do.
+        Response::Reply(match header.opcode {
+            // FORGET and BATCH_FORGET have no reply, so errors are ignored.
             op::FORGET => {
                 let _ = self.forget(node, body);
-                return Answer::None;
+                return Response::NoReply;
             }
             op::BATCH_FORGET => {
-                let _ = self.forget_many(body);
-                return Answer::None;
+                let _ = self.batch_forget(body);
+                return Response::NoReply;
             }
-            // Each request is served before the next one is looked at: none can be interrupted.
-            op::INTERRUPT => return Answer::None,
+            // Requests are processed one after the other, so the one to be interrupted has been processed already.
+            op::INTERRUPT => return Response::NoReply,
             op::INIT => self.init(body, reply),
             op::DESTROY => {
                 self.reset();
@@ -202,12 +209,12 @@ impl Server {
             op::READLINK => self.read_link(node, reply),
             op::SYMLINK => self.make_symlink(node, body, reply),
             op::MKNOD => self.make_node(node, body, reply),
-            op::MKDIR => self.make_folder(node, body, reply),
+            op::MKDIR => self.make_directory(node, body, reply),
             op::LINK => self.make_link(node, body, reply),
             op::UNLINK => self.remove(node, body),
-            op::RMDIR => self.remove_folder(node, body),
+            op::RMDIR => self.remove_directory(node, body),
             op::RENAME => self.rename(node, body),
-            op::RENAME2 => self.rename_as(node, body),
+            op::RENAME2 => self.rename2(node, body),
             op::OPEN => self.open(node, body, reply),
             op::CREATE => self.create(node, body, reply),
             op::READ => self.read(node, body, reply),
@@ -216,41 +223,41 @@ impl Server {
             op::FALLOCATE => self.allocate(node, body),
             op::LSEEK => self.seek(node, body, reply),
             op::RELEASE | op::RELEASEDIR => self.release(body),
-            op::OPENDIR => self.open_folder(node, reply),
-            op::READDIR => self.read_folder(node, Entries::Names, body, reply),
-            op::READDIRPLUS => self.read_folder(node, Entries::NamesAndAttributes, body, reply),
-            op::FSYNCDIR => self.sync_folder(node, body),
-            op::ACCESS => self.may_access(node, body),
-            op::STATFS => self.file_system(node, reply),
-            // FLUSH among them: writes are with the host already, and a guest that is told this does not ask again.
+            op::OPENDIR => self.open_directory(node, reply),
+            op::READDIR => self.read_directory(node, Entries::Names, body, reply),
+            op::READDIRPLUS => self.read_directory(node, Entries::NamesAndAttributes, body, reply),
+            op::FSYNCDIR => self.sync_directory(node, body),
+            op::ACCESS => self.check_access(node, body),
+            op::STATFS => self.stat_file_system(node, reply),
+            // This includes FLUSH: writes are not buffered. After ENOSYS, the guest does not send such a request again.
             _ => Err(Errno::NOSYS),
         })
     }
 
-    /// The guest has mounted the share, perhaps not for the first time.
+    /// Handles INIT, which the guest sends at each mount.
     fn init(&mut self, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let input: InitIn = body.take()?;
         if (input.major, input.minor) < VERSION {
             return Err(Errno::PROTO);
         }
         self.reset();
-        let wanted = init::ASYNC_READ
+        let supported = init::ASYNC_READ
             | init::BIG_WRITES
             | init::AUTO_INVAL_DATA
             | init::DO_READDIRPLUS
             | init::READDIRPLUS_AUTO
             | init::PARALLEL_DIROPS
             | init::MAX_PAGES;
-        let answer = InitOut {
+        let output = InitOut {
             major: VERSION.0,
             minor: VERSION.1,
             max_readahead: input.max_readahead,
-            flags: input.flags & wanted,
-            max_write: u32::try_from(MOST).expect("it is small"),
+            flags: input.flags & supported,
+            max_write: u32::try_from(MAX_TRANSFER).expect("it is 1 MiB"),
             time_gran: 1,
-            max_pages: u16::try_from(MOST / PAGE).expect("it is small"),
+            max_pages: u16::try_from(MAX_TRANSFER / PAGE).expect("it is 256"),
             ..InitOut::default()
         };
-        reply.put(answer.as_slice())
+        reply.put(output.as_slice())
     }
 }

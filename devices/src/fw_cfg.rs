@@ -1,4 +1,5 @@
-//! The three facts that public test kernels ask QEMU's firmware configuration device for: how many CPUs, how much memory, and whether the device is there.
+//! A minimal version of QEMU's firmware configuration device (`fw_cfg`). It offers what public test kernels read: the
+//! signature and interface ID, the number of CPUs, and the size of the memory.
 
 use std::sync::Mutex;
 
@@ -7,7 +8,7 @@ use crate::{End, PortDevice};
 const SELECTOR: u16 = 0;
 const DATA: u16 = 1;
 
-/// Keys of the items, from QEMU's specification of the device (`docs/specs/fw_cfg`).
+/// Item keys, from QEMU's specification of the device (`docs/specs/fw_cfg`).
 mod key {
     pub const SIGNATURE: u16 = 0x00;
     pub const ID: u16 = 0x01;
@@ -22,7 +23,7 @@ struct Cursor {
     position: usize,
 }
 
-/// The device: a 16-bit selector at its first port, the selected item byte by byte at its second.
+/// The device. Its first port is the 16-bit selector. Its second port returns the selected item byte by byte.
 #[derive(Debug)]
 pub struct FwCfg {
     cpus: u16,
@@ -31,7 +32,7 @@ pub struct FwCfg {
 }
 
 impl FwCfg {
-    /// A device that tells of that many CPUs and bytes of RAM.
+    /// Creates a device that reports `cpus` CPUs and `ram` bytes of memory.
     pub fn new(cpus: u16, ram: u64) -> Self {
         Self { cpus, ram, cursor: Mutex::new(Cursor { key: key::SIGNATURE, position: 0 }) }
     }
@@ -39,7 +40,7 @@ impl FwCfg {
     fn item(&self, key: u16) -> ([u8; 8], usize) {
         let (value, len) = match key {
             key::SIGNATURE => (u64::from(u32::from_le_bytes(*b"QEMU")), 4),
-            // Bit 0: the selector and data ports, and no DMA.
+            // Bit 0: the traditional interface (selector and data port). Bit 1, DMA, is clear.
             key::ID => (1, 4),
             key::RAM_SIZE => (self.ram, 8),
             key::CPUS | key::MAX_CPUS => (self.cpus.into(), 2),
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_kernel_finds_its_cpus_and_memory() {
+    fn a_test_kernel_reads_its_cpus_and_memory() {
         let device = FwCfg::new(4, 5 << 30);
         assert_eq!(item(&device, key::SIGNATURE, 4), b"QEMU");
         assert_eq!(item(&device, key::CPUS, 2), [4, 0]);
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_an_item_and_in_unknown_ones_there_is_nothing() {
+    fn reads_past_an_item_and_of_unknown_items_return_zero() {
         let device = FwCfg::new(1, 1 << 20);
         assert_eq!(item(&device, key::CPUS, 4), [1, 0, 0, 0]);
         assert_eq!(item(&device, 0x8000, 4), [0; 4]);

@@ -1,16 +1,16 @@
-//! How a device interrupts.
+//! The interrupt line of a device.
 
 use std::io;
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// A device's line to an interrupt controller, which takes note when it is raised: it need not be lowered.
+/// An edge-triggered interrupt line. The interrupt controller latches the edge, so the device never lowers the line.
 pub trait Interrupt: Send + Sync {
-    /// Raises it.
+    /// Raises the interrupt.
     fn raise(&self) -> io::Result<()>;
 }
 
-/// What KVM turns into an interrupt.
+/// An eventfd that is registered with KVM as an irqfd.
 impl Interrupt for EventFd {
     fn raise(&self) -> io::Result<()> {
         self.write(1)

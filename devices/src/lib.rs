@@ -1,7 +1,7 @@
-//! The buses and the few devices that Tally's guests need.
+//! The port I/O and MMIO buses, and the devices on them.
 //!
-//! A device is registers and nothing more: it knows no KVM and no thread. What a guest does to it may end the
-//! machine; it then says so with an [`End`], and whoever runs the vCPU acts on it.
+//! A device models registers only. It does not use KVM and starts no threads. If a register access ends the virtual
+//! machine, the device returns an [`End`], and the vCPU thread that made the access acts on it.
 
 mod bus;
 pub mod fs;
@@ -17,22 +17,22 @@ pub use interrupt::Interrupt;
 pub use power::{AcpiSleep, DebugExit, ResetOn};
 pub use serial::{Serial, SerialError};
 
-/// What a guest may do with something of the host's.
+/// Guest access to a file or directory of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Look at it.
+    /// The guest can only read.
     ReadOnly,
-    /// Change it as well.
+    /// The guest can read and write.
     ReadWrite,
 }
 
-/// How a guest asked for its machine to end.
+/// The way in which a guest ended its virtual machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It switched itself off.
+    /// The guest powered off.
     PowerOff,
-    /// It asked for a reset.
+    /// The guest requested a reset.
     Reboot,
-    /// It wrote this byte to the debug-exit port.
+    /// The guest wrote this byte to the debug-exit port.
     DebugExit(u8),
 }

@@ -1,13 +1,14 @@
-//! The registers with which a guest ends: power-off, reset, and one that carries a number out.
+//! Registers that end the virtual machine: power-off, reset, and debug exit.
 
 use crate::{End, PortDevice};
 
-/// ACPI's sleep control register and, behind it, the sleep status register (ACPI 6.5, section 4.8.3.7). The only sleeping state is S5, soft off.
+/// ACPI's sleep control register, followed by the sleep status register (ACPI 6.5, section 4.8.3.7). The only sleeping
+/// state is S5, soft off.
 #[derive(Debug)]
 pub struct AcpiSleep;
 
 impl AcpiSleep {
-    /// The value of `SLP_TYP` that means S5; the DSDT's `_S5` must say the same.
+    /// Value of `SLP_TYP` for S5. The DSDT's `_S5` object must contain the same value.
     pub const S5: u8 = 5;
     const ENABLE: u8 = 1 << 5;
     const TYPE_SHIFT: u8 = 2;
@@ -26,14 +27,15 @@ impl PortDevice for AcpiSleep {
     }
 }
 
-/// A register that resets the machine when one certain value is written to it, and reads as zero.
+/// A register that resets the virtual machine when one specific value is written to it. It reads as zero.
 #[derive(Debug)]
 pub struct ResetOn(pub u8);
 
 impl ResetOn {
-    /// The register that the ACPI tables name; they name this value too.
+    /// ACPI's reset register. The FADT contains the same value.
     pub const ACPI: Self = Self(1);
-    /// All that is left of the keyboard controller: command 0xfe pulses the reset line. Reads find its buffers empty.
+    /// The command register of the keyboard controller, of which only command 0xfe works: it pulses the reset line.
+    /// Reads of its status return zero, which means that both buffers are empty.
     pub const KEYBOARD: Self = Self(0xfe);
 }
 
@@ -47,7 +49,7 @@ impl PortDevice for ResetOn {
     }
 }
 
-/// A register by which a guest ends with a number.
+/// A register that ends the virtual machine with the byte written to it.
 #[derive(Debug)]
 pub struct DebugExit;
 
@@ -74,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_named_values_reset() {
+    fn only_the_reset_value_of_a_register_resets() {
         for value in 0..=0xff {
             assert_eq!(ResetOn::ACPI.write(0, &[value]), (value == 1).then_some(End::Reboot));
             assert_eq!(ResetOn::KEYBOARD.write(0, &[value]), (value == 0xfe).then_some(End::Reboot));
@@ -82,14 +84,14 @@ mod tests {
     }
 
     #[test]
-    fn a_keyboard_that_is_not_there_is_never_busy() {
+    fn the_missing_keyboard_controller_is_never_busy() {
         let mut status = [0xff];
         ResetOn::KEYBOARD.read(0, &mut status);
         assert_eq!(status, [0]);
     }
 
     #[test]
-    fn a_number_is_carried_out_as_what_it_is() {
+    fn debug_exit_reports_the_first_byte() {
         assert_eq!(DebugExit.write(0, &[7, 8, 9, 10]), Some(End::DebugExit(7)));
     }
 }

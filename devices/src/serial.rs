@@ -1,4 +1,5 @@
-//! A 16550A serial port: vm-superio's model behind a lock, so that the vCPUs and whoever feeds its input share it.
+//! A 16550A serial port: vm-superio's model behind a lock, shared by the vCPU threads and the thread that feeds its
+//! input.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,12 +10,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{End, Interrupt, PortDevice};
 
-/// Input that the port would not take.
+/// Error while input was passed to the port.
 #[derive(Debug, thiserror::Error)]
 #[error("the serial port's interrupt cannot be raised: {0}")]
 pub struct SerialError(io::Error);
 
-/// The port's interrupt.
+/// Adapts [`Interrupt`] to vm-superio's trait.
 struct Line(Box<dyn Interrupt>);
 
 impl Trigger for Line {
@@ -25,7 +26,7 @@ impl Trigger for Line {
     }
 }
 
-/// Tells the feeder that the guest has read all that was there.
+/// Signals that the guest has read the whole input FIFO, so that more input can be queued.
 struct RoomEvent(EventFd);
 
 impl SerialEvents for RoomEvent {
@@ -33,37 +34,39 @@ impl SerialEvents for RoomEvent {
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
     fn in_buffer_empty(&self) {
-        // A non-blocking eventfd refuses only when it has been signalled 2^64 - 2 times without being read: then it is readable already.
+        // A write to a non-blocking eventfd fails only if the counter would overflow. The eventfd is readable then
+        // anyway.
         let _ = self.0.write(1);
     }
 }
 
-/// The model collects what it sends, so that it is passed on when nobody waits for the model any more.
+/// The model writes its output to a buffer. The buffer is passed on after the model's lock has been released.
 type Model = vm_superio::Serial<Line, RoomEvent, Vec<u8>>;
 
-/// The port. A clone is the same port.
+/// The serial port. Clones share one port.
 #[derive(Clone)]
 pub struct Serial {
     model: Arc<Mutex<Model>>,
-    /// May block a vCPU that sends, but nobody who offers input.
+    /// Has a lock of its own: a slow output may block a vCPU that transmits, but not the thread that passes input.
     out: Arc<Mutex<dyn Write + Send>>,
 }
 
-/// The widest access is of four bytes, each of which sends one at most.
-const MOST_SENT: usize = 4;
+/// Maximum number of bytes that one access transmits. The widest access has four bytes, and each transmits at most one.
+const MAX_SENT: usize = 4;
 
 impl Serial {
-    /// The number of ports that it takes on the bus.
+    /// Number of I/O ports.
     pub const PORTS: u16 = 8;
 
-    /// A port that raises `interrupt`, signals `room` when the guest has read its input, and sends to `out`.
+    /// Creates a port that raises `interrupt`, signals `room` when the guest has read all its input, and writes to
+    /// `out`.
     pub fn new(interrupt: impl Interrupt + 'static, room: EventFd, out: impl Write + Send + 'static) -> Self {
         let model =
-            Model::with_events(Line(Box::new(interrupt)), RoomEvent(room), Vec::with_capacity(MOST_SENT));
+            Model::with_events(Line(Box::new(interrupt)), RoomEvent(room), Vec::with_capacity(MAX_SENT));
         Self { model: Arc::new(Mutex::new(model)), out: Arc::new(Mutex::new(out)) }
     }
 
-    /// Offers input to the guest; says how much of it there was room for.
+    /// Queues input for the guest. Returns the number of bytes that fitted into the FIFO.
     pub fn receive(&self, input: &[u8]) -> Result<usize, SerialError> {
         let mut model = self.model();
         if model.fifo_capacity() == 0 {
@@ -89,20 +92,21 @@ impl PortDevice for Serial {
     }
 
     fn write(&self, offset: u16, data: &[u8]) -> Option<End> {
-        let (mut sent, mut count) = ([0; MOST_SENT], 0);
+        let (mut sent, mut count) = ([0; MAX_SENT], 0);
         let mut model = self.model();
         for (byte, register) in data.iter().zip(offset..) {
-            // Fails only if the interrupt cannot be raised: a driver that waits for it misses it, as it would on a loose line.
+            // Fails only if the interrupt cannot be raised. That cannot be reported to the guest, which misses the
+            // interrupt.
             let _ = model.write(register.to_le_bytes()[0], *byte);
         }
-        for (place, byte) in sent.iter_mut().zip(model.writer_mut().drain(..)) {
-            *place = byte;
+        for (slot, byte) in sent.iter_mut().zip(model.writer_mut().drain(..)) {
+            *slot = byte;
             count += 1;
         }
         drop(model);
         if count > 0 {
             let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-            // Output that nobody takes any more is lost, as on a line with nobody at its other end.
+            // Output that cannot be written is lost, as on a serial line that is not connected.
             let _ = out.write_all(&sent[..count]);
         }
         None
@@ -113,7 +117,7 @@ impl PortDevice for Serial {
 mod tests {
     use super::*;
 
-    /// Collects what the guest sent.
+    /// Collects the bytes that the guest transmitted.
     #[derive(Clone, Default)]
     struct Wire(Arc<Mutex<Vec<u8>>>);
 
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_sends_comes_out() {
+    fn bytes_that_the_guest_transmits_are_written_to_the_output() {
         let line = Wire::default();
         let port = Serial::new(event(), event(), line.clone());
         for byte in b"tally" {

@@ -1,8 +1,8 @@
-//! Virtio devices (OASIS "Virtual I/O Device", version 1.2): what each does, and what all have alike.
+//! Virtio devices (OASIS "Virtual I/O Device", version 1.2), with their MMIO transport and their queues.
 //!
-//! A [`Device`] knows requests and nothing else. Its driver puts them into [`Queues`], in the guest's memory, by way of
-//! the registers of a [`Transport`]. Whoever owns the device serves it on a thread of its own, so that a request that
-//! takes its time stops no vCPU.
+//! A [`Device`] only processes requests. The guest's driver submits them to [`Queues`] in the guest's memory, which it
+//! sets up with the registers of a [`Transport`]. Each device is served on a thread of its own, so that a slow request
+//! blocks no vCPU.
 
 mod block;
 mod console;
@@ -18,22 +18,22 @@ pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport};
 pub use queues::{Head, Queues, Request};
 
-/// What a device does, beneath its registers.
+/// The part of a virtio device that is independent of its transport.
 pub trait Device: Send {
-    /// What kind it is (section 5 of the specification).
+    /// Returns the device ID (section 5 of the specification).
     fn id(&self) -> u32;
-    /// Its own feature bits, beside those that every device has.
+    /// Returns the feature bits specific to this type of device.
     fn features(&self) -> u64 {
         0
     }
-    /// Its configuration space, which does not change.
+    /// Returns the device configuration space, which never changes.
     fn config(&self) -> Vec<u8> {
         Vec::new()
     }
-    /// How many entries each of its queues has at most.
-    fn queues(&self) -> Vec<u16>;
-    /// Does what the driver asks for.
+    /// Returns the maximum size of each queue, in entries.
+    fn queue_sizes(&self) -> Vec<u16>;
+    /// Processes the requests in the queues.
     fn serve(&mut self, queues: &mut Queues);
-    /// Forgets the driver, which begins anew.
+    /// Drops all state that belongs to the driver, after the driver has reset the device.
     fn reset(&mut self) {}
 }

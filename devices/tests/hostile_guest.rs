@@ -1,4 +1,4 @@
-//! A guest may write anything to any port, in any order and width: the devices must bear it.
+//! Random port accesses of any width and order must not crash a device.
 
 use std::io::sink;
 
@@ -31,7 +31,7 @@ fn bus() -> (PortBus, Serial) {
     (bus, serial)
 }
 
-/// Ports at and around the devices, and a few others.
+/// Ports of the devices and near them, and arbitrary ports.
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         COM1 - 4..COM1 + 12,
@@ -54,7 +54,7 @@ fn access() -> impl Strategy<Value = Access> {
 
 proptest! {
     #[test]
-    fn no_access_harms_and_only_the_named_registers_end_the_machine(
+    fn no_access_panics_and_only_the_exit_registers_end_the_machine(
         accesses in prop::collection::vec(access(), 1..200)
     ) {
         let (bus, serial) = bus();

@@ -1,4 +1,4 @@
-//! Builds the default guest if that has not been done, and prints where it is.
+//! Builds the default guest, unless it is in the cache, and prints the paths of its files.
 
 use guest_images::{Error, Progress, default_guest};
 

@@ -1,5 +1,5 @@
-# decode ENCODED: prints the arguments of an encoded command, quoted for this shell's `eval`.
-# Commas separate arguments, and %XX stands for a byte.
+# decode ENCODED: prints the arguments of an encoded command, quoted for `eval`.
+# Commas separate the arguments, and %XX stands for a byte.
 decode() {
     rest=$1,
     while [ -n "$rest" ]; do
@@ -13,7 +13,7 @@ decode() {
                 argument=${argument#*%}
                 byte=$((0x${argument%"${argument#??}"}))
                 argument=${argument#??}
-                # A quote must leave the quotes that it stands in.
+                # A single quote has to be escaped outside of the quoted string.
                 case $byte in
                 39) printf "'\\\\''" ;;
                 *) printf "\\$((byte / 64))$((byte / 8 % 8))$((byte % 8))" ;;

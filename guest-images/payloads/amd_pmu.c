@@ -1,12 +1,12 @@
-// AMD's PMUs (APM volume 2, section 13.2): the K7's four counters, the six of PerfCtrExtCore, PerfMonV2.
+// AMD's PMUs (APM volume 2, section 13.2): four K7 counters, six counters with PerfCtrExtCore, and PerfMonV2.
 
 #include "pmu.h"
 
 enum { K7 = 0xc0010000, K7_COUNTER = K7 + 4, CORE = 0xc0010200, CORE_COUNTER = CORE + 1 };
 enum { GLOBAL_STATUS = 0xc0000300, GLOBAL_CONTROL, GLOBAL_STATUS_CLEAR, GLOBAL_STATUS_SET };
-// Bits 19, 21, 36 to 39 and 42 to 63 are reserved and dropped (section 13.2.1).
+// Bits 19, 21, 36 to 39 and 42 to 63 are reserved. Writes to them are ignored (section 13.2.1).
 #define SELECT_BITS 0x0000030fffd7ffffull
-// The event has twelve bits.
+// The event select field has twelve bits in two parts.
 #define EVENT_BITS 0xf000000ffull
 
 static const uint16_t events[] = {0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xd1, 0x40, 0x60, 0x64};
@@ -18,11 +18,11 @@ static uint32_t counter_register(uint32_t counter) {
     return has_core_registers ? CORE_COUNTER + 2 * counter : K7_COUNTER + counter;
 }
 static uint64_t global_bit(uint32_t counter) { return 1ull << counter; }
-static void select(uint32_t counter, uint64_t select) { set(select_register(counter), select); }
+static void select(uint32_t counter, uint64_t select) { write_msr(select_register(counter), select); }
 
 static int counts(uint32_t counter) {
-    uint64_t select = get(select_register(counter));
-    int allowed = !pmu.has_global_registers || get(GLOBAL_CONTROL) & global_bit(counter);
+    uint64_t select = read_msr(select_register(counter));
+    int allowed = !pmu.has_global_registers || read_msr(GLOBAL_CONTROL) & global_bit(counter);
     return allowed && (select & SELECT_ON) && (select & (SELECT_USER | SELECT_KERNEL));
 }
 
@@ -72,7 +72,7 @@ void find_amd_pmu(void) {
         .control_bits = (1u << counters) - 1,
         .select_bits = SELECT_BITS,
         .events = events,
-        .events_known = sizeof events / sizeof *events,
+        .event_count = sizeof events / sizeof *events,
         .event_bits = EVENT_BITS,
         .counter_register = counter_register,
         .global_bit = global_bit,

@@ -1,21 +1,23 @@
-// The local APIC, by way of memory or, after `use_x2apic`, of MSRs (APM volume 2, chapter 16).
+// The local APIC, with memory-mapped registers or, after `use_x2apic`, with MSRs (APM volume 2, chapter 16).
 
 #include "payload.h"
 
-static volatile enum { IN_MEMORY, IN_MSRS } mode;
+static volatile enum { XAPIC, X2APIC } mode;
 
-static volatile uint32_t *in_memory(uint32_t offset) { return (volatile uint32_t *)(0xfee00000u + offset); }
-static uint32_t in_msrs(uint32_t offset) { return 0x800 + offset / 16; }
+static volatile uint32_t *mmio_register(uint32_t offset) { return (volatile uint32_t *)(0xfee00000u + offset); }
+static uint32_t msr_of(uint32_t offset) { return 0x800 + offset / 16; }
 
-uint32_t apic_read(uint32_t offset) { return mode == IN_MEMORY ? *in_memory(offset) : (uint32_t)get(in_msrs(offset)); }
+uint32_t apic_read(uint32_t offset) {
+    return mode == XAPIC ? *mmio_register(offset) : (uint32_t)read_msr(msr_of(offset));
+}
 void apic_write(uint32_t offset, uint32_t value) {
-    if (mode == IN_MEMORY) *in_memory(offset) = value;
-    else set(in_msrs(offset), value);
+    if (mode == XAPIC) *mmio_register(offset) = value;
+    else write_msr(msr_of(offset), value);
 }
 
-static void switch_mode(void) { set(MSR_APIC_BASE, get(MSR_APIC_BASE) | APIC_BASE_X2); }
+static void switch_mode(void) { write_msr(MSR_APIC_BASE, read_msr(MSR_APIC_BASE) | APIC_BASE_X2); }
 
 void use_x2apic(void) {
-    on_all(switch_mode);
-    mode = IN_MSRS;
+    on_all_processors(switch_mode);
+    mode = X2APIC;
 }

@@ -1,12 +1,12 @@
-// Processors: their tables, the interrupts and exceptions that they take, and the work that they share.
+// Processors: descriptor tables, interrupts and exceptions, and jobs that run on all processors.
 
 #include "payload.h"
 
 struct gate { uint16_t low, selector, flags, high; };
-// Only the stack for interrupts of user mode is used (APM volume 2, section 12.2.4).
+// A task state segment, of which only the stack for interrupts from user mode is used (APM volume 2, section 12.2.4).
 struct task { uint32_t link, esp0, ss0, unused[23]; };
 struct descriptor { uint16_t limit, base; uint8_t base_16, type, limit_16, base_24; };
-// What an exception found, with the registers that `pusha` pushes.
+// The stack at an exception: the registers that `pusha` pushes, the error code and the return address.
 struct fault { uint32_t registers[8], code, eip; };
 
 enum { INTERRUPT_GATE = 0x8e00, USER_INTERRUPT_GATE = 0xee00, AVAILABLE_TASK = 0x89, VECTOR_NMI = 2 };
@@ -18,8 +18,8 @@ extern struct descriptor gdt[];
 
 static struct gate idt[256];
 static struct task tasks[PROCESSORS];
-static volatile uint32_t online = 1, at_work;
-static volatile uint8_t called[PROCESSORS];
+static volatile uint32_t online = 1, busy;
+static volatile uint8_t has_work[PROCESSORS];
 static void (*volatile current_job)(void);
 static void (*volatile pmu_handler)(const struct frame *frame) = no_pmu_interrupt;
 
@@ -60,12 +60,12 @@ uint32_t this_processor(void) {
 uint32_t processors(void) { return online; }
 uint32_t *task_stack(void) { return &tasks[this_processor()].esp0; }
 
-// Where to continue: after one of the instructions that may fault, or nowhere.
+// Returns the address to continue at, which is `faulted` for an instruction that may fault. Other exceptions are fatal.
 uint32_t exception(uint32_t vector, struct fault fault) {
     const char *at = (const char *)fault.eip;
     if (at == rdmsr_at || at == rdpmc_at || at == wrmsr_at) return (uint32_t)faulted;
-    say("exception "); decimal(vector); say(" at "); hex(fault.eip, 8);
-    give_up("");
+    print("exception "); print_decimal(vector); print(" at "); print_hex(fault.eip, 8);
+    fail("");
 }
 
 void on_nmi(const struct frame *frame) { pmu_handler(frame); }
@@ -74,19 +74,19 @@ void on_performance_interrupt(const struct frame *frame) {
     apic_write(APIC_EOI, 0);
 }
 void no_pmu_interrupt(const struct frame *frame) {
-    say("PMU interrupt at "); hex(frame->eip, 8);
-    give_up("");
+    print("PMU interrupt at "); print_hex(frame->eip, 8);
+    fail("");
 }
 void set_pmu_handler(void (*handler)(const struct frame *frame)) { pmu_handler = handler; }
 
-void settle(void) {
+void wait_for_interrupts(void) {
     __asm__ volatile("sti");
     loop_here(1000);
     __asm__ volatile("cli");
 }
 
 void on_work(void) {
-    called[this_processor()] = 1;
+    has_work[this_processor()] = 1;
     apic_write(APIC_EOI, 0);
 }
 
@@ -95,20 +95,20 @@ void processor_main(uint32_t processor) {
     apic_write(APIC_SPURIOUS, APIC_ON);
     __atomic_fetch_add(&online, 1, __ATOMIC_SEQ_CST);
     for (;;) {
-        // Interrupts open only at `hlt`, so that no call is lost between the look and the sleep.
-        while (!called[processor]) __asm__ volatile("sti; hlt; cli" ::: "memory");
-        called[processor] = 0;
+        // `sti` takes effect after `hlt` has started, so no interrupt is lost between the check and `hlt`.
+        while (!has_work[processor]) __asm__ volatile("sti; hlt; cli" ::: "memory");
+        has_work[processor] = 0;
         current_job();
-        __atomic_fetch_sub(&at_work, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&busy, 1, __ATOMIC_SEQ_CST);
     }
 }
 
-void on_all(void (*job)(void)) {
+void on_all_processors(void (*job)(void)) {
     current_job = job;
-    at_work = online - 1;
-    if (at_work) apic_write(APIC_ICR, 0xc4000 | VECTOR_WORK);
+    busy = online - 1;
+    if (busy) apic_write(APIC_ICR, 0xc4000 | VECTOR_WORK);
     job();
-    while (at_work) __asm__ volatile("pause");
+    while (busy) __asm__ volatile("pause");
 }
 
 void start_processors(uint32_t expected) {
@@ -119,7 +119,7 @@ void start_processors(uint32_t expected) {
     apic_write(APIC_ICR, 0xc4608);              // start at page 8
     for (volatile uint32_t i = 0; i < 100000 && online < expected; i++) {}
     apic_write(APIC_ICR, 0xc4608);
-    // They may have to wait for a CPU of the host's.
+    // The host may not have a CPU for them at once.
     for (volatile uint32_t i = 0; i < 20000000 && online < expected; i++) __asm__ volatile("pause");
-    say("processors "); decimal(online); put('\n');
+    print("processors "); print_decimal(online); put_char('\n');
 }

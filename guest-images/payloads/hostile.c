@@ -1,10 +1,10 @@
-// Words that a well-behaved guest would not say: nonsense in every register of the PMU, and overflows without end.
+// Words that do what a well-behaved guest would not: random writes to every PMU register, and endless overflows.
 
 #include "pmu.h"
 
 static uint32_t seed_of(uint32_t seed) { return (seed + 1 + this_processor()) * 0x9e3779b9u; }
 
-// Marsaglia's xorshift; every processor has its own.
+// Marsaglia's xorshift. Every processor has its own state.
 static uint32_t random32(uint32_t *state) {
     if (!*state) *state = 1;
     *state ^= *state << 13;
@@ -19,28 +19,28 @@ static uint64_t random64(uint32_t *state) {
 static struct { uint32_t seed, count, period; } plan;
 static volatile uint32_t interrupts[PROCESSORS];
 
-static void note_interrupt(const struct frame *frame) {
+static void count_interrupt(const struct frame *frame) {
     (void)frame;
     interrupts[this_processor()]++;
-    if (pmu.closes_behind_interrupts) apic_write(APIC_LVT_PMU, LVT_NMI);
+    if (pmu.masks_lvt_on_interrupt) apic_write(APIC_LVT_PMU, LVT_NMI);
 }
 
 static void run_on_all(void (*job)(void), void (*handler)(const struct frame *frame)) {
     find_pmu();
     set_pmu_handler(handler);
-    on_all(job);
+    on_all_processors(job);
     set_pmu_handler(no_pmu_interrupt);
 }
 
-static void open_for_nmis(void) {
+static void enable_nmis(void) {
     interrupts[this_processor()] = 0;
-    open_global_registers();
+    enable_global_control();
     apic_write(APIC_SPURIOUS, APIC_ON);
     apic_write(APIC_LVT_PMU, LVT_NMI);
 }
-static void close_for_nmis(void) {
+static void disable_nmis(void) {
     stop_counters();
-    settle();
+    wait_for_interrupts();
     apic_write(APIC_LVT_PMU, LVT_MASKED);
 }
 
@@ -48,7 +48,7 @@ static void close_for_nmis(void) {
 
 enum { SURPRISES = 32 };
 
-// The registers of both vendors, of which a processor has those of one, and some beside them.
+// The PMU registers of both vendors (a processor has those of one), and some others.
 static const struct { uint32_t first, last; } ranges[] = {
     {0xc0010000, 0xc0010007}, {0xc0010200, 0xc001020b}, {0xc0000300, 0xc0000303},
     {0xc1, 0xc8}, {0x186, 0x18d}, {0x309, 0x30b}, {0x345, 0x345}, {0x38d, 0x392}, {0x3f1, 0x3f1}, {0x4c1, 0x4c8},
@@ -58,34 +58,34 @@ enum { RANGES = sizeof ranges / sizeof *ranges };
 struct rule absent(void) { return (struct rule){.kind = ABSENT, .faults = 1}; }
 struct rule read_only(uint64_t reads) { return (struct rule){.kind = READS, .faults = 1, .reads = reads}; }
 struct rule plain(uint32_t msr, uint64_t written, uint64_t reserved) {
-    // A write that faults has changed nothing.
-    return written & reserved ? read_only(get(msr)) : (struct rule){.kind = READS, .reads = written};
+    // A write that faults does not change the register.
+    return written & reserved ? read_only(read_msr(msr)) : (struct rule){.kind = READS, .reads = written};
 }
 
-// The surprises are kept, but of the same register in a row only the first.
+// Surprises are kept for the report. Of several in a row for the same register, only the first is kept.
 static struct results {
     uint32_t writes, faults, surprises, kept;
     struct { uint32_t msr; uint64_t wrote, read; } surprise[SURPRISES];
 } results[PROCESSORS];
 
-// The status bits of counters that stand still, which nothing but a write changes.
+// Returns the status bits of disabled counters, which only a write can change.
 static uint64_t still_bits(void) {
     uint64_t bits = pmu.status_bits;
     for (uint32_t i = 0; i < pmu.counters; i++) if (pmu.counts(i)) bits &= ~pmu.global_bit(i);
     return bits;
 }
 
-// Whether the registers are as they must be after a write that did or did not fault.
+// Returns whether the write, the read after it and the related registers behave as documented.
 static int is_as_documented(struct rule rule, uint64_t wrote, int write_worked, int read_worked, uint64_t read) {
     if (write_worked == rule.faults || read_worked != (rule.kind != ABSENT)) return 0;
     switch (rule.kind) {
     case COUNTS:
         if (pmu.counts(rule.counter)) return read <= COUNTER_MASK && ((read - rule.reads) & COUNTER_MASK) < 1u << 31;
-        return read == rule.reads && read == get(rule.alias);
-    case READS: return read == rule.reads && (!rule.alias || read == get(rule.alias));
+        return read == rule.reads && read == read_msr(rule.alias);
+    case READS: return read == rule.reads && (!rule.alias || read == read_msr(rule.alias));
     case STATUS: return !(read & ~pmu.status_bits);
-    case CLEARS: return read == 0 && (rule.faults || !(get(pmu.global_status) & wrote & still_bits()));
-    case SETS: return read == 0 && (rule.faults || !(~get(pmu.global_status) & wrote & pmu.status_bits));
+    case CLEARS: return read == 0 && (rule.faults || !(read_msr(pmu.global_status) & wrote & still_bits()));
+    case SETS: return read == 0 && (rule.faults || !(~read_msr(pmu.global_status) & wrote & pmu.status_bits));
     default: return 1;
     }
 }
@@ -111,7 +111,7 @@ static void try_register(uint32_t msr, uint64_t value) {
     if (!is_as_documented(rule, value, wrote, read, got)) surprise(msr, value, got);
 }
 
-// RDPMC reads a counter as RDMSR does, and faults where there is none.
+// Checks that RDPMC reads the same as RDMSR, and faults if there is no such counter.
 static void try_rdpmc_of(uint32_t index) {
     uint32_t halves[2] = {0, 0}, counter = pmu.rdpmc_counter(index);
     int worked = try_rdpmc(index, halves);
@@ -144,7 +144,7 @@ static void fuzz(void) {
     };
     uint32_t random = seed_of(plan.seed);
     results[this_processor()] = (struct results){0};
-    open_for_nmis();
+    enable_nmis();
     for (uint32_t i = 0; i < RANGES; i++) {
         for (uint32_t msr = ranges[i].first; msr <= ranges[i].last; msr++) {
             for (uint32_t j = 0; j < PATTERNS; j++) try_register(msr, pattern(j));
@@ -157,21 +157,21 @@ static void fuzz(void) {
         try_register(ranges[range].first + random32(&random) % width, value);
         try_rdpmc_of(indices[random32(&random) % (sizeof indices / sizeof *indices)]);
     }
-    close_for_nmis();
-    open_global_registers();
+    disable_nmis();
+    enable_global_control();
 }
 
 void fuzz_msrs(const char *at) {
-    plan.seed = number(&at);
-    plan.count = number(&at);
-    run_on_all(fuzz, note_interrupt);
+    plan.seed = parse_number(&at);
+    plan.count = parse_number(&at);
+    run_on_all(fuzz, count_interrupt);
     for (const struct results *r = results; r < results + processors(); r++) {
         for (uint32_t i = 0; i < r->kept; i++) {
-            say("surprise "); hex(r->surprise[i].msr, 8); put(' '); hex64(r->surprise[i].wrote);
-            put(' '); hex64(r->surprise[i].read); put('\n');
+            print("surprise "); print_hex(r->surprise[i].msr, 8); put_char(' '); print_hex64(r->surprise[i].wrote);
+            put_char(' '); print_hex64(r->surprise[i].read); put_char('\n');
         }
-        say("fuzz-msrs "); decimal(r->writes); say(" writes, "); decimal(r->faults); say(" faults, ");
-        decimal(r->surprises); say(" surprises\n");
+        print("fuzz-msrs "); print_decimal(r->writes); print(" writes, "); print_decimal(r->faults); print(" faults, ");
+        print_decimal(r->surprises); print(" surprises\n");
     }
 }
 
@@ -179,39 +179,39 @@ void fuzz_msrs(const char *at) {
 
 static uint32_t periods[PROCESSORS][16];
 
-// Counts itself: the handler's own instructions overflow the counters again before it ends.
-static void flood_again(const struct frame *frame) {
+// The handler's own instructions count too, so the counters overflow again before it returns.
+static void restart_counters(const struct frame *frame) {
     uint32_t processor = this_processor();
-    note_interrupt(frame);
+    count_interrupt(frame);
     if (plan.count && interrupts[processor] >= plan.count) { stop_counters(); return; }
     for (uint32_t i = 0; i < pmu.counters; i++) write_counter(i, -(uint64_t)periods[processor][i]);
 }
 
 static void overflow_everywhere(void) {
     uint32_t processor = this_processor(), random = seed_of(plan.seed);
-    // The first counter's first interrupt comes before the others are started.
+    // All periods must be set first: the first counter interrupts before the others are started.
     for (uint32_t i = 0; i < pmu.counters; i++)
         periods[processor][i] = plan.period ? plan.period : random32(&random) % 16 + 1;
-    open_for_nmis();
+    enable_nmis();
     for (uint32_t i = 0; i < pmu.counters; i++) {
         start_counter(i, SELECT_ON | SELECT_INTERRUPT | SELECT_USER | SELECT_KERNEL | EVENT_INSTRUCTIONS,
                       -(uint64_t)periods[processor][i]);
     }
     while (!plan.count || interrupts[processor] < plan.count) {}
-    close_for_nmis();
+    disable_nmis();
 }
 
 void flood(const char *at) {
-    plan.period = number(&at);
-    plan.count = number(&at);
-    run_on_all(overflow_everywhere, flood_again);
-    say("flood over\n");
+    plan.period = parse_number(&at);
+    plan.count = parse_number(&at);
+    run_on_all(overflow_everywhere, restart_counters);
+    print("flood over\n");
 }
 
 // ---- rearm
 
-// Nothing is delivered, so this makes more overflows than any handler can.
-static void overflow_unheard(void) {
+// Interrupts are masked, so overflows come faster than with any handler.
+static void overflow_while_masked(void) {
     apic_write(APIC_SPURIOUS, APIC_ON);
     apic_write(APIC_LVT_PMU, LVT_NMI | LVT_MASKED);
     start_counter(0, SELECT_ON | SELECT_INTERRUPT | SELECT_USER | SELECT_KERNEL | EVENT_INSTRUCTIONS, 0);
@@ -220,33 +220,34 @@ static void overflow_unheard(void) {
 }
 
 void rearm(const char *at) {
-    plan.count = number(&at);
-    run_on_all(overflow_unheard, no_pmu_interrupt);
-    say("rearm over\n");
+    plan.count = parse_number(&at);
+    run_on_all(overflow_while_masked, no_pmu_interrupt);
+    print("rearm over\n");
 }
 
 // ---- reprogram
 
 static void change_events(void) {
     uint32_t random = seed_of(plan.seed);
-    open_for_nmis();
+    enable_nmis();
     for (uint32_t i = 0; !plan.count || i < plan.count; i++) {
         uint64_t select = random64(&random);
-        // Half of them count something for sure, and many overflow soon.
+        // Half of the selects have a known event and are enabled.
         if (random32(&random) % 2) {
-            select = (select & ~pmu.event_bits) | pmu.events[random32(&random) % pmu.events_known];
+            select = (select & ~pmu.event_bits) | pmu.events[random32(&random) % pmu.event_count];
             select |= SELECT_ON | SELECT_INTERRUPT;
         }
         start_counter(random32(&random) % pmu.counters, select & pmu.select_bits, -(uint64_t)(random32(&random) % 256));
     }
-    close_for_nmis();
+    disable_nmis();
 }
 
 void reprogram(const char *at) {
-    plan.seed = number(&at);
-    plan.count = number(&at);
-    run_on_all(change_events, note_interrupt);
+    plan.seed = parse_number(&at);
+    plan.count = parse_number(&at);
+    run_on_all(change_events, count_interrupt);
     for (uint32_t i = 0; i < processors(); i++) {
-        say("reprogram "); decimal(plan.count); say(" changes, "); decimal(interrupts[i]); say(" interrupts\n");
+        print("reprogram "); print_decimal(plan.count); print(" changes, ");
+        print_decimal(interrupts[i]); print(" interrupts\n");
     }
 }

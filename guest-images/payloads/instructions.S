@@ -1,9 +1,9 @@
-// Instructions that C cannot write.
+// Instructions that cannot be expressed in C.
 
 #include "segments.h"
 
     .text
-// Those that may fault: each has a second way out, which exception() continues at.
+// Instructions that may fault. After a fault, exception() continues at `faulted`, which returns 0.
     .balign 16
     .globl try_rdmsr
 try_rdmsr:                              // (index, uint32_t value[2]) -> 1 if it worked
@@ -48,7 +48,7 @@ faulted:
     pop %ebx
     ret
 
-// Loops of exactly 2 instructions a round.
+// A loop of exactly 2 instructions per round.
     .balign 16
     .globl loop_here
 loop_here:                              // (rounds)
@@ -57,7 +57,7 @@ loop_here:                              // (rounds)
     jnz 1b
     ret
 
-// The user's program: it has no stack, and its interrupts use the one that is left here.
+// The same loop in user mode. It has no stack of its own. Interrupts use this function's stack, by way of the TSS.
     .balign 16
     .globl loop_as_user
 loop_as_user:                           // (rounds)
@@ -71,7 +71,7 @@ loop_as_user:                           // (rounds)
     mov %esp, (%eax)
     pushl $USER_DATA
     pushl $0
-    pushl 8(%esp)                       // interrupts stay as they are
+    pushl 8(%esp)                       // EFLAGS, with the current interrupt flag
     pushl $USER_CODE
     pushl $user_loop
     iret

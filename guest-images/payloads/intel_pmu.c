@@ -1,25 +1,26 @@
-// Intel's architectural PMU (SDM volume 3, section 20.2), of version 2 or later.
+// Intel's architectural PMU, version 2 or later (SDM volume 3, section 20.2).
 
 #include "pmu.h"
 
 enum { COUNTER = 0xc1, SELECT = 0x186, FIXED = 0x309, CAPABILITIES = 0x345, FIXED_CONTROL = 0x38d };
 enum { GLOBAL_STATUS = 0x38e, GLOBAL_CONTROL, GLOBAL_STATUS_CLEAR, GLOBAL_STATUS_SET, GLOBAL_IN_USE };
-// The counters of which more than 32 bits can be written.
+// The first of the aliases that accept writes of the full counter width.
 enum { FULL_WIDTH = 0x4c1 };
-// Of each fixed counter's four bits; the third is reserved.
+// The four control bits of each fixed counter. The third one is reserved.
 enum { FIXED_KERNEL = 1, FIXED_USER = 2, FIXED_INTERRUPT = 8, FIXED_BITS = 11 };
 enum { FIXED_SHIFT = 32 };
 // Bits 21 and 32 to 63 are reserved.
 #define SELECT_BITS 0xffdfffffull
-// Event, unit mask, edges, inversion and threshold.
+// Event, unit mask, edge detect, invert and counter mask.
 #define EVENT_BITS 0xff84ffffull
-// Always zero here, and cleared all the same: those of the debug store and of a changed condition.
-#define CLEARED_FOR_NOTHING (3ull << 62)
-// All counters stand still.
+// The bits for the debug store and for a changed condition. They are always zero here, but clearing them does not
+// fault.
+#define CLEARABLE_ZERO_BITS (3ull << 62)
+// All counters are frozen.
 #define FROZEN (1ull << 59)
 #define INTERRUPT_IN_USE (1ull << 63)
 
-// The architectural events of cycles, instructions, branches and mispredicted ones.
+// The architectural events: cycles, instructions, branches and branch misses.
 static const uint16_t events[] = {0x003c, 0x00c0, 0x00c4, 0x00c5};
 
 static uint32_t version, general;
@@ -34,22 +35,22 @@ static uint64_t global_bit(uint32_t counter) {
     return 1ull << (counter < general ? counter : FIXED_SHIFT + counter - general);
 }
 
-static uint32_t fixed_control(uint32_t counter) { return get(FIXED_CONTROL) >> 4 * (counter - general) & 15; }
+static uint32_t fixed_control(uint32_t counter) { return read_msr(FIXED_CONTROL) >> 4 * (counter - general) & 15; }
 
 static void select(uint32_t counter, uint64_t select) {
-    if (counter < general) { set(SELECT + counter, select); return; }
+    if (counter < general) { write_msr(SELECT + counter, select); return; }
     uint64_t control = 0;
     if (select & SELECT_ON && select & SELECT_KERNEL) control |= FIXED_KERNEL;
     if (select & SELECT_ON && select & SELECT_USER) control |= FIXED_USER;
     if (select & SELECT_INTERRUPT) control |= FIXED_INTERRUPT;
     uint32_t shift = 4 * (counter - general);
-    set(FIXED_CONTROL, (get(FIXED_CONTROL) & ~(15ull << shift)) | control << shift);
+    write_msr(FIXED_CONTROL, (read_msr(FIXED_CONTROL) & ~(15ull << shift)) | control << shift);
 }
 
 static int counts(uint32_t counter) {
-    if (!(get(GLOBAL_CONTROL) & global_bit(counter)) || get(GLOBAL_STATUS) & FROZEN) return 0;
+    if (!(read_msr(GLOBAL_CONTROL) & global_bit(counter)) || read_msr(GLOBAL_STATUS) & FROZEN) return 0;
     if (counter >= general) return fixed_control(counter) & (FIXED_KERNEL | FIXED_USER);
-    uint64_t select = get(SELECT + counter);
+    uint64_t select = read_msr(SELECT + counter);
     return (select & SELECT_ON) && (select & (SELECT_USER | SELECT_KERNEL));
 }
 
@@ -68,17 +69,17 @@ static uint64_t fixed_control_bits(void) {
 static uint64_t in_use(void) {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < pmu.counters; i++) {
-        uint64_t select = i < general ? get(SELECT + i) : fixed_control(i);
+        uint64_t select = i < general ? read_msr(SELECT + i) : fixed_control(i);
         if (select & (i < general ? 0xff : FIXED_KERNEL | FIXED_USER)) bits |= global_bit(i);
         if (select & (i < general ? SELECT_INTERRUPT : FIXED_INTERRUPT)) bits |= INTERRUPT_IN_USE;
     }
     return bits;
 }
 
-// A counter that reads so after a write, unless the write faults.
+// Rule for a counter that reads as `reads` after a write, or keeps its value if the write faults.
 static struct rule counter_rule(uint32_t counter, uint64_t reads, int faults) {
     uint32_t alias = counter_register(counter);
-    return (struct rule){COUNTS, faults, faults ? get(alias) : reads & COUNTER_MASK, counter, alias};
+    return (struct rule){COUNTS, faults, faults ? read_msr(alias) : reads & COUNTER_MASK, counter, alias};
 }
 
 static struct rule rule(uint32_t msr, uint64_t written) {
@@ -93,7 +94,7 @@ static struct rule rule(uint32_t msr, uint64_t written) {
     case GLOBAL_STATUS: return (struct rule){.kind = STATUS, .faults = 1};
     case GLOBAL_CONTROL: return plain(msr, written, ~pmu.control_bits);
     case GLOBAL_STATUS_CLEAR:
-        return (struct rule){.kind = CLEARS, .faults = (written & ~(pmu.status_bits | CLEARED_FOR_NOTHING)) != 0};
+        return (struct rule){.kind = CLEARS, .faults = (written & ~(pmu.status_bits | CLEARABLE_ZERO_BITS)) != 0};
     }
     if (version < 4) return absent();
     switch (msr) {
@@ -105,17 +106,17 @@ static struct rule rule(uint32_t msr, uint64_t written) {
 }
 
 void find_intel_pmu(void) {
-    struct cpuid said = cpuid(0xa, 0);
-    version = said.a & 0xff;
-    general = said.a >> 8 & 0xff;
-    capabilities = cpuid(1, 0).c >> 15 & 1 ? get(CAPABILITIES) : 0;
-    uint32_t fixed = said.d & 31;
+    struct cpuid result = cpuid(0xa, 0);
+    version = result.a & 0xff;
+    general = result.a >> 8 & 0xff;
+    capabilities = cpuid(1, 0).c >> 15 & 1 ? read_msr(CAPABILITIES) : 0;
+    uint32_t fixed = result.d & 31;
     uint64_t all = (1ull << general) - 1;
     all |= ((1ull << fixed) - 1) << FIXED_SHIFT;
     pmu = (struct pmu){
         .counters = general + fixed,
         .fixed = fixed,
-        .closes_behind_interrupts = 1,
+        .masks_lvt_on_interrupt = 1,
         .has_global_registers = 1,
         .global_status = GLOBAL_STATUS,
         .global_control = GLOBAL_CONTROL,
@@ -124,7 +125,7 @@ void find_intel_pmu(void) {
         .control_bits = all,
         .select_bits = SELECT_BITS,
         .events = events,
-        .events_known = sizeof events / sizeof *events,
+        .event_count = sizeof events / sizeof *events,
         .event_bits = EVENT_BITS,
         .counter_register = counter_register,
         .global_bit = global_bit,

@@ -1,5 +1,5 @@
-// A Linux program of exactly 20,000,004 instructions, of which 10,000,001 are branches: what counts it can be checked.
-// Statically linked and without a library, because it is part of every guest.
+// A Linux program of exactly 20,000,004 instructions, of which 10,000,001 are branches, to check counters with.
+// It is statically linked and uses no library, because it is part of every guest.
 
     .globl _start
     .text

@@ -1,6 +1,6 @@
 // outb PORT VALUE: writes one byte to an I/O port.
 // Debian's kernels for virtual machines have no /dev/port, so the port is opened with ioperm(2).
-// Statically linked and without a library, because it is part of every guest.
+// It is statically linked and uses no library, because it is part of every guest.
 
     .globl _start
     .text
@@ -33,7 +33,7 @@ exit:
     mov $60, %eax
     syscall
 
-// The number written at RSI, decimal or with 0x in front, to EAX.
+// Parses the string at RSI, a decimal number or a hexadecimal one after 0x, into EAX.
 number:
     xor %eax, %eax
     mov $10, %ecx

@@ -1,4 +1,4 @@
-// What the parts of the bare-metal payload share.
+// Declarations shared by all parts of the bare-metal payload.
 
 #ifndef PAYLOAD_H
 #define PAYLOAD_H
@@ -18,72 +18,76 @@ static inline uint8_t inb(uint16_t port) {
 
 struct cpuid { uint32_t a, b, c, d; };
 static inline struct cpuid cpuid(uint32_t leaf, uint32_t subleaf) {
-    struct cpuid said;
-    __asm__ volatile("cpuid" : "=a"(said.a), "=b"(said.b), "=c"(said.c), "=d"(said.d) : "a"(leaf), "c"(subleaf));
-    return said;
+    struct cpuid result;
+    __asm__ volatile("cpuid"
+                     : "=a"(result.a), "=b"(result.b), "=c"(result.c), "=d"(result.d) : "a"(leaf), "c"(subleaf));
+    return result;
 }
 
-// text.c: what is printed, and the words of the command line.
-void put(char c);
-void say(const char *text);
-void hex(uint32_t value, int digits);
-void hex64(uint64_t value);
-void decimal(uint32_t value);
-// Ends the machine, whose words cannot be done.
-void give_up(const char *why) __attribute__((noreturn));
-// A number, decimal or with 0x in front, and the character that ends it; 0 if there is none.
-uint32_t number(const char **text);
-// Two of them, the high half first.
-uint64_t number64(const char **text);
-// The rest of the word after `name`, which ends it or is followed by '='; 0 if the word is another.
-const char *is(const char *word, const char *name);
-// The rest behind `name` and a comma; 0 if it is another name.
-const char *names(const char *text, const char *name);
+// text.c: printing, and parsing of the command line.
+void put_char(char c);
+void print(const char *text);
+void print_hex(uint32_t value, int digits);
+void print_hex64(uint64_t value);
+void print_decimal(uint32_t value);
+// Prints a message and ends the virtual machine with status 0x7f on the debug-exit port.
+void fail(const char *why) __attribute__((noreturn));
+// Reads a decimal number, or a hexadecimal one after 0x, and skips a comma or colon after it. Returns 0 without a
+// number.
+uint32_t parse_number(const char **text);
+// Reads two such numbers, the high half first.
+uint64_t parse_number64(const char **text);
+// If the word is `name` or `name=...`, returns the text after it (and after the '='), otherwise 0.
+const char *match_word(const char *word, const char *name);
+// If the text starts with `name` and a comma, returns the text after them, otherwise 0.
+const char *match_argument(const char *text, const char *name);
 
-// instructions.S: 1 if it worked, 0 if it faulted.
+// instructions.S: these return 1, or 0 if the instruction faulted.
 int try_rdmsr(uint32_t index, uint32_t value[2]);
 int try_rdpmc(uint32_t index, uint32_t value[2]);
 int try_wrmsr(uint32_t index, uint32_t low, uint32_t high);
-// A loop of 2 instructions, in this mode, or from `user_loop` on in the user's, with one more that ends it.
+// A loop of 2 instructions per round, in kernel mode, or in user mode at `user_loop` with one more instruction that
+// ends it.
 void loop_here(uint32_t rounds);
 void loop_as_user(uint32_t rounds);
 extern char user_loop[];
 
-// What an interrupt found, with the registers in the order of `pusha`.
+// The interrupted context: the registers in the order of `pusha`, and the interrupt's stack frame.
 struct frame { uint32_t edi, esi, ebp, esp, ebx, edx, ecx, eax, eip, cs, eflags; };
 
-// cpu.c: processors, and what interrupts them.
+// cpu.c: processors, interrupts and exceptions.
 enum { VECTOR_SERIAL = 0x24, VECTOR_TIMER = 0x40, VECTOR_WORK = 0x41, VECTOR_PMU = 0x50 };
 void start_cpu(void);
 void start_processors(uint32_t expected);
 uint32_t processors(void);
-// Which of them this is, in the order of their start.
+// Returns the index of this processor, in the order in which they were started.
 uint32_t this_processor(void);
-// Has all of them do the same, and waits.
-void on_all(void (*job)(void));
-// What is to be done about the PMU's interrupts, NMI or not. None is expected unless a word says otherwise.
+// Runs a job on all processors and waits until all are done.
+void on_all_processors(void (*job)(void));
+// Sets the handler of PMU interrupts and NMIs. The default, `no_pmu_interrupt`, reports an unexpected interrupt and
+// fails.
 void set_pmu_handler(void (*handler)(const struct frame *frame));
 void no_pmu_interrupt(const struct frame *frame);
-// Gives interrupts that are still to come the time for it.
-void settle(void);
+// Gives pending interrupts time to be delivered.
+void wait_for_interrupts(void);
 
-// apic.c: the local APIC's registers by their offsets in memory, in either of its modes.
+// apic.c: the local APIC. Registers are named by their xAPIC (memory-mapped) offsets in both modes.
 enum { APIC_EOI = 0xb0, APIC_SPURIOUS = 0xf0, APIC_ICR = 0x300, APIC_LVT_TIMER = 0x320, APIC_LVT_PMU = 0x340 };
 enum { APIC_TIMER_START = 0x380, APIC_TIMER_DIVIDE = 0x3e0 };
 enum { APIC_ON = 0x1ff, APIC_OFF = 0xff, LVT_NMI = 0x400, LVT_MASKED = 0x10000 };
 enum { MSR_APIC_BASE = 0x1b, APIC_BASE_ON = 1 << 11, APIC_BASE_X2 = 1 << 10 };
 uint32_t apic_read(uint32_t offset);
 void apic_write(uint32_t offset, uint32_t value);
-// Switches all processors to the mode in which the registers are MSRs.
+// Switches all processors to x2APIC mode.
 void use_x2apic(void);
 
-// pmu.c: model-specific registers, of which a fault ends the machine, and the words that count.
-uint64_t get(uint32_t msr);
-void set(uint32_t msr, uint64_t value);
+// pmu.c: MSR accesses, of which a fault ends the virtual machine, and the words that count.
+uint64_t read_msr(uint32_t msr);
+void write_msr(uint32_t msr, uint64_t value);
 void count(const char *at, void (*loop)(uint32_t rounds));
 void take_overflows(const char *at);
 
-// hostile.c: words that a well-behaved guest would not say.
+// hostile.c: words that do what a well-behaved guest would not.
 void fuzz_msrs(const char *at);
 void flood(const char *at);
 void rearm(const char *at);

@@ -1,4 +1,4 @@
-// Numbers that assembly and C share: selectors of segments, and how many processors there may be.
+// Constants shared by assembly and C: segment selectors, and the maximum number of processors.
 
 #ifndef SEGMENTS_H
 #define SEGMENTS_H
@@ -10,7 +10,7 @@
 #define KERNEL_DATA 0x10
 #define USER_CODE 0x1b
 #define USER_DATA 0x23
-// One for each processor.
+// The first of the TSS selectors, one per processor.
 #define TASKS 0x28
 
 #define VECTOR_USER_DONE 0x30

@@ -1,15 +1,15 @@
-// Entry of the multiboot payload: descriptor tables, stacks, and the interrupt stubs that C cannot write.
+// Entry of the multiboot payload: descriptor tables, stacks and interrupt stubs.
 // (Multiboot Specification 0.6.96; Intel SDM volume 3, sections 6.12 and 9.9 for the tables.)
 
 #include "segments.h"
 
     .set MAGIC, 0x1badb002
-    .set FLAGS, 0x3                     // modules on page boundaries; tell us about memory
+    .set FLAGS, 0x3                     // page-aligned modules, and memory information
     .section .multiboot, "a"
     .balign 4
     .long MAGIC, FLAGS, -(MAGIC + FLAGS)
 
-    // Data may be the user's everywhere but on the kernel's stack, so that no interrupt needs to change it.
+    // The kernel uses the user's data segments, except for the stack, so that interrupt stubs need not switch them.
     .macro load_data_segments
     mov $KERNEL_DATA, %ecx
     mov %ecx, %ss
@@ -35,14 +35,14 @@ rest:
     hlt
     jmp rest
 
-    // `iret`, which KVMs that interpret instructions do not know in protected mode.
+    // Replaces `iret`, which KVM's instruction emulator does not support in protected mode.
     .macro return_from_interrupt
     pushl 8(%esp)                       // EFLAGS, above EIP and CS
     popf
     lret $4
     .endm
 
-// Exceptions leave their vector, and the address to continue at is looked up in C.
+// Exception stubs. exception() returns the address to continue at.
     .macro exception vector, has_code
     .globl exception_\vector
 exception_\vector:
@@ -74,8 +74,8 @@ interrupt_\name:
     interrupt on_serial
     interrupt on_work
 
-// The PMU's interrupts come from user mode too, and may come again at once: only `iret` opens the door for both at the
-// moment that it leaves. They pass on what they found.
+// PMU interrupts also arrive in user mode, and the next one may be pending already. Only `iret` returns to user mode
+// and enables interrupts and NMIs in one step. The handler gets the interrupted context.
     .macro pmu_interrupt name
     .globl interrupt_\name
 interrupt_\name:
@@ -89,7 +89,7 @@ interrupt_\name:
     pmu_interrupt on_nmi
     pmu_interrupt on_performance_interrupt
 
-// Copied to 0x8000: where the other processors start, in real mode.
+// Copied to 0x8000, where the other processors start in real mode.
     .code16
     .globl trampoline, trampoline_end
 trampoline:
@@ -129,7 +129,7 @@ gdt:
     .quad 0x00cf93000000ffff
     .quad 0x00cffb000000ffff            // the user's
     .quad 0x00cff3000000ffff
-    .skip 8 * PROCESSORS                // task states, which hold the stack that interrupts of user mode use
+    .skip 8 * PROCESSORS                // task state segments, which hold the stacks for interrupts from user mode
 gdt_end:
 gdt_pointer:
     .word gdt_end - gdt - 1

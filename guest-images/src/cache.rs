@@ -1,8 +1,8 @@
-//! Keeps what was built, outside the work tree and by what it was built from.
+//! The cache for built images, outside of the work tree.
 //!
-//! An entry is a folder named after its key. It is built beside its place and moved there when it is complete, so an
-//! entry that exists is whole, whenever the build before it was interrupted. A lock per entry, which the kernel drops
-//! with the process that holds it, makes a second builder wait for the first.
+//! An entry is a directory named after its key, which is a hash of all inputs. It is built in a temporary directory and
+//! renamed when it is complete. An existing entry is therefore always complete, even if a build was interrupted. Each
+//! entry has a lock, so that a second builder waits for the first. The kernel releases the lock when the process ends.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,22 +15,22 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Progress, Result};
 
-/// How many entries of a kind are kept: those of a few work trees.
+/// Number of entries of a kind that are kept, enough for a few work trees.
 const KEPT: usize = 6;
 
-/// The name of an entry and everything that its content depends on.
+/// The kind of an entry, and a hash of everything that its content depends on.
 pub struct Key {
     name: String,
     hash: Sha256,
 }
 
 impl Key {
-    /// A key for entries of the kind `name`.
+    /// Creates a key for entries of the kind `name`, without inputs.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), hash: Sha256::new() }
     }
 
-    /// Adds an input. Lengths are hashed too, so that inputs cannot run into each other.
+    /// Adds an input. Its length is hashed too, so that "ab", "c" differs from "a", "bc".
     #[must_use]
     pub fn with(mut self, input: impl AsRef<[u8]>) -> Self {
         let input = input.as_ref();
@@ -46,19 +46,19 @@ impl Key {
     }
 }
 
-/// The folder that everything built is kept in.
+/// The cache's directory.
 #[derive(Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// Held while something in the cache is worked on.
+/// Holds a lock of the cache until it is dropped.
 pub struct Guard {
     _file: File,
 }
 
 impl Cache {
-    /// `$TALLY_CACHE`, else `$XDG_CACHE_HOME/tally`, else `~/.cache/tally`.
+    /// Opens the cache in `$TALLY_CACHE`, else `$XDG_CACHE_HOME/tally`, else `~/.cache/tally`.
     pub fn open() -> Result<Self> {
         let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let root = set("TALLY_CACHE")
@@ -68,7 +68,7 @@ impl Cache {
         Self::at(root)
     }
 
-    /// A cache in the folder `root`, which is created.
+    /// Opens the cache in `root`. Creates the directory if necessary.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(Error::io("create", &root))?;
@@ -76,49 +76,49 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// Where the cache is.
+    /// Returns the cache's directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The entry of this key if it has been built.
+    /// Returns the entry of a key, if it exists.
     pub fn find(&self, key: &Key) -> Option<PathBuf> {
-        let place = self.root.join(key.folder());
-        place.is_dir().then_some(place)
+        let path = self.root.join(key.folder());
+        path.is_dir().then_some(path)
     }
 
-    /// The entry of this key. If it does not exist, `make` fills the empty folder that it is given.
+    /// Returns the entry of a key. If it does not exist, calls `make` with an empty directory to fill.
     pub fn entry<E: From<Error>>(
         &self,
         key: &Key,
         progress: &mut Progress,
         make: impl FnOnce(&mut Progress, &Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<PathBuf, E> {
-        if let Some(place) = self.find(key) {
-            return Ok(place);
+        if let Some(path) = self.find(key) {
+            return Ok(path);
         }
         let name = key.folder();
         let _guard = self.lock(&name, progress)?;
-        if let Some(place) = self.find(key) {
-            return Ok(place);
+        if let Some(path) = self.find(key) {
+            return Ok(path);
         }
-        // Only the holder of the lock touches this folder: what is there is left from a build that was interrupted.
-        let begun = self.folder("unfinished")?.join(&name);
-        remove_folder(&begun)?;
-        fs::create_dir(&begun).map_err(Error::io("create", &begun))?;
-        let outcome = make(progress, &begun);
+        // Only the holder of the lock uses this directory. If it exists, it is left over from an interrupted build.
+        let unfinished = self.folder("unfinished")?.join(&name);
+        remove_folder(&unfinished)?;
+        fs::create_dir(&unfinished).map_err(Error::io("create", &unfinished))?;
+        let outcome = make(progress, &unfinished);
         progress.done();
         if let Err(error) = outcome {
-            let _ = fs::remove_dir_all(&begun);
+            let _ = fs::remove_dir_all(&unfinished);
             return Err(error);
         }
-        let place = self.root.join(&name);
-        fs::rename(&begun, &place).map_err(Error::io("create", &place))?;
+        let path = self.root.join(&name);
+        fs::rename(&unfinished, &path).map_err(Error::io("create", &path))?;
         self.remove_old(&key.name);
-        Ok(place)
+        Ok(path)
     }
 
-    /// Removes all but the newest entries of a kind. Those in use lately are among the newest, or are open.
+    /// Removes all but the newest entries of a kind.
     fn remove_old(&self, kind: &str) {
         let is_of_kind = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -134,19 +134,19 @@ impl Cache {
         entries.sort();
         entries.truncate(entries.len().saturating_sub(KEPT));
         for (_, path) in entries {
-            // Tidying up is no reason to fail.
+            // A failure to remove an old entry is not an error.
             let _ = fs::remove_dir_all(path);
         }
     }
 
-    /// A folder that is kept between builds, such as one for downloads.
+    /// Returns a directory that is kept between builds, such as one for downloads. Creates it if necessary.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.root.join(name);
-        fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-        Ok(folder)
+        let directory = self.root.join(name);
+        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        Ok(directory)
     }
 
-    /// Waits until no other process works on `name`.
+    /// Takes the lock `name`. Waits while another process holds it.
     pub fn lock(&self, name: &str, progress: &mut Progress) -> Result<Guard> {
         let path = self.folder("locks")?.join(name);
         let file = File::create(&path).map_err(Error::io("create", &path))?;
@@ -158,7 +158,8 @@ impl Cache {
     }
 }
 
-/// Removes a folder, if it exists, that a program of an interrupted build may still be writing to for a moment.
+/// Removes a directory, if it exists. Retries for a few seconds, because a program of an interrupted build may still be
+/// writing to the directory.
 pub fn remove_folder(folder: &Path) -> Result<()> {
     const ATTEMPTS: u32 = 50;
     let mut attempt = 1;
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_leaves_no_entry_and_the_next_one_starts_afresh() {
+    fn a_failed_build_leaves_no_entry_and_the_next_one_starts_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_that_was_killed_is_begun_again() {
+    fn a_build_that_was_killed_is_started_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
@@ -234,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn old_entries_make_room_and_other_kinds_stay() {
+    fn old_entries_of_the_same_kind_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let other = cache.entry(&Key::new("thing-else"), &mut Progress::silent(), write("one")).unwrap();
         let build = |input: usize| {
-            // File systems tell times apart only so finely.
+            // File systems have a limited resolution of times.
             thread::sleep(Duration::from_millis(10));
             let key = Key::new("thing").with(input.to_string());
             cache.entry(&key, &mut Progress::silent(), write("one")).unwrap()
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn builders_at_the_same_time_build_once() {
+    fn concurrent_builders_build_once() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let built = AtomicU32::new(0);

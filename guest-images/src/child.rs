@@ -1,15 +1,15 @@
-//! What the standard library cannot say about a child process.
+//! Settings of child processes that the standard library does not support.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, parent_id};
 use std::process::Command;
 
-/// The child gets these descriptors, under their own numbers.
+/// Lets the child inherit these file descriptors, with the same numbers.
 pub fn inherit(command: &mut Command, descriptors: Vec<RawFd>) {
     let prepare = move || {
         for &descriptor in &descriptors {
-            // SAFETY: changing the flags of a descriptor touches no memory.
+            // SAFETY: Changing the flags of a descriptor does not access memory.
             if unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) } < 0 {
                 return Err(Error::last_os_error());
             }
@@ -20,24 +20,24 @@ pub fn inherit(command: &mut Command, descriptors: Vec<RawFd>) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// How a child is to end.
+/// The way in which a child is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Death {
-    /// It is asked to, and can end its own children.
-    Asked,
-    /// At once.
-    Sudden,
+    /// By SIGTERM, so that it can end its own children.
+    Terminate,
+    /// By SIGKILL.
+    Kill,
 }
 
-/// The child ends when the thread that starts it does, however that happens.
+/// Ends the child when the thread that starts it ends, for whatever reason.
 pub fn die_with_this_process(command: &mut Command, death: Death) {
     let parent = std::process::id();
     let signal = match death {
-        Death::Asked => libc::SIGTERM,
-        Death::Sudden => libc::SIGKILL,
+        Death::Terminate => libc::SIGTERM,
+        Death::Kill => libc::SIGKILL,
     };
     let prepare = move || {
-        // SAFETY: this option takes a signal number and touches no memory.
+        // SAFETY: this option takes a signal number and does not access memory.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) } < 0 {
             return Err(Error::last_os_error());
         }

@@ -1,18 +1,19 @@
-//! How a command reaches the default guest: on the kernel's command line, as `tally.run=ARGUMENT,ARGUMENT,...`.
+//! Encodes a command for the default guest's kernel command line, as `tally.run=ARGUMENT,ARGUMENT,...`.
 //!
-//! The kernel splits its command line at blanks and knows quotes, so every byte outside a small alphabet is written
-//! as `%XX`. A comma separates arguments, of which any may be empty. The guest's init undoes it (`guest/decode.sh`).
+//! The kernel splits its command line at spaces and interprets quotes, so every byte outside of a small set is encoded
+//! as `%XX`. Commas separate arguments, which may be empty. The guest's init script decodes the command
+//! (`guest/decode.sh`).
 
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-/// The bytes that stand for themselves.
+/// Returns true for bytes that are not encoded.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_./:=+@-".contains(&byte)
 }
 
-/// The value of `tally.run=` for a command and its arguments.
+/// Returns the value of `tally.run=` for a command and its arguments.
 pub fn encode(arguments: &[impl AsRef<OsStr>]) -> String {
     let encoded: Vec<String> =
         arguments.iter().map(|argument| encode_argument(argument.as_ref().as_bytes())).collect();
@@ -37,7 +38,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
     use std::process::Command;
 
-    /// What the init's decoder makes of an encoded command, by this machine's `sh`.
+    /// Decodes a command with the init script's decoder and this machine's `sh`.
     fn decode(encoded: &str) -> Vec<OsString> {
         let decoder = include_str!("../guest/decode.sh");
         let script = format!("{decoder}\neval \"set -- $(decode \"$1\")\"; printf '%s\\0' \"$@\"");
@@ -49,7 +50,7 @@ mod tests {
         arguments
     }
 
-    fn survives(arguments: &[&[u8]]) {
+    fn check_round_trip(arguments: &[&[u8]]) {
         let arguments: Vec<OsString> =
             arguments.iter().map(|bytes| OsString::from_vec(bytes.to_vec())).collect();
         assert_eq!(decode(&encode(&arguments)), arguments);
@@ -61,23 +62,23 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_would_interpret_is_hidden() {
+    fn special_characters_are_encoded() {
         assert_eq!(encode(&["a b", "\"", "x,y", ""]), "a%20b,%22,x%2Cy,");
     }
 
     #[test]
-    fn the_guest_reads_back_what_was_written() {
-        survives(&[b"perf", b"stat", b"--", b"true"]);
-        survives(&[b"sh", b"-c", b"echo 'it''s' \"$HOME\" `x` \\n; exit 3"]);
-        survives(&[b"", b"a", b"", b""]);
-        survives(&[b""]);
-        survives(&[b"new\nline\n", b"\n", b"tab\t%41 100% %%", b"*?[a]~#!"]);
-        survives(&["grüße, 世界".as_bytes(), b"-n", b"-e"]);
+    fn the_guest_s_decoder_restores_the_arguments() {
+        check_round_trip(&[b"perf", b"stat", b"--", b"true"]);
+        check_round_trip(&[b"sh", b"-c", b"echo 'it''s' \"$HOME\" `x` \\n; exit 3"]);
+        check_round_trip(&[b"", b"a", b"", b""]);
+        check_round_trip(&[b""]);
+        check_round_trip(&[b"new\nline\n", b"\n", b"tab\t%41 100% %%", b"*?[a]~#!"]);
+        check_round_trip(&["grüße, 世界".as_bytes(), b"-n", b"-e"]);
     }
 
     #[test]
-    fn every_byte_an_argument_can_hold_survives() {
+    fn every_byte_that_an_argument_can_contain_is_restored() {
         let all: Vec<u8> = (1..=255).collect();
-        survives(&[&all]);
+        check_round_trip(&[&all]);
     }
 }

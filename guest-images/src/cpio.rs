@@ -1,8 +1,8 @@
-//! Writes the archive format that the kernel unpacks its first file system from (`newc`; see the kernel's
+//! Writes cpio archives in the format of initrds (`newc`; see the kernel's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`).
 //!
-//! The same files give the same bytes: owners are root and times are zero. Archives can follow one another in one
-//! image, so every archive ends on a four-byte boundary.
+//! The output is reproducible: the owner is always root and times are zero. An initrd may consist of several archives,
+//! so every archive ends on a four-byte boundary.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,12 +25,12 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// An archive with nothing in it.
+    /// Creates an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a folder and the folders above it.
+    /// Adds a directory and its parents.
     pub fn folder(&mut self, path: &str) {
         let path = path.trim_matches('/');
         if path.is_empty() || self.folders.contains(path) {
@@ -70,7 +70,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), &[]);
     }
 
-    /// The finished archive.
+    /// Returns the finished archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_entry_is_laid_out_as_the_format_says() {
+    fn the_first_entry_has_the_documented_format() {
         let mut archive = Archive::new();
         archive.file("/init", 0o755, b"hello");
         let bytes = archive.finish();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_before_what_is_in_them_and_only_once() {
+    fn directories_come_before_their_entries_and_only_once() {
         let mut archive = Archive::new();
         archive.file("a/b/one", 0o644, b"");
         archive.file("a/b/two", 0o644, b"");

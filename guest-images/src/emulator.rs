@@ -1,5 +1,5 @@
-//! Runs programs that are for another kind of processor, as far as building an image takes it: one says what it loads,
-//! another what commands it has.
+//! Runs programs of another architecture with QEMU's user mode emulation. Building an image runs two of them: the
+//! dynamic linker to list a program's libraries, and busybox to list its commands.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::{Error, Progress, Result};
 
 const PACKAGE: &str = "qemu-user-static";
 
-/// The program that runs those of this kind of processor, if this machine cannot by itself.
+/// Returns the emulator for an architecture, or `None` if this machine runs its programs natively.
 pub fn emulator(cache: &Cache, arch: Arch, progress: &mut Progress) -> Result<Option<PathBuf>> {
     if arch == Arch::default() {
         return Ok(None);
@@ -24,7 +24,7 @@ pub fn emulator(cache: &Cache, arch: Arch, progress: &mut Progress) -> Result<Op
         packages.retain(|package| package.name == PACKAGE);
         let unpacked = entry.join("unpacked");
         apt.unpack(&packages, &unpacked, progress)?;
-        // The package has one for every kind of processor.
+        // The package contains emulators for all architectures.
         let from = unpacked.join("usr/bin").join(&program);
         fs::rename(&from, entry.join(&program)).map_err(Error::io("find", from))?;
         fs::remove_dir_all(&unpacked).map_err(Error::io("remove", unpacked))

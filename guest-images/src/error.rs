@@ -1,36 +1,36 @@
-//! What can go wrong while an image is built, in words that say what to do about it.
+//! Errors while an image is built, with messages that say what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why an image could not be built or found.
+/// The reason why an image could not be built or found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file or folder could not be read or written.
+    /// A file or directory could not be read or written.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// None of the variables that say where the cache belongs is set.
+    /// None of the environment variables that determine the cache's directory is set.
     #[error("no place for the cache: set TALLY_CACHE, XDG_CACHE_HOME or HOME")]
     NoCacheFolder,
-    /// The machine's package sources name no Debian archive.
+    /// The machine's package sources contain no Debian archive.
     #[error(
         "no Debian archive in this machine's package sources (/etc/apt/sources.list, /etc/apt/sources.list.d): \
          set TALLY_MIRROR to the address of one"
     )]
     NoArchive,
-    /// A program that is needed is not installed.
+    /// A required program is not installed.
     #[error("`{program}` is not installed: apt-get install {package}")]
     MissingProgram {
         /// The program.
         program: String,
-        /// The package that has it.
+        /// The package that contains it.
         package: &'static str,
     },
     /// A program that was run failed.
@@ -38,40 +38,40 @@ pub enum Error {
     Command {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The program's exit status.
         status: String,
-        /// The last lines that it printed.
+        /// The last lines of its output.
         tail: String,
     },
-    /// There is no such kind of processor here.
-    #[error("no host of the kind {0}: x86_64 or riscv64")]
+    /// There is no such architecture.
+    #[error("unknown architecture `{0}`: x86_64 or riscv64")]
     UnknownArch(String),
-    /// The archive does not have a file that the image needs.
+    /// The packages do not contain a file that the image needs.
     #[error("{suite}: {what} not found in the unpacked packages")]
     NotInPackages {
-        /// The suite that was looked at.
+        /// The suite of the packages.
         suite: &'static str,
-        /// What is missing.
+        /// The missing file.
         what: String,
     },
-    /// A file is called as a module of the kernel is, and is none.
+    /// A file has the name of a kernel module but is not a valid one.
     #[error("{0}: not a kernel module of 64 bits")]
     NotAModule(PathBuf),
-    /// `TALLY_GUEST` names a folder without a guest in it.
+    /// The directory in `TALLY_GUEST` does not contain a guest.
     #[error("TALLY_GUEST={} has no file `{file}`", folder.display())]
     GuestFolder {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
-        /// The file that it lacks.
+        /// The missing file.
         file: &'static str,
     },
-    /// No suite has this name.
+    /// There is no suite of this name.
     #[error("unknown suite `{0}`: bookworm, trixie or sid")]
     UnknownSuite(String),
 }
 
 impl Error {
-    /// For `map_err`: names the file that an I/O error is about.
+    /// For `map_err`: adds the action and the file to an I/O error.
     pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         move |source| Self::Io { action, path, source }

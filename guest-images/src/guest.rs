@@ -1,4 +1,4 @@
-//! The default guest: an unmodified kernel of the distribution, and an initrd that runs one command.
+//! Builds the default guest: an unmodified kernel of the distribution, and an initrd that runs one command.
 
 use std::env;
 use std::fs;
@@ -10,40 +10,40 @@ use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::image::{self, Unpacked};
 use crate::packages::Apt;
-use crate::payloads::Own;
+use crate::payloads::OwnPrograms;
 use crate::{Arch, Error, Progress, Release, Result, Suite, lz4, modules};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");
-/// What is taken from the distribution for the initrd.
+/// Packages of the distribution that the initrd is built from.
 const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
-/// Terminals that full-screen programs know how to draw on.
+/// Terminal types whose terminfo descriptions are in the initrd.
 const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xterm-256color", "s/screen"];
-/// Counts up when the way of building changes, as the kinds of input below do not show that.
+/// Part of the cache keys. Must change when the code here changes what is built from the same inputs.
 const RECIPE: &str = "2";
-/// The same for what is put in front of the programs.
+/// The same for the first archive of the initrd, [`front`].
 const FRONT_RECIPE: &str = "1";
 
 /// A kernel and the initrd to boot it with.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// What boots: a bzImage, or what the processor has in its place.
+    /// The kernel image: a bzImage, or the architecture's equivalent.
     pub kernel: PathBuf,
     /// The initrd.
     pub initrd: PathBuf,
 }
 
-/// A kernel of the distribution, unpacked.
+/// An unpacked kernel of the distribution.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// What boots: a bzImage, or what the processor has in its place.
+    /// The kernel image: a bzImage, or the architecture's equivalent.
     pub image: PathBuf,
-    /// The folder of its modules, as `/lib/modules/RELEASE`.
+    /// The directory of its modules, such as `/lib/modules/RELEASE`.
     pub modules: PathBuf,
 }
 
-/// The guest that is booted when no other is named: the one in the folder `TALLY_GUEST`, if that is set, or else one
-/// built from the distribution's stable release.
+/// Returns the default guest: the one in the directory `TALLY_GUEST` if that is set, or else one that is built from the
+/// distribution's default release.
 pub fn default_guest(progress: &mut Progress) -> Result<Guest> {
     if let Some(folder) = env::var_os("TALLY_GUEST").filter(|value| !value.is_empty()) {
         return guest_in(folder.into());
@@ -61,14 +61,14 @@ fn guest_in(folder: PathBuf) -> Result<Guest> {
     Ok(Guest { kernel, initrd })
 }
 
-/// The guest with the kernel of a release, for the machines that this is compiled for. Its programs are those of the stable
-/// release, whichever the kernel is.
+/// Builds a guest with the kernel of a release, for the architecture that this crate is compiled for. Its programs are
+/// always those of the default release.
 pub fn guest(cache: &Cache, suite: Suite, progress: &mut Progress) -> Result<Guest> {
-    guest_of(cache, suite, &Own::default(), progress)
+    guest_of(cache, suite, &OwnPrograms::default(), progress)
 }
 
-/// The guest for the kind of processor that these programs are for.
-pub fn guest_of(cache: &Cache, suite: Suite, own: &Own, progress: &mut Progress) -> Result<Guest> {
+/// Builds a guest for the architecture of these programs.
+pub fn guest_of(cache: &Cache, suite: Suite, own: &OwnPrograms, progress: &mut Progress) -> Result<Guest> {
     let release = Release { suite, arch: own.arch };
     let kernel = kernel(cache, release, progress)?;
     let programs = programs(cache, Release::of(own.arch), progress)?;
@@ -90,15 +90,15 @@ pub fn guest_of(cache: &Cache, suite: Suite, own: &Own, progress: &mut Progress)
     Ok(Guest { kernel: kernel.image, initrd: entry.join("initrd") })
 }
 
-/// What tells a file from another version of it, without reading it.
+/// Returns a string that identifies a version of a file without reading it: its size and modification time.
 pub fn stamp(path: &Path) -> Result<String> {
     let file = fs::metadata(path).map_err(Error::io("read", path))?;
     Ok(format!("{} {}.{}", file.len(), file.mtime(), file.mtime_nsec()))
 }
 
-/// The archive of what is ours and what depends on the kernel. It is not packed: the kernel unpacks one archive after the
-/// other, however each is packed, if those that are not come first.
-fn front(own: &Own, modules: &Path) -> Result<Vec<u8>> {
+/// Creates the initrd's first archive, with Tally's own programs and the kernel's modules. It is not compressed,
+/// because the kernel accepts uncompressed archives only before compressed ones.
+fn front(own: &OwnPrograms, modules: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("lib/tally/agent", 0o755, &own.agent);
@@ -111,7 +111,8 @@ fn front(own: &Own, modules: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// The folder of the archive of the distribution's programs, which takes long to pack and is the same for all kernels.
+/// Returns the directory with the archive of the distribution's programs. That archive is built separately, because it
+/// takes long to compress and is the same for all kernels.
 fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathBuf> {
     let name = match of.arch {
         Arch::X86_64 => "guest-programs".to_owned(),
@@ -121,14 +122,14 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
     cache.entry(&key, progress, |progress, entry| pack_programs(cache, of, entry, progress))
 }
 
-/// The distribution's kernel for virtual machines.
+/// Unpacks the distribution's kernel for virtual machines.
 pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
     let of = of.into();
     let key = Key::new(&format!("kernel-{}", of.label())).with(RECIPE);
     let entry = cache.entry(&key, progress, |progress, entry| {
         let apt = Apt::open(cache, of, progress)?;
         let mut packages = apt.resolve(&[of.arch.kernel()])?;
-        // One package in older releases, an image and a modules package in newer ones.
+        // Older releases have one package. Newer ones have separate packages for the image and the modules.
         packages.retain(|package| {
             ["linux-image-", "linux-binary-", "linux-modules-"]
                 .iter()
@@ -141,13 +142,13 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
             .find_map(|folder| image::only_folder(folder, ""))
             .ok_or_else(|| missing(of.suite, "the kernel's modules"))?;
         let release = modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Some are compressed by themselves, some not.
-        let places = [
+        // Some kernels are self-extracting, others are not.
+        let paths = [
             format!("boot/vmlinuz-{release}"),
             format!("boot/vmlinux-{release}"),
             format!("usr/lib/modules/{release}/vmlinuz"),
         ];
-        let image = image::find(&unpacked, of, &places.each_ref().map(|place| &**place))?;
+        let image = image::find(&unpacked, of, &paths.each_ref().map(|path| &**path))?;
         let rename = |from: &Path, to: PathBuf| fs::rename(from, &to).map_err(Error::io("create", to));
         rename(&image, entry.join("vmlinuz"))?;
         rename(&modules, entry.join("modules"))?;
@@ -166,7 +167,7 @@ fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progre
     progress.step("packing the guest's programs");
     let files = Unpacked::new(cache, &unpacked, of, progress)?;
     let mut archive = Archive::new();
-    // The kernel opens this for init before anything is mounted.
+    // The kernel opens /dev/console for init before devtmpfs is mounted.
     archive.device("dev/console", 5, 1);
     for folder in ["proc", "sys", "tmp", "run", "root", "etc"] {
         archive.folder(folder);
@@ -175,7 +176,7 @@ fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progre
     archive.file("etc/group", 0o644, b"root:x:0:\n");
     files.add_busybox(&mut archive)?;
     files.add_programs(&mut archive, &["usr/bin/perf"])?;
-    // `perf report` ends with a line from it, and complains without it.
+    // `perf report` prints a tip from this file, and an error without it.
     let tips = "usr/share/doc/linux-perf/tips.txt";
     archive.copy(tips, &files.find(&[tips])?)?;
     for terminal in TERMINALS {
@@ -196,16 +197,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_guest_that_has_ports_has_a_program_for_them() {
+    fn a_riscv_guest_has_no_program_for_io_ports() {
         let modules = tempfile::tempdir().unwrap();
-        let archive = front(&Own::riscv64(&b"agent"[..]), modules.path()).unwrap();
-        // A name ends with a zero.
+        let archive = front(&OwnPrograms::riscv64(&b"agent"[..]), modules.path()).unwrap();
+        // Names in the archive are NUL-terminated.
         let has = |name: &str| archive.windows(name.len()).any(|window| window == name.as_bytes());
         assert!(has("lib/tally/loop\0") && has("lib/tally/agent\0") && !has("lib/tally/outb\0"));
     }
 
     #[test]
-    fn a_guest_in_a_folder_needs_both_files() {
+    fn a_guest_in_a_directory_needs_both_files() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("kernel"), "").unwrap();
         let error = guest_in(folder.path().into()).unwrap_err();

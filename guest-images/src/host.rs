@@ -1,14 +1,14 @@
-//! Whether this machine can run the default guest.
+//! Checks that this machine can run the default guest.
 
 use std::fs::{self, File};
 
 use crate::Arch;
 
-/// Of a RISC-V machine without that.
+/// Message for a RISC-V machine without the hypervisor extension.
 pub const NO_HYPERVISOR_EXTENSION: &str =
     "this machine's processor has no hypervisor extension (H) and cannot run guests";
 
-/// Why a distribution's kernel cannot run under this machine's KVM, if it cannot.
+/// Returns the reason why this machine's KVM cannot run a distribution's kernel, or `None` if it can.
 pub fn obstacle() -> Option<String> {
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let kvm =
@@ -16,25 +16,26 @@ pub fn obstacle() -> Option<String> {
     obstacle_of(Arch::default(), &processor, kvm)
 }
 
-/// The same for a machine whose `/proc/cpuinfo` says this, and which has a KVM or not.
+/// Implements [`obstacle`] for the content of `/proc/cpuinfo` and the result of opening `/dev/kvm`.
 fn obstacle_of(arch: Arch, processor: &str, kvm: Result<(), String>) -> Option<String> {
     let kvm = kvm.err().map(|error| format!("/dev/kvm cannot be used here ({error})"));
     match arch {
-        // A KVM without hardware virtualisation (the processor's flags show neither vendor's) interprets what is not made
-        // for it, and its interpreter lacks instructions that kernels need: they hang in their first milliseconds.
+        // Without VMX and SVM, this is a KVM that emulates instructions in software. Its emulator lacks instructions
+        // that kernels need, and they hang in their first milliseconds.
         Arch::X86_64 => kvm.or_else(|| {
             let hardware = processor.split_whitespace().any(|flag| flag == "svm" || flag == "vmx");
             (!hardware)
                 .then(|| "this machine's KVM has no hardware virtualisation and cannot run Linux".to_owned())
         }),
-        // Without the extension there is no KVM either, and that it could be loaded would be wrong advice.
+        // Without the extension there is no /dev/kvm either, but an error about that would be misleading.
         Arch::Riscv64 if !has_hypervisor_extension(processor) => Some(NO_HYPERVISOR_EXTENSION.to_owned()),
         Arch::Riscv64 => kvm,
     }
 }
 
-/// Whether the line `isa` of a RISC-V machine's `/proc/cpuinfo` has it: extensions with one letter follow the width, up to the
-/// first that has a name (Linux, `Documentation/arch/riscv/uabi.rst`).
+/// Returns true if the `isa` line of a RISC-V machine's `/proc/cpuinfo` contains the hypervisor extension.
+/// Single-letter extensions follow the width, before the first multi-letter one (Linux,
+/// `Documentation/arch/riscv/uabi.rst`).
 pub fn has_hypervisor_extension(processor: &str) -> bool {
     processor.lines().filter_map(|line| line.split_once(':')).any(|(key, isa)| {
         let letters = isa.trim().split('_').next().unwrap_or_default();
@@ -49,7 +50,7 @@ mod tests {
     const NO_KVM: &str = "No such file or directory (os error 2)";
 
     #[test]
-    fn an_amd_or_intel_machine_needs_kvm_and_hardware_for_it() {
+    fn an_x86_machine_needs_kvm_and_hardware_virtualisation() {
         let of = |processor, kvm| obstacle_of(Arch::X86_64, processor, kvm);
         assert_eq!(of("flags\t\t: fpu svm sse", Ok(())), None);
         assert_eq!(of("flags\t\t: vmx", Ok(())), None);

@@ -1,7 +1,7 @@
-//! Picks what an image needs out of unpacked packages, and packs it.
+//! Copies programs and their libraries from unpacked packages into an image.
 //!
-//! Libraries are found by asking the packages' own dynamic linker, so an image has those that its programs load and
-//! no others.
+//! The packages' own dynamic linker lists the libraries of each program, so an image contains exactly those that are
+//! needed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,19 +13,19 @@ use crate::cpio::Archive;
 use crate::emulator::emulator;
 use crate::{Error, Progress, Release, Result, tool};
 
-/// Where the packages put libraries, beside the folders that are named after the kind of processor.
-const LIBRARY_FOLDERS: [&str; 3] = ["lib64", "usr/lib64", "usr/lib"];
+/// Library directories of the packages, in addition to those named after the architecture.
+const LIBRARY_DIRECTORIES: [&str; 3] = ["lib64", "usr/lib64", "usr/lib"];
 
-/// A folder that packages of one release were unpacked into.
+/// A directory into which packages of one release were unpacked.
 pub struct Unpacked<'a> {
     root: &'a Path,
     release: Release,
-    /// What runs its programs, if this machine does not by itself.
+    /// The emulator for its programs, if they are for another architecture.
     emulator: Option<PathBuf>,
 }
 
 impl<'a> Unpacked<'a> {
-    /// Packages of a release that were unpacked into `root`.
+    /// Uses the packages of a release that were unpacked into `root`.
     pub fn new(
         cache: &Cache,
         root: &'a Path,
@@ -36,16 +36,16 @@ impl<'a> Unpacked<'a> {
         Ok(Self { root, release, emulator: emulator(cache, release.arch, progress)? })
     }
 
-    /// The first of these paths that exists.
+    /// Returns the first of these paths that exists.
     pub fn find(&self, paths: &[&str]) -> Result<PathBuf> {
         find(self.root, self.release, paths)
     }
 
-    /// Puts programs at the paths that they have in their packages, and the libraries that they load, into an image.
+    /// Adds programs to an image, at the same paths as in their packages, and their libraries.
     pub fn add_programs(&self, image: &mut Archive, programs: &[&str]) -> Result<()> {
-        let (place, folder) = (self.release.arch.linker(), self.release.arch.libraries());
-        let name = place.rsplit('/').next().unwrap_or(place);
-        let linker = self.find(&[place, &format!("usr/{place}"), &format!("lib/{folder}/{name}")])?;
+        let (path, directory) = (self.release.arch.linker(), self.release.arch.libraries());
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let linker = self.find(&[path, &format!("usr/{path}"), &format!("lib/{directory}/{name}")])?;
         let mut libraries = BTreeSet::new();
         for program in programs {
             let file = self.find(&[program])?;
@@ -54,12 +54,12 @@ impl<'a> Unpacked<'a> {
         }
         for library in &libraries {
             let name = library.file_name().unwrap_or_default().to_string_lossy();
-            image.copy(&format!("lib/{folder}/{name}"), library)?;
+            image.copy(&format!("lib/{directory}/{name}"), library)?;
         }
-        image.copy(place, &linker)
+        image.copy(path, &linker)
     }
 
-    /// Puts a static busybox and a link for each of its commands into an image.
+    /// Adds a static busybox to an image, and a symbolic link for each of its commands.
     pub fn add_busybox(&self, image: &mut Archive) -> Result<()> {
         let busybox = self.find(&["bin/busybox", "usr/bin/busybox"])?;
         image.copy("bin/busybox", &busybox)?;
@@ -71,7 +71,7 @@ impl<'a> Unpacked<'a> {
         Ok(())
     }
 
-    /// Runs one of the packages' programs here.
+    /// Returns a command that runs one of the packages' programs on this machine.
     fn command(&self, program: &Path) -> Command {
         match &self.emulator {
             None => Command::new(program),
@@ -85,17 +85,18 @@ impl<'a> Unpacked<'a> {
 
     fn libraries(&self, linker: &Path, program: &Path) -> Result<Vec<PathBuf>> {
         let own = self.release.arch.libraries();
-        let folders = [format!("lib/{own}"), format!("usr/lib/{own}"), format!("usr/lib/{own}/pulseaudio")];
-        let folders = folders.iter().map(|folder| &**folder).chain(LIBRARY_FOLDERS);
-        let folders: Vec<String> =
-            folders.map(|folder| self.root.join(folder).display().to_string()).collect();
+        let directories =
+            [format!("lib/{own}"), format!("usr/lib/{own}"), format!("usr/lib/{own}/pulseaudio")];
+        let directories = directories.iter().map(|directory| &**directory).chain(LIBRARY_DIRECTORIES);
+        let directories: Vec<String> =
+            directories.map(|directory| self.root.join(directory).display().to_string()).collect();
         let mut command = self.command(linker);
-        command.args(["--inhibit-cache", "--library-path", &folders.join(":"), "--list"]).arg(program);
-        // A line is `libc.so.6 => /path/libc.so.6 (0x...)`; the linker itself and the vDSO have no arrow.
+        command.args(["--inhibit-cache", "--library-path", &directories.join(":"), "--list"]).arg(program);
+        // Lines have the form `libc.so.6 => /path/libc.so.6 (0x...)`. The linker itself and the vDSO have no arrow.
         tool::run(&mut command, "libc6")?
             .lines()
             .filter_map(|line| line.trim().split_once(" => "))
-            .map(|(name, place)| match place.rsplit_once(" (") {
+            .map(|(name, location)| match location.rsplit_once(" (") {
                 Some((path, _)) => Ok(PathBuf::from(path)),
                 None => Err(Error::NotInPackages { suite: self.release.suite.name(), what: name.to_owned() }),
             })
@@ -103,7 +104,7 @@ impl<'a> Unpacked<'a> {
     }
 }
 
-/// The first of these paths that exists in a folder that packages of a release were unpacked into.
+/// Returns the first of these paths that exists in a directory into which packages of a release were unpacked.
 pub fn find(root: &Path, release: Release, paths: &[&str]) -> Result<PathBuf> {
     let full = paths.iter().map(|path| root.join(path.trim_start_matches('/')));
     full.into_iter()
@@ -111,7 +112,7 @@ pub fn find(root: &Path, release: Release, paths: &[&str]) -> Result<PathBuf> {
         .ok_or_else(|| Error::NotInPackages { suite: release.suite.name(), what: paths.join(" or ") })
 }
 
-/// The only folder in `folder` whose name begins with `prefix`.
+/// Returns a directory in `folder` whose name starts with `prefix`. There should be only one.
 pub fn only_folder(folder: &Path, prefix: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).find(|path| {
         path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))

@@ -1,10 +1,11 @@
-//! Builds what Tally boots: the default guest and bare-metal payloads.
+//! Builds the images that Tally boots: the default guest and bare-metal payloads.
 //!
-//! The default guest is the distribution's own kernel, untouched, and an initrd made of the distribution's busybox and
-//! `perf`, one small shell script, and the agent that runs commands in it (the package `guest-agent`). Its packages are downloaded and unpacked, never installed, and the result is kept
-//! in a [cache](cache::Cache) outside the work tree, so that only the first call takes time.
+//! The default guest consists of the distribution's unmodified kernel and an initrd. The initrd contains the
+//! distribution's busybox and `perf`, a shell script, and the agent that runs commands (the package `guest-agent`). The
+//! distribution's packages are downloaded and unpacked, but not installed. The result is kept in a
+//! [cache](cache::Cache) outside of the work tree, so that only the first call takes long.
 //!
-//! The parts are public because the lab builds its host image from the same ones.
+//! The modules are public because the lab builds its host image with them.
 
 pub mod cache;
 pub mod child;
@@ -32,5 +33,5 @@ pub use release::{Arch, Release, Suite};
 pub use small_kernel::{SmallKernel, small_kernel};
 pub use tool::run as run_tool;
 
-/// What every fallible function here returns.
+/// The result of this crate's fallible functions.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,8 +1,9 @@
-//! The modules of a kernel that drive Tally's devices, as an archive to put in front of an initrd.
+//! Collects the kernel modules for Tally's devices in an archive, which is put in front of an initrd.
 //!
-//! Kernels have some of them built in, and distributions pack the others in different ways. Here they come unpacked and
-//! in one folder, with the lists that `modprobe` needs. A module tells itself what it needs and drives, and which kernel
-//! it is for, in its section `.modinfo`, so a folder of modules is all that is needed.
+//! Some of these modules may be built into the kernel, and distributions compress the others in different ways. The
+//! archive contains them decompressed in one directory, with the files that `modprobe` needs (`modules.dep` and
+//! `modules.alias`). These files are generated from the modules alone: the section `.modinfo` of a module contains its
+//! dependencies, its aliases and the kernel's release.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,37 +13,37 @@ use std::path::{Path, PathBuf};
 use crate::cpio::Archive;
 use crate::{Error, Result};
 
-/// The bus of the devices, and the devices: console, file system, disk.
+/// The drivers of the transport and of the devices: console, file system, disk.
 const WANTED: [&str; 4] = ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk"];
-/// How modules may be packed.
-const PACKED: [&str; 3] = ["gz", "xz", "zst"];
+/// File name extensions of compressed modules.
+const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 
-/// The archive for the kernel whose modules are in `folder`, which is one such as `/lib/modules/RELEASE`. What is not
-/// there is taken to be part of the kernel.
-pub fn archive(folder: &Path) -> Result<Vec<u8>> {
+/// Creates an archive for the kernel whose modules are in `directory`, such as `/lib/modules/RELEASE`. Missing modules
+/// are assumed to be built into the kernel.
+pub fn archive(directory: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
-    add(&mut archive, folder)?;
+    add(&mut archive, directory)?;
     Ok(archive.finish())
 }
 
-/// Adds what [`archive`] is made of.
-pub fn add(archive: &mut Archive, folder: &Path) -> Result<()> {
+/// Adds the modules to an existing archive, as described for [`archive`].
+pub fn add(archive: &mut Archive, directory: &Path) -> Result<()> {
     let mut files = BTreeMap::new();
-    list(folder, &mut files)?;
+    list(directory, &mut files)?;
     let mut found = Vec::new();
     for name in WANTED {
         find(name, &files, &mut found)?;
     }
     let Some(release) = found.first().map(|module| module.release.clone()) else { return Ok(()) };
-    let place = format!("lib/modules/{release}");
-    let (mut needs, mut aliases) = (String::new(), String::new());
-    for (at, module) in found.iter().enumerate() {
-        archive.file(&format!("{place}/{}.ko", module.name), 0o644, &module.content);
-        needs.push_str(&line_of_needs(module, &found[..at]));
+    let path = format!("lib/modules/{release}");
+    let (mut dependencies, mut aliases) = (String::new(), String::new());
+    for (index, module) in found.iter().enumerate() {
+        archive.file(&format!("{path}/{}.ko", module.name), 0o644, &module.content);
+        dependencies.push_str(&dependency_line(module, &found[..index]));
         aliases.extend(module.aliases.iter().map(|alias| format!("alias {alias} {}\n", module.name)));
     }
-    archive.file(&format!("{place}/modules.dep"), 0o644, needs.as_bytes());
-    archive.file(&format!("{place}/modules.alias"), 0o644, aliases.as_bytes());
+    archive.file(&format!("{path}/modules.dep"), 0o644, dependencies.as_bytes());
+    archive.file(&format!("{path}/modules.alias"), 0o644, aliases.as_bytes());
     Ok(())
 }
 
@@ -50,62 +51,67 @@ struct Module {
     name: String,
     content: Vec<u8>,
     release: String,
-    needs: Vec<String>,
+    dependencies: Vec<String>,
     aliases: Vec<String>,
 }
 
 impl Module {
     fn read(name: &str, path: &Path) -> Result<Self> {
-        let content = unpack(path).map_err(Error::io("unpack", path))?;
-        let facts = facts(&content).ok_or_else(|| Error::NotAModule(path.to_path_buf()))?;
-        let value = |key: &str| facts.iter().find_map(|fact| fact.strip_prefix(key)?.strip_prefix('='));
+        let content = decompress(path).map_err(Error::io("decompress", path))?;
+        let modinfo = modinfo(&content).ok_or_else(|| Error::NotAModule(path.to_path_buf()))?;
+        let value = |key: &str| modinfo.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         let release = value("vermagic").and_then(|magic| magic.split_whitespace().next());
         Ok(Self {
             name: name.to_owned(),
             release: release.ok_or_else(|| Error::NotAModule(path.to_path_buf()))?.to_owned(),
-            needs: value("depends")
+            dependencies: value("depends")
                 .unwrap_or_default()
                 .split(',')
-                .filter(|need| !need.is_empty())
-                .map(plain)
+                .filter(|name| !name.is_empty())
+                .map(normalized)
                 .collect(),
-            aliases: facts.iter().filter_map(|fact| fact.strip_prefix("alias=")).map(str::to_owned).collect(),
+            aliases: modinfo
+                .iter()
+                .filter_map(|line| line.strip_prefix("alias="))
+                .map(str::to_owned)
+                .collect(),
             content,
         })
     }
 }
 
-/// The line for `modprobe` about a module: all that has to be loaded before it, what comes first at the end. None of the
-/// `earlier` modules needs one that follows it.
-fn line_of_needs(module: &Module, earlier: &[Module]) -> String {
-    let mut needs: Vec<&String> = module.needs.iter().collect();
+/// Returns a module's line of `modules.dep`, with all its direct and indirect dependencies. `modprobe` loads the last
+/// one first. `earlier` must be sorted so that every module comes after its dependencies.
+fn dependency_line(module: &Module, earlier: &[Module]) -> String {
+    let mut dependencies: Vec<&String> = module.dependencies.iter().collect();
     let mut line = format!("{}.ko:", module.name);
     for other in earlier.iter().rev() {
-        if needs.contains(&&other.name) {
-            needs.extend(&other.needs);
+        if dependencies.contains(&&other.name) {
+            dependencies.extend(&other.dependencies);
             line.extend([" ", &other.name, ".ko"]);
         }
     }
     line + "\n"
 }
 
-/// Adds a module and, before it, those that it needs.
+/// Adds a module to `found`, after its dependencies.
 fn find(name: &str, files: &BTreeMap<String, PathBuf>, found: &mut Vec<Module>) -> Result<()> {
     let Some(path) = files.get(name).filter(|_| !found.iter().any(|module| module.name == name)) else {
         return Ok(());
     };
     let module = Module::read(name, path)?;
-    for need in &module.needs {
-        find(need, files, found)?;
+    for dependency in &module.dependencies {
+        find(dependency, files, found)?;
     }
     found.push(module);
     Ok(())
 }
 
-/// Lists the modules in a folder and those below it by name. Links are not followed: some lead to the kernel's source.
-fn list(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(Error::io("read", folder))? {
-        let entry = entry.map_err(Error::io("read", folder))?;
+/// Finds all modules below a directory, by name. Does not follow symbolic links, because some lead to the kernel's
+/// source.
+fn list(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory).map_err(Error::io("read", directory))? {
+        let entry = entry.map_err(Error::io("read", directory))?;
         let path = entry.path();
         if entry.file_type().map_err(Error::io("read", &path))?.is_dir() {
             list(&path, files)?;
@@ -118,34 +124,34 @@ fn list(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
 
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
-    let unpacked = match name.rsplit_once('.')? {
-        (rest, ending) if PACKED.contains(&ending) => rest,
+    let decompressed = match name.rsplit_once('.')? {
+        (rest, extension) if COMPRESSED.contains(&extension) => rest,
         _ => name,
     };
-    unpacked.strip_suffix(".ko").map(plain)
+    decompressed.strip_suffix(".ko").map(normalized)
 }
 
-/// Modules are the same to the kernel with either line in their names.
-fn plain(name: &str) -> String {
+/// Returns a module's name with underscores. The kernel does not distinguish them from hyphens.
+fn normalized(name: &str) -> String {
     name.replace('-', "_")
 }
 
-fn unpack(path: &Path) -> io::Result<Vec<u8>> {
-    let mut packed = BufReader::new(File::open(path)?);
+fn decompress(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = BufReader::new(File::open(path)?);
     let mut content = Vec::new();
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("gz") => flate2::bufread::GzDecoder::new(packed).read_to_end(&mut content)?,
-        Some("xz") => lzma_rust2::XzReader::new(packed, false).read_to_end(&mut content)?,
-        Some("zst") => ruzstd::decoding::StreamingDecoder::new(packed)
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("gz") => flate2::bufread::GzDecoder::new(file).read_to_end(&mut content)?,
+        Some("xz") => lzma_rust2::XzReader::new(file, false).read_to_end(&mut content)?,
+        Some("zst") => ruzstd::decoding::StreamingDecoder::new(file)
             .map_err(io::Error::other)?
             .read_to_end(&mut content)?,
-        _ => packed.read_to_end(&mut content)?,
+        _ => file.read_to_end(&mut content)?,
     };
     Ok(content)
 }
 
-/// The lines `KEY=VALUE` of the section `.modinfo` (ELF-64 object file format, "Sections").
-fn facts(module: &[u8]) -> Option<Vec<String>> {
+/// Returns the strings `KEY=VALUE` of the section `.modinfo` (ELF-64 object file format, "Sections").
+fn modinfo(module: &[u8]) -> Option<Vec<String>> {
     let number = |at: usize, size: usize| {
         let bytes = module.get(at..at.checked_add(size)?)?;
         Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
@@ -176,17 +182,17 @@ mod tests {
 
     use super::*;
 
-    /// A module of which nothing is there but its `.modinfo`.
-    fn module(facts: &str) -> Vec<u8> {
+    /// Returns an ELF file with only a section `.modinfo`.
+    fn module(modinfo: &str) -> Vec<u8> {
         const NAMES: &[u8] = b"\0.modinfo\0";
         let mut file = vec![0; 0x40];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        let headers = 0x40 + NAMES.len() + facts.len();
+        let headers = 0x40 + NAMES.len() + modinfo.len();
         file[0x28..0x30].copy_from_slice(&headers.to_le_bytes());
         file[0x3a..0x40].copy_from_slice(&[0x40, 0, 3, 0, 1, 0]);
         file.extend_from_slice(NAMES);
-        file.extend_from_slice(facts.as_bytes());
-        let sections = [(0_u32, 0, 0), (0, 0x40, NAMES.len()), (1, 0x40 + NAMES.len(), facts.len())];
+        file.extend_from_slice(modinfo.as_bytes());
+        let sections = [(0_u32, 0, 0), (0, 0x40, NAMES.len()), (1, 0x40 + NAMES.len(), modinfo.len())];
         for (name, start, length) in sections {
             let mut header = [0; 0x40];
             header[..4].copy_from_slice(&name.to_le_bytes());
@@ -197,11 +203,11 @@ mod tests {
         file
     }
 
-    fn driver(needs: &str, alias: &str) -> Vec<u8> {
-        module(&format!("license=GPL\0alias={alias}\0depends={needs}\0vermagic=6.9.1-x SMP mod_unload \0"))
+    fn driver(depends: &str, alias: &str) -> Vec<u8> {
+        module(&format!("license=GPL\0alias={alias}\0depends={depends}\0vermagic=6.9.1-x SMP mod_unload \0"))
     }
 
-    /// The text of a file in an archive.
+    /// Returns the text of a file in an archive.
     fn file(archive: &[u8], path: &str) -> String {
         let text = String::from_utf8_lossy(archive);
         let (_, rest) = text.split_once(&format!("{path}\0")).unwrap_or_else(|| panic!("no file {path}"));
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_come_unpacked_with_what_they_need_and_what_they_drive() {
+    fn modules_are_decompressed_and_listed_with_dependencies_and_aliases() {
         let folder = tempfile::tempdir().unwrap();
         let put = |path: &str, content: &[u8]| {
             let path = folder.path().join(path);

@@ -1,8 +1,8 @@
-//! Fetches and unpacks Debian packages without installing them.
+//! Downloads and unpacks Debian packages without installing them.
 //!
-//! apt does the work, with a configuration and a state of its own in the cache: the machine's sources, lists and
-//! installed packages are neither changed nor looked at, except for the address of the mirror and the settings that say
-//! how to reach it. Signatures are checked as always. Any user can do it.
+//! This uses apt with a separate configuration and state in the cache. The machine's sources, package lists and
+//! installed packages are neither changed nor used, except for the address of the mirror and the network settings.
+//! Signatures are checked as usual. No privileges are needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use crate::release::Release;
 use crate::sources::Archive;
 use crate::{Error, Progress, Result, tool};
 
-/// Package lists older than this are fetched again before something is built from them.
-const LISTS_STAY_FRESH: Duration = Duration::from_hours(1);
+/// Package lists older than this are updated before they are used.
+const MAX_AGE_OF_LISTS: Duration = Duration::from_hours(1);
 
-/// A package in the archive, as apt would download it.
+/// A package in the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// Its name.
+    /// The package's name.
     pub name: String,
-    /// The name of its file.
+    /// The name of the `.deb` file.
     file: String,
     size: u64,
 }
 
 impl Package {
-    /// Reads a line of `apt-get --print-uris`: `'URI' FILE SIZE HASH`.
+    /// Parses a line of `apt-get --print-uris`: `'URI' FILE SIZE HASH`.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let file = words.next()?.to_owned();
@@ -36,8 +36,8 @@ impl Package {
         Some(Self { name: file.split('_').next()?.to_owned(), file, size })
     }
 
-    /// Whether the package has shared libraries. The data and the interpreters' modules that some of them come with
-    /// are of no use to a program that is only linked against them.
+    /// Returns true if the package contains shared libraries. Packages with a library's data or an interpreter's
+    /// modules are excluded, because a program that is only linked with the library does not need them.
     pub fn is_library(&self) -> bool {
         const RUNTIME_DATA: [&str; 4] = ["-common", "-data", "-stdlib", "-minimal"];
         (self.name.starts_with("lib") || self.name.starts_with("zlib"))
@@ -45,7 +45,7 @@ impl Package {
     }
 }
 
-/// One release in the archive. Other processes wait while it is used.
+/// apt for one release. Holds a lock, so that other processes wait.
 pub struct Apt {
     release: Release,
     config: PathBuf,
@@ -55,36 +55,36 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// Prepares apt for one release and brings its lists up to date.
+    /// Configures apt for one release and updates its package lists.
     pub fn open(cache: &Cache, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
         let release = release.into();
         let label = release.label();
         let guard = cache.lock(&format!("apt-{label}"), progress)?;
-        let folder = cache.folder(&format!("apt/{label}"))?;
+        let directory = cache.folder(&format!("apt/{label}"))?;
         for sub in ["lists/partial", "cache/archives/partial", "state", "sources.d"] {
             cache.folder(&format!("apt/{label}/{sub}"))?;
         }
         let apt = Self {
             release,
-            config: folder.join("apt.conf"),
+            config: directory.join("apt.conf"),
             debs: cache.folder("downloads")?,
             sources: cache.folder("downloads/source")?,
             _guard: guard,
         };
         let write = |name: &str, text: String| {
-            fs::write(folder.join(name), text).map_err(Error::io("write", folder.join(name)))
+            fs::write(directory.join(name), text).map_err(Error::io("write", directory.join(name)))
         };
         let archive = Archive::of_this_machine()?;
         let wanted = stanza(&archive, release.suite.name());
-        let stamp = folder.join("updated");
+        let stamp = directory.join("updated");
         let is_recent = fs::metadata(&stamp)
             .and_then(|file| file.modified())
-            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < LISTS_STAY_FRESH));
-        write("apt.conf", configuration(&folder, release)?)?;
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS));
+        write("apt.conf", configuration(&directory, release)?)?;
         write("empty", String::new())?;
         if !is_recent || fs::read_to_string(&stamp).is_ok_and(|fetched| fetched != wanted) {
             progress.step(format!("fetching the package lists of {release}"));
-            apt.update(&archive, &folder)?;
+            apt.update(&archive, &directory)?;
             write("updated", wanted)?;
         }
         Ok(apt)
@@ -92,8 +92,8 @@ impl Apt {
 
     /// Fetches the package lists. While a mirror is being updated, its lists may not be those that its signed release file names.
     /// Under the release's other name the mirror may still have a state in which they fit.
-    fn update(&self, archive: &Archive, folder: &Path) -> Result<()> {
-        let sources = folder.join("sources.d/tally.sources");
+    fn update(&self, archive: &Archive, directory: &Path) -> Result<()> {
+        let sources = directory.join("sources.d/tally.sources");
         let fetch = |suite: &str| {
             fs::write(&sources, stanza(archive, suite)).map_err(Error::io("write", &sources))?;
             tool::run(self.get().args(["update", "--error-on=any"]), "apt").map(drop)
@@ -103,21 +103,21 @@ impl Apt {
         let is_same = |path: &Path| fs::read_to_string(path).is_ok_and(|text| has_codename(&text, name));
         let release_file = format!("_dists_{alias}_InRelease");
         if fetch(alias).is_ok()
-            && find(&folder.join("lists"), &release_file).is_some_and(|path| is_same(&path))
+            && find(&directory.join("lists"), &release_file).is_some_and(|path| is_same(&path))
         {
             return Ok(());
         }
         Err(error)
     }
 
-    /// The packages with these names and everything that they depend on.
+    /// Returns the packages with these names and all their dependencies.
     pub fn resolve(&self, names: &[&str]) -> Result<Vec<Package>> {
         let mut command = self.get();
         command.args(["install", "--quiet=2", "--no-install-recommends", "--print-uris"]).args(names);
         Ok(tool::run(&mut command, "apt")?.lines().filter_map(Package::parse).collect())
     }
 
-    /// Downloads packages, except those that were downloaded before, and unpacks them into one folder.
+    /// Downloads packages, unless that has been done before, and unpacks them into one directory.
     pub fn unpack(&self, packages: &[Package], into: &Path, progress: &mut Progress) -> Result<()> {
         let missing: Vec<&Package> = packages.iter().filter(|package| !self.has(package)).collect();
         if !missing.is_empty() {
@@ -129,7 +129,7 @@ impl Apt {
                 bytes / 1_000_000
             ));
             let names = missing.iter().map(|package| format!("{}/{}", package.name, self.release.suite));
-            // In a folder of its own, so that what an interrupted download left is never taken for a package.
+            // Downloads into a separate directory, so that a partial download is never used as a package.
             let arriving = self.debs.join("arriving");
             fs::create_dir_all(&arriving).map_err(Error::io("create", &arriving))?;
             tool::run(self.get().arg("download").args(names).current_dir(&arriving), "apt")?;
@@ -146,7 +146,7 @@ impl Apt {
         Ok(())
     }
 
-    /// Downloads a source package and unpacks it, with the distribution's patches, into a new folder.
+    /// Downloads a source package and unpacks it, with the distribution's patches, into a new directory.
     pub fn unpack_source(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
         progress.step(format!("fetching the source of {name} from {}", self.release));
         tool::run(
@@ -193,18 +193,19 @@ fn find(directory: &Path, end: &str) -> Option<PathBuf> {
     paths.into_iter().find(|path| path.to_string_lossy().ends_with(end))
 }
 
-/// Both kinds of package from one release, in the format of `.sources` files.
+/// Returns the content of a `.sources` file for the binary and source packages of a release.
 fn stanza(archive: &Archive, suite: &str) -> String {
     let signed_by = archive.signed_by.as_ref().map(|keys| format!("Signed-By: {keys}\n")).unwrap_or_default();
     let uri = &archive.uri;
     format!("Types: deb deb-src\nURIs: {uri}\nSuites: {suite}\nComponents: main\n{signed_by}")
 }
 
-/// Everything in `folder`, and of the machine's configuration only how it reaches the network.
-fn configuration(folder: &Path, release: Release) -> Result<String> {
-    let (folder, arch) = (folder.display(), release.arch.in_packages());
+/// Returns an apt configuration that keeps everything in `directory`. It takes over only the machine's network
+/// settings.
+fn configuration(directory: &Path, release: Release) -> Result<String> {
+    let (directory, arch) = (directory.display(), release.arch.in_packages());
     let machine = tool::run(Command::new("apt-config").args(["dump", "Acquire"]), "apt")?;
-    let reach: String = machine
+    let network: String = machine
         .lines()
         .filter(|line| !line.starts_with("Acquire::IndexTargets") && !line.starts_with("Acquire::Languages"))
         .flat_map(|line| [line, "\n"])
@@ -212,10 +213,11 @@ fn configuration(folder: &Path, release: Release) -> Result<String> {
     Ok(format!(
         "Dir::Etc::main \"/dev/null\";\nDir::Etc::parts \"/dev/null\";\nDir::Etc::preferences \"/dev/null\";\n\
          Dir::Etc::preferencesparts \"/dev/null\";\nDir::Etc::sourcelist \"/dev/null\";\n\
-         Dir::Etc::sourceparts \"{folder}/sources.d\";\nDir::State \"{folder}/state\";\n\
-         Dir::State::lists \"{folder}/lists\";\nDir::State::status \"{folder}/empty\";\nDir::Cache \"{folder}/cache\";\n\
+         Dir::Etc::sourceparts \"{directory}/sources.d\";\nDir::State \"{directory}/state\";\n\
+         Dir::State::lists \"{directory}/lists\";\nDir::State::status \"{directory}/empty\";\n\
+         Dir::Cache \"{directory}/cache\";\n\
          APT::Architecture \"{arch}\";\nAPT::Architectures {{ \"{arch}\"; }};\nAPT::Sandbox::User \"root\";\n\
-         APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n{reach}"
+         APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n{network}"
     ))
 }
 
@@ -234,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_apt_is_read() {
+    fn a_line_of_apt_is_parsed() {
         let line = "'http://mirror.example/pool/libc6_2.36_amd64.deb' libc6_2.36_amd64.deb 2759320 SHA256:00";
         let expected = Package { name: "libc6".into(), file: "libc6_2.36_amd64.deb".into(), size: 2_759_320 };
         assert_eq!(Package::parse(line), Some(expected));
     }
 
     #[test]
-    fn libraries_are_told_from_what_comes_with_them() {
+    fn libraries_are_distinguished_from_their_data_packages() {
         assert!(package("libpython3.11").is_library() && package("zlib1g").is_library());
         assert!(!package("libpython3.11-stdlib").is_library() && !package("python3").is_library());
     }

@@ -1,37 +1,39 @@
-//! Tells a person what takes long: one line a step, rewritten in place on a terminal. In a pipe only what takes minutes is
-//! told, when it begins, so that it does not look like a hang. Nothing is printed when nothing has to be done.
+//! Progress messages on standard error. On a terminal, there is one line per step, which is updated in place. Otherwise
+//! only steps that may take minutes are printed, when they begin, so that they do not look like a hang. If nothing has
+//! to be done, nothing is printed.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// A detail is rewritten at most this often, so that a fast build does not spend its time on the terminal.
+/// Minimum time between two updates of a step's detail.
 const REDRAW: Duration = Duration::from_millis(100);
-/// Goes to the beginning of the line and erases it.
+/// Moves the cursor to the beginning of the line and erases the line.
 const ERASE: &str = "\r\x1b[K";
 
 enum Output {
-    /// Lines that are rewritten.
+    /// Lines that are updated in place.
     Terminal,
     /// A line for each step.
     Lines,
-    /// A line for each step that takes minutes.
+    /// A line for each step that may take minutes.
     Pipe,
     Silent,
 }
 
-/// Where the steps of a build are shown.
+/// Shows the steps of a build.
 pub struct Progress {
     output: Output,
     stream: Box<dyn Write + Send>,
     prefix: &'static str,
     step: Option<(String, Instant)>,
-    drawn: Option<Instant>,
-    /// Whether there is a line on the terminal that is to go away.
-    waiting: bool,
+    /// Time at which the step's detail was last updated.
+    updated: Option<Instant>,
+    /// The terminal shows a line of [`Self::wait`], which has to be erased.
+    has_wait_line: bool,
 }
 
 impl Progress {
-    /// Shows steps on standard error, each line beginning with `prefix`.
+    /// Shows steps on standard error. Each line starts with `prefix`.
     pub fn stderr(prefix: &'static str) -> Self {
         let output = if stderr().is_terminal() { Output::Terminal } else { Output::Pipe };
         Self::new(output, Box::new(stderr()), prefix)
@@ -43,24 +45,24 @@ impl Progress {
     }
 
     fn new(output: Output, stream: Box<dyn Write + Send>, prefix: &'static str) -> Self {
-        Self { output, stream, prefix, step: None, drawn: None, waiting: false }
+        Self { output, stream, prefix, step: None, updated: None, has_wait_line: false }
     }
 
-    /// Shows every step in a pipe, too, if that is wanted.
+    /// Shows every step even if standard error is not a terminal, if `is_verbose`.
     #[must_use]
-    pub fn verbose(mut self, wanted: bool) -> Self {
-        if wanted && matches!(self.output, Output::Pipe) {
+    pub fn verbose(mut self, is_verbose: bool) -> Self {
+        if is_verbose && matches!(self.output, Output::Pipe) {
             self.output = Output::Lines;
         }
         self
     }
 
-    /// Ends the step before, if there is one, and begins the next, of seconds.
+    /// Ends the current step, if there is one, and begins a step that takes seconds.
     pub fn step(&mut self, text: impl Into<String>) {
         self.begin(text.into());
     }
 
-    /// The same of one that may take minutes.
+    /// Ends the current step, if there is one, and begins a step that may take minutes.
     pub fn long_step(&mut self, text: impl Into<String>) {
         let text = text.into();
         if matches!(self.output, Output::Pipe) {
@@ -77,31 +79,32 @@ impl Progress {
             Output::Pipe | Output::Silent => {}
         }
         self.step = Some((text, Instant::now()));
-        self.drawn = None;
+        self.updated = None;
     }
 
-    /// How far the current step is; only a terminal shows it.
+    /// Shows how far the current step is, on a terminal only.
     pub fn detail(&mut self, detail: &str) {
         let Some((text, _)) = &self.step else { return };
-        if matches!(self.output, Output::Terminal) && self.drawn.is_none_or(|at| at.elapsed() >= REDRAW) {
+        if matches!(self.output, Output::Terminal) && self.updated.is_none_or(|at| at.elapsed() >= REDRAW) {
             self.say(&format!("{ERASE}{}: {text} ... {detail}", self.prefix));
-            self.drawn = Some(Instant::now());
+            self.updated = Some(Instant::now());
         }
     }
 
-    /// What is waited for outside of any step, on a line of a terminal that goes away again; in a step it is its detail.
+    /// Shows what the program waits for, on a line of a terminal that [`Self::clear`] erases. Within a step, shows it
+    /// as the step's detail.
     pub fn wait(&mut self, text: &str) {
         if self.step.is_some() {
             self.detail(text);
         } else if matches!(self.output, Output::Terminal) {
             self.say(&format!("{ERASE}{}: {text}", self.prefix));
-            self.waiting = true;
+            self.has_wait_line = true;
         }
     }
 
-    /// Takes away the line of what was waited for, so that something else can be there.
+    /// Erases the line of [`Self::wait`].
     pub fn clear(&mut self) {
-        if std::mem::take(&mut self.waiting) {
+        if std::mem::take(&mut self.has_wait_line) {
             self.say(ERASE);
         }
     }
@@ -116,7 +119,7 @@ impl Progress {
         }
     }
 
-    /// A closed standard error must not end a build.
+    /// Prints text. Ignores errors, because a build must continue even if standard error is closed.
     fn say(&mut self, text: &str) {
         let _ = self.stream.write_all(text.as_bytes());
         let _ = self.stream.flush();
@@ -136,9 +139,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
-    struct Paper(Arc<Mutex<Vec<u8>>>);
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Paper {
+    impl Write for Buffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -148,10 +151,10 @@ mod tests {
         }
     }
 
-    /// What a build shows that has a step of each kind.
-    fn shown(output: Output, verbose: bool) -> String {
-        let paper = Paper::default();
-        let mut progress = Progress::new(output, Box::new(paper.clone()), "p").verbose(verbose);
+    /// Returns the output of a build with a step of each kind.
+    fn output_of_a_build(output: Output, verbose: bool) -> String {
+        let buffer = Buffer::default();
+        let mut progress = Progress::new(output, Box::new(buffer.clone()), "p").verbose(verbose);
         progress.step("fetching");
         progress.detail("3 of 4");
         progress.long_step("compiling");
@@ -160,20 +163,20 @@ mod tests {
         progress.clear();
         progress.clear();
         drop(progress);
-        let bytes = paper.0.lock().unwrap().clone();
+        let bytes = buffer.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
 
     #[test]
-    fn a_pipe_is_told_only_of_what_takes_minutes() {
-        assert_eq!(shown(Output::Pipe, false), "p: compiling, which may take minutes\n");
-        assert_eq!(shown(Output::Pipe, true), "p: fetching\np: compiling\n");
-        assert_eq!(shown(Output::Silent, true), "");
+    fn a_pipe_gets_only_steps_that_may_take_minutes() {
+        assert_eq!(output_of_a_build(Output::Pipe, false), "p: compiling, which may take minutes\n");
+        assert_eq!(output_of_a_build(Output::Pipe, true), "p: fetching\np: compiling\n");
+        assert_eq!(output_of_a_build(Output::Silent, true), "");
     }
 
     #[test]
-    fn a_terminal_is_told_of_every_step_and_what_is_waited_for_goes_away() {
-        let lines = shown(Output::Terminal, false);
+    fn a_terminal_gets_every_step_and_the_line_of_a_wait_is_erased() {
+        let lines = output_of_a_build(Output::Terminal, false);
         let lines: Vec<&str> = lines.split(ERASE).collect();
         let [first, fetching, detail, fetched, compiling, compiled, waiting, last] = lines[..] else {
             panic!("{lines:?}")

@@ -1,4 +1,4 @@
-//! Releases of the distribution, and the processors that they are for.
+//! Releases of the distribution, and the architectures for which they exist.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,14 +17,14 @@ pub enum Suite {
 }
 
 impl Default for Suite {
-    /// The one for this machine if nobody says otherwise.
+    /// The default for this machine.
     fn default() -> Self {
         Arch::default().suite()
     }
 }
 
 impl Suite {
-    /// Its name in the archive.
+    /// Returns the suite's name in the archive.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
@@ -60,24 +60,24 @@ impl FromStr for Suite {
     }
 }
 
-/// A kind of processor.
+/// An architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
-    /// That of most machines, Intel's or AMD's.
+    /// x86-64, of Intel and AMD processors.
     X86_64,
     /// 64-bit RISC-V.
     Riscv64,
 }
 
 impl Default for Arch {
-    /// That of the machine which this is compiled for.
+    /// The architecture for which this crate is compiled.
     fn default() -> Self {
         if cfg!(target_arch = "riscv64") { Self::Riscv64 } else { Self::X86_64 }
     }
 }
 
 impl Arch {
-    /// What Linux calls it.
+    /// Returns Linux's name of the architecture.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -85,8 +85,8 @@ impl Arch {
         }
     }
 
-    /// The release that guests, and programs in them, are of if nobody says otherwise: none is tried more. The one before
-    /// trixie has no RISC-V.
+    /// Returns the default release of guests, and the release of the programs in all guests. It is the best tested one.
+    /// Releases before trixie do not exist for RISC-V.
     pub fn suite(self) -> Suite {
         match self {
             Self::X86_64 => Suite::Bookworm,
@@ -94,7 +94,7 @@ impl Arch {
         }
     }
 
-    /// What the distribution calls it.
+    /// Returns the distribution's name of the architecture.
     pub(crate) fn in_packages(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -102,7 +102,7 @@ impl Arch {
         }
     }
 
-    /// The folder of its libraries.
+    /// Returns the name of the library directory.
     pub(crate) fn libraries(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-linux-gnu",
@@ -110,7 +110,7 @@ impl Arch {
         }
     }
 
-    /// Where programs look for the dynamic linker.
+    /// Returns the path of the dynamic linker.
     pub(crate) fn linker(self) -> &'static str {
         match self {
             Self::X86_64 => "lib64/ld-linux-x86-64.so.2",
@@ -118,7 +118,7 @@ impl Arch {
         }
     }
 
-    /// The package of the kernel that suits virtual machines best.
+    /// Returns the package of the kernel that is best for virtual machines.
     pub(crate) fn kernel(self) -> &'static str {
         match self {
             Self::X86_64 => "linux-image-cloud-amd64",
@@ -144,22 +144,22 @@ impl FromStr for Arch {
     }
 }
 
-/// A release as it is for one kind of processor.
+/// A release for one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Release {
     /// The release.
     pub suite: Suite,
-    /// The kind of processor.
+    /// The architecture.
     pub arch: Arch,
 }
 
 impl Release {
-    /// The one for a kind of processor if nobody says otherwise.
+    /// Returns the default release for an architecture.
     pub fn of(arch: Arch) -> Self {
         Self { suite: arch.suite(), arch }
     }
 
-    /// What belongs to it in the cache has this in its name.
+    /// Returns a label for the names of cache entries.
     pub fn label(self) -> String {
         match self.arch {
             Arch::X86_64 => self.suite.to_string(),
@@ -169,7 +169,7 @@ impl Release {
 }
 
 impl From<Suite> for Release {
-    /// As it is for this machine.
+    /// Returns the release for this machine's architecture.
     fn from(suite: Suite) -> Self {
         Self { suite, arch: Arch::default() }
     }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn an_unknown_suite_or_architecture_is_named_in_the_error() {
         assert!("woody".parse::<Suite>().unwrap_err().to_string().contains("woody"));
         assert_eq!("sid".parse::<Suite>().unwrap(), Suite::Sid);
         assert!("m68k".parse::<Arch>().unwrap_err().to_string().contains("m68k"));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_for_different_processors_have_different_labels() {
+    fn releases_for_different_architectures_have_different_labels() {
         let release = |arch| Release { suite: Suite::Sid, arch };
         assert_eq!(release(Arch::X86_64).label(), "sid");
         assert_eq!(release(Arch::Riscv64).label(), "sid-riscv64");

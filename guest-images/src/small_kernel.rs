@@ -1,8 +1,7 @@
-//! A kernel of another make than the distribution's, compiled from the distribution's source.
+//! Compiles a small kernel from the distribution's source, for tests only.
 //!
-//! Debian's kernels read counters through one function, because they can run under Xen; kernels that cannot have that
-//! inlined in several places. `small_kernel.config` says what this one is for. It is for tests: nobody needs it to run
-//! Tally.
+//! Debian's kernels support Xen (`CONFIG_PARAVIRT_XXL`), so they read counters with one out-of-line function. A kernel
+//! without Xen support has RDPMC inlined in several places. This is such a kernel; see `small_kernel.config`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +14,9 @@ use crate::{Error, Progress, Result, Suite, tool};
 
 const CONFIG: &str = include_str!("small_kernel.config");
 const SOURCE: &str = "linux-source-6.1";
-/// Linked into objtool, a program of the kernel's build.
+/// Packages and static libraries that objtool, a program of the kernel's build, is linked with.
 const LIBRARIES: [(&str, &str); 2] = [("libelf-dev", "libelf.a"), ("zlib1g-dev", "libz.a")];
-/// What the kernel's build runs, and which package has it.
+/// Programs that the kernel's build runs, and their packages.
 const PROGRAMS: [(&str, &str); 6] = [
     ("make", "make"),
     ("gcc", "gcc"),
@@ -26,19 +25,19 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("bc", "bc"),
     ("xz", "xz-utils"),
 ];
-/// Counts up when the way of building changes.
+/// Part of the cache key. Must change when the code here changes what is built.
 const RECIPE: &str = "1";
 
-/// The same kernel in both of its files.
+/// The kernel, in two formats.
 #[derive(Debug, Clone)]
 pub struct SmallKernel {
-    /// The bzImage, packed with gzip, without symbols.
+    /// The bzImage, compressed with gzip, without symbols.
     pub image: PathBuf,
     /// The ELF file, with symbols.
     pub vmlinux: PathBuf,
 }
 
-/// Compiles the kernel if that has not been done. It takes some minutes and a gigabyte and a half, for the time being.
+/// Compiles the kernel, unless it is in the cache. This takes some minutes and, temporarily, 1.5 GB of disk space.
 pub fn small_kernel(cache: &Cache, progress: &mut Progress) -> Result<SmallKernel> {
     let key = Key::new("small-kernel").with(RECIPE).with(SOURCE).with(CONFIG);
     let entry = cache.entry(&key, progress, |progress, entry| compile(cache, entry, progress))?;
@@ -64,7 +63,7 @@ fn compile(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
         make.arg(format!("HOSTCFLAGS=-I{}", usr.join("include").display()));
         make.arg(format!("HOSTLDFLAGS=-L{} -lz", usr.join("lib").display()));
         make.env("KCONFIG_ALLCONFIG", &config);
-        // Nothing of this machine gets into the kernel, so that it boots alike everywhere.
+        // Keeps data of this machine out of the kernel, so that the build is reproducible.
         make.envs([
             ("KBUILD_BUILD_TIMESTAMP", "@0"),
             ("KBUILD_BUILD_USER", "tally"),
@@ -82,8 +81,8 @@ fn compile(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
     fs::remove_dir_all(&work).map_err(Error::io("remove", &work))
 }
 
-/// The kernel's source, and in `usr` the headers and static libraries of what its build is linked against. Only those:
-/// a shared library beside them would be preferred, and be missing when the program runs.
+/// Unpacks the kernel's source, and into `usr` the headers and static libraries that its build needs. Shared libraries
+/// must not be there: the linker would prefer them, and they would be missing when the program runs.
 fn unpack(cache: &Cache, work: &Path, progress: &mut Progress) -> Result<()> {
     let suite = Suite::default();
     let apt = Apt::open(cache, suite, progress)?;

@@ -1,6 +1,6 @@
-//! Reads where this machine takes its Debian packages from, in both formats that apt knows.
+//! Finds the Debian archive in this machine's package sources, in both formats of apt.
 //!
-//! Only the archive itself is taken: security and third-party repositories lay their suites out differently.
+//! Only the main archive is used. Security updates and third-party repositories have other suites.
 
 use std::env;
 use std::fs;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Names that tell a Debian archive from other people's repositories.
+/// Suites by which a Debian archive is recognised.
 const DEBIAN_SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 
-/// An archive, and the keys that its index is signed with.
+/// An archive and the keys with which its index is signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Archive {
-    /// Its address.
+    /// The archive's address.
     pub uri: String,
-    /// The value of `Signed-By`, as it is written in the machine's own sources.
+    /// The value of `Signed-By`, as written in the machine's sources.
     pub signed_by: Option<String>,
 }
 
 impl Archive {
-    /// The archive that this machine is set up with, or the one that `TALLY_MIRROR` names.
+    /// Returns the archive in `TALLY_MIRROR` if that is set, or else the one in this machine's sources.
     pub fn of_this_machine() -> Result<Self> {
         if let Some(uri) = env::var("TALLY_MIRROR").ok().filter(|uri| !uri.is_empty()) {
             let signed_by = Some("/usr/share/keyrings/debian-archive-keyring.gpg".to_owned());
@@ -41,8 +41,8 @@ impl Archive {
 
 fn source_files() -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-    if let Ok(folder) = fs::read_dir("/etc/apt/sources.list.d") {
-        let mut more: Vec<PathBuf> = folder
+    if let Ok(directory) = fs::read_dir("/etc/apt/sources.list.d") {
+        let mut more: Vec<PathBuf> = directory
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| {
                 path.extension().is_some_and(|extension| extension == "list" || extension == "sources")
@@ -59,7 +59,7 @@ fn is_debian(suites: &str, components: &str) -> bool {
         && components.split_whitespace().any(|component| component == "main")
 }
 
-/// The one-line format: `deb [signed-by=KEYRING] URI SUITE COMPONENTS`.
+/// Parses the one-line format: `deb [signed-by=KEYRING] URI SUITE COMPONENTS`.
 fn from_lines(text: &str) -> Option<Archive> {
     text.lines().find_map(|line| {
         let line = line.split('#').next()?.trim().strip_prefix("deb ")?.trim();
@@ -76,7 +76,7 @@ fn from_lines(text: &str) -> Option<Archive> {
     })
 }
 
-/// The format of `.sources` files: stanzas of fields.
+/// Parses the format of `.sources` files: stanzas of fields.
 fn from_stanzas(text: &str) -> Option<Archive> {
     text.split("\n\n").find_map(|stanza| {
         let enabled =
@@ -88,7 +88,7 @@ fn from_stanzas(text: &str) -> Option<Archive> {
     })
 }
 
-/// A field's value with its continuation lines, which an embedded key needs as they are.
+/// Returns a field's value with its continuation lines. An embedded key needs them unchanged.
 fn field(stanza: &str, name: &str) -> Option<String> {
     let mut value: Option<String> = None;
     for line in stanza.lines().filter(|line| !line.starts_with('#')) {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stanza_is_read_and_others_are_passed_over() {
+    fn only_the_enabled_stanza_of_a_debian_archive_is_read() {
         let text = "Types: deb\nURIs: http://tools.example/apt\nSuites: nodistro\nComponents: main\n\n\
                     Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n\n\
                     Types: deb\n# a comment\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\n\

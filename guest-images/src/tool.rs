@@ -1,4 +1,4 @@
-//! Runs other programs and turns their failures into errors that show what they said.
+//! Runs other programs. Their failures become errors that contain their output.
 
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use crate::child::{self, Death};
 use crate::{Error, Result};
 
-/// How much of a failed program's output an error repeats.
+/// Number of lines of a failed program's output that an error contains.
 const TAIL_LINES: usize = 6;
 
-/// Runs `command` to its end and returns what it wrote to its standard output.
-/// `package` is where the program comes from, for the message when it is missing.
+/// Runs `command` to its end and returns its standard output. `package` is the package of the program, for the message
+/// if the program is missing.
 pub fn run(command: &mut Command, package: &'static str) -> Result<String> {
-    child::die_with_this_process(command, Death::Asked);
+    child::die_with_this_process(command, Death::Terminate);
     let output = command.stdin(Stdio::null()).output().map_err(|source| {
         let program = command.get_program().to_string_lossy().into_owned();
         if source.kind() == ErrorKind::NotFound {
@@ -26,8 +26,8 @@ pub fn run(command: &mut Command, package: &'static str) -> Result<String> {
         return Ok(stdout.into_owned());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let said = if stderr.trim().is_empty() { &stdout } else { &stderr };
-    let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+    let text = if stderr.trim().is_empty() { &stdout } else { &stderr };
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     Err(Error::Command {
         command: describe(command),
         status: output.status.to_string(),
@@ -35,7 +35,7 @@ pub fn run(command: &mut Command, package: &'static str) -> Result<String> {
     })
 }
 
-/// The program and its first arguments; the long lists of packages that may follow say little.
+/// Returns the program and its first arguments, without the long lists of packages that may follow.
 fn describe(command: &Command) -> String {
     let words: Vec<String> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_repeats_what_the_program_said() {
+    fn a_failure_contains_the_program_s_output() {
         let error = run(Command::new("sh").args(["-c", "echo broken >&2; exit 3"]), "dash").unwrap_err();
         assert!(error.to_string().ends_with("broken"), "{error}");
     }

@@ -18,7 +18,7 @@ use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
 use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::events::{Ending, Reporter};
+use crate::ending::{Ending, Reporter};
 
 pub use handle::Handle;
 pub use streams::{Input, OnClose, Sink};
@@ -256,7 +256,7 @@ impl Agent {
                     self.send(&ToGuest::Start(start));
                 }
             }
-            ToHost::Took(_) => self.shared.signal_taken(),
+            ToHost::SignalSent(_) => self.shared.signal_taken(),
             ToHost::Exited(status) => self.status = Some(status),
             ToHost::Failed(text) => self.reporter.report(Ending::Agent(one_line(&text))),
         }

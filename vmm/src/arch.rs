@@ -1,18 +1,10 @@
-//! What differs between processors: a room for each, with the same doors.
+//! What the program says of one kind of host alone, and does there: a room for each, with the same doors.
 //!
 //! | door | behind it |
 //! |---|---|
-//! | `board` | what a machine is made of beside memory and virtio devices, and what its kernel is told of that |
 //! | `check` | `tally check` |
-//! | `clock` | the processor's clock |
-//! | `exit` | what `KVM_RUN` comes back for |
-//! | `help` | what the command line says of these hosts alone |
-//! | `host` | the processor that the host has |
-//! | `kvm` | what KVM must be able to do, and what it is called |
-//! | `loader` | which files are kernels, how they are loaded, and which of their instructions are changed |
-//! | `machine` | where the devices are |
-//! | `memory` | where the guest's memory is |
-//! | `pmu` | which PMUs there are, and how they are driven and interrupt |
+//! | `help` | what the command line says |
+//! | `host` | what there is to know of the processor |
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;
@@ -20,6 +12,12 @@ mod riscv64;
 mod x86_64;
 
 #[cfg(target_arch = "riscv64")]
-pub use self::riscv64::*;
+pub use self::riscv64::{check, help, host};
 #[cfg(target_arch = "x86_64")]
-pub use self::x86_64::*;
+pub use self::x86_64::{check, help, host};
+
+/// Returns what `/proc/cpuinfo` has for a key of the first processor.
+fn value<'a>(cpuinfo: &'a str, key: &str) -> &'a str {
+    let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(name, _)| name.trim() == key).map_or("?", |(_, value)| value.trim())
+}

@@ -7,21 +7,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use devices::Access;
+use tally_machine::Size;
+use tally_machine::pmu::Choice;
 use vpmu::policy::OnStarvation;
 
-use crate::FAILURE;
 use crate::arch::help;
-use crate::logging;
-use crate::memory::Size;
+use crate::lab;
 use crate::metrics::Address;
-use crate::pmu::Choice;
+use crate::stderr;
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Stat};
+
+/// The status of Tally's own failures, so that they cannot be taken for a command's.
+pub const FAILURE: u8 = 125;
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
@@ -52,14 +55,14 @@ pub enum Command {
     /// Say what this host can do, and how to fix what it cannot
     Doctor(Doctor),
     /// Check that this host's counters count right in guests
-    #[command(hide = !help::HAS_CHECK_AND_LAB)]
+    #[command(hide = !lab::IS_HERE)]
     Check(Check),
     /// Print an event log, or write a note into a running VM's
     Log(Log),
     /// Use the simulated host, for machines without a PMU or KVM
     #[command(
         disable_help_flag = true,
-        hide = !help::HAS_CHECK_AND_LAB,
+        hide = !lab::IS_HERE,
         after_help = "\
 Examples:
   tally lab --help
@@ -73,7 +76,7 @@ Examples:
     /// Measure what the use of counters costs, beside KVM's vPMU
     #[command(
         disable_help_flag = true,
-        hide = !help::HAS_CHECK_AND_LAB,
+        hide = !lab::IS_HERE,
         after_help = "\
 `tally bench --help` tells the options.
 
@@ -139,7 +142,7 @@ pub struct Run {
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<HostPath>,
     /// The PMU that the guest sees
-    #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
+    #[arg(long, default_value = Choice::Auto.name(), value_parser = pmu(), hide_possible_values = true)]
     pub pmu: Choice,
     /// Number of that PMU's counters [default: all free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -191,6 +194,15 @@ fn given(default: Access) -> impl TypedValueParser<Value = HostPath> {
     })
 }
 
+/// Reads the name of a PMU.
+fn pmu() -> impl TypedValueParser<Value = Choice> {
+    let names = Choice::ALL.map(|choice| PossibleValue::new(choice.name()).help(help::of_pmu(choice)));
+    PossibleValuesParser::new(names).map(|name| {
+        let choice = Choice::ALL.into_iter().find(|choice| choice.name() == name);
+        choice.expect("no other name is possible")
+    })
+}
+
 /// Reads a way to deal with starvation.
 fn on_starvation() -> impl TypedValueParser<Value = OnStarvation> {
     PossibleValuesParser::new(["report", "scale", "stop"]).map(|name| match name.as_str() {
@@ -229,7 +241,7 @@ Examples:
   tally check --counters 3")]
 pub struct Check {
     /// The PMU that the guests see: amd, amd-legacy, intel or intel-v2
-    #[arg(long, value_enum, default_value_t = Choice::Auto, hide_possible_values = true)]
+    #[arg(long, default_value = Choice::Auto.name(), value_parser = pmu(), hide_possible_values = true)]
     pub pmu: Choice,
     /// Number of counters that they see [default: all that the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -244,7 +256,7 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
     }
-    logging::say(&one_line(&error.render().to_string()));
+    stderr::say(&one_line(&error.render().to_string()));
     ExitCode::from(FAILURE)
 }
 
@@ -283,6 +295,15 @@ mod tests {
         let given = |path: &str, access| HostPath { path: path.into(), access };
         assert_eq!(run.share, [given("/a", Access::ReadOnly), given("b", Access::ReadWrite)]);
         assert_eq!(run.disk, [given("c", Access::ReadOnly), given("d:x", Access::ReadWrite)]);
+    }
+
+    #[test]
+    fn every_pmu_can_be_named() {
+        for choice in Choice::ALL {
+            let cli = Cli::try_parse_from(["tally", "run", "--pmu", choice.name()]).unwrap();
+            let Command::Run(run) = cli.command else { panic!("not run") };
+            assert_eq!(run.pmu, choice);
+        }
     }
 
     #[test]

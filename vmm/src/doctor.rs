@@ -2,13 +2,11 @@
 //! last fact is the verdict.
 
 mod built;
-pub mod fact;
 mod holders;
 mod kvm;
 mod perf;
 mod process;
 
-use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -16,8 +14,8 @@ use anyhow::Result;
 
 use crate::arch::host;
 use crate::cli::Doctor;
+use crate::fact::{self, Fact, State};
 use crate::lab;
-use fact::{Fact, State};
 
 pub use holders::holders;
 
@@ -25,7 +23,7 @@ pub use holders::holders;
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     let mut facts: Vec<Fact> = [
         host::facts(),
-        vec![Fact::note("kernel", named_kernel())],
+        vec![Fact::note("kernel", fact::kernel())],
         kvm::facts(),
         process::facts(),
         perf::facts(),
@@ -44,12 +42,6 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     }
     let is_good = facts.iter().all(|fact| fact.state != State::Bad);
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Returns the name of the running kernel.
-pub fn named_kernel() -> String {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("Linux {}", release.trim())
 }
 
 /// Verdict where no Linux guest runs.

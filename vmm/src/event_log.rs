@@ -1,6 +1,6 @@
 //! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`command`]): a
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show`]): a
 //! header, then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are
 //! perf's.
 
@@ -8,30 +8,27 @@ mod read;
 mod record;
 mod show;
 mod summary;
+mod words;
 mod write;
 
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
+use tally_machine::Journal;
+use tally_machine::pmu::Pmu;
 use vpmu::event::Selection;
 use vpmu::journal::Entry;
 use vpmu::notice::Notice;
 
-use crate::cli::Log;
-use crate::control::client;
-use crate::control::message::Request;
-use crate::logging;
-use crate::pmu::{Host, Pmu, Shown};
+use crate::stderr;
 pub use record::MAX_TEXT;
 use record::{Header, Place, What};
-use show::Part;
+pub use show::{Part, show};
 use write::Writer;
 
 /// The event log of a running machine. All threads write into it.
@@ -46,8 +43,7 @@ pub struct VcpuLog {
     log: Arc<EventLog>,
     vcpu: u8,
     /// The vCPU's PMU, which names events.
-    shown: Shown,
-    host: Host,
+    pmu: Pmu,
 }
 
 /// Not all that was logged is in the file.
@@ -134,7 +130,7 @@ impl EventLog {
         let failure = writer.take_first_failure();
         drop(writer);
         if let Some(cause) = failure {
-            logging::say(&self.error(write::Failure { lost: 0, cause }));
+            stderr::say(&self.error(write::Failure { lost: 0, cause }));
         }
         result
     }
@@ -146,32 +142,22 @@ impl EventLog {
 }
 
 impl VcpuLog {
-    /// Returns a vCPU's access to the log, if its counters are Tally's.
-    pub fn new(log: &Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Option<Self> {
-        let Pmu::Emulated(shown, host) = pmu else { return None };
-        Some(Self { log: Arc::clone(log), vcpu, shown, host })
+    /// Returns a vCPU's access to the log.
+    pub fn new(log: Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Self {
+        Self { log, vcpu, pmu }
     }
+}
 
-    /// Logs what happened to the vCPU's counters while the guest was at this RIP.
-    pub fn append(&self, rip: u64, entries: &[Entry]) {
+impl Journal for VcpuLog {
+    fn append(&self, rip: u64, entries: &[Entry]) {
         let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
-        let words = |selection| self.shown.words(self.host, selection);
+        let words = |selection| self.pmu.words(selection);
         self.log.with(|writer, now| {
             for entry in entries {
                 writer.add(now, place, &what(entry, &words));
             }
         });
     }
-}
-
-/// `tally log`: prints a log, writes a note into a running VM's log, or flushes that.
-pub fn command(options: &Log) -> Result<ExitCode> {
-    match (&options.show, &options.vm) {
-        (Some(file), _) => show::show(file, if options.summary { Part::Summary } else { Part::All })?,
-        (None, Some(vm)) => client::find_one(vm)?.request(&Request::Log(options.text.clone()))?,
-        (None, None) => {}
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns a journal entry as a record's content.

@@ -1,13 +1,12 @@
 //! The event loop on the main thread: the user's input, signals, the console's flush timer, and the ends of vCPUs.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-use devices::{End, Serial};
+use devices::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use rustix::io::Errno;
 use rustix::stdio::stdin;
@@ -15,60 +14,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::agent::Handle;
 use crate::console::{FlushTimer, Output};
+use crate::ending::{Ending, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::{self, Escape, TYPE_AHEAD};
-use crate::vcpu::Failure;
-
-/// Why the machine ends.
-#[derive(Debug)]
-pub enum Ending {
-    /// The guest has switched itself off, reset itself, or written to the debug exit.
-    Guest(End),
-    /// A vCPU cannot go on.
-    Failed(Failure),
-    /// The command has ended with this status.
-    Command(u8),
-    /// The guest's agent has failed, for this reason.
-    Agent(String),
-    /// The command's output cannot be written.
-    Output(io::Error),
-    /// The user typed Ctrl-A X.
-    Quit,
-    /// Tally was sent this signal.
-    Signal(i32),
-}
-
-impl fmt::Display for Ending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Command(status) => write!(f, "the guest's command ended with status {status}"),
-            Self::Agent(reason) => write!(f, "{reason}"),
-            Self::Output(error) => write!(f, "the command's output cannot be written: {error}"),
-            Self::Guest(End::DebugExit(value)) => write!(f, "the guest wrote {value} to the debug exit"),
-            Self::Guest(End::PowerOff) => write!(f, "the guest switched itself off"),
-            Self::Guest(End::Reboot) => write!(f, "the guest reset"),
-            Self::Failed(failure) => write!(f, "the guest cannot go on: {failure}"),
-            Self::Quit => write!(f, "the user ended the machine"),
-            Self::Signal(signal) => write!(f, "signal {signal} ended the machine"),
-        }
-    }
-}
-
-/// Channel by which other threads report the machine's end to the loop.
-#[derive(Debug)]
-pub struct Reporter {
-    endings: Sender<Ending>,
-    wake: EventFd,
-}
-
-impl Reporter {
-    /// Reports an ending. Only the first counts.
-    pub fn report(&self, ending: Ending) {
-        // The loop is gone only after an ending was reported.
-        let _ = self.endings.send(ending);
-        let _ = self.wake.write(1);
-    }
-}
 
 type Subscriber = Box<dyn MutEventSubscriber>;
 
@@ -111,7 +59,7 @@ impl EventLoop {
     pub fn reporter(&mut self) -> Result<Reporter, LoopError> {
         let wake = EventFd::new(libc::EFD_NONBLOCK).map_err(failed("make an eventfd"))?;
         self.add(Wake(wake.try_clone().map_err(failed("copy an eventfd"))?));
-        Ok(Reporter { endings: self.sender.clone(), wake })
+        Ok(Reporter::new(self.sender.clone(), wake))
     }
 
     /// Adds signals: one that arrives ends the loop, unless the agent passes it on to the command.

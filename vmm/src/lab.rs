@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tally-lab";
 
-/// True if there is a lab for this architecture.
+/// True if this architecture has a lab, and programs that `tally check` runs.
 pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
 /// Advice after the reason why Linux does not run here.
 pub const RUNS_IT: &str = if IS_HERE { ": `tally lab run` runs it on a simulated host" } else { "" };

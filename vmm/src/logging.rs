@@ -6,21 +6,16 @@
 //! registers.
 
 use std::env;
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread;
 
 use env_filter::{Builder, Filter, ParseError};
 use log::{LevelFilter, Metadata, Record, warn};
+use tally_machine::target::COUNTERS;
 
 use crate::event_log::EventLog;
-use crate::terminal;
+use crate::stderr;
 
-/// Target of the messages about the guest's counters, which also go into the event log.
-pub const COUNTERS: &str = "tally::counters";
-/// Target of the guest's accesses to its PMU on all architectures. Users name it in `RUST_LOG`.
-pub const ACCESSES: &str = "tally::pmu";
 /// Most detailed level that goes into the event log.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
 
@@ -104,7 +99,7 @@ impl log::Log for Logger {
     fn log(&self, record: &Record) {
         let line = format!("{}{}", prefix(thread::current().name()), record.args());
         if self.shown.matches(record) {
-            say(&line);
+            stderr::say(&line);
         }
         if let Some(log) = self.log_of(record.metadata()) {
             log.say(&line);
@@ -130,12 +125,6 @@ fn prefix(thread: Option<&str>) -> String {
     }
 }
 
-/// Prints a line on standard error with one write, so that no other output falls into it. Errors are ignored: a closed
-/// standard error must not end the process.
-pub fn say(text: &impl Display) {
-    let _ = io::stderr().write_all(format!("tally: {text}{}", terminal::line_end()).as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +143,12 @@ mod tests {
             assert_eq!(seen, shown, "-{}", "v".repeat(verbosity.into()));
             assert!(shows(verbosity, "", COUNTERS, Level::Warn), "a starved counter is told of always");
         }
+    }
+
+    #[test]
+    fn the_machine_is_a_part_of_tally_to_whoever_selects_messages() {
+        assert!(shows(1, "", "tally_machine::virtio", Level::Info));
+        assert!(shows(0, "tally=debug", "tally_machine::vcpu", Level::Debug));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
 //!
-//! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together ([`vm`]) and waits
-//! in the event loop ([`events`]) while a thread for each vCPU ([`vcpu`]) runs the guest. What differs from one kind of processor to
-//! another is in rooms of its own ([`arch`]).
+//! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together (the crate
+//! `tally_machine`) and waits in the event loop ([`events`]) while the machine's threads run the guest. The other
+//! commands are the operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over
+//! the socket that each has ([`control`]).
 
 mod agent;
 mod arch;
@@ -11,30 +12,24 @@ mod console;
 mod control;
 mod deadline;
 mod doctor;
+mod ending;
 mod event_log;
 mod events;
-mod exits;
+mod fact;
 mod flamegraph;
 mod kvm;
-mod kvm_stats;
 mod lab;
-mod loader;
 mod logging;
-mod mailbox;
-mod memory;
 mod metrics;
+mod operator;
 mod packaging;
-mod pause;
-mod pmu;
 mod policy;
 mod run;
 mod signals;
 mod stat;
 mod status;
+mod stderr;
 mod terminal;
-mod vcpu;
-mod virtio;
-mod vm;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -42,11 +37,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, FAILURE};
 use event_log::EventLog;
-
-/// The status of Tally's own failures, so that they cannot be taken for a command's.
-const FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
     end_on_panic();
@@ -56,19 +48,19 @@ fn main() -> ExitCode {
     };
     let result = begin_to_tell(&cli.command).and_then(|log| match &cli.command {
         Command::Run(options) => run::run(options, log.as_ref()),
-        Command::Log(options) => event_log::command(options),
+        Command::Log(options) => operator::log(options),
         Command::List(options) => stat::list(options),
         Command::Stat(options) => stat::stat(options),
-        Command::Policy(options) => control::change(options),
+        Command::Policy(options) => operator::change_policy(options),
         Command::Doctor(options) => doctor::doctor(options),
-        Command::Check(options) => arch::check::check(options),
+        Command::Check(options) => arch::check::check(options.pmu, options.counters),
         Command::Lab { arguments } => lab::run(&[], arguments),
         Command::Bench { arguments } => lab::run(&["bench"], arguments),
         Command::Completions { shell } => packaging::completions(*shell),
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
     result.unwrap_or_else(|error| {
-        logging::say(&format_args!("{error:#}"));
+        stderr::say(&format_args!("{error:#}"));
         ExitCode::from(FAILURE)
     })
 }
@@ -93,7 +85,7 @@ fn end_on_panic() {
         control::close();
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
-        logging::say(&format_args!("internal error{place}: {what}"));
+        stderr::say(&format_args!("internal error{place}: {what}"));
         log::logger().flush();
         // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
         unsafe { libc::_exit(FAILURE.into()) };

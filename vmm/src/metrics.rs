@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use log::info;
 
 use crate::deadline::{Deadlined, Timed};
-use crate::mailbox::Vcpus;
 use exposition::{CONTENT_TYPE, Machine};
+use tally_machine::Vcpus;
 
 /// Maximum size of a request with its headers; real ones have some hundred bytes.
 const MAX_REQUEST: usize = 8 << 10;

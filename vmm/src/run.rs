@@ -1,7 +1,10 @@
 //! `tally run`: builds a machine from the options, waits for its end, and turns that into an exit status.
 
 mod boot;
+pub mod hardware;
 mod host_resources;
+pub mod look;
+mod running;
 mod streams;
 mod talk;
 
@@ -14,31 +17,30 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use devices::End;
+use devices::virtio::Device;
 use log::{info, warn};
+use tally_machine::kvm::{KvmStats, check_cpus, raise_file_limit};
+use tally_machine::pmu::{Offer, offer};
+use tally_machine::target::COUNTERS;
+use tally_machine::{Config, GuestRam, Journal, Machine, Processor, Vcpu, hold_back_signals};
+use vpmu::policy::Policy;
 
-use crate::agent;
-use crate::arch::host::Processor;
-use crate::cli::Run;
+use crate::cli::{FAILURE, Run};
 use crate::console::{FlushTimer, Output, standard_stream};
-use crate::control::{Control, Running};
-use crate::event_log::EventLog;
-use crate::events::{Ending, EventLoop, Reporter};
+use crate::control::Control;
+use crate::ending::{Ending, Reporter};
+use crate::event_log::{EventLog, VcpuLog};
+use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
-use crate::kvm_stats::KvmStats;
-use crate::logging::COUNTERS;
-use crate::memory::GuestRam;
 use crate::metrics::{Metrics, Socket};
-use crate::pmu::{Offer, alarm, offer};
 use crate::signals::Signals;
 use crate::status::Summary;
 use crate::terminal::Raw;
-use crate::vcpu::Vcpu;
-use crate::vm::{Config, Vm};
-use crate::{FAILURE, kvm, logging, policy, signals};
-use vpmu::policy::Policy;
+use crate::{agent, kvm, policy, signals, stderr};
 
 use boot::Files;
 use host_resources::HostResources;
+use running::Running;
 use talk::Talk;
 
 /// `tally run`: boots a guest and waits for its end.
@@ -54,8 +56,8 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let policy = policy(options)?;
     signals::outlive_too_large_files();
     let kvm = kvm::open(options.pmu)?;
-    kvm::raise_file_limit();
-    let cpus = kvm::check_cpus(&kvm, options.cpus)?;
+    raise_file_limit();
+    let cpus = check_cpus(&kvm, options.cpus)?;
     let ram = GuestRam::new(&options.memory)?;
     let memory = ram.size();
     info!("guest: {ram}; vCPUs: {cpus}");
@@ -75,7 +77,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     }
 
     // From here on, signals are blocked in this thread and all new ones, and arrive as events.
-    alarm::hold_back().context("cannot hold signals back")?;
+    hold_back_signals().context("cannot hold signals back")?;
     let signals = Signals::take().context("cannot take signals")?;
     let mut events = EventLoop::new()?;
     let (output, timer) = console(options).context("cannot prepare the console")?;
@@ -85,7 +87,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let agent = has_agent.then(agent::console);
     let command_line = boot::command_line(options, &kernel, processor.kernel_words(pmu));
     info!("kernel command line: {command_line}");
-    let vm = Vm::new(
+    let vm = Machine::new(
         &kvm,
         Config {
             kernel: &kernel,
@@ -96,8 +98,8 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
             ram,
             pmu,
             policy: policy.clone(),
-            output: output.clone(),
-            agent: agent.as_ref(),
+            console: &|| Box::new(output.clone()),
+            served_outside: agent.as_ref().map(|console| console as &dyn Device),
             devices,
         },
     )?;
@@ -115,7 +117,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let seen = show(machine, metrics)?;
 
     let (mut handle, mut thread, mut raw) = (None, None, None);
-    if let Some((console, transport)) = agent.zip(vm.agent) {
+    if let Some((console, transport)) = agent.zip(vm.served_outside) {
         let talk = Talk { command: &options.command, shares, folder, graph: graph.as_mut() };
         let started = talk.start(console, transport, events.reporter()?)?;
         (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
@@ -128,7 +130,8 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
 
     say(&remarks);
     for vcpu in vm.vcpus {
-        start(vcpu, log.cloned(), events.reporter()?)?;
+        let vcpu_log = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
+        start(vcpu, vcpu_log, events.reporter()?)?;
     }
     let ending = events.run()?;
     drop(seen);
@@ -157,7 +160,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
             return Err(error);
         }
         // The status of a command that failed says more than the lack of a picture.
-        logging::say(&format_args!("{error:#}"));
+        stderr::say(&format_args!("{error:#}"));
     }
     Ok(conclude(&ending, has_command, &output))
 }
@@ -230,16 +233,17 @@ fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     if let Some(log) = log
         && let Err(error) = log.end(how)
     {
-        logging::say(&error);
+        stderr::say(&error);
     }
 }
 
 /// Starts a vCPU's thread.
-fn start(mut vcpu: Vcpu, log: Option<Arc<EventLog>>, reporter: Reporter) -> Result<()> {
+fn start(mut vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     thread::Builder::new()
         .name(format!("vcpu{}", vcpu.id))
         .spawn(move || {
-            let ending = vcpu.run(log.as_ref()).map_or_else(Ending::Failed, Ending::Guest);
+            let journal = log.map(|log| Box::new(log) as Box<dyn Journal>);
+            let ending = vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest);
             reporter.report(ending);
             // Other vCPUs may still run in the machine that this one shares: it stays open until the process ends.
             std::mem::forget(vcpu);
@@ -253,11 +257,11 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
     info!("{ending}");
     let died = |how: &str| {
-        logging::say(&how);
+        stderr::say(&how);
         if has_command {
             let tail = console.tail();
             if !tail.is_empty() {
-                logging::say(&format_args!("the guest's console ended with:\n{tail}"));
+                stderr::say(&format_args!("the guest's console ended with:\n{tail}"));
             }
         }
         ExitCode::from(FAILURE)
@@ -265,7 +269,7 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     match ending {
         Ending::Command(status) => ExitCode::from(*status),
         Ending::Agent(_) | Ending::Output(_) => {
-            logging::say(ending);
+            stderr::say(ending);
             ExitCode::from(FAILURE)
         }
         // As with QEMU's isa-debug-exit, no value is taken for success.

@@ -10,7 +10,8 @@ use std::thread::{self, JoinHandle};
 
 use rustix::fs::OFlags;
 use rustix::process::{Signal, getpid, kill_process};
-use vmm_sys_util::signal::{Killable, create_sigset};
+use tally_machine::signals::{block, set_of, unblock};
+use vmm_sys_util::signal::Killable;
 
 /// Signals that are events. All but the last end the machine, unless they are passed on to a command.
 const EVENTS: [libc::c_int; 10] = [
@@ -48,14 +49,14 @@ impl Signals {
         hold_back()?;
         let set = set_of(&[events(), vec![end_signal()]].concat());
         // The new thread inherits this blocked signal; here it is unblocked again.
-        mask(libc::SIG_BLOCK, &set_of(&[end_signal()]))?;
+        block(&set_of(&[end_signal()]))?;
         let thread = thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
             while let Some(signal) = wait(&set).filter(|signal| *signal != end_signal()) {
                 // The write cannot fail: the reader outlives this thread.
                 let _ = u8::try_from(signal).map(|signal| arrivals.write_all(&[signal]));
             }
         });
-        unblock(&[end_signal()])?;
+        unblock(&set_of(&[end_signal()]))?;
         Ok(Self { arrived, thread: Some(thread?) })
     }
 
@@ -103,35 +104,12 @@ fn events() -> Vec<libc::c_int> {
 
 /// Blocks the signals in this thread, and in those that it starts from now on, until [`give_back`].
 pub fn hold_back() -> io::Result<()> {
-    mask(libc::SIG_BLOCK, &set_of(&events())).map(drop)
+    block(&set_of(&events())).map(drop)
 }
 
 /// Unblocks the signals, which have their default actions.
 pub fn give_back() -> io::Result<()> {
-    unblock(&EVENTS)
-}
-
-/// Blocks these signals in this thread. Returns the mask of the others that are blocked, as the kernel has it: bit 0 is
-/// signal 1.
-pub fn hold(set: &libc::sigset_t) -> io::Result<u64> {
-    let before = mask(libc::SIG_BLOCK, set)?;
-    // SAFETY: the sets are valid, and so are the signals.
-    let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
-    let all = (1..=64).filter(|signal| is_in(&raw const before, *signal) && !is_in(set, *signal));
-    Ok(all.fold(0, |bits, signal| bits | 1 << (signal - 1)))
-}
-
-/// Takes one of these signals, if one is pending in this thread.
-pub fn next_of(set: &libc::sigset_t) -> Option<libc::c_int> {
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: all pointers are valid for the call, and no `siginfo_t` is asked for.
-    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
-    (signal > 0).then_some(signal)
-}
-
-/// Unblocks these signals in this thread, and in those that it starts from now on.
-fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK, &set_of(signals)).map(drop)
+    unblock(&set_of(&EVENTS))
 }
 
 /// Ignores SIGXFSZ: a write beyond the limit of a file's size (`ulimit -f`) fails, and does not end the process.
@@ -146,19 +124,6 @@ fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: no action is set, and `action` is valid for the answer.
     let failed = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0;
     !failed && action.sa_sigaction == libc::SIG_IGN
-}
-
-/// Returns the set of these signals.
-pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
-    create_sigset(signals).expect("Linux has these signals")
-}
-
-/// Changes this thread's signal mask. Returns the mask before.
-fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
-    let mut before = set_of(&[]);
-    // SAFETY: both sets are valid.
-    let error = unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
-    if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 impl AsRawFd for Signals {

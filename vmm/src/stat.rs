@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
-use crate::logging;
 use crate::status::{Summary, VmStatus};
+use crate::stderr;
 use text::{aligned, printable};
 
 /// `tally list`: prints the running VMs.
@@ -34,7 +34,7 @@ pub fn list(options: &List) -> Result<ExitCode> {
         }
     }
     for error in silent {
-        logging::say(&error);
+        stderr::say(&error);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -54,7 +54,7 @@ fn listed(vms: &[Summary]) -> Vec<String> {
 
 /// `tally stat`: shows the counters and exits of running VMs.
 pub fn stat(options: &Stat) -> Result<ExitCode> {
-    let say = |error| logging::say(&error);
+    let say = |error| stderr::say(&error);
     let vms = match &options.vm {
         Some(who) => vec![client::find_one(who)?],
         None => client::find().answering(say)?,
@@ -91,7 +91,7 @@ fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result
         }
         out.flush()?;
         for error in gone {
-            logging::say(&error);
+            stderr::say(&error);
         }
         if vms.is_empty() || count.is_some_and(|count| round + 1 >= count) {
             break;

@@ -1,15 +1,13 @@
 //! What is told of a running VM: the schema of `tally list` and `tally stat` with `--json`, and of the answers on the VM's control
 //! socket. The text of `tally stat` and the metrics are rendered from the same types.
 //!
-//! docs/operations.md lists the fields. Fields may be added; those here keep their names, order and meaning. Times are in seconds.
+//! What a vCPU's own thread reports is [`VcpuReport`]. docs/operations.md lists the fields. Fields may be added; those here keep their names, order and meaning. Times are in seconds.
 //! Outside of [`Interval`], counts are those since the VM was started. What cannot be known is `None`, and `null` in JSON.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use vpmu::report::{CounterReport, Statistics};
-
-use crate::exits::{Exits, Share};
+use tally_machine::{Exits, VcpuReport};
 
 /// What a VM is, which `tally list` shows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,31 +56,6 @@ pub struct VcpuStatus {
     pub interval: Interval,
     /// Counters of the host CPU on which the vCPU ran when that was last examined.
     pub hardware: Option<Hardware>,
-}
-
-/// What a vCPU's own thread reports.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VcpuReport {
-    /// Number of the vCPU.
-    pub vcpu: u8,
-    /// Thread id.
-    pub thread: i32,
-    /// The counters of the guest's PMU; none if the PMU is not Tally's.
-    pub counters: Vec<CounterReport>,
-    /// What was done for the counters; none if the PMU is not Tally's.
-    pub statistics: Option<Statistics>,
-    /// Exits to Tally, by reason.
-    pub exits: Exits,
-    /// Time that the PMU takes. It is told as [`Interval::pmu_share`].
-    #[serde(skip)]
-    pub share: Share,
-}
-
-impl VcpuReport {
-    /// Returns the host counters on which this vCPU's counters count. Several counters may share one.
-    pub fn held(&self) -> BTreeSet<u32> {
-        self.counters.iter().filter_map(|counter| counter.hardware).collect()
-    }
 }
 
 /// What a vCPU did since the client's last look.

@@ -129,7 +129,7 @@ mod x86_64 {
         else {
             return Err("neither AMD's processor nor Intel's".into());
         };
-        let source = PerfEvents::new(HostPmu::settle()?.0);
+        let source = PerfEvents::new(HostPmu::bind_thread()?.0);
         let mut pmu = VirtualPmu::amd(Version::Core, vendor, source);
         let mut output = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! What a counter counts, and when: the words that models, bank and sources share.
+//! What a counter counts, at which privilege levels, and when. Register models, counters and sources share these types.
 
 mod cache;
 
@@ -6,70 +6,73 @@ use std::fmt;
 
 pub use cache::{Cache, CacheResult, CacheUnit, Operation};
 
-/// What is counted.
+/// An event that a guest has selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// What the host's own PMU calls it: the guest's encoding, passed through.
+    /// An encoding of the host's PMU: the guest has the same vendor's PMU, and its encoding is passed through.
     Raw(u64),
-    /// By its meaning, whatever the host's PMU calls it.
+    /// An event that Linux has a name for. The host's kernel finds its PMU's encoding.
     Meaning(Meaning),
-    /// Nothing that this host could count.
+    /// An event that this host cannot count.
     Absent {
         /// The guest's encoding.
         code: u64,
-        /// What the guest's maker calls it.
+        /// Name of the event, or a description of it.
         name: &'static str,
     },
-    /// Something that the guest may not count.
+    /// An event that the policy denies to the guest.
     Denied {
         /// The guest's encoding.
         code: u64,
-        /// What `perf` calls it, if it does.
+        /// The name that `perf` has for it, if it has one.
         name: Option<&'static str>,
     },
 }
 
-/// What the host's kernel has a name for, and knows what its PMU calls it. The first five are counted on every host, to the
-/// same result; which caches the others are about, and what stalls are, is up to the processor.
+/// An event that Linux has a name for (`enum perf_hw_id`, `PERF_TYPE_HW_CACHE`).
+///
+/// The first five count the same on all processors. Which caches the others are about, and what a stall is, depends on
+/// the processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Meaning {
-    /// Cycles of the core.
+    /// Core cycles.
     Cycles,
-    /// Cycles at a rate that never changes, while the core is not halted.
+    /// Cycles of a clock with a constant rate, while the core is not halted.
     ReferenceCycles,
-    /// Instructions that retired.
+    /// Retired instructions.
     Instructions,
-    /// Branch instructions that retired.
+    /// Retired branch instructions.
     Branches,
-    /// Those of them that were mispredicted.
+    /// Retired branch instructions that were mispredicted.
     BranchMisses,
-    /// Cycles of the bus, or of a clock that stands for it.
+    /// Cycles of the bus, or of a clock in its place.
     BusCycles,
-    /// Accesses to the cache that the processor's maker deems worth it, mostly the last.
+    /// Accesses to the cache that Linux has chosen for this processor, mostly the last level.
     CacheReferences,
-    /// Those of them that missed.
+    /// Misses of the same cache.
     CacheMisses,
-    /// Cycles without an instruction to execute.
+    /// Cycles in which the frontend delivers no instruction.
     StalledFrontend,
-    /// Cycles without the means to execute one.
+    /// Cycles in which the backend cannot execute an instruction.
     StalledBackend,
-    /// What happens in one of the caches, or in what works like one.
+    /// An event of one of the caches, of a TLB or of the branch predictor.
     Cache(Cache),
 }
 
-/// The privilege levels at which the guest is counted.
+/// The guest's privilege levels at which a counter counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// Its programs only.
+    /// User mode only.
     User,
-    /// Its kernel only.
+    /// The guest's kernel only.
     Kernel,
-    /// Both.
+    /// User mode and the kernel.
     All,
 }
 
 impl Filter {
-    /// That of a counter that is told of either level whether it counts there; none if it never does.
+    /// Returns the filter of a counter that counts in user mode, in the kernel, or both. Returns `None` if it counts in
+    /// neither.
     pub fn of(user: bool, kernel: bool) -> Option<Self> {
         match (user, kernel) {
             (true, true) => Some(Self::All),
@@ -80,28 +83,28 @@ impl Filter {
     }
 }
 
-/// When a vCPU's thread is counted.
+/// When a counter counts, of the time that the vCPU's thread runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// While it runs the guest.
+    /// While the thread runs the guest.
     Guest,
-    /// Also while it works for the guest.
+    /// Also while the thread works for the guest in the host.
     Thread,
 }
 
-/// A counter's configuration.
+/// What a counter counts. Counters with equal selections can share one backing event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection {
-    /// What it counts.
+    /// The event.
     pub event: Event,
-    /// At which privilege levels.
+    /// The privilege levels at which it counts.
     pub filter: Filter,
-    /// And when.
+    /// When it counts.
     pub scope: Scope,
 }
 
 impl Meaning {
-    /// What `perf` calls it.
+    /// Returns the name that `perf` prints.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cycles => "cycles",
@@ -118,7 +121,7 @@ impl Meaning {
         }
     }
 
-    /// What else `perf` calls it.
+    /// Returns the alias that `perf` also accepts, if there is one.
     pub fn other_name(self) -> Option<&'static str> {
         match self {
             Self::Cycles => Some("cpu-cycles"),
@@ -131,14 +134,13 @@ impl Meaning {
 }
 
 impl fmt::Display for Meaning {
-    /// As `perf` has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
 impl fmt::Display for Selection {
-    /// As `perf` has it.
+    /// Formats the selection as `perf` does: the event, a colon, and its modifiers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.event {
             Event::Raw(code) | Event::Absent { code, .. } | Event::Denied { code, .. } => {

@@ -12,7 +12,7 @@ pub struct EventMapper {
 }
 
 impl EventMapper {
-    /// A mapper for a guest that sees the PMU of vendor `guest`, on a host of vendor `host`.
+    /// Creates a mapper for a guest that sees the PMU of vendor `guest`, on a host of vendor `host`.
     pub fn new(guest: Vendor, host: Vendor, policy: Policy) -> Self {
         Self { translation: Translation { guest, host }, policy }
     }
@@ -22,7 +22,7 @@ impl EventMapper {
         self.policy = policy.clone();
     }
 
-    /// The vendors of guest and host.
+    /// Returns the translation between the vendors of guest and host.
     pub fn translation(&self) -> Translation {
         self.translation
     }

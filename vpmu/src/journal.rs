@@ -1,50 +1,50 @@
-//! Everything that happens to a vCPU's counters, one entry each, for whoever keeps a log of it. Who takes the entries knows
-//! when and where in the guest that was: they are taken at the exit that they belong to.
+//! Journal of everything that happens to a vCPU's counters, for an event log. The VMM takes the entries at the exit in
+//! which they were made, so entries have no time and no guest address.
 
 use crate::event::Selection;
 use crate::notice::Notice;
 
-/// Something that has happened.
+/// Something that happened to a vCPU's counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// The guest has told a counter to count something else, or in another manner.
+    /// The guest has changed the configuration of a counter.
     Configured {
-        /// Which counter.
+        /// The counter.
         counter: usize,
         /// What it counts from now on, if anything.
         selection: Option<Selection>,
-        /// Whether its overflows interrupt.
+        /// Its overflow interrupts.
         interrupts: bool,
     },
     /// Counters have overflowed.
     Overflowed {
-        /// Which, as a set.
+        /// Mask of the counters.
         counters: u64,
-        /// Whether that interrupts the guest.
+        /// The overflow asks for an interrupt.
         interrupts: bool,
     },
-    /// What the operator is to know; here all of it is, however much that is.
+    /// A notice for the operator. The journal has all notices, also those that are dropped because there are too many.
     Noticed(Notice),
 }
 
-/// The entries that nobody has taken yet, if anybody wants them at all.
+/// The entries that were not taken yet; `None` while no journal is kept.
 #[derive(Debug, Default)]
 pub struct Journal(Option<Vec<Entry>>);
 
 impl Journal {
-    /// Begins to keep entries, or no longer does.
+    /// Sets whether entries are kept.
     pub fn keep(&mut self, kept: bool) {
         self.0 = kept.then(|| self.0.take().unwrap_or_default());
     }
 
-    /// Adds one, if they are kept.
+    /// Adds an entry, if entries are kept.
     pub fn add(&mut self, entry: impl FnOnce() -> Entry) {
         if let Some(entries) = &mut self.0 {
             entries.push(entry());
         }
     }
 
-    /// Those since this was last asked.
+    /// Takes the entries.
     pub fn take(&mut self) -> Vec<Entry> {
         self.0.as_mut().map(std::mem::take).unwrap_or_default()
     }

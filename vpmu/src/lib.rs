@@ -1,10 +1,72 @@
-//! The virtual PMU of a guest, with no KVM in it: whoever runs a vCPU hands in its register accesses and acts on
-//! the [`Outcome`].
+//! A virtual PMU for guests of a VMM, without the VMM.
 //!
-//! Data flows one way: a register access goes to a [`model`] (what does it mean?), from there to the [`unit`] that all
-//! makers' PMUs are (configured, stopped, overflowed), to its [`bank`] (the values of the counters), and to a [`source`]
-//! (who counts?). Each knows only the next. What crosses the lines is the vocabulary of [`event`], into which a
-//! [`translation`] puts another vendor's, and the [`notice`]s for the operator.
+//! A guest's kernel programs its performance counters by registers: MSRs on x86, CSRs and SBI calls on RISC-V. A VMM that traps
+//! these accesses in user space hands them to a [`VirtualPmu`], one per vCPU, and acts on the [`Outcome`]. After every exit it calls
+//! [`VirtualPmu::after_exit`], which finds overflows, injects interrupts by the VMM's [`Platform`], and sets the next alarm.
+//!
+//! The crate knows neither KVM nor the host's perf events. What counts is a [`source::Source`]: the crate `vpmu-perf` has one that
+//! opens perf events; [`source::script`] has one for tests, whose counts the test decides.
+//!
+//! # PMUs
+//! | constructor | the guest sees |
+//! |---|---|
+//! | [`VirtualPmu::amd`] | the K7's four counters, `PerfCtrExtCore`'s six, or PerfMonV2 with global registers |
+//! | [`VirtualPmu::intel`] | architectural performance monitoring, version 2 or 5, with fixed counters |
+//! | [`VirtualPmu::riscv`] | the SBI's PMU extension, with or without overflow interrupts (Sscofpmf) |
+//!
+//! An AMD or Intel PMU can be shown on a host of the other vendor: a [`translation`] maps the events. What CPUID says of a PMU is
+//! filled in by [`model::amd::Version::show`] and [`model::intel::Shape::show`].
+//!
+//! # Example
+//! A guest samples every 10,000 instructions. The scripted source lets it run for 25,000.
+//! ```
+//! use std::convert::Infallible;
+//! use std::sync::atomic::AtomicU64;
+//!
+//! use vpmu::model::amd::Version;
+//! use vpmu::source::script::Script;
+//! use vpmu::x86::Vendor;
+//! use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
+//!
+//! /// A vCPU; a real one would inject an interrupt with KVM.
+//! struct Vcpu {
+//!     interrupts: u32,
+//! }
+//!
+//! impl Platform for Vcpu {
+//!     type Error = Infallible;
+//!
+//!     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+//!         self.interrupts += 1;
+//!         Ok(Injected::TakenAtOnce)
+//!     }
+//! }
+//!
+//! let host = Script::default();
+//! let mut pmu = VirtualPmu::amd(Version::Core, Vendor::Amd, host.clone());
+//! let mut vcpu = Vcpu { interrupts: 0 };
+//!
+//! // The guest writes PERF_CTR0 and PERF_CTL0: overflow after 10,000 retired instructions, with an interrupt.
+//! for (register, value) in [(0xc001_0201, 10_000_u64.wrapping_neg()), (0xc001_0200, 0x53_00c0)] {
+//!     assert_eq!(pmu.access(Access::Write(register, value)), Outcome::Handled);
+//!     let Ok(_next) = pmu.after_exit(Cause::Guest, &mut vcpu);
+//! }
+//!
+//! // An alarm of the source makes the vCPU leave the guest. A real guest's handler would write the counter anew.
+//! host.guest_runs(25_000, |_| {
+//!     let Ok(_next) = pmu.after_exit(Cause::Alarm, &mut vcpu);
+//! });
+//! assert_eq!(vcpu.interrupts, 1);
+//! assert_eq!(pmu.access(Access::Read(0xc001_0201)), Outcome::Value(15_000));
+//! ```
+//! `examples/tiny_vmm.rs` is a complete VMM.
+//!
+//! # Inside
+//! Data flows one way. A register access goes to a model, which knows what the register means; from there to the unit that the PMUs
+//! of all vendors have in common (counters are configured, stopped, and overflow); to its bank, which holds the counters' values; and
+//! to the source. Each knows only the next.
+
+#![deny(missing_docs)]
 
 mod bank;
 pub mod event;

@@ -1,4 +1,4 @@
-//! What an access to a PMU register means, one file for each kind of PMU that a guest can be shown.
+//! Register models: what an access to a PMU register does. There is one file for each kind of PMU that a guest can see.
 
 pub mod amd;
 pub mod intel;
@@ -15,18 +15,18 @@ use crate::source::Source;
 use crate::unit::Unit;
 use riscv::Answer;
 
-/// One vCPU's PMU, by its registers.
+/// The registers of one vCPU's PMU.
 pub(crate) trait Model<S: Source> {
-    /// The guest reads a register.
+    /// Handles the guest's read of a register: an MSR on x86, a CSR on RISC-V.
     fn read(&mut self, register: u32) -> Outcome;
 
-    /// The guest writes one.
+    /// Handles the guest's write to a register.
     fn write(&mut self, register: u32, value: u64) -> Outcome;
 
-    /// What there is to say of it, in the guest's words.
+    /// Reports the state of the PMU, with the guest's names for events.
     fn report(&mut self) -> Report;
 
-    /// From now on does as the operator wants it to. What its registers hold stays as it is, and so do its counts.
+    /// Sets the policy. Registers and counts keep their values.
     fn set_policy(&mut self, policy: &Policy);
 
     /// Handles a call of the SBI's PMU extension.
@@ -39,6 +39,6 @@ pub(crate) trait Model<S: Source> {
         false
     }
 
-    /// What is behind the registers.
+    /// Returns the counters behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;
 }

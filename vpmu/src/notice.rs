@@ -1,4 +1,5 @@
-//! What the operator is to know: every count that is not what the guest takes it for.
+//! Notices for the operator: whatever makes a guest's count differ from what the guest expects, such as an event that
+//! the host refuses or a counter without hardware.
 
 use std::fmt;
 use std::mem::discriminant;
@@ -6,115 +7,117 @@ use std::time::Duration;
 
 use crate::event::{Event, Selection};
 
-/// So many are told of one vCPU at once, and then one in each pause: a hostile guest can cause any number of them.
+/// Maximum number of notices of one vCPU at once. A hostile guest can cause any number of them.
 const AT_ONCE: u32 = 16;
+/// Time after which one more notice is allowed.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Notices that wait to be told.
+/// Notices of one vCPU that the operator has not been told yet, at a limited rate.
 #[derive(Debug, Default)]
 pub struct Notices {
     waiting: Vec<Notice>,
-    /// How many were told of late; it goes down by one in each pause.
-    told: u32,
+    /// Number of notices added of late. It decreases by one in each [`PAUSE`].
+    recent: u32,
+    /// Time at which `recent` was last decreased.
     since: Duration,
 }
 
 impl Notices {
-    /// Has this told, unless there were too many of late; says whether it will be.
+    /// Adds a notice. Returns false if it was dropped because there were too many of late.
     pub fn tell(&mut self, notice: Notice, now: Duration) -> bool {
         let pauses = now.saturating_sub(self.since).as_secs() / PAUSE.as_secs();
         if pauses > 0 {
-            self.told = self.told.saturating_sub(u32::try_from(pauses).unwrap_or(u32::MAX));
+            self.recent = self.recent.saturating_sub(u32::try_from(pauses).unwrap_or(u32::MAX));
             self.since = now;
         }
-        // What happens to several counters at once counts once.
+        // The host may take several counters at once. That counts as one notice.
         let is_same = self.waiting.last().is_some_and(|last| discriminant(last) == discriminant(&notice));
-        if is_same && notice.is_of_the_host() {
+        if is_same && notice.is_caused_by_host() {
             self.waiting.push(notice);
             return true;
         }
-        if self.told >= AT_ONCE {
+        if self.recent >= AT_ONCE {
             return false;
         }
-        self.told += 1;
+        self.recent += 1;
         self.waiting.push(notice);
-        if self.told == AT_ONCE {
+        if self.recent == AT_ONCE {
             self.waiting.push(Notice::TooMany);
         }
         true
     }
 
-    /// What is to be told, once.
+    /// Takes the waiting notices.
     pub fn take(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.waiting)
     }
 }
 
-/// Something that happened to a vCPU's counters.
+/// Something that the operator should know about a vCPU's counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The host does not count this event: the counter stands still.
+    /// The host does not count the event, so the counter stands still.
     Refused {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// What it was to count.
+        /// What it should count.
         selection: Selection,
-        /// What the host said.
+        /// The host's reason.
         why: String,
     },
-    /// The host did not take the request to say when a counter overflows: the guest may miss an interrupt.
+    /// The host refused to set an alarm for a counter's overflow, so the guest may miss an interrupt.
     Unarmed {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// What the host said.
+        /// The host's reason.
         why: String,
     },
-    /// There was more to tell than anybody wants to read.
+    /// Notices are dropped from now on, because there were too many.
     TooMany,
-    /// The host has taken the counter's hardware away: it misses counts from here on.
+    /// The counter has lost its hardware and misses counts from now on.
     Starved {
-        /// Which counter.
+        /// The counter.
         counter: usize,
         /// What it counts.
         selection: Selection,
     },
-    /// It counts again.
+    /// A starved counter has hardware again.
     Recovered {
-        /// Which counter.
+        /// The counter.
         counter: usize,
         /// What it counts.
         selection: Selection,
-        /// For how long it may have missed counts.
+        /// Longest time for which it can have missed counts.
         missed: Duration,
     },
-    /// It was without hardware until the guest had no use for it any more.
+    /// The guest stopped using a counter that was still starved.
     GivenUp {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// What it was to count.
+        /// What it should have counted.
         selection: Selection,
-        /// For how long it may have missed counts.
+        /// Longest time for which it can have missed counts.
         missed: Duration,
     },
-    /// The whole machine waits for this vCPU's counters to have hardware.
+    /// The whole machine is paused until this vCPU's counters have hardware.
     StandsStill,
-    /// It waits no more.
+    /// The machine runs again.
     GoesOn {
-        /// After so long.
+        /// Length of the pause.
         after: Duration,
     },
-    /// The guest has asked for so many interrupts that its periods are raised for a while.
+    /// The guest has taken so many interrupts that its periods are raised for a while.
     RateFloor {
-        /// To at least so many counts.
+        /// Least period meanwhile, in counts.
         period: u64,
-        /// How often that has happened since the guest started.
+        /// Number of times that this has happened since the guest started.
         times: u64,
     },
 }
 
 impl Notice {
-    /// Whether others on the host are the cause, and not the guest.
-    fn is_of_the_host(&self) -> bool {
+    /// Returns whether the cause is on the host. All other notices are caused by the guest.
+    fn is_caused_by_host(&self) -> bool {
         matches!(self, Self::Starved { .. } | Self::Recovered { .. })
     }
 }
@@ -128,9 +131,12 @@ impl fmt::Display for Notice {
             Self::Refused { counter, selection, why } => {
                 write!(f, "counter {counter} stands still: the host refuses {selection}: {why}")
             }
-            Self::TooMany => write!(f, "that is a lot: for some seconds no more of it is told"),
+            Self::TooMany => write!(f, "too many notices: further ones are dropped for some seconds"),
             Self::Unarmed { counter, why } => {
-                write!(f, "counter {counter}: the host does not say when it overflows: {why}")
+                write!(
+                    f,
+                    "counter {counter}: the host refuses an alarm for its overflow, the guest may miss an interrupt: {why}"
+                )
             }
             Self::Starved { counter, selection } => {
                 write!(f, "counter {counter} ({selection}) is starved: the host has no hardware for it")

@@ -1,7 +1,7 @@
-//! What an operator lets a guest have of its host's counters.
+//! Policies: what the operator allows a guest to do with the host's counters.
 //!
-//! A policy says nothing of registers: whatever it denies, the guest's registers are there and keep what is written to them,
-//! and a denied event behaves as on a processor that does not have it. It may change at any time.
+//! A policy does not affect registers. Whatever it denies, the guest's registers exist and keep what is written to
+//! them; a denied event behaves as on a processor that does not have the event. A policy may change at any time.
 
 mod change;
 mod meaning;
@@ -24,40 +24,40 @@ pub use change::{Change, From, Setting};
 pub use rule::{Name, Rule, UnknownEvent};
 pub use suggestion::suggestion;
 
-/// All of it.
+/// What a guest may do with the host's counters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
-    /// What may be counted.
+    /// The events that may be counted.
     pub allowed: Allowed,
-    /// There are at least so many counts between two interrupts of a counter.
+    /// Least number of counts between two interrupts of a counter.
     pub least_period: NonZeroU64,
-    /// So many interrupts of its counters a vCPU gets in a second, if that is limited.
+    /// Maximum number of interrupts of a vCPU's counters in a second, if it is limited.
     pub most_interrupts: Option<NonZeroU32>,
     /// When counters count.
     pub freeze: Freeze,
-    /// What is done about a counter that is without hardware.
+    /// What is done about a counter without hardware.
     pub on_starvation: OnStarvation,
 }
 
-/// What may be counted.
+/// The events that may be counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allowed {
-    /// What clouds sell under this name.
+    /// The events of this tier and of the tiers below it.
     Tier(Tier),
-    /// What one of these says.
+    /// The events that match at least one rule.
     These(Vec<Rule>),
 }
 
-/// What clouds sell: each has what those before it have.
+/// A set of events that clouds offer. Each tier includes the tiers before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
     /// The events that all processors of a vendor have, without those of the last-level cache.
     Architectural,
-    /// The documented events of the core and of its own caches: nothing that other cores have a part in.
+    /// The documented events of the core and of its private caches, which other cores do not affect.
     Standard,
-    /// Whatever the processor has.
+    /// All events that the processor has.
     Enhanced,
 }
 
@@ -65,30 +65,30 @@ pub enum Tier {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Freeze {
-    /// While it is in the guest.
+    /// Counters count while the thread runs the guest.
     #[default]
     Guest,
-    /// Cycles also while it works for the guest, everything else in the guest only.
+    /// Cycles also count while the thread works for the guest in the host. All other events count in the guest only.
     Hybrid,
-    /// Always.
+    /// Counters always count.
     Host,
 }
 
-/// What is done about a counter that is without hardware for a time, and misses counts.
+/// What is done about a counter that has lost its hardware and misses counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnStarvation {
-    /// The operator is told.
+    /// The operator is notified.
     #[default]
     Report,
-    /// What was missed is estimated from what was counted, as perf does it, and the operator is told.
+    /// The missed counts are estimated from the counted ones, as perf scales, and the operator is notified.
     Scale,
     /// The machine stands still until the counter has hardware again.
     Stop,
 }
 
 impl Default for Policy {
-    /// All that the host has, and nothing but the guest.
+    /// Returns the policy that allows all events, limits nothing, and counts in the guest only.
     fn default() -> Self {
         Self {
             allowed: Allowed::Tier(Tier::Enhanced),
@@ -101,15 +101,15 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether a guest with a PMU of this vendor's may count what it encodes so.
+    /// Returns whether a guest that sees this vendor's PMU may count an encoding.
     pub fn allows(&self, vendor: Vendor, code: u64) -> bool {
         match &self.allowed {
             Allowed::Tier(tier) => Tier::of(vendor, code) <= *tier,
-            Allowed::These(rules) => rules.iter().any(|rule| rule.is_about(vendor, code)),
+            Allowed::These(rules) => rules.iter().any(|rule| rule.matches(vendor, code)),
         }
     }
 
-    /// When that is counted.
+    /// Returns when an encoding is counted.
     pub fn scope(&self, vendor: Vendor, code: u64) -> Scope {
         match self.freeze {
             Freeze::Host => Scope::Thread,
@@ -118,7 +118,7 @@ impl Policy {
         }
     }
 
-    /// The events that it allows by a name that means nothing on a PMU of this vendor's.
+    /// Returns the names of its rules that are no event of this vendor's PMU.
     pub fn names_without_meaning(&self, vendor: Vendor) -> impl Iterator<Item = Name> {
         let rules = match &self.allowed {
             Allowed::Tier(_) => &[],
@@ -129,7 +129,7 @@ impl Policy {
 }
 
 impl Tier {
-    /// The least one that has this event.
+    /// Returns the lowest tier that has an encoding of this vendor's PMU.
     pub fn of(vendor: Vendor, code: u64) -> Self {
         translation::tier(vendor, code).unwrap_or_else(|| reach::tier(vendor, code))
     }

@@ -1,4 +1,4 @@
-//! Who counts: for a guest on a host with a PMU the host's perf events; in unit tests a script.
+//! Sources of counts: perf events on a real host (crate `vpmu-perf`), a script in unit tests.
 
 pub mod script;
 
@@ -8,21 +8,21 @@ use crate::event::{Event, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
-/// As far ahead as an alarm can be: hosts' counters have 48 bits, and Linux uses 47 of them at a time.
+/// Greatest distance of an alarm. The host's counters have 48 bits, and Linux uses 47 of them for a period.
 pub const FAR: u64 = 1 << 46;
 
-/// What makes counters.
+/// Counts events for the counters of one vCPU.
 pub trait Source {
-    /// One counter.
+    /// An event that is being counted.
     type Backing: Backing;
 
-    /// Starts to count, from now on and from zero, with its alarm in `distance` counts.
+    /// Starts to count a selection from zero, with an alarm after `distance` counts.
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Self::Backing, Refusal>;
 
-    /// Whether the host has such an event at all, even if others hold the hardware for it.
+    /// Returns whether the host has the event, even if others hold the hardware for it.
     fn can_count(&mut self, event: Event) -> bool;
 
-    /// Monotonic time.
+    /// Returns monotonic time.
     fn now(&self) -> Duration;
 
     /// Returns whether an alarm may repeat by itself at this interval: hosts throttle events that interrupt too often.
@@ -31,7 +31,7 @@ pub trait Source {
     /// Sets the policy. Returns which backings it applies to.
     fn set_policy(&mut self, policy: &Policy) -> PolicyEffect;
 
-    /// How many system calls it has made.
+    /// Returns the number of system calls made so far.
     fn requests(&self) -> u64;
 }
 
@@ -44,40 +44,41 @@ pub enum PolicyEffect {
     OnNewBackings,
 }
 
-/// A counter that only ever counts up, while its guest runs.
+/// A running event of a [`Source`]. Its count only increases.
 pub trait Backing {
-    /// How much was counted since the start.
+    /// Returns the count since the start.
     fn count(&mut self) -> Count;
 
-    /// Sets the counter's one alarm, for when it has counted `distance` more; any alarm before is off. When it is due, the
-    /// vCPU's thread leaves the guest. It may be repeated until it is set anew.
+    /// Sets the alarm to expire after `distance` more counts, instead of the alarm before. When an alarm expires, the
+    /// vCPU's thread leaves the guest. The alarm may then repeat with the same distance, until it is set again.
     fn arm(&mut self, distance: u64) -> Result<(), Refusal>;
 
-    /// How much of the count is an estimate of what was missed.
+    /// Returns how much of the count is an estimate of what was missed without hardware.
     fn estimated(&self) -> u64;
 
-    /// Where it is, and for how long it has counted.
+    /// Returns the hardware counter that the event is on, and its enabled and running times.
     fn report(&mut self) -> BackingReport;
 }
 
-/// What a counter has to show.
+/// The count of a [`Backing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// All there was to count.
+    /// Everything was counted.
     Exact(u64),
-    /// All that was counted; there was more, because the counter was without hardware for a time.
+    /// The event is without hardware, or was since the last read, and has missed counts. With a policy that scales, the
+    /// number includes an estimate of what was missed.
     Starved(u64),
 }
 
 impl Count {
-    /// What was counted.
+    /// Returns the number, exact or not.
     pub fn number(self) -> u64 {
         let (Self::Exact(count) | Self::Starved(count)) = self;
         count
     }
 }
 
-/// Why an event is not counted.
+/// The host's reason for not counting an event.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);

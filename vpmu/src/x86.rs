@@ -1,17 +1,18 @@
-//! Where x86 processors keep their PMUs: model-specific registers and CPUID bits, of either vendor.
+//! The PMU's MSRs and CPUID bits on x86 processors of both vendors.
 
 use std::ops::RangeInclusive;
 
-/// The MSRs of PMUs: counters, what selects and controls them, and sampling. Few enough ranges for a KVM MSR filter (16).
+/// The MSRs of PMUs: counters, event selects, global control and sampling. A KVM MSR filter has 16 ranges at most.
 ///
-/// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2. Branch records (LBR) are no counters:
-/// KVM gives them to no guest that lacks their CPUID bits.
+/// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2. Branch records (LBR) are not
+/// included, because KVM hides them from a guest that lacks their CPUID bits.
 pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     // Intel: counters, event selects, off-core responses.
     0xc1..=0xc8,
     0x186..=0x18d,
     0x1a6..=0x1a7,
-    // Intel: fixed counters, metrics, PERF_CAPABILITIES, global control and status, PEBS, full-width counters, debug store.
+    // Intel: fixed counters, metrics, PERF_CAPABILITIES, global control and status, PEBS, full-width counters, debug
+    // store.
     0x309..=0x30c,
     0x329..=0x329,
     0x345..=0x345,
@@ -19,9 +20,10 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     0x3f1..=0x3f7,
     0x4c1..=0x4c8,
     0x600..=0x600,
-    // Intel: version 6's counters.
+    // Intel: the counters of version 6.
     0x1900..=0x19ff,
-    // AMD: PerfMonV2's global registers, K7 counters, core counters, L3 and northbridge counters, instruction-based sampling.
+    // AMD: PerfMonV2's global registers, K7 counters, core counters, L3 and northbridge counters, instruction-based
+    // sampling.
     0xc000_0300..=0xc000_0303,
     0xc001_0000..=0xc001_0007,
     0xc001_0200..=0xc001_020b,
@@ -29,17 +31,20 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     0xc001_1030..=0xc001_103d,
 ];
 
-/// Where a PMU's interrupt can be made to stop its counters, beside much else that is not a PMU's (SDM volume 4, table 2-2).
+/// `IA32_DEBUGCTL`. Only [`FREEZE_AT_INTERRUPTS`] belongs to the PMU (SDM volume 4, table 2-2).
 pub const DEBUGCTL: u32 = 0x1d9;
-/// What in it is the PMU's: `FREEZE_PERFMON_ON_PMI`.
+/// `FREEZE_PERFMON_ON_PMI` in [`DEBUGCTL`]: an overflow that interrupts freezes all counters.
 pub const FREEZE_AT_INTERRUPTS: u64 = 1 << 12;
 
-/// Where the local APIC is told what an overflow becomes, in x2APIC mode (SDM volume 3, table 12-6).
+/// The local APIC's LVT entry for counter overflows, in x2APIC mode (SDM volume 3, table 12-6).
 pub const OVERFLOW_ENTRY: u32 = 0x834;
 
-/// The "MSRs" that are counters: the loader makes RDPMC, which no monitor gets to see, an RDMSR of the counter's number.
-/// First the general counters, then Intel's fixed ones, and both with the bit by which the Pentium 4 asked for half of one.
-/// A few of these numbers are MSRs, too (of the Pentium's machine check, of Hyper-V), which no guest reads here.
+/// RDPMC numbers that a guest reads with RDMSR: a VMM cannot trap RDPMC, so a kernel's RDPMC instructions can be
+/// changed into RDMSR, which takes the number of the counter in the same register.
+///
+/// The ranges are the general counters, Intel's fixed counters, and both with bit 31, by which the Pentium 4 returned
+/// the lower half of a counter. A few of these numbers are also MSRs (the Pentium's machine check, Hyper-V's), which no
+/// guest reads here.
 pub const RDPMC_MSRS: [RangeInclusive<u32>; 4] = [
     0..=RDPMC_COUNTERS - 1,
     RDPMC_FIXED..=RDPMC_FIXED + 3,
@@ -47,18 +52,18 @@ pub const RDPMC_MSRS: [RangeInclusive<u32>; 4] = [
     0xc000_0000..=0xc000_0003,
 ];
 
-/// So many general counters RDPMC can ask for, from 0 on.
+/// Number of general counters that RDPMC can read; their RDPMC numbers begin at 0.
 pub const RDPMC_COUNTERS: u32 = 8;
 
-/// The number of the first fixed counter.
+/// RDPMC number of the first fixed counter.
 pub const RDPMC_FIXED: u32 = 1 << 30;
 
-/// Whether the register belongs to a PMU.
+/// Returns whether an MSR belongs to a PMU ([`PMU_MSRS`]).
 pub fn is_pmu_msr(msr: u32) -> bool {
     PMU_MSRS.iter().any(|range| range.contains(&msr))
 }
 
-/// Whether it is a counter's number, for RDPMC.
+/// Returns whether a number is the RDPMC number of a counter ([`RDPMC_MSRS`]).
 pub fn is_rdpmc(number: u32) -> bool {
     RDPMC_MSRS.iter().any(|range| range.contains(&number))
 }
@@ -76,17 +81,17 @@ pub struct Leaf {
     pub edx: u32,
 }
 
-/// Who made a processor, as far as PMUs go.
+/// Vendor of a processor, or of the PMU that a guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
-    /// AMD, and Hygon, whose processors are AMD's in this respect.
+    /// AMD, and Hygon, whose processors have AMD's PMU.
     Amd,
     /// Intel.
     Intel,
 }
 
 impl Vendor {
-    /// From CPUID's leaf 0, if it is one of these.
+    /// Returns the vendor named by CPUID leaf 0, if it is one of these.
     pub fn of(leaf: Leaf) -> Option<Self> {
         let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
         match name.as_flattened() {
@@ -97,7 +102,7 @@ impl Vendor {
     }
 }
 
-/// Takes everything about a PMU out of what CPUID says at `function` and, where it matters, `index`.
+/// Clears everything about PMUs in the CPUID leaf `function` with subleaf `index`.
 pub fn hide_pmu(function: u32, index: u32, leaf: &mut Leaf) {
     const DTES64: u32 = 1 << 2;
     const DS_CPL: u32 = 1 << 4;
@@ -114,7 +119,7 @@ pub fn hide_pmu(function: u32, index: u32, leaf: &mut Leaf) {
         }
         (7, 0) => leaf.edx &= !ARCH_LBR,
         (0x8000_0001, _) => leaf.ecx &= !(IBS | COUNTER_EXTENSIONS),
-        // Architectural monitoring, Intel's LBRs; AMD's sampling, PerfMonV2.
+        // Intel: architectural performance monitoring, LBRs. AMD: instruction-based sampling, PerfMonV2.
         (0xa | 0x1c | 0x23 | 0x8000_001b | 0x8000_0022, _) => *leaf = Leaf::default(),
         _ => {}
     }
@@ -147,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn vendors_are_known_by_their_names() {
+    fn vendors_are_recognized_by_cpuid() {
         let named = |name: &[u8; 12]| {
             let [ebx, edx, ecx] =
                 [0, 4, 8].map(|at| u32::from_le_bytes([name[at], name[at + 1], name[at + 2], name[at + 3]]));

@@ -1,18 +1,18 @@
-//! What the guest is told of a thing, and what of that it may change.
+//! The requests that read and set inode attributes.
 
 use rustix::fs::{Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use vm_memory::ByteValued;
 
 use super::Server;
-use super::host::{self, Host, Open, Place, Writable};
+use super::host::{self, Host, OpenMode, PathFd, Writable};
 use super::message::{Body, Reply};
 use super::wire::{Attr, AttrOut, EntryOut, GETATTR_FH, GetattrIn, SetattrIn, StatfsOut, fattr};
 
-/// For how many seconds the guest may believe what it was told, of names and of attributes.
-const VALID: u64 = 1;
+/// Number of seconds for which the guest may cache names and attributes.
+const CACHE_SECONDS: u64 = 1;
 
-/// The user and group as whom this program acts. To the guest, which runs as root, what is theirs belongs to root.
+/// The effective user and group of this process. The guest sees their files as root's.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner {
     pub user: u32,
@@ -25,19 +25,20 @@ impl Owner {
         Self { user: user.as_raw(), group: group.as_raw() }
     }
 
-    fn shown(self, stat: &Statx) -> (u32, u32) {
-        let shown = |id, own| if id == own { 0 } else { id };
-        (shown(stat.stx_uid, self.user), shown(stat.stx_gid, self.group))
+    /// Returns the owner and group that the guest sees.
+    fn guest_ids(self, stat: &Statx) -> (u32, u32) {
+        let guest_id = |id, own| if id == own { 0 } else { id };
+        (guest_id(stat.stx_uid, self.user), guest_id(stat.stx_gid, self.group))
     }
 }
 
 impl Server {
     pub(super) fn attributes(&mut self, stat: &Statx) -> Attr {
-        let (uid, gid) = self.owner.shown(stat);
-        // Times before 1970 are negative there too; both sides take the same bits.
+        let (uid, gid) = self.owner.guest_ids(stat);
+        // FUSE carries times before 1970 in two's complement.
         let seconds = i64::cast_unsigned;
         Attr {
-            ino: self.nodes.shown_inode((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
+            ino: self.nodes.guest_inode((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
             size: stat.stx_size,
             blocks: stat.stx_blocks,
             atime: seconds(stat.stx_atime.tv_sec),
@@ -58,7 +59,13 @@ impl Server {
 
     pub(super) fn entry(&mut self, nodeid: u64, stat: &Statx) -> EntryOut {
         let attr = self.attributes(stat);
-        EntryOut { nodeid, entry_valid: VALID, attr_valid: VALID, attr, ..EntryOut::default() }
+        EntryOut {
+            nodeid,
+            entry_valid: CACHE_SECONDS,
+            attr_valid: CACHE_SECONDS,
+            attr,
+            ..EntryOut::default()
+        }
     }
 
     pub(super) fn get_attributes(
@@ -71,14 +78,14 @@ impl Server {
         if input.flags & GETATTR_FH != 0 {
             self.handles.file(input.fh, node)?;
         }
-        // An open file is not closed as a thing either, so that this is right also when its name is gone.
-        let place = self.nodes.place(node)?;
-        self.put_attributes(&place, reply)
+        // The handle of an open file keeps the inode's path descriptor open, so this works even if the name is gone.
+        let path_fd = self.nodes.path_fd(node)?;
+        self.put_attributes(&path_fd, reply)
     }
 
-    fn put_attributes(&mut self, place: &Place, reply: &mut Reply) -> Result<(), Errno> {
-        let attr = self.attributes(&host::stat(place)?);
-        reply.put(AttrOut { attr_valid: VALID, attr, ..AttrOut::default() }.as_slice())
+    fn put_attributes(&mut self, path_fd: &PathFd, reply: &mut Reply) -> Result<(), Errno> {
+        let attr = self.attributes(&host::stat(path_fd)?);
+        reply.put(AttrOut { attr_valid: CACHE_SECONDS, attr, ..AttrOut::default() }.as_slice())
     }
 
     pub(super) fn set_attributes(
@@ -90,27 +97,27 @@ impl Server {
         let writable = self.writable()?;
         let input: SetattrIn = body.take()?;
         let has = |bit| input.valid & bit != 0;
-        let place = self.nodes.place(node)?;
-        let (user, group) = self.owner.shown(&host::stat(&place)?);
+        let path_fd = self.nodes.path_fd(node)?;
+        let (user, group) = self.owner.guest_ids(&host::stat(&path_fd)?);
         if has(fattr::UID) && input.uid != user || has(fattr::GID) && input.gid != group {
             return Err(Errno::PERM);
         }
         if has(fattr::MODE) {
-            self.host.set_mode(writable, &place, input.mode)?;
+            self.host.set_mode(writable, &path_fd, input.mode)?;
         }
         if has(fattr::SIZE) {
             if has(fattr::FH) {
                 Host::set_size(writable, &*self.handles.file(input.fh, node)?, input.size)?;
             } else {
-                let file = self.host.open(&place, Open::Write(writable))?;
+                let file = self.host.open(&path_fd, OpenMode::Write(writable))?;
                 Host::set_size(writable, &file, input.size)?;
             }
         }
-        self.set_times(writable, &place, &input)?;
-        self.put_attributes(&place, reply)
+        self.set_times(writable, &path_fd, &input)?;
+        self.put_attributes(&path_fd, reply)
     }
 
-    fn set_times(&self, writable: Writable, place: &Place, input: &SetattrIn) -> Result<(), Errno> {
+    fn set_times(&self, writable: Writable, path_fd: &PathFd, input: &SetattrIn) -> Result<(), Errno> {
         let time = |set, now, seconds: u64, nanoseconds: u32| {
             if input.valid & now != 0 {
                 Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }
@@ -125,13 +132,13 @@ impl Server {
             last_modification: time(fattr::MTIME, fattr::MTIME_NOW, input.mtime, input.mtimensec),
         };
         let any = fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME | fattr::MTIME_NOW;
-        if input.valid & any == 0 { Ok(()) } else { self.host.set_times(writable, place, &times) }
+        if input.valid & any == 0 { Ok(()) } else { self.host.set_times(writable, path_fd, &times) }
     }
 
-    pub(super) fn file_system(&mut self, node: u64, reply: &mut Reply) -> Result<(), Errno> {
-        let stat = rustix::fs::fstatvfs(&*self.nodes.place(node)?)?;
+    pub(super) fn stat_file_system(&mut self, node: u64, reply: &mut Reply) -> Result<(), Errno> {
+        let stat = rustix::fs::fstatvfs(&*self.nodes.path_fd(node)?)?;
         let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-        let answer = StatfsOut {
+        let output = StatfsOut {
             blocks: stat.f_blocks,
             bfree: stat.f_bfree,
             bavail: stat.f_bavail,
@@ -142,11 +149,11 @@ impl Server {
             frsize: word(stat.f_frsize),
             ..StatfsOut::default()
         };
-        reply.put(answer.as_slice())
+        reply.put(output.as_slice())
     }
 }
 
-/// As Linux's `new_encode_dev` has it.
+/// Encodes a device number as Linux's `new_encode_dev` does.
 fn device_number(major: u32, minor: u32) -> u32 {
     minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12
 }

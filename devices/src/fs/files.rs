@@ -9,8 +9,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use vm_memory::ByteValued;
 
 use super::Server;
-use super::host::{Host, Open, Place, within_a_file};
-use super::message::{Body, MOST, Reply};
+use super::host::{Host, OpenMode, PathFd, checked_offset};
+use super::message::{Body, MAX_TRANSFER, Reply};
 use super::wire::{
     AccessIn, CreateIn, FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, OpenOut, ReadIn,
     WRITE_CACHE, WriteIn, WriteOut,
@@ -20,68 +20,75 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Server {
-    fn how(&self, flags: u32) -> Result<Open, Errno> {
+    fn open_mode(&self, flags: u32) -> Result<OpenMode, Errno> {
         match OFlags::from_bits_retain(flags) & OFlags::RWMODE {
-            OFlags::RDONLY => Ok(Open::Read),
-            OFlags::WRONLY => Ok(Open::Write(self.writable()?)),
-            OFlags::RDWR => Ok(Open::ReadWrite(self.writable()?)),
+            OFlags::RDONLY => Ok(OpenMode::Read),
+            OFlags::WRONLY => Ok(OpenMode::Write(self.writable()?)),
+            OFlags::RDWR => Ok(OpenMode::ReadWrite(self.writable()?)),
             _ => Err(Errno::INVAL),
         }
     }
 
     pub(super) fn open(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let input: OpenIn = body.take()?;
-        let how = self.how(input.flags)?;
-        self.handles.room()?;
-        let place = self.nodes.place(node)?;
-        let file = self.host.open(&place, how)?;
-        self.put_open(file, node, place, reply)
+        let open_mode = self.open_mode(input.flags)?;
+        self.handles.check_limit()?;
+        let path_fd = self.nodes.path_fd(node)?;
+        let file = self.host.open(&path_fd, open_mode)?;
+        self.put_open(file, node, path_fd, reply)
     }
 
-    fn put_open(&mut self, file: File, node: u64, place: Arc<Place>, reply: &mut Reply) -> Result<(), Errno> {
-        let fh = self.handles.add_file(file, node, place);
+    fn put_open(
+        &mut self,
+        file: File,
+        node: u64,
+        path_fd: Arc<PathFd>,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let fh = self.handles.add_file(file, node, path_fd);
         reply.put(OpenOut { fh, ..OpenOut::default() }.as_slice())
     }
 
-    pub(super) fn create(&mut self, folder: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
+    pub(super) fn create(&mut self, parent: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let writable = self.writable()?;
         let input: CreateIn = body.take()?;
         let name = body.name()?;
-        let how = self.how(input.flags)?;
+        let open_mode = self.open_mode(input.flags)?;
         let flags = OFlags::from_bits_retain(input.flags);
-        self.handles.room()?;
-        let parent = self.nodes.place(folder)?;
-        let (file, place) = match Host::create(&parent, name, input.mode, how, writable) {
+        self.handles.check_limit()?;
+        let parent_fd = self.nodes.path_fd(parent)?;
+        let (file, path_fd) = match Host::create(&parent_fd, name, input.mode, open_mode, writable) {
             Ok(file) => {
-                let place = self.host.place_of(&file)?;
-                (file, place)
+                let path_fd = self.host.path_fd_of(&file)?;
+                (file, path_fd)
             }
-            // The host was first. What it made may be no file, so it is opened as everything that is there.
+            // The host has created this name in the meantime. It may not be a regular file, so it is opened like an
+            // existing one.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {
-                let place = Host::find(&parent, name)?;
-                let file = self.host.open(&place, how)?;
-                if flags.contains(OFlags::TRUNC) && !matches!(how, Open::Read) {
+                let path_fd = Host::find(&parent_fd, name)?;
+                let file = self.host.open(&path_fd, open_mode)?;
+                if flags.contains(OFlags::TRUNC) && !matches!(open_mode, OpenMode::Read) {
                     Host::set_size(writable, &file, 0)?;
                 }
-                (file, place)
+                (file, path_fd)
             }
             Err(errno) => return Err(errno),
         };
-        let (node, stat) = self.nodes.enter(place, folder, name)?;
+        let (node, stat) = self.nodes.register(path_fd, parent, name)?;
         let entry = self.entry(node, &stat);
         reply.put(entry.as_slice())?;
-        let place = self.nodes.place(node)?;
-        self.put_open(file, node, place, reply)
+        let path_fd = self.nodes.path_fd(node)?;
+        self.put_open(file, node, path_fd, reply)
     }
 
     pub(super) fn read(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let input: ReadIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
-        let most = reply.room().min(input.size as usize);
-        let offset = within_a_file(input.offset, most)?;
-        reply.fill(most, |buffer| {
+        let max_len = reply.remaining().min(input.size as usize);
+        let offset = checked_offset(input.offset, max_len)?;
+        reply.fill(max_len, |buffer| {
             let mut len = 0;
-            // The guest takes a short answer for the file's end, so only that may be one.
+            // The guest takes a short reply as the end of the file, so a short read is continued.
             while len < buffer.len() {
                 match rustix::io::pread(&file, &mut buffer[len..], offset + len as u64) {
                     Ok(0) => break,
@@ -100,11 +107,12 @@ impl Server {
         let input: WriteIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
         let data = body.bytes(input.size as usize)?;
-        if data.len() > MOST {
+        if data.len() > MAX_TRANSFER {
             return Err(Errno::INVAL);
         }
-        let offset = within_a_file(input.offset, data.len())?;
-        // The end of the file may have moved since the guest looked. What its page cache writes has a place of its own, though.
+        let offset = checked_offset(input.offset, data.len())?;
+        // The host may have changed the size of the file, so `O_APPEND` must be applied on the host. Writes from the
+        // guest's page cache already have their final offset.
         let appends = OFlags::from_bits_retain(input.flags).contains(OFlags::APPEND);
         let flags = if appends && input.write_flags & WRITE_CACHE == 0 {
             ReadWriteFlags::APPEND
@@ -121,7 +129,7 @@ impl Server {
                 Err(errno) => return Err(errno),
             }
         }
-        let size = u32::try_from(len).expect("as much as was asked for at most");
+        let size = u32::try_from(len).expect("at most the requested size");
         reply.put(WriteOut { size, ..WriteOut::default() }.as_slice())
     }
 
@@ -136,7 +144,7 @@ impl Server {
         let input: FallocateIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
         let end = input.offset.checked_add(input.length).ok_or(Errno::INVAL)?;
-        within_a_file(end, 0)?;
+        checked_offset(end, 0)?;
         let flags = FallocateFlags::from_bits_retain(input.mode);
         let known = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
         if !known.contains(flags) {
@@ -148,8 +156,8 @@ impl Server {
     pub(super) fn seek(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let input: LseekIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
-        let offset = within_a_file(input.offset, 0)?;
-        // The guest knows of all other positions itself.
+        let offset = checked_offset(input.offset, 0)?;
+        // The guest's kernel handles all other values of `whence` itself.
         let offset = match input.whence {
             SEEK_DATA => rustix::fs::seek(&file, SeekFrom::Data(offset))?,
             SEEK_HOLE => rustix::fs::seek(&file, SeekFrom::Hole(offset))?,
@@ -158,13 +166,13 @@ impl Server {
         reply.put(LseekOut { offset }.as_slice())
     }
 
-    pub(super) fn may_access(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
+    pub(super) fn check_access(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
         let input: AccessIn = body.take()?;
         let access = Access::from_bits(input.mask).ok_or(Errno::INVAL)?;
-        let place = self.nodes.place(node)?;
+        let path_fd = self.nodes.path_fd(node)?;
         if access.contains(Access::WRITE_OK) {
             self.writable()?;
         }
-        self.host.access(&place, access)
+        self.host.access(&path_fd, access)
     }
 }

@@ -1,4 +1,4 @@
-//! What the guest has open. A handle is of one kind, and keeps the thing that it is of from being closed.
+//! The guest's open files and directories. A handle keeps the path descriptor of its inode open.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,54 +7,56 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::host::Place;
+use super::host::PathFd;
 
 #[derive(Debug)]
 enum Kind {
     File(Arc<File>),
-    Folder(Arc<OwnedFd>),
+    Directory(Arc<OwnedFd>),
 }
 
 #[derive(Debug)]
 struct Handle {
     kind: Kind,
     node: u64,
-    /// See [`super::nodes`]: a thing that somebody else holds is not closed, for a file that has no name any more could not
-    /// be found again.
-    _place: Arc<Place>,
+    /// Never read. [`super::nodes`] keeps a path descriptor open while there are other references to it. Without this
+    /// reference, the descriptor of an unlinked file could be closed, and the file could not be found again by name.
+    _path_fd: Arc<PathFd>,
 }
 
-/// The table. Handles are not used again.
+/// The table of open handles. Handle numbers are never reused.
 #[derive(Debug)]
 pub struct Handles {
-    most: usize,
+    limit: usize,
     last: u64,
     open: HashMap<u64, Handle>,
 }
 
 impl Handles {
-    /// How many descriptors each takes: its own, and the place's, which is perhaps nobody else's any more.
+    /// Number of file descriptors per handle: its own, and the path descriptor, of which it may hold the last
+    /// reference.
     pub const DESCRIPTORS: usize = 2;
 
-    pub fn new(most: usize) -> Self {
-        Self { most, last: 0, open: HashMap::new() }
+    /// Creates a table for at most `limit` handles.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, last: 0, open: HashMap::new() }
     }
 
     pub fn clear(&mut self) {
         self.open.clear();
     }
 
-    /// Whether there is room for one more; to be asked before anything is opened.
-    pub fn room(&self) -> Result<(), Errno> {
-        if self.open.len() < self.most { Ok(()) } else { Err(Errno::NFILE) }
+    /// Fails if the table is full. Must be called before anything is opened.
+    pub fn check_limit(&self) -> Result<(), Errno> {
+        if self.open.len() < self.limit { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    pub fn add_file(&mut self, file: File, node: u64, place: Arc<Place>) -> u64 {
-        self.add(Handle { kind: Kind::File(file.into()), node, _place: place })
+    pub fn add_file(&mut self, file: File, node: u64, path_fd: Arc<PathFd>) -> u64 {
+        self.add(Handle { kind: Kind::File(file.into()), node, _path_fd: path_fd })
     }
 
-    pub fn add_folder(&mut self, folder: OwnedFd, node: u64, place: Arc<Place>) -> u64 {
-        self.add(Handle { kind: Kind::Folder(folder.into()), node, _place: place })
+    pub fn add_directory(&mut self, directory: OwnedFd, node: u64, path_fd: Arc<PathFd>) -> u64 {
+        self.add(Handle { kind: Kind::Directory(directory.into()), node, _path_fd: path_fd })
     }
 
     fn add(&mut self, handle: Handle) -> u64 {
@@ -63,7 +65,7 @@ impl Handles {
         self.last
     }
 
-    /// The open file of that handle, which must be one of that node.
+    /// Returns the open file of a handle. Fails if the handle is not an open file of `node`.
     pub fn file(&self, handle: u64, node: u64) -> Result<Arc<File>, Errno> {
         match self.open.get(&handle) {
             Some(Handle { kind: Kind::File(file), node: of, .. }) if *of == node => Ok(Arc::clone(file)),
@@ -71,11 +73,11 @@ impl Handles {
         }
     }
 
-    /// The open folder of that handle, which must be one of that node.
-    pub fn folder(&self, handle: u64, node: u64) -> Result<Arc<OwnedFd>, Errno> {
+    /// Returns the open directory of a handle. Fails if the handle is not an open directory of `node`.
+    pub fn directory(&self, handle: u64, node: u64) -> Result<Arc<OwnedFd>, Errno> {
         match self.open.get(&handle) {
-            Some(Handle { kind: Kind::Folder(folder), node: of, .. }) if *of == node => {
-                Ok(Arc::clone(folder))
+            Some(Handle { kind: Kind::Directory(directory), node: of, .. }) if *of == node => {
+                Ok(Arc::clone(directory))
             }
             _ => Err(Errno::BADF),
         }

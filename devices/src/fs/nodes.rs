@@ -1,9 +1,9 @@
-//! The things that the guest knows by number.
+//! The inodes that the guest has looked up, by FUSE node ID.
 //!
-//! The one thing to know: a number stands for one thing for ever (see [`Identity`]), but its descriptor is only kept while there
-//! are few. If it has been closed it is found again, by the name under which the guest last saw it, and has to be the same
-//! thing; otherwise the guest gets ESTALE, and looks the name up anew. So a guest may know a million files, and take a few
-//! hundred of the host's descriptors.
+//! A node ID refers to the same inode for ever (see [`Identity`]), but the inode's path descriptor may be closed to
+//! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
+//! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference a million
+//! inodes with a few hundred file descriptors.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
@@ -12,18 +12,19 @@ use std::sync::Arc;
 use rustix::fs::Statx;
 use rustix::io::Errno;
 
-use super::host::{self, Host, Place};
+use super::host::{self, Host, PathFd};
 use super::message::Name;
 use super::wire::ROOT;
 
-/// What makes a thing the same thing. The mount tells two views of one folder apart (they may differ in what is allowed), the
-/// time of birth a new file from an old one whose inode number it got. Hosts that know no such mount or time say 0.
+/// Identifies an inode. The mount distinguishes two mounts of the same directory, which may have different permissions.
+/// The creation time distinguishes a new file from a deleted one that had the same inode number. Kernels and file
+/// systems that do not provide these fields set them to 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Identity {
     mount: u64,
     device: (u32, u32),
     inode: u64,
-    born: (i64, u32),
+    created: (i64, u32),
 }
 
 impl Identity {
@@ -32,195 +33,203 @@ impl Identity {
             mount: stat.stx_mnt_id,
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,
-            born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+            created: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
         }
     }
 
-    fn mount_differs(self, other: Self) -> bool {
+    fn is_on_other_mount(self, other: Self) -> bool {
         (self.mount, self.device) != (other.mount, other.device)
     }
 }
 
 #[derive(Debug)]
-enum Where {
-    /// The share itself.
+enum Location {
+    /// The shared directory itself.
     Root,
-    /// The name, in the folder of that number.
-    In(u64, CString),
+    /// Node ID of the parent directory, and name.
+    Entry(u64, CString),
 }
 
 #[derive(Debug)]
 struct Node {
     identity: Identity,
-    place: Where,
-    open: Option<Arc<Place>>,
-    /// Whether it was used since somebody last looked for descriptors to close.
-    used: bool,
-    /// How many answers told the guest of it, less those that it has forgotten.
+    location: Location,
+    path_fd: Option<Arc<PathFd>>,
+    /// Used since [`Nodes::reserve_descriptor`] last considered this node (second-chance replacement).
+    recently_used: bool,
+    /// FUSE's lookup count: the number of replies that returned this node, minus those that the guest has forgotten.
     lookups: u64,
 }
 
-/// How many of what a guest may have. See [`super::Share`].
+/// Limits for one share. See [`super`].
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub nodes: usize,
     pub descriptors: usize,
 }
 
-/// The table.
+/// The table of nodes.
 #[derive(Debug)]
 pub struct Nodes {
     limits: Limits,
-    known: HashMap<u64, Node>,
-    numbers: HashMap<Identity, u64>,
-    last: u64,
-    /// Whose descriptors are open, the oldest first; some of them may be gone.
-    open: VecDeque<u64>,
-    /// The host's devices, in the order in which they were met.
+    table: HashMap<u64, Node>,
+    ids: HashMap<Identity, u64>,
+    last_id: u64,
+    /// Nodes with an open path descriptor, the oldest first. Some of them may have been forgotten.
+    open_order: VecDeque<u64>,
+    /// The host's block devices, in the order in which they were found.
     devices: Vec<(u32, u32)>,
 }
 
-/// As many names as a path of the longest kind has. Only a host that turns its folders inside out makes more.
-const DEEPEST: usize = 2048;
+/// Maximum depth of a node: the number of components in a path of `PATH_MAX` bytes. More, or a loop, can only result
+/// from concurrent renames on the host.
+const MAX_DEPTH: usize = 2048;
 
 impl Nodes {
-    pub fn new(root: Place, limits: Limits) -> Result<Self, Errno> {
+    pub fn new(root: PathFd, limits: Limits) -> Result<Self, Errno> {
         let identity = Identity::of(&host::stat(&root)?);
-        let root = Node { identity, place: Where::Root, open: Some(root.into()), used: true, lookups: 0 };
+        let root = Node {
+            identity,
+            location: Location::Root,
+            path_fd: Some(root.into()),
+            recently_used: true,
+            lookups: 0,
+        };
         Ok(Self {
             limits,
-            known: HashMap::from([(ROOT, root)]),
-            numbers: HashMap::from([(identity, ROOT)]),
-            last: ROOT,
-            open: VecDeque::new(),
+            table: HashMap::from([(ROOT, root)]),
+            ids: HashMap::from([(identity, ROOT)]),
+            last_id: ROOT,
+            open_order: VecDeque::new(),
             devices: vec![identity.device],
         })
     }
 
-    /// Forgets all but the share itself, as if the guest had just started. Numbers are not used again even then.
+    /// Removes all nodes except the root. Node IDs are not reused even then.
     pub fn clear(&mut self) {
-        self.known.retain(|&number, _| number == ROOT);
-        self.numbers.retain(|_, &mut number| number == ROOT);
-        self.open.clear();
+        self.table.retain(|&id, _| id == ROOT);
+        self.ids.retain(|_, &mut id| id == ROOT);
+        self.open_order.clear();
     }
 
-    /// The thing with that number.
-    pub fn place(&mut self, number: u64) -> Result<Arc<Place>, Errno> {
-        // From the thing up to a folder that is open, and down again.
+    /// Returns the path descriptor of a node.
+    pub fn path_fd(&mut self, id: u64) -> Result<Arc<PathFd>, Errno> {
+        // Walks up to the nearest directory with an open descriptor, and down again.
         let mut closed = Vec::new();
-        let mut at = number;
-        let mut place = loop {
-            let node = self.known.get_mut(&at).ok_or(Errno::STALE)?;
-            node.used = true;
-            match (&node.open, &node.place) {
+        let mut at = id;
+        let mut path_fd = loop {
+            let node = self.table.get_mut(&at).ok_or(Errno::STALE)?;
+            node.recently_used = true;
+            match (&node.path_fd, &node.location) {
                 (Some(open), _) => break Arc::clone(open),
-                (None, Where::In(folder, _)) if closed.len() < DEEPEST => {
+                (None, Location::Entry(parent, _)) if closed.len() < MAX_DEPTH => {
                     closed.push(at);
-                    at = *folder;
+                    at = *parent;
                 }
                 (None, _) => return Err(Errno::STALE),
             }
         };
-        for number in closed.into_iter().rev() {
-            place = self.reopen(number, &place)?;
+        for id in closed.into_iter().rev() {
+            path_fd = self.reopen(id, &path_fd)?;
         }
-        Ok(place)
+        Ok(path_fd)
     }
 
-    fn reopen(&mut self, number: u64, folder: &Place) -> Result<Arc<Place>, Errno> {
-        self.make_room()?;
-        let node = self.known.get_mut(&number).ok_or(Errno::STALE)?;
-        let Where::In(_, name) = &node.place else { return Err(Errno::STALE) };
-        let place = match Host::find(folder, Name::new(name)?) {
+    fn reopen(&mut self, id: u64, parent: &PathFd) -> Result<Arc<PathFd>, Errno> {
+        self.reserve_descriptor()?;
+        let node = self.table.get_mut(&id).ok_or(Errno::STALE)?;
+        let Location::Entry(_, name) = &node.location else { return Err(Errno::STALE) };
+        let path_fd = match Host::find(parent, Name::new(name)?) {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
             found => found,
         }?;
-        if Identity::of(&host::stat(&place)?) != node.identity {
+        if Identity::of(&host::stat(&path_fd)?) != node.identity {
             return Err(Errno::STALE);
         }
-        let place = Arc::new(place);
-        node.open = Some(Arc::clone(&place));
-        self.open.push_back(number);
-        Ok(place)
+        let path_fd = Arc::new(path_fd);
+        node.path_fd = Some(Arc::clone(&path_fd));
+        self.open_order.push_back(id);
+        Ok(path_fd)
     }
 
-    /// Finds what has this name in a folder, and counts that the guest was told of it.
-    pub fn look_up(&mut self, folder: u64, name: Name) -> Result<(u64, Statx), Errno> {
-        let place = Host::find(&*self.place(folder)?, name)?;
-        self.enter(place, folder, name)
+    /// Looks up a name in a directory, and counts the lookup.
+    pub fn look_up(&mut self, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
+        let path_fd = Host::find(&*self.path_fd(parent)?, name)?;
+        self.register(path_fd, parent, name)
     }
 
-    /// Counts that the guest was told of a thing that has this name in a folder.
-    pub fn enter(&mut self, place: Place, folder: u64, name: Name) -> Result<(u64, Statx), Errno> {
-        let stat = host::stat(&place)?;
+    /// Counts a lookup of the inode that has this name in a directory. Creates its node if necessary.
+    pub fn register(&mut self, path_fd: PathFd, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
+        let stat = host::stat(&path_fd)?;
         let identity = Identity::of(&stat);
-        let parent = self.known.get(&folder).ok_or(Errno::STALE)?;
-        // A share may hold other mounts, but not this one: /proc/self there is this program.
-        if parent.identity.mount_differs(identity) && host::is_proc(&place)? {
+        let parent_node = self.table.get(&parent).ok_or(Errno::STALE)?;
+        // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
+        if parent_node.identity.is_on_other_mount(identity) && host::is_proc(&path_fd)? {
             return Err(Errno::ACCESS);
         }
-        let number = self.numbers.get(&identity).copied();
-        if number.is_none() && self.known.len() >= self.limits.nodes {
+        let id = self.ids.get(&identity).copied();
+        if id.is_none() && self.table.len() >= self.limits.nodes {
             return Err(Errno::NFILE);
         }
-        let closed = number.is_none_or(|number| self.known[&number].open.is_none());
-        if closed {
-            self.make_room()?;
+        let is_closed = id.is_none_or(|id| self.table[&id].path_fd.is_none());
+        if is_closed {
+            self.reserve_descriptor()?;
         }
-        let number = number.unwrap_or_else(|| {
-            self.last += 1;
-            self.numbers.insert(identity, self.last);
-            self.last
+        let id = id.unwrap_or_else(|| {
+            self.last_id += 1;
+            self.ids.insert(identity, self.last_id);
+            self.last_id
         });
-        let node = self.known.entry(number).or_insert_with(|| Node {
+        let node = self.table.entry(id).or_insert_with(|| Node {
             identity,
-            place: Where::In(folder, CString::default()),
-            open: None,
-            used: true,
+            location: Location::Entry(parent, CString::default()),
+            path_fd: None,
+            recently_used: true,
             lookups: 0,
         });
         node.lookups = node.lookups.saturating_add(1);
-        node.used = true;
-        if let Where::In(of, known) = &mut node.place {
-            *of = folder;
-            if known.as_c_str() != name.as_c_str() {
-                name.as_c_str().clone_into(known);
+        node.recently_used = true;
+        if let Location::Entry(last_parent, last_name) = &mut node.location {
+            *last_parent = parent;
+            if last_name.as_c_str() != name.as_c_str() {
+                name.as_c_str().clone_into(last_name);
             }
         }
-        if closed {
-            node.open = Some(place.into());
-            self.open.push_back(number);
+        if is_closed {
+            node.path_fd = Some(path_fd.into());
+            self.open_order.push_back(id);
         }
-        Ok((number, stat))
+        Ok((id, stat))
     }
 
-    /// Notes that the guest has given this name to something that it may know.
-    pub fn renamed(&mut self, folder: u64, name: Name) -> Result<(), Errno> {
-        let place = Host::find(&*self.place(folder)?, name)?;
-        let identity = Identity::of(&host::stat(&place)?);
-        if let Some(node) = self.numbers.get(&identity).and_then(|number| self.known.get_mut(number))
-            && let Where::In(of, known) = &mut node.place
+    /// Records the new location of an inode that the guest has renamed, if the inode has a node.
+    pub fn record_rename(&mut self, parent: u64, name: Name) -> Result<(), Errno> {
+        let path_fd = Host::find(&*self.path_fd(parent)?, name)?;
+        let identity = Identity::of(&host::stat(&path_fd)?);
+        if let Some(node) = self.ids.get(&identity).and_then(|id| self.table.get_mut(id))
+            && let Location::Entry(last_parent, last_name) = &mut node.location
         {
-            *of = folder;
-            name.as_c_str().clone_into(known);
+            *last_parent = parent;
+            name.as_c_str().clone_into(last_name);
         }
         Ok(())
     }
 
-    /// The guest has forgotten as many answers.
-    pub fn forget(&mut self, number: u64, lookups: u64) {
-        let Some(node) = self.known.get_mut(&number) else { return };
+    /// Subtracts from the lookup count. Removes the node when the count reaches zero.
+    pub fn forget(&mut self, id: u64, lookups: u64) {
+        let Some(node) = self.table.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
-        if node.lookups == 0 && number != ROOT {
+        if node.lookups == 0 && id != ROOT {
             let identity = node.identity;
-            self.known.remove(&number);
-            self.numbers.remove(&identity);
+            self.table.remove(&id);
+            self.ids.remove(&identity);
         }
     }
 
-    /// The inode number that the guest is shown. It sees one device: numbers of the share's own are shown as they are, those of others
-    /// get the device into their upper bits, so that no two files of two mounts are taken for one.
-    pub fn shown_inode(&mut self, device: (u32, u32), inode: u64) -> u64 {
+    /// Returns the inode number that the guest sees. The share is one device for the guest, so inode numbers of other
+    /// devices than the root's get the index of their device in the upper bits. This keeps the numbers of two mounts
+    /// apart.
+    pub fn guest_inode(&mut self, device: (u32, u32), inode: u64) -> u64 {
         let index = self.devices.iter().position(|&known| known == device).unwrap_or_else(|| {
             self.devices.push(device);
             self.devices.len() - 1
@@ -228,28 +237,29 @@ impl Nodes {
         inode.wrapping_add((index as u64) << 48)
     }
 
-    /// Sees to it that one more descriptor may be opened. What is in use elsewhere, such as by an open file, is not closed.
-    fn make_room(&mut self) -> Result<(), Errno> {
-        for _ in 0..2 * self.open.len() {
-            if self.open.len() < self.limits.descriptors {
+    /// Ensures that one more path descriptor may be opened, by closing others if necessary. Does not close a descriptor
+    /// with other references, such as that of an open file.
+    fn reserve_descriptor(&mut self) -> Result<(), Errno> {
+        for _ in 0..2 * self.open_order.len() {
+            if self.open_order.len() < self.limits.descriptors {
                 break;
             }
-            let Some(number) = self.open.pop_front() else { break };
-            let Some(node) = self.known.get_mut(&number) else { continue };
-            let in_use = node.open.as_ref().is_some_and(|place| Arc::strong_count(place) > 1);
-            if in_use || node.used {
-                node.used = false;
-                self.open.push_back(number);
+            let Some(id) = self.open_order.pop_front() else { break };
+            let Some(node) = self.table.get_mut(&id) else { continue };
+            let is_referenced = node.path_fd.as_ref().is_some_and(|path_fd| Arc::strong_count(path_fd) > 1);
+            if is_referenced || node.recently_used {
+                node.recently_used = false;
+                self.open_order.push_back(id);
             } else {
-                node.open = None;
+                node.path_fd = None;
             }
         }
-        if self.open.len() < self.limits.descriptors { Ok(()) } else { Err(Errno::NFILE) }
+        if self.open_order.len() < self.limits.descriptors { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    /// How many things the guest knows, and how many of them are open.
+    /// Returns the number of nodes, and how many of them have an open path descriptor.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
-        (self.known.len(), self.known.values().filter(|node| node.open.is_some()).count())
+        (self.table.len(), self.table.values().filter(|node| node.path_fd.is_some()).count())
     }
 }

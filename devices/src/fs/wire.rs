@@ -1,10 +1,13 @@
-//! What FUSE sends: the structures of Linux's `include/uapi/linux/fuse.h`, protocol 7.31, as far as they are used.
+//! The FUSE protocol: the structures and constants of Linux's `include/uapi/linux/fuse.h`, protocol 7.31, that are used
+//! here.
 //!
-//! Names follow that header, without its `fuse_`; so do the fields, but for padding.
+//! Structures have the names of that header without the prefix `fuse_`. Fields have the same names as there, except for
+//! padding.
 
 use vm_memory::ByteValued;
 
-/// Structures without padding, so that a guest is told no byte that nobody wrote.
+/// Defines structures, and asserts that they have no implicit padding. Padding would pass uninitialized bytes to the
+/// guest.
 macro_rules! structures {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$doc])*
@@ -14,8 +17,8 @@ macro_rules! structures {
 
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$type>())*, "padding");
 
-        // SAFETY: its fields are integers and such structures, for which all bytes are valid, and the assertion says that
-        // there is nothing between them.
+        // SAFETY: All fields are integers or structures defined by this macro, for which any bytes are valid. The
+        // assertion above ensures that there is no padding.
         unsafe impl ByteValued for $name {}
     )*};
 }
@@ -23,7 +26,7 @@ macro_rules! structures {
 structures! {
     InHeader { len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, extensions: u32 }
     OutHeader { len: u32, error: i32, unique: u64 }
-    /// Up to 7.35; later guests send more, which is of no interest here.
+    /// The structure of protocol 7.35 and earlier. Later guests append fields, which are ignored.
     InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32 }
     InitOut {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
@@ -55,7 +58,7 @@ structures! {
     CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     OpenOut { fh: u64, open_flags: u32, padding: u32 }
     ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
-    /// The bodies of READ and of READDIR.
+    /// The body of READ, READDIR and READDIRPLUS.
     ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
     WriteIn { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
     WriteOut { size: u32, padding: u32 }
@@ -68,11 +71,11 @@ structures! {
     FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
     LseekOut { offset: u64 }
-    /// The name follows, padded to a multiple of eight bytes.
+    /// Followed by the name, padded to a multiple of eight bytes.
     Dirent { ino: u64, off: u64, namelen: u32, kind: u32 }
 }
 
-/// The number of the folder that is shared itself.
+/// Node ID of the shared directory, `FUSE_ROOT_ID`.
 pub const ROOT: u64 = 1;
 
 /// `FUSE_*` bits of INIT.
@@ -86,7 +89,7 @@ pub mod init {
     pub const MAX_PAGES: u32 = 1 << 22;
 }
 
-/// `FATTR_*`: which fields of [`SetattrIn`] are meant.
+/// `FATTR_*`: the fields of [`SetattrIn`] that are valid.
 pub mod fattr {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -101,7 +104,7 @@ pub mod fattr {
 
 /// `FUSE_GETATTR_FH`.
 pub const GETATTR_FH: u32 = 1 << 0;
-/// `FUSE_WRITE_CACHE`: the page cache wrote, through whichever open file it found.
+/// `FUSE_WRITE_CACHE`: a write from the guest's page cache. The file handle is guessed.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// `FUSE_FSYNC_FDATASYNC`.
 pub const FDATASYNC: u32 = 1 << 0;

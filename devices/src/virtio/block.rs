@@ -1,4 +1,4 @@
-//! A disk (section 5.2 of the specification): a raw image, or a block device, of the host's.
+//! A block device (section 5.2 of the specification), backed by a raw image or a block device of the host.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,47 +15,49 @@ use super::{Device, Queues};
 use crate::Access;
 
 const SECTOR: u64 = 512;
-const ENTRIES: u16 = 128;
-/// How many pieces a request's data may have: what a chain holds beside its header and its status.
-const MOST_SEGMENTS: u32 = ENTRIES as u32 - 2;
-/// How much goes between the file and the guest's memory at a time.
+const QUEUE_SIZE: u16 = 128;
+/// Maximum number of data segments in a request. The header and the status take one descriptor each.
+const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
+/// Number of bytes copied between the file and the guest's memory at a time.
 const CHUNK: usize = 128 << 10;
-/// What `GET_ID` answers, in 20 bytes.
-const NAME: [u8; 20] = *b"tally\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// The device ID string, the reply to `GET_ID`.
+const DEVICE_ID_STRING: [u8; 20] = *b"tally\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// How known formats begin that are no raw images.
+/// Magic numbers of known formats that are not raw images.
 const OTHER_FORMATS: [(&[u8], &str); 7] = [
     (b"QFI\xfb", "a qcow2 image"),
     (b"KDMV", "a VMDK image"),
     (b"vhdxfile", "a VHDX image"),
     (b"<<< ", "a VDI image"),
-    (b"\x1f\x8b", "packed with gzip"),
-    (b"\xfd7zXZ", "packed with xz"),
-    (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+    (b"\x1f\x8b", "compressed with gzip"),
+    (b"\xfd7zXZ", "compressed with xz"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
 ];
 
-/// A file that cannot be a disk.
+/// The reason why a file cannot be used as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// It cannot be opened, or read.
+    /// The file cannot be opened or read.
     #[error(transparent)]
     File(io::Error),
-    /// It is a folder, or anything else that has no sectors.
+    /// The file is a directory or another kind of file without sectors.
     #[error("neither a file nor a block device")]
     Kind,
-    /// It is an image of another kind.
-    #[error("{0}, and a disk is a raw image (`qemu-img convert -O raw` makes one of other images)")]
+    /// The file is not a raw image.
+    #[error(
+        "{0}, but a disk must be a raw image (`qemu-img convert -O raw` converts images of other formats)"
+    )]
     Format(&'static str),
-    /// It has no whole sectors.
+    /// The size is zero, or not a multiple of a sector's.
     #[error("{0} bytes are no disk: its size must be a multiple of 512, and not 0")]
     Size(u64),
-    /// Another guest has it, and one of them writes to it.
+    /// Another guest has the file open, and at least one of the two guests may write to it.
     #[error("in use by another guest")]
     InUse,
-    /// It was to be written to, and the host has it.
-    #[error("in use by this host: it is mounted, or part of something")]
+    /// The host uses the block device, so the guest must not write to it.
+    #[error("in use by this host: it is mounted, or used for LVM, RAID or swap")]
     InUseByHost,
-    /// Its file system cannot tell who else has it.
+    /// The file system does not support locks.
     #[error("cannot be locked against other guests: {0}")]
     Lock(io::Error),
 }
@@ -78,11 +80,11 @@ impl From<TryLockError> for DiskError {
     }
 }
 
-/// The device.
+/// The virtio block device.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
-    /// Keeps the host from using a device that is written to.
+    /// Exclusive open (`O_EXCL`) of a writable block device. The host cannot mount the device while this is open.
     _claim: Option<File>,
     sectors: u64,
     access: Access,
@@ -90,7 +92,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The disk in that file, which no other guest may have if either writes to it.
+    /// Opens a disk. Fails if another guest uses the file and at least one of the two guests may write to it.
     pub fn open(path: &Path, access: Access) -> Result<Self, DiskError> {
         let kind = std::fs::metadata(path)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
@@ -100,7 +102,8 @@ impl Disk {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(is_written).open(path)?;
         if is_written { file.try_lock() } else { file.try_lock_shared() }?;
-        // After the lock, because another guest's claim looks like the host's.
+        // The lock comes first: an exclusive open by another guest gives EBUSY too, which would be reported as use by
+        // the host.
         let claim = (is_written && kind.is_block_device())
             .then(|| options.custom_flags(libc::O_EXCL).open(path))
             .transpose()?;
@@ -117,52 +120,52 @@ impl Disk {
         Ok(Self { file, _claim: claim, sectors: size / SECTOR, access, chunk: vec![0; CHUNK] })
     }
 
-    /// Does one request; says what becomes its status.
-    fn answer(&mut self, mut says: Reader, room: &mut Writer) -> u32 {
+    /// Processes one request. Returns its status.
+    fn process(&mut self, mut request: Reader, reply: &mut Writer) -> u32 {
         let mut header = [0; 16];
-        if says.read_exact(&mut header).is_err() {
+        if request.read_exact(&mut header).is_err() {
             return VIRTIO_BLK_S_IOERR;
         }
         let [kind @ .., _, _, _, _] = header.first_chunk::<8>().expect("it is longer");
         let kind = u32::from_le_bytes(*kind);
         let sector = u64::from_le_bytes(*header.last_chunk().expect("it is longer"));
-        let done = match kind {
-            VIRTIO_BLK_T_IN => self.load(sector, room),
-            VIRTIO_BLK_T_OUT => self.store(sector, &mut says),
+        let result = match kind {
+            VIRTIO_BLK_T_IN => self.read(sector, reply),
+            VIRTIO_BLK_T_OUT => self.write(sector, &mut request),
             VIRTIO_BLK_T_FLUSH => self.file.sync_data(),
-            VIRTIO_BLK_T_GET_ID => room.write(&NAME).map(drop),
+            VIRTIO_BLK_T_GET_ID => reply.write(&DEVICE_ID_STRING).map(drop),
             _ => return VIRTIO_BLK_S_UNSUPP,
         };
-        if done.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR }
+        if result.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR }
     }
 
-    fn load(&mut self, sector: u64, room: &mut Writer) -> io::Result<()> {
-        let mut place = self.place(sector, room.available_bytes())?;
-        while room.available_bytes() > 0 {
-            let chunk = &mut self.chunk[..room.available_bytes().min(CHUNK)];
-            self.file.read_exact_at(chunk, place)?;
-            room.write_all(chunk)?;
-            place += chunk.len() as u64;
+    fn read(&mut self, sector: u64, data: &mut Writer) -> io::Result<()> {
+        let mut offset = self.offset(sector, data.available_bytes())?;
+        while data.available_bytes() > 0 {
+            let chunk = &mut self.chunk[..data.available_bytes().min(CHUNK)];
+            self.file.read_exact_at(chunk, offset)?;
+            data.write_all(chunk)?;
+            offset += chunk.len() as u64;
         }
         Ok(())
     }
 
-    fn store(&mut self, sector: u64, says: &mut Reader) -> io::Result<()> {
+    fn write(&mut self, sector: u64, data: &mut Reader) -> io::Result<()> {
         if self.access == Access::ReadOnly {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
-        let mut place = self.place(sector, says.available_bytes())?;
-        while says.available_bytes() > 0 {
-            let chunk = &mut self.chunk[..says.available_bytes().min(CHUNK)];
-            says.read_exact(chunk)?;
-            self.file.write_all_at(chunk, place)?;
-            place += chunk.len() as u64;
+        let mut offset = self.offset(sector, data.available_bytes())?;
+        while data.available_bytes() > 0 {
+            let chunk = &mut self.chunk[..data.available_bytes().min(CHUNK)];
+            data.read_exact(chunk)?;
+            self.file.write_all_at(chunk, offset)?;
+            offset += chunk.len() as u64;
         }
         Ok(())
     }
 
-    /// Where in the file a request begins, if all of it is on the disk and in whole sectors.
-    fn place(&self, sector: u64, length: usize) -> io::Result<u64> {
+    /// Returns the file offset of a request. Fails unless the request covers whole sectors within the disk.
+    fn offset(&self, sector: u64, length: usize) -> io::Result<u64> {
         let length = length as u64;
         let end = sector.checked_add(length / SECTOR);
         if !length.is_multiple_of(SECTOR) || end.is_none_or(|end| end > self.sectors) {
@@ -183,29 +186,29 @@ impl Device for Disk {
     }
 
     fn config(&self) -> Vec<u8> {
-        // Capacity in sectors, the longest piece (which is only said with a feature that we lack), the most pieces.
-        [&self.sectors.to_le_bytes()[..], &[0; 4], &MOST_SEGMENTS.to_le_bytes()].concat()
+        // `capacity`, `size_max` (which is unused without `VIRTIO_BLK_F_SIZE_MAX`), `seg_max`.
+        [&self.sectors.to_le_bytes()[..], &[0; 4], &MAX_SEGMENTS.to_le_bytes()].concat()
     }
 
-    fn queues(&self) -> Vec<u16> {
-        vec![ENTRIES]
+    fn queue_sizes(&self) -> Vec<u16> {
+        vec![QUEUE_SIZE]
     }
 
     fn serve(&mut self, queues: &mut Queues) {
-        while let Some(mut request) = queues.next(0) {
-            // The last byte of the answer is the status. Where there is no room for one, there is nothing to be said.
+        while let Some(mut request) = queues.pop(0) {
+            // The last writable byte is the status. A request without one cannot be answered.
             let data = request.writer.available_bytes().saturating_sub(1);
             let written = match request.writer.split_at(data) {
                 Ok(mut status) if status.available_bytes() == 1 => {
-                    let code = self.answer(request.reader, &mut request.writer);
+                    let code = self.process(request.reader, &mut request.writer);
                     let code = u8::try_from(code).expect("a status is a byte");
-                    // There is room for one byte.
+                    // Cannot fail: one byte is available.
                     let _ = status.write_all(&[code]);
                     request.writer.bytes_written() + 1
                 }
                 _ => 0,
             };
-            queues.done(request.head, u32::try_from(written).unwrap_or(u32::MAX));
+            queues.complete(request.head, u32::try_from(written).unwrap_or(u32::MAX));
         }
     }
 }
@@ -224,21 +227,22 @@ mod tests {
         file
     }
 
-    fn ask(
+    /// Sends a request with room for a reply of `reply_size` bytes. Returns the reply's data and status.
+    fn send(
         disk: &mut Disk,
         driver: &mut Driver,
         kind: u32,
         sector: u64,
         data: &[u8],
-        room: u32,
+        reply_size: u32,
     ) -> (Vec<u8>, u8) {
-        let says = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), data].concat();
-        let answer = driver.ask(0, &says, room + 1);
+        let request = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), data].concat();
+        let reply = driver.submit(0, &request, reply_size + 1);
         driver.serve(disk);
-        driver.answered(0).expect("every request is answered");
-        let mut answer = driver.bytes(answer, room + 1);
-        let status = answer.pop().unwrap();
-        (answer, status)
+        driver.next_completion(0).expect("every request is completed");
+        let mut reply = driver.bytes(reply, reply_size + 1);
+        let status = reply.pop().unwrap();
+        (reply, status)
     }
 
     fn disk(file: &tempfile::NamedTempFile, access: Access) -> (Disk, Driver) {
@@ -248,42 +252,46 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_on_the_host() {
+    fn written_data_is_read_back_and_is_in_the_file() {
         let file = image(8);
         let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 3, &[], 512), (vec![3; 512], 0));
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 3, &[9; 1024], 0).1, 0);
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_FLUSH, 0, &[], 0).1, 0);
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 4, &[], 512), (vec![9; 512], 0));
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 3, &[], 512), (vec![3; 512], 0));
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 3, &[9; 1024], 0).1, 0);
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_FLUSH, 0, &[], 0).1, 0);
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 4, &[], 512), (vec![9; 512], 0));
         assert_eq!(std::fs::read(file.path()).unwrap()[3 * 512..5 * 512], [9; 1024]);
     }
 
     #[test]
-    fn beyond_the_end_there_is_nothing() {
+    fn accesses_past_the_end_of_the_disk_fail() {
         let file = image(8);
         let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
         for sector in [8, 7, u64::MAX, u64::MAX / 512] {
-            assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_IN, sector, &[], 1024).1, 1, "{sector}");
-            assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, sector, &[1; 1024], 0).1, 1, "{sector}");
+            assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, sector, &[], 1024).1, 1, "{sector}");
+            assert_eq!(
+                send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, sector, &[1; 1024], 0).1,
+                1,
+                "{sector}"
+            );
         }
         assert_eq!(file.as_file().metadata().unwrap().len(), 8 * 512);
     }
 
     #[test]
-    fn a_read_only_disk_stays_as_it_is() {
+    fn a_read_only_disk_cannot_be_written() {
         let file = image(8);
         let (mut disk, mut driver) = disk(&file, Access::ReadOnly);
         assert_eq!(driver.read(0x10) & 1 << VIRTIO_BLK_F_RO, 1 << VIRTIO_BLK_F_RO);
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 0, &[1; 512], 0).1, 1);
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 0, &[1; 512], 0).1, 1);
         assert_eq!(std::fs::read(file.path()).unwrap()[..512], [0; 512]);
     }
 
     #[test]
-    fn an_image_that_shrinks_meanwhile_gives_errors() {
+    fn reads_past_the_end_of_a_truncated_image_fail() {
         let file = image(8);
         let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
         file.as_file().set_len(1024).unwrap();
-        assert_eq!(ask(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 5, &[], 512).1, 1);
+        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 5, &[], 512).1, 1);
     }
 
     #[test]
@@ -298,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_lock_that_another_guest_has_is_said_to_be_one() {
+    fn only_a_lock_held_by_another_guest_is_reported_as_in_use() {
         let error = DiskError::from(TryLockError::Error(io::Error::from_raw_os_error(libc::ENOLCK)));
         assert_eq!(
             error.to_string(),
@@ -308,15 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_the_host_has_mounted_is_said_to_be_in_use() {
+    fn a_device_that_the_host_has_mounted_is_reported_as_in_use() {
         let error = DiskError::from(io::Error::from_raw_os_error(libc::EBUSY));
-        assert_eq!(error.to_string(), "in use by this host: it is mounted, or part of something");
+        assert_eq!(error.to_string(), "in use by this host: it is mounted, or used for LVM, RAID or swap");
         let error = DiskError::from(io::Error::from_raw_os_error(libc::EACCES));
         assert!(matches!(error, DiskError::File(_)));
     }
 
     #[test]
-    fn what_is_no_disk_is_refused_in_words() {
+    fn a_file_that_cannot_be_a_disk_is_refused_with_the_reason() {
         let refused = |content: &[u8]| {
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(content).unwrap();
@@ -325,23 +333,27 @@ mod tests {
         assert!(refused(b"").contains("0 bytes"));
         assert!(refused(b"hello").contains("multiple of 512"));
         assert!(refused(b"QFI\xfb\0\0\0\x03").contains("qcow2"));
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(Disk::open(folder.path(), Access::ReadOnly), Err(DiskError::Kind)));
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(Disk::open(directory.path(), Access::ReadOnly), Err(DiskError::Kind)));
         assert!(matches!(Disk::open(Path::new("/dev/null"), Access::ReadOnly), Err(DiskError::Kind)));
     }
 
     proptest! {
         #[test]
-        fn no_request_harms(kind in prop_oneof![0..12_u32, any::<u32>()], sector in prop_oneof![0..20_u64, any::<u64>()],
-                            says in 0..2000_usize, room in 0..2000_u32) {
+        fn every_request_is_completed_and_keeps_the_size_of_the_file(
+            kind in prop_oneof![0..12_u32, any::<u32>()],
+            sector in prop_oneof![0..20_u64, any::<u64>()],
+            request_size in 0..2000_usize,
+            reply_size in 0..2000_u32,
+        ) {
             let file = image(8);
             let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-            let mut text = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), &[1; 2000]].concat();
-            text.truncate(says);
-            if says + room as usize > 0 {
-                driver.ask(0, &text, room);
+            let mut request = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), &[1; 2000]].concat();
+            request.truncate(request_size);
+            if request_size + reply_size as usize > 0 {
+                driver.submit(0, &request, reply_size);
                 driver.serve(&mut disk);
-                prop_assert!(driver.answered(0).is_some());
+                prop_assert!(driver.next_completion(0).is_some());
             }
             prop_assert_eq!(file.as_file().metadata().unwrap().len(), 8 * 512);
         }

@@ -1,17 +1,19 @@
-//! A shared folder (section 5.11 of the specification): what carries FUSE between a guest and a [`Share`].
+//! A file system device (section 5.11 of the specification), which carries FUSE requests of a guest to a [`Share`].
 
 use std::io::{Read, Write};
 
 use super::{Device, Queues, Request};
 use crate::fs::Share;
 
-/// What the guest forgets comes by a queue of its own, so that it waits for nothing. (Interrupts of requests would, too.)
+/// Index and size of the high priority queue. FORGET and INTERRUPT requests use it, so that they do not wait for
+/// others.
 const HIGH_PRIORITY: (usize, u16) = (0, 128);
-/// Linux makes a request no longer than the queue, less four entries; so that those of a mebibyte, 256 pages, fit.
+/// Index and size of the request queue. Linux limits a request to four pages less than the queue has entries, so this
+/// size allows requests of 1 MiB (256 pages).
 const REQUESTS: (usize, u16) = (1, 512);
 const TAG: usize = 36;
 
-/// The device.
+/// The virtio file system device.
 #[derive(Debug)]
 pub struct SharedFolder {
     share: Share,
@@ -20,27 +22,27 @@ pub struct SharedFolder {
 }
 
 impl SharedFolder {
-    /// The folder, as the guest's share of that number.
+    /// Creates the device for the guest's share `number`.
     pub fn new(share: Share, number: u8) -> Self {
-        Self { share, number, request: vec![0; Share::LONGEST_REQUEST] }
+        Self { share, number, request: vec![0; Share::MAX_REQUEST] }
     }
 
-    /// The name by which a guest mounts the share of that number.
+    /// Returns the tag by which the guest mounts share `number`.
     pub fn tag(number: u8) -> String {
         format!("tally{number}")
     }
 
-    /// Answers; says with how many bytes.
-    fn answer(&mut self, request: &mut Request) -> usize {
+    /// Processes a request. Returns the size of the reply.
+    fn process(&mut self, request: &mut Request) -> usize {
         let length = request.reader.available_bytes();
-        // Longer than any: not from a kernel that has heard how long they may be.
-        let Some(text) = self.request.get_mut(..length) else { return 0 };
-        if request.reader.read_exact(text).is_err() {
+        // A request that is too long is not answered. Kernels adhere to the limits of the INIT reply and send none.
+        let Some(bytes) = self.request.get_mut(..length) else { return 0 };
+        if request.reader.read_exact(bytes).is_err() {
             return 0;
         }
-        let answer = self.share.serve(text, request.writer.available_bytes());
-        // There is room for it.
-        let _ = request.writer.write_all(answer);
+        let reply = self.share.serve(bytes, request.writer.available_bytes());
+        // Cannot fail: the reply is not longer than the available bytes.
+        let _ = request.writer.write_all(reply);
         request.writer.bytes_written()
     }
 }
@@ -53,19 +55,19 @@ impl Device for SharedFolder {
     fn config(&self) -> Vec<u8> {
         let mut tag = Self::tag(self.number).into_bytes();
         tag.resize(TAG, 0);
-        // The tag, and the number of queues for requests.
+        // `tag`, `num_request_queues`.
         [tag, 1_u32.to_le_bytes().to_vec()].concat()
     }
 
-    fn queues(&self) -> Vec<u16> {
+    fn queue_sizes(&self) -> Vec<u16> {
         vec![HIGH_PRIORITY.1, REQUESTS.1]
     }
 
     fn serve(&mut self, queues: &mut Queues) {
         for (queue, _) in [HIGH_PRIORITY, REQUESTS] {
-            while let Some(mut request) = queues.next(queue) {
-                let written = self.answer(&mut request);
-                queues.done(request.head, u32::try_from(written).expect("an answer is not that long"));
+            while let Some(mut request) = queues.pop(queue) {
+                let written = self.process(&mut request);
+                queues.complete(request.head, u32::try_from(written).expect("a reply is shorter than 4 GiB"));
             }
         }
     }
@@ -87,7 +89,7 @@ mod tests {
     const FORGET: u32 = 2;
     const GETATTR: u32 = 3;
 
-    fn folder() -> (tempfile::TempDir, SharedFolder, Driver) {
+    fn share() -> (tempfile::TempDir, SharedFolder, Driver) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "the host's").unwrap();
         let device = SharedFolder::new(Share::open(dir.path(), Access::ReadOnly, 1).unwrap(), 3);
@@ -95,27 +97,27 @@ mod tests {
         (dir, device, driver)
     }
 
-    /// A request, with its header.
+    /// Creates a request with its header.
     fn fuse(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
         let length = u32::try_from(40 + body.len()).unwrap();
         [&length.to_le_bytes()[..], &opcode.to_le_bytes(), &[9; 8], &node.to_le_bytes(), &[0; 16], body]
             .concat()
     }
 
-    /// The error number that an answer has.
-    fn ask(device: &mut SharedFolder, driver: &mut Driver, request: &[u8]) -> i32 {
-        let at = driver.ask(REQUESTS.0, request, 4096);
+    /// Sends a request. Returns the error in the reply's header.
+    fn send(device: &mut SharedFolder, driver: &mut Driver, request: &[u8]) -> i32 {
+        let at = driver.submit(REQUESTS.0, request, 4096);
         driver.serve(device);
-        let length = driver.answered(REQUESTS.0).expect("every request is answered");
-        let answer = driver.bytes(at, length);
-        assert_eq!(answer[..4], length.to_le_bytes());
-        assert_eq!(answer[8..16], [9; 8], "it is the answer to this one");
-        i32::from_le_bytes(*answer[4..].first_chunk().unwrap())
+        let length = driver.next_completion(REQUESTS.0).expect("every request is completed");
+        let reply = driver.bytes(at, length);
+        assert_eq!(reply[..4], length.to_le_bytes());
+        assert_eq!(reply[8..16], [9; 8], "the reply is for this request");
+        i32::from_le_bytes(*reply[4..].first_chunk().unwrap())
     }
 
     #[test]
     fn a_guest_finds_the_share_by_its_tag() {
-        let (_dir, device, driver) = folder();
+        let (_dir, device, driver) = share();
         assert_eq!(driver.read(0x08), 26);
         let config = device.config();
         assert_eq!((&config[..7], config.len()), (&b"tally3\0"[..], 40));
@@ -123,36 +125,41 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_answered_and_what_is_forgotten_is_not() {
-        let (_dir, mut device, mut driver) = folder();
-        assert_eq!(ask(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
-        assert_eq!(ask(&mut device, &mut driver, &fuse(LOOKUP, 1, b"none\0")), -2);
-        assert_eq!(ask(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), 0);
-        driver.ask(HIGH_PRIORITY.0, &fuse(FORGET, 2, &1_u64.to_le_bytes()), 0);
+    fn requests_get_replies_and_a_forgotten_inode_is_stale() {
+        let (_dir, mut device, mut driver) = share();
+        assert_eq!(send(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
+        assert_eq!(send(&mut device, &mut driver, &fuse(LOOKUP, 1, b"none\0")), -2);
+        assert_eq!(send(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), 0);
+        driver.submit(HIGH_PRIORITY.0, &fuse(FORGET, 2, &1_u64.to_le_bytes()), 0);
         driver.serve(&mut device);
-        assert_eq!(driver.answered(HIGH_PRIORITY.0), Some(0));
+        assert_eq!(driver.next_completion(HIGH_PRIORITY.0), Some(0));
         let stale = -116;
-        assert_eq!(ask(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), stale);
+        assert_eq!(send(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), stale);
     }
 
     #[test]
-    fn a_driver_that_begins_anew_knows_nothing() {
-        let (_dir, mut device, mut driver) = folder();
-        assert_eq!(ask(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
+    fn a_reset_forgets_all_inodes() {
+        let (_dir, mut device, mut driver) = share();
+        assert_eq!(send(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
         device.reset();
-        assert_eq!(ask(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), -116);
+        assert_eq!(send(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), -116);
     }
 
     proptest! {
         #[test]
-        fn no_request_harms(opcode in 0..60_u32, says in 0..200_usize, room in 0..200_u32, queue in 0..2_usize) {
-            let (dir, mut device, mut driver) = folder();
-            let mut text = fuse(opcode, 1, &[1; 200]);
-            text.truncate(says);
-            if says + room as usize > 0 {
-                driver.ask(queue, &text, room);
+        fn every_request_is_completed_within_its_buffer(
+            opcode in 0..60_u32,
+            request_size in 0..200_usize,
+            reply_size in 0..200_u32,
+            queue in 0..2_usize,
+        ) {
+            let (dir, mut device, mut driver) = share();
+            let mut request = fuse(opcode, 1, &[1; 200]);
+            request.truncate(request_size);
+            if request_size + reply_size as usize > 0 {
+                driver.submit(queue, &request, reply_size);
                 driver.serve(&mut device);
-                prop_assert!(driver.answered(queue).is_some_and(|length| length <= room));
+                prop_assert!(driver.next_completion(queue).is_some_and(|length| length <= reply_size));
             }
             prop_assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"the host's");
         }

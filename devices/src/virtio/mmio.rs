@@ -1,7 +1,8 @@
-//! The registers of a virtio device in the guest's physical memory (section 4.2 of the specification).
+//! The MMIO transport of virtio devices (section 4.2 of the specification).
 //!
-//! The vCPUs' threads write registers, the device's thread serves the queues. Both hold [`State`] only for as long as a
-//! request takes; the interrupt's status, which the guest reads while it handles one, has no lock at all.
+//! vCPU threads access the registers, and the device's thread serves the queues. Both lock [`State`], the device's
+//! thread for as long as it serves requests. The interrupt status is outside of the lock, so that the guest's interrupt
+//! handler, which reads it, never waits for a request.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +20,7 @@ use crate::Interrupt;
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
 const VENDOR: u32 = u32::from_le_bytes(*b"TALY");
-/// What every device offers: the modern interface, and notifications only where they are wanted.
+/// Features of all devices.
 const COMMON_FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
 
 mod register {
@@ -45,7 +46,7 @@ mod register {
     pub const AVAILABLE_HIGH: u64 = 0x94;
     pub const USED_LOW: u64 = 0xa0;
     pub const USED_HIGH: u64 = 0xa4;
-    /// Length and address of a shared memory region, of which there is none: all ones.
+    /// `SHMLenLow` to `SHMBaseHigh`. They read as all ones, which means that there is no shared memory region.
     pub const SHARED_MEMORY: std::ops::RangeInclusive<u64> = 0xb0..=0xbc;
     pub const CONFIG: u64 = 0x100;
 }
@@ -61,7 +62,7 @@ mod interrupt {
     pub const CONFIG: u32 = 2;
 }
 
-/// The registers of one device. Shared by the vCPUs, which access them, and the device's thread.
+/// The MMIO registers of one device, shared by the vCPU threads and the device's thread.
 pub struct Transport {
     id: u32,
     features: u64,
@@ -77,31 +78,31 @@ struct State {
     queues: Vec<Queue>,
     status: u32,
     driver_features: u64,
-    device_features_page: u32,
-    driver_features_page: u32,
-    queue: usize,
-    /// The driver's rings made no sense.
-    broken: bool,
-    /// The driver has begun anew, and the device does not know yet.
+    device_features_select: u32,
+    driver_features_select: u32,
+    queue_select: usize,
+    /// A ring of the driver is invalid, and the device needs a reset.
+    is_broken: bool,
+    /// The driver has reset the device, and [`Device::reset`] has not been called yet.
     was_reset: bool,
 }
 
 impl Transport {
-    /// How much of the address space the registers take.
+    /// Size of the register region.
     pub const SIZE: u64 = 0x1000;
-    /// The register that the driver writes when requests wait: KVM can take the write and signal [`Transport::kick`].
+    /// Offset of `QueueNotify`. The VMM registers [`Transport::kick`] with KVM as its ioeventfd.
     pub const NOTIFY: u64 = register::QUEUE_NOTIFY;
 
-    /// Registers for a device with its queues in `memory`, which raises `interrupt`.
+    /// Creates the transport of a device with its queues in `memory`. The transport raises `interrupt`.
     pub fn new(
         device: &dyn Device,
         memory: GuestMemoryMmap,
         interrupt: impl Interrupt + 'static,
     ) -> io::Result<Arc<Self>> {
         let queues = device
-            .queues()
+            .queue_sizes()
             .into_iter()
-            .map(|size| Queue::new(size).expect("a device's queues have a power of two of entries"))
+            .map(|size| Queue::new(size).expect("the size of a queue is a power of two"))
             .collect();
         Ok(Arc::new(Self {
             id: device.id(),
@@ -112,10 +113,10 @@ impl Transport {
                 queues,
                 status: 0,
                 driver_features: 0,
-                device_features_page: 0,
-                driver_features_page: 0,
-                queue: 0,
-                broken: false,
+                device_features_select: 0,
+                driver_features_select: 0,
+                queue_select: 0,
+                is_broken: false,
                 was_reset: false,
             }),
             interrupt_status: AtomicU32::new(0),
@@ -124,17 +125,18 @@ impl Transport {
         }))
     }
 
-    /// Readable when there may be something to serve.
+    /// Returns the eventfd that is readable when the device should be served.
     pub fn kick(&self) -> &EventFd {
         &self.kick
     }
 
-    /// Whether the guest has a driver for it that is ready.
+    /// Returns true if the guest's driver has set `DRIVER_OK`.
     pub fn has_driver(&self) -> bool {
         self.state().status & status::DRIVER_OK != 0
     }
 
-    /// Has the device do what `work` says with its queues; nothing while there is no driver.
+    /// Calls `work` with the device and its queues, and returns the result. Returns `None` without a call if the driver
+    /// is not ready, or if the device needs a reset.
     pub fn serve<D: Device + ?Sized, T>(
         &self,
         device: &mut D,
@@ -145,20 +147,20 @@ impl Transport {
         if std::mem::take(&mut state.was_reset) {
             device.reset();
         }
-        if state.status & status::DRIVER_OK == 0 || state.broken {
+        if state.status & status::DRIVER_OK == 0 || state.is_broken {
             return None;
         }
-        let tell = || self.interrupt(interrupt::USED);
-        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.broken, &tell);
+        let interrupt = || self.interrupt(interrupt::USED);
+        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.is_broken, &interrupt);
         let result = work(device, &mut queues);
-        if state.broken {
+        if state.is_broken {
             state.status |= status::NEEDS_RESET;
             self.interrupt(interrupt::CONFIG);
         }
         Some(result)
     }
 
-    /// A load from the registers.
+    /// Handles a read of the registers.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(at) = offset.checked_sub(register::CONFIG) {
             let config = usize::try_from(at).ok().and_then(|at| self.config.get(at..)).unwrap_or(&[]);
@@ -182,22 +184,22 @@ impl Transport {
         }
         let state = self.state();
         match offset {
-            register::DEVICE_FEATURES => page(self.features, state.device_features_page),
+            register::DEVICE_FEATURES => features_word(self.features, state.device_features_select),
             register::QUEUE_SIZE_MAX => {
-                state.queues.get(state.queue).map_or(0, |queue| queue.max_size().into())
+                state.queues.get(state.queue_select).map_or(0, |queue| queue.max_size().into())
             }
-            register::QUEUE_READY => state.queues.get(state.queue).is_some_and(Queue::ready).into(),
+            register::QUEUE_READY => state.queues.get(state.queue_select).is_some_and(Queue::ready).into(),
             register::STATUS => state.status,
             offset if register::SHARED_MEMORY.contains(&offset) => u32::MAX,
             _ => 0,
         }
     }
 
-    /// A store to the registers.
+    /// Handles a write to the registers.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else { return };
         match offset {
-            // An eventfd that nobody has read yet is signalled already.
+            // If the write fails, the eventfd is readable already.
             register::QUEUE_NOTIFY => drop(self.kick.write(1)),
             register::INTERRUPT_ACKNOWLEDGE => {
                 self.interrupt_status.fetch_and(!value, Ordering::AcqRel);
@@ -210,10 +212,11 @@ impl Transport {
 
     fn set_status(&self, value: u32) {
         let mut state = self.state();
-        let unknown = state.driver_features & !self.features != 0;
-        let modern = state.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
-        // The driver reads it back: what it must not have is not there.
-        let refused = if unknown || !modern { status::FEATURES_OK | status::DRIVER_OK } else { 0 };
+        let has_unknown = state.driver_features & !self.features != 0;
+        let has_version_1 = state.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
+        // The driver reads the status back. If `FEATURES_OK` is clear, the device has refused the features (section
+        // 3.1.1).
+        let refused = if has_unknown || !has_version_1 { status::FEATURES_OK | status::DRIVER_OK } else { 0 };
         state.status = value & !refused | state.status & status::NEEDS_RESET;
         if state.status & status::DRIVER_OK != 0 {
             let event_idx = state.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
@@ -225,7 +228,7 @@ impl Transport {
                 }
             }
             drop(state);
-            // The device may have something to say at once.
+            // The device may have something to send at once.
             let _ = self.kick.write(1);
         }
     }
@@ -233,8 +236,8 @@ impl Transport {
     fn reset(&self) {
         let mut state = self.state();
         state.queues.iter_mut().for_each(Queue::reset);
-        (state.status, state.driver_features, state.queue) = (0, 0, 0);
-        (state.broken, state.was_reset) = (false, true);
+        (state.status, state.driver_features, state.queue_select) = (0, 0, 0);
+        (state.is_broken, state.was_reset) = (false, true);
         self.interrupt_status.store(0, Ordering::Release);
         drop(state);
         let _ = self.kick.write(1);
@@ -242,7 +245,7 @@ impl Transport {
 
     fn interrupt(&self, why: u32) {
         self.interrupt_status.fetch_or(why, Ordering::AcqRel);
-        // An eventfd that KVM has not taken yet is an interrupt on its way.
+        // If the write to the eventfd fails, an interrupt is pending already.
         let _ = self.interrupt.raise();
     }
 
@@ -254,28 +257,28 @@ impl Transport {
 impl State {
     fn set(&mut self, offset: u64, value: u32) {
         match offset {
-            register::DEVICE_FEATURES_SELECT => self.device_features_page = value,
-            register::DRIVER_FEATURES_SELECT => self.driver_features_page = value,
+            register::DEVICE_FEATURES_SELECT => self.device_features_select = value,
+            register::DRIVER_FEATURES_SELECT => self.driver_features_select = value,
             register::DRIVER_FEATURES if self.status & status::FEATURES_OK == 0 => {
-                let shift = match self.driver_features_page {
+                let shift = match self.driver_features_select {
                     0 => 0,
                     1 => 32,
-                    // There are no more than 64: a driver that takes others takes what nobody offers.
+                    // All features are in the first 64 bits.
                     _ => return,
                 };
                 self.driver_features &= !(u64::from(u32::MAX) << shift);
                 self.driver_features |= u64::from(value) << shift;
             }
-            register::QUEUE_SELECT => self.queue = usize::try_from(value).unwrap_or(usize::MAX),
+            register::QUEUE_SELECT => self.queue_select = usize::try_from(value).unwrap_or(usize::MAX),
             _ => self.set_queue(offset, value),
         }
     }
 
     fn set_queue(&mut self, offset: u64, value: u32) {
-        let running = self.status & status::DRIVER_OK != 0;
-        let Some(queue) = self.queues.get_mut(self.queue) else { return };
-        // A queue in use keeps its place; it can be had anew by a reset.
-        if queue.ready() || running {
+        let is_running = self.status & status::DRIVER_OK != 0;
+        let Some(queue) = self.queues.get_mut(self.queue_select) else { return };
+        // A queue in use cannot be changed. The driver has to reset the device first.
+        if queue.ready() || is_running {
             return;
         }
         match offset {
@@ -292,29 +295,29 @@ impl State {
     }
 }
 
-/// One half of 64 features; there are none beyond these.
-fn page(features: u64, page: u32) -> u32 {
+/// Returns 32 feature bits, as selected by the value of `DeviceFeaturesSel`.
+fn features_word(features: u64, select: u32) -> u32 {
     let bytes = features.to_le_bytes();
-    match page {
+    match select {
         0 => u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
         1 => u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
         _ => 0,
     }
 }
 
-/// The devices with registers in memory, one behind the other. Where nothing is, the bus floats.
+/// The MMIO regions of all virtio devices, in a row. Reads of other addresses return all ones.
 pub struct MmioBus {
     base: u64,
     devices: Vec<Arc<Transport>>,
 }
 
 impl MmioBus {
-    /// Devices from this address on, [`Transport::SIZE`] apart.
+    /// Creates a bus with the devices at `base`, [`Transport::SIZE`] apart.
     pub fn new(base: u64, devices: Vec<Arc<Transport>>) -> Self {
         Self { base, devices }
     }
 
-    /// A load from anywhere that is no memory.
+    /// Handles an MMIO read.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
             Some((device, offset)) => device.read(offset, data),
@@ -322,7 +325,7 @@ impl MmioBus {
         }
     }
 
-    /// A store to anywhere that is no memory.
+    /// Handles an MMIO write.
     pub fn write(&self, address: u64, data: &[u8]) {
         if let Some((device, offset)) = self.find(address) {
             device.write(offset, data);

@@ -1,29 +1,29 @@
-//! The queues of one device: requests come out, and go back when they are done.
+//! The virtqueues of one device: takes available requests, and returns them to the driver as used.
 
 use virtio_queue::{Queue, QueueT, Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
-/// The queues while they are looked at: nobody else changes them meanwhile.
+/// The queues of a device, borrowed while it is served. The transport's lock is held meanwhile.
 pub struct Queues<'a> {
     memory: &'a GuestMemoryMmap,
     rings: &'a mut [Queue],
-    /// Whether the guest's ring makes no sense, and the device waits to be reset.
-    broken: &'a mut bool,
-    /// Tells the driver that something went back.
-    tell: &'a dyn Fn(),
+    /// A ring is invalid, and the device needs a reset.
+    is_broken: &'a mut bool,
+    /// Sends the driver a used buffer notification.
+    interrupt: &'a dyn Fn(),
 }
 
-/// What a driver asks for: bytes to be read, and room for an answer.
+/// A request: a descriptor chain with a device-readable and a device-writable part.
 pub struct Request<'a> {
-    /// What goes back when it is done.
+    /// The chain's head, which [`Queues::complete`] takes.
     pub head: Head,
-    /// What the driver says.
+    /// The device-readable buffers.
     pub reader: Reader<'a>,
-    /// Where the answer goes.
+    /// The device-writable buffers, for the reply.
     pub writer: Writer<'a>,
 }
 
-/// Where a request came from. It goes back once.
+/// The queue and head descriptor of a request. Neither `Clone` nor `Copy`, so that a request is completed only once.
 #[derive(Debug)]
 pub struct Head {
     queue: usize,
@@ -34,61 +34,63 @@ impl<'a> Queues<'a> {
     pub(super) fn new(
         memory: &'a GuestMemoryMmap,
         rings: &'a mut [Queue],
-        broken: &'a mut bool,
-        tell: &'a dyn Fn(),
+        is_broken: &'a mut bool,
+        interrupt: &'a dyn Fn(),
     ) -> Self {
-        Self { memory, rings, broken, tell }
+        Self { memory, rings, is_broken, interrupt }
     }
 
-    /// Whether a request waits in this queue. If none does, the driver will say when there is one.
-    pub fn has(&mut self, queue: usize) -> bool {
+    /// Returns true if the queue has an available request. Otherwise, enables notifications by the driver.
+    pub fn has_request(&mut self, queue: usize) -> bool {
         let memory = self.memory;
         let Some(queue) = self.usable(queue) else { return false };
-        // The index in the ring says at once; the driver is asked to speak up only when there is nothing.
-        let waits = match queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire) {
+        // Notifications are enabled only when the queue is empty.
+        let has_request = match queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire) {
             Ok(index) if index.0 != queue.next_avail() => Ok(true),
             Ok(_) => queue.enable_notification(memory),
             Err(error) => Err(error),
         };
-        waits.unwrap_or_else(|_| {
-            *self.broken = true;
+        has_request.unwrap_or_else(|_| {
+            *self.is_broken = true;
             false
         })
     }
 
-    /// The next request in this queue.
-    pub fn next(&mut self, queue: usize) -> Option<Request<'a>> {
+    /// Takes the next available request from a queue.
+    pub fn pop(&mut self, queue: usize) -> Option<Request<'a>> {
         let memory = self.memory;
-        while self.has(queue) {
+        while self.has_request(queue) {
             let Some(chain) = self.rings[queue].pop_descriptor_chain(memory) else {
-                // Something waits, and cannot be taken: the ring's index is further ahead than the ring is long.
-                *self.broken = true;
+                // The available index is further ahead than the queue is long.
+                *self.is_broken = true;
                 return None;
             };
             let head = Head { queue, index: chain.head_index() };
             match (Reader::new(memory, chain.clone()), Writer::new(memory, chain)) {
                 (Ok(reader), Ok(writer)) => return Some(Request { head, reader, writer }),
-                // Buffers that are not in the guest's memory.
-                _ => self.done(head, 0),
+                // The buffers are not in the guest's memory.
+                _ => self.complete(head, 0),
             }
         }
         None
     }
 
-    /// Gives a request back, with that many bytes of an answer. The driver is told at once, for the next request may take
-    /// long; until it has looked, a driver that takes notifications by index is told no more.
-    pub fn done(&mut self, head: Head, written: u32) {
+    /// Returns a request to the driver as used, with `written` bytes of reply. Notifies the driver at once, if it wants
+    /// that, because the next request may take long. A driver that negotiated `VIRTIO_F_EVENT_IDX` gets no further
+    /// notification until it has updated `used_event`.
+    pub fn complete(&mut self, head: Head, written: u32) {
         let (memory, Head { queue, index }) = (self.memory, head);
         let Some(queue) = self.usable(queue) else { return };
-        let told = queue.add_used(memory, index, written).and_then(|()| queue.needs_notification(memory));
-        match told {
-            Ok(true) => (self.tell)(),
+        let needs_notification =
+            queue.add_used(memory, index, written).and_then(|()| queue.needs_notification(memory));
+        match needs_notification {
+            Ok(true) => (self.interrupt)(),
             Ok(false) => {}
-            Err(_) => *self.broken = true,
+            Err(_) => *self.is_broken = true,
         }
     }
 
     fn usable(&mut self, queue: usize) -> Option<&mut Queue> {
-        self.rings.get_mut(queue).filter(|queue| queue.ready() && !*self.broken)
+        self.rings.get_mut(queue).filter(|queue| queue.ready() && !*self.is_broken)
     }
 }

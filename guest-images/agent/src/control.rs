@@ -10,38 +10,38 @@ use std::thread;
 use guest_agent::protocol::{Decoder, Message, Start, ToGuest, ToHost};
 use libc::{POLLHUP, POLLIN, POLLOUT, pollfd};
 
-use crate::flow::{State, is_cut_off, now};
-use crate::ports::PAUSE;
+use crate::flow::{State, is_peer_closed, try_io};
+use crate::ports::POLL_INTERVAL;
 use crate::sys;
 
-/// How much is read at once. Answers are sent before more is read, so they never pile up.
+/// Maximum number of bytes read at once. Nothing is read while there are unsent messages, so those are limited too.
 const CHUNK: usize = 4 << 10;
 
-/// Messages from the host, and to it.
+/// The control port: messages from and to the host.
 pub struct Control {
     port: Rc<File>,
     state: State,
-    arrived: Decoder<ToGuest>,
+    decoder: Decoder<ToGuest>,
     unsent: Vec<u8>,
 }
 
 impl Control {
-    /// The messages of this port.
+    /// Creates the message stream of this port.
     pub fn new(port: &Rc<File>) -> Self {
-        Self { port: Rc::clone(port), state: State::Open, arrived: Decoder::new(), unsent: Vec::new() }
+        Self { port: Rc::clone(port), state: State::Open, decoder: Decoder::new(), unsent: Vec::new() }
     }
 
-    /// Says that the agent is there, and waits for what to run.
+    /// Announces the agent and waits for the command to run.
     pub fn start(&mut self) -> Result<Start> {
         self.send(&ToHost::Ready)?;
         loop {
-            let happened = self.wait()?;
+            let polled = self.wait()?;
             match self.next()? {
                 Some(ToGuest::Start(start)) => return Ok(start),
-                Some(_) => return Err(Error::other("the host must say first what to run")),
-                // Until the host opens the port, it looks as if it had closed it.
-                None if happened.revents & POLLHUP != 0 => {
-                    thread::sleep(PAUSE);
+                Some(_) => return Err(Error::other("the host's first message is not Start")),
+                // Before the host has opened the port, poll returns the same as after the host has closed it.
+                None if polled.revents & POLLHUP != 0 => {
+                    thread::sleep(POLL_INTERVAL);
                     self.state = State::Open;
                 }
                 None => {}
@@ -49,13 +49,13 @@ impl Control {
         }
     }
 
-    /// Sends a message, as soon as the port takes it.
+    /// Queues a message. It is sent as soon as the port accepts it.
     pub fn send(&mut self, message: &ToHost) -> Result<()> {
         self.unsent.extend(message.encode().map_err(Error::other)?);
         Ok(())
     }
 
-    /// Waits until everything has been sent.
+    /// Waits until all messages have been sent.
     pub fn flush(&mut self) -> Result<()> {
         while self.state == State::Open && !self.unsent.is_empty() {
             self.wait()?;
@@ -63,43 +63,43 @@ impl Control {
         Ok(())
     }
 
-    /// What it waits for: nothing, once the host has closed the port.
-    pub fn waits_for(&self) -> pollfd {
+    /// Returns the descriptor and events to poll for. The descriptor is -1 once the host has closed the port.
+    pub fn poll_fd(&self) -> pollfd {
         let fd = if self.state == State::Open { self.port.as_raw_fd() } else { -1 };
         pollfd { fd, events: if self.unsent.is_empty() { POLLIN } else { POLLOUT }, revents: 0 }
     }
 
-    /// Goes on, if what it waited for has happened.
-    pub fn go_on(&mut self, happened: pollfd) -> Result<()> {
-        if happened.revents == 0 {
+    /// Reads or writes, as the result of poll allows.
+    pub fn handle(&mut self, polled: pollfd) -> Result<()> {
+        if polled.revents == 0 {
             return Ok(());
         }
-        if is_cut_off(happened) {
-            self.state = State::Over;
-        } else if happened.events == POLLOUT {
-            if let Some(length) = now(|| (&*self.port).write(&self.unsent))? {
+        if is_peer_closed(polled) {
+            self.state = State::Ended;
+        } else if polled.events == POLLOUT {
+            if let Some(length) = try_io(|| (&*self.port).write(&self.unsent))? {
                 self.unsent.drain(..length);
             }
         } else {
             let mut chunk = [0; CHUNK];
-            match now(|| (&*self.port).read(&mut chunk))? {
-                Some(0) => self.state = State::Over,
-                Some(length) => self.arrived.feed(&chunk[..length]),
+            match try_io(|| (&*self.port).read(&mut chunk))? {
+                Some(0) => self.state = State::Ended,
+                Some(length) => self.decoder.feed(&chunk[..length]),
                 None => {}
             }
         }
         Ok(())
     }
 
-    /// The next message that has arrived.
+    /// Returns the next complete message, if there is one.
     pub fn next(&mut self) -> Result<Option<ToGuest>> {
-        self.arrived.next().map_err(Error::other)
+        self.decoder.next().map_err(Error::other)
     }
 
     fn wait(&mut self) -> Result<pollfd> {
-        let mut waiting = self.waits_for();
+        let mut waiting = self.poll_fd();
         sys::poll(slice::from_mut(&mut waiting))?;
-        self.go_on(waiting)?;
+        self.handle(waiting)?;
         Ok(waiting)
     }
 }

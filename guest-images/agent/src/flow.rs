@@ -1,6 +1,6 @@
-//! One way of one stream, from a descriptor to another one, neither of which makes it wait.
+//! Copies bytes in one direction, between two non-blocking descriptors.
 //!
-//! What has been read is written before more is read, so a stream whose receiver is slow takes a buffer and no more.
+//! All data is written before more is read, so a stream with a slow receiver needs no more than one buffer.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Result, Write};
@@ -9,142 +9,141 @@ use std::rc::Rc;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 
-/// The most that is moved at once: what a pipe holds.
+/// Size of the buffer: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
-/// More than a pipe or a terminal holds of what has been written to it.
-const REST: usize = 1 << 20;
+/// Maximum number of bytes that are drained, more than a pipe or a terminal buffers.
+const MAX_DRAIN: usize = 1 << 20;
 
-/// A stream. Its ends are closed with it, unless they have other owners.
+/// A stream. Dropping it closes its descriptors, unless they have other owners.
 pub struct Flow {
     from: Rc<File>,
     to: Rc<File>,
     buffer: Box<[u8]>,
-    /// How much of the buffer was read, and how much of that was written.
+    /// Number of bytes in the buffer, and how many of them have been written.
     filled: usize,
     written: usize,
 }
 
-/// What came of an attempt to move something.
+/// Result of one read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moved {
-    /// This much was read.
+enum Transfer {
+    /// This many bytes were read.
     Read(usize),
-    /// Something was written.
+    /// Some bytes were written.
     Written,
-    /// There is nothing to read at the moment.
+    /// Nothing can be read at the moment.
     Nothing,
-    /// The receiver takes nothing at the moment.
+    /// Nothing can be written at the moment.
     Blocked,
-    /// There is nothing more to read, or nobody to write it to.
-    Over,
+    /// The end of the input, or an error.
+    Ended,
 }
 
-/// Whether a stream goes on.
+/// The state of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Open,
-    Over,
+    Ended,
 }
 
 impl Flow {
-    /// A stream from one descriptor to another.
+    /// Creates a stream from one descriptor to another.
     pub fn new(from: &Rc<File>, to: &Rc<File>) -> Self {
         let buffer = vec![0; CHUNK].into_boxed_slice();
         Self { from: Rc::clone(from), to: Rc::clone(to), buffer, filled: 0, written: 0 }
     }
 
-    /// What it waits for.
-    pub fn waits_for(&self) -> pollfd {
+    /// Returns the descriptor and events to poll for.
+    pub fn poll_fd(&self) -> pollfd {
         let (file, events) =
             if self.written < self.filled { (&self.to, POLLOUT) } else { (&self.from, POLLIN) };
         pollfd { fd: file.as_raw_fd(), events, revents: 0 }
     }
 
-    /// Goes on, if what it waited for has happened.
-    pub fn go_on(&mut self, happened: pollfd) -> State {
-        if happened.revents == 0 {
+    /// Copies data, as the result of poll allows.
+    pub fn handle(&mut self, polled: pollfd) -> State {
+        if polled.revents == 0 {
             return State::Open;
         }
-        if is_cut_off(happened) {
-            return State::Over;
+        if is_peer_closed(polled) {
+            return State::Ended;
         }
         let mut moved = self.step();
-        if let Moved::Read(_) = moved {
+        if let Transfer::Read(_) = moved {
             moved = self.step();
         }
-        if moved == Moved::Over { State::Over } else { State::Open }
+        if moved == Transfer::Ended { State::Ended } else { State::Open }
     }
 
-    /// One read, or one write if there is something to write.
-    fn step(&mut self) -> Moved {
+    /// Writes once if the buffer has data, otherwise reads once.
+    fn step(&mut self) -> Transfer {
         if self.written < self.filled {
-            match now(|| (&*self.to).write(&self.buffer[self.written..self.filled])) {
+            match try_io(|| (&*self.to).write(&self.buffer[self.written..self.filled])) {
                 Ok(Some(length)) => {
                     self.written += length;
-                    Moved::Written
+                    Transfer::Written
                 }
-                Ok(None) => Moved::Blocked,
-                Err(_) => Moved::Over,
+                Ok(None) => Transfer::Blocked,
+                Err(_) => Transfer::Ended,
             }
         } else {
-            match now(|| (&*self.from).read(&mut self.buffer)) {
-                Ok(Some(0)) | Err(_) => Moved::Over,
+            match try_io(|| (&*self.from).read(&mut self.buffer)) {
+                Ok(Some(0)) | Err(_) => Transfer::Ended,
                 Ok(Some(length)) => {
                     (self.filled, self.written) = (length, 0);
-                    Moved::Read(length)
+                    Transfer::Read(length)
                 }
-                Ok(None) => Moved::Nothing,
+                Ok(None) => Transfer::Nothing,
             }
         }
     }
 }
 
-/// A stream whose writer has ended. Others may still write to it, and are not waited for.
-pub struct Ending {
+/// A stream whose writer has ended. Only data that is buffered already is copied, even if other processes can still
+/// write.
+pub struct DrainingFlow {
     flow: Flow,
-    /// How much may still be read.
-    left: usize,
+    /// Number of bytes that may still be read.
+    remaining: usize,
 }
 
-impl Ending {
-    /// What is in the stream by now is its rest.
+impl DrainingFlow {
+    /// Starts to drain a stream.
     pub fn new(flow: Flow) -> Self {
-        Self { flow, left: REST }
+        Self { flow, remaining: MAX_DRAIN }
     }
 
-    /// What it waits for.
-    pub fn waits_for(&self) -> pollfd {
-        self.flow.waits_for()
+    /// Returns the descriptor and events to poll for.
+    pub fn poll_fd(&self) -> pollfd {
+        self.flow.poll_fd()
     }
 
-    /// Moves what can be moved. The stream is over when its rest has been written.
-    pub fn go_on(&mut self, happened: pollfd) -> State {
-        if is_cut_off(happened) {
-            return State::Over;
+    /// Copies what can be copied. The stream ends when all buffered data has been written.
+    pub fn handle(&mut self, polled: pollfd) -> State {
+        if is_peer_closed(polled) {
+            return State::Ended;
         }
         loop {
-            if self.flow.written == self.flow.filled && self.left == 0 {
-                return State::Over;
+            if self.flow.written == self.flow.filled && self.remaining == 0 {
+                return State::Ended;
             }
             match self.flow.step() {
-                Moved::Read(length) => self.left = self.left.saturating_sub(length),
-                Moved::Written => {}
-                Moved::Blocked => return State::Open,
-                Moved::Nothing | Moved::Over => return State::Over,
+                Transfer::Read(length) => self.remaining = self.remaining.saturating_sub(length),
+                Transfer::Written => {}
+                Transfer::Blocked => return State::Open,
+                Transfer::Nothing | Transfer::Ended => return State::Ended,
             }
         }
     }
 }
 
-/// Whether this is a port that the host has closed: it takes nothing more, and its writers are not told.
-pub fn is_cut_off(happened: pollfd) -> bool {
-    happened.events == POLLOUT
-        && happened.revents & POLLOUT == 0
-        && happened.revents & (POLLHUP | POLLERR) != 0
+/// Returns true for a port to be written that the host has closed. Writes to such a port would block rather than fail.
+pub fn is_peer_closed(polled: pollfd) -> bool {
+    polled.events == POLLOUT && polled.revents & POLLOUT == 0 && polled.revents & (POLLHUP | POLLERR) != 0
 }
 
-/// Reads or writes, unless that would have to wait.
-pub fn now(mut attempt: impl FnMut() -> Result<usize>) -> Result<Option<usize>> {
+/// Reads or writes. Returns `None` if that would block.
+pub fn try_io(mut attempt: impl FnMut() -> Result<usize>) -> Result<Option<usize>> {
     loop {
         match attempt() {
             Ok(length) => return Ok(Some(length)),

@@ -1,8 +1,8 @@
-//! The agent of Tally's default guest: the guest's first process, once init has set the machine up.
+//! The agent of Tally's default guest. The init script replaces itself with the agent, which is process 1 from then on.
 //!
-//! It asks the host over the control port what to run, runs it, and carries the command's streams between pipes or a
-//! terminal in the guest and the ports. It never ends by itself, because the kernel does not survive its first process:
-//! the host ends the machine.
+//! The agent receives a command over the control port and runs it. It copies the command's streams between the ports
+//! and pipes or a terminal in the guest. It never exits, because the kernel panics when process 1 does. The host ends
+//! the virtual machine instead.
 
 mod control;
 mod flow;
@@ -39,8 +39,9 @@ fn main() -> ExitCode {
     Orphans::reap_for_ever()
 }
 
-/// Ends the machine with the status of Tally's own failures, where the console is the user's terminal: its debug port makes
-/// 125 of 62. A machine that goes off before its command has ended is a failure as it is, and Tally shows what was said.
+/// Ends the virtual machine with the status of Tally's own errors: writing 62 to the debug-exit port gives status 125.
+/// This is only necessary for a shell on the serial console. If the machine powers off before a command has ended,
+/// Tally reports an error anyway, and shows the console's output.
 fn give_up() {
     sys::drain_console();
     if let Err(error) = Command::new("/lib/tally/outb").args(["0xf4", "62"]).status() {
@@ -48,14 +49,14 @@ fn give_up() {
     }
 }
 
-/// Returns when the machine is to end.
+/// Serves the host. Returns when the virtual machine should power off.
 fn serve() -> Result<(), String> {
     let orphans = Orphans::new().map_err(|error| format!("the agent cannot watch processes: {error}"))?;
     let ports = Ports::open()?;
     match session::serve(&ports, Some(&orphans)) {
-        Ok(End::Left) => Ok(()),
-        // The ports stay open: the host reads from them what it has not read yet.
-        Ok(End::Told) => Orphans::reap_for_ever(),
-        Err(error) => Err(format!("the agent cannot go on: {error}")),
+        Ok(End::ShellExited) => Ok(()),
+        // Keeps the ports open until the host has read all output.
+        Ok(End::Reported) => Orphans::reap_for_ever(),
+        Err(error) => Err(format!("the agent cannot continue: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! Processes whose parents have died: the kernel hands them to the first process, which has to see them off.
+//! Reaps orphaned processes, which the kernel reparents to process 1.
 
 use std::fs::File;
 use std::io::{Read, Result};
@@ -7,26 +7,27 @@ use libc::pid_t;
 
 use crate::sys;
 
-/// Tells when children have ended.
+/// Watches for children that have ended.
 pub struct Orphans {
     signals: File,
 }
 
 impl Orphans {
-    /// Watches from now on.
+    /// Starts to watch.
     pub fn new() -> Result<Self> {
-        Ok(Self { signals: sys::watch_children()? })
+        Ok(Self { signals: sys::child_signals()? })
     }
 
-    /// What can be read when there may be something to reap.
+    /// Returns a descriptor that is readable when there may be a process to reap.
     pub fn signals(&self) -> &File {
         &self.signals
     }
 
-    /// Forgets those that have ended, up to `command`: that one is waited for elsewhere.
+    /// Reaps the processes that have ended, except for `command`, which is waited for elsewhere. Stops at `command`,
+    /// because `waitid` would return it again.
     pub fn reap(&self, command: pid_t) -> Result<()> {
         let mut signals = [0; size_of::<libc::signalfd_siginfo>()];
-        // There is one at most, and there is none if all this was looked after before.
+        // There is at most one pending SIGCHLD. The read fails if there is none.
         let _ = (&self.signals).read(&mut signals);
         while let Some(child) = sys::ended_child()?.filter(|child| *child != command) {
             sys::reap(child)?;
@@ -34,11 +35,11 @@ impl Orphans {
         Ok(())
     }
 
-    /// All that is left to do.
+    /// Reaps children without end.
     pub fn reap_for_ever() -> ! {
         loop {
             if sys::reap(-1).is_err() {
-                // There is no child, and there will be none.
+                // There are no children, and no new ones can appear.
                 std::thread::park();
             }
         }

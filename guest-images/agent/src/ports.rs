@@ -1,4 +1,4 @@
-//! The guest's ends of the ports.
+//! The guest's ends of the console ports.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use guest_agent::protocol;
 
-/// How long the kernel may take to find the ports.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to wait between two looks.
-pub const PAUSE: Duration = Duration::from_millis(1);
+/// Time limit for the ports to appear.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two checks.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The ports, none of which makes its reader or writer wait.
+/// The ports, all non-blocking.
 pub struct Ports {
     pub control: Rc<File>,
     pub stdin: Rc<File>,
@@ -26,10 +26,10 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Opens the ports of the first console, which appear one by one when its driver has been loaded. The error is for
-    /// the console.
+    /// Opens the ports of the first virtio console. They appear one by one after its driver has been loaded. The error
+    /// is printed on the serial console.
     pub fn open() -> Result<Self, String> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         Ok(Self {
             control: open(protocol::CONTROL, until)?,
             stdin: open(protocol::STDIN, until)?,
@@ -45,19 +45,21 @@ fn open(port: u32, until: Instant) -> Result<Rc<File>, String> {
     loop {
         let opened = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
         match opened {
-            // While the other end is closed, nothing can be written, and what is read is the end.
+            // While the host's end is closed, writes block and reads return end-of-file.
             Ok(file) if is_connected(&file) => return Ok(Rc::new(file)),
-            Ok(_) if Instant::now() > until => return Err(format!("{}: nobody answers", path.display())),
+            Ok(_) if Instant::now() > until => {
+                return Err(format!("{}: the host has not opened this port", path.display()));
+            }
             Err(error) if Instant::now() > until => return Err(reason(&path.display().to_string(), &error)),
-            _ => thread::sleep(PAUSE),
+            _ => thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-/// Whether the host has opened its end.
+/// Returns true if the host has opened its end.
 fn is_connected(port: &File) -> bool {
     let mut poll = libc::pollfd { fd: port.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: the one entry is valid.
+    // SAFETY: The pointer and the count describe one valid entry.
     unsafe { libc::poll(&raw mut poll, 1, 0) };
     poll.revents & libc::POLLHUP == 0
 }

@@ -1,4 +1,4 @@
-//! Starts the command, with its streams on pipes or a terminal.
+//! Starts the command with its streams on pipes or a terminal.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,43 +18,43 @@ use crate::ports::Ports;
 use crate::sys;
 use crate::terminal::{self, Terminal};
 
-/// Where programs are looked for.
+/// The value of `PATH`.
 const PATH: &str = "/bin:/usr/bin:/sbin:/usr/sbin";
-/// Where a command starts that is not told where to.
+/// The default working directory.
 const HOME: &str = "/root";
 
-/// What a shell would say of a program that does not exist, or cannot be run.
+/// A shell's statuses for a program that does not exist, or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// A program that runs.
+/// A running program.
 pub struct Program {
-    /// Its first process, which leads its session.
+    /// The first process, which is the session leader.
     pub child: Child,
-    /// Can be read when that process has ended.
-    pub end: OwnedFd,
-    /// The terminal whose size follows that of the host's.
-    pub screen: Option<Rc<File>>,
-    /// What goes to it.
+    /// The process's pidfd, which is readable once the process has ended.
+    pub pidfd: OwnedFd,
+    /// The terminal that gets the size of the host's terminal.
+    pub terminal: Option<Rc<File>>,
+    /// Streams to the program.
     pub inputs: Vec<Flow>,
-    /// What comes from it.
+    /// Streams from the program.
     pub outputs: Vec<Flow>,
-    /// Its side of its terminal, held so that there is always somebody there.
+    /// The slave of the terminal. Kept open so that reads from the master do not fail when the program closes it.
     _slave: Option<File>,
 }
 
-/// What came of the attempt to start a command.
+/// Result of an attempt to start a command.
 pub enum Started {
     Running(Program),
-    /// It cannot be run, and the reason is on its way.
-    Refused {
+    /// The command cannot be executed. The reason has been written to its standard error.
+    Failed {
         status: u8,
         outputs: Vec<Flow>,
     },
 }
 
-/// The folder that a command starts in.
-pub fn folder(start: &Start) -> &OsStr {
+/// Returns the working directory of a command.
+pub fn directory(start: &Start) -> &OsStr {
     start.folder.as_deref().unwrap_or(OsStr::new(HOME))
 }
 
@@ -79,62 +79,63 @@ pub fn start(start: &Start, ports: &Ports) -> Result<Started> {
         Some(slave) => slave.try_clone()?,
         None => streams.output(&ports.stderr)?,
     };
-    let complaints = stderr.try_clone()?;
+    let child_stderr = stderr.try_clone()?;
 
     let (name, arguments) = start.command.split_first().ok_or_else(|| Error::other("no command"))?;
     let mut command = Command::new(name);
     prepare(&mut command, start);
-    command.args(arguments).stdin(stdin).stdout(stdout).stderr(complaints);
-    lead_a_session(&mut command, terminal.as_ref().map(|terminal| terminal.slave.as_raw_fd()));
+    command.args(arguments).stdin(stdin).stdout(stdout).stderr(child_stderr);
+    start_session(&mut command, terminal.as_ref().map(|terminal| terminal.slave.as_raw_fd()));
     let spawned = command.spawn();
-    // It has copies of the command's ends of the pipes.
+    // `command` owns the command's ends of the pipes, which must be closed here.
     drop(command);
     let Streams { inputs, outputs } = streams;
     match spawned {
         Ok(child) => {
-            let (screen, slave) = terminal.map(|terminal| (terminal.master, terminal.slave)).unzip();
-            let end = end_of(&child)?;
-            Ok(Started::Running(Program { child, end, screen, inputs, outputs, _slave: slave }))
+            let (master, slave) = terminal.map(|terminal| (terminal.master, terminal.slave)).unzip();
+            let pidfd = pidfd_of(&child)?;
+            Ok(Started::Running(Program { child, pidfd, terminal: master, inputs, outputs, _slave: slave }))
         }
-        Err(error) => {
-            Ok(Started::Refused { status: complain(&mut stderr, name, folder(start), &error)?, outputs })
-        }
+        Err(error) => Ok(Started::Failed {
+            status: report_failure(&mut stderr, name, directory(start), &error)?,
+            outputs,
+        }),
     }
 }
 
 /// Starts a shell on the serial console.
 pub fn shell(start: &Start) -> Result<Program> {
     let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
-    let screen = File::options().read(true).write(true).custom_flags(flags).open("/dev/console")?;
+    let console = File::options().read(true).write(true).custom_flags(flags).open("/dev/console")?;
     if let Some(size) = start.size {
-        sys::set_size(&screen, size)?;
+        sys::set_size(&console, size)?;
     }
     let mut command = Command::new("setsid");
     prepare(&mut command, start);
     let child = command.args(["cttyhack", "sh", "-l"]).spawn()?;
-    let end = end_of(&child)?;
+    let pidfd = pidfd_of(&child)?;
     let (inputs, outputs) = (Vec::new(), Vec::new());
-    Ok(Program { child, end, screen: Some(Rc::new(screen)), inputs, outputs, _slave: None })
+    Ok(Program { child, pidfd, terminal: Some(Rc::new(console)), inputs, outputs, _slave: None })
 }
 
 fn prepare(command: &mut Command, start: &Start) {
-    command.current_dir(folder(start));
+    command.current_dir(directory(start));
     command.env("PATH", PATH).env("HOME", HOME).env("TERM", terminal::kind(start.term.as_deref()));
-    // SAFETY: between fork and exec, this makes system calls and neither allocates nor locks.
+    // SAFETY: Between fork and exec, this function only makes system calls. It neither allocates nor locks.
     unsafe { command.pre_exec(sys::default_signals) };
 }
 
-fn lead_a_session(command: &mut Command, terminal: Option<RawFd>) {
-    let lead = move || {
+fn start_session(command: &mut Command, terminal: Option<RawFd>) {
+    let become_leader = move || {
         sys::new_session()?;
         terminal.map_or(Ok(()), sys::control_terminal)
     };
-    // SAFETY: between fork and exec, `lead` makes system calls and neither allocates nor locks.
-    unsafe { command.pre_exec(lead) };
+    // SAFETY: Between fork and exec, `become_leader` only makes system calls. It neither allocates nor locks.
+    unsafe { command.pre_exec(become_leader) };
 }
 
-fn end_of(child: &Child) -> Result<OwnedFd> {
-    sys::watch_child(libc::pid_t::try_from(child.id()).map_err(Error::other)?)
+fn pidfd_of(child: &Child) -> Result<OwnedFd> {
+    sys::pidfd_open(libc::pid_t::try_from(child.id()).map_err(Error::other)?)
 }
 
 /// The pipes of a command.
@@ -145,27 +146,27 @@ struct Streams {
 }
 
 impl Streams {
-    /// The command's end of a pipe from a port.
+    /// Creates a pipe from a port. Returns the command's end.
     fn input(&mut self, port: &Rc<File>) -> Result<File> {
         let (reader, writer) = io::pipe()?;
-        sys::do_not_wait(&writer)?;
+        sys::set_nonblocking(&writer)?;
         self.inputs.push(Flow::new(port, &Rc::new(OwnedFd::from(writer).into())));
         Ok(OwnedFd::from(reader).into())
     }
 
-    /// The command's end of a pipe to a port.
+    /// Creates a pipe to a port. Returns the command's end.
     fn output(&mut self, port: &Rc<File>) -> Result<File> {
         let (reader, writer) = io::pipe()?;
-        sys::do_not_wait(&reader)?;
+        sys::set_nonblocking(&reader)?;
         self.outputs.push(Flow::new(&Rc::new(OwnedFd::from(reader).into()), port));
         Ok(OwnedFd::from(writer).into())
     }
 }
 
-/// Says why a command cannot be run, where it would have said something itself.
-fn complain(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error) -> Result<u8> {
+/// Writes the reason why a command cannot be executed to its standard error. Returns the command's status.
+fn report_failure(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error) -> Result<u8> {
     let (status, reason) = match error.kind() {
-        // The kernel says the same of a program and of what it needs to run.
+        // The kernel returns ENOENT both for a missing program and for a missing interpreter.
         ErrorKind::NotFound if is_there(name, folder) => {
             (NOT_RUN, "its interpreter or loader is not in the guest".to_owned())
         }
@@ -174,12 +175,12 @@ fn complain(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error) -> R
         _ => (NOT_RUN, error.to_string()),
     };
     let line = [name.as_bytes(), b": ", reason.as_bytes(), b"\n"].concat();
-    // A pipe takes no more than this at once while nobody reads it.
+    // Nobody reads the pipe yet. One page (PIPE_BUF) always fits, so the write does not block.
     stderr.write_all(&line[line.len().saturating_sub(4096)..])?;
     Ok(status)
 }
 
-/// Whether there is a program of that name, as one that is started in this folder.
+/// Returns true if a command's name refers to a file, for a command that starts in this directory.
 fn is_there(name: &OsStr, folder: &OsStr) -> bool {
     let places = if name.as_bytes().contains(&b'/') { "" } else { PATH };
     places.split(':').any(|place| Path::new(folder).join(place).join(name).is_file())

@@ -1,8 +1,9 @@
-//! The messages on the control port, and which port is for what.
+//! The messages on the control port, and the numbers of the ports.
 //!
-//! A message is a frame: its kind in one byte, the length of its payload in four (little-endian), and the payload. Neither
-//! side trusts the other: the guest may be hostile, and a frame that is longer than [`LONGEST`] or says nothing that is
-//! known is an [`Error`], never an allocation.
+//! A message is a frame: its kind in one byte, the length of its payload in four bytes (little-endian), and the
+//! payload. The guest may be hostile, so neither side trusts the other. A payload that is longer than [`MAX_PAYLOAD`],
+//! or a message that is not valid, gives an [`Error`]. The length of a frame never determines the size of an
+//! allocation.
 
 mod frame;
 mod start;
@@ -11,75 +12,75 @@ mod tests;
 
 use std::fmt;
 
-pub use frame::{Decoder, LONGEST, Message};
+pub use frame::{Decoder, MAX_PAYLOAD, Message};
 pub use start::{Access, Share, Start, Terminals};
 
-/// The port that messages go through, both ways.
+/// Port for messages in both directions.
 pub const CONTROL: u32 = 0;
-/// What the command reads, unless that is a terminal.
+/// Port of the command's standard input, unless that is a terminal.
 pub const STDIN: u32 = 1;
-/// What it writes, unless that is a terminal.
+/// Port of the command's standard output, unless that is a terminal.
 pub const STDOUT: u32 = 2;
-/// Its errors, unless they go to a terminal.
+/// Port of the command's standard error, unless that is a terminal.
 pub const STDERR: u32 = 3;
-/// The terminal, both ways, for those of its streams that are one.
+/// Port of the command's terminal, in both directions.
 pub const TERMINAL: u32 = 4;
-/// Not the agent's: scripts in the guest write reports for the host to it.
+/// Port to which scripts in the guest write reports for the host. The agent does not use it.
 pub const REPORT: u32 = 5;
 
-/// What the host tells the agent.
+/// A message from the host to the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToGuest {
-    /// What to run, and where. The first message, and the only one of its kind.
+    /// Runs a command. This is always the first message, and it is sent only once.
     Start(Start),
-    /// The terminal has another size.
+    /// Changes the size of the terminal.
     Size(Size),
-    /// Send this signal to the command.
+    /// Sends this signal to the command.
     Signal(u8),
 }
 
-/// What the agent tells the host.
+/// A message from the agent to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToHost {
-    /// It is there, and waits for [`ToGuest::Start`].
+    /// The agent waits for [`ToGuest::Start`].
     Ready,
-    /// The command was sent this signal.
-    Took(u8),
-    /// The command has ended with this status, and all that it had written is in the ports' queues.
+    /// This signal has been sent to the command.
+    SignalSent(u8),
+    /// The command has ended with this status. All its output has been written to the ports.
     Exited(u8),
-    /// It cannot do what it was told, in a line for the user.
+    /// The command could not be run, for this reason. The text is one line for the user.
     Failed(String),
 }
 
 /// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// Its height.
+    /// Height.
     pub rows: u16,
-    /// Its width.
+    /// Width.
     pub columns: u16,
 }
 
-/// Why a message cannot be read or sent.
+/// Error while a message is encoded or decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// It is longer than messages may be.
+    /// The payload has this length, which is more than [`MAX_PAYLOAD`].
     TooLong(usize),
-    /// No message has this kind and such a payload.
+    /// There is no message of this kind, or its payload is not valid.
     Malformed(u8),
-    /// A string of it has a zero byte inside.
-    Zero,
+    /// A string contains a NUL byte.
+    Nul,
 }
 
-// Written out, because the crate that would derive it is not worth compiling for the guest.
+// Implemented by hand, because `thiserror` is not worth compiling for the guest.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong(length) => {
-                write!(f, "a message of {length} bytes is too long for the agent (at most {LONGEST})")
+                write!(f, "a message of {length} bytes is too long for the agent (at most {MAX_PAYLOAD})")
             }
-            Self::Malformed(kind) => write!(f, "a message of kind {kind:#04x} makes no sense"),
-            Self::Zero => f.write_str("a path or an argument has a zero byte inside"),
+            Self::Malformed(kind) => write!(f, "a message of kind {kind:#04x} is invalid"),
+            Self::Nul => f.write_str("a path or an argument contains a NUL byte"),
         }
     }
 }
@@ -90,7 +91,7 @@ const START: u8 = 0x01;
 const SIZE: u8 = 0x02;
 const SIGNAL: u8 = 0x03;
 const READY: u8 = 0x81;
-const TOOK: u8 = 0x82;
+const SIGNAL_SENT: u8 = 0x82;
 const EXITED: u8 = 0x83;
 const FAILED: u8 = 0x84;
 
@@ -130,7 +131,7 @@ impl Message for ToHost {
     fn parse(kind: u8, payload: &[u8]) -> Option<Self> {
         match (kind, payload) {
             (READY, []) => Some(Self::Ready),
-            (TOOK, &[signal]) => Some(Self::Took(signal)),
+            (SIGNAL_SENT, &[signal]) => Some(Self::SignalSent(signal)),
             (EXITED, &[status]) => Some(Self::Exited(status)),
             (FAILED, text) => Some(Self::Failed(String::from_utf8_lossy(text).into_owned())),
             _ => None,
@@ -140,9 +141,9 @@ impl Message for ToHost {
     fn write(&self, payload: &mut Vec<u8>) -> Result<u8, Error> {
         Ok(match self {
             Self::Ready => READY,
-            Self::Took(signal) => {
+            Self::SignalSent(signal) => {
                 payload.push(*signal);
-                TOOK
+                SIGNAL_SENT
             }
             Self::Exited(status) => {
                 payload.push(*status);

@@ -1,4 +1,4 @@
-//! From the first message to the last one.
+//! The session with the host, from the first message to the last one.
 
 use std::fs;
 use std::io::{self, Result};
@@ -15,14 +15,13 @@ use crate::{relay, shares};
 /// How the session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The host has been told all that there is to tell, and will end the machine.
-    Told,
-    /// The user has left the shell: the machine is to end.
-    Left,
+    /// The result has been reported to the host, which will end the virtual machine.
+    Reported,
+    /// The user has left the shell. The agent has to power off the virtual machine.
+    ShellExited,
 }
 
-/// Does what the host says. An error is about the ports or the messages: what is wrong with the command, the host is
-/// told.
+/// Serves the host. Returns errors of the ports and of the protocol. Errors of the command are reported to the host.
 pub fn serve(ports: &Ports, orphans: Option<&Orphans>) -> Result<End> {
     let mut control = Control::new(&ports.control);
     let start = control.start()?;
@@ -30,13 +29,13 @@ pub fn serve(ports: &Ports, orphans: Option<&Orphans>) -> Result<End> {
         Err(reason) => ToHost::Failed(reason),
         Ok(()) if start.command.is_empty() => {
             relay::run(&mut program::shell(&start)?, &mut control, orphans)?;
-            return Ok(End::Left);
+            return Ok(End::ShellExited);
         }
         Ok(()) => run(&start, ports, &mut control, orphans)?,
     };
     control.send(&last)?;
     control.flush()?;
-    Ok(End::Told)
+    Ok(End::Reported)
 }
 
 fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orphans>) -> Result<ToHost> {
@@ -50,21 +49,21 @@ fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orp
             relay::finish(program.outputs)?;
             Ok(ToHost::Exited(status))
         }
-        Started::Refused { status, outputs } => {
+        Started::Failed { status, outputs } => {
             relay::finish(outputs)?;
             Ok(ToHost::Exited(status))
         }
     }
 }
 
-/// Makes the place that the command starts in. The error is for the user.
+/// Mounts the shares and checks the working directory. The error is for the user.
 fn prepare(start: &Start) -> std::result::Result<(), String> {
     start.shares.iter().try_for_each(shares::mount)?;
-    let folder = Path::new(program::folder(start));
-    let reason = match fs::metadata(folder) {
+    let directory = Path::new(program::directory(start));
+    let reason = match fs::metadata(directory) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(_) => io::ErrorKind::NotADirectory.into(),
         Err(error) => error,
     };
-    Err(format!("cannot start in {}: {reason}", folder.display()))
+    Err(format!("cannot start in {}: {reason}", directory.display()))
 }

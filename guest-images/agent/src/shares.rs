@@ -1,4 +1,4 @@
-//! Folders of the host, mounted in the guest where they are on the host.
+//! Mounts shared directories of the host at the same paths in the guest.
 
 use std::ffi::{CString, OsStr};
 use std::fs;
@@ -23,9 +23,9 @@ fn mount_at(share: &Share) -> Result<()> {
         Access::ReadOnly => libc::MS_RDONLY,
         Access::ReadWrite => 0,
     };
-    // The host's programs and nodes give nobody in the guest more than they have there.
+    // Set-user-ID programs and device nodes of the host have no effect in the guest.
     let flags = access | libc::MS_NOSUID | libc::MS_NODEV;
-    sys::mount(&text(&share.tag)?, &text(&share.path)?, c"virtiofs", flags)
+    sys::mount(&c_string(&share.tag)?, &c_string(&share.path)?, c"virtiofs", flags)
 }
 
 fn reason(error: &Error) -> String {
@@ -36,6 +36,6 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn text(string: &OsStr) -> Result<CString> {
+fn c_string(string: &OsStr) -> Result<CString> {
     Ok(CString::new(string.as_bytes())?)
 }

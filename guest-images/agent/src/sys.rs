@@ -1,4 +1,4 @@
-//! The system calls that the standard library has no functions for.
+//! System calls for which the standard library has no functions.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::ptr;
 use guest_agent::protocol::Size;
 use libc::{c_int, pid_t, pollfd};
 
-/// Waits until one of these can go on.
+/// Waits until one of these descriptors is ready.
 pub fn poll(waiting: &mut [pollfd]) -> Result<()> {
     let count = waiting.len() as libc::nfds_t;
     loop {
@@ -21,28 +21,28 @@ pub fn poll(waiting: &mut [pollfd]) -> Result<()> {
     }
 }
 
-/// Reads and writes say that they would wait, instead of waiting.
-pub fn do_not_wait(file: &impl AsRawFd) -> Result<()> {
-    // SAFETY: reading the flags of a descriptor touches no memory.
+/// Makes a descriptor non-blocking.
+pub fn set_nonblocking(file: &impl AsRawFd) -> Result<()> {
+    // SAFETY: Reading the flags of a descriptor does not access memory.
     let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
-    // SAFETY: nor does changing them.
+    // SAFETY: Setting the flags does not access memory either.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
 }
 
-/// Sets the size of a terminal; who is in its foreground is told.
+/// Sets the size of a terminal. Its foreground process group gets SIGWINCH.
 pub fn set_size(terminal: &File, size: Size) -> Result<()> {
     let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: this request reads a `winsize`.
     check(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }).map(drop)
 }
 
-/// The terminal that the program on this side of it sees.
-pub fn other_side(master: &File) -> Result<File> {
+/// Opens the slave of a pseudoterminal.
+pub fn open_slave(master: &File) -> Result<File> {
     let unlocked: c_int = 0;
     // SAFETY: this request reads an `int`.
     check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) })?;
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: this request takes flags and gives a descriptor.
+    // SAFETY: this request takes flags and returns a descriptor.
     let slave = check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })?;
     // SAFETY: the descriptor is new, so nobody else owns it.
     Ok(unsafe { File::from_raw_fd(slave) })
@@ -50,27 +50,28 @@ pub fn other_side(master: &File) -> Result<File> {
 
 /// Makes this process the leader of a new session.
 pub fn new_session() -> Result<()> {
-    // SAFETY: it takes nothing.
+    // SAFETY: setsid has no arguments.
     check(unsafe { libc::setsid() }).map(drop)
 }
 
-/// Makes a terminal that of this process's session.
+/// Makes a terminal the controlling terminal of this process.
 pub fn control_terminal(terminal: RawFd) -> Result<()> {
-    // SAFETY: this request takes a number.
+    // SAFETY: this request takes an integer.
     check(unsafe { libc::ioctl(terminal, libc::TIOCSCTTY, 0) }).map(drop)
 }
 
-/// Undoes what this process has changed about signals. Allocates nothing.
+/// Restores the default signal actions and an empty signal mask. Does not allocate.
 pub fn default_signals() -> Result<()> {
     for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: the default action is no function of ours. Those signals that have no other are refused, which is fine.
+        // SAFETY: No handler is installed. The call fails for SIGKILL and SIGSTOP, which always have the default
+        // action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     mask(libc::SIG_SETMASK, &[])
 }
 
-/// A descriptor that has something to read when a child of this process has ended.
-pub fn watch_children() -> Result<File> {
+/// Blocks SIGCHLD. Returns a signalfd that is readable when a child of this process has ended.
+pub fn child_signals() -> Result<File> {
     mask(libc::SIG_BLOCK, &[libc::SIGCHLD])?;
     let signals = signal_set(&[libc::SIGCHLD])?;
     let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
@@ -82,43 +83,43 @@ pub fn watch_children() -> Result<File> {
 
 fn mask(how: c_int, signals: &[c_int]) -> Result<()> {
     let signals = signal_set(signals)?;
-    // SAFETY: the set is initialised, and the old one is not asked for.
+    // SAFETY: the set is initialised, and the old set is not requested.
     check(unsafe { libc::sigprocmask(how, &raw const signals, ptr::null_mut()) }).map(drop)
 }
 
 fn signal_set(signals: &[c_int]) -> Result<libc::sigset_t> {
-    // SAFETY: a set is an array of integers, for which zero is a value.
+    // SAFETY: a set is an array of integers, for which zero is a valid value.
     let mut set = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours.
+    // SAFETY: the pointer refers to the local set.
     check(unsafe { libc::sigemptyset(&raw mut set) })?;
     for &signal in signals {
-        // SAFETY: the set is ours and initialised.
+        // SAFETY: the pointer refers to the local set, which is initialised.
         check(unsafe { libc::sigaddset(&raw mut set, signal) })?;
     }
     Ok(set)
 }
 
-/// A child that has ended and that nobody has asked for its status, which it keeps.
+/// Returns a child that has ended and has not been reaped, without reaping it.
 pub fn ended_child() -> Result<Option<pid_t>> {
-    // SAFETY: the structure is made of integers and pointers, for which zero is a value.
+    // SAFETY: the structure consists of integers and pointers, for which zero is a valid value.
     let mut found: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the structure is ours, to be filled.
+    // SAFETY: the pointer refers to the local structure, which waitid fills in.
     check(unsafe { libc::waitid(libc::P_ALL, 0, &raw mut found, flags) })?;
-    // SAFETY: `waitid` has set the field, or left the zero in it.
+    // SAFETY: waitid has set the field or left it zero.
     let child = unsafe { found.si_pid() };
     Ok((child != 0).then_some(child))
 }
 
-/// Waits until this child has ended, or any if it is -1, and forgets it.
+/// Waits until a child has ended (any child if `child` is -1), and reaps it.
 pub fn reap(child: pid_t) -> Result<()> {
-    // SAFETY: the status is not asked for.
+    // SAFETY: the status is not requested, so no memory is written.
     check(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }).map(drop)
 }
 
-/// A descriptor that can be read when this child has ended.
-pub fn watch_child(child: pid_t) -> Result<OwnedFd> {
-    // SAFETY: the call takes two numbers.
+/// Returns a child's pidfd, which is readable once the child has ended.
+pub fn pidfd_open(child: pid_t) -> Result<OwnedFd> {
+    // SAFETY: the call takes two integers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) };
     let descriptor = RawFd::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0);
     let descriptor = descriptor.ok_or_else(Error::last_os_error)?;
@@ -126,31 +127,31 @@ pub fn watch_child(child: pid_t) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Sends a signal to a group of processes.
+/// Sends a signal to a process group.
 pub fn signal_group(group: pid_t, signal: u8) -> Result<()> {
-    // SAFETY: it takes two numbers.
+    // SAFETY: the call takes two integers.
     check(unsafe { libc::kill(-group, signal.into()) }).map(drop)
 }
 
-/// Mounts a file system without options of its own.
+/// Mounts a file system without file-system-specific options.
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong) -> Result<()> {
-    // SAFETY: the strings end with a zero byte, and no options are given.
+    // SAFETY: the strings are NUL-terminated, and the data pointer may be null.
     check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) })
         .map(drop)
 }
 
-/// Waits until the console has shown everything.
+/// Waits until the console has transmitted all output.
 pub fn drain_console() {
-    // SAFETY: it waits for a descriptor, and takes no memory.
+    // SAFETY: the call takes a descriptor and does not access memory.
     unsafe { libc::tcdrain(libc::STDERR_FILENO) };
 }
 
-/// Ends the machine, once the console has shown everything.
+/// Powers off the virtual machine after the console has transmitted all output.
 pub fn power_off() {
     drain_console();
-    // SAFETY: it takes nothing.
+    // SAFETY: sync has no arguments.
     unsafe { libc::sync() };
-    // SAFETY: it takes a number.
+    // SAFETY: the call takes an integer.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
 }
 

@@ -1,4 +1,4 @@
-//! The terminal that the command sees.
+//! The command's terminal.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,25 +12,25 @@ use guest_agent::protocol::Size;
 
 use crate::sys;
 
-/// Where the descriptions of terminals are, by first letter and name.
-const DESCRIPTIONS: &str = "/lib/terminfo";
-/// The kind of terminal that every guest knows.
-const COMMON_KIND: &str = "linux";
+/// The terminfo database, with a directory per first letter.
+const TERMINFO: &str = "/lib/terminfo";
+/// The terminal type that every guest supports.
+const DEFAULT_TYPE: &str = "linux";
 
 /// A pseudoterminal.
 pub struct Terminal {
-    /// Our side of it, which makes nobody wait.
+    /// The master, non-blocking.
     pub master: Rc<File>,
-    /// The command's. While it is open, our side lives on when the command closes it.
+    /// The slave. While it is open, reads from the master do not fail when the command closes the terminal.
     pub slave: File,
 }
 
 impl Terminal {
-    /// A terminal of this size, or one that does not say how large it is.
+    /// Creates a pseudoterminal of this size, or with an unknown size.
     pub fn new(size: Option<Size>) -> Result<Self> {
         let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
         let master = File::options().read(true).write(true).custom_flags(flags).open("/dev/ptmx")?;
-        let slave = sys::other_side(&master)?;
+        let slave = sys::open_slave(&master)?;
         if let Some(size) = size {
             sys::set_size(&master, size)?;
         }
@@ -38,19 +38,19 @@ impl Terminal {
     }
 }
 
-/// The value of `TERM`: the kind of the host's terminal, if programs in the guest can look it up.
+/// Returns the value for `TERM`: the type of the host's terminal, if the guest's terminfo database contains it.
 pub fn kind(wanted: Option<&OsStr>) -> OsString {
     wanted
-        .filter(|name| is_known(Path::new(DESCRIPTIONS), name))
-        .unwrap_or_else(|| OsStr::new(COMMON_KIND))
+        .filter(|name| is_known(Path::new(TERMINFO), name))
+        .unwrap_or_else(|| OsStr::new(DEFAULT_TYPE))
         .to_owned()
 }
 
-fn is_known(descriptions: &Path, name: &OsStr) -> bool {
+fn is_known(database: &Path, name: &OsStr) -> bool {
     match name.as_bytes() {
         [] => false,
         bytes if bytes.contains(&b'/') => false,
-        bytes => descriptions.join(OsStr::from_bytes(&bytes[..1])).join(name).is_file(),
+        bytes => database.join(OsStr::from_bytes(&bytes[..1])).join(name).is_file(),
     }
 }
 
@@ -59,9 +59,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_that_the_guest_does_not_know_becomes_a_common_one() {
-        assert_eq!(kind(None), COMMON_KIND);
-        assert_eq!(kind(Some(OsStr::new("no-such-terminal"))), COMMON_KIND);
+    fn an_unknown_terminal_type_is_replaced_by_the_default() {
+        assert_eq!(kind(None), DEFAULT_TYPE);
+        assert_eq!(kind(Some(OsStr::new("no-such-terminal"))), DEFAULT_TYPE);
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         assert!(!is_known(here, OsStr::new("../Cargo.toml")) && !is_known(here, OsStr::new("")));
     }

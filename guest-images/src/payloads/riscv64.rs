@@ -1,29 +1,29 @@
-//! Those for RISC-V. They are made here instruction by instruction, so that they are there on other machines, too, whose
-//! toolchain need not know of RISC-V.
+//! The programs for RISC-V. They are encoded here instruction by instruction, so that no RISC-V toolchain is needed.
 
-/// There are no ports to write to.
+/// RISC-V has no I/O ports.
 pub const OUTB: Option<&[u8]> = None;
 
-/// `loop` for Linux guests: it executes [`super::LOOP_INSTRUCTIONS`] and ends.
+/// `loop` for Linux guests. It executes [`super::LOOP_INSTRUCTIONS`] and exits.
 pub const LOOP: &[u8] = &bytes::<_, { 4 * WORDS as usize }>(LOOP_WORDS);
-/// How many of them are branches.
+/// Number of branches among them.
 pub const LOOP_BRANCHES: u64 = 10_000_000;
-/// Where [`LOOP`] loops: between its two instructions there and what is before them, it has executed an even number.
+/// Address of the loop in [`LOOP`]. Two instructions come before the loop, which has two itself, so each time this
+/// address is reached, the number of executed instructions is even.
 pub const LOOP_START: u32 = BASE + 4 * (HEADERS + 2);
 
-/// A kernel that writes [`DEBUG_EXIT_NUMBER`] to the debug exit, and then loops.
+/// A kernel that writes [`DEBUG_EXIT_NUMBER`] to the debug-exit register, and then loops.
 pub const DEBUG_EXIT: &[u8] = &bytes::<_, { 4 * KERNEL_WORDS as usize }>(DEBUG_EXIT_WORDS);
-/// A number whose place in a status can be told from others.
+/// The number written by [`DEBUG_EXIT`]. It differs from other statuses.
 pub const DEBUG_EXIT_NUMBER: u8 = 21;
 
-/// The size of an ELF file's header and that of its one segment, in words of four bytes, as all is here.
+/// Size of the ELF header and of one program header. All sizes here are in words of four bytes.
 const HEADERS: u32 = 16 + 14;
-/// The size of the program and of its file.
+/// Size of the file, headers included.
 const WORDS: u32 = HEADERS + 6;
-/// Where the file is in memory.
+/// Address at which the file is loaded.
 const BASE: u32 = 0x10000;
 
-/// A program as Linux loads it (System V ABI, chapters 4 and 5).
+/// An ELF executable (System V ABI, chapters 4 and 5).
 const LOOP_WORDS: [u32; WORDS as usize] = [
     u32::from_le_bytes(*b"\x7fELF"),
     0x0001_0102, // 64 bits, little-endian, version 1
@@ -31,48 +31,48 @@ const LOOP_WORDS: [u32; WORDS as usize] = [
     0,
     0x00f3_0002, // an executable, for RISC-V
     1,
-    BASE + 4 * HEADERS, // where it starts
+    BASE + 4 * HEADERS, // entry point
     0,
-    64, // where its segment is described
+    64, // offset of the program header
     0,
     0, // no sections
     0,
     0,             // no flags
-    64 | 56 << 16, // the sizes of this header, and of a segment's
-    1,             // one segment
+    64 | 56 << 16, // sizes of the ELF header and of a program header
+    1,             // one program header
     0,
-    1, // which is loaded
-    5, // to be read and executed,
-    0, // from here in the file
+    1, // PT_LOAD
+    5, // flags: read and execute
+    0, // offset in the file
     0,
-    BASE, // to here
+    BASE, // virtual address
     0,
-    BASE,
+    BASE, // physical address
     0,
-    4 * WORDS, // with this size in the file and in memory,
+    4 * WORDS, // size in the file
     0,
-    4 * WORDS,
+    4 * WORDS, // size in memory
     0,
-    0x1000, // and begins with a page.
+    0x1000, // alignment
     0,
     0x0098_9537, // lui a0, 0x989
     0x6805_0513, // addi a0, a0, 0x680: ten million
     0xfff5_0513, // addi a0, a0, -1
     0xfe05_1ee3, // bnez a0, -4
-    0x05d0_0893, // li a7, 93: the system call that ends a program, with 0 here
+    0x05d0_0893, // li a7, 93: the system call exit, with status 0 in a0
     0x0000_0073, // ecall
 ];
 
-/// The size of the kernel, in words.
+/// Size of the kernel, in words.
 const KERNEL_WORDS: u32 = 20;
 
-/// A kernel as boot loaders take it (Linux, `Documentation/arch/riscv/boot-image-header.rst`).
+/// A kernel in the format of Linux's RISC-V boot images (Linux, `Documentation/arch/riscv/boot-image-header.rst`).
 const DEBUG_EXIT_WORDS: [u32; KERNEL_WORDS as usize] = [
     0x0400_006f, // j 64
     0,
-    0x20_0000, // it wants to be 2 MiB behind the memory's beginning
+    0x20_0000, // load offset from the start of memory
     0,
-    4 * KERNEL_WORDS, // this is its size
+    4 * KERNEL_WORDS, // image size
     0,
     0, // no flags
     0,
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loop_is_where_its_header_says() {
+    fn the_elf_header_describes_the_program() {
         let double = |at: usize| u64::from_le_bytes(LOOP[at..at + 8].try_into().unwrap());
         let (entry, segments, offset, base, size) =
             (double(24), double(32), double(72), double(80), double(96));

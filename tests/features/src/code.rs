@@ -1,8 +1,8 @@
-//! Code of known length: what runs in user mode between two system calls, counted instruction by instruction.
+//! Code of known length: the instructions that run in user mode between two system calls.
 //!
-//! A counter that the first call switches on and the second one off has seen exactly what is written here. A system call's
-//! own instruction is fetched in user mode and counts there, so the second one belongs to it and the first does not. (On the
-//! simulated RISC-V host, too; the architecture leaves it to the processor.)
+//! A counter that the first call enables and the second call disables has counted exactly the instructions in between,
+//! and the instruction of the second call: a system call's own instruction is counted in user mode. RISC-V leaves this
+//! to the implementation; the simulated RISC-V host does it as x86 does.
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;
@@ -22,18 +22,18 @@ pub struct Call {
 }
 
 impl Call {
-    /// An `ioctl` on a descriptor.
+    /// Returns an `ioctl` on a file descriptor.
     pub fn ioctl(fd: i32, request: u32, argument: u64) -> Self {
-        let fd = u64::try_from(fd).expect("descriptors are not negative");
+        let fd = u64::try_from(fd).expect("file descriptors are not negative");
         Self { number: libc::SYS_ioctl, arguments: [fd, request.into(), argument] }
     }
 
-    /// Switches all counters on that this thread has made.
+    /// Returns the `prctl` that enables all counters that this thread has opened.
     pub fn enable_all() -> Self {
         Self::prctl(libc::PR_TASK_PERF_EVENTS_ENABLE)
     }
 
-    /// Switches them all off.
+    /// Returns the `prctl` that disables all counters that this thread has opened.
     pub fn disable_all() -> Self {
         Self::prctl(libc::PR_TASK_PERF_EVENTS_DISABLE)
     }
@@ -44,7 +44,7 @@ impl Call {
     }
 }
 
-/// Where the two instructions of the loop are.
+/// Addresses of the loop's two instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loop {
     pub decrement: u64,

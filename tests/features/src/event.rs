@@ -1,4 +1,4 @@
-//! Events as Linux describes them, and counters made of them.
+//! Perf events: their description (`perf_event_attr`), and the counters that are opened for them.
 
 use std::fs;
 use std::io;
@@ -11,33 +11,33 @@ use sys::bindings::{self, perf_event_attr};
 use crate::code::{self, Call, Loop};
 use crate::failure::{Failure, checked};
 
-/// What is to be counted, and how. Until something else is said: in user mode, and not before it is switched on.
+/// The description of an event. By default it counts user mode only, and is disabled when it is opened.
 #[derive(Clone, Copy)]
 pub struct Event(perf_event_attr);
 
-/// Whose events are counted.
+/// The task or CPU whose events are counted.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
-    /// This thread's.
+    /// The calling thread.
     Caller,
-    /// The thread's with this number.
+    /// The thread with this ID.
     Task(i32),
-    /// Those of everything that runs on this CPU.
+    /// All tasks that run on this CPU.
     Cpu(i32),
 }
 
-/// What a processor calls its events.
+/// Raw event codes of a processor.
 pub struct Codes {
     pub instructions: u64,
     pub branches: u64,
-    /// Not among those that all of Intel's processors have.
+    /// `None` on Intel, where it is not an architectural event.
     pub conditional_branches: Option<u64>,
 }
 
 impl Codes {
-    /// Those of the processor that this runs on.
-    pub fn own() -> Result<Self, Failure> {
-        code::codes().ok_or(Failure::Unknown("nobody knows what this processor calls its events"))
+    /// Returns the codes of the processor that this program runs on.
+    pub fn of_this_processor() -> Result<Self, Failure> {
+        code::codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))
     }
 }
 
@@ -46,7 +46,7 @@ impl Event {
         let times = bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | bindings::PERF_FORMAT_TOTAL_TIME_RUNNING;
         let mut attr = perf_event_attr {
             type_: kind,
-            size: u32::try_from(size_of::<perf_event_attr>()).expect("it is a hundred bytes or so"),
+            size: u32::try_from(size_of::<perf_event_attr>()).expect("the size is about a hundred bytes"),
             config,
             read_format: times.into(),
             ..Default::default()
@@ -56,7 +56,7 @@ impl Event {
         Self(attr)
     }
 
-    /// An event that Linux has a name for.
+    /// Returns one of the generic hardware events.
     pub fn hardware(name: u32) -> Self {
         Self::new(bindings::PERF_TYPE_HARDWARE, name.into())
     }
@@ -69,27 +69,27 @@ impl Event {
         Self::hardware(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS)
     }
 
-    /// An event that only the processor has a number for.
+    /// Returns the event with this code of the processor.
     pub fn raw(number: u64) -> Self {
         Self::new(bindings::PERF_TYPE_RAW, number)
     }
 
-    /// An event of the kernel's own.
+    /// Returns a software event.
     pub fn software(name: u32) -> Self {
         Self::new(bindings::PERF_TYPE_SOFTWARE, name.into())
     }
 
-    /// A place in the kernel that tells when it is passed, as `GROUP/NAME`.
+    /// Returns the tracepoint `GROUP/NAME`.
     pub fn tracepoint(name: &str) -> Result<Self, Failure> {
         let path = format!("/sys/kernel/tracing/events/{name}/id");
         let system = |source| Failure::System { action: format!("read {path}"), source };
         let text = fs::read_to_string(&path).map_err(system)?;
         let number = text.trim().parse().map_err(|error| system(io::Error::other(error)))?;
-        // It is the kernel that passes it.
+        // Tracepoints are hit in kernel mode.
         Ok(Self::new(bindings::PERF_TYPE_TRACEPOINT, number).with(|attr| attr.set_exclude_kernel(0)))
     }
 
-    /// With something else in its description.
+    /// Returns the event with `change` made to its description.
     pub fn with(mut self, change: impl FnOnce(&mut perf_event_attr)) -> Self {
         change(&mut self.0);
         self
@@ -107,7 +107,7 @@ impl Event {
         self.with(|attr| attr.set_inherit(1))
     }
 
-    /// Sampled every so many events, with what `ring::Sample` has.
+    /// Returns the event with this sampling period, and with samples of the fields that `ring::Sample` has.
     pub fn every(self, period: u64) -> Self {
         self.with(|attr| {
             attr.sample_period = period;
@@ -115,49 +115,50 @@ impl Event {
         })
     }
 
-    /// A counter of this event, alone, for the caller.
+    /// Opens a counter for the calling thread, in no group.
     pub fn open(&self) -> Result<Counter, Failure> {
         self.open_for(Target::Caller)
     }
 
-    /// A counter of this event, alone.
+    /// Opens a counter for `target`, in no group.
     pub fn open_for(&self, target: Target) -> Result<Counter, Failure> {
-        open(self.0, target, -1).map_err(|source| Failure::System { action: "make a counter".into(), source })
+        open(self.0, target, -1).map_err(|source| Failure::System { action: "open a counter".into(), source })
     }
 
-    /// A counter in another's group, switched on and off with it.
+    /// Opens a counter in the group of `leader`. The counter is enabled by itself, so it counts while its leader does.
     pub fn open_with(&self, leader: &Counter) -> io::Result<Counter> {
         let mut attr = self.0;
         attr.set_disabled(0);
         open(attr, Target::Caller, leader.fd())
     }
 
-    /// This event, and in every second place the same of cycles: as many, where an instruction takes one. A processor of
-    /// Intel's has a counter for instructions only and one for cycles only, and so all of its counters are in use.
-    fn in_turn_with_cycles(self) -> impl Iterator<Item = Self> {
+    /// Returns this event and the same event of cycles in turn. Both have the same count where an instruction takes one
+    /// cycle. Intel's PMUs have a fixed counter for instructions and one for cycles, so both events are needed to fill
+    /// the PMU.
+    fn alternating_with_cycles(self) -> impl Iterator<Item = Self> {
         let cycles = self.with(|attr| attr.config = bindings::PERF_COUNT_HW_CPU_CYCLES.into());
         [self, cycles].into_iter().cycle()
     }
 
-    /// This many counters in a group, of this event and of cycles in turn; the first leads it.
+    /// Opens a group of this many counters, of this event and of cycles in turn. The first one is the leader.
     pub fn open_group(&self, members: usize) -> Result<Vec<Counter>, Failure> {
         let mut group = vec![self.open()?];
-        // A group is pinned and exclusive as its leader is.
+        // A group is pinned or exclusive if its leader is.
         let member = self.with(|attr| {
             attr.set_pinned(0);
             attr.set_exclusive(0);
         });
-        for (number, member) in member.in_turn_with_cycles().enumerate().take(members).skip(1) {
-            let action = format!("put counter {number} into a group");
+        for (number, member) in member.alternating_with_cycles().enumerate().take(members).skip(1) {
+            let action = format!("add counter {number} to a group");
             let counter = member.open_with(&group[0]).map_err(|source| Failure::System { action, source })?;
             group.push(counter);
         }
         Ok(group)
     }
 
-    /// This many counters, each for itself, of this event and of cycles in turn.
+    /// Opens this many counters in no group, of this event and of cycles in turn.
     pub fn open_each(&self, number: usize) -> Result<Vec<Counter>, Failure> {
-        self.in_turn_with_cycles().take(number).map(|event| event.open()).collect()
+        self.alternating_with_cycles().take(number).map(|event| event.open()).collect()
     }
 }
 
@@ -168,35 +169,35 @@ fn open(mut attr: perf_event_attr, target: Target, leader: i32) -> io::Result<Co
         Target::Cpu(number) => (-1, number),
     };
     let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
-    // SAFETY: the description is valid for as long as the call reads it.
+    // SAFETY: the attributes are valid for the whole call.
     let fd = unsafe { sys::perf_event_open(&raw mut attr, task, cpu, leader, flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made this descriptor, and nothing else owns it.
+    // SAFETY: the call has just returned this file descriptor, and nothing else owns it.
     Ok(Counter(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// A counter.
+/// An open perf event.
 pub struct Counter(OwnedFd);
 
-/// What a counter says of itself.
+/// Result of reading a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// What it counted.
+    /// The count and its times.
     Counts(Counts),
-    /// It is in the error state: it was pinned, and there was no place for it.
+    /// End of file: the event is in the error state, because it is pinned and could not be scheduled.
     EndOfFile,
 }
 
-/// What was counted.
+/// A count and its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counts {
     pub value: u64,
-    /// For how many nanoseconds it was switched on.
+    /// Time enabled, in nanoseconds.
     pub enabled: u64,
-    /// For how many of them it was on the PMU.
+    /// Time running on the PMU, in nanoseconds.
     pub running: u64,
 }
 
@@ -207,15 +208,15 @@ impl Counter {
 
     pub fn read(&self) -> Result<Reading, Failure> {
         let mut counts = Counts { value: 0, enabled: 0, running: 0 };
-        // SAFETY: the buffer is as long as is said, and any bytes are valid numbers.
+        // SAFETY: the buffer has the length that is passed, and any bytes are valid for its fields.
         let length = unsafe { libc::read(self.fd(), (&raw mut counts).cast(), size_of::<Counts>()) };
-        match checked("read a counter", i64::try_from(length).expect("the same size"))? {
+        match checked("read a counter", i64::try_from(length).expect("the length fits into 64 bits"))? {
             0 => Ok(Reading::EndOfFile),
             _ => Ok(Reading::Counts(counts)),
         }
     }
 
-    /// What it counted, if it is not in the error state.
+    /// Returns the count and its times, or an error if the event is in the error state.
     pub fn counts(&self) -> Result<Counts, Failure> {
         match self.read()? {
             Reading::Counts(counts) => Ok(counts),
@@ -232,9 +233,9 @@ impl Counter {
     }
 
     pub fn request(&self, request: u32, argument: u64) -> Result<(), Failure> {
-        // SAFETY: the requests that are made here take numbers, or the address of a number that outlives the call.
+        // SAFETY: the requests that this program makes take numbers, or the address of a number that outlives the call.
         let result = unsafe { libc::ioctl(self.fd(), request.into(), argument) };
-        checked("make a request of a counter", result).map(drop)
+        checked("make an ioctl on a counter", result).map(drop)
     }
 
     pub fn enable(&self) -> Result<(), Failure> {
@@ -245,22 +246,23 @@ impl Counter {
         self.request(bindings::DISABLE, 0)
     }
 
+    /// Returns an `ioctl` on this counter, to be made by the counted code.
     pub fn call(&self, request: u32, argument: u64) -> Call {
         Call::ioctl(self.fd(), request, argument)
     }
 
-    /// Goes round the loop with this counter switched on.
-    pub fn over(&self, rounds: u64) -> Result<Loop, Failure> {
+    /// Runs the loop while this counter is enabled.
+    pub fn count_loop(&self, rounds: u64) -> Result<Loop, Failure> {
         code::run(self.call(bindings::ENABLE, 0), rounds, self.call(bindings::DISABLE, 0))
     }
 }
 
-/// Goes round the loop with all counters switched on that this thread has made.
-pub fn over_all(rounds: u64) -> Result<Loop, Failure> {
+/// Runs the loop while all counters are enabled that this thread has opened.
+pub fn count_loop_with_all(rounds: u64) -> Result<Loop, Failure> {
     code::run(Call::enable_all(), rounds, Call::disable_all())
 }
 
-/// The values of counters.
+/// Returns the values of counters.
 pub fn values(counters: &[Counter]) -> Result<Vec<u64>, Failure> {
     counters.iter().map(Counter::value).collect()
 }

@@ -1,9 +1,9 @@
-//! How a promise is found broken.
+//! Results of checks.
 
 use std::fmt::Debug;
 use std::io;
 
-/// What a feature says of itself: a line of what it saw, or what is wrong.
+/// Result of checking a feature: a line that says what was measured, or what is wrong.
 pub type Verdict = Result<String, Failure>;
 
 #[derive(Debug, thiserror::Error)]
@@ -17,13 +17,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The last system call's failure.
+    /// Returns the error of the last system call (`errno`).
     pub fn last(action: impl Into<String>) -> Self {
         Self::System { action: action.into(), source: io::Error::last_os_error() }
     }
 }
 
-/// The result of a system call that says -1 when it fails.
+/// Returns the result of a system call, or the error in `errno` if it returned -1.
 pub fn checked(action: &str, result: impl Into<i64>) -> Result<i64, Failure> {
     match result.into() {
         -1 => Err(Failure::last(action)),
@@ -31,8 +31,8 @@ pub fn checked(action: &str, result: impl Into<i64>) -> Result<i64, Failure> {
     }
 }
 
-/// Demands that what was found is what was promised.
-#[expect(clippy::needless_pass_by_value, reason = "demands read better without references")]
+/// Returns an error unless `found` equals `expected`.
+#[expect(clippy::needless_pass_by_value, reason = "the calls read better without references")]
 pub fn equal<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Result<(), Failure> {
     if found == expected {
         return Ok(());
@@ -41,7 +41,7 @@ pub fn equal<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Result<
     Err(Failure::Wrong { what: what.to_owned(), found, expected })
 }
 
-/// Demands that a number is one of these.
+/// Returns an error unless `found` is in the range `expected`.
 pub fn within(
     what: &str,
     found: u64,

@@ -1,10 +1,11 @@
-//! What Linux promises of its performance counters, each promise kept to the last instruction: one sub-command each.
-//! It prints a line of what it saw; a promise that is broken is named in that line, with status 1.
+//! Checks the documented behaviour of Linux's perf events, exact to the instruction. Each sub-command checks one
+//! feature and prints one line: what it measured, with status 0, or what was wrong, with status 1.
 //!
-//! What runs while it counts is written in assembly, so that every count is known in advance (see `code.rs`). It expects a
-//! PMU of six counters on which instructions take a cycle each and do not skid, and nobody else who counts.
+//! The code that is counted is written in assembly, so every count is known in advance (see `code.rs`). The checks
+//! expect a PMU of [`code::COUNTERS`] counters on which each instruction takes one cycle and overflows have no skid,
+//! and no other user of perf events.
 //!
-//! Usage: `perf-features` prints all names; `perf-features NAME` checks one.
+//! Usage: `perf-features` prints the names of all features; `perf-features NAME` checks one.
 
 mod code;
 mod counting;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use failure::Verdict;
 
-/// A feature that takes longer has hung: SIGALRM ends it.
+/// Timeout of one check, after which SIGALRM ends the program.
 const LIMIT_SECONDS: u32 = 60;
 
 type Feature = (&'static str, fn() -> Verdict);
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
         println!("there is no feature `{name}`");
         return ExitCode::from(2);
     };
-    // SAFETY: takes a number and cannot fail.
+    // SAFETY: the call takes a number and cannot fail.
     unsafe { libc::alarm(LIMIT_SECONDS) };
     match feature() {
         Ok(seen) => {

@@ -1,4 +1,4 @@
-//! The buffer that the kernel writes samples into, and the page in front of it that tells about both it and the counter.
+//! The ring buffer that the kernel writes samples into, and the metadata page in front of it.
 
 use std::mem::offset_of;
 use std::ptr;
@@ -11,82 +11,84 @@ use crate::failure::{Failure, equal};
 
 const PAGE: usize = 4096;
 
-/// What every sample has.
+/// Fields that every sample of this program has.
 pub const SAMPLE_FIELDS: u64 = (bindings::PERF_SAMPLE_IP
     | bindings::PERF_SAMPLE_TID
     | bindings::PERF_SAMPLE_TIME
     | bindings::PERF_SAMPLE_PERIOD) as u64;
 
-/// A counter's buffer, mapped.
+/// A counter's mapped ring buffer, with its metadata page.
 pub struct Ring {
     page: *mut perf_event_mmap_page,
+    /// Size of the buffer, without the metadata page.
     pages: usize,
 }
 
-/// What the kernel wrote.
+/// A record that the kernel wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     Sample(Sample),
-    /// So many records found no room.
+    /// Number of records that were lost because the buffer was full.
     Lost(u64),
-    /// Another kind, and what it has.
+    /// The type and the body of any other record.
     Other(u32, Vec<u8>),
 }
 
-/// Where the counter overflowed.
+/// A sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     pub ip: u64,
     pub task: i32,
     pub time: u64,
     pub period: u64,
-    /// What else the event asked for.
+    /// Fields of the sample beside [`SAMPLE_FIELDS`].
     pub rest: Vec<u64>,
 }
 
 impl Ring {
-    /// Maps a buffer of so many pages, a power of two; with none, the page in front of it alone.
+    /// Maps a buffer of this many pages, which must be a power of two. With 0, only the metadata page is mapped.
     pub fn map(counter: &Counter, pages: usize) -> Result<Self, Failure> {
         let length = (pages + 1) * PAGE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the kernel chooses a place that is free.
+        // SAFETY: the kernel chooses a free range of addresses.
         let page = unsafe { libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, counter.fd(), 0) };
         if page == libc::MAP_FAILED {
-            return Err(Failure::last("map a counter's buffer"));
+            return Err(Failure::last("map a counter's ring buffer"));
         }
         Ok(Self { page: page.cast(), pages })
     }
 
-    /// The page in front of the buffer, as it is now.
+    /// Returns the present content of the metadata page.
     pub fn page(&self) -> perf_event_mmap_page {
-        // SAFETY: the page is mapped for as long as `self` lives, and the kernel may change it at any time.
+        // SAFETY: the page is mapped for as long as `self` lives. The read is volatile, as the kernel may change the
+        // page.
         unsafe { ptr::read_volatile(self.page) }
     }
 
-    /// The number of bytes that the kernel has written.
+    /// Number of bytes that the kernel has written.
     fn head(&self) -> &AtomicU64 {
         self.number(offset_of!(perf_event_mmap_page, data_head))
     }
 
-    /// The number of bytes that we have read.
+    /// Number of bytes that this program has read.
     fn tail(&self) -> &AtomicU64 {
         self.number(offset_of!(perf_event_mmap_page, data_tail))
     }
 
     fn number(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the number is a field of the page, which is mapped for as long as `self` lives.
+        // SAFETY: the number is an aligned field of the page, which is mapped for as long as `self` lives.
         unsafe { AtomicU64::from_ptr(self.page.wrapping_byte_add(offset).cast()) }
     }
 
-    /// Takes all records out.
+    /// Removes all records from the buffer and returns them.
     pub fn records(&mut self) -> Vec<Record> {
         let (mut tail, head) = (self.tail().load(Ordering::Relaxed), self.head().load(Ordering::Acquire));
         let mut records = Vec::new();
         while tail < head {
             let header = u64::from_le_bytes(self.copy(tail, 8).try_into().expect("eight bytes"));
             let size = header >> 48;
-            let kind = u32::try_from(header & 0xffff_ffff).expect("a half");
-            let body = self.copy(tail + 8, usize::try_from(size).expect("16 bits") - 8);
+            let kind = u32::try_from(header & 0xffff_ffff).expect("the value has 32 bits");
+            let body = self.copy(tail + 8, usize::try_from(size).expect("the size has 16 bits") - 8);
             records.push(record(kind, body));
             tail += size;
         }
@@ -94,7 +96,7 @@ impl Ring {
         records
     }
 
-    /// Takes all records out, which must be samples.
+    /// Removes all records and returns them. All of them must be samples.
     pub fn samples(&mut self) -> Result<Vec<Sample>, Failure> {
         let mut samples = Vec::new();
         for record in self.records() {
@@ -111,7 +113,7 @@ impl Ring {
         let from = usize::try_from(from).expect("addresses have 64 bits");
         (from..from + length)
             .map(|at| {
-                // SAFETY: the offset is inside the buffer, which begins behind the first page.
+                // SAFETY: the offset is inside the buffer, which follows the metadata page.
                 unsafe { ptr::read_volatile(self.page.cast::<u8>().wrapping_add(PAGE + at % size)) }
             })
             .collect()
@@ -120,7 +122,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nothing borrowed from it outlives `self`.
+        // SAFETY: the range is the mapping, and no borrow of it outlives `self`.
         unsafe { libc::munmap(self.page.cast(), (self.pages + 1) * PAGE) };
     }
 }
@@ -133,7 +135,7 @@ fn record(kind: u32, body: Vec<u8>) -> Record {
     match (kind, words.as_slice()) {
         (bindings::PERF_RECORD_SAMPLE, &[ip, tasks, time, period, ref rest @ ..]) => Record::Sample(Sample {
             ip,
-            task: i32::try_from(tasks >> 32).expect("thread numbers are positive"),
+            task: i32::try_from(tasks >> 32).expect("thread IDs are positive"),
             time,
             period,
             rest: rest.to_vec(),

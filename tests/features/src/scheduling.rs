@@ -1,37 +1,37 @@
-//! Who is on the PMU, when there are more events than counters or one wants it for itself.
+//! Scheduling of events on the PMU: multiplexing, pinned and exclusive events, groups.
 //!
-//! The loops last for many of the turns that Linux gives to events that must share (4 ms). What is counted in user mode is
-//! exact all the same: turns change in the kernel, so each instruction of the loop has as many witnesses as there are
-//! counters in use.
+//! The loops last for many of Linux's rotation intervals (4 ms). Counts of user mode are exact all the same, because
+//! events are rotated in the kernel: each instruction of the loop is counted by as many events as there are counters in
+//! use.
 
 use crate::code::{COUNTERS, REFUSES_LARGE_GROUPS, instructions};
-use crate::event::{Counter, Event, Reading, over_all, values};
+use crate::event::{Counter, Event, Reading, count_loop_with_all, values};
 use crate::failure::{Failure, Verdict, equal, within};
 
 /// 40 ms, if each instruction takes a nanosecond.
 const ROUNDS: u64 = 20_000_000;
 const TOTAL: u64 = instructions(ROUNDS);
 
-/// An event that need not share has run for all the time that it was enabled; when it is disabled no time passes.
+/// An event that is not multiplexed runs all the time that it is enabled. While it is disabled, its times stand still.
 pub fn times() -> Verdict {
     let counter = Event::instructions().open()?;
     equal("at first", (counter.counts()?.enabled, counter.counts()?.running), (0, 0))?;
-    counter.over(ROUNDS)?;
+    counter.count_loop(ROUNDS)?;
     let counts = counter.counts()?;
     within("nanoseconds", counts.enabled, 1..)?;
     equal("time running", counts.running, counts.enabled)?;
     crate::code::spin(ROUNDS);
-    equal("after a time of being disabled", counter.counts()?, counts)?;
+    equal("after some time disabled", counter.counts()?, counts)?;
     counter.request(perf_event_open_sys::bindings::RESET, 0)?;
     let reset = counter.counts()?;
     equal("reset", (reset.value, reset.enabled, reset.running), (0, counts.enabled, counts.running))?;
     Ok(format!("enabled {} ns, running {} ns", counts.enabled, counts.running))
 }
 
-/// One event more than there are counters: all take turns, and every counter is always in use.
+/// If there is one event more than counters, all events take turns, and every counter is always in use.
 pub fn multiplexing() -> Verdict {
     let counters = Event::instructions().open_each(COUNTERS + 1)?;
-    over_all(ROUNDS)?;
+    count_loop_with_all(ROUNDS)?;
     for counter in &counters {
         let counts = counter.counts()?;
         within("the time that one of them ran", counts.running, 1..counts.enabled)?;
@@ -46,7 +46,7 @@ pub fn multiplexing() -> Verdict {
 pub fn pinned() -> Verdict {
     let others = Event::instructions().open_each(COUNTERS)?;
     let pinned = Event::instructions().pinned().open()?;
-    over_all(ROUNDS)?;
+    count_loop_with_all(ROUNDS)?;
     let counts = pinned.counts()?;
     equal("time running", counts.running, counts.enabled)?;
     equal("instructions", counts.value, TOTAL)?;
@@ -58,15 +58,16 @@ pub fn pinned() -> Verdict {
     Ok(format!("{TOTAL} beside {others:?}"))
 }
 
-/// A pinned event that finds no place is in the error state, the others are not; when there is a place it can come back.
+/// A pinned event for which there is no counter is in the error state, and the others are not. When there is a counter
+/// again, the event can be enabled again.
 pub fn pinned_without_room() -> Verdict {
     let rounds = 1_000_000;
     let mut counters = Event::instructions().pinned().open_each(COUNTERS + 1)?;
-    let last = counters.pop().expect("there are some");
+    let last = counters.pop().expect("there is at least one counter");
     for counter in &counters {
         counter.enable()?;
     }
-    last.over(rounds)?;
+    last.count_loop(rounds)?;
     equal("the one too many", last.read()?, Reading::EndOfFile)?;
     for counter in &counters {
         counter.disable()?;
@@ -77,68 +78,69 @@ pub fn pinned_without_room() -> Verdict {
     for counter in &counters {
         counter.enable()?;
     }
-    last.over(rounds)?;
+    last.count_loop(rounds)?;
     let value = last.value()?;
-    equal("when there is a place", value, instructions(rounds))?;
+    equal("when there is a counter again", value, instructions(rounds))?;
     Ok(format!("end of file, then {value}"))
 }
 
-/// An exclusive event shares the PMU with nobody: at any time it is on it, or the others are.
+/// An exclusive event never shares the PMU: either it is on the PMU, or the others are.
 pub fn exclusive() -> Verdict {
     let alone = Event::instructions().exclusive().open()?;
     let others = Event::instructions().open_group(2)?;
-    over_all(ROUNDS)?;
-    let (alone, others) = (alone.counts()?, agreed(&others)?);
+    count_loop_with_all(ROUNDS)?;
+    let (alone, others) = (alone.counts()?, common_count(&others)?);
     within("the time that it ran", alone.running, 1..alone.enabled)?;
     within("its instructions", alone.value, 1..TOTAL)?;
     equal("instructions of it and the others", alone.value + others, TOTAL)?;
     Ok(format!("{} alone, {others} beside each other", alone.value))
 }
 
-/// Two groups that do not fit beside each other: each is on the PMU as a whole or not at all.
+/// Of two groups that do not fit on the PMU together, each is on the PMU as a whole or not at all.
 pub fn group() -> Verdict {
     const MEMBERS: usize = COUNTERS / 2 + 1;
     let (one, other) =
         (Event::instructions().open_group(MEMBERS)?, Event::instructions().open_group(MEMBERS)?);
-    over_all(ROUNDS)?;
-    let (first, second) = (agreed(&one)?, agreed(&other)?);
+    count_loop_with_all(ROUNDS)?;
+    let (first, second) = (common_count(&one)?, common_count(&other)?);
     within("instructions of the first", first, 1..TOTAL)?;
     equal("instructions of both", first + second, TOTAL)?;
     Ok(format!("{first} and {second}"))
 }
 
-/// What all members of a group say.
-fn agreed(group: &[Counter]) -> Result<u64, Failure> {
+/// Returns the count of a group, whose members must all have the same count and times.
+fn common_count(group: &[Counter]) -> Result<u64, Failure> {
     let leader = group[0].counts()?;
     for member in group {
-        equal("what a member says", member.counts()?, leader)?;
+        equal("count and times of a member", member.counts()?, leader)?;
     }
     Ok(leader.value)
 }
 
-/// A group with more members than there are counters cannot be made, or never runs; without the last one, it can be and does.
+/// A group with one member more than there are counters is refused, or never counts. Without that member the group
+/// counts.
 pub fn group_too_large() -> Verdict {
     let rounds = 1_000_000;
     let group = Event::instructions().open_group(COUNTERS)?;
     match Event::instructions().open_with(&group[0]) {
         Err(error) => equal("the error for one more", error.raw_os_error(), Some(libc::EINVAL))?,
-        Ok(_) if REFUSES_LARGE_GROUPS => equal("a group of one more", "made", "refused")?,
+        Ok(_) if REFUSES_LARGE_GROUPS => equal("a group of one more", "opened", "refused")?,
         Ok(one_more) => {
-            group[0].over(rounds)?;
-            equal("what a group of one more counts", agreed(&group)?, 0)?;
+            group[0].count_loop(rounds)?;
+            equal("what a group of one more counts", common_count(&group)?, 0)?;
             equal("what the last one counts", one_more.value()?, 0)?;
         }
     }
-    group[0].over(rounds)?;
-    equal("instructions", agreed(&group)?, instructions(rounds))?;
+    group[0].count_loop(rounds)?;
+    equal("instructions", common_count(&group)?, instructions(rounds))?;
     Ok(format!("nothing with one more than {COUNTERS}; {} without it", instructions(rounds)))
 }
 
-/// A group that would need a counter which somebody else holds does not run at all.
+/// A group that needs a counter which a pinned event holds does not run at all.
 pub fn group_without_room() -> Verdict {
     let pinned = Event::instructions().pinned().open()?;
     let group = Event::instructions().open_group(COUNTERS)?;
-    over_all(ROUNDS)?;
+    count_loop_with_all(ROUNDS)?;
     equal("the pinned one", pinned.value()?, TOTAL)?;
     for member in &group {
         let counts = member.counts()?;

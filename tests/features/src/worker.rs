@@ -1,4 +1,4 @@
-//! Others to count: a second thread, which waits in the kernel until it is given something to do, and children.
+//! Other tasks to count: a second thread, which waits in the kernel for jobs, and children.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -8,9 +8,9 @@ use crate::failure::{Failure, checked};
 
 type Job = Box<dyn FnOnce() -> Result<(), Failure> + Send>;
 
-/// A thread that does one job after the other.
+/// A thread that runs jobs one after the other.
 pub struct Worker {
-    /// Its number.
+    /// Its thread ID.
     pub thread: i32,
     jobs: Sender<Job>,
     done: Receiver<Result<(), Failure>>,
@@ -19,61 +19,61 @@ pub struct Worker {
 
 impl Worker {
     pub fn start() -> Self {
-        let (jobs, to_do) = channel::<Job>();
-        let (tell, done) = channel();
-        let (introduce, introduced) = channel();
+        let (jobs, next_job) = channel::<Job>();
+        let (report, done) = channel();
+        let (send_id, receive_id) = channel();
         let handle = thread::spawn(move || {
-            introduce.send(this_thread()).expect("somebody waits for it");
-            for job in to_do {
-                tell.send(job()).expect("somebody waits for it");
+            send_id.send(this_thread()).expect("the receiver exists");
+            for job in next_job {
+                report.send(job()).expect("the receiver exists");
             }
         });
-        let number = introduced.recv().expect("a thread that starts says so");
-        // Long enough for it to get to where it waits.
+        let id = receive_id.recv().expect("the thread sends its ID");
+        // In this time the thread gets to where it waits for a job.
         thread::sleep(Duration::from_millis(1));
-        Self { thread: number, jobs, done, handle }
+        Self { thread: id, jobs, done, handle }
     }
 
-    /// Gives it something to do.
+    /// Starts a job.
     pub fn begin(&self, job: impl FnOnce() -> Result<(), Failure> + Send + 'static) {
         self.jobs.send(Box::new(job)).expect("the thread has not ended");
     }
 
-    /// Waits until it has done it.
+    /// Waits for the end of a job, and returns the job's result.
     pub fn finish(&self) -> Result<(), Failure> {
         self.done.recv().expect("the thread has not ended")
     }
 
-    /// Gives it something to do and waits.
+    /// Runs a job and waits for its end.
     pub fn run(&self, job: impl FnOnce() -> Result<(), Failure> + Send + 'static) -> Result<(), Failure> {
         self.begin(job);
         self.finish()
     }
 
-    /// Ends it.
+    /// Ends the thread.
     pub fn end(self) {
         drop(self.jobs);
-        self.handle.join().expect("its jobs do not panic");
+        self.handle.join().expect("jobs do not panic");
     }
 }
 
-/// The caller's number.
+/// Returns the thread ID of the caller.
 pub fn this_thread() -> i32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Forks a child that does this and exits with what it gives; the status that `waitpid` then has.
+/// Forks a child that runs `job` and exits with its result. Returns the wait status of the child.
 pub fn in_child(job: impl FnOnce() -> i32) -> Result<i32, Failure> {
-    // SAFETY: those who call this have no other threads, so the child is as whole as its parent.
+    // SAFETY: the callers have no other threads, so the child inherits no lock that is held.
     let child = unsafe { libc::fork() };
     if checked("fork", child)? == 0 {
         let status = job();
-        // SAFETY: ends the child without running anything of its parent's.
+        // SAFETY: the call ends the child at once, without running the parent's exit handlers.
         unsafe { libc::_exit(status) };
     }
     let mut status = 0;
-    // SAFETY: the status is a valid place.
+    // SAFETY: the status can be written to.
     checked("wait for a child", unsafe { libc::waitpid(child, &raw mut status, 0) })?;
     Ok(status)
 }

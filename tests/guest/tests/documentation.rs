@@ -15,7 +15,7 @@ fn project() -> PathBuf {
 /// Returns the paths of all pages.
 fn pages() -> Vec<PathBuf> {
     let mut pages: Vec<_> =
-        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/lab/README.md", "tests/lab/cpu/README.md"]
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "vmm/lab/README.md", "vmm/lab/cpu/README.md"]
             .map(|page| project().join(page))
             .into();
     let docs = fs::read_dir(project().join("docs")).expect("there is documentation");

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
 use crate::console::has_room;
-use crate::events::Ending;
+use crate::ending::Ending;
 use crate::terminal::{Escape, TYPE_AHEAD};
 
 /// Number of bytes that are read at a time.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use guest_images::cache::Cache;
 
-use super::fact::Fact;
+use crate::fact::Fact;
 use crate::lab;
 
 /// Returns the facts about the cache, the default guest and the lab.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process;
 
-use super::fact::Fact;
+use crate::fact::Fact;
 
 /// Target of the link of a perf event's file descriptor in `/proc/PID/fd`.
 const EVENT: &str = "anon_inode:[perf_event]";

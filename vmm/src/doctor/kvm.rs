@@ -5,12 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use kvm_ioctls::Kvm;
+use tally_machine::kvm::{self, KvmError, MODULES, Need, WANTED, of_its_own_pmu};
+use tally_machine::pmu::Choice;
 
-use super::fact::Fact;
-use crate::arch::kvm::{MODULES, WANTED, of_its_own_pmu};
-use crate::kvm::{self, KvmError, Need};
+use crate::fact::Fact;
+use crate::kvm::{NoKvm, open_any};
 use crate::lab;
-use crate::pmu::Choice;
 
 /// Subject of the facts about `/dev/kvm`. A bad fact of this or the next two subjects means that no Linux guest runs.
 pub const ABOUT: &str = "kvm";
@@ -24,10 +24,10 @@ const SYS_MODULE: &str = "/sys/module";
 /// Returns the facts about KVM.
 pub fn facts() -> Vec<Fact> {
     let module = MODULES.into_iter().find(|(name, _)| Path::new(SYS_MODULE).join(name).exists());
-    let mut facts = match kvm::open_any() {
+    let mut facts = match open_any() {
         Ok(kvm) => usable(&kvm, module),
-        Err(KvmError::Absent) => vec![absent(Path::new(SYS_MODULE))],
-        Err(KvmError::Forbidden) => vec![forbidden()],
+        Err(NoKvm::Absent(_)) => vec![absent(Path::new(SYS_MODULE))],
+        Err(NoKvm::Refused(KvmError::Forbidden)) => vec![forbidden()],
         Err(error) => vec![Fact::bad(ABOUT, error.to_string())],
     };
     facts.extend(parameters(Path::new(SYS_MODULE)));
@@ -152,8 +152,8 @@ fn parameters(modules: &Path) -> Vec<Fact> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fact::State;
     use super::*;
+    use crate::fact::State;
 
     #[test]
     fn the_group_that_owns_the_device_is_named() {

@@ -3,14 +3,14 @@
 use std::fs;
 use std::io;
 
+use tally_machine::Processor;
+use tally_machine::pmu::{Choice, Offer, Pmu, offer};
 use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
 
-use super::fact::Fact;
 use super::{holders, process};
-use crate::arch::host::Processor;
+use crate::fact::Fact;
 use crate::kvm;
-use crate::pmu::{Choice, Offer, Pmu, offer};
 
 /// Returns the facts about counters.
 pub fn facts() -> Vec<Fact> {
@@ -20,7 +20,7 @@ pub fn facts() -> Vec<Fact> {
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
     // On a hybrid host, these are the events of the kind of core on which this program stays from now on.
-    facts.extend(HostPmu::settle().ok().map(|(pmu, _)| events(&generic_events(pmu))));
+    facts.extend(HostPmu::bind_thread().ok().map(|(pmu, _)| events(&generic_events(pmu))));
     facts
 }
 
@@ -112,8 +112,8 @@ fn events(events: &[(&str, io::Result<()>)]) -> Fact {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fact::State;
     use super::*;
+    use crate::fact::State;
 
     #[test]
     fn who_may_count_is_shown_with_the_command_for_those_who_may_not() {

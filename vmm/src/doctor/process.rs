@@ -5,7 +5,7 @@ use std::fs;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::fact::Fact;
+use crate::fact::Fact;
 
 /// Numbers of capabilities in `linux/capability.h`. Before Linux 5.8 had `CAP_PERFMON`, `CAP_SYS_ADMIN` was the right
 /// to all of perf.
@@ -82,8 +82,8 @@ fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fact::State;
     use super::*;
+    use crate::fact::State;
 
     #[test]
     fn a_capability_is_found_by_its_bit() {

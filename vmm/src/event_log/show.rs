@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use super::read::{ReadError, Reader};
 use super::record::{Header, Record, What};
 use super::summary::Summary;
+use super::words::{Seconds, counters};
 
 /// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,11 +127,6 @@ impl fmt::Display for Overflow {
     }
 }
 
-/// Returns the numbers of a mask's counters.
-pub fn counters(set: u64) -> impl Iterator<Item = u8> {
-    (0..64).filter(move |counter| set & 1 << counter != 0)
-}
-
 /// Text without control characters, for a terminal: somebody else may have written the file.
 struct Line<'a>(&'a str);
 
@@ -138,15 +134,6 @@ impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         self.0.chars().try_for_each(|c| write!(f, "{}", plain(c)))
-    }
-}
-
-/// A time in seconds, to the nanosecond.
-pub struct Seconds(pub Duration);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:09}", self.0.as_secs(), self.0.subsec_nanos())
     }
 }
 

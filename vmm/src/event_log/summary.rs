@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::record::{Place, Record, What};
-use super::show::{Seconds, counters};
+use super::words::{Seconds, counters};
 
 /// Maximum number of places that are shown.
 const PLACES: usize = 10;

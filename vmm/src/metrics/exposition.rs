@@ -11,8 +11,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use vpmu::report::{CounterReport, State, Statistics};
 
-use crate::exits::Exits;
-use crate::status::VcpuReport;
+use tally_machine::{Exits, VcpuReport};
 
 /// Media type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -154,7 +153,7 @@ fn encode(of: &Of, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exits::Share;
+    use tally_machine::Share;
 
     #[test]
     fn a_machine_is_rendered_in_the_format() {

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use guest_images::Progress;
 use log::info;
+use tally_machine::{KERNEL_WORDS, Kernel};
 
-use crate::arch::board;
 use crate::cli::Run;
 use crate::lab;
-use crate::loader::Kernel;
 
 /// The files that are booted.
 pub struct Files {
@@ -96,7 +95,7 @@ pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
 pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
-        words.push(board::KERNEL_WORDS);
+        words.push(KERNEL_WORDS);
         if !options.command.is_empty() && options.verbose == 0 {
             // The console is not shown, but its last lines are if the guest dies: only important messages are wanted.
             words.push("quiet");

@@ -9,9 +9,9 @@ use devices::Access;
 use devices::fs::Share;
 use devices::virtio::{Device, Disk, SharedFolder};
 use guest_agent::protocol;
+use tally_machine::MOST_VIRTIO_DEVICES;
 
 use crate::cli::Run;
-use crate::virtio;
 
 /// Directories of the default guest's own: programs, libraries, their data, and where they write. A share at or above
 /// one of them would hide it.
@@ -24,7 +24,7 @@ const GUESTS_OWN: [&str; 17] = [
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Maximum number of disks and shares; the agent has a virtio device too.
-const MAX_DEVICES: usize = virtio::MOST - 1;
+const MAX_DEVICES: usize = MOST_VIRTIO_DEVICES - 1;
 
 /// Devices for disks and shares, and what the agent does with them.
 pub struct HostResources {

@@ -11,7 +11,7 @@ use guest_agent::protocol::{self, Share, Start, Terminals};
 
 use super::streams::{self, Chosen};
 use crate::agent::{Agent, Handle, OnClose, Sink, Streams};
-use crate::events::Reporter;
+use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
 

@@ -8,10 +8,11 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Looked, look_at};
+use crate::cli::FAILURE;
 use crate::control::client::Vm;
 use crate::signals::Signals;
+use crate::stderr;
 use crate::terminal::{self, Raw};
-use crate::{FAILURE, logging};
 
 /// Keys that end the live view: q, Ctrl-C, Ctrl-D.
 const KEYS: [u8; 3] = [b'q', 3, 4];
@@ -56,7 +57,7 @@ pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     drop(screen);
     drop(raw);
     for error in all_gone {
-        logging::say(&error);
+        stderr::say(&error);
     }
     let status = |signal| u8::try_from(signal).map_or(FAILURE, |signal| INTERRUPTED | signal);
     Ok(ended_by.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(status(signal))))

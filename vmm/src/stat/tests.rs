@@ -8,10 +8,10 @@ use vpmu::report::{CounterReport, State, Statistics};
 use vpmu_perf::{Attributed, Reading, Work};
 
 use super::text;
-use crate::control::hardware::Examined;
-use crate::control::look::{Look, Measured};
-use crate::exits::{Exits, Share};
-use crate::status::{Summary, VcpuReport, VmStatus};
+use crate::run::hardware::Examined;
+use crate::run::look::{Look, Measured};
+use crate::status::{Summary, VmStatus};
+use tally_machine::{Exits, Share, VcpuReport};
 
 fn counters() -> Vec<CounterReport> {
     let counter = |counter, event: Option<&str>, value, state| CounterReport {

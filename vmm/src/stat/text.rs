@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use tally_machine::{Exits, VcpuReport};
 use vpmu::report::{CounterReport, State};
 
-use crate::exits::Exits;
-use crate::status::{Hardware, Summary, VcpuReport, VcpuStatus, VmStatus, Work};
+use crate::status::{Hardware, Summary, VcpuStatus, VmStatus, Work};
 
 /// Width of the lines' names.
 const NAME: usize = 12;

@@ -1,5 +1,6 @@
-//! Who a vCPU's thread works for: what it does in the guest beside what it does for it on the host. These events take turns
-//! with others, so that they never take a counter from the guest's pinned ones; where there is no room, they say so.
+//! Attributes the work of a vCPU's thread to the guest and to the host: instructions and cycles on each side. These
+//! events are not pinned, so that they never take a hardware counter from the guest's pinned events. If the host
+//! multiplexes them, their running time is shorter than their enabled time.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,45 +13,47 @@ use sys::bindings::{
 use crate::host::HostPmu;
 use vpmu::event::{Event, Meaning};
 
-/// Events of another thread of this process.
+/// Events that count a vCPU's thread, opened by another thread of the same process.
 #[derive(Debug)]
 pub struct Attribution {
-    guest: Pair,
-    host: Pair,
+    guest: Events,
+    host: Events,
 }
 
+/// The events of one side.
 #[derive(Debug, Default)]
-struct Pair {
+struct Events {
     instructions: Option<OwnedFd>,
     cycles: Option<OwnedFd>,
 }
 
-/// What they have counted.
+/// What an [`Attribution`] has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributed {
-    /// While the thread was in the guest.
+    /// Counts while the thread ran the guest.
     pub guest: Work,
-    /// While it was not.
+    /// Counts while the thread ran in the host, in user mode or in the kernel.
     pub host: Work,
 }
 
-/// What a thread did on one side.
+/// What a thread did on one side: in the guest, or in the host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Instructions that retired; none if there is no room for them.
+    /// Retired instructions; `None` if there was no free counter for the event.
     pub instructions: Option<Reading>,
-    /// Cycles of the core, as those.
+    /// Core cycles; `None` if there was no free counter for the event.
     pub cycles: Option<Reading>,
 }
 
-/// What one event has counted, and for which part of its time: that of the thread, in nanoseconds.
+/// Count of one event, with its enabled and running times as perf defines them. Both are CPU times of the thread, in
+/// nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// For how long it was to count.
+    /// Time for which the event was enabled.
     pub enabled: u64,
-    /// For how long it did.
+    /// Time for which the event was on the PMU.
     pub running: u64,
 }
 
@@ -62,16 +65,16 @@ enum Side {
 }
 
 impl Attribution {
-    /// Begins to count what a thread does, with as many events as there is room for: if all of them took turns in too
-    /// little room, none would have counted all the time.
-    pub fn of(pmu: HostPmu, thread: libc::pid_t, room: usize) -> io::Result<Self> {
-        let mut left = room;
+    /// Begins to count what `thread` does, with at most `free_counters` events. If there were more events than free
+    /// counters, the host would multiplex all of them, and none would have an exact count.
+    pub fn of(pmu: HostPmu, thread: libc::pid_t, free_counters: usize) -> io::Result<Self> {
+        let mut left = free_counters;
         let mut open = |side, meaning| -> io::Result<Option<OwnedFd>> {
             let Some(fewer) = left.checked_sub(1) else { return Ok(None) };
             left = fewer;
             open(pmu, thread, side, meaning).map(Some)
         };
-        let mut attribution = Self { guest: Pair::default(), host: Pair::default() };
+        let mut attribution = Self { guest: Events::default(), host: Events::default() };
         attribution.guest.instructions = open(Side::Guest, Meaning::Instructions)?;
         attribution.host.instructions = open(Side::Host, Meaning::Instructions)?;
         attribution.guest.cycles = open(Side::Guest, Meaning::Cycles)?;
@@ -79,13 +82,13 @@ impl Attribution {
         Ok(attribution)
     }
 
-    /// What was counted so far.
+    /// Reads what was counted so far.
     pub fn read(&self) -> Attributed {
         Attributed { guest: self.guest.read(), host: self.host.read() }
     }
 }
 
-impl Pair {
+impl Events {
     fn read(&self) -> Work {
         let read = |event: &Option<OwnedFd>| event.as_ref().and_then(read);
         Work { instructions: read(&self.instructions), cycles: read(&self.cycles) }
@@ -93,7 +96,7 @@ impl Pair {
 }
 
 impl Reading {
-    /// What was counted since then.
+    /// Returns what was counted since an earlier reading of the same event.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -103,7 +106,7 @@ impl Reading {
         }
     }
 
-    /// The count, if it counted all the time.
+    /// Returns the count, unless the event was off the PMU for a part of its time.
     pub fn exact(self) -> Option<u64> {
         (self.running >= self.enabled).then_some(self.value)
     }
@@ -113,7 +116,7 @@ fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, meaning: Meaning) -> io::
     const ANY_CPU: libc::c_int = -1;
     const NO_GROUP: libc::c_int = -1;
     let mut attr = perf_event_attr::default();
-    attr.size = u32::try_from(size_of_val(&attr)).expect("it is small");
+    attr.size = u32::try_from(size_of_val(&attr)).expect("the structure is small");
     (attr.type_, attr.config) = pmu.encode(Event::Meaning(meaning))?;
     attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
     attr.set_exclude_hv(1);
@@ -127,7 +130,7 @@ fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, meaning: Meaning) -> io::
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else has it.
+    // SAFETY: the file descriptor is new and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_count_all_the_time_is_no_count() {
+    fn an_event_that_was_off_the_pmu_for_a_time_has_no_exact_count() {
         let reading = |value, enabled, running| Reading { value, enabled, running };
         assert_eq!(reading(7, 100, 100).exact(), Some(7));
         assert_eq!(reading(7, 100, 99).exact(), None);
@@ -154,9 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn without_room_nothing_is_opened() {
+    fn without_free_counters_nothing_is_opened() {
         let own = libc::pid_t::try_from(std::process::id()).unwrap();
-        let pmu = HostPmu::settle().unwrap().0;
+        let pmu = HostPmu::bind_thread().unwrap().0;
         assert_eq!(Attribution::of(pmu, own, 0).unwrap().read(), Attributed::default());
     }
 }

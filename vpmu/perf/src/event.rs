@@ -1,4 +1,4 @@
-//! One perf event: opening it, reading it, config its period.
+//! One perf event: opening it, reading it, setting its period.
 
 use std::cell::Cell;
 use std::io;
@@ -13,73 +13,77 @@ use sys::bindings::{
 
 use crate::estimate::Estimate;
 use crate::host::HostPmu;
-use crate::page::{Left, Page};
+use crate::page::{Page, ScheduledOut};
 use vpmu::event::{Event, Filter, Scope, Selection};
 use vpmu::report::BackingReport;
 use vpmu::source::{Count, FAR};
 
-/// How many system calls were made for a thread's events.
+/// Number of system calls made for the events of a thread, which share it.
 #[derive(Clone, Default)]
-pub struct Calls(Rc<Cell<u64>>);
+pub struct SystemCalls(Rc<Cell<u64>>);
 
-impl Calls {
-    /// The number.
-    pub fn number(&self) -> u64 {
+impl SystemCalls {
+    /// Returns the number of system calls so far.
+    pub fn count(&self) -> u64 {
         self.0.get()
     }
 
-    fn made(&self, calls: u64) {
+    fn add(&self, calls: u64) {
         self.0.set(self.0.get().wrapping_add(calls));
     }
 }
 
-/// Whose privilege levels an event leaves out that is to leave out the user's, or the kernel's.
+/// What `exclude_user` and `exclude_kernel` of `perf_event_attr` exclude.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Levels {
-    /// Those of the guest and of the host alike.
-    Both,
-    /// The guest's, if that is asked for, and else the host's: on RISC-V (`pmu_sbi_get_filter_flags` in Linux).
-    One,
+enum PrivilegeLevels {
+    /// The privilege levels of the guest and of the host alike.
+    GuestAndHost,
+    /// The guest's privilege levels if `config1` says so, or else the host's: RISC-V (`pmu_sbi_get_filter_flags` in
+    /// Linux).
+    GuestOrHost,
 }
 
-/// What this host's kernel does.
-const LEVELS: Levels = if cfg!(target_arch = "riscv64") { Levels::One } else { Levels::Both };
+/// What this host's kernel excludes.
+const LEVELS: PrivilegeLevels =
+    if cfg!(target_arch = "riscv64") { PrivilegeLevels::GuestOrHost } else { PrivilegeLevels::GuestAndHost };
 
-impl Levels {
-    /// Has an event count at these levels, and then.
+impl PrivilegeLevels {
+    /// Restricts an event to a filter's privilege levels and to a scope.
     fn restrict(self, attr: &mut perf_event_attr, filter: Filter, scope: Scope) {
-        /// "`RISCV_PMU_CONFIG1_GUEST_EVENTS`", which goes with events of every type.
-        const OF_THE_GUEST: u64 = 1;
+        /// `RISCV_PMU_CONFIG1_GUEST_EVENTS`, which Linux takes with events of every type.
+        const GUEST_EVENTS: u64 = 1;
         attr.set_exclude_user((filter == Filter::Kernel).into());
         attr.set_exclude_kernel((filter == Filter::User).into());
         attr.set_exclude_host((scope == Scope::Guest).into());
-        if self == Self::One {
-            attr.__bindgen_anon_3.config1 = OF_THE_GUEST;
-            // The hypervisor is then the host's kernel. Its programs cannot be left out by themselves, so what counts a guest's
-            // kernel and the work for it has this process's own work in user mode, too.
+        if self == Self::GuestOrHost {
+            attr.__bindgen_anon_3.config1 = GUEST_EVENTS;
+            // With GUEST_EVENTS, `exclude_hv` excludes the host's kernel. The host's user mode cannot be excluded by
+            // itself. So an event that counts a guest's kernel and the host's work for it also counts this process in
+            // user mode.
             attr.set_exclude_hv((filter == Filter::User || scope == Scope::Guest).into());
         }
     }
 }
 
-/// A pinned event of this thread. It means something on the thread that opened it only, and stays there.
+/// A pinned perf event that counts the thread that opened it. It must be used and dropped on that thread.
 pub struct PerfEvent {
     fd: OwnedFd,
+    /// The event's page; `None` if it could not be mapped.
     page: Option<Page>,
-    /// What was counted when it was last read.
-    last: u64,
-    /// For how long it was enabled without counting, as of the last reading by system call.
-    missed: u64,
-    /// When it was last tried to have it counted again.
-    tried: Option<Instant>,
-    /// Whether it was found to have no room on the PMU when it was last looked at.
-    was_off: bool,
-    /// Kept where it is asked for.
+    /// Count at the last read.
+    last_count: u64,
+    /// Time for which the event was enabled but not on the PMU, at the last read by system call, in nanoseconds.
+    unscheduled: u64,
+    /// Time of the last attempt to get the event out of its error state.
+    last_reenable: Option<Instant>,
+    /// The event was in error state at the last read.
+    was_in_error: bool,
+    /// Estimate of the counts that were missed without hardware, if it was asked for.
     estimate: Option<Estimate>,
-    calls: Calls,
+    system_calls: SystemCalls,
 }
 
-/// What `read` gives in our format.
+/// What `read` returns with the `read_format` of [`attributes`].
 #[repr(C)]
 #[derive(Default)]
 struct Reading {
@@ -89,23 +93,23 @@ struct Reading {
 }
 
 impl PerfEvent {
-    /// Opens it; it counts at once.
-    pub fn open(pmu: HostPmu, selection: Selection, period: u64, calls: Calls) -> io::Result<Self> {
+    /// Opens an event, which counts at once and overflows every `period` counts.
+    pub fn open(pmu: HostPmu, selection: Selection, period: u64, calls: SystemCalls) -> io::Result<Self> {
         let mut attr = attributes(period);
         (attr.type_, attr.config) = pmu.encode(selection.event)?;
         LEVELS.restrict(&mut attr, selection.filter, selection.scope);
         Self::from_attributes(attr, calls)
     }
 
-    /// Opens one that nobody waits for, to see whether there is room for it.
-    pub fn sample(pmu: HostPmu, event: Event) -> io::Result<Self> {
+    /// Opens an event of the guest that raises no signal, to find out whether a counter is free for it.
+    pub fn open_probe(pmu: HostPmu, event: Event) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         (attr.type_, attr.config) = pmu.encode(event)?;
-        Self::from_attributes(attr, Calls::default())
+        Self::from_attributes(attr, SystemCalls::default())
     }
 
-    /// Opens one that counts nothing and takes nobody's room, to see whether there is such an event.
-    pub fn trial(pmu: HostPmu, event: Event, calls: Calls) -> io::Result<Self> {
+    /// Opens a disabled event, which takes no counter, to find out whether the host has the event.
+    pub fn open_disabled(pmu: HostPmu, event: Event, calls: SystemCalls) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         attr.set_pinned(0);
         attr.set_disabled(1);
@@ -113,14 +117,14 @@ impl PerfEvent {
         Self::from_attributes(attr, calls)
     }
 
-    /// The same as [`Self::sample`] of one of the kernel's generic events, by its number.
-    pub fn generic(pmu: HostPmu, number: u64) -> io::Result<Self> {
+    /// Does the same as [`Self::open_probe`] for one of the kernel's generic events, by its number (`enum perf_hw_id`).
+    pub fn open_generic_probe(pmu: HostPmu, number: u64) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         (attr.type_, attr.config) = pmu.generic(number);
-        Self::from_attributes(attr, Calls::default())
+        Self::from_attributes(attr, SystemCalls::default())
     }
 
-    fn from_attributes(mut attr: perf_event_attr, calls: Calls) -> io::Result<Self> {
+    fn from_attributes(mut attr: perf_event_attr, system_calls: SystemCalls) -> io::Result<Self> {
         const THIS_THREAD: libc::pid_t = 0;
         const ANY_CPU: libc::c_int = -1;
         const NO_GROUP: libc::c_int = -1;
@@ -130,20 +134,30 @@ impl PerfEvent {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else has it.
+        // SAFETY: the file descriptor is new and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // Without its page (too much locked memory, say) it can still be read by a system call.
+        // If the page cannot be mapped (RLIMIT_MEMLOCK, for example), the event can still be read by a system call.
         let page = Page::map(&fd).ok();
-        calls.made(2);
-        Ok(Self { fd, page, last: 0, missed: 0, tried: None, was_off: false, estimate: None, calls })
+        system_calls.add(2);
+        Ok(Self {
+            fd,
+            page,
+            last_count: 0,
+            unscheduled: 0,
+            last_reenable: None,
+            was_in_error: false,
+            estimate: None,
+            system_calls,
+        })
     }
 
-    /// Adds to its count, from now on, an estimate of what it misses without hardware.
+    /// Adds to the count, from now on, an estimate of what the event misses without hardware.
     pub fn estimate(&mut self) {
         self.estimate = Some(Estimate::new());
     }
 
-    /// Has every overflow send `SIGIO` to this thread, and to no other. However many events do, one waits at most.
+    /// Makes every overflow send `SIGIO` to this thread and to no other. `SIGIO` is no real-time signal, so at most one
+    /// is pending however many events overflow.
     pub fn signal_this_thread(&self) -> io::Result<()> {
         #[repr(C)]
         struct Owner {
@@ -153,65 +167,69 @@ impl PerfEvent {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
         let fd = self.fd.as_raw_fd();
-        // SAFETY: takes nothing.
+        // SAFETY: `gettid` has no arguments.
         let id = unsafe { libc::gettid() };
         let owner = Owner { kind: F_OWNER_TID, id };
         // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
-        done(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-        // SAFETY: takes flags; those that an event has are these.
-        done(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })?;
-        self.calls.made(2);
+        to_result(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+        // SAFETY: `F_SETFL` takes flags and no pointer.
+        to_result(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })?;
+        self.system_calls.add(2);
         Ok(())
     }
 
-    /// What was counted so far, and is estimated to have been missed.
+    /// Returns what was counted so far, plus the estimate of what was missed, if there is one.
     pub fn read(&mut self) -> Count {
         let count = self.read_exactly();
         if self.estimate.is_some() { self.with_estimate(count) } else { count }
     }
 
     fn read_exactly(&mut self) -> Count {
-        let was_off = std::mem::take(&mut self.was_off);
+        let was_in_error = std::mem::take(&mut self.was_in_error);
         if let Some(count) = self.read_directly() {
             return Count::Exact(count);
         }
-        // This thread runs, so the event should be on the PMU: either it cannot be read directly, or others hold the PMU.
-        let Some(reading) = self.read_by_call() else {
-            // What it had counted until then is known all the same.
-            self.last = self.left().map_or(self.last, |left| self.last.max(left.count));
-            self.try_again();
-            // That it was off is told once, even if it is over by now.
+        // This thread runs, so the event should be on the PMU. Either it cannot be read directly, or others hold the
+        // PMU.
+        let Some(reading) = self.read_by_system_call() else {
+            // The event is in error state. Its page still has what was counted before.
+            self.last_count =
+                self.scheduled_out().map_or(self.last_count, |state| self.last_count.max(state.count));
+            self.reenable();
+            // The starvation is reported once even if the event is back on the PMU by now.
             return match self.read_directly() {
-                Some(count) if was_off => Count::Exact(count),
+                Some(count) if was_in_error => Count::Exact(count),
                 _ => {
-                    self.was_off = true;
-                    Count::Starved(self.last)
+                    self.was_in_error = true;
+                    Count::Starved(self.last_count)
                 }
             };
         };
-        self.last = self.last.max(reading.value);
-        let missed = reading.enabled.saturating_sub(reading.running);
-        if missed > std::mem::replace(&mut self.missed, missed) {
-            Count::Starved(self.last)
+        self.last_count = self.last_count.max(reading.value);
+        let unscheduled = reading.enabled.saturating_sub(reading.running);
+        if unscheduled > std::mem::replace(&mut self.unscheduled, unscheduled) {
+            Count::Starved(self.last_count)
         } else {
-            Count::Exact(self.last)
+            Count::Exact(self.last_count)
         }
     }
 
-    /// What was counted, if that can be read without a system call.
+    /// Returns what was counted, if it can be read without a system call.
     fn read_directly(&mut self) -> Option<u64> {
         let count = self.page.as_ref()?.read()?;
-        self.last = self.last.max(count);
-        Some(self.last)
+        self.last_count = self.last_count.max(count);
+        Some(self.last_count)
     }
 
     fn with_estimate(&mut self, count: Count) -> Count {
         let Some(mut estimate) = self.estimate.take() else { return count };
         match count {
-            Count::Exact(_) => estimate.counts(|| self.read_by_call().map(|reading| reading.enabled)),
+            Count::Exact(_) => {
+                estimate.scheduled(|| self.read_by_system_call().map(|reading| reading.enabled));
+            }
             Count::Starved(_) => {
-                if let Some(left) = self.left() {
-                    estimate.starved(left);
+                if let Some(state) = self.scheduled_out() {
+                    estimate.starved(state);
                 }
             }
         }
@@ -222,71 +240,74 @@ impl PerfEvent {
         }
     }
 
-    /// How much of the count is an estimate.
+    /// Returns how much of the count is an estimate.
     pub fn estimated(&self) -> u64 {
         self.estimate.as_ref().map_or(0, Estimate::missed)
     }
 
-    /// Where it is, and for how long it has counted.
+    /// Returns the event's hardware counter, and for how long it was enabled and counted.
     pub fn report(&self) -> BackingReport {
         let hardware = self.page.as_ref().and_then(Page::hardware);
-        let times = self.read_by_call().map(|reading| (reading.enabled, reading.running));
-        let (enabled_ns, running_ns) =
-            times.or_else(|| self.left().map(|left| (left.enabled, left.running))).unwrap_or((0, 0));
+        let times = self.read_by_system_call().map(|reading| (reading.enabled, reading.running));
+        let (enabled_ns, running_ns) = times
+            .or_else(|| self.scheduled_out().map(|state| (state.enabled, state.running)))
+            .unwrap_or((0, 0));
         BackingReport { hardware, enabled_ns, running_ns }
     }
 
-    fn left(&self) -> Option<Left> {
-        self.page.as_ref().and_then(Page::left)
+    fn scheduled_out(&self) -> Option<ScheduledOut> {
+        self.page.as_ref().and_then(Page::scheduled_out)
     }
 
-    /// The next overflow comes in so many counts, and then again and again.
+    /// Sets the period: the event overflows after `period` more counts, and then every `period` counts.
     pub fn set_period(&self, period: u64) -> io::Result<()> {
-        // SAFETY: the kernel reads a number there.
+        // SAFETY: `PERF_EVENT_IOC_PERIOD` takes a pointer to a `u64`, which the kernel only reads.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
-        self.calls.made(1);
-        done(result)
+        self.system_calls.add(1);
+        to_result(result)
     }
 
-    /// What it has counted; a pinned event that found no room has nothing to read.
+    /// Returns what was counted. Returns `None` for a pinned event that found no free counter.
     pub fn counted(&self) -> Option<u64> {
-        self.read_by_call().map(|reading| reading.value)
+        self.read_by_system_call().map(|reading| reading.value)
     }
 
-    /// An event for which there was no room is in error state until it is enabled again. Linux since 6.15 sends a
-    /// signal when that fails, so a thread that tried at every signal would do nothing else.
-    fn try_again(&mut self) {
+    /// Enables the event again, because a pinned event that found no free counter stays in error state until then. Does
+    /// nothing if that was tried a short time ago: Linux since 6.15 signals each failure, and a thread that tried again
+    /// at every signal would do nothing else.
+    fn reenable(&mut self) {
         const PAUSE: Duration = Duration::from_millis(10);
         let now = Instant::now();
-        if self.tried.is_some_and(|tried| now.duration_since(tried) < PAUSE) {
+        if self.last_reenable.is_some_and(|last| now.duration_since(last) < PAUSE) {
             return;
         }
-        self.tried = Some(now);
-        // SAFETY: takes no pointer.
+        self.last_reenable = Some(now);
+        // SAFETY: `PERF_EVENT_IOC_ENABLE` takes no pointer.
         unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
-        self.calls.made(1);
+        self.system_calls.add(1);
     }
 
-    fn read_by_call(&self) -> Option<Reading> {
+    fn read_by_system_call(&self) -> Option<Reading> {
         let mut reading = Reading::default();
         let size = size_of::<Reading>();
         // SAFETY: `reading` is valid for `size` bytes.
         let count = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut reading).cast(), size) };
-        self.calls.made(1);
+        self.system_calls.add(1);
         (usize::try_from(count) == Ok(size)).then_some(reading)
     }
 }
 
 impl Drop for PerfEvent {
     fn drop(&mut self) {
-        // Its page and its descriptor go.
-        self.calls.made(1 + u64::from(self.page.is_some()));
+        // The file descriptor is closed, and the page is unmapped.
+        self.system_calls.add(1 + u64::from(self.page.is_some()));
     }
 }
 
+/// Returns the attributes of a pinned event that counts guests only.
 fn attributes(period: u64) -> perf_event_attr {
-    let size = u32::try_from(size_of::<perf_event_attr>()).expect("it is small");
+    let size = u32::try_from(size_of::<perf_event_attr>()).expect("the structure is small");
     let mut attr = perf_event_attr { size, ..Default::default() };
     attr.sample_period = period;
     attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
@@ -296,7 +317,7 @@ fn attributes(period: u64) -> perf_event_attr {
     attr
 }
 
-fn done(result: libc::c_int) -> io::Result<()> {
+fn to_result(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -304,26 +325,27 @@ fn done(result: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What is left out of the user, the kernel, the hypervisor and the host, and what is said beside that.
-    fn restricted(levels: Levels, filter: Filter, scope: Scope) -> ([u64; 4], u64) {
+    /// Returns the exclude bits of user mode, kernel, hypervisor and host, and `config1`.
+    fn restricted(levels: PrivilegeLevels, filter: Filter, scope: Scope) -> ([u64; 4], u64) {
         let mut attr = attributes(FAR);
         levels.restrict(&mut attr, filter, scope);
-        let left_out = [attr.exclude_user(), attr.exclude_kernel(), attr.exclude_hv(), attr.exclude_host()];
-        // SAFETY: all of the union are numbers.
-        (left_out, unsafe { attr.__bindgen_anon_3.config1 })
+        let excluded = [attr.exclude_user(), attr.exclude_kernel(), attr.exclude_hv(), attr.exclude_host()];
+        // SAFETY: all fields of the union are integers.
+        (excluded, unsafe { attr.__bindgen_anon_3.config1 })
     }
 
     #[test]
-    fn a_guests_levels_are_left_out_with_the_hosts_or_asked_for_by_themselves() {
+    fn a_filter_excludes_privilege_levels_of_the_guest_and_where_the_kernel_cannot_tell_of_the_host() {
         for (filter, [user, kernel]) in
             [(Filter::User, [0, 1]), (Filter::Kernel, [1, 0]), (Filter::All, [0, 0])]
         {
-            assert_eq!(restricted(Levels::Both, filter, Scope::Guest), ([user, kernel, 1, 1], 0));
-            assert_eq!(restricted(Levels::Both, filter, Scope::Thread), ([user, kernel, 1, 0], 0));
-            assert_eq!(restricted(Levels::One, filter, Scope::Guest), ([user, kernel, 1, 1], 1));
-            // In the host's kernel everything is counted but what is asked for of programs.
+            use PrivilegeLevels::{GuestAndHost, GuestOrHost};
+            assert_eq!(restricted(GuestAndHost, filter, Scope::Guest), ([user, kernel, 1, 1], 0));
+            assert_eq!(restricted(GuestAndHost, filter, Scope::Thread), ([user, kernel, 1, 0], 0));
+            assert_eq!(restricted(GuestOrHost, filter, Scope::Guest), ([user, kernel, 1, 1], 1));
+            // The host's kernel is excluded only from counts of user mode.
             let host_kernel = u64::from(filter == Filter::User);
-            assert_eq!(restricted(Levels::One, filter, Scope::Thread), ([user, kernel, host_kernel, 0], 1));
+            assert_eq!(restricted(GuestOrHost, filter, Scope::Thread), ([user, kernel, host_kernel, 0], 1));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Which PMU of the host counts, and what its kernel calls events there. A processor with cores of two kinds has two, and each
-//! counts on its own cores only.
+//! The host's PMU that counts, and the encoding of events for it. A hybrid processor has one PMU for each type of core,
+//! and each PMU counts on its own cores only.
 
 use std::fs;
 use std::io;
@@ -14,96 +14,102 @@ use perf_event_open_sys::bindings::{
 
 use vpmu::event::{Event, Meaning};
 
-/// Where the kernel lists its PMUs.
+/// Directory in which Linux lists its PMUs.
 pub const DEVICES: &str = "/sys/bus/event_source/devices";
-/// The switch of the watchdog that holds a counter of every CPU, on processors that have one. On others CPUs look after each
-/// other by their clocks, and the switch is for that (Linux, `kernel/watchdog_buddy.c`).
+/// The sysctl file of the NMI watchdog, where that holds a hardware counter of every CPU. Elsewhere the same file
+/// switches the buddy watchdog, which needs no counter (`kernel/watchdog_buddy.c` in Linux).
 pub const WATCHDOG: Option<&str> =
     if cfg!(target_arch = "x86_64") { Some("/proc/sys/kernel/nmi_watchdog") } else { None };
-/// The PMU of a processor with one kind of cores.
-const ONLY: &str = "cpu";
-/// The PMUs of the kinds of cores, the better ones first.
-const KINDS: [&str; 3] = ["cpu_core", "cpu_atom", "cpu_lowpower"];
+/// The PMU of a processor with one type of core.
+const UNIFORM: &str = "cpu";
+/// The PMUs of a hybrid processor, in order of preference.
+const HYBRID: [&str; 3] = ["cpu_core", "cpu_atom", "cpu_lowpower"];
 
-/// The PMU that counts, of those that the host has.
+/// The host's PMU that counts for the guest.
+///
+/// Most hosts have one PMU. A hybrid processor has one for each type of core, and an event of one PMU counts nothing
+/// while its thread runs on a core of another type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostPmu(Which);
+pub struct HostPmu(Cores);
 
+/// The cores that a PMU counts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Which {
-    /// There is one for all cores.
-    Only,
-    /// That of one kind of cores, with its type.
-    Kind(u32),
+enum Cores {
+    /// All cores: the processor has one PMU.
+    All,
+    /// The cores of one type. The number is the PMU's type in the kernel's interface.
+    OfPmu(u32),
 }
 
-/// The PMU of one kind of cores.
-struct Kind {
+/// A PMU of a hybrid processor.
+struct CorePmu {
     name: &'static str,
-    pmu: u32,
+    /// Its type in the kernel's interface.
+    pmu_type: u32,
     cpus: Vec<usize>,
 }
 
 impl HostPmu {
-    /// Finds it, and keeps this thread, with those that it starts from now on, to the cores on which it counts. Returns
-    /// also how the user can be told of that.
-    pub fn settle() -> io::Result<(Self, Option<String>)> {
+    /// Chooses the PMU, and on a hybrid processor binds the current thread to the cores that this PMU counts on.
+    /// Threads that the current thread creates later inherit the binding. Also returns a sentence that tells the user
+    /// about the binding, if there is one.
+    pub fn bind_thread() -> io::Result<(Self, Option<String>)> {
         let allowed = affinity()?;
-        let Some(mut kind) = kinds(Path::new(DEVICES)).into_iter().find(|kind| kind.has_one_of(&allowed))
+        let Some(mut pmu) = hybrid_pmus(Path::new(DEVICES)).into_iter().find(|pmu| pmu.has_one_of(&allowed))
         else {
-            return Ok((Self(Which::Only), None));
+            return Ok((Self(Cores::All), None));
         };
-        kind.cpus.retain(|cpu| allowed.contains(cpu));
-        set_affinity(&kind.cpus)?;
+        pmu.cpus.retain(|cpu| allowed.contains(cpu));
+        set_affinity(&pmu.cpus)?;
         let remark = format!(
             "this processor has cores of several kinds, each with a PMU of its own: the guest stays on those of {}, CPUs {}",
-            kind.name,
-            listed(&kind.cpus)
+            pmu.name,
+            format_cpu_list(&pmu.cpus)
         );
-        Ok((Self(Which::Kind(kind.pmu)), Some(remark)))
+        Ok((Self(Cores::OfPmu(pmu.pmu_type)), Some(remark)))
     }
 
-    /// Whether the processor has cores of several kinds.
+    /// Returns whether the processor has cores of several types, each with its own PMU.
     pub fn is_hybrid(self) -> bool {
-        matches!(self.0, Which::Kind(_))
+        matches!(self.0, Cores::OfPmu(_))
     }
 
-    /// An event's type and number in the kernel's interface.
+    /// Returns `type` and `config` of the `perf_event_attr` for an event.
     pub fn encode(self, event: Event) -> io::Result<(u32, u64)> {
         match (event, self.0) {
-            (Event::Raw(code), Which::Only) => Ok((PERF_TYPE_RAW, code)),
-            (Event::Raw(code), Which::Kind(pmu)) => Ok((pmu, code)),
+            (Event::Raw(code), Cores::All) => Ok((PERF_TYPE_RAW, code)),
+            (Event::Raw(code), Cores::OfPmu(pmu_type)) => Ok((pmu_type, code)),
             (Event::Meaning(meaning), _) => {
-                let (kind, number) = numbered(meaning);
-                Ok((kind, self.extended(number)))
+                let (event_type, config) = type_and_config(meaning);
+                Ok((event_type, self.with_pmu(config)))
             }
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
             (Event::Denied { .. }, _) => Err(io::Error::other("the policy denies it")),
         }
     }
 
-    /// The type and number of one of the kernel's generic events.
+    /// Returns `type` and `config` of the `perf_event_attr` for a generic event, by its number (`enum perf_hw_id`).
     pub fn generic(self, number: u64) -> (u32, u64) {
-        (PERF_TYPE_HARDWARE, self.extended(number))
+        (PERF_TYPE_HARDWARE, self.with_pmu(number))
     }
 
-    /// The number of an event of the kernel's, with the PMU that is to count it.
-    fn extended(self, number: u64) -> u64 {
+    /// Adds the PMU to the `config` of a generic event.
+    fn with_pmu(self, config: u64) -> u64 {
         match self.0 {
-            Which::Only => number,
-            // "Extended hardware type": the PMU is in the upper half.
-            Which::Kind(pmu) => u64::from(pmu) << 32 | number,
+            Cores::All => config,
+            // PERF_PMU_TYPE_SHIFT: the upper half of `config` is the PMU's type.
+            Cores::OfPmu(pmu_type) => u64::from(pmu_type) << 32 | config,
         }
     }
 }
 
-/// Whether the kernel has a PMU of processors at all.
+/// Returns whether the kernel lists a PMU of the processor.
 pub fn has_pmu(devices: &Path) -> bool {
-    KINDS.into_iter().chain([ONLY]).any(|name| devices.join(name).exists())
+    HYBRID.into_iter().chain([UNIFORM]).any(|name| devices.join(name).exists())
 }
 
-/// What Linux calls it: type and number.
-fn numbered(meaning: Meaning) -> (u32, u64) {
+/// Returns Linux' `type` and `config` for a meaning.
+fn type_and_config(meaning: Meaning) -> (u32, u64) {
     let number = match meaning {
         Meaning::Cycles => PERF_COUNT_HW_CPU_CYCLES,
         Meaning::ReferenceCycles => PERF_COUNT_HW_REF_CPU_CYCLES,
@@ -123,23 +129,24 @@ fn numbered(meaning: Meaning) -> (u32, u64) {
     (PERF_TYPE_HARDWARE, number.into())
 }
 
-/// The kinds of cores, if there are several.
-fn kinds(devices: &Path) -> Vec<Kind> {
-    let kind = |name: &'static str| {
+/// Returns the PMUs of a hybrid processor, in order of preference. Returns none for a processor with one type of core.
+fn hybrid_pmus(devices: &Path) -> Vec<CorePmu> {
+    let pmu = |name: &'static str| {
         let read = |file| fs::read_to_string(devices.join(name).join(file)).ok();
-        Some(Kind { name, pmu: read("type")?.trim().parse().ok()?, cpus: parsed(read("cpus")?.trim())? })
+        let pmu_type = read("type")?.trim().parse().ok()?;
+        Some(CorePmu { name, pmu_type, cpus: parse_cpu_list(read("cpus")?.trim())? })
     };
-    KINDS.into_iter().filter_map(kind).collect()
+    HYBRID.into_iter().filter_map(pmu).collect()
 }
 
-impl Kind {
+impl CorePmu {
     fn has_one_of(&self, cpus: &[usize]) -> bool {
         self.cpus.iter().any(|cpu| cpus.contains(cpu))
     }
 }
 
-/// A list of CPUs as the kernel writes it: `0-3,8`.
-fn parsed(text: &str) -> Option<Vec<usize>> {
+/// Parses a list of CPUs in the kernel's format, such as `0-3,8`.
+fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -148,23 +155,23 @@ fn parsed(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// The same, written.
-fn listed(cpus: &[usize]) -> String {
+/// Formats a list of CPUs as the kernel does.
+fn format_cpu_list(cpus: &[usize]) -> String {
     let ranges = cpus.chunk_by(|before, after| before + 1 == *after);
-    let written = ranges.map(|range| match range {
+    let formatted = ranges.map(|range| match range {
         [first, .., last] => format!("{first}-{last}"),
         _ => range.iter().map(usize::to_string).collect(),
     });
-    written.collect::<Vec<_>>().join(",")
+    formatted.collect::<Vec<_>>().join(",")
 }
 
-/// Room for as many CPUs as Linux can have.
+/// Maximum number of CPUs that Linux can be configured for.
 const CPUS: usize = 8192;
 const THIS_THREAD: libc::pid_t = 0;
 
 type Mask = [u64; CPUS / 64];
 
-/// The CPUs on which this thread may run.
+/// Returns the CPUs that this thread may run on.
 fn affinity() -> io::Result<Vec<usize>> {
     let mut mask: Mask = [0; CPUS / 64];
     // SAFETY: the mask is valid for its size.
@@ -192,7 +199,7 @@ mod tests {
     use vpmu::event::Cache;
 
     #[test]
-    fn a_hybrid_processor_counts_on_the_pmu_of_one_kind_of_cores() {
+    fn a_hybrid_processor_has_one_pmu_for_each_type_of_core() {
         let devices = tempfile::tempdir().unwrap();
         for (name, pmu, cpus) in [("cpu_core", "4\n", "0-7\n"), ("cpu_atom", "10\n", "8-11,14\n")] {
             let device = devices.path().join(name);
@@ -200,10 +207,10 @@ mod tests {
             fs::write(device.join("type"), pmu).unwrap();
             fs::write(device.join("cpus"), cpus).unwrap();
         }
-        let kinds = kinds(devices.path());
-        let found: Vec<_> = kinds.iter().map(|kind| (kind.pmu, kind.cpus.len())).collect();
+        let pmus = hybrid_pmus(devices.path());
+        let found: Vec<_> = pmus.iter().map(|pmu| (pmu.pmu_type, pmu.cpus.len())).collect();
         assert_eq!(found, [(4, 8), (10, 5)]);
-        assert!(!kinds[0].has_one_of(&[8, 14]) && kinds[1].has_one_of(&[8, 14]));
+        assert!(!pmus[0].has_one_of(&[8, 14]) && pmus[1].has_one_of(&[8, 14]));
         assert!(has_pmu(devices.path()));
     }
 
@@ -212,27 +219,27 @@ mod tests {
         let devices = tempfile::tempdir().unwrap();
         assert!(!has_pmu(devices.path()));
         fs::create_dir(devices.path().join("cpu")).unwrap();
-        assert!(kinds(devices.path()).is_empty() && has_pmu(devices.path()));
+        assert!(hybrid_pmus(devices.path()).is_empty() && has_pmu(devices.path()));
     }
 
     #[test]
-    fn events_are_those_of_the_pmu_that_counts() {
-        let (only, atom) = (HostPmu(Which::Only), HostPmu(Which::Kind(10)));
-        assert_eq!(only.encode(Event::Raw(0x1c0)).unwrap(), (4, 0x1c0));
+    fn events_are_encoded_for_the_pmu_that_counts() {
+        let (uniform, atom) = (HostPmu(Cores::All), HostPmu(Cores::OfPmu(10)));
+        assert_eq!(uniform.encode(Event::Raw(0x1c0)).unwrap(), (4, 0x1c0));
         assert_eq!(atom.encode(Event::Raw(0x1c0)).unwrap(), (10, 0x1c0));
-        assert_eq!(only.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 4));
+        assert_eq!(uniform.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 4));
         assert_eq!(atom.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 10 << 32 | 4));
         let cache = Event::Meaning(Meaning::Cache(Cache::numbered(3, 0, 1).unwrap()));
-        assert_eq!(only.encode(cache).unwrap(), (3, 0x1_0003));
+        assert_eq!(uniform.encode(cache).unwrap(), (3, 0x1_0003));
         assert_eq!(atom.encode(cache).unwrap(), (3, 10 << 32 | 0x1_0003));
-        assert!(only.encode(Event::Absent { code: 0, name: "" }).is_err());
+        assert!(uniform.encode(Event::Absent { code: 0, name: "" }).is_err());
     }
 
     #[test]
-    fn lists_of_cpus_are_read_and_written_as_the_kernel_does() {
+    fn cpu_lists_have_the_kernels_format() {
         let cpus = [0, 1, 2, 3, 8, 10, 11];
-        assert_eq!(listed(&cpus), "0-3,8,10-11");
-        assert_eq!(parsed("0-3,8,10-11").unwrap(), cpus);
-        assert_eq!(parsed("0-"), None);
+        assert_eq!(format_cpu_list(&cpus), "0-3,8,10-11");
+        assert_eq!(parse_cpu_list("0-3,8,10-11").unwrap(), cpus);
+        assert_eq!(parse_cpu_list("0-"), None);
     }
 }

@@ -1,7 +1,45 @@
-//! The host's perf events, each of which counts this vCPU's thread while it is in the guest.
+//! Backs the counters of a virtual PMU (crate [`vpmu`]) with Linux perf events.
 //!
-//! Everything here belongs to the vCPU's own thread: its events count that thread, signal that thread, and can be read
-//! without a system call by that thread only.
+//! This crate is for virtual machine monitors that emulate a guest's PMU on a Linux host. `vpmu` knows what the guest's
+//! register accesses mean and needs a [`Source`] that counts; [`PerfEvents`] is that source. It opens a pinned perf
+//! event for each selected event, reads it with RDPMC where the host allows that, and has overflows send `SIGIO` to the
+//! vCPU's thread.
+//!
+//! A [`PerfEvents`] belongs to one vCPU and must be created and used on the thread that runs it. Its events count that
+//! thread only, signal that thread only, and can be read without a system call by that thread only.
+//!
+//! - [`HostPmu`] chooses the PMU that counts: a hybrid processor has one for each type of core.
+//! - [`free_counters`] finds out how many hardware counters are free, so that a guest is not promised more.
+//! - [`Obstacle`] explains an error of `perf_event_open`, with the command that helps.
+//! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
+//!
+//! # Example
+//! Counting the instructions that a vCPU executes in the guest:
+//! ```no_run
+//! use vpmu::event::{Event, Filter, Meaning, Scope, Selection};
+//! use vpmu::source::{Backing, Count, FAR, Source};
+//! use vpmu_perf::{HostPmu, PerfEvents};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // On the thread that is going to run the vCPU:
+//! let (pmu, _) = HostPmu::bind_thread()?;
+//! let mut source = PerfEvents::new(pmu);
+//! let instructions = Selection {
+//!     event: Event::Meaning(Meaning::Instructions),
+//!     filter: Filter::All,
+//!     scope: Scope::Guest,
+//! };
+//! let mut counter = source.start(instructions, FAR)?;
+//! // ... KVM_RUN ...
+//! match counter.count() {
+//!     Count::Exact(count) => println!("{count} instructions"),
+//!     Count::Starved(count) => println!("at least {count} instructions: the event lost its hardware counter"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(missing_docs)]
 
 mod attribution;
 mod estimate;
@@ -16,7 +54,7 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use self::event::{Calls, PerfEvent};
+use self::event::{PerfEvent, SystemCalls};
 use vpmu::event::{Event, Selection};
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu::report::BackingReport;
@@ -27,26 +65,27 @@ pub use self::host::{HostPmu, WATCHDOG};
 pub use self::obstacle::Obstacle;
 pub use self::probe::{Free, exists, free_counters, generic_events};
 
-/// Makes perf events for the thread that it lives on.
+/// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.
 pub struct PerfEvents {
     pmu: HostPmu,
     epoch: Instant,
-    /// How far apart an event's overflows have to be, as of then.
-    pace: Duration,
-    pace_read: Duration,
-    calls: Calls,
-    /// Whether what events miss is estimated.
+    /// Least time between two overflows of an event that the host does not throttle, when it was last read.
+    least_interval: Duration,
+    /// Time at which `least_interval` was last read.
+    least_interval_read: Duration,
+    system_calls: SystemCalls,
+    /// Events estimate what they miss without hardware.
     estimates: bool,
-    /// What was found out of events: whether the host has them.
-    known: HashMap<Event, bool>,
+    /// Events for which the host was asked, and whether it has them.
+    existing: HashMap<Event, bool>,
 }
 
-/// A guest can ask for any number of events; so many are known at a time.
-const MOST_KNOWN: usize = 1024;
+/// Maximum number of events in [`PerfEvents::existing`]: a guest can ask for any number of events.
+const MOST_REMEMBERED: usize = 1024;
 
-/// Twice the least time that the host allows between an event's overflows, on average; it stops those that are faster, until
-/// its next tick. It lowers the rate by itself when its own handler takes long.
-fn pace() -> Duration {
+/// Returns twice the least average time that the host allows between two overflows of an event. The host throttles a
+/// faster event until its next tick, and lowers its limit by itself when its own handler takes long.
+fn least_interval() -> Duration {
     const BY_DEFAULT: u32 = 100_000;
     let rate = fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate");
     let rate = rate.ok().and_then(|rate| rate.trim().parse().ok()).unwrap_or(BY_DEFAULT);
@@ -54,16 +93,17 @@ fn pace() -> Duration {
 }
 
 impl PerfEvents {
-    /// Events of this PMU, whose alarms send `SIGIO`.
+    /// Creates a source whose events are of `pmu`, count the current thread, and send `SIGIO` to it when their alarms
+    /// expire.
     pub fn new(pmu: HostPmu) -> Self {
         Self {
             pmu,
             epoch: Instant::now(),
-            pace: pace(),
-            pace_read: Duration::ZERO,
-            calls: Calls::default(),
+            least_interval: least_interval(),
+            least_interval_read: Duration::ZERO,
+            system_calls: SystemCalls::default(),
             estimates: false,
-            known: HashMap::new(),
+            existing: HashMap::new(),
         }
     }
 }
@@ -72,27 +112,30 @@ impl Source for PerfEvents {
     type Backing = PerfEvent;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
-        let mut event =
-            with_period(distance, |period| PerfEvent::open(self.pmu, selection, period, self.calls.clone()))
-                .and_then(|event| event.signal_this_thread().map(|()| event))
-                .map_err(|error| Refusal(error.to_string()))?;
+        let mut event = with_period(distance, |period| {
+            PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
+        })
+        .and_then(|event| event.signal_this_thread().map(|()| event))
+        .map_err(|error| Refusal(error.to_string()))?;
         if self.estimates {
             event.estimate();
         }
         Ok(event)
     }
 
-    /// A kernel that does not ask its PMU before somebody is to be counted takes every encoding.
+    /// Returns whether the host takes the event. A kernel that does not check an encoding before the event is scheduled
+    /// takes every encoding.
     fn can_count(&mut self, event: Event) -> bool {
-        if let Some(known) = self.known.get(&event) {
-            return *known;
+        if let Some(exists) = self.existing.get(&event) {
+            return *exists;
         }
-        let Some(can) = verdict(PerfEvent::trial(self.pmu, event, self.calls.clone())) else { return true };
-        if self.known.len() >= MOST_KNOWN {
-            self.known.clear();
+        let opened = PerfEvent::open_disabled(self.pmu, event, self.system_calls.clone());
+        let Some(exists) = existence(opened) else { return true };
+        if self.existing.len() >= MOST_REMEMBERED {
+            self.existing.clear();
         }
-        self.known.insert(event, can);
-        can
+        self.existing.insert(event, exists);
+        exists
     }
 
     fn now(&self) -> Duration {
@@ -100,10 +143,10 @@ impl Source for PerfEvents {
     }
 
     fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool {
-        if now.saturating_sub(self.pace_read) >= Duration::from_secs(1) {
-            (self.pace, self.pace_read) = (pace(), now);
+        if now.saturating_sub(self.least_interval_read) >= Duration::from_secs(1) {
+            (self.least_interval, self.least_interval_read) = (least_interval(), now);
         }
-        interval >= self.pace
+        interval >= self.least_interval
     }
 
     fn set_policy(&mut self, policy: &Policy) -> PolicyEffect {
@@ -113,7 +156,7 @@ impl Source for PerfEvents {
     }
 
     fn requests(&self) -> u64 {
-        self.calls.number()
+        self.system_calls.count()
     }
 }
 
@@ -135,30 +178,31 @@ impl Backing for PerfEvent {
     }
 }
 
-/// Whether the host has an event, by what it says to one; nothing if that may change.
-fn verdict<T>(answer: io::Result<T>) -> Option<bool> {
-    match answer {
+/// Returns whether the host has an event, given the result of opening it. Returns `None` for an error that may go away,
+/// such as a lack of resources.
+fn existence<T>(opened: io::Result<T>) -> Option<bool> {
+    match opened {
         Ok(_) => Some(true),
         Err(error) => match error.raw_os_error() {
-            // The last is also what a PMU says that cannot tell guests from the host.
+            // EINVAL is also what a PMU returns that cannot tell guests from the host.
             None | Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL) => Some(false),
             Some(_) => None,
         },
     }
 }
 
-/// Asks for an alarm in so many counts, or as few as the host takes: what has overflowed is computed, so a late alarm is late
-/// and no more.
-fn with_period<T>(distance: u64, mut ask: impl FnMut(u64) -> io::Result<T>) -> io::Result<T> {
-    /// Linux makes 2 of 1; but 1 on Intel's branch event is another request altogether, that for a trace of branches.
+/// Calls `request` with `distance` as the sample period, or with the shortest period that the host takes instead. A
+/// longer period makes the alarm late and nothing else, because overflows are computed from the count.
+fn with_period<T>(distance: u64, mut request: impl FnMut(u64) -> io::Result<T>) -> io::Result<T> {
+    /// Linux raises a period of 1 to 2. On Intel's branch event, a period of 1 requests a branch trace (BTS) instead.
     const LEAST: u64 = 2;
-    /// Several processors of Intel's are wrong with shorter ones, and Linux refuses these (`limit_period`).
+    /// Several Intel processors miscount with shorter periods, and Linux refuses those (`limit_period`).
     const LEAST_EVERYWHERE: u64 = 128;
-    match ask(distance.clamp(LEAST, FAR)) {
+    match request(distance.clamp(LEAST, FAR)) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) && distance < LEAST_EVERYWHERE => {
-            ask(LEAST_EVERYWHERE)
+            request(LEAST_EVERYWHERE)
         }
-        answer => answer,
+        result => result,
     }
 }
 
@@ -166,27 +210,27 @@ fn with_period<T>(distance: u64, mut ask: impl FnMut(u64) -> io::Result<T>) -> i
 mod tests {
     use super::*;
 
-    /// What a host that takes periods from `least` on was asked for, and said in the end.
+    /// Returns the periods requested of a host that takes periods from `least` on, and whether it took the last one.
     fn asked(distance: u64, least: u64) -> (Vec<u64>, bool) {
         let mut asked = Vec::new();
-        let answer = with_period(distance, |period| {
+        let result = with_period(distance, |period| {
             asked.push(period);
             if period < least { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { Ok(()) }
         });
-        (asked, answer.is_ok())
+        (asked, result.is_ok())
     }
 
     #[test]
-    fn an_event_is_missing_if_the_host_says_so_and_not_if_there_is_no_room() {
-        let said = |errno| verdict::<()>(Err(io::Error::from_raw_os_error(errno)));
-        assert_eq!(verdict(Ok(())), Some(true));
+    fn an_event_is_missing_if_the_host_does_not_know_it_and_not_if_resources_are_short() {
+        let said = |errno| existence::<()>(Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(existence(Ok(())), Some(true));
         assert_eq!([said(libc::ENOENT), said(libc::EINVAL)], [Some(false); 2]);
         assert_eq!([said(libc::EBUSY), said(libc::EMFILE), said(libc::EACCES)], [None; 3]);
-        assert_eq!(verdict::<()>(Err(io::Error::other("the policy denies it"))), Some(false));
+        assert_eq!(existence::<()>(Err(io::Error::other("the policy denies it"))), Some(false));
     }
 
     #[test]
-    fn no_host_is_asked_for_a_trace_of_branches() {
+    fn no_host_is_asked_for_a_branch_trace() {
         assert_eq!(asked(1, 0), (vec![2], true));
         assert_eq!(asked(u64::MAX, 0), (vec![FAR], true));
     }

@@ -1,4 +1,4 @@
-//! Why this host gives no events, and what to do about it.
+//! Why this host's perf events cannot be used, and what the user can do about it.
 
 use std::fs;
 use std::io;
@@ -6,74 +6,76 @@ use std::path::Path;
 
 use crate::host;
 
-/// What there is instead of such a host, where the lab can be built.
-const SIMULATED: &str =
+/// What a user without such a host can do, where the lab can be built.
+const SIMULATED_HOST: &str =
     if cfg!(target_arch = "x86_64") { ": `tally lab run` simulates a host that has" } else { "" };
-/// What makes counters free.
-const FREES: &str = if host::WATCHDOG.is_some() {
+/// How to free counters.
+const HOW_TO_FREE: &str = if host::WATCHDOG.is_some() {
     "`sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
 } else {
     "ending other users of perf frees them"
 };
 
-/// What is in the way.
+/// Why this host's perf events cannot count a guest. The message says what the user can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
-    /// There is no PMU.
+    /// The host has no PMU that can count guests. Contains perf's error.
     #[error(
-        "this host has no PMU that counts guests (its perf says: {0}); cloud instances often have none{SIMULATED}"
+        "this host has no PMU that counts guests (its perf says: {0}); cloud instances often have none{SIMULATED_HOST}"
     )]
     NoPmu(String),
-    /// Users without privileges may not.
+    /// `kernel.perf_event_paranoid`, which has this value, does not allow this user to count a guest's kernel.
     #[error(
-        "kernel.perf_event_paranoid is {0}, which forbids to count a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
+        "kernel.perf_event_paranoid is {0}, which forbids counting a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
     )]
     Paranoid(i32),
-    /// A sandbox is in the way.
+    /// A sandbox forbids `perf_event_open`. Contains the error.
     #[error(
         "perf_event_open is forbidden here, by a seccomp filter or a security module ({0}): for a container `docker run --security-opt seccomp=unconfined --cap-add PERFMON ...`"
     )]
     Forbidden(String),
-    /// A virtual machine that has the PMU to itself keeps others from counting guests.
+    /// KVM's mediated vPMU, which gives the whole PMU to a guest, or KVM's configuration, keeps others from counting
+    /// guests. Contains perf's error.
     #[error(
         "this host's KVM has handed the PMU through to a guest, or may not count guests ({0}): end the other virtual machines, or load KVM without it: `sudo modprobe kvm enable_mediated_pmu=0`"
     )]
     Mediated(String),
-    /// Events that are to count guests only count the host as well.
+    /// Events that should count guests only count the host as well.
     #[error(
-        "this host's PMU does not tell guests from the host, as that of a virtual machine whose monitor does not either: counts would be wrong"
+        "this host's PMU does not tell guests from the host, perhaps because the host is itself a virtual machine: counts would be wrong"
     )]
     CountsHost,
-    /// Others hold them all.
-    #[error("all counters of this host's PMU are in use: {FREES}")]
+    /// Others hold all hardware counters.
+    #[error("all counters of this host's PMU are in use: {HOW_TO_FREE}")]
     NoneFree,
-    /// No more events for this process.
+    /// Any other error, such as too many open files.
     #[error("cannot open perf events: {0}")]
     Other(String),
 }
 
 impl Obstacle {
-    /// What an error of `perf_event_open` means.
+    /// Returns the obstacle behind an error of `perf_event_open`.
     pub fn from_error(error: &io::Error) -> Self {
-        let said = error.to_string();
+        let message = error.to_string();
         match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) if has_pmu() => Self::Mediated(said),
-            Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => Self::NoPmu(said),
+            Some(libc::EOPNOTSUPP) if has_pmu() => Self::Mediated(message),
+            Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => Self::NoPmu(message),
             Some(libc::EACCES) => match paranoid() {
                 Some(level) if level > 1 => Self::Paranoid(level),
-                _ => Self::Forbidden(said),
+                _ => Self::Forbidden(message),
             },
-            Some(libc::EPERM | libc::ENOSYS) => Self::Forbidden(said),
-            _ => Self::Other(said),
+            Some(libc::EPERM | libc::ENOSYS) => Self::Forbidden(message),
+            _ => Self::Other(message),
         }
     }
 
-    /// Whether there is nothing that anybody could do about it on this host.
-    pub fn is_for_good(&self) -> bool {
+    /// Returns whether no change of this host's configuration would help.
+    pub fn is_permanent(&self) -> bool {
         matches!(self, Self::NoPmu(_))
     }
 }
 
+/// Reads `kernel.perf_event_paranoid`.
 fn paranoid() -> Option<i32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_obstacle_is_one_line_with_a_way_out() {
+    fn every_obstacle_is_one_line_that_says_what_to_do() {
         for (errno, words) in [
             (libc::ENOENT, "cloud instances often have none"),
             (libc::EPERM, "seccomp"),

@@ -1,7 +1,7 @@
-//! The page that the kernel shares for each event: it says where on the PMU the event is, so that its own thread can
-//! read it without a system call.
+//! The page that the kernel maps for each event (`perf_event_mmap_page`). It says which hardware counter the event is
+//! on, so that the event's own thread can read it without a system call.
 //!
-//! `perf_event_open(2)` describes it under "MMAP layout", with the loop that is [`Page::read`].
+//! `perf_event_open(2)` describes the page under "MMAP layout", with the loop that [`Page::read`] follows.
 
 use std::io;
 use std::mem::offset_of;
@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 
-/// The beginning of `perf_event_mmap_page`. The kernel writes to it at any time, so everything is atomic.
+/// The beginning of `perf_event_mmap_page`. The kernel writes to it at any time, so the fields that are read are
+/// atomic.
 #[repr(C)]
 struct Shared {
     versions: [u32; 2],
@@ -37,24 +38,24 @@ const _: () = {
 const SIZE: usize = 4096;
 const CAP_USER_RDPMC: u64 = 1 << 2;
 
-/// An event's page, mapped.
+/// The mapped page of an event.
 pub struct Page(NonNull<Shared>);
 
-/// What an event that is not on the PMU had counted when it left that, and when that was, by its own time.
+/// State of an event when it was last taken off the PMU.
 #[derive(Debug, Clone, Copy)]
-pub struct Left {
+pub struct ScheduledOut {
     /// The count.
     pub count: u64,
-    /// For how long it was enabled by then, in nanoseconds.
+    /// Time for which the event had been enabled, in nanoseconds.
     pub enabled: u64,
-    /// For how long it counted.
+    /// Time for which it had been on the PMU, in nanoseconds.
     pub running: u64,
 }
 
 impl Page {
-    /// Maps the page of an event, which then also may be read directly.
+    /// Maps the page of an event. The kernel allows RDPMC of an event only while its page is mapped.
     pub fn map(event: &OwnedFd) -> io::Result<Self> {
-        // SAFETY: a new mapping, which replaces none.
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other.
         let page = unsafe {
             libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ, libc::MAP_SHARED, event.as_raw_fd(), 0)
         };
@@ -64,37 +65,37 @@ impl Page {
         NonNull::new(page.cast()).map(Self).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Which of the hardware's counters the event is on, if it is on one.
+    /// Returns the number of the hardware counter that the event is on, if it is on one.
     pub fn hardware(&self) -> Option<u32> {
         self.shared().index.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// What was left of an event that is not on the PMU.
-    pub fn left(&self) -> Option<Left> {
+    /// Returns the state of an event that is not on the PMU. Returns `None` if it is on the PMU.
+    pub fn scheduled_out(&self) -> Option<ScheduledOut> {
         let shared = self.shared();
         loop {
             let lock = shared.lock.load(Ordering::Acquire);
             if shared.index.load(Ordering::Relaxed) != 0 {
                 return None;
             }
-            let left = Left {
+            let state = ScheduledOut {
                 count: shared.offset.load(Ordering::Relaxed).cast_unsigned(),
                 enabled: shared.time_enabled.load(Ordering::Relaxed),
                 running: shared.time_running.load(Ordering::Relaxed),
             };
             fence(Ordering::Acquire);
             if shared.lock.load(Ordering::Relaxed) == lock {
-                return Some(left);
+                return Some(state);
             }
         }
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: the page is mapped as long as `self` lives, and whoever writes to it does so atomically.
+        // SAFETY: the page is mapped as long as `self` lives, and the kernel writes each of its fields atomically.
         unsafe { self.0.as_ref() }
     }
 
-    /// The event's count; nothing if it is not on the PMU, or not to be read this way.
+    /// Reads the event's count with RDPMC. Returns `None` if the event is not on the PMU, or cannot be read this way.
     pub fn read(&self) -> Option<u64> {
         let shared = self.shared();
         loop {
@@ -105,7 +106,7 @@ impl Page {
             let index = shared.index.load(Ordering::Relaxed).checked_sub(1)?;
             let offset = shared.offset.load(Ordering::Relaxed);
             let unused_bits = 64_u32.checked_sub(shared.pmc_width.load(Ordering::Relaxed).into())?;
-            let counter = hardware_counter(index)?;
+            let counter = rdpmc(index)?;
             fence(Ordering::Acquire);
             if shared.lock.load(Ordering::Relaxed) == lock {
                 let counter = counter.checked_shl(unused_bits)?.cast_signed() >> unused_bits;
@@ -117,18 +118,18 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by `map`, with this size, and nothing refers to it any more.
+        // SAFETY: `map` mapped the page with this size, and no reference to it outlives `self`.
         unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[expect(clippy::unnecessary_wraps, reason = "other architectures cannot")]
-fn hardware_counter(index: u32) -> Option<u64> {
+#[expect(clippy::unnecessary_wraps, reason = "other architectures have no such instruction")]
+fn rdpmc(index: u32) -> Option<u64> {
     let (low, high): (u32, u32);
-    // SAFETY: reads a counter. The kernel has said that it may be read from user space and that there is one of this index.
+    // SAFETY: RDPMC only reads a counter. The kernel has said that user space may read it and that this counter exists.
     unsafe {
-        // Not `nomem`: it must stay between the two looks at the lock.
+        // Not `nomem`: the instruction must stay between the two reads of the lock.
         std::arch::asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high,
                         options(nostack, preserves_flags));
     }
@@ -136,6 +137,6 @@ fn hardware_counter(index: u32) -> Option<u64> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn hardware_counter(_index: u32) -> Option<u64> {
+fn rdpmc(_index: u32) -> Option<u64> {
     None
 }

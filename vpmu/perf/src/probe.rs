@@ -1,4 +1,4 @@
-//! What the host really has to give.
+//! Probes the host's PMU: how many counters are free, and which events there are.
 
 use std::io;
 
@@ -7,23 +7,28 @@ use crate::host::HostPmu;
 use crate::obstacle::Obstacle;
 use vpmu::event::{Event, Meaning};
 
-/// What any counter can count. On x86-64 no processor has a fixed counter for branches. On RISC-V not every one counts
-/// them, and for cycles the firmware takes a counter that interrupts, as all of these are to.
-const ANYWHERE: Meaning = if cfg!(target_arch = "riscv64") { Meaning::Cycles } else { Meaning::Branches };
+/// An event that is always counted by a general counter. On x86-64 these are branches, for which no processor has a
+/// fixed counter. On RISC-V not every processor counts branches. Cycles do there: for an event that interrupts the
+/// firmware chooses a programmable counter.
+const GENERAL_EVENT: Meaning =
+    if cfg!(target_arch = "riscv64") { Meaning::Cycles } else { Meaning::Branches };
 
-/// Counters that find room on the PMU at once. Others may hold some all the time: the NMI watchdog holds one on every CPU.
+/// Hardware counters that are free at the same time. Others may hold some all the time: the NMI watchdog holds one on
+/// every CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Free {
-    /// For any events.
+    /// Number of general counters, which can count any event.
     pub general: usize,
-    /// Of those that were asked for by what they count, so many from the first on.
+    /// Number of the requested fixed events that have a counter beside the general ones. These are the first of the
+    /// request.
     pub fixed: usize,
 }
 
-/// Finds room for so many general counters, for those of `fixed` that the host has and holds beside them, and then for
-/// more general ones, up to `most`.
+/// Finds out how many counters are free on the CPU that this thread runs on. The counters are held until all have been
+/// counted: first `least` general counters, then a counter for each event of `fixed` until one has none, then further
+/// general counters up to `most`. Must be called on a thread that is in no guest.
 pub fn free_counters(pmu: HostPmu, least: usize, fixed: &[Meaning], most: usize) -> Result<Free, Obstacle> {
-    const GENERAL: Event = Event::Meaning(ANYWHERE);
+    const GENERAL: Event = Event::Meaning(GENERAL_EVENT);
     let mut general = Vec::new();
     let mut held = Vec::new();
     while general.len() < least && hold(pmu, GENERAL, &mut general)? {}
@@ -41,18 +46,19 @@ pub fn free_counters(pmu: HostPmu, least: usize, fixed: &[Meaning], most: usize)
     Ok(Free { general: general.len(), fixed: held.len() })
 }
 
-/// Whether the host has such an event at all.
+/// Returns whether the host has the event, whether or not a counter is free for it.
 pub fn exists(pmu: HostPmu, event: Event) -> bool {
-    PerfEvent::sample(pmu, event).is_ok()
+    PerfEvent::open_probe(pmu, event).is_ok()
 }
 
-/// The kernel's generic events of processors, as `perf` has them, and what it says to counting each in guests.
+/// Returns the names that `perf` has for the kernel's generic hardware events, each with the result of opening it for
+/// guests.
 pub fn generic_events(pmu: HostPmu) -> Vec<(&'static str, io::Result<()>)> {
-    let counts = |number| PerfEvent::generic(pmu, number).map(drop);
-    (0..).zip(GENERIC).map(|(number, name)| (name, counts(number))).collect()
+    let open = |number| PerfEvent::open_generic_probe(pmu, number).map(drop);
+    (0..).zip(GENERIC).map(|(number, name)| (name, open(number))).collect()
 }
 
-/// In the order of their numbers (`enum perf_hw_id`).
+/// Names of the generic events, in the order of their numbers (`enum perf_hw_id`).
 const GENERIC: [&str; 10] = [
     "cycles",
     "instructions",
@@ -66,16 +72,16 @@ const GENERIC: [&str; 10] = [
     "ref-cycles",
 ];
 
-/// Adds an event that is on the PMU, if there is room for it.
+/// Opens an event and adds it to `held`. Returns false if no counter is free for it.
 fn hold(pmu: HostPmu, event: Event, held: &mut Vec<PerfEvent>) -> Result<bool, Obstacle> {
-    let event = PerfEvent::sample(pmu, event).map_err(|error: io::Error| Obstacle::from_error(&error))?;
+    let event = PerfEvent::open_probe(pmu, event).map_err(|error: io::Error| Obstacle::from_error(&error))?;
     match event.counted() {
         None => Ok(false),
         Some(0) => {
             held.push(event);
             Ok(true)
         }
-        // This thread is in no guest.
+        // This thread is in no guest, so an event that counts guests only must be 0.
         Some(_) => Err(Obstacle::CountsHost),
     }
 }

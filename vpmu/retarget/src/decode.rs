@@ -1,4 +1,4 @@
-//! One instruction: how long it is, and where the processor goes after it.
+//! Decoding of x86 instructions: their lengths, and where the processor goes after them.
 
 use std::iter;
 
@@ -6,7 +6,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind};
 
 use super::Section;
 
-/// What the processor takes bytes for.
+/// Mode of the processor, which decides how bytes are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// 32-bit protected mode.
@@ -18,36 +18,36 @@ pub enum Mode {
 /// An instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction {
-    /// Where it begins.
+    /// Address of its first byte.
     pub start: u64,
-    /// Where the next begins.
+    /// Address after its last byte.
     pub end: u64,
-    /// Whether it is RDPMC.
+    /// The instruction is RDPMC.
     pub is_rdpmc: bool,
-    /// Where it may go by itself.
+    /// Target of its branch, if it is one.
     pub target: Target,
-    /// Whether the one behind it may come next.
+    /// The instruction after it may be executed next.
     pub falls_through: bool,
 }
 
-/// Where an instruction may go by itself.
+/// Target of a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Nowhere, or nobody knows.
+    /// The instruction does not branch, or branches to an address that is not part of it.
     None,
-    /// There, in the same mode.
+    /// An address in the same mode.
     Near(u64),
-    /// There, in the mode of another code segment.
+    /// An address in another code segment, perhaps in another mode.
     Far(u64),
 }
 
 impl Instruction {
-    /// Decodes what is there, unless that is no instruction.
+    /// Decodes the instruction at an address. Returns `None` if the bytes are no instruction.
     pub fn decode(section: &Section, mode: Mode, start: u64) -> Option<Self> {
         Self::stream(section, mode, start).next()
     }
 
-    /// Decodes what lies there end to end, up to what is no instruction.
+    /// Decodes consecutive instructions from an address on, up to bytes that are no instruction.
     pub fn stream<'a>(section: &'a Section, mode: Mode, start: u64) -> impl Iterator<Item = Self> + use<'a> {
         let bits = match mode {
             Mode::Bits32 => 32,
@@ -79,13 +79,13 @@ impl Instruction {
         }
     }
 
-    /// Whether it takes up this byte.
+    /// Returns whether the byte at an address belongs to the instruction.
     pub fn covers(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
     }
 }
 
-/// Whether what is behind such an instruction need not be one.
+/// Returns whether the instruction after such an instruction is never executed next.
 fn ends(mnemonic: Mnemonic) -> bool {
     matches!(
         mnemonic,

@@ -1,18 +1,18 @@
-//! A proof by following every path from an entry point.
+//! Proofs by control flow, which follow every path from the entry point.
 
 use std::collections::BTreeMap;
 
 use super::decode::{Instruction, Mode, Target};
 use super::{Content, Proof, Section, Verdict};
 
-/// The longest instruction that there can be.
+/// Maximum length of an instruction.
 const LONGEST: u64 = 15;
 
-/// Every instruction that direct jumps and calls lead to.
+/// The instructions that direct jumps and calls lead to.
 pub struct Flow(BTreeMap<(u64, Mode), Instruction>);
 
 impl Flow {
-    /// Follows the paths of code that starts in 32-bit mode.
+    /// Follows the paths of code that starts at `entry` in 32-bit mode.
     pub fn follow(sections: &[Section], entry: u64) -> Self {
         let mut reached = BTreeMap::new();
         let mut ahead = vec![(entry, Mode::Bits32)];
@@ -26,7 +26,7 @@ impl Flow {
                 match instruction.target {
                     Target::None => {}
                     Target::Near(target) => ahead.push((target, mode)),
-                    // What mode that segment has is in a descriptor, and only the running code knows which.
+                    // The mode is in the segment's descriptor, which is not known here.
                     Target::Far(target) => ahead.extend([(target, Mode::Bits32), (target, Mode::Bits64)]),
                 }
                 if !instruction.falls_through {
@@ -38,9 +38,9 @@ impl Flow {
         Self(reached)
     }
 
-    /// What the paths say of the two bytes at an address.
+    /// Decides what the occurrence at an address is.
     pub fn decide(&self, at: u64) -> Verdict {
-        // An instruction that begins with the second byte speaks against one that ends with it.
+        // An instruction that begins with the second byte contradicts one that ends with it.
         let near = self.0.range((at.saturating_sub(LONGEST), Mode::Bits32)..=(at + 1, Mode::Bits64));
         let covering = near.map(|(_, instruction)| instruction);
         covering

@@ -1,13 +1,13 @@
-//! Finds the functions by which Linux accesses registers, where it calls them through a table.
+//! Finds the functions by which Linux accesses MSRs, and the table through which it calls them.
 //!
-//! A kernel that can also run as Xen's guest (`PARAVIRT_XXL`, as distributions' can) accesses nearly all registers by calls
-//! through a table of functions (`pv_ops`), of which each call becomes a direct one when the kernel starts. Five in a row read
-//! and write registers: the plain two, the two that may fail, and RDPMC. So whoever stands in for one of them needs no
-//! change of code: its address in the table is all.
+//! A kernel that can run as a Xen PV guest (`PARAVIRT_XXL`, which distributions set) accesses nearly all MSRs by calls
+//! through a table of functions, `pv_ops`. When the kernel starts, it turns each of these calls into a direct call.
+//! Five consecutive entries access MSRs: read, write, read and write with fault handling, and RDPMC. So a function is
+//! replaced by changing its address in the table; no code has to be changed.
 //!
-//! The table is known by the RDPMC that was found ([`super::find`]): of all words of the kernel's data there must be exactly
-//! one that is the address of a function which comes to that instruction with its argument in place, behind four more
-//! whose first two do the same with RDMSR and WRMSR.
+//! The table is found by the RDPMC instruction ([`super::find`]). Exactly one word of the kernel's data must be the
+//! address of a function that executes that instruction with its argument in ECX. The four words before it must be
+//! addresses, too, and the first two of them must be of functions that do the same with RDMSR and WRMSR.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
@@ -15,42 +15,42 @@ use super::starts::{known, returns};
 use super::{Content, Image, Section, Site};
 use crate::stub::{Original, Originals, Value};
 
-/// The functions, and what is needed to stand in for them.
+/// The kernel's table of functions that access MSRs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
-    /// The functions.
+    /// The functions that can be replaced.
     pub originals: Originals,
-    /// Where the address of the first is; that of the second is behind it.
+    /// Address of the table's first entry.
     pub address: u64,
 }
 
 impl Table {
-    /// Where the address of [`Originals::read`] is.
+    /// Returns the address of the table entry for [`Originals::read`].
     pub fn read(&self) -> u64 {
         self.address
     }
 
-    /// The same for [`Originals::write`].
+    /// Returns the address of the table entry for [`Originals::write`].
     pub fn write(&self) -> u64 {
         self.address + WORD
     }
 
-    /// The same for [`Originals::read_counter`].
+    /// Returns the address of the table entry for [`Originals::read_counter`].
     pub fn read_counter(&self) -> u64 {
         self.address + READ_COUNTER as u64 * WORD
     }
 }
 
-/// Of a word of the table.
+/// Size of a table entry.
 const WORD: u64 = 8;
-/// Where the table has the function with the RDPMC.
+/// Index of the table entry for the function with the RDPMC.
 const READ_COUNTER: usize = 4;
-/// So far behind a function's beginning is the instruction that it is for, at most.
+/// Maximum distance from the beginning of a function to its RDMSR, WRMSR or RDPMC.
 const NEAR: u64 = 24;
-/// What fills a kernel's text where there is no function.
+/// The byte that fills the kernel's text between functions (INT3).
 const FILLING: u8 = 0xcc;
 
-/// Finds the table, if these are its kernel's only RDPMC.
+/// Finds the table. `sites` are the kernel's RDPMC instructions; there must be exactly one.
 pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
     let [site] = sites else { return None };
     let text = image.sections.iter().find(|section| is_code(section) && section.contains(site.address))?;
@@ -69,7 +69,7 @@ pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
             read: reads(original(0, &[Code::Rdmsr])?)?,
             write: write.original,
             value,
-            // It has been retargeted, or not yet.
+            // The image may have been retargeted already.
             read_counter: reads(original(READ_COUNTER, &[Code::Rdpmc, Code::Rdmsr])?)?,
         };
         Some(Table { originals, address })
@@ -88,25 +88,27 @@ pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
     tables.next().is_none().then_some(table)
 }
 
-/// Where words are of which that is true. They are millions, and it is true of next to none: to ask many at once is quick.
+/// Returns the positions of the words that fulfil a condition. There are millions of words and few that do, so whole
+/// chunks are tested at once, which the compiler vectorizes.
 fn positions<'a>(
     words: &'a [[u8; 8]],
-    is_one: impl Fn(&[u8; 8]) -> bool + Copy + 'a,
+    condition: impl Fn(&[u8; 8]) -> bool + Copy + 'a,
 ) -> impl Iterator<Item = usize> + 'a {
     const CHUNK: usize = 64;
     let has_one =
-        move |words: &[[u8; 8]]| words.iter().fold(0, |any, word| any | u8::from(is_one(word))) != 0;
+        move |words: &[[u8; 8]]| words.iter().fold(0, |any, word| any | u8::from(condition(word))) != 0;
     let chunks = words.chunks(CHUNK).zip((0..).step_by(CHUNK)).filter(move |(chunk, _)| has_one(chunk));
     chunks.flat_map(move |(chunk, begin)| {
-        (begin..).zip(chunk).filter(move |(_, word)| is_one(word)).map(|(position, _)| position)
+        (begin..).zip(chunk).filter(move |(_, word)| condition(word)).map(|(position, _)| position)
     })
 }
 
-/// Where there is room for so much code: in the filling of the text, away from what is around it.
+/// Finds unused space for `len` bytes of code: in the filling of the kernel's text, with at least 256 bytes of filling
+/// on both sides. Returns `None` if there is none, or if no table of the kernel tells where its functions are.
 pub fn room(image: &Image, len: usize) -> Option<u64> {
     const CHUNK: usize = 256;
     let needed = len.div_ceil(CHUNK) + 2;
-    // A table of the kernel's may say that something begins in what looks empty. Without one nobody knows.
+    // A function may begin in what looks like filling.
     let known: Vec<u64> = known(image).collect();
     let text = image.sections.iter().find(|section| is_code(section) && section.name == ".text")?;
     let mut filled = 0;
@@ -128,18 +130,18 @@ fn is_code(section: &Section) -> bool {
     section.content == Content::Code
 }
 
-/// What is in a register.
+/// Value of a register, in terms of the registers at the beginning of the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// The lower half of what was in a register at the function's beginning, or all of it where nobody asks for more.
+    /// The lower half of this register. The upper half is not known and does not matter.
     Argument(Register),
-    /// All of it.
+    /// All of this register.
     Whole(Register),
-    /// The upper half.
+    /// The upper half of this register.
     Upper(Register),
 }
 
-/// What is in ECX, EAX and EDX.
+/// Values of ECX, EAX and EDX.
 type Sources = [Source; 3];
 
 const UNTOUCHED: Sources =
@@ -148,16 +150,16 @@ const READS: Sources = [Source::Argument(Register::RDI), UNTOUCHED[1], UNTOUCHED
 const WRITES_HALVES: Sources = [READS[0], Source::Argument(Register::RSI), UNTOUCHED[2]];
 const WRITES_WHOLE: Sources = [READS[0], WRITES_HALVES[1], Source::Upper(Register::RSI)];
 
-/// A function that has been followed to the instruction that it is for.
+/// A function that accesses an MSR, or reads a counter, with its arguments.
 struct Function {
     original: Original,
-    /// What the instruction is given.
+    /// Values of the operands of its RDMSR, WRMSR or RDPMC.
     sources: Sources,
 }
 
 impl Function {
-    /// The function that begins there, if it is as simple as can be: arguments are moved, a register may be saved, then
-    /// comes the instruction, and sooner or later a return.
+    /// Decodes the function at `entry`. Returns `None` unless it has the simplest form: it moves arguments, may save a
+    /// register, executes one of `codes`, and then returns without another branch.
     fn at(text: &Section, entry: u64, codes: &[Code], returns: &[u64]) -> Option<Self> {
         if !text.contains(entry) {
             return None;
@@ -191,9 +193,10 @@ impl Function {
     }
 }
 
-/// What an instruction in front of the one that matters does to the registers that matter.
+/// Applies an instruction before the RDMSR, WRMSR or RDPMC to the values of ECX, EAX and EDX. Returns `None` for an
+/// instruction that such a function does not have.
 fn prepare(instruction: &Instruction, sources: &mut Sources) -> Option<()> {
-    let place = |register: Register| match register {
+    let index = |register: Register| match register {
         Register::RCX | Register::ECX => Some(0),
         Register::RAX | Register::EAX => Some(1),
         Register::RDX | Register::EDX => Some(2),
@@ -203,16 +206,16 @@ fn prepare(instruction: &Instruction, sources: &mut Sources) -> Option<()> {
     match (instruction.code(), from) {
         (Code::Endbr64 | Code::Push_r64, _) => {}
         (Code::Mov_rm32_r32 | Code::Mov_r32_rm32, Register::EDI) => {
-            sources[place(to)?] = Source::Argument(Register::RDI);
+            sources[index(to)?] = Source::Argument(Register::RDI);
         }
         (Code::Mov_rm32_r32 | Code::Mov_r32_rm32, Register::ESI) => {
-            sources[place(to)?] = Source::Argument(Register::RSI);
+            sources[index(to)?] = Source::Argument(Register::RSI);
         }
         (Code::Mov_rm64_r64 | Code::Mov_r64_rm64, Register::RSI) => {
-            sources[place(to)?] = Source::Whole(Register::RSI);
+            sources[index(to)?] = Source::Whole(Register::RSI);
         }
         (Code::Shr_rm64_imm8, _) if instruction.immediate8() == 32 => {
-            let source = &mut sources[place(to)?];
+            let source = &mut sources[index(to)?];
             let Source::Whole(register) = *source else { return None };
             *source = Source::Upper(register);
         }

@@ -1,20 +1,50 @@
-//! Finds the RDPMC instructions of a kernel, so that they can be changed into RDMSR before it runs. For RISC-V kernels,
-//! which have other ways to their counters, see [`riscv`].
+//! Retargets a kernel's accesses to its performance counters, so that a virtual machine monitor can trap them.
 //!
-//! RDPMC (`0F 33`) in a guest never exits to user space. RDMSR (`0F 32`) takes and returns the same registers and can be
-//! made to exit, so one bit per instruction is all that differs. But the two bytes occur in other instructions and in
-//! data, too, and changing those would damage the guest without a trace. So an occurrence is decided only by a **proof**,
-//! and one without is reported as undecided, never guessed.
+//! On KVM some of these accesses never reach the VMM's user space, so a VMM cannot emulate a PMU for an unmodified
+//! kernel. This crate is for VMMs that load the guest's kernel themselves and can change its image before it runs.
+//! - On x86-64, RDPMC (`0F 33`) never exits to user space. RDMSR (`0F 32`) has the same operands and can be made to
+//!   exit, so one bit of each RDPMC has to be changed. [`find`] finds the RDPMC instructions of an image.
+//! - [`functions`] and [`stub`] let a Linux kernel access its PMU's MSRs on a page that it shares with the VMM while
+//!   all counters are frozen, without leaving the guest.
+//! - On RISC-V, [`riscv::retarget`] changes SBI calls and CSR reads into SBI calls of the vendor range.
 //!
-//! A proof begins where an instruction is known to begin, and decodes from there. What is known, see [`Proof`]:
-//! - **Between two boundaries.** The instructions from a known start must lie end to end up to the next known start or
-//!   the function's end, none of them invalid, none cut by a branch among them. All starts in front of the occurrence
-//!   that can be used have to agree; how many there must be depends on what they are worth.
-//! - **By control flow.** For images that tell nothing of their functions: every path from the entry point, through
-//!   direct jumps and calls. Calls are taken to return.
+//! # Proofs
+//! The bytes `0F 33` also occur inside of other instructions and in data. Changing them there would damage the guest
+//! without a trace. So each occurrence is decided by a **proof**. An occurrence without a proof is reported as
+//! undecided.
 //!
-//! What nobody finds here: modules, kernels that a guest loads itself (kexec), code that it generates (BPF), and programs
-//! in user mode.
+//! A proof decodes instructions from an address at which an instruction is known to begin ([`Proof`] lists where this
+//! knowledge comes from):
+//! - **Between two boundaries.** The instructions from a known start must be valid and lie end to end up to the next
+//!   known start or the end of the function, and no branch among them may lead into the middle of one of them. All
+//!   usable starts before the occurrence must agree. How many of them are needed depends on where they are known from.
+//! - **By control flow**, for images without information about functions. The proof follows every path of direct jumps
+//!   and calls from the entry point. It assumes that calls return.
+//!
+//! Out of reach are kernel modules, kernels that the guest loads by kexec, code that the guest generates (BPF), and
+//! programs in user mode.
+//!
+//! # Example
+//! ```
+//! use vpmu_retarget::{Content, Image, Kind, Section, Site, Symbol, find};
+//!
+//! // mov ecx, edi; rdpmc; ret
+//! let mut text = [0x89, 0xf9, 0x0f, 0x33, 0xc3];
+//! let address = 0xffff_ffff_8100_0000;
+//! let section = Section::new(".text", address, &text, Content::Code).expect("not at the end of the address space");
+//! let function = Symbol { name: "native_read_pmc", address, len: 5, content: Content::Code };
+//! let image = Image { sections: vec![section], symbols: vec![function], kind: Kind::Linux };
+//!
+//! let findings = find(&image);
+//! assert!(findings.undecided.is_empty());
+//! for site in findings.sites {
+//!     println!("RDPMC at {site}");
+//!     text[(site.byte - address) as usize] = Site::AFTER;
+//! }
+//! assert_eq!(text, [0x89, 0xf9, 0x0f, 0x32, 0xc3], "RDMSR");
+//! ```
+
+#![deny(missing_docs)]
 
 mod decode;
 mod flow;
@@ -31,97 +61,98 @@ use self::decode::Mode;
 use self::flow::Flow;
 use self::starts::{Start, starts};
 
-/// Both opcodes begin so.
+/// First byte of both opcodes.
 const ESCAPE: u8 = 0x0f;
-/// The second byte of RDPMC.
+/// Second byte of RDPMC.
 const RDPMC: u8 = 0x33;
-/// The second byte of RDMSR.
+/// Second byte of RDMSR.
 const RDMSR: u8 = 0x32;
 
-/// What of an image matters here.
+/// A kernel image.
 pub struct Image<'a> {
-    /// Its contents, by address.
+    /// The sections, by address.
     pub sections: Vec<Section<'a>>,
-    /// Its symbols, if it has any.
+    /// The symbols, if there are any.
     pub symbols: Vec<Symbol<'a>>,
-    /// What runs it, and how its code may be read.
+    /// The kind of kernel.
     pub kind: Kind,
 }
 
-/// What kind of kernel an image is.
+/// Kind of a kernel, which says in which modes its code runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// 64-bit code all through, most of it from a compiler.
+    /// A Linux kernel: 64-bit code, most of it made by a compiler.
     Linux,
-    /// Code that starts at this address in 32-bit mode, and may change to others.
+    /// A kernel that starts in 32-bit mode and may switch to 64-bit mode.
     BareMetal {
-        /// The first instruction.
+        /// Address of the first instruction.
         entry: u64,
     },
 }
 
-/// A part of an image.
+/// A section of an image.
 #[derive(Debug, Clone, Copy)]
 pub struct Section<'a> {
-    /// Its name, empty if it has none.
+    /// The name, or an empty string.
     pub name: &'a str,
-    /// Where it is while the kernel runs.
+    /// The address at run time.
     pub address: u64,
-    /// What it is loaded with.
+    /// The content.
     pub bytes: &'a [u8],
-    /// Whether it can run.
+    /// Whether the section can be executed.
     pub content: Content,
 }
 
-/// What a section is for.
+/// What a section or a symbol holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// Instructions, perhaps with data between them.
     Code,
-    /// Nothing that ever runs.
+    /// Data that is never executed.
     Data,
 }
 
-/// A name for a function or an object, with its place.
+/// A symbol: a function or an object.
 #[derive(Debug, Clone, Copy)]
 pub struct Symbol<'a> {
     /// The name.
     pub name: &'a str,
-    /// Where it begins.
+    /// The address at run time.
     pub address: u64,
-    /// How long it is; 0 if nobody said.
+    /// The length in bytes; 0 if it is not known.
     pub len: u64,
-    /// What is there.
+    /// Whether the symbol is a function or an object.
     pub content: Content,
 }
 
-/// What an instruction was recognised by.
+/// How it is known where an instruction begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proof {
-    /// The kernel's unwind tables (ORC): each of their addresses is an instruction's, found when the kernel was built by
-    /// a tool (objtool) that decodes all of its text from end to end.
+    /// From the kernel's ORC unwind tables. All of their addresses are those of instructions: objtool, which makes the
+    /// tables when the kernel is built, decodes all of its text.
     Unwind,
-    /// The kernel's table of alternatives: what it puts over other instructions when it knows its processor.
+    /// From the kernel's table of alternatives: instructions that the kernel may put in the place of others when it
+    /// starts.
     Alternative,
-    /// A function of the symbol table: it decodes from its first byte to exactly its last.
+    /// From a function of the symbol table, which decodes from its first byte to exactly its last.
     Function,
-    /// Everything in its section: that decodes from its first byte to exactly its last, and each of the many branches in
-    /// it goes to where an instruction was found. No data among the code would leave that so.
+    /// From the whole section, which decodes from its first byte to exactly its last, with every branch target at the
+    /// beginning of an instruction. Data between the code would break this.
     WholeSection,
-    /// The control flow from the entry point.
+    /// From the control flow that begins at the entry point.
     Flow,
 }
 
 /// An RDPMC instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
-    /// Its address, at which its last byte but one is `0F` unless it has prefixes.
+    /// Address of the instruction, including its prefixes.
     pub address: u64,
-    /// The address of the byte to change from [`Site::BEFORE`] to [`Site::AFTER`].
+    /// Address of the byte to change from [`Site::BEFORE`] to [`Site::AFTER`].
     pub byte: u64,
-    /// The function that it is in, if the image has symbols.
+    /// Name of the function that contains the instruction, if the image has symbols.
     pub function: Option<String>,
-    /// How that is known.
+    /// How it is known that this is an instruction.
     pub proof: Proof,
 }
 
@@ -143,38 +174,38 @@ impl fmt::Display for Site {
 }
 
 impl Site {
-    /// The byte in front of it.
+    /// The byte before [`Site::byte`].
     pub const ESCAPE: u8 = ESCAPE;
-    /// The byte that makes it RDPMC.
+    /// The byte of an RDPMC.
     pub const BEFORE: u8 = RDPMC;
-    /// The byte that makes it RDMSR.
+    /// The byte of an RDMSR.
     pub const AFTER: u8 = RDMSR;
 }
 
-/// What was found in an image.
+/// What [`find`] found in an image.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// The instructions.
+    /// The RDPMC instructions.
     pub sites: Vec<Site>,
-    /// Where the two bytes are in code, and nothing proves what they belong to.
+    /// Addresses in code at which the bytes of RDPMC occur, without a proof of what they belong to.
     pub undecided: Vec<u64>,
 }
 
-/// What the two bytes at an address are.
+/// What an occurrence of the bytes of RDPMC is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// The end of the RDPMC that begins here.
+    /// The opcode of the RDPMC that begins at `start`.
     Rdpmc { start: u64, proof: Proof },
-    /// Something else.
+    /// A part of other instructions or of data.
     Other,
-    /// Not known: no proof reaches there.
+    /// Unknown: no proof reaches the occurrence.
     Unreached,
-    /// Not known: proofs contradict each other.
+    /// Unknown: proofs contradict each other.
     Contradiction,
 }
 
 impl Verdict {
-    /// What two proofs say together.
+    /// Combines the results of two proofs.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Unreached, known) | (known, Self::Unreached) => known,
@@ -187,12 +218,12 @@ impl Verdict {
     }
 }
 
-/// Finds every RDPMC in an image's code.
+/// Finds all RDPMC instructions in an image's code.
 pub fn find(image: &Image) -> Findings {
     let code = image.sections.iter().filter(|section| section.content == Content::Code);
     let flow = match image.kind {
         Kind::Linux => None,
-        // Only images that have something to decide are worth following.
+        // Without an occurrence there is nothing to decide.
         Kind::BareMetal { .. } if code.clone().all(|section| section.occurrences().next().is_none()) => None,
         Kind::BareMetal { entry } => Some(Flow::follow(&image.sections, entry)),
     };
@@ -221,6 +252,7 @@ pub fn find(image: &Image) -> Findings {
 }
 
 impl Image<'_> {
+    /// Decides what the occurrence at an address is.
     fn decide(&self, section: &Section, starts: &[Start], flow: Option<&Flow>, at: u64) -> Verdict {
         if self.symbols.iter().any(|symbol| symbol.content == Content::Data && symbol.contains(at)) {
             return Verdict::Other;
@@ -229,7 +261,7 @@ impl Image<'_> {
         swept.chain(flow.map(|flow| flow.decide(at))).fold(Verdict::Unreached, Verdict::and)
     }
 
-    /// How code may be meant. RDPMC is the same in both.
+    /// Returns the modes in which the code may run. RDPMC has the same encoding in all of them.
     fn modes(&self) -> &'static [Mode] {
         match self.kind {
             Kind::Linux => &[Mode::Bits64],
@@ -250,17 +282,18 @@ impl Symbol<'_> {
 }
 
 impl<'a> Section<'a> {
-    /// A section, unless it is at the very end of the address space, where no kernel has one and addresses overflow.
+    /// Creates a section. Returns `None` for a section at the end of the address space, where addresses would overflow.
+    /// No kernel has one there.
     pub fn new(name: &'a str, address: u64, bytes: &'a [u8], content: Content) -> Option<Self> {
         const ROOM_BEHIND: u64 = 4096;
         address.checked_add(bytes.len() as u64)?.checked_add(ROOM_BEHIND)?;
         Some(Self { name, address, bytes, content })
     }
 
-    /// Where the two bytes of an RDPMC are, whatever they are here.
+    /// Returns the addresses at which the two bytes of RDPMC occur.
     fn occurrences(&self) -> impl Iterator<Item = u64> + Clone {
         const CHUNK: usize = 64;
-        // The second byte is the rarer one, and to look at all bytes of a chunk at once is quick.
+        // This is fast: the second byte is the rarer one, and the compiler vectorizes the search of a whole chunk.
         let has_one = |chunk: &[u8]| chunk.iter().fold(0, |any, byte| any | u8::from(*byte == RDPMC)) != 0;
         let chunks = self.bytes.chunks(CHUNK).zip((0..).step_by(CHUNK));
         let seconds = chunks.filter(move |(chunk, _)| has_one(chunk)).flat_map(|(chunk, at)| {
@@ -278,7 +311,7 @@ impl<'a> Section<'a> {
         (self.address..self.end()).contains(&address)
     }
 
-    /// The bytes from an address on.
+    /// Returns the bytes from an address on.
     fn from(&self, address: u64) -> &[u8] {
         let offset = address.checked_sub(self.address).and_then(|offset| usize::try_from(offset).ok());
         offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default()

@@ -1,23 +1,35 @@
-//! Changes a RISC-V Linux kernel so that its accesses to the PMU reach user space.
+//! Retargets a RISC-V Linux kernel, so that its accesses to the PMU reach the VMM.
 //!
-//! KVM answers or refuses all of them itself: the calls of the SBI PMU extension, the reads of counters and the read of
-//! `scountovf`. What it hands to user space are SBI calls of the vendor range. So all three become such calls:
-//! - **Ids.** `lui rd, 0x505; addi rd, rd, -683` is the id of the SBI PMU extension. The LUI gets another number, and
-//!   the id is [`EXTENSION`].
-//! - **Counters.** They are read by a switch of `csrr a0, N; ret`, one pair for each. In the pairs of the counters, N is
-//!   loaded and a jump leads to new code, which calls [`READ_COUNTER`]. The pair of `time` stays as it is.
-//! - **Overflows.** `csrr rd, scountovf` becomes a jump to new code, which calls [`READ_OVERFLOWS`], puts the value into
-//!   rd and nothing into any other register, and jumps back. The instruction is the default of an alternative: for the
-//!   processors of two vendors (T-Head, Andes) the kernel puts another one over it. It does so without a look at what
-//!   was there, so the jump is never moved; but such a processor must not be shown to the guest.
+//! KVM handles all of these accesses itself: calls of the SBI PMU extension, reads of the counter CSRs and the read of
+//! `scountovf`. It hands SBI calls of the vendor range to user space. So all accesses are changed into such calls:
+//! - **Extension ids.** `lui rd, 0x505; addi rd, rd, -683` loads the id of the SBI PMU extension. The LUI gets another
+//!   immediate, so that the id becomes [`EXTENSION`].
+//! - **Counters.** The kernel reads them in a switch of pairs `csrr a0, N; ret`, one for each counter. In these pairs
+//!   the CSRR becomes a load of N, and the return becomes a jump to new code, which calls [`READ_COUNTER`]. The pair of
+//!   `time` is kept.
+//! - **Overflows.** `csrr rd, scountovf` becomes a jump to new code, which calls [`READ_OVERFLOWS`], puts the value
+//!   into rd, keeps all other registers, and jumps back. The instruction is the default of an alternative. On
+//!   processors of two vendors (T-Head, Andes) the kernel overwrites it with another instruction, without checking what
+//!   it overwrites. A VMM must not show such a processor to the guest.
 //!
-//! The room for the new code is in the switch, which has pairs for 32-bit kernels. It knows no address, so the kernel
-//! may run anywhere.
+//! The new code takes the place of pairs in the switch that only 32-bit kernels use. It is position-independent, so the
+//! kernel may run at any address.
 //!
-//! A site is changed only if it is proven, by decoding what is around it: that an instruction begins there, that
-//! nothing else uses the LUI's value, that no branch goes into the middle. If anything that looks like a site is not
-//! proven, or if there is another one that cannot be changed, the kernel is refused and stays as it is: one that is
+//! A site is changed only if decoding the code around it proves that an instruction begins there, that nothing else
+//! uses the value of the LUI, and that no branch leads into the middle of the change. If anything that looks like a
+//! site is not proven, or a site cannot be changed, the whole kernel is refused and left as it is. A kernel that was
 //! changed in part would count wrong.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut image = std::fs::read("arch/riscv/boot/Image")?;
+//! let retargeted = vpmu_retarget::riscv::retarget(&mut image)?;
+//! for change in &retargeted.changes {
+//!     println!("{change}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod code;
 mod decode;
@@ -36,60 +48,61 @@ use self::image::Text;
 use self::proof::{Verdict, decide};
 use self::switch::Switch;
 
-/// The id of the extension that a changed kernel calls: the SBI PMU extension's, in the vendor range.
+/// The SBI extension that a retargeted kernel calls: the id of the SBI PMU extension, moved to the vendor range. Its
+/// functions are those of the SBI PMU extension, [`READ_COUNTER`] and [`READ_OVERFLOWS`].
 pub const EXTENSION: u64 = 0x0950_4d55;
-/// Its function that reads a counter: the argument is the number of the counter's CSR.
+/// Function of [`EXTENSION`] that reads a counter. The argument is the number of the counter's CSR.
 pub const READ_COUNTER: u64 = 0x100;
-/// Its function that reads which counters have overflowed, as `scountovf` says it.
+/// Function of [`EXTENSION`] that reads `scountovf`.
 pub const READ_OVERFLOWS: u64 = 0x101;
 
-/// `csrr rd, scountovf`, and which of its bits do not depend on rd.
+/// `csrr rd, scountovf`, and the mask of the bits that do not depend on rd.
 const READ_SCOUNTOVF: (u32, u32) = (0xda00_2073, 0xffff_f07f);
 
-/// What was changed in a kernel.
+/// The changes made to a kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Retargeted {
-    /// The changes, in the order of their offsets.
+    /// The changes, in ascending order of their offsets.
     pub changes: Vec<Change>,
 }
 
 impl Retargeted {
-    /// Whether the kernel asks which counters have overflowed. One that does not, because it was built without
-    /// Sscofpmf, can count, but not sample.
+    /// Returns whether the kernel reads `scountovf`. A kernel that was built without Sscofpmf does not; it can count
+    /// but not sample.
     pub fn samples(&self) -> bool {
         self.changes.iter().any(|change| matches!(change.kind, Kind::OverflowRead { .. }))
     }
 }
 
-/// A change.
+/// A change made to a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Where it is in the image.
+    /// Offset in the image.
     pub offset: usize,
-    /// What it is.
+    /// What was changed.
     pub kind: Kind,
 }
 
-/// What was changed.
+/// Kind of a [`Change`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The id of an SBI call.
+    /// The extension id of an SBI call was replaced by [`EXTENSION`].
     ExtensionId {
-        /// What it is loaded into.
+        /// The register that the id is loaded into.
         register: Register,
     },
-    /// The switch that reads counters.
+    /// The switch that reads counter CSRs now calls [`READ_COUNTER`].
     CounterReads {
-        /// How many counters it reads.
+        /// Number of counters that the switch reads.
         counters: usize,
-        /// Where the new code is.
+        /// Offset of the new code.
         code: usize,
     },
-    /// The read of the overflowed counters.
+    /// A read of `scountovf` now calls [`READ_OVERFLOWS`].
     OverflowRead {
-        /// What they are read into.
+        /// The register that `scountovf` is read into.
         register: Register,
-        /// Where the new code is.
+        /// Offset of the new code.
         code: usize,
     },
 }
@@ -111,88 +124,90 @@ impl fmt::Display for Change {
     }
 }
 
-/// Why a kernel was not changed.
+/// Why a kernel was not changed. All offsets are in the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It has not the header of one.
+    /// The image does not have the header of a RISC-V kernel image.
     #[error("this is no uncompressed RISC-V kernel image")]
     NoImage,
-    /// Nothing in it calls the SBI PMU extension.
+    /// The kernel does not call the SBI PMU extension.
     #[error("there is no SBI PMU driver in this kernel (CONFIG_RISCV_PMU_SBI)")]
     NoDriver,
-    /// It calls ours.
+    /// The kernel was retargeted before.
     #[error("this kernel is retargeted already: it calls the extension {EXTENSION:#x} at {at:#x}")]
     Already {
-        /// The first such call's offset.
+        /// Offset of the first call.
         at: usize,
     },
-    /// What looks like a site may be none.
+    /// The bytes of a site occur where nothing proves that they are an instruction.
     #[error("nothing proves that the kernel {what} at {at:#x}, although it looks so")]
     Undecided {
-        /// The offset.
+        /// Offset of the bytes.
         at: usize,
-        /// What it looks like.
+        /// What they would do, as the predicate of a sentence.
         what: &'static str,
     },
-    /// A LUI's value is used twice, or far away.
-    #[error("the load at {at:#x} may be of the SBI PMU extension's id, but not only of that")]
+    /// The value of a LUI that belongs to an extension id may also be used otherwise.
+    #[error(
+        "the value loaded at {at:#x} may become the SBI PMU extension's id, but it is also used otherwise, or far away"
+    )]
     Shared {
-        /// The LUI's offset.
+        /// Offset of the LUI.
         at: usize,
     },
-    /// A branch goes to where a site would be changed.
+    /// A branch leads into the middle of a site.
     #[error("the kernel branches to {target:#x}, into the middle of what would be changed at {at:#x}")]
     Entered {
-        /// The site's offset.
+        /// Offset of the site.
         at: usize,
-        /// The branch's target.
+        /// Offset of the branch's target.
         target: usize,
     },
-    /// The switch is not there, or not as it is known.
+    /// The switch that reads counters was not found.
     #[error("the kernel has no switch that reads counters (csr_read_num) of the known form")]
     NoSwitch,
-    /// There are two.
+    /// There is more than one switch that reads counters.
     #[error("the kernel reads counters in two places, at {first:#x} and {second:#x}")]
     SecondSwitch {
-        /// The first one's offset.
+        /// Offset of the first switch.
         first: usize,
-        /// The second one's offset.
+        /// Offset of the second switch.
         second: usize,
     },
-    /// The switch is in more than one piece.
+    /// The switch lacks a counter, so that it may have further parts elsewhere.
     #[error("the kernel's switch at {at:#x} that reads counters does not read CSR {csr:#x}")]
     SwitchNotWhole {
-        /// The switch's offset.
+        /// Offset of the switch.
         at: usize,
         /// The CSR that it does not read.
         csr: u16,
     },
-    /// The dead part of the switch is too small.
+    /// The switch has too few unused pairs for the new code.
     #[error("the kernel's switch at {at:#x} has no room for the new code")]
     NoRoom {
-        /// The switch's offset.
+        /// Offset of the switch.
         at: usize,
     },
-    /// A jump does not reach the new code, or the new code's does not get back.
+    /// A jump between a site and the new code would be too long.
     #[error("a jump from {at:#x} does not reach the new code at {code:#x}")]
     TooFar {
-        /// The jump's offset.
+        /// Offset of the jump.
         at: usize,
-        /// The new code's offset.
+        /// Offset of the new code.
         code: usize,
     },
-    /// The stack would be lost.
+    /// The kernel reads `scountovf` into the stack pointer, which the new code needs.
     #[error("the kernel reads the overflows at {at:#x} into {register}, which the new code needs")]
     Register {
-        /// The read's offset.
+        /// Offset of the read.
         at: usize,
-        /// What it reads into.
+        /// The register that it reads into.
         register: Register,
     },
 }
 
-/// Changes a kernel, all of it or nothing. The image is the flat one that begins with the header of
-/// Documentation/arch/riscv/boot-image-header.rst; offsets are counted from there.
+/// Retargets a kernel, or leaves it as it is and says why. The image is the flat one that begins with the header of
+/// Documentation/arch/riscv/boot-image-header.rst. Offsets are relative to its beginning.
 pub fn retarget(image: &mut [u8]) -> Result<Retargeted, Refusal> {
     let plan = Plan::new(&Text::of(image).ok_or(Refusal::NoImage)?)?;
     for Edit { at, bytes } in plan.edits {
@@ -201,7 +216,7 @@ pub fn retarget(image: &mut [u8]) -> Result<Retargeted, Refusal> {
     Ok(Retargeted { changes: plan.changes })
 }
 
-/// New bytes for a place.
+/// New bytes for an offset in the image.
 struct Edit {
     at: usize,
     bytes: Vec<u8>,
@@ -213,7 +228,7 @@ impl Edit {
     }
 }
 
-/// What will be changed.
+/// The changes to be made.
 #[derive(Default)]
 struct Plan {
     changes: Vec<Change>,
@@ -238,8 +253,10 @@ impl Plan {
     fn ids(&mut self, text: &Text) -> Result<(), Refusal> {
         let loads = ids::find(text, ids::PMU_HIGH)?;
         if loads.is_empty() {
-            let ours = ids::find(text, code::ID_HIGH).unwrap_or_default();
-            return Err(ours.first().map_or(Refusal::NoDriver, |load| Refusal::Already { at: load.at }));
+            let retargeted = ids::find(text, code::ID_HIGH).unwrap_or_default();
+            return Err(retargeted
+                .first()
+                .map_or(Refusal::NoDriver, |load| Refusal::Already { at: load.at }));
         }
         for ids::Load { at, register, .. } in loads {
             self.edits.push(Edit::words(at, &[code::lui(register, code::ID_HIGH)]));

@@ -1,25 +1,26 @@
-//! Where instructions are known to begin.
+//! Addresses at which instructions are known to begin.
 
 use std::ops::Range;
 
 use super::decode::Mode;
 use super::{Content, Image, Kind, Proof, Section, sweep};
 
-/// The section of the alternatives' instructions.
+/// The section with the replacement instructions of the alternatives.
 const REPLACEMENTS: &str = ".altinstr_replacement";
 
-/// The beginning of an instruction.
+/// An address at which an instruction is known to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Start {
-    /// Where it is.
+    /// The address.
     pub address: u64,
-    /// How that is known.
+    /// How it is known.
     pub kind: Proof,
-    /// Where what is known of ends, if that is before the next start.
+    /// End of the function or instruction, if it is known. Without it, the instructions extend to the next start.
     pub end: Option<u64>,
 }
 
-/// The starts that are known in a section, in order: all of them, or those that matter for the occurrences.
+/// Returns the known starts of a section in ascending order. For a section that is known only as a whole, it returns
+/// those around the occurrences.
 pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Start> {
     let alternatives = alternatives(image);
     let mut starts: Vec<Start> = if section.name == REPLACEMENTS {
@@ -29,15 +30,15 @@ pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Star
         known.filter(|start| section.contains(start.address)).collect()
     };
     starts.sort_unstable();
-    // Unwind tables describe the replacement in the middle of what an alternative replaces, too, so one of their addresses
-    // there need not be an instruction's before.
-    let mut behind = alternatives.iter().peekable();
+    // Unwind tables also describe the replacement at the addresses of the instructions that an alternative replaces. So
+    // one of their addresses inside of these need not be the beginning of an instruction before the replacement.
+    let mut ahead = alternatives.iter().peekable();
     let mut nearest = None;
     starts.retain(|start| {
-        while let Some(next) = behind.next_if(|alternative| alternative.place.start < start.address) {
+        while let Some(next) = ahead.next_if(|alternative| alternative.original.start < start.address) {
             nearest = Some(next);
         }
-        let cuts = |alternative: &Alternative| start.address < alternative.place.end;
+        let cuts = |alternative: &Alternative| start.address < alternative.original.end;
         start.kind != Proof::Unwind || !nearest.is_some_and(cuts)
     });
     if starts.is_empty() && image.kind == Kind::Linux {
@@ -47,7 +48,7 @@ pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Star
     starts
 }
 
-/// Where something is known to begin, wherever that is.
+/// Returns all known starts of an image, in any section.
 pub fn known<'a>(image: &'a Image) -> impl Iterator<Item = u64> + use<'a> {
     unwind(image).chain(functions(image)).map(|start| start.address)
 }
@@ -56,13 +57,13 @@ fn section<'a>(image: &'a Image, name: &str) -> Option<&'a Section<'a>> {
     image.sections.iter().find(|section| section.name == name)
 }
 
-/// A signed 32-bit number and its own address, which is what the kernel's tables count from.
+/// Returns the address in a field of the kernel's tables: a signed 32-bit offset from the field's own address.
 fn relative(field: &[u8], address: u64) -> Option<u64> {
     let offset = i32::from_le_bytes(*field.first_chunk()?);
     Some(address.wrapping_add_signed(offset.into()))
 }
 
-/// The addresses of the unwind table (`.orc_unwind_ip`, `arch/x86/kernel/unwind_orc.c`).
+/// Returns the addresses of the unwind table (`.orc_unwind_ip`, `arch/x86/kernel/unwind_orc.c`).
 fn unwind<'a>(image: &'a Image) -> impl Iterator<Item = Start> + use<'a> {
     let table = section(image, ".orc_unwind_ip");
     table.into_iter().flat_map(|table| {
@@ -73,7 +74,8 @@ fn unwind<'a>(image: &'a Image) -> impl Iterator<Item = Start> + use<'a> {
     })
 }
 
-/// Where functions return, in kernels that change how when they know their processor (`.return_sites`), in order.
+/// Returns the addresses of the kernel's return instructions in ascending order. Kernels that choose their return
+/// instruction at boot, for mitigations of processor bugs, list them in `.return_sites`.
 pub fn returns(image: &Image) -> Vec<u64> {
     let table = section(image, ".return_sites");
     let sites = table.into_iter().flat_map(|table| {
@@ -85,7 +87,7 @@ pub fn returns(image: &Image) -> Vec<u64> {
     sites
 }
 
-/// The functions of the symbol table.
+/// Returns the functions of the symbol table.
 fn functions<'a>(image: &'a Image) -> impl Iterator<Item = Start> + use<'a> {
     let functions = image.symbols.iter().filter(|symbol| symbol.content == Content::Code);
     functions.map(|symbol| Start {
@@ -95,9 +97,11 @@ fn functions<'a>(image: &'a Image) -> impl Iterator<Item = Start> + use<'a> {
     })
 }
 
-/// Instructions that the kernel may put in the place of others (`.altinstructions`).
+/// Instructions that the kernel may replace by others at boot (`.altinstructions`).
 struct Alternative {
-    place: Range<u64>,
+    /// Addresses of the instructions that are replaced.
+    original: Range<u64>,
+    /// Address of the replacement instructions.
     replacement: u64,
 }
 
@@ -107,39 +111,40 @@ impl Alternative {
     }
 }
 
-/// The table of alternatives, by place.
+/// Returns the table of alternatives, ordered by the address of the original instructions.
 ///
-/// An entry begins with the relative addresses of the place and of the replacement, and ends with the lengths of both.
-/// It has become longer and shorter with time (`struct alt_instr`): the right length is the one with which every entry
-/// points where it should.
+/// An entry begins with the relative addresses of the original and the replacement instructions, and ends with the
+/// lengths of both. The length of an entry depends on the kernel's version (`struct alt_instr`). It is the one with
+/// which all entries point into the section of replacements.
 fn alternatives(image: &Image) -> Vec<Alternative> {
-    /// An entry's length, and where the place's length is in it.
+    /// Length of an entry, and offset of the original's length in it.
     const LAYOUTS: [(usize, usize); 3] = [(12, 10), (13, 10), (14, 12)];
     let (Some(table), Some(replacements)) =
         (section(image, ".altinstructions"), section(image, REPLACEMENTS))
     else {
         return Vec::new();
     };
-    let read = |(len, place_len): (usize, usize)| {
+    let read = |(len, original_len): (usize, usize)| {
         let entries = table.bytes.chunks_exact(len).zip((table.address..).step_by(len));
         let alternatives = entries.map(|(entry, address)| {
             let start = relative(entry, address)?;
             let replacement = relative(&entry[4..], address + 4)?;
-            let is_there = (replacements.address..=replacements.end()).contains(&replacement);
-            is_there.then(|| Alternative {
-                place: start..start.saturating_add(entry[place_len].into()),
+            let is_inside = (replacements.address..=replacements.end()).contains(&replacement);
+            is_inside.then(|| Alternative {
+                original: start..start.saturating_add(entry[original_len].into()),
                 replacement,
             })
         });
-        let whole = table.bytes.len() % len == 0;
-        whole.then(|| alternatives.collect::<Option<Vec<Alternative>>>())?
+        let divides = table.bytes.len() % len == 0;
+        divides.then(|| alternatives.collect::<Option<Vec<Alternative>>>())?
     };
     let mut alternatives = LAYOUTS.into_iter().find_map(read).unwrap_or_default();
-    alternatives.sort_unstable_by_key(|alternative| (alternative.place.start, alternative.place.end));
+    alternatives.sort_unstable_by_key(|alternative| (alternative.original.start, alternative.original.end));
     alternatives
 }
 
-/// What decoding a whole section tells of the instructions around some addresses, if it is nothing but instructions.
+/// Returns the instructions around the occurrences of a section that consists of instructions only. Returns none for a
+/// section that does not.
 fn whole(section: &Section, occurrences: &[u64]) -> Vec<Start> {
     let boundaries =
         sweep::boundaries(section, Mode::Bits64, section.address..section.end()).unwrap_or_default();

@@ -1,410 +1,330 @@
-//! The guest's side of the shared page: machine code that replaces the kernel's functions for register accesses.
+//! The guest's side of the shared page ([`vpmu::shared_page`]): machine code that replaces the kernel's functions for
+//! MSR accesses.
 //!
-//! Each function first checks whether the register is on the page, and jumps to the kernel's own function if it is not, or if
-//! the page is not active. The code uses no stack, keeps the arguments until it is certain that it need not jump there, and
-//! returns by the kernel's own return instruction, which the kernel guards against the flaws of its processor.
+//! Each function first checks whether the register is on the page. If it is not, or if the page is not active, the
+//! function jumps to the kernel's own function. So the code keeps the arguments until it no longer needs to jump there.
+//! It uses no stack, and returns through the kernel's own return instruction, which may have mitigations for processor
+//! bugs.
 //!
-//! An NMI can come anywhere, and its handler may run the same code. So each register has its own slot, a write is complete when
-//! one instruction sets its dirty bit, and the code checks once more at the end that the page is active: if the handler has
-//! thawed the counters in between, the access is made in the ordinary way.
+//! An NMI can come at any instruction, and its handler may run the same code. So each register has its own slot, and a
+//! write is complete when a single instruction sets its dirty bit. At the end the code checks again that the page is
+//! active: if the handler has thawed the counters meanwhile, the access is made in the ordinary way.
 
 use std::mem::offset_of;
 
+use iced_x86::code_asm::{
+    CodeAssembler, CodeLabel, IcedError, byte_ptr, dword_ptr, eax, ecx, edi, esi, ptr, qword_ptr, r8, r8d,
+    r9, r9d, r10, r11, r11d, rax, rcx, rdi, rdx, rsi,
+};
 use vpmu::shared_page::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
 use vpmu::x86::OVERFLOW_ENTRY;
 
-/// The kernel's functions, by which it accesses registers (the System V ABI, as all of the kernel's code has it).
+/// The kernel's own functions for MSR accesses. They follow the System V ABI, as all of the kernel's code does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Originals {
-    /// Reads the register with the number in EDI.
+    /// Reads the MSR whose number is in EDI.
     pub read: Original,
-    /// Writes it.
+    /// Writes the MSR whose number is in EDI.
     pub write: Original,
-    /// How that is given what to write.
+    /// Where [`Originals::write`] takes the value.
     pub value: Value,
-    /// Reads the counter with the number in EDI.
+    /// Reads the counter whose RDPMC number is in EDI.
     pub read_counter: Original,
 }
 
-/// One of them.
+/// One of the kernel's own functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Original {
-    /// Where it begins.
+    /// Address of its first instruction.
     pub entry: u64,
-    /// An instruction by which it returns when it has taken everything off the stack again.
+    /// Address of an instruction by which it returns, at which its stack frame is gone.
     pub exit: u64,
 }
 
-/// Where the value is that is to be written.
+/// Where the value is that is written to an MSR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// In RSI.
     Whole,
-    /// The lower half in ESI, the upper one in EDX.
+    /// The lower half in ESI, the upper half in EDX.
     Halves,
 }
 
 /// Where a guest's shared pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The kernel's address of the first CPU's.
+    /// The kernel's virtual address of the first CPU's page.
     pub first: u64,
-    /// How many there are, one for each CPU, [`Page::STRIDE`] apart.
+    /// Number of pages, one for each CPU, [`Page::STRIDE`] bytes apart.
     pub count: u32,
 }
 
-/// The code, and where in it the functions begin.
+/// Machine code of the guest's side, for one address.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stub {
     /// The code.
     pub code: Vec<u8>,
-    /// The address of what stands in for [`Originals::read`].
+    /// Address of the function that replaces [`Originals::read`].
     pub read: u64,
-    /// The same for [`Originals::write`].
+    /// Address of the function that replaces [`Originals::write`].
     pub write: u64,
-    /// The same for [`Originals::read_counter`].
+    /// Address of the function that replaces [`Originals::read_counter`].
     pub read_counter: u64,
 }
 
-impl Stub {
-    /// The code for that address.
-    pub fn new(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Self {
-        let mut asm = Assembler { at, code: Vec::new(), jumps: Vec::new(), places: Vec::new() };
-        let masks = asm.label();
-        let write = asm.write(registers, originals, place, masks);
-        let read = asm.read(registers, originals.read, place);
-        let read_counter = asm.read_counter(registers, originals.read_counter, place);
-        asm.bind(masks);
-        for slot in &registers.slots {
-            asm.bytes(&(!slot.accepts).to_le_bytes());
-            asm.bytes(&slot.keeps.to_le_bytes());
-        }
-        Self { code: asm.finish(), read, write, read_counter }
-    }
+/// Offsets of the page's fields, as displacements of operands.
+const ACTIVE_WORD: i32 = displacement(offset_of!(Page, active));
+const PASSED_WORD: i32 = displacement(offset_of!(Page, passed));
+const DIRTY: i32 = displacement(offset_of!(Page, dirty));
+const CLEARED: i32 = displacement(offset_of!(Page, cleared));
+const THAW: i32 = displacement(offset_of!(Page, thaw));
+const MATTERS: i32 = displacement(offset_of!(Page, matters));
+const ENTRY: i32 = displacement(offset_of!(Page, entry));
+const WRITTEN: i32 = displacement(offset_of!(Page, written));
+const SHOWN: i32 = displacement(offset_of!(Page, shown));
+const FREE: i32 = displacement(offset_of!(Page, free));
+
+const _: () = assert!(Page::STRIDE.is_power_of_two());
+
+const fn displacement(offset: usize) -> i32 {
+    assert!(offset < Page::STRIDE);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a page is small")]
+    let displacement = offset as i32;
+    displacement
 }
 
-/// A place in the code, or outside of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Target {
-    Label(usize),
-    Address(u64),
-}
-
-/// The second byte of a conditional jump.
-#[derive(Clone, Copy)]
-enum If {
-    Below = 0x82,
-    NotBelow = 0x83,
-    Equal = 0x84,
-    NotEqual = 0x85,
-    NotAbove = 0x86,
-}
-
-struct Assembler {
-    at: u64,
-    code: Vec<u8>,
-    /// Four bytes that say how far it is from behind them.
-    jumps: Vec<(usize, Target)>,
-    places: Vec<Option<u64>>,
-}
-
-const ACTIVE_AT: usize = offset_of!(Page, active);
-const PASSED_AT: u8 = small(offset_of!(Page, passed));
-const DIRTY: u8 = small(offset_of!(Page, dirty));
-const CLEARED: u8 = small(offset_of!(Page, cleared));
-const THAW: u8 = small(offset_of!(Page, thaw));
-const MATTERS: u8 = small(offset_of!(Page, matters));
-const ENTRY: u8 = small(offset_of!(Page, entry));
-const WRITTEN: u8 = small(offset_of!(Page, written));
-#[expect(clippy::cast_possible_truncation, reason = "a page is small")]
-const SHOWN: u32 = offset_of!(Page, shown) as u32;
-#[expect(clippy::cast_possible_truncation, reason = "a page is small")]
-const FREE: u32 = offset_of!(Page, free) as u32;
-const _: () = assert!(ACTIVE_AT == 0 && Page::STRIDE == 1 << STRIDE_SHIFT);
-const STRIDE_SHIFT: u8 = 10;
-/// Linux' segment whose limit says which CPU this is, in its lower bits (`__CPUNODE_SEG`, `VDSO_CPUNODE_MASK`).
+/// Linux' segment whose limit has the number of the CPU in its lower bits (`__CPUNODE_SEG`, `VDSO_CPUNODE_MASK`).
 const CPU_SEGMENT: u32 = 0x7b;
 const CPU_MASK: u32 = 0xfff;
 
-/// An offset as instructions have it in one byte.
-const fn small(offset: usize) -> u8 {
-    assert!(offset < 0x80);
-    #[expect(clippy::cast_possible_truncation, reason = "it was looked at")]
-    let small = offset as u8;
-    small
+type Result<T = ()> = std::result::Result<T, IcedError>;
+
+impl Stub {
+    /// Assembles the code for the address `at`. Its length can differ between addresses, because jumps to the kernel's own
+    /// functions are as short as possible.
+    pub fn new(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Self {
+        Self::assemble(at, registers, originals, place)
+            .expect("all operands can be encoded, and all labels are set")
+    }
+
+    fn assemble(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Result<Self> {
+        let mut code = Vec::new();
+        let mut add = |function: &dyn Fn(&mut CodeAssembler) -> Result| -> Result<u64> {
+            code.resize(code.len().next_multiple_of(16), 0xcc);
+            let address = at + code.len() as u64;
+            let mut a = CodeAssembler::new(64)?;
+            // The target of an indirect call, if the kernel uses indirect branch tracking.
+            a.endbr64()?;
+            function(&mut a)?;
+            code.extend(a.assemble(address)?);
+            Ok(address)
+        };
+        let read = add(&|a| read(a, registers, originals.read, place))?;
+        let read_counter = add(&|a| read_counter(a, registers, originals.read_counter, place))?;
+        let write = add(&|a| write(a, registers, originals, place))?;
+        Ok(Self { code, read, write, read_counter })
+    }
 }
 
-impl Assembler {
-    fn write(&mut self, registers: &Registers, originals: &Originals, place: Place, masks: Target) -> u64 {
-        let (original, status) = (originals.write, registers.slots.len());
-        let original_entry = Target::Address(original.entry);
-        let (clear, control, slot, entry) = (self.label(), self.label(), self.label(), self.label());
-        let (thaw, passes, matters, free) = (self.label(), self.label(), self.label(), self.label());
-        let begin = self.begin();
-        self.find_slot(registers, slot, |asm| {
-            asm.compare_edi(registers.clear.register);
-            asm.jump_if(If::Equal, clear);
-            asm.compare_edi(registers.control);
-            asm.jump_if(If::Equal, control);
-            asm.compare_edi(OVERFLOW_ENTRY);
-            asm.jump_if(If::NotEqual, original_entry);
-            asm.jump(entry);
-        });
+/// Reads the MSR whose number is in EDI.
+fn read(a: &mut CodeAssembler, registers: &Registers, original: Original, place: Place) -> Result {
+    let mut slot = a.create_label();
+    find_slot(a, registers, slot, |a| {
+        a.cmp(edi, registers.status)?;
+        a.jne(original.entry)?;
+        a.mov(eax, number(registers.slots.len()))?;
+        a.jmp(slot)
+    })?;
+    a.set_label(&mut slot)?;
+    return_shown(a, original, place)
+}
 
-        self.bind(slot);
-        self.find_page(place, original_entry);
-        self.load_value(originals.value);
-        self.unless_active(original_entry);
-        self.bytes(&[0x4c, 0x8d, 0x15]); // lea r10, [rip + masks]
-        self.distance(masks);
-        self.bytes(&[0x41, 0x89, 0xc3]); // mov r11d, eax
-        self.bytes(&[0x41, 0xc1, 0xe3, 4]); // shl r11d, 4
-        self.bytes(&[0x4f, 0x85, 0x04, 0x1a]); // test [r10 + r11], r8
-        self.jump_if(If::NotEqual, original_entry);
-        self.bytes(&[0x45, 0x89, 0xd9]); // mov r9d, r11d
-        self.bytes(&[0x4e, 0x3b, 0x84, 0x09]); // cmp r8, [rcx + r9 + FREE]
-        self.bytes(&FREE.to_le_bytes());
-        self.jump_if(If::Below, matters);
-        self.bytes(&[0x4e, 0x3b, 0x84, 0x09]); // cmp r8, [rcx + r9 + FREE + 8]
-        self.bytes(&(FREE + 8).to_le_bytes());
-        self.jump_if(If::NotAbove, free);
-        self.bind(matters);
-        self.bytes(&[0xc6, 0x41, MATTERS, 1]); // mov byte [rcx + MATTERS], 1
-        self.bind(free);
-        self.bytes(&[0x4c, 0x89, 0x44, 0xc1, WRITTEN]); // mov [rcx + 8 * rax + WRITTEN], r8
-        self.bytes(&[0x0f, 0xab, 0x41, DIRTY]); // bts dword [rcx + DIRTY], eax
-        self.bytes(&[0x4f, 0x23, 0x44, 0x1a, 8]); // and r8, [r10 + r11 + 8]
-        self.bytes(&[0x4c, 0x89, 0x84, 0xc1]); // mov [rcx + 8 * rax + SHOWN], r8
-        self.bytes(&SHOWN.to_le_bytes());
-        self.unless_active(original_entry);
-        self.jump(Target::Address(original.exit));
-
-        self.bind(clear);
-        self.find_page(place, original_entry);
-        self.load_value(originals.value);
-        self.unless_active(original_entry);
-        self.bytes(&[0x49, 0xb9]); // mov r9, what it does not accept
-        self.bytes(&(!registers.clear.accepts).to_le_bytes());
-        self.bytes(&[0x4d, 0x85, 0xc8]); // test r8, r9
-        self.jump_if(If::NotEqual, original_entry);
-        self.bytes(&[0x4c, 0x09, 0x41, CLEARED]); // or [rcx + CLEARED], r8
-        self.bytes(&[0x49, 0xf7, 0xd0]); // not r8
-        self.bytes(&[0x4c, 0x21, 0x81]); // and [rcx + the status], r8
-        self.bytes(&(SHOWN + 8 * number(status)).to_le_bytes());
-        self.unless_active(original_entry);
-        self.jump(Target::Address(original.exit));
-
-        self.bind(control);
-        self.find_page(place, original_entry);
-        self.load_value(originals.value);
-        self.bytes(&[0x4d, 0x85, 0xc0]); // test r8, r8
-        self.jump_if(If::NotEqual, thaw);
-        self.go_over(OFFERED, ACTIVE, passes);
-        self.jump(Target::Address(original.exit));
-
-        self.bind(thaw);
-        self.bytes(&[0x4c, 0x3b, 0x41, THAW]); // cmp r8, [rcx + THAW]
-        self.jump_if(If::NotEqual, original_entry);
-        self.bytes(&[0x80, 0x79, MATTERS, 0]); // cmp byte [rcx + MATTERS], 0
-        self.jump_if(If::NotEqual, original_entry);
-        self.go_over(ACTIVE, THAWED, original_entry);
-        self.jump(Target::Address(original.exit));
-
-        self.bind(passes);
-        self.bytes(&[0x49, 0xb8]); // mov r8, PASSED
-        self.bytes(&PASSED.to_le_bytes());
-        self.bytes(&[0x4c, 0x89, 0x41, PASSED_AT]); // mov [rcx + PASSED_AT], r8
-        // Whoever takes the exit that follows finds there which page it is.
-        self.bytes(&[0x49, 0x89, 0xc9]); // mov r9, rcx
-        self.jump(original_entry);
-
-        self.bind(entry);
-        self.find_page(place, original_entry);
-        self.load_value(originals.value);
-        self.bytes(&[0x4c, 0x89, 0x41, ENTRY]); // mov [rcx + ENTRY], r8
-        self.jump(original_entry);
-        begin
-    }
-
-    fn read(&mut self, registers: &Registers, original: Original, place: Place) -> u64 {
-        let slot = self.label();
-        let begin = self.begin();
-        self.find_slot(registers, slot, |asm| {
-            asm.compare_edi(registers.status);
-            asm.jump_if(If::NotEqual, Target::Address(original.entry));
-            asm.bytes(&[0xb8]); // mov eax, the status' slot
-            asm.bytes(&number(registers.slots.len()).to_le_bytes());
-            asm.jump(slot);
-        });
-        self.bind(slot);
-        self.show(original, place);
-        begin
-    }
-
-    fn read_counter(&mut self, registers: &Registers, original: Original, place: Place) -> u64 {
-        let slot = self.label();
-        let begin = self.begin();
-        for counters in &registers.counters {
-            let next = self.label();
-            self.index(counters.first, counters.count, If::NotBelow, next);
-            match counters.stride {
-                Stride::One => self.bytes(&[0x05]),             // add eax, slot
-                Stride::Two => self.bytes(&[0x8d, 0x04, 0x45]), // lea eax, [2 * rax + slot]
-            }
-            self.bytes(&counters.slot.to_le_bytes());
-            self.jump(slot);
-            self.bind(next);
+/// Reads the counter whose RDPMC number is in EDI.
+fn read_counter(a: &mut CodeAssembler, registers: &Registers, original: Original, place: Place) -> Result {
+    let mut slot = a.create_label();
+    for counters in &registers.counters {
+        let mut next = a.create_label();
+        compare_index(a, counters.first, counters.count)?;
+        a.jae(next)?;
+        match counters.stride {
+            Stride::One => a.add(eax, counters.slot)?,
+            Stride::Two => a.lea(eax, rax * 2 + counters.slot.cast_signed())?,
         }
-        self.jump(Target::Address(original.entry));
-        self.bind(slot);
-        self.show(original, place);
-        begin
+        a.jmp(slot)?;
+        a.set_label(&mut next)?;
     }
+    a.jmp(original.entry)?;
+    a.set_label(&mut slot)?;
+    return_shown(a, original, place)
+}
 
-    /// Where a function begins: with what indirect calls have to find there (ENDBR64), if the processor guards them.
-    fn begin(&mut self) -> u64 {
-        self.code.resize(self.code.len().next_multiple_of(16), 0xcc);
-        let begin = self.here();
-        self.bytes(&[0xf3, 0x0f, 0x1e, 0xfa]);
-        begin
+/// Writes the MSR whose number is in EDI. The masks of the slots follow the code.
+fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, place: Place) -> Result {
+    let Original { entry: original, exit } = originals.write;
+    let [mut clear, mut control, mut slot, mut entry] = std::array::from_fn(|_| a.create_label());
+    let [mut thaw, mut pass, mut matters, mut free, mut masks] = std::array::from_fn(|_| a.create_label());
+    find_slot(a, registers, slot, |a| {
+        a.cmp(edi, registers.clear.register)?;
+        a.je(clear)?;
+        a.cmp(edi, registers.control)?;
+        a.je(control)?;
+        a.cmp(edi, OVERFLOW_ENTRY)?;
+        a.jne(original)?;
+        a.jmp(entry)
+    })?;
+
+    a.set_label(&mut slot)?;
+    find_page(a, place, original)?;
+    load_value(a, originals.value)?;
+    jump_unless_active(a, original)?;
+    // Bits that the slot does not accept.
+    a.lea(r10, ptr(masks))?;
+    a.mov(r11d, eax)?;
+    a.shl(r11d, 4)?;
+    a.test(r10 + r11, r8)?;
+    a.jne(original)?;
+    // Values that need no thaw with an exit.
+    a.mov(r9d, r11d)?;
+    a.cmp(r8, rcx + r9 + FREE)?;
+    a.jb(matters)?;
+    a.cmp(r8, rcx + r9 + (FREE + 8))?;
+    a.jbe(free)?;
+    a.set_label(&mut matters)?;
+    a.mov(byte_ptr(rcx + MATTERS), 1)?;
+    a.set_label(&mut free)?;
+    a.mov(rcx + rax * 8 + WRITTEN, r8)?;
+    a.bts(dword_ptr(rcx + DIRTY), eax)?;
+    // Bits that the slot keeps.
+    a.and(r8, r10 + r11 + 8)?;
+    a.mov(rcx + rax * 8 + SHOWN, r8)?;
+    jump_unless_active(a, original)?;
+    a.jmp(exit)?;
+
+    a.set_label(&mut clear)?;
+    find_page(a, place, original)?;
+    load_value(a, originals.value)?;
+    jump_unless_active(a, original)?;
+    a.mov(r9, !registers.clear.accepts)?;
+    a.test(r8, r9)?;
+    a.jne(original)?;
+    a.or(rcx + CLEARED, r8)?;
+    a.not(r8)?;
+    a.and(rcx + (SHOWN + 8 * number(registers.slots.len()).cast_signed()), r8)?;
+    jump_unless_active(a, original)?;
+    a.jmp(exit)?;
+
+    a.set_label(&mut control)?;
+    find_page(a, place, original)?;
+    load_value(a, originals.value)?;
+    a.test(r8, r8)?;
+    a.jne(thaw)?;
+    exchange_active(a, OFFERED, ACTIVE)?;
+    a.jne(pass)?;
+    a.jmp(exit)?;
+
+    a.set_label(&mut thaw)?;
+    a.cmp(r8, rcx + THAW)?;
+    a.jne(original)?;
+    a.cmp(byte_ptr(rcx + MATTERS), 0)?;
+    a.jne(original)?;
+    exchange_active(a, ACTIVE, THAWED)?;
+    a.jne(original)?;
+    a.jmp(exit)?;
+
+    a.set_label(&mut pass)?;
+    a.mov(r8, PASSED)?;
+    a.mov(rcx + PASSED_WORD, r8)?;
+    // The VMM finds the address of the page in R9 at the exit that follows.
+    a.mov(r9, rcx)?;
+    a.jmp(original)?;
+
+    a.set_label(&mut entry)?;
+    find_page(a, place, original)?;
+    load_value(a, originals.value)?;
+    a.mov(rcx + ENTRY, r8)?;
+    a.jmp(original)?;
+
+    a.set_label(&mut masks)?;
+    for slot in &registers.slots {
+        a.dq(&[!slot.accepts, slot.keeps])?;
     }
+    Ok(())
+}
 
-    /// To `found` with the slot of the register EDI in EAX, or to what else there is.
-    fn find_slot(&mut self, registers: &Registers, found: Target, or_else: impl FnOnce(&mut Self)) {
-        let runs = registers.runs();
-        let labels: Vec<Target> = runs.iter().map(|_| self.label()).collect();
-        for ((first, _, count), label) in runs.iter().zip(&labels) {
-            self.index(*first, *count, If::Below, *label);
-        }
-        or_else(self);
-        for ((_, slot, _), label) in runs.iter().zip(&labels) {
-            self.bind(*label);
-            self.bytes(&[0x05]); // add eax, slot
-            self.bytes(&slot.to_le_bytes());
-            self.jump(found);
-        }
+/// Jumps to `found` with the slot of the register EDI in EAX, or continues with `or_else`, which must not fall through.
+fn find_slot(
+    a: &mut CodeAssembler,
+    registers: &Registers,
+    found: CodeLabel,
+    or_else: impl FnOnce(&mut CodeAssembler) -> Result,
+) -> Result {
+    let mut runs: Vec<_> = registers.runs().into_iter().map(|run| (run, a.create_label())).collect();
+    for ((first, _, count), label) in &runs {
+        compare_index(a, *first, *count)?;
+        a.jb(*label)?;
     }
-
-    /// Has EDI's distance to a number in EAX, and jumps if it is or is not below the count.
-    fn index(&mut self, first: u32, count: u32, condition: If, to: Target) {
-        self.bytes(&[0x8d, 0x87]); // lea eax, [rdi - first]
-        self.bytes(&first.wrapping_neg().to_le_bytes());
-        self.bytes(&[0x3d]); // cmp eax, count
-        self.bytes(&count.to_le_bytes());
-        self.jump_if(condition, to);
+    or_else(a)?;
+    for ((_, slot, _), label) in &mut runs {
+        a.set_label(label)?;
+        a.add(eax, *slot)?;
+        a.jmp(found)?;
     }
+    Ok(())
+}
 
-    /// Returns what is shown in the slot EAX.
-    fn show(&mut self, original: Original, place: Place) {
-        let otherwise = Target::Address(original.entry);
-        self.find_page(place, otherwise);
-        self.unless_active(otherwise);
-        self.bytes(&[0x4c, 0x8b, 0x84, 0xc1]); // mov r8, [rcx + 8 * rax + SHOWN]
-        self.bytes(&SHOWN.to_le_bytes());
-        self.unless_active(otherwise);
-        self.bytes(&[0x4c, 0x89, 0xc0]); // mov rax, r8
-        self.jump(Target::Address(original.exit));
-    }
+/// Sets EAX to EDI minus `first`, and compares it with `count`.
+fn compare_index(a: &mut CodeAssembler, first: u32, count: u32) -> Result {
+    a.lea(eax, rdi + first.wrapping_neg().cast_signed())?;
+    a.cmp(eax, count)
+}
 
-    /// Has this CPU's page in RCX. R8 is lost.
-    fn find_page(&mut self, place: Place, otherwise: Target) {
-        self.bytes(&[0xb9]); // mov ecx, CPU_SEGMENT
-        self.bytes(&CPU_SEGMENT.to_le_bytes());
-        self.bytes(&[0x0f, 0x03, 0xc9]); // lsl ecx, ecx
-        self.jump_if(If::NotEqual, otherwise);
-        self.bytes(&[0x81, 0xe1]); // and ecx, CPU_MASK
-        self.bytes(&CPU_MASK.to_le_bytes());
-        self.bytes(&[0x81, 0xf9]); // cmp ecx, count
-        self.bytes(&place.count.to_le_bytes());
-        self.jump_if(If::NotBelow, otherwise);
-        self.bytes(&[0xc1, 0xe1, STRIDE_SHIFT]); // shl ecx, STRIDE_SHIFT
-        self.bytes(&[0x49, 0xb8]); // mov r8, first
-        self.bytes(&place.first.to_le_bytes());
-        self.bytes(&[0x4c, 0x01, 0xc1]); // add rcx, r8
-    }
+/// Returns what the page shows in the slot EAX.
+fn return_shown(a: &mut CodeAssembler, original: Original, place: Place) -> Result {
+    find_page(a, place, original.entry)?;
+    jump_unless_active(a, original.entry)?;
+    a.mov(r8, rcx + rax * 8 + SHOWN)?;
+    jump_unless_active(a, original.entry)?;
+    a.mov(rax, r8)?;
+    a.jmp(original.exit)
+}
 
-    /// Has what is to be written in R8. R9 is lost.
-    fn load_value(&mut self, value: Value) {
-        match value {
-            Value::Whole => self.bytes(&[0x49, 0x89, 0xf0]), // mov r8, rsi
-            Value::Halves => {
-                self.bytes(&[0x41, 0x89, 0xf0]); // mov r8d, esi
-                self.bytes(&[0x49, 0x89, 0xd1]); // mov r9, rdx
-                self.bytes(&[0x49, 0xc1, 0xe1, 32]); // shl r9, 32
-                self.bytes(&[0x4d, 0x09, 0xc8]); // or r8, r9
-            }
+/// Sets RCX to the address of this CPU's page, or jumps if the CPU has none. Clobbers R8.
+fn find_page(a: &mut CodeAssembler, place: Place, otherwise: u64) -> Result {
+    a.mov(ecx, CPU_SEGMENT)?;
+    a.lsl(ecx, ecx)?;
+    a.jne(otherwise)?;
+    a.and(ecx, CPU_MASK)?;
+    a.cmp(ecx, place.count)?;
+    a.jae(otherwise)?;
+    a.shl(ecx, Page::STRIDE.ilog2())?;
+    a.mov(r8, place.first)?;
+    a.add(rcx, r8)
+}
+
+/// Sets R8 to the value to be written. Clobbers R9.
+fn load_value(a: &mut CodeAssembler, value: Value) -> Result {
+    match value {
+        Value::Whole => a.mov(r8, rsi),
+        Value::Halves => {
+            a.mov(r8d, esi)?;
+            a.mov(r9, rdx)?;
+            a.shl(r9, 32)?;
+            a.or(r8, r9)
         }
     }
+}
 
-    fn unless_active(&mut self, otherwise: Target) {
-        self.bytes(&[0x81, 0x39]); // cmp dword [rcx + ACTIVE_AT], the lower half of ACTIVE
-        self.bytes(&ACTIVE.to_le_bytes()[..4]);
-        self.jump_if(If::NotEqual, otherwise);
-    }
+/// Jumps unless the page is active, to judge by the lower half of the word.
+fn jump_unless_active(a: &mut CodeAssembler, otherwise: u64) -> Result {
+    a.cmp(dword_ptr(rcx + ACTIVE_WORD), (ACTIVE & 0xffff_ffff) as u32)?;
+    a.jne(otherwise)
+}
 
-    /// Has the page say something else, if it says the first. No NMI comes between. RAX and R8 are lost.
-    fn go_over(&mut self, from: u64, to: u64, otherwise: Target) {
-        self.bytes(&[0x48, 0xb8]); // mov rax, from
-        self.bytes(&from.to_le_bytes());
-        self.bytes(&[0x49, 0xb8]); // mov r8, to
-        self.bytes(&to.to_le_bytes());
-        self.bytes(&[0x4c, 0x0f, 0xb1, 0x01]); // cmpxchg [rcx + ACTIVE_AT], r8
-        self.jump_if(If::NotEqual, otherwise);
-    }
-
-    fn compare_edi(&mut self, number: u32) {
-        self.bytes(&[0x81, 0xff]); // cmp edi, number
-        self.bytes(&number.to_le_bytes());
-    }
-
-    fn jump(&mut self, to: Target) {
-        self.bytes(&[0xe9]);
-        self.distance(to);
-    }
-
-    fn jump_if(&mut self, condition: If, to: Target) {
-        self.bytes(&[0x0f, condition as u8]);
-        self.distance(to);
-    }
-
-    fn distance(&mut self, to: Target) {
-        self.jumps.push((self.code.len(), to));
-        self.bytes(&[0; 4]);
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.code.extend_from_slice(bytes);
-    }
-
-    fn here(&self) -> u64 {
-        self.at + self.code.len() as u64
-    }
-
-    fn label(&mut self) -> Target {
-        self.places.push(None);
-        Target::Label(self.places.len() - 1)
-    }
-
-    fn bind(&mut self, label: Target) {
-        let here = self.here();
-        if let Target::Label(label) = label {
-            self.places[label] = Some(here);
-        }
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        for (at, target) in self.jumps {
-            let target = match target {
-                Target::Label(label) => self.places[label].expect("every label is bound"),
-                Target::Address(address) => address,
-            };
-            let behind = self.at + at as u64 + 4;
-            #[expect(clippy::cast_possible_truncation, reason = "the kernel's text is smaller than 2 GiB")]
-            let distance = target.wrapping_sub(behind) as u32;
-            self.code[at..at + 4].copy_from_slice(&distance.to_le_bytes());
-        }
-        self.code
-    }
+/// Replaces the page's active word in one instruction if it is `from`, and sets ZF if it was. Clobbers RAX and R8.
+fn exchange_active(a: &mut CodeAssembler, from: u64, to: u64) -> Result {
+    a.mov(rax, from)?;
+    a.mov(r8, to)?;
+    a.cmpxchg(qword_ptr(rcx + ACTIVE_WORD), r8)
 }
 
 fn number(slot: usize) -> u32 {

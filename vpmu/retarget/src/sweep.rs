@@ -1,4 +1,4 @@
-//! A proof by decoding from one known boundary to another.
+//! Proofs by decoding from one known boundary to the next.
 
 use std::ops::Range;
 
@@ -6,26 +6,26 @@ use super::decode::{Instruction, Mode, Target};
 use super::starts::Start;
 use super::{Proof, Section, Verdict};
 
-/// How many starts in front of an occurrence are asked.
-const ASKED: usize = 4;
+/// Maximum number of starts before an occurrence from which the code is decoded.
+const MOST_STARTS: usize = 4;
 
 impl Proof {
-    /// How many starts of this kind have to agree.
+    /// Returns how many starts of this kind must agree.
     fn witnesses(self) -> usize {
         match self {
-            // The table has more entries than it needs, so a second opinion is there for the asking.
+            // Functions have several entries in the unwind table, so a second start is nearly always there.
             Self::Unwind => 2,
             Self::Alternative | Self::Function | Self::WholeSection | Self::Flow => 1,
         }
     }
 }
 
-/// What decoding from the starts in front of an occurrence to the next start behind it says.
+/// Decides what the occurrence at an address is, by decoding from the starts before it to the next start after it.
 pub fn decide(section: &Section, mode: Mode, starts: &[Start], at: u64) -> Verdict {
     let behind = starts.partition_point(|start| start.address <= at);
     let next = starts.get(behind).map_or(section.end(), |start| start.address);
-    let asked = starts[..behind].iter().rev().take(ASKED);
-    let usable: Vec<&Start> = asked.filter(|start| start.end.is_none_or(|end| at < end)).collect();
+    let candidates = starts[..behind].iter().rev().take(MOST_STARTS);
+    let usable: Vec<&Start> = candidates.filter(|start| start.end.is_none_or(|end| at < end)).collect();
     let Some(nearest) = usable.first() else { return Verdict::Unreached };
     let found: Option<Vec<Instruction>> = usable
         .iter()
@@ -36,7 +36,7 @@ pub fn decide(section: &Section, mode: Mode, starts: &[Start], at: u64) -> Verdi
             Instruction::decode(section, mode, boundaries[covering])
         })
         .collect();
-    // One that finds no instructions there speaks against the others.
+    // A start from which the code cannot be decoded contradicts the others.
     let Some(found) = found else { return Verdict::Contradiction };
     match found.first() {
         Some(first) if found.iter().any(|other| other != first) => Verdict::Contradiction,
@@ -51,8 +51,8 @@ pub fn decide(section: &Section, mode: Mode, starts: &[Start], at: u64) -> Verdi
     }
 }
 
-/// Where instructions begin in a range that consists of nothing else, if it does: they lie end to end, and no branch among
-/// them goes into the middle of another.
+/// Returns the addresses of the instructions in a range. Returns `None` unless the range consists of consecutive
+/// instructions only, and no branch among them leads into the middle of another.
 pub fn boundaries(section: &Section, mode: Mode, range: Range<u64>) -> Option<Vec<u64>> {
     let mut boundaries = Vec::new();
     let mut targets = Vec::new();

@@ -1,11 +1,11 @@
-//! Small images with the two bytes in every place that they can be in.
+//! Small images in which the bytes of RDPMC occur in instructions, across instructions and in data.
 
 use proptest::prelude::*;
 
 use super::*;
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
-/// Where 32-bit code can be.
+/// An address for 32-bit code.
 const LOW_TEXT: u64 = 0x10_0000;
 const TABLES: u64 = 0xffff_ffff_8200_0000;
 const RDPMC_FUNCTION: &[u8] = &[0x89, 0xf9, 0x0f, 0x33, 0xc3];
@@ -18,7 +18,8 @@ fn function(name: &str, offset: u64, len: u64) -> Symbol<'_> {
     Symbol { name, address: TEXT + offset, len, content: Content::Code }
 }
 
-/// What is found in the text of a Linux with these symbols: offsets of instructions, offsets of what is undecided.
+/// Searches the text of a Linux kernel with these symbols. Returns the offsets of RDPMC instructions and of undecided
+/// occurrences.
 fn with_symbols(text: &[u8], symbols: &[Symbol]) -> (Vec<u64>, Vec<u64>) {
     let sections = vec![section(".text", TEXT, text, Content::Code)];
     offsets(&find(&Image { sections, symbols: symbols.to_vec(), kind: Kind::Linux }))
@@ -29,7 +30,7 @@ fn offsets(findings: &Findings) -> (Vec<u64>, Vec<u64>) {
     (sites, findings.undecided.iter().map(|address| address - TEXT).collect())
 }
 
-/// The numbers as the kernel's tables have them: 32 bits, counted from where they are.
+/// Encodes an address as the kernel's tables do: a 32-bit offset from the address of the field.
 fn relative_to(at: u64, address: u64) -> [u8; 4] {
     u32::try_from(address.wrapping_sub(at) & 0xffff_ffff).unwrap().to_le_bytes()
 }
@@ -48,7 +49,7 @@ fn with_unwind_table(text: &[u8], entries: &[u64]) -> (Vec<u64>, Vec<u64>) {
     offsets(&find(&Image { sections, symbols: Vec::new(), kind: Kind::Linux }))
 }
 
-/// What is found in a bare-metal image without symbols that starts at its first byte.
+/// Searches a bare-metal image without symbols that starts at its first byte.
 fn by_flow(text: &[u8]) -> (Vec<u64>, Vec<u64>) {
     let sections = vec![section("", LOW_TEXT, text, Content::Code)];
     let findings = find(&Image { sections, symbols: Vec::new(), kind: Kind::BareMetal { entry: LOW_TEXT } });
@@ -99,7 +100,7 @@ fn the_bytes_in_other_instructions_are_left_alone() {
 }
 
 #[test]
-fn a_table_in_the_text_is_left_alone_if_the_image_says_that_it_is_one() {
+fn data_in_the_text_is_left_alone_if_a_symbol_says_that_it_is_data() {
     let text = [&[0xc3, 0, 0, 0, 0x0f, 0x33, 0, 0][..], RDPMC_FUNCTION].concat();
     let functions = [function("jumps", 0, 1), function("reads", 8, 5)];
     let table = Symbol { name: "table", address: TEXT + 4, len: 4, content: Content::Data };
@@ -109,11 +110,11 @@ fn a_table_in_the_text_is_left_alone_if_the_image_says_that_it_is_one() {
 
 #[test]
 fn an_rdpmc_that_a_branch_cuts_in_two_is_undecided() {
-    // JMP into the RDPMC, where XOR EAX, [RAX] would begin.
+    // JMP to the second byte of the RDPMC, where XOR EAX, [RAX] would begin.
     let text = [0xeb, 1, 0x0f, 0x33, 0x00, 0xc3];
     assert_eq!(with_symbols(&text, &[function("f", 0, 6)]), (vec![], vec![2]));
-    assert_eq!(by_flow(&text), (vec![], vec![]), "only the second reading is ever reached");
-    // The same by a conditional jump: both are.
+    assert_eq!(by_flow(&text), (vec![], vec![]), "only XOR is ever reached");
+    // With a conditional jump both are reached.
     assert_eq!(by_flow(&[0x74, 1, 0x0f, 0x33, 0x00, 0xc3]), (vec![], vec![2]));
 }
 
@@ -125,7 +126,7 @@ fn a_function_that_does_not_end_where_its_last_instruction_does_proves_nothing()
 }
 
 #[test]
-fn bytes_that_are_no_instruction_prove_nothing() {
+fn invalid_instructions_prove_nothing() {
     // 0x06 is PUSH ES, which 64-bit mode does not have.
     let text = [&[0x06], RDPMC_FUNCTION].concat();
     assert_eq!(with_symbols(&text, &[function("f", 0, 6)]), (vec![], vec![3]));
@@ -136,13 +137,13 @@ fn two_entries_of_the_unwind_table_have_to_agree() {
     let text = [&[0x53], RDPMC_FUNCTION].concat();
     assert_eq!(with_unwind_table(&text, &[0, 1, 6]), (vec![3], vec![]));
     assert_eq!(with_unwind_table(&text, &[0, 6]), (vec![], vec![3]));
-    // The second is wrong: in the middle of MOV ECX, EDI it reads STC.
+    // The third is wrong: in the middle of MOV ECX, EDI there is STC.
     assert_eq!(with_unwind_table(&text, &[0, 1, 2, 6]), (vec![3], vec![]));
     // The last is wrong: no instruction ends there.
     assert_eq!(with_unwind_table(&text, &[0, 1, 4]), (vec![], vec![3]));
 }
 
-/// An image with one alternative: five bytes of text at an offset, and what replaces them.
+/// Searches an image with one alternative: a call in the text, and its replacement.
 fn with_alternative(layout: usize, replacement: &[u8]) -> Findings {
     let (table_at, replacements_at) = (TABLES + 0x1000, TABLES + 0x2000);
     // MOV EAX, 0x330f; then CALL [RIP], which is replaced.
@@ -150,7 +151,7 @@ fn with_alternative(layout: usize, replacement: &[u8]) -> Findings {
     let mut entry = [relative_to(table_at, TEXT + 7), relative_to(table_at + 4, replacements_at)].concat();
     entry.resize(layout, 0);
     entry[if layout == 14 { 12 } else { 10 }] = 6;
-    // The tables know of an instruction in the middle of the call: the replacement's second.
+    // The unwind table has an address in the middle of the call: that of the replacement's second instruction.
     let unwind = unwind_table(&[0, 1, 8, 9, 13]);
     let sections = vec![
         section(".text", TEXT, &text, Content::Code),
@@ -162,25 +163,25 @@ fn with_alternative(layout: usize, replacement: &[u8]) -> Findings {
 }
 
 #[test]
-fn what_an_alternative_puts_in_another_place_does_not_count_there_before() {
+fn an_unwind_entry_of_a_replacement_is_not_used_for_the_original_code() {
     for layout in [12, 13, 14] {
         assert_eq!(with_alternative(layout, &[0x9c, 0x58]), Findings::default());
     }
 }
 
 #[test]
-fn an_rdpmc_that_an_alternative_brings_is_found() {
+fn an_rdpmc_in_the_replacement_of_an_alternative_is_found() {
     for layout in [12, 13, 14] {
         let findings = with_alternative(layout, RDPMC_FUNCTION);
         assert_eq!(findings.sites[0].proof, Proof::Alternative);
         assert_eq!(findings.sites[0].address, TABLES + 0x2002);
     }
-    // A table of no known kind: then the section has to be nothing but code.
+    // Entries of an unknown length: the section must then consist of code only.
     assert_eq!(with_alternative(16, RDPMC_FUNCTION).sites[0].proof, Proof::WholeSection);
 }
 
 #[test]
-fn without_any_table_a_section_that_is_all_code_is_proof_enough() {
+fn without_any_table_a_section_of_code_only_is_a_proof() {
     let text = [RDPMC_FUNCTION, &[0x74, 0xf9, 0xb8, 0x0f, 0x33, 0, 0, 0xc3]].concat();
     assert_eq!(with_symbols(&text, &[]), (vec![2], vec![]));
     let branch_into_middle = [RDPMC_FUNCTION, &[0x74, 0xfa, 0xb8, 0x0f, 0x33, 0, 0, 0xc3]].concat();
@@ -190,24 +191,24 @@ fn without_any_table_a_section_that_is_all_code_is_proof_enough() {
 }
 
 #[test]
-fn data_is_not_looked_at() {
+fn sections_of_data_are_not_searched() {
     let sections = vec![section(".rodata", TEXT, RDPMC_FUNCTION, Content::Data)];
     let findings = find(&Image { sections, symbols: Vec::new(), kind: Kind::Linux });
     assert_eq!(findings, Findings::default());
 }
 
 #[test]
-fn a_bare_metal_rdpmc_is_found_where_the_code_goes_and_only_there() {
+fn a_bare_metal_rdpmc_is_found_on_paths_from_the_entry_point_only() {
     // CALL over a string to POP; RDPMC; JNE to HLT; JMP SHORT -2; data; HLT.
     let text =
         [0xe8, 2, 0, 0, 0, 0x0f, 0x33, 0x58, 0x0f, 0x33, 0x75, 4, 0xeb, 0xfe, 0x0f, 0x33, 0xf4, 0xeb, 0xfd];
     let (sites, undecided) = by_flow(&text);
-    // Calls are taken to return, so what is behind the first one counts as code.
+    // Calls are assumed to return, so the bytes after the first one are taken for code.
     assert_eq!((sites, undecided), (vec![5, 8], vec![14]));
 }
 
 #[test]
-fn a_bare_metal_image_may_go_on_in_64_bit_mode() {
+fn a_bare_metal_image_may_switch_to_64_bit_mode() {
     // JMP FAR to the seventh byte; there MOV RAX, RCX and RDPMC.
     let mut text = vec![0xea];
     text.extend_from_slice(&u32::try_from(LOW_TEXT + 7).unwrap().to_le_bytes());
@@ -224,7 +225,7 @@ fn a_bare_metal_function_that_is_only_called_by_pointer_is_found_by_its_symbol()
     assert_eq!(offsets(&find(&image)), (vec![5], vec![]));
 }
 
-/// Instructions, most of them with the two bytes in them or a part of them at their ends.
+/// Instructions, most of which contain the bytes of RDPMC, or begin or end with one of them.
 const INSTRUCTIONS: [&[u8]; 10] = [
     &[0x0f, 0x33],
     &[0x48, 0x0f, 0x33],
@@ -240,7 +241,7 @@ const INSTRUCTIONS: [&[u8]; 10] = [
 
 proptest! {
     #[test]
-    fn exactly_the_instructions_are_found(chosen in prop::collection::vec(0..INSTRUCTIONS.len(), 1..64)) {
+    fn exactly_the_rdpmc_instructions_are_found(chosen in prop::collection::vec(0..INSTRUCTIONS.len(), 1..64)) {
         let mut text = Vec::new();
         let mut expected = Vec::new();
         for index in chosen {
@@ -255,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_tables_say_only_the_two_bytes_are_touched(
+    fn whatever_the_tables_say_every_site_has_the_bytes_of_rdpmc(
         text in prop::collection::vec(prop::sample::select(vec![0x0f, 0x33, 0x48, 0xe8, 0x74, 0xea, 0xc3, 0x90]), 1..200),
         unwind in prop::collection::vec(any::<u8>(), 0..64),
         alternatives in prop::collection::vec(any::<u8>(), 0..64),

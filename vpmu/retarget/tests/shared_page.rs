@@ -102,15 +102,20 @@ impl Drop for Kernel {
     }
 }
 
-/// Has the code take this for the first CPU, which only Linux' own segments say.
+/// Makes the code run as on CPU 0, whose number it would ask for by a segment that only Linux sets up: MOV ECX; LSL; JNE becomes
+/// XOR ECX, ECX and NOPs.
 fn be_cpu_0(code: &mut [u8]) {
-    const ASKS: [u8; 10] = [0xb9, 0x7b, 0, 0, 0, 0x0f, 0x03, 0xc9, 0x0f, 0x85];
-    // xor ecx, ecx; nops up to behind the jump.
-    const KNOWS: [u8; 14] = [0x31, 0xc9, 0x66, 0x0f, 0x1f, 0x44, 0, 0, 0x66, 0x0f, 0x1f, 0x44, 0, 0];
-    let places: Vec<usize> = (0..code.len()).filter(|at| code[*at..].starts_with(&ASKS)).collect();
-    assert_eq!(places.len(), 6, "each of the ways through the code asks once");
-    for at in places {
-        code[at..at + KNOWS.len()].copy_from_slice(&KNOWS);
+    const NOP: u8 = 0x90;
+    const XOR_ECX_ECX: [u8; 2] = [0x31, 0xc9];
+    let instructions: Vec<_> = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).iter().collect();
+    let asks = instructions.windows(3).filter(|window| window[1].mnemonic() == Mnemonic::Lsl);
+    let offset = |ip: u64| usize::try_from(ip).expect("the code is short");
+    let ranges: Vec<_> = asks.map(|window| offset(window[0].ip())..offset(window[2].next_ip())).collect();
+    assert_eq!(ranges.len(), 6, "each of the ways through the code asks once");
+    for range in ranges {
+        let instructions = &mut code[range];
+        instructions.fill(NOP);
+        instructions[..XOR_ECX_ECX.len()].copy_from_slice(&XOR_ECX_ECX);
     }
 }
 

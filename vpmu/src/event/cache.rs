@@ -1,52 +1,52 @@
-//! Events of caches, and of what works like one, by the numbers and the names that Linux has for them.
+//! Cache events (`PERF_TYPE_HW_CACHE`), with the numbers and names that Linux has for them.
 
-/// What happens where, and with which result.
+/// A cache event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cache {
-    /// Where.
+    /// The cache.
     pub unit: CacheUnit,
-    /// What.
+    /// The kind of access.
     pub operation: Operation,
-    /// Which of them are counted.
+    /// Whether all accesses are counted or misses only.
     pub result: CacheResult,
 }
 
-/// One of the caches, in the order of their numbers (`enum perf_hw_cache_id`).
+/// The caches, in the order of their numbers (`enum perf_hw_cache_id`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CacheUnit {
     /// The first-level data cache.
     L1d,
     /// The first-level instruction cache.
     L1i,
-    /// The last level, which cores may share.
+    /// The last-level cache, which cores may share.
     LastLevel,
-    /// The translations of data addresses.
+    /// The data TLB.
     DataTlb,
-    /// Those of instruction addresses.
+    /// The instruction TLB.
     InstructionTlb,
     /// The branch predictor.
     Branch,
-    /// The memory of this part of the machine.
+    /// The memory of the NUMA node.
     Node,
 }
 
-/// What is done with it (`enum perf_hw_cache_op_id`).
+/// A kind of access to a cache (`enum perf_hw_cache_op_id`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Something is read.
+    /// A read.
     Load,
-    /// Something is written.
+    /// A write.
     Store,
-    /// Something is fetched that may be needed.
+    /// A prefetch.
     Prefetch,
 }
 
-/// How that goes (`enum perf_hw_cache_op_result_id`).
+/// Result of an access to a cache (`enum perf_hw_cache_op_result_id`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CacheResult {
-    /// In whichever way.
+    /// Any result.
     Access,
-    /// It is not there.
+    /// A miss.
     Miss,
 }
 
@@ -57,7 +57,8 @@ const UNITS: [CacheUnit; 7] = {
 const OPERATIONS: [Operation; 3] = [Operation::Load, Operation::Store, Operation::Prefetch];
 const RESULTS: [CacheResult; 2] = [CacheResult::Access, CacheResult::Miss];
 
-/// What `perf` calls them. It has no use for some, such as stores of instructions, and these are called alike.
+/// The names that `perf` prints, by unit, operation and result. `perf` refuses some of these combinations, such as
+/// stores to the instruction cache; these have names of the same form.
 #[rustfmt::skip]
 const NAMES: [[[&str; 2]; 3]; 7] = [
     [["L1-dcache-loads", "L1-dcache-load-misses"], ["L1-dcache-stores", "L1-dcache-store-misses"], ["L1-dcache-prefetches", "L1-dcache-prefetch-misses"]],
@@ -70,7 +71,7 @@ const NAMES: [[[&str; 2]; 3]; 7] = [
 ];
 
 impl Cache {
-    /// That with these numbers, if there is one.
+    /// Returns the event with these numbers, if there is one.
     pub fn numbered(unit: u64, operation: u64, result: u64) -> Option<Self> {
         let at = |number: u64| usize::try_from(number).ok();
         Some(Self {
@@ -80,17 +81,17 @@ impl Cache {
         })
     }
 
-    /// The numbers of where, what and which.
+    /// Returns the numbers of unit, operation and result.
     pub fn numbers(self) -> [u64; 3] {
         [self.unit as u64, self.operation as u64, self.result as u64]
     }
 
-    /// What `perf` calls it.
+    /// Returns the name that `perf` prints.
     pub fn name(self) -> &'static str {
         NAMES[self.unit as usize][self.operation as usize][self.result as usize]
     }
 
-    /// What it calls all of them.
+    /// Returns the names of all cache events.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.as_flattened().as_flattened().iter().copied()
     }

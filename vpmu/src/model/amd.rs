@@ -1,7 +1,7 @@
-//! AMD's PMUs: the four counters of the K7, the six of `PerfCtrExtCore`, and those with PerfMonV2's global registers (APM
+//! AMD's PMUs: the four counters of the K7, the six of `PerfCtrExtCore`, and PerfMonV2 with its global registers (APM
 //! volume 2, section 13.2).
 //!
-//! The older ones are the newest with something missing, so there is one model.
+//! The older PMUs are the newest one without some of its registers, so there is one model for all.
 
 mod register;
 mod select;
@@ -21,27 +21,27 @@ use crate::x86::{self, Leaf, Vendor};
 use register::Register;
 use select::Select;
 
-/// Counters have 48 bits; the manual has software write zeroes above them, and the hardware ignores what it writes.
+/// Width of a counter. The manual asks software to write zeros to the bits above; the hardware ignores them.
 const WIDTH: u32 = 48;
-/// There can be no more core counters than these.
+/// Maximum number of core counters.
 pub const MOST_COUNTERS: usize = 6;
 const _: () = assert!(MOST_COUNTERS <= x86::RDPMC_COUNTERS as usize);
-/// What was there before there was a CPUID bit for it.
+/// Number of counters of the K7, which have no CPUID bit.
 pub const K7_COUNTERS: usize = 4;
 
-/// What the guest's CPUID says of its counters.
+/// The PMU that the guest's CPUID announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// Nothing: the four counters that every processor since the K7 has.
+    /// The four counters that every processor since the K7 has, without a CPUID bit.
     K7,
-    /// `PerfCtrExtCore`: six, at addresses of their own; the first four also at the K7's.
+    /// `PerfCtrExtCore`: six counters with MSRs of their own. The first four also have the K7's MSRs.
     Core,
-    /// PerfMonV2 with so many counters: global control and status beside them.
+    /// PerfMonV2 with this number of counters: as `PerfCtrExtCore`, with global control and status.
     V2(usize),
 }
 
 impl Version {
-    /// How many counters it has.
+    /// Returns the number of counters.
     pub fn counters(self) -> usize {
         match self {
             Self::K7 => K7_COUNTERS,
@@ -50,8 +50,8 @@ impl Version {
         }
     }
 
-    /// Whether it has the addresses of `PerfCtrExtCore`.
-    fn has_core_addresses(self) -> bool {
+    /// Returns whether it has the MSRs of `PerfCtrExtCore`.
+    fn has_core_msrs(self) -> bool {
         self != Self::K7
     }
 
@@ -59,8 +59,8 @@ impl Version {
         matches!(self, Self::V2(_))
     }
 
-    /// Puts it into what CPUID says at `function`, out of which every PMU was taken. The highest extended function must
-    /// be at least [`Self::LAST_FUNCTION`].
+    /// Adds the PMU to CPUID leaf `function`, from which [`x86::hide_pmu`] has removed every PMU. The guest's highest
+    /// extended leaf must be at least [`Self::LAST_FUNCTION`].
     pub fn show(self, function: u32, leaf: &mut Leaf) {
         const PERF_CTR_EXT_CORE: u32 = 1 << 23;
         const PERF_MON_V2: u32 = 1;
@@ -75,7 +75,8 @@ impl Version {
         }
     }
 
-    /// The registers whose accesses can wait while the counters are frozen, if they can be. None of these writes faults.
+    /// Returns the registers that the guest can access on the shared page while all counters are frozen. Returns `None`
+    /// for a version that cannot freeze all counters. Writes to these registers never fault.
     pub fn page_registers(self) -> Option<Registers> {
         let Self::V2(counters) = self else { return None };
         let count = u32::try_from(counters).ok()?;
@@ -94,11 +95,11 @@ impl Version {
         })
     }
 
-    /// The last CPUID function in which there is something to show.
+    /// The highest CPUID leaf that [`Self::show`] changes.
     pub const LAST_FUNCTION: u32 = 0x8000_0022;
 }
 
-/// One vCPU's PMU.
+/// AMD's PMU of one vCPU.
 pub(crate) struct Amd<S: Source> {
     version: Version,
     mapper: EventMapper,
@@ -107,7 +108,8 @@ pub(crate) struct Amd<S: Source> {
 }
 
 impl<S: Source> Amd<S> {
-    /// The PMU after reset, on a host of that vendor. Global control then has all counters on, for those who do not know it.
+    /// Creates the PMU in its reset state, on a host of vendor `host`. Global control then enables all counters, for
+    /// software that does not know it.
     pub fn new(version: Version, host: Vendor, source: S) -> Self {
         let counters = version.counters();
         Self {
@@ -125,7 +127,7 @@ impl<S: Source> Amd<S> {
 }
 
 impl<S: Source> Model<S> for Amd<S> {
-    /// RDPMC, too, which the loader has made an RDMSR of the counter's number.
+    /// Reads an MSR, or a counter by its RDPMC number: the loader changes a kernel's RDPMC into RDMSR.
     fn read(&mut self, msr: u32) -> Outcome {
         Outcome::Value(match Register::at(msr, self.version) {
             Register::Select(counter) => self.selects[counter].value(),
@@ -165,6 +167,6 @@ impl<S: Source> Model<S> for Amd<S> {
 
     fn report(&mut self) -> Report {
         let translation = self.mapper.translation();
-        self.unit.report(|selection| translation.words(selection))
+        self.unit.report(|selection| translation.describe(selection))
     }
 }

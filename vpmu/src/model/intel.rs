@@ -1,7 +1,7 @@
-//! Intel's architectural PMU (SDM volume 3, chapter 20): version 2, and version 5 with writes of whole counters.
+//! Intel's architectural PMU (SDM volume 3, chapter 20): version 2, and version 5 with full-width writes.
 //!
-//! General counters come first in the unit, fixed ones after them. What sampling by the processor itself (PEBS, branch
-//! records, Processor Trace) has among these registers is absent.
+//! In the unit, the general counters come first and the fixed counters follow. The registers and bits of PEBS, branch
+//! records and Processor Trace are absent.
 
 mod register;
 mod select;
@@ -23,54 +23,55 @@ use crate::x86::{self, Leaf, Vendor};
 use register::Register;
 use select::{FixedControl, Select};
 
-/// Of general and of fixed counters.
+/// Width of the general and the fixed counters.
 const WIDTH: u32 = 48;
-/// There can be no more general counters than these.
+/// Maximum number of general counters.
 pub const MOST_GENERAL: usize = x86::RDPMC_COUNTERS as usize;
-/// What the fixed counters count, in their order.
+/// The events of the fixed counters, in their order.
 pub const FIXED: [Meaning; 3] = [Meaning::Instructions, Meaning::Cycles, Meaning::ReferenceCycles];
 
-/// Where the global registers have the fixed counters.
+/// Bit of the first fixed counter in the global registers.
 const FIXED_BIT: u32 = 32;
-/// "`CTR_Frz`" in the global status of version 5: all counters stand still.
+/// `CTR_Frz` in the global status of version 5: all counters are frozen.
 const FROZEN: u64 = 1 << 59;
-/// "`OvfDSBuffer`": never set, and may be cleared by everybody.
+/// `OvfDSBuffer` in the global status. It is never set, and clearing it does not fault.
 const ALWAYS_CLEAR: u64 = 1 << 62;
-/// "`CondChgd`": the state of the PMU's hardware has changed. Here counters have lost theirs, or got it back. It interrupts nobody.
+/// `CondChgd` in the global status: the state of the PMU's hardware has changed. Here it means that counters have lost
+/// their hardware or got it back. It raises no interrupt.
 const CONDITION_CHANGED: u64 = 1 << 63;
-/// In `IA32_PERF_CAPABILITIES`: "`FW_WRITE`", by which whole counters can be written.
+/// `FW_WRITE` in `IA32_PERF_CAPABILITIES`: the full-width counter MSRs (`IA32_A_PMC`) exist.
 const FULL_WIDTH_WRITES: u64 = 1 << 13;
 
-/// Which of the versions.
+/// Version of the architectural PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// Global registers and fixed counters; 32 bits of a general counter can be written.
+    /// Global registers and fixed counters. A write to a general counter has 32 bits.
     V2,
-    /// Whole counters can be written, the status can be set, and a PMU that has frozen says so.
+    /// Adds full-width writes, bits of the global status that software can set, and a status bit for a freeze.
     V5,
 }
 
-/// What the guest's CPUID says of its counters.
+/// The PMU that the guest's CPUID announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Which registers there are.
+    /// The version, which decides which registers exist.
     pub version: Version,
-    /// How many general counters.
+    /// Number of general counters.
     pub general: usize,
-    /// How many of [`FIXED`].
+    /// Number of fixed counters: the first ones of [`FIXED`].
     pub fixed: usize,
-    /// A bit for each of [`ARCHITECTURAL_EVENTS`] that cannot be counted.
+    /// Mask of the [`ARCHITECTURAL_EVENTS`] that cannot be counted.
     pub absent: u32,
 }
 
-/// The architectural events, in the order in which CPUID tells of them.
+/// Encodings of the architectural events, in the order of their bits in CPUID.
 pub const ARCHITECTURAL_EVENTS: [u64; 7] = [0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5];
 
 impl Shape {
-    /// The CPUID function that tells of it.
+    /// The CPUID leaf that describes the PMU.
     pub const FUNCTION: u32 = 0xa;
 
-    /// Puts it into what CPUID says at `function`, out of which every PMU was taken.
+    /// Adds the PMU to CPUID leaf `function`, from which [`x86::hide_pmu`] has removed every PMU.
     pub fn show(self, function: u32, leaf: &mut Leaf) {
         const PDCM: u32 = 1 << 15;
         const NO_ANY_THREAD: u32 = 1 << 15;
@@ -92,8 +93,8 @@ impl Shape {
         }
     }
 
-    /// The registers whose accesses can wait while the counters are frozen. A write that would fault cannot, nor can one
-    /// that thaws them.
+    /// Returns the registers that the guest can access on the shared page while all counters are frozen. Writes that
+    /// would fault still leave the guest ([`Slot::accepts`]).
     pub fn page_registers(self) -> Option<Registers> {
         let (general, fixed) = (u32::try_from(self.general).ok()?, u32::try_from(self.fixed).ok()?);
         let whole = (1 << WIDTH) - 1;
@@ -101,7 +102,7 @@ impl Shape {
         let counter = |counter| Slot {
             counter: usize::try_from(counter).ok(),
             ..match self.version {
-                // Of what is written there only the lower half counts.
+                // `IA32_PMC` ignores the upper half of what is written, so every write but that of 0 leaves the guest.
                 Version::V2 => slot(register::COUNTER + counter, 0),
                 Version::V5 => slot(register::ALIAS + counter, whole),
             }
@@ -133,38 +134,38 @@ impl Shape {
         self.general + self.fixed
     }
 
-    /// All counters, as the global registers have them.
+    /// Returns the bits of all counters in the global registers.
     fn mask(self) -> u64 {
         self.bits(mask::first(self.counters()))
     }
 
-    /// A set of counters as the global registers have it.
+    /// Converts a counter mask of the unit to the bits of the global registers.
     fn bits(self, counters: u64) -> u64 {
         counters & mask::first(self.general) | counters >> self.general << FIXED_BIT
     }
 
-    /// What the global registers have as a set of counters.
+    /// Converts bits of the global registers to a counter mask of the unit.
     fn counters_of(self, bits: u64) -> u64 {
         bits & mask::first(self.general) | (bits >> FIXED_BIT & mask::first(self.fixed)) << self.general
     }
 }
 
-/// One vCPU's PMU.
+/// Intel's PMU of one vCPU.
 pub(crate) struct Intel<S: Source> {
     shape: Shape,
     mapper: EventMapper,
     unit: Unit<S>,
     selects: Vec<Select>,
     fixed_control: FixedControl,
-    /// What the fixed counters are told by it. One that is off goes on to select what it did when it was on, so that what
-    /// counts for it can stay.
+    /// Configurations of the fixed counters. A disabled one keeps its last selection, so that its backing event can
+    /// stay.
     fixed: Vec<CounterConfig>,
     debug_control: u64,
 }
 
 impl<S: Source> Intel<S> {
-    /// The PMU after reset, on a host of that vendor. Global control then has the general counters on, for those who do not
-    /// know it.
+    /// Creates the PMU in its reset state, on a host of vendor `host`. Global control then enables the general
+    /// counters, for software that does not know it.
     pub fn new(shape: Shape, host: Vendor, source: S) -> Self {
         let mut unit = Unit::new(source, shape.counters(), WIDTH);
         unit.set_control(mask::first(shape.general));
@@ -179,7 +180,7 @@ impl<S: Source> Intel<S> {
         }
     }
 
-    /// Before version 5 a freeze is that global control becomes 0.
+    /// Returns global control. Before version 5, a freeze clears it.
     fn control(&self) -> u64 {
         match self.shape.version {
             Version::V2 if self.unit.is_frozen() => 0,
@@ -224,13 +225,14 @@ impl<S: Source> Intel<S> {
         self.shape.version == Version::V5
     }
 
-    /// The bits of the status that can be set.
+    /// Returns the bits of the global status that software can set.
     fn status_mask(&self) -> u64 {
         self.shape.mask() | if self.has_frozen_bit() { FROZEN } else { 0 }
     }
 
-    /// Which counters somebody has a use for, and in the highest bit, whether somebody has for the interrupt.
+    /// Returns `IA32_PERF_GLOBAL_INUSE`: the counters that are configured, and whether one of them interrupts.
     fn in_use(&self) -> u64 {
+        /// `PMI_InUse`.
         const INTERRUPT: u64 = 1 << 63;
         let selects = (0..).zip(&self.selects);
         let general =
@@ -267,7 +269,7 @@ impl<S: Source> Intel<S> {
 }
 
 impl<S: Source> Model<S> for Intel<S> {
-    /// RDPMC, too, which the loader has made an RDMSR of the counter's number.
+    /// Reads an MSR, or a counter by its RDPMC number: the loader changes a kernel's RDPMC into RDMSR.
     fn read(&mut self, msr: u32) -> Outcome {
         Outcome::Value(match Register::at(msr, self.shape) {
             Register::Select(counter) => self.selects[counter].value(),
@@ -318,7 +320,7 @@ impl<S: Source> Model<S> for Intel<S> {
         for (counter, select) in self.selects.iter().enumerate() {
             self.unit.select(counter, select.config(&self.mapper).selection);
         }
-        // Fixed counters that are off are to select nothing that is denied now.
+        // A disabled fixed counter must not keep a selection that the new policy denies.
         for (counter, config) in self.fixed.iter_mut().enumerate() {
             let filter = self.fixed_control.filter(counter);
             config.selection = filter.map(|filter| self.mapper.fixed(FIXED[counter], filter));
@@ -332,11 +334,11 @@ impl<S: Source> Model<S> for Intel<S> {
 
     fn report(&mut self) -> Report {
         let translation = self.mapper.translation();
-        self.unit.report(|selection| translation.words(selection))
+        self.unit.report(|selection| translation.describe(selection))
     }
 }
 
-/// What a write of the lower half makes of a counter.
+/// Returns the counter value that a write to `IA32_PMC` sets: the lower half, sign-extended.
 fn sign_extended(value: u64) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "the upper half is ignored")]
     let low = value as u32;

@@ -1,9 +1,9 @@
-//! No PMU. CPUID cannot say so for all of it: the K7 counters have no feature bit, and kernels find out by trying.
-//! So every access faults, as it does where the registers do not exist.
+//! No PMU: every access to a PMU register faults, as on a processor without the registers. CPUID cannot hide all of
+//! them: the K7 counters have no feature bit, so kernels probe them.
 
 use crate::{Outcome, x86};
 
-/// The answer to a read or a write of `msr`.
+/// Returns the outcome of a read or a write of `msr`.
 pub fn access(msr: u32) -> Outcome {
     if x86::is_pmu_msr(msr) { Outcome::Fault } else { Outcome::NotMine }
 }

@@ -1,19 +1,19 @@
-//! The PMU of a RISC-V guest: counters that its kernel configures, starts and stops by calls of the SBI's "Performance
-//! Monitoring Unit Extension" (SBI specification, chapter 11) and reads from CSRs of the unprivileged architecture, and whose
-//! overflows are as `Sscofpmf` has them.
+//! The PMU of a RISC-V guest. The guest's kernel configures, starts and stops counters by calls of the SBI's
+//! "Performance Monitoring Unit Extension" (SBI specification, chapter 11), reads them from the unprivileged counter
+//! CSRs, and learns of overflows as the `Sscofpmf` extension says.
 //!
-//! A counter has the same number everywhere: it is that of its CSR from [`CYCLE`] on, of its bit in `scountovf`, and in the
-//! unit. So there is one, 1, behind which there is nothing: its CSR is `time`, which is no counter.
+//! A counter has the same number everywhere: its CSR's number relative to [`CYCLE`], its bit in `scountovf`, and its
+//! number in the unit. Number 1 is no counter, because its CSR is `time`.
 //!
-//! A counter's value is set only where its overflow is forgotten, too, when it is configured or started. So that an overflow
-//! interrupts nobody while `scountovf` still has the counter's last one, as `Sscofpmf` wants it, cannot make a difference: there
-//! are 2^64 counts between the two. OpenSBI has the bit set from the configuration of a counter to its start, lest that
-//! interrupts early. Here one that stands still never does, and the bit is only ever set by an overflow.
+//! `Sscofpmf` suppresses the interrupt of an overflow while the counter's bit in `scountovf` is still set. That is not
+//! implemented, because a guest cannot notice: a counter's value is set only together with clearing the bit, when the
+//! counter is configured or started, so there are 2^64 counts between two overflows without a clear. OpenSBI sets the
+//! bit from a counter's configuration to its start to avoid an early interrupt. Here a stopped counter never
+//! interrupts, and only an overflow sets the bit.
 //!
-//! There are no firmware counters. What they count is what the firmware does for a guest: timers, interrupts between harts,
-//! fences, traps. KVM does all of that in the host's kernel, which tells nobody how often. A counter of the few calls that
-//! come here would count ourselves, under a name that promises something else. Nor is there a snapshot of the counters in shared
-//! memory: Linux loses samples with it.
+//! There are no firmware counters. They would count what the firmware does for a guest: timers, IPIs, fences, traps.
+//! KVM does all of that in the host's kernel, which does not tell how often. There is no snapshot of the counters in
+//! shared memory either, because Linux loses samples with it.
 
 mod event;
 mod sbi;
@@ -33,32 +33,32 @@ use sbi::{Config, Error};
 
 pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
 
-/// All counters have as many bits as a register.
+/// Width of all counters.
 const WIDTH: u32 = 64;
-/// There can be no more programmable counters than these, `hpmcounter3` to `hpmcounter31`.
+/// Maximum number of programmable counters: `hpmcounter3` to `hpmcounter31`.
 pub const MOST_PROGRAMMABLE: usize = 29;
 
-/// The CSR `cycle`, the first of the counters.
+/// The CSR `cycle`, the first counter.
 pub const CYCLE: u32 = 0xc00;
-/// The CSR `hpmcounter31`, the last that there can be.
+/// The CSR `hpmcounter31`, the last possible counter.
 pub const LAST_COUNTER: u32 = 0xc1f;
-/// The CSR `time`, which is among them and is none.
+/// The CSR `time`, which has a number among the counters but is not one of them.
 pub const TIME: u32 = 0xc01;
-/// The CSR `scountovf`: which counters have overflowed.
+/// The CSR `scountovf`: mask of the counters that have overflowed.
 pub const OVERFLOWS: u32 = 0xda0;
 
-/// What the guest is told of its counters.
+/// The counters that the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// How many there are beside `cycle` and `instret`: `hpmcounter3` and those behind it.
+    /// Number of programmable counters, from `hpmcounter3` on. `cycle` and `instret` always exist.
     pub programmable: usize,
-    /// Whether these tell of their overflows (`Sscofpmf`).
+    /// The programmable counters interrupt when they overflow (`Sscofpmf`).
     pub overflows: bool,
 }
 
-/// The counters that have one event only, with it: they are always there, and their overflows interrupt nobody.
+/// The fixed counters, each with its only event. They always exist, and their overflows never interrupt.
 const FIXED: [(usize, Meaning); 2] = [(0, Meaning::Cycles), (2, Meaning::Instructions)];
-/// The first that counts anything.
+/// The first programmable counter.
 const FIRST_PROGRAMMABLE: usize = 3;
 
 impl Shape {
@@ -75,32 +75,33 @@ impl Shape {
         FIXED.iter().fold(self.programmable(), |set, (counter, _)| set | 1 << counter)
     }
 
-    /// Those that tell of their overflows.
-    fn overflowing(self) -> u64 {
+    /// Returns the mask of the counters whose overflows interrupt.
+    fn interrupting(self) -> u64 {
         if self.overflows { self.programmable() } else { 0 }
     }
 }
 
-/// What a counter is configured for.
+/// The guest's configuration of a counter.
 #[derive(Debug, Clone, Copy)]
 struct Use {
     event: Event,
-    /// Where it counts, if it does anywhere.
+    /// The privilege levels at which it counts; `None` if it counts at none.
     filter: Option<Filter>,
 }
 
-/// One vCPU's PMU.
+/// The PMU of one RISC-V hart.
 pub(crate) struct Riscv<S: Source> {
     shape: Shape,
     policy: Policy,
     unit: Unit<S>,
-    /// What the guest has each counter for, from its configuration until it is reset. In the unit one that was reset goes on
-    /// to select what it did, so that what counts for it can stay: Linux resets a counter whenever the task that has it goes.
+    /// The guest's configuration of each counter, until the guest resets the counter. In the unit, a counter that was
+    /// reset keeps its last selection, so that its backing event can stay: Linux resets a task's counters at each task
+    /// switch.
     uses: Vec<Option<Use>>,
 }
 
 impl<S: Source> Riscv<S> {
-    /// The PMU after reset: all counters are 0, configured for nothing, and stopped.
+    /// Creates the PMU in its reset state: all counters are 0, not configured, and stopped.
     ///
     /// # Panics
     /// If there are more than [`MOST_PROGRAMMABLE`] counters.
@@ -116,7 +117,7 @@ impl<S: Source> Riscv<S> {
         Ok(sbi::info(counter + u64::from(CYCLE), WIDTH))
     }
 
-    /// Counters of this set.
+    /// Returns the mask of the counters that a call is about.
     fn set(&self, base: u64, mask: u64) -> Result<u64, Error> {
         sbi::set(base, mask, self.shape.counters())
     }
@@ -148,7 +149,8 @@ impl<S: Source> Riscv<S> {
         (self.policy.allows_event(event) && self.unit.can_count(event)).then_some(event)
     }
 
-    /// The counter of a set that is to count this: the first, if the guest says so, or else a free one.
+    /// Chooses the counter of a set for a configuration: the first counter with the `SKIP_MATCH` flag, or else a free
+    /// one. Returns `None` if there is none for the event.
     fn choose(&self, set: u64, config: Config, wanted: Use) -> Option<usize> {
         let able = set & (self.shape.programmable() | fixed_for(wanted.event));
         if config.skips_match() {
@@ -157,19 +159,21 @@ impl<S: Source> Riscv<S> {
         }
         let free = able & !self.used();
         let programmable = free & self.shape.programmable();
-        // A fixed counter's overflow interrupts nobody, and whether somebody is to be is not said before it is started. So
-        // where others tell of theirs, it is for who asks for no other.
+        // The overflow of a fixed counter does not interrupt, and the guest does not say whether it wants interrupts
+        // before it starts the counter. So if the programmable counters interrupt, a fixed one is taken only if the set
+        // has no programmable one.
         let has_choice = self.shape.overflows && set & self.shape.programmable() != 0;
         let best = match free & !programmable {
             fixed if fixed != 0 && !has_choice => fixed,
             _ => programmable,
         };
         let selection = self.selection(wanted);
-        let counted_it = |counter: &usize| self.unit.config(*counter).selection == selection;
-        members(best).find(counted_it).or_else(|| members(best).next())
+        // A counter with the same selection may still have its backing event.
+        let is_same = |counter: &usize| self.unit.config(*counter).selection == selection;
+        members(best).find(is_same).or_else(|| members(best).next())
     }
 
-    /// Those that are configured.
+    /// Returns the mask of the configured counters.
     fn used(&self) -> u64 {
         (0..).zip(&self.uses).fold(0, |set, (counter, used)| set | u64::from(used.is_some()) << counter)
     }
@@ -179,7 +183,7 @@ impl<S: Source> Riscv<S> {
         let config = CounterConfig {
             selection: self.selection(wanted),
             enabled: true,
-            interrupts: self.shape.overflowing() & 1 << counter != 0,
+            interrupts: self.shape.interrupting() & 1 << counter != 0,
         };
         self.unit.configure(counter, config);
         self.unit.clear_status(1 << counter);
@@ -192,7 +196,7 @@ impl<S: Source> Riscv<S> {
         Some(Selection { event, filter: filter?, scope })
     }
 
-    /// Starts all of a set that are stopped.
+    /// Starts the stopped counters of a set. Fails if some were not stopped, but starts the others all the same.
     fn start(&mut self, base: u64, mask: u64, flags: u64, value: u64) -> Result<u64, Error> {
         let set = self.set(base, mask)?;
         let sets_value = sbi::start_flags(flags)?;
@@ -200,7 +204,7 @@ impl<S: Source> Riscv<S> {
         if unused & self.shape.programmable() != 0 {
             return Err(Error::InvalidParameter);
         }
-        // The fixed ones need no configuration.
+        // A fixed counter can be started without a configuration.
         for (counter, meaning) in FIXED.into_iter().filter(|(counter, _)| unused & 1 << counter != 0) {
             self.configure(counter, Use { event: Event::Meaning(meaning), filter: Some(Filter::All) });
         }
@@ -214,7 +218,7 @@ impl<S: Source> Riscv<S> {
         if stopped == set { Ok(0) } else { Err(Error::AlreadyStarted) }
     }
 
-    /// Stops all of a set that run.
+    /// Stops the running counters of a set. Fails if some were not running, but stops the others all the same.
     fn stop(&mut self, base: u64, mask: u64, flags: u64) -> Result<u64, Error> {
         let set = self.set(base, mask)?;
         let resets = sbi::stop_flags(flags)?;
@@ -228,14 +232,14 @@ impl<S: Source> Riscv<S> {
     }
 }
 
-/// The counter that has this event and no other, if there is one, as a set.
+/// Returns the mask of the fixed counter for an event, or 0 if there is none.
 fn fixed_for(event: Event) -> u64 {
     let same = FIXED.iter().filter(|(_, meaning)| event == Event::Meaning(*meaning));
     same.fold(0, |set, (counter, _)| set | 1 << counter)
 }
 
 impl<S: Source> Model<S> for Riscv<S> {
-    /// A CSR that the guest's kernel reads.
+    /// Reads a CSR.
     fn read(&mut self, csr: u32) -> Outcome {
         match csr {
             TIME => Outcome::NotMine,
@@ -244,14 +248,14 @@ impl<S: Source> Model<S> for Riscv<S> {
                 _ => Outcome::Fault,
             },
             OVERFLOWS if self.shape.overflows => {
-                Outcome::Value(self.unit.status() & self.shape.overflowing())
+                Outcome::Value(self.unit.status() & self.shape.interrupting())
             }
             OVERFLOWS => Outcome::Fault,
             _ => Outcome::NotMine,
         }
     }
 
-    /// All of them are read-only.
+    /// Faults for the PMU's CSRs, all of which are read-only.
     fn write(&mut self, csr: u32, _value: u64) -> Outcome {
         match csr {
             TIME => Outcome::NotMine,
@@ -260,7 +264,6 @@ impl<S: Source> Model<S> for Riscv<S> {
         }
     }
 
-    /// A call of the extension: its function and its arguments, `a0` to `a5`, as the guest has them.
     fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         let [base, mask, flags, event, data, _] = arguments;
         let result = match function {
@@ -276,8 +279,6 @@ impl<S: Source> Model<S> for Riscv<S> {
         result.into()
     }
 
-    /// Whether there is an event, as the guest writes it, that can be counted: what the function [`EVENT_GET_INFO`] says of
-    /// each in a list. That is in the guest's memory, which is not seen here.
     fn has_event(&mut self, index: u64, data: u64) -> bool {
         self.countable(index, data).is_some()
     }
@@ -286,7 +287,7 @@ impl<S: Source> Model<S> for Riscv<S> {
         self.policy = policy.clone();
         self.unit.set_policy(policy);
         for counter in members(self.shape.counters()) {
-            // Those without a use are to select nothing that is denied now.
+            // A counter that was reset must not keep a selection that the new policy denies.
             let selection = self.uses[counter].and_then(|used| self.selection(used));
             self.unit.select(counter, selection);
         }

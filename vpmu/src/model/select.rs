@@ -1,4 +1,4 @@
-//! What the event selects of both vendors have alike: they go back to one processor, the Pentium Pro.
+//! The bits that the event select registers of AMD and Intel share. Both go back to the Pentium Pro.
 
 use crate::event::{Filter, Selection};
 use crate::event_mapper::EventMapper;
@@ -10,24 +10,24 @@ pub const UNIT_MASK: u64 = 0xff << 8;
 pub const USER: u64 = 1 << 16;
 /// Counts in the kernel.
 pub const OS: u64 = 1 << 17;
-/// Counts how often the event begins.
+/// Counts how often the event begins (edge detect).
 pub const EDGE: u64 = 1 << 18;
 /// An overflow interrupts.
 pub const INTERRUPT: u64 = 1 << 20;
-/// The counter counts.
+/// Enables the counter.
 pub const ENABLE: u64 = 1 << 22;
-/// Counts the cycles below the counter mask, and not those from it on.
+/// Counts cycles with fewer events than the counter mask, instead of cycles with at least as many.
 pub const INVERT: u64 = 1 << 23;
-/// Counts cycles with at least so many events.
+/// Counts cycles with at least this number of events, instead of events.
 pub const COUNTER_MASK: u64 = 0xff << 24;
 
-/// What is counted by a select, of which these bits encode the event.
+/// Returns what a select register counts. `code` is the register's bits that select the event.
 pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selection> {
     let filter = Filter::of(select & USER != 0, select & OS != 0)?;
     Some(mapper.selection(code, filter))
 }
 
-/// What a counter is told by a select that selects this.
+/// Returns the configuration of the counter of a select register that counts `selection`.
 pub fn config(select: u64, selection: Option<Selection>) -> CounterConfig {
     CounterConfig { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0 }
 }

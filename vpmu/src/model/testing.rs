@@ -1,9 +1,10 @@
-//! A guest for the models' tests: it runs for as long as the test says.
+//! A guest for the tests of the models.
 
 use super::Model;
 use crate::source::script::Script;
 
-/// The guest runs, and whoever runs it tells the PMU of alarms; the counts at which it interrupts the guest.
+/// Runs the guest for `counts` counts of each event, and handles alarms as a VMM does. Returns the counts at which the
+/// PMU interrupted the guest.
 pub fn run(pmu: &mut impl Model<Script>, host: &Script, counts: u64) -> Vec<u64> {
     let mut interrupts = Vec::new();
     host.guest_runs(counts, |left| {

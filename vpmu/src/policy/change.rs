@@ -1,4 +1,4 @@
-//! A change of a policy: what somebody has said of it, and what stays as it was.
+//! Changes of a policy while the guest runs.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -6,43 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use super::{Allowed, Freeze, OnStarvation, Policy};
 
-/// What is to be different.
+/// A change of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// From what.
+    /// The policy to which the settings are applied.
     pub from: From,
-    /// What is said, the last word of several on the same.
+    /// The settings, applied in order. Of several for the same field the last one counts.
     pub settings: Vec<Setting>,
 }
 
-/// What is changed.
+/// The policy to which a [`Change`] applies its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum From {
-    /// The policy as it is.
+    /// The guest's present policy.
     Present,
-    /// What a policy is of which nothing is said.
+    /// The default policy.
     Default,
 }
 
-/// One thing that a policy says.
+/// A new value for one field of a [`Policy`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
-    /// What may be counted.
+    /// [`Policy::allowed`].
     Allowed(Allowed),
-    /// The least number of counts between two interrupts of a counter.
+    /// [`Policy::least_period`].
     LeastPeriod(NonZeroU64),
-    /// How many interrupts a vCPU gets in a second at most.
+    /// [`Policy::most_interrupts`].
     MostInterrupts(Option<NonZeroU32>),
-    /// When counters count.
+    /// [`Policy::freeze`].
     Freeze(Freeze),
-    /// What is done about a counter without hardware.
+    /// [`Policy::on_starvation`].
     OnStarvation(OnStarvation),
 }
 
 impl Policy {
-    /// What it is after a change.
+    /// Returns the policy after a change.
     #[must_use]
     pub fn changed_by(&self, change: &Change) -> Self {
         let start = match change.from {
@@ -52,7 +52,7 @@ impl Policy {
         change.settings.iter().fold(start, Self::with)
     }
 
-    /// What it is with one thing said.
+    /// Returns the policy with a new value for one field.
     #[must_use]
     pub fn with(mut self, setting: &Setting) -> Self {
         match setting {

@@ -1,20 +1,20 @@
-//! What a policy says of a guest whose PMU names most events by their meaning, as RISC-V's firmware does, and has encodings
-//! for the others.
+//! Policies for a guest that selects most events by their meaning, as RISC-V's SBI does, and the others by the host's
+//! encoding.
 
 use super::{Allowed, Freeze, Policy, Rule, Tier};
 use crate::event::{CacheUnit, Event, Meaning, Scope};
 use crate::translation::PLAIN;
 
 impl Policy {
-    /// Whether it may count this.
+    /// Returns whether the guest may count an event.
     pub fn allows_event(&self, event: Event) -> bool {
         match &self.allowed {
             Allowed::Tier(tier) => Tier::of_event(event) <= *tier,
-            Allowed::These(rules) => rules.iter().any(|rule| rule.is_about_event(event)),
+            Allowed::These(rules) => rules.iter().any(|rule| rule.matches_event(event)),
         }
     }
 
-    /// When that is counted.
+    /// Returns when an event is counted.
     pub fn scope_of_event(&self, event: Event) -> Scope {
         match self.freeze {
             Freeze::Host => Scope::Thread,
@@ -25,7 +25,8 @@ impl Policy {
 }
 
 impl Tier {
-    /// The least one that has this event. What an encoding sees is up to its maker, and so taken to be anything.
+    /// Returns the lowest tier that has an event. The vendor defines what an encoding counts, so encodings are in the
+    /// highest tier.
     pub fn of_event(event: Event) -> Self {
         let Event::Meaning(meaning) = event else { return Self::Enhanced };
         match meaning {
@@ -50,12 +51,12 @@ impl Tier {
 }
 
 impl Rule {
-    fn is_about_event(&self, event: Event) -> bool {
+    fn matches_event(&self, event: Event) -> bool {
         match (self, event) {
             (Self::Named(name), Event::Meaning(meaning)) => {
                 meaning.name() == *name || meaning.other_name() == Some(name)
             }
-            // Without a mask of its own: all of these encodings may be what selects the event.
+            // A rule without a mask has x86's mask. On RISC-V all bits of an encoding may select the event.
             (Self::Raw { mask: PLAIN, value }, Event::Raw(code)) => code == *value,
             (Self::Raw { mask, value }, Event::Raw(code)) => code & mask == *value,
             _ => false,
@@ -97,10 +98,10 @@ mod tests {
     }
 
     #[test]
-    fn every_name_that_a_policy_can_have_is_one_event() {
+    fn every_name_that_a_rule_can_have_is_one_event() {
         for name in rule::names() {
-            let about = events().into_iter().filter(|event| Rule::Named(name).is_about_event(*event));
-            assert_eq!(about.count(), 1, "{name}");
+            let matching = events().into_iter().filter(|event| Rule::Named(name).matches_event(*event));
+            assert_eq!(matching.count(), 1, "{name}");
         }
     }
 
@@ -109,12 +110,12 @@ mod tests {
         for event in events() {
             let Event::Meaning(meaning) = event else { panic!("it has a name") };
             let rule: Rule = meaning.name().parse().unwrap();
-            assert!(rule.is_about_event(event) && !rule.is_about_event(Event::Raw(1)), "{rule}");
+            assert!(rule.matches_event(event) && !rule.matches_event(Event::Raw(1)), "{rule}");
         }
         let rule: Rule = "r00c0/00ff".parse().unwrap();
-        assert!(rule.is_about_event(Event::Raw(0x55c0)) && !rule.is_about_event(Event::Raw(0xc1)));
-        assert!(!rule.is_about_event(Event::Meaning(Meaning::Cycles)));
+        assert!(rule.matches_event(Event::Raw(0x55c0)) && !rule.matches_event(Event::Raw(0xc1)));
+        assert!(!rule.matches_event(Event::Meaning(Meaning::Cycles)));
         let rule: Rule = "r55".parse().unwrap();
-        assert!(rule.is_about_event(Event::Raw(0x55)) && !rule.is_about_event(Event::Raw(0x1_0055)));
+        assert!(rule.matches_event(Event::Raw(0x55)) && !rule.matches_event(Event::Raw(0x1_0055)));
     }
 }

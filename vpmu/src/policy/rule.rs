@@ -1,4 +1,5 @@
-//! One event that a policy allows, or one kind of them, as an operator writes it: `instructions`, `r00c0`, `r00c0/00ff`.
+//! Rules: an event that a policy allows, or a group of events, as an operator writes it: `instructions`, `r00c0`,
+//! `r00c0/00ff`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,63 +11,63 @@ use crate::event::Cache;
 use crate::translation::{self, PLAIN};
 use crate::x86::Vendor;
 
-/// One of [`translation::names`], or of [`Cache::names`].
+/// Name of an event: one of [`translation::names`] or [`Cache::names`].
 pub type Name = &'static str;
 
-/// Written and read as text.
+/// An event that a policy allows, or a group of events. Serialized as the text that the operator writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Rule {
-    /// What `perf` calls so, however the guest's PMU encodes it.
+    /// The event with this name of `perf`, whatever the guest's PMU's encoding is.
     Named(Name),
-    /// The encodings that have this value in these bits.
+    /// All encodings that have this value in the bits of the mask.
     Raw {
-        /// The bits.
+        /// The bits that are compared.
         mask: u64,
-        /// What they are.
+        /// Value of these bits.
         value: u64,
     },
 }
 
-/// A text that is no rule.
+/// Why a text is not a [`Rule`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownEvent {
-    /// Neither the name of an event nor an encoding.
+    /// The text is neither the name of an event nor an encoding.
     #[error("unknown event `{text}`{}", hint(text))]
     Name {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// Something like an encoding.
+    /// The text looks like an encoding but cannot be parsed.
     #[error(
         "unknown event `{text}`: an encoding is `r`, unit mask and event in hexadecimal, and perhaps a mask: `r00c0/00ff`"
     )]
     Encoding {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// Its mask leaves out bits that are asked for.
+    /// The value has bits outside of the mask, so the rule would match nothing.
     #[error("`{text}` can be no event: its mask {mask:#x} leaves out bits of {value:#x}")]
     Mask {
-        /// What was written.
+        /// The text.
         text: String,
-        /// What is compared.
+        /// The mask.
         mask: u64,
-        /// With what.
+        /// The value.
         value: u64,
     },
 }
 
 impl Rule {
-    /// Whether it is about what a PMU of this vendor's encodes so.
-    pub fn is_about(&self, vendor: Vendor, code: u64) -> bool {
+    /// Returns whether the rule matches an encoding of this vendor's PMU.
+    pub fn matches(&self, vendor: Vendor, code: u64) -> bool {
         match self {
             Self::Named(name) => translation::is_named(name, vendor, code),
             Self::Raw { mask, value } => code & mask == *value,
         }
     }
 
-    /// Its name, if that is not an event of this vendor's.
+    /// Returns the rule's name if it is no event of this vendor's PMU.
     pub(super) fn name_without_meaning(&self, vendor: Vendor) -> Option<Name> {
         match self {
             Self::Named(name) if !translation::has_name(name, vendor) => Some(name),
@@ -76,7 +77,7 @@ impl Rule {
 }
 
 impl UnknownEvent {
-    /// What was written.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         match self {
             Self::Name { text } | Self::Encoding { text } | Self::Mask { text, .. } => text,
@@ -84,7 +85,7 @@ impl UnknownEvent {
     }
 }
 
-/// Those that a policy can have; several PMUs have some of them.
+/// Returns the names that rules can have. Some of them are events of one vendor's PMU only.
 pub(super) fn names() -> impl Iterator<Item = Name> {
     translation::names().chain(Cache::names())
 }
@@ -92,7 +93,9 @@ pub(super) fn names() -> impl Iterator<Item = Name> {
 fn hint(text: &str) -> String {
     match suggestion(text, names()) {
         Some(name) => format!(": did you mean `{name}`?"),
-        None => ": `perf` has names for some, and an encoding for all of them, like `r00c0`".to_owned(),
+        None => {
+            ": write a name of `perf`, such as `instructions`, or an encoding, such as `r00c0`".to_owned()
+        }
     }
 }
 
@@ -112,7 +115,7 @@ impl FromStr for Rule {
             digits.split_once('/').map_or((digits, None), |(value, mask)| (value, Some(mask)));
         let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
         let (Some(value), Some(mask)) = (number(value), mask.map_or(Some(PLAIN), number)) else {
-            // A name may begin like that, too: `ref-cycles`.
+            // A misspelled name, such as `ref-cycle`, may begin with `r` and a hexadecimal digit, too.
             let text = text.to_owned();
             return Err(if digits.chars().all(|c| c.is_ascii_hexdigit() || c == '/') {
                 UnknownEvent::Encoding { text }

@@ -1,4 +1,4 @@
-//! What a policy says of events, and what comes of it for a guest that does what it likes.
+//! Which events a policy allows, and that a guest cannot get around it whatever it does.
 
 use std::time::Duration;
 
@@ -31,11 +31,11 @@ fn of_events(events: &[&str]) -> Policy {
     Policy { allowed: Allowed::These(rules), ..Policy::default() }
 }
 
-fn with_floor(period: u64) -> Policy {
+fn with_least_period(period: u64) -> Policy {
     Policy { least_period: NonZeroU64::new(period).unwrap(), ..Policy::default() }
 }
 
-fn with_cap(per_second: u32) -> Policy {
+fn with_limit(per_second: u32) -> Policy {
     Policy { most_interrupts: NonZeroU32::new(per_second), ..Policy::default() }
 }
 
@@ -59,20 +59,20 @@ fn events_have_the_tiers_that_clouds_sell() {
     use Tier::{Architectural, Enhanced, Standard};
     for (vendor, code, tier) in [
         (Vendor::Intel, 0x003c, Architectural),
-        (Vendor::Intel, 0x0100_00c4, Architectural), // With a threshold it is the same event.
-        (Vendor::Intel, 0x412e, Enhanced),           // Misses of the last-level cache.
-        (Vendor::Intel, 0x01d1, Standard),           // Loads that hit the first level,
-        (Vendor::Intel, 0x02d1, Standard),           // the second,
-        (Vendor::Intel, 0x04d1, Enhanced),           // and the third.
+        (Vendor::Intel, 0x0100_00c4, Architectural), // A counter mask does not change the event.
+        (Vendor::Intel, 0x412e, Enhanced),           // Last-level cache misses.
+        (Vendor::Intel, 0x01d1, Standard),           // Loads that hit the first-level cache.
+        (Vendor::Intel, 0x02d1, Standard),           // Loads that hit the second-level cache.
+        (Vendor::Intel, 0x04d1, Enhanced),           // Loads that hit the third-level cache.
         (Vendor::Intel, 0x06d1, Enhanced),
-        (Vendor::Intel, 0x01b7, Enhanced), // Responses of whatever is beyond the core.
-        (Vendor::Intel, 0x3f24, Standard), // Requests to the second level.
-        (Vendor::Intel, 0x01ff, Enhanced), // In no document.
+        (Vendor::Intel, 0x01b7, Enhanced), // Responses from outside of the core.
+        (Vendor::Intel, 0x3f24, Standard), // Requests to the second-level cache.
+        (Vendor::Intel, 0x01ff, Enhanced), // Undocumented.
         (Vendor::Amd, 0x0076, Architectural),
         (Vendor::Amd, 0x1_0000_0120, Architectural),
-        (Vendor::Amd, 0x0964, Standard), // Misses of the second level.
-        (Vendor::Amd, 0x0143, Standard), // Fills from there,
-        (Vendor::Amd, 0x0843, Enhanced), // and from memory.
+        (Vendor::Amd, 0x0964, Standard), // Second-level cache misses.
+        (Vendor::Amd, 0x0143, Standard), // Fills from the second-level cache.
+        (Vendor::Amd, 0x0843, Enhanced), // Fills from memory.
         (Vendor::Amd, 0xff72, Enhanced),
         (Vendor::Amd, 0x1_0000_018e, Standard),
         (Vendor::Amd, 0x4_0000_00e0, Enhanced), // The northbridge of older families.
@@ -82,20 +82,20 @@ fn events_have_the_tiers_that_clouds_sell() {
 }
 
 #[test]
-fn a_rule_is_about_an_event_by_name_by_code_or_by_the_bits_of_a_mask() {
-    let is_about = |rule: &str, vendor, code| rule.parse::<Rule>().unwrap().is_about(vendor, code);
-    assert!(is_about("branches", Vendor::Intel, 0x00c4) && is_about("branches", Vendor::Amd, 0x00c2));
-    assert!(!is_about("branches", Vendor::Intel, 0x00c2));
-    assert!(is_about("r01c0", Vendor::Amd, 0x01c0) && !is_about("r01c0", Vendor::Amd, 0x00c0));
-    assert!(is_about("r01c0", Vendor::Amd, 0x0200_01c0), "with a threshold");
-    assert!(is_about("r00c0/00ff", Vendor::Amd, 0x55c0));
-    assert!(!is_about("r00c0/ff0000ff", Vendor::Amd, 0x0200_00c0));
+fn a_rule_matches_events_by_name_by_encoding_or_by_the_bits_of_a_mask() {
+    let matches = |rule: &str, vendor, code| rule.parse::<Rule>().unwrap().matches(vendor, code);
+    assert!(matches("branches", Vendor::Intel, 0x00c4) && matches("branches", Vendor::Amd, 0x00c2));
+    assert!(!matches("branches", Vendor::Intel, 0x00c2));
+    assert!(matches("r01c0", Vendor::Amd, 0x01c0) && !matches("r01c0", Vendor::Amd, 0x00c0));
+    assert!(matches("r01c0", Vendor::Amd, 0x0200_01c0), "with a counter mask");
+    assert!(matches("r00c0/00ff", Vendor::Amd, 0x55c0));
+    assert!(!matches("r00c0/ff0000ff", Vendor::Amd, 0x0200_00c0));
     let meaningless = |vendor| of_events(&["bus-cycles", "r40"]).names_without_meaning(vendor).count();
     assert_eq!((meaningless(Vendor::Amd), meaningless(Vendor::Intel)), (1, 0));
 }
 
 #[test]
-fn a_policy_and_its_changes_travel_as_text() {
+fn a_policy_and_its_changes_can_be_serialized() {
     let policy = Policy { freeze: Freeze::Hybrid, ..of_events(&["cycles", "r00c0/00ff"]) };
     let text = serde_json::to_string(&policy).unwrap();
     assert!(text.contains(r#"{"these":["cycles","r00c0/00ff"]}"#), "{text}");
@@ -105,13 +105,13 @@ fn a_policy_and_its_changes_travel_as_text() {
     let none = Change { from: From::Present, settings: vec![Setting::MostInterrupts(None)] };
     let read: Change = serde_json::from_str(&serde_json::to_string(&none).unwrap()).unwrap();
     assert_eq!(read, none);
-    assert_eq!(with_cap(5).changed_by(&read), Policy::default());
-    let afresh = Change { from: From::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
-    assert_eq!(policy.changed_by(&afresh), Policy { freeze: Freeze::Host, ..Policy::default() });
+    assert_eq!(with_limit(5).changed_by(&read), Policy::default());
+    let from_default = Change { from: From::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
+    assert_eq!(policy.changed_by(&from_default), Policy { freeze: Freeze::Host, ..Policy::default() });
 }
 
 #[test]
-fn a_denied_event_stands_still_and_is_told_once() {
+fn a_denied_event_stands_still_and_is_reported_once() {
     let (mut pmu, host) = amd(&of_tier(Tier::Architectural));
     pmu.write(SELECT, COUNTING);
     for _ in 0..3 {
@@ -125,7 +125,7 @@ fn a_denied_event_stands_still_and_is_told_once() {
 }
 
 #[test]
-fn a_fixed_counter_obeys_too() {
+fn a_fixed_counter_is_denied_too() {
     const FIXED: u32 = 0x309;
     const FIXED_CONTROL: u32 = 0x38d;
     const GLOBAL_CONTROL: u32 = 0x38f;
@@ -144,7 +144,7 @@ fn a_fixed_counter_obeys_too() {
 }
 
 #[test]
-fn what_is_denied_later_stops_and_what_is_allowed_again_goes_on() {
+fn an_event_that_is_denied_later_stops_and_goes_on_when_it_is_allowed_again() {
     let (mut pmu, host) = amd(&Policy::default());
     pmu.write(SELECT, COUNTING);
     run(&mut pmu, &host, 100);
@@ -157,7 +157,7 @@ fn what_is_denied_later_stops_and_what_is_allowed_again_goes_on() {
 }
 
 #[test]
-fn only_time_goes_on_while_the_host_works_for_a_hybrid_guest() {
+fn with_hybrid_freeze_only_cycles_count_in_the_host() {
     let scopes = |freeze, codes: [u64; 4], vendor| {
         let policy = Policy { freeze, ..Policy::default() };
         codes.map(|code| policy.scope(vendor, code))
@@ -172,8 +172,8 @@ fn only_time_goes_on_while_the_host_works_for_a_hybrid_guest() {
 }
 
 #[test]
-fn a_period_below_the_floor_is_raised_to_it_and_counts_stay_right() {
-    let (mut pmu, host) = amd(&with_floor(1000));
+fn a_period_below_the_least_period_is_raised_to_it_and_counts_stay_right() {
+    let (mut pmu, host) = amd(&with_least_period(1000));
     pmu.write(COUNTER, 100_u64.wrapping_neg());
     pmu.write(SELECT, SAMPLING);
     for _ in 0..5 {
@@ -190,7 +190,7 @@ fn a_period_below_the_floor_is_raised_to_it_and_counts_stay_right() {
 
 #[test]
 fn reading_a_counter_does_not_bring_its_overflow_forward() {
-    let (mut pmu, host) = amd(&with_floor(1000));
+    let (mut pmu, host) = amd(&with_least_period(1000));
     pmu.write(COUNTER, 100_u64.wrapping_neg());
     pmu.write(SELECT, SAMPLING);
     run(&mut pmu, &host, 150);
@@ -201,8 +201,8 @@ fn reading_a_counter_does_not_bring_its_overflow_forward() {
 }
 
 #[test]
-fn an_interrupt_beyond_the_cap_waits_and_its_overflow_shows() {
-    let (mut pmu, host) = amd(&with_cap(10));
+fn an_interrupt_over_the_limit_waits_and_its_overflow_is_in_the_status() {
+    let (mut pmu, host) = amd(&with_limit(10));
     pmu.write(SELECT, SAMPLING);
     let mut sample = |at: u64| {
         pmu.write(COUNTER, 100_u64.wrapping_neg());
@@ -222,9 +222,9 @@ fn an_interrupt_beyond_the_cap_waits_and_its_overflow_shows() {
 }
 
 #[test]
-fn an_interrupt_that_waits_is_not_for_an_overflow_that_the_guest_has_seen_to() {
+fn a_withheld_interrupt_is_dropped_once_the_guest_has_handled_the_overflow() {
     for (register, value) in [(STATUS_CLEAR, 1), (COUNTER, 0), (SELECT, COUNTING)] {
-        let (mut pmu, host) = amd(&with_cap(1));
+        let (mut pmu, host) = amd(&with_limit(1));
         pmu.write(SELECT, SAMPLING);
         for _ in 0..2 {
             pmu.write(COUNTER, 100_u64.wrapping_neg());
@@ -238,8 +238,8 @@ fn an_interrupt_that_waits_is_not_for_an_overflow_that_the_guest_has_seen_to() {
 }
 
 #[test]
-fn an_overflow_that_waits_interrupts_though_the_policy_changes_meanwhile() {
-    for before in [with_cap(1), with_floor(1000)] {
+fn a_withheld_interrupt_is_kept_when_the_policy_changes() {
+    for before in [with_limit(1), with_least_period(1000)] {
         let (mut pmu, host) = amd(&before);
         pmu.write(SELECT, SAMPLING);
         for _ in 0..2 {
@@ -255,9 +255,9 @@ fn an_overflow_that_waits_interrupts_though_the_policy_changes_meanwhile() {
 }
 
 #[test]
-fn counters_that_freeze_at_an_interrupt_go_on_while_it_waits() {
+fn a_withheld_interrupt_freezes_no_counters() {
     const GENERAL: u32 = 0xc1;
-    let (mut pmu, host) = intel(&with_cap(1));
+    let (mut pmu, host) = intel(&with_limit(1));
     pmu.write(crate::x86::DEBUGCTL, crate::x86::FREEZE_AT_INTERRUPTS);
     pmu.write(0x186, SAMPLING);
     pmu.write(GENERAL, 100_u64.wrapping_neg());
@@ -298,8 +298,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step(), 1..120)
 }
 
-/// The guest does this; the counts and times at which it is interrupted.
-fn does(pmu: &mut amd::Amd<Script>, host: &Script, steps: &[Step]) -> Vec<(u64, Duration)> {
+/// Makes the guest do these steps. Returns the counts and times at which it is interrupted.
+fn run_steps(pmu: &mut amd::Amd<Script>, host: &Script, steps: &[Step]) -> Vec<(u64, Duration)> {
     let (mut counts, mut now) = (0, Duration::ZERO);
     let mut interrupts = Vec::new();
     for step in steps {
@@ -339,17 +339,17 @@ proptest! {
     }
 
     #[test]
-    fn every_text_is_a_rule_or_a_mistake_in_one_line(text in "[a-zA-Z0-9/_-]{0,12}|r[0-9a-f]{1,10}(/[0-9a-f]{1,10})?") {
+    fn every_text_is_a_rule_or_its_error_quotes_it(text in "[a-zA-Z0-9/_-]{0,12}|r[0-9a-f]{1,10}(/[0-9a-f]{1,10})?") {
         match text.parse::<Rule>() {
             Ok(rule) => prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule)),
-            Err(mistake) => prop_assert!(mistake.to_string().contains(&text)),
+            Err(error) => prop_assert!(error.to_string().contains(&text)),
         }
     }
 
     #[test]
     fn whatever_a_guest_does_a_denied_event_does_not_move(steps in steps()) {
         let (mut pmu, host) = amd(&of_events(&[]));
-        prop_assert_eq!(does(&mut pmu, &host, &steps), []);
+        prop_assert_eq!(run_steps(&mut pmu, &host, &steps), []);
         let written = |counter: u32| steps.iter().rev().find_map(|step| match step {
             Step::Write(msr, value) if *msr == COUNTER + 2 * counter => Some(value & MASK),
             _ => None,
@@ -361,20 +361,20 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_guest_does_its_counter_keeps_to_the_floor(steps in steps(), period in 1_u64..2000) {
-        let (mut pmu, host) = amd(&with_floor(period));
-        // One counter: overflows of two may be as close as they like.
+    fn whatever_a_guest_does_its_counter_keeps_the_least_period(steps in steps(), period in 1_u64..2000) {
+        let (mut pmu, host) = amd(&with_least_period(period));
+        // The least period is of one counter: overflows of two counters may come at any distance.
         let steps: Vec<_> = steps.into_iter().filter(|step| !matches!(step, Step::Write(msr, _) if *msr == SELECT + 2)).collect();
-        let interrupts = does(&mut pmu, &host, &steps);
+        let interrupts = run_steps(&mut pmu, &host, &steps);
         for pair in interrupts.windows(2) {
             prop_assert!(pair[1].0 - pair[0].0 >= period, "{:?}", interrupts);
         }
     }
 
     #[test]
-    fn whatever_a_guest_does_its_interrupts_keep_to_the_cap_and_come_in_the_end(steps in steps(), cap in 1_u32..60) {
-        let (mut pmu, host) = amd(&with_cap(cap));
-        let interrupts = does(&mut pmu, &host, &steps);
+    fn whatever_a_guest_does_its_interrupts_keep_the_limit_and_come_in_the_end(steps in steps(), cap in 1_u32..60) {
+        let (mut pmu, host) = amd(&with_limit(cap));
+        let interrupts = run_steps(&mut pmu, &host, &steps);
         let at_once = u128::from((cap / 10).max(1));
         for (number, first) in interrupts.iter().enumerate() {
             for (further, last) in interrupts[number..].iter().enumerate() {
@@ -391,12 +391,12 @@ proptest! {
     }
 
     #[test]
-    fn floor_and_cap_leave_counts_as_they_are(steps in steps(), period in 1_u64..5000, cap in 1_u32..60) {
-        let policy = Policy { most_interrupts: NonZeroU32::new(cap), ..with_floor(period) };
+    fn limits_on_interrupts_do_not_change_counts(steps in steps(), period in 1_u64..5000, cap in 1_u32..60) {
+        let policy = Policy { most_interrupts: NonZeroU32::new(cap), ..with_least_period(period) };
         let ((mut limited, its_host), (mut free, host)) = (amd(&policy), amd(&Policy::default()));
         for step in steps {
-            does(&mut limited, &its_host, std::slice::from_ref(&step));
-            does(&mut free, &host, &[step]);
+            run_steps(&mut limited, &its_host, std::slice::from_ref(&step));
+            run_steps(&mut free, &host, &[step]);
             for counter in [COUNTER, COUNTER + 2] {
                 prop_assert_eq!(limited.read(counter), free.read(counter));
             }

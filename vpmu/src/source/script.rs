@@ -1,4 +1,4 @@
-//! A source for tests: what is counted, and when it is starved, is written down by the test.
+//! A source for tests, which decide what is counted and when counters have no hardware.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -9,12 +9,12 @@ use crate::event::{Event, Meaning, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
-/// The events that the scripted host refuses.
+/// A raw event that the scripted host does not have.
 pub const REFUSED: Event = Event::Raw(0xbad);
-/// One that kernels have a name for, and this host refuses.
+/// An event with a meaning that the scripted host does not have.
 pub const UNKNOWN: Event = Event::Meaning(Meaning::BusCycles);
 
-/// The host: it makes counters, and the test has a share in it.
+/// A scripted host. Clones are handles to the same host: one is the PMU's source, the other is the test's.
 #[derive(Clone, Default)]
 pub struct Script(Rc<RefCell<Host>>);
 
@@ -26,7 +26,7 @@ struct Host {
     starved: bool,
 }
 
-/// One of the host's counters.
+/// A running event of the scripted host.
 pub struct Scripted {
     counter: Rc<RefCell<Counter>>,
     host: Rc<RefCell<Host>>,
@@ -39,8 +39,8 @@ struct Counter {
 }
 
 impl Script {
-    /// The guest runs for so many counts of every event. When an alarm comes `on_alarm` is called at once, with the
-    /// counts that are left; the host repeats alarms.
+    /// Runs the guest until each event has counted `counts`. Calls `on_alarm` with the number of counts left whenever
+    /// an alarm expires. Alarms repeat.
     pub fn guest_runs(&self, counts: u64, mut on_alarm: impl FnMut(u64)) {
         let mut left = counts;
         while left > 0 {
@@ -64,22 +64,22 @@ impl Script {
         }
     }
 
-    /// Time goes by.
+    /// Advances time, in which the guest does not run.
     pub fn time_passes(&self, time: Duration) {
         self.0.borrow_mut().now += time;
     }
 
-    /// Others take the hardware away, or give it back.
+    /// Sets whether others hold the hardware of all events.
     pub fn starve(&self, starved: bool) {
         self.0.borrow_mut().starved = starved;
     }
 
-    /// How many counters there are.
+    /// Returns the number of running events.
     pub fn counters(&self) -> usize {
         self.selections().len()
     }
 
-    /// What they count.
+    /// Returns the selections of the running events.
     pub fn selections(&self) -> Vec<Selection> {
         let host = self.0.borrow();
         let alive = host.counters.iter().filter(|(_, counter)| counter.strong_count() > 0);

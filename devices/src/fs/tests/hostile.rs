@@ -1,5 +1,5 @@
-//! Requests that no kernel would send. Whatever they are, the server lives, answers in FUSE, and neither reads nor changes
-//! anything outside the share, nor anything in it if it is read-only.
+//! Random requests. The server must not crash, must reply in valid FUSE, and must not read or change anything outside
+//! of the share. It must not change a read-only share either.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ fn guest(access: Access) -> Guest {
     guest
 }
 
-/// All that there is of a tree, but for what lies in that folder: what a change of anything in it would change.
+/// Collects the attributes and contents of a directory tree, except for the directory `without`.
 fn tree(at: &Path, without: Option<&Path>, seen: &mut BTreeMap<PathBuf, (u32, u64, i64, i64, Vec<u8>)>) {
     for entry in fs::read_dir(at).unwrap() {
         let path = entry.unwrap().path();
@@ -56,10 +56,10 @@ fn snapshot(at: &Path, without: Option<&Path>) -> BTreeMap<PathBuf, (u32, u64, i
 struct Request {
     header: InHeader,
     body: Vec<u8>,
-    room: usize,
+    reply_size: usize,
 }
 
-/// Numbers of things and handles that there are, or nearly; and others.
+/// Node IDs and handles that exist or almost exist, and others.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0_u64..12, 1 => any::<u64>(), 1 => select(vec![u64::MAX, 1 << 63, 1 << 62, 4096, 0xffff_ffff])]
 }
@@ -91,8 +91,8 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// How long what precedes the names is, so that many requests mean something.
-fn fixed(opcode: u32) -> usize {
+/// Returns the number of 64-bit words that precede the names in a request, so that many random requests are valid.
+fn fixed_words(opcode: u32) -> usize {
     match opcode {
         op::LOOKUP | op::SYMLINK | op::UNLINK | op::RMDIR => 0,
         op::MKDIR | op::RENAME | op::LINK => 1,
@@ -108,33 +108,42 @@ fn request() -> impl Strategy<Value = Request> {
     let parts = (opcode, word(), vec(word(), 11), vec(name(), 0..3), any::<u64>());
     let cut = prop_oneof![9 => Just(usize::MAX), 1 => 0_usize..100];
     let len = prop_oneof![19 => Just(None), 1 => any::<u32>().prop_map(Some)];
-    let room = prop_oneof![8 => Just(ROOM), 1 => select(vec![0, 1, 15, 16, 17, 100, 160, 4096])];
-    (parts, cut, len, room).prop_map(|((opcode, nodeid, words, names, unique), cut, len, room)| {
-        let mut body: Vec<u8> =
-            words[..fixed(opcode)].iter().flat_map(|word| word.to_ne_bytes()).chain(names.concat()).collect();
-        body.truncate(cut);
-        let len = len.unwrap_or(u32::try_from(size_of::<InHeader>() + body.len()).unwrap());
-        Request { header: InHeader { len, opcode, unique, nodeid, ..InHeader::default() }, body, room }
-    })
+    let reply_size = prop_oneof![8 => Just(REPLY_SIZE), 1 => select(vec![0, 1, 15, 16, 17, 100, 160, 4096])];
+    (parts, cut, len, reply_size).prop_map(
+        |((opcode, nodeid, words, names, unique), cut, len, reply_size)| {
+            let mut body: Vec<u8> = words[..fixed_words(opcode)]
+                .iter()
+                .flat_map(|word| word.to_ne_bytes())
+                .chain(names.concat())
+                .collect();
+            body.truncate(cut);
+            let len = len.unwrap_or(u32::try_from(size_of::<InHeader>() + body.len()).unwrap());
+            Request {
+                header: InHeader { len, opcode, unique, nodeid, ..InHeader::default() },
+                body,
+                reply_size,
+            }
+        },
+    )
 }
 
 fn send(guest: &mut Guest, request: &Request) {
     let bytes = [request.header.as_slice(), &request.body].concat();
-    let answer = guest.share.serve(&bytes, request.room);
-    if let Some(Ok(body)) = well_formed(answer, request.header.unique, request.room) {
+    let reply = guest.share.serve(&bytes, request.reply_size);
+    if let Some(Ok(body)) = decode_reply(reply, request.header.unique, request.reply_size) {
         assert!(!body.windows(SECRET.len()).any(|bytes| bytes == SECRET), "{request:?} read the canary");
     }
 }
 
-/// What a guest has that begins well: numbers 2 to 8, and handles 1 to 5.
+/// Looks up nodes 2 to 8, and opens handles 1 to 5 (1 to 3 if the share is read-only).
 fn begin(guest: &mut Guest, access: Access) {
     for name in [c"file", c"folder", c"link", c"up", c"root", c"pipe"] {
         guest.walk(&[name]).unwrap();
     }
     guest.walk(&[c"folder", c"other"]).unwrap();
     guest.open(2, READ).unwrap();
-    guest.open_folder(ROOT).unwrap();
-    guest.open_folder(3).unwrap();
+    guest.open_directory(ROOT).unwrap();
+    guest.open_directory(3).unwrap();
     if access == Access::ReadWrite {
         guest.open(2, READ_WRITE).unwrap();
         guest.open(8, WRITE).unwrap();
@@ -147,7 +156,7 @@ proptest! {
     #[test]
     fn no_request_leads_out_of_a_share(requests in vec(request(), 1..300)) {
         let mut guest = guest(Access::ReadWrite);
-        // In the share, the guest may have taken the rights away that it takes to look.
+        // The share itself is not compared: the guest may have removed the permissions to read it.
         let share = guest.dir.path().join("share");
         let outside = |guest: &Guest| snapshot(guest.dir.path(), Some(&share));
         let before = outside(&guest);
@@ -156,7 +165,7 @@ proptest! {
             send(&mut guest, request);
         }
         prop_assert_eq!(outside(&guest), before);
-        // Whatever it did, the guest can go on.
+        // The server still works.
         prop_assert!(guest.attributes(ROOT).is_ok());
     }
 
@@ -173,8 +182,8 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_no_request_do_nothing(bytes in vec(any::<u8>(), 0..200), room in 0_usize..200) {
+    fn replies_to_random_bytes_fit(bytes in vec(any::<u8>(), 0..200), reply_size in 0_usize..200) {
         let mut guest = guest(Access::ReadOnly);
-        prop_assert!(guest.share.serve(&bytes, room).len() <= room);
+        prop_assert!(guest.share.serve(&bytes, reply_size).len() <= reply_size);
     }
 }

@@ -1,6 +1,8 @@
-//! A real kernel as the guest: this machine's own mounts the share through `/dev/fuse`, which speaks the same protocol.
+//! A real kernel as the client: the kernel of this machine mounts the share through `/dev/fuse`, which uses the same
+//! protocol.
 //!
-//! That takes root and a kernel with FUSE. Elsewhere these tests say so and do nothing; the tests of the whole program have a guest.
+//! These tests need root and a kernel with FUSE. Otherwise they print a note and do nothing. The tests of the whole
+//! program use virtio-fs in a guest.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,7 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::*;
 
-/// A share that is mounted, and a thread that serves it.
+/// A mounted share, and the thread that serves it.
 struct Mounted {
     dir: TempDir,
     server: Option<JoinHandle<()>>,
@@ -23,7 +25,7 @@ impl Mounted {
     fn new(access: Access, make: impl FnOnce(&Path)) -> Option<Self> {
         let mounted = Self::mount(access, make);
         if mounted.is_none() {
-            eprintln!("not tested: this machine's kernel mounts no FUSE for this user");
+            eprintln!("not tested: this user cannot mount FUSE file systems here");
         }
         mounted
     }
@@ -44,13 +46,13 @@ impl Mounted {
         mount("tally", dir.path().join("mount"), "fuse", MountFlags::NOSUID | MountFlags::NODEV, &*options)
             .ok()?;
         let server = std::thread::spawn(move || {
-            let mut request = vec![0; Share::LONGEST_REQUEST];
-            // Ends when the share is not mounted any more.
+            let mut request = vec![0; Share::MAX_REQUEST];
+            // Reading fails once the share is unmounted.
             while let Ok(len) = device.read(&mut request) {
-                let answer = share.serve(&request[..len], ROOM);
-                if !answer.is_empty() {
-                    // A request whose process has been killed takes no answer.
-                    let _ = device.write(answer);
+                let reply = share.serve(&request[..len], REPLY_SIZE);
+                if !reply.is_empty() {
+                    // Fails if the requesting process has been killed.
+                    let _ = device.write(reply);
                 }
             }
         });
@@ -75,7 +77,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn programs_work_in_a_share() {
+fn common_file_operations_work_in_a_share() {
     let Some(share) = Mounted::new(Access::ReadWrite, |_| {}) else { return };
     let script = r#"
         set -e
@@ -116,7 +118,7 @@ fn a_kernel_lists_ten_thousand_files() {
 }
 
 #[test]
-fn a_kernel_sees_what_the_host_changed_when_it_opens_a_file() {
+fn a_kernel_sees_changes_by_the_host_within_a_second() {
     let Some(share) = Mounted::new(Access::ReadOnly, |share| fs::write(share.join("file"), "one").unwrap())
     else {
         return;
@@ -126,13 +128,13 @@ fn a_kernel_sees_what_the_host_changed_when_it_opens_a_file() {
     open.read_to_string(&mut text).unwrap();
     for content in ["two", "and longer", ""] {
         fs::write(share.host("file"), content).unwrap();
-        // What is known of a name may be a second old.
+        // Cached attributes are valid for one second.
         std::thread::sleep(std::time::Duration::from_millis(1100));
         assert_eq!(fs::read_to_string(share.guest("file")).unwrap(), content);
         text.clear();
         open.seek(SeekFrom::Start(0)).unwrap();
         open.read_to_string(&mut text).unwrap();
-        assert_eq!(text, content, "through the file that is open");
+        assert_eq!(text, content, "through the open file");
     }
 }
 
@@ -151,7 +153,7 @@ fn a_kernel_cannot_write_to_a_read_only_share() {
 }
 
 #[test]
-fn a_file_without_a_name_is_written_and_read() {
+fn an_unlinked_file_can_be_written_and_read() {
     let Some(share) = Mounted::new(Access::ReadWrite, |_| {}) else { return };
     let path = share.guest("temporary");
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path).unwrap();

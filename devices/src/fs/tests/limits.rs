@@ -1,8 +1,8 @@
-//! How much a guest may take of the host.
+//! Limits on the host's resources that a guest uses.
 
 use super::*;
 
-fn limited(files: usize, nodes: usize, descriptors: usize) -> Guest {
+fn guest_with_limits(files: usize, nodes: usize, descriptors: usize) -> Guest {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| {
         for i in 0..files {
             fs::write(share.join(i.to_string()), i.to_string()).unwrap();
@@ -18,27 +18,27 @@ fn name(i: usize) -> std::ffi::CString {
 }
 
 fn forget(guest: &mut Guest, node: u64, nlookup: u64) {
-    assert!(guest.ask_raw(op::FORGET, node, &[ForgetIn { nlookup }.as_slice()], 0).is_none());
+    assert!(guest.call_raw(op::FORGET, node, &[ForgetIn { nlookup }.as_slice()], 0).is_none());
 }
 
 #[test]
-fn a_guest_knows_many_files_with_few_descriptors() {
-    let mut guest = limited(300, 1000, 16);
+fn a_guest_references_many_files_with_few_descriptors() {
+    let mut guest = guest_with_limits(300, 1000, 16);
     let nodes: Vec<u64> = (0..300).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
     assert_eq!(guest.share.server.nodes.counts(), (301, 17));
     for (i, &node) in nodes.iter().enumerate() {
         assert_eq!(guest.attributes(node).unwrap().size, i.to_string().len() as u64);
-        assert_eq!(guest.walk(&[&name(i)]), Ok(node), "it keeps its number");
+        assert_eq!(guest.walk(&[&name(i)]), Ok(node), "the node ID stays the same");
     }
     assert_eq!(guest.share.server.nodes.counts(), (301, 17));
 }
 
 #[test]
-fn what_the_guest_moved_is_found_again() {
-    let mut guest = limited(100, 1000, 16);
+fn a_renamed_file_is_opened_again_by_its_new_name() {
+    let mut guest = guest_with_limits(100, 1000, 16);
     let node = guest.walk(&[c"7"]).unwrap();
     let input = RenameIn { newdir: ROOT };
-    guest.ask(op::RENAME, ROOT, &[input.as_slice(), b"7\0moved\0"]).unwrap();
+    guest.call(op::RENAME, ROOT, &[input.as_slice(), b"7\0moved\0"]).unwrap();
     for i in 8..100 {
         guest.walk(&[&name(i)]).unwrap();
     }
@@ -46,8 +46,8 @@ fn what_the_guest_moved_is_found_again() {
 }
 
 #[test]
-fn another_file_of_that_name_is_not_taken_for_the_one_the_guest_knew() {
-    let mut guest = limited(100, 1000, 16);
+fn a_different_file_of_the_same_name_makes_the_old_node_stale() {
+    let mut guest = guest_with_limits(100, 1000, 16);
     let node = guest.walk(&[c"7"]).unwrap();
     for i in 8..100 {
         guest.walk(&[&name(i)]).unwrap();
@@ -59,11 +59,11 @@ fn another_file_of_that_name_is_not_taken_for_the_one_the_guest_knew() {
 }
 
 #[test]
-fn an_open_file_without_a_name_is_kept() {
-    let mut guest = limited(100, 1000, 16);
+fn an_unlinked_open_file_stays_accessible() {
+    let mut guest = guest_with_limits(100, 1000, 16);
     let node = guest.walk(&[c"7"]).unwrap();
     let fh = guest.open(node, READ).unwrap();
-    guest.ask(op::UNLINK, ROOT, &[b"7\0"]).unwrap();
+    guest.call(op::UNLINK, ROOT, &[b"7\0"]).unwrap();
     for i in 8..100 {
         guest.walk(&[&name(i)]).unwrap();
     }
@@ -73,7 +73,7 @@ fn an_open_file_without_a_name_is_kept() {
 
 #[test]
 fn handles_and_descriptors_are_limited() {
-    let mut guest = limited(20, 1000, 8);
+    let mut guest = guest_with_limits(20, 1000, 8);
     let open: Vec<(u64, u64)> = (0..4)
         .map(|i| {
             let node = guest.walk(&[&name(i)]).unwrap();
@@ -81,7 +81,7 @@ fn handles_and_descriptors_are_limited() {
         })
         .collect();
     assert_eq!(guest.open(open[0].0, READ), Err(Errno::NFILE));
-    assert_eq!(guest.open_folder(ROOT), Err(Errno::NFILE));
+    assert_eq!(guest.open_directory(ROOT), Err(Errno::NFILE));
     assert_eq!(guest.create(ROOT, c"new", WRITE, 0o600).unwrap_err(), Errno::NFILE);
     assert!(!guest.path("new").exists());
     guest.release(open[3].0, open[3].1).unwrap();
@@ -89,15 +89,15 @@ fn handles_and_descriptors_are_limited() {
 }
 
 #[test]
-fn an_open_file_counts_also_when_it_is_forgotten() {
-    let mut guest = limited(40, 1000, 16);
+fn an_open_file_counts_towards_the_limit_even_if_its_node_is_forgotten() {
+    let mut guest = guest_with_limits(40, 1000, 16);
     let opened = (0..20).map_while(|i| {
         let node = guest.walk(&[&name(i)]).unwrap();
         let opened = guest.open(node, READ).ok();
         forget(&mut guest, node, 1);
         opened
     });
-    // The file and its place are two descriptors of sixteen; another sixteen are for what is known.
+    // Each handle takes two of sixteen descriptors: its own and the path descriptor. Another sixteen are for nodes.
     assert_eq!(opened.count(), 8);
     for i in 20..40 {
         guest.walk(&[&name(i)]).unwrap();
@@ -106,55 +106,55 @@ fn an_open_file_counts_also_when_it_is_forgotten() {
 }
 
 #[test]
-fn shares_have_equal_parts_of_a_quarter_of_the_descriptors() {
-    assert_eq!([1, 2, 7].map(|shares| part(4096, shares)), [512, 256, 73]);
+fn all_shares_together_use_a_quarter_of_the_descriptors() {
+    assert_eq!([1, 2, 7].map(|shares| descriptors_per_share(4096, shares)), [512, 256, 73]);
     for shares in 1..8 {
-        assert!(2 * part(1024, shares) * shares <= 1024 / 4);
+        assert!(2 * descriptors_per_share(1024, shares) * shares <= 1024 / 4);
     }
-    assert_eq!((part(100, 7), part(u64::MAX, 1)), (8, 1 << 16));
+    assert_eq!((descriptors_per_share(100, 7), descriptors_per_share(u64::MAX, 1)), (8, 1 << 16));
 }
 
 #[test]
-fn what_the_guest_knows_is_limited_and_what_it_forgets_is_gone() {
-    let mut guest = limited(20, 11, 16);
+fn the_number_of_nodes_is_limited_and_forgotten_nodes_are_free() {
+    let mut guest = guest_with_limits(20, 11, 16);
     let nodes: Vec<u64> = (0..10).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
     assert_eq!(guest.walk(&[c"10"]), Err(Errno::NFILE));
-    // Those that it knows it may look up again, and has to forget as often.
+    // A known node can be looked up again. Each lookup has to be forgotten.
     assert_eq!(guest.walk(&[c"3"]), Ok(nodes[3]));
     forget(&mut guest, nodes[3], 1);
     assert!(guest.attributes(nodes[3]).is_ok());
     forget(&mut guest, nodes[3], u64::MAX);
     assert_eq!(guest.attributes(nodes[3]), Err(Errno::STALE));
     assert!(guest.walk(&[c"10"]).is_ok());
-    // A listing tells the names of those for which there is no room, and no more.
+    // READDIRPLUS returns only the names of entries beyond the limit.
     let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
     assert_eq!(entries.len(), 22);
     assert_eq!(entries.iter().filter(|entry| entry.2.unwrap().nodeid != 0).count(), 10);
 }
 
 #[test]
-fn the_share_itself_is_never_forgotten() {
-    let mut guest = limited(1, 10, 16);
+fn the_root_is_never_forgotten() {
+    let mut guest = guest_with_limits(1, 10, 16);
     let many: Vec<u8> = [ROOT, 99, 0]
         .iter()
         .flat_map(|&nodeid| ForgetOne { nodeid, nlookup: u64::MAX }.as_slice().to_vec())
         .collect();
     for count in [3, u32::MAX] {
         let input = BatchForgetIn { count, padding: 0 };
-        assert!(guest.ask_raw(op::BATCH_FORGET, 0, &[input.as_slice(), &many], 0).is_none());
+        assert!(guest.call_raw(op::BATCH_FORGET, 0, &[input.as_slice(), &many], 0).is_none());
     }
     forget(&mut guest, ROOT, 1);
     assert!(guest.walk(&[c"0"]).is_ok());
 }
 
 #[test]
-fn a_file_of_two_mounts_is_two_files() {
-    let mut guest = limited(1, 10, 16);
+fn inode_numbers_of_other_devices_are_made_distinct() {
+    let mut guest = guest_with_limits(1, 10, 16);
     let nodes = &mut guest.share.server.nodes;
     let own = fs::metadata(guest.dir.path().join("share")).unwrap().dev();
     let own = (rustix::fs::major(own), rustix::fs::minor(own));
-    assert_eq!(nodes.shown_inode(own, 5), 5);
-    assert_eq!(nodes.shown_inode((1000, 1), 5), 5 + (1 << 48));
-    assert_eq!(nodes.shown_inode((1000, 2), 5), 5 + (2 << 48));
-    assert_eq!(nodes.shown_inode((1000, 1), 6), 6 + (1 << 48));
+    assert_eq!(nodes.guest_inode(own, 5), 5);
+    assert_eq!(nodes.guest_inode((1000, 1), 5), 5 + (1 << 48));
+    assert_eq!(nodes.guest_inode((1000, 2), 5), 5 + (2 << 48));
+    assert_eq!(nodes.guest_inode((1000, 1), 6), 6 + (1 << 48));
 }

@@ -1,10 +1,10 @@
-//! Other mounts inside a share. Making them takes root; elsewhere these tests say so and do nothing.
+//! Other mounts inside of a share. These tests need root. Otherwise they print a note and do nothing.
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
 use super::*;
 
-/// A mount in a share. It goes before the folder that it is in.
+/// A mount in a share. Unmounts when dropped, which must happen before the share's directory is removed.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -26,7 +26,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn the_processes_of_the_host_are_not_shared() {
+fn procfs_in_a_share_is_not_accessible() {
     let mut guest = Guest::new(Access::ReadWrite);
     let proc = |at: &Path| mount("proc", at, "proc", MountFlags::empty(), None);
     let Some(_mount) = Mount::new(&guest, "proc", proc) else { return };
@@ -37,7 +37,7 @@ fn the_processes_of_the_host_are_not_shared() {
 }
 
 #[test]
-fn a_mount_in_a_share_is_shared_and_its_files_are_told_apart() {
+fn a_mount_in_a_share_is_shared_with_distinct_inode_numbers() {
     let mut guest = Guest::new(Access::ReadWrite);
     let tmpfs = |at: &Path| mount("tmpfs", at, "tmpfs", MountFlags::empty(), None);
     let Some(_mount) = Mount::new(&guest, "other", tmpfs) else { return };
@@ -51,7 +51,7 @@ fn a_mount_in_a_share_is_shared_and_its_files_are_told_apart() {
 }
 
 #[test]
-fn two_views_of_a_folder_are_two_folders() {
+fn two_mounts_of_a_directory_are_two_nodes() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| {
         fs::create_dir(share.join("a")).unwrap();
         fs::write(share.join("a/file"), "").unwrap();
@@ -66,5 +66,5 @@ fn two_views_of_a_folder_are_two_folders() {
     assert_ne!(a, b);
     let (in_a, in_b) = (guest.look_up(a, c"file").unwrap(), guest.look_up(b, c"file").unwrap());
     assert!(guest.open(in_a.nodeid, WRITE).is_ok());
-    assert_eq!(guest.open(in_b.nodeid, WRITE), Err(Errno::ROFS), "what the host does not allow");
+    assert_eq!(guest.open(in_b.nodeid, WRITE), Err(Errno::ROFS), "the host's mount is read-only");
 }

@@ -1,4 +1,4 @@
-//! A host that moves things in and out of the share while a guest tries to get out with them.
+//! Attempts to leave the share while the host moves directories in and out of it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ fn guest() -> Guest {
     Guest::with_files(Access::ReadWrite, |share| {
         fs::create_dir_all(share.join("dir/sub")).unwrap();
         fs::write(share.join("dir/sub/file"), "inside").unwrap();
-        // Things outside with the names of those inside, for a server that followed a path to find them.
+        // Files outside with the same names as those inside. A server that resolved paths would find these.
         let outside = share.join("../outside");
         fs::create_dir_all(outside.join("sub")).unwrap();
         fs::write(outside.join("sub/file"), SECRET).unwrap();
@@ -21,7 +21,7 @@ fn guest() -> Guest {
 }
 
 #[test]
-fn a_folder_that_the_host_moves_out_leads_nowhere_else() {
+fn a_directory_that_the_host_moves_out_gives_no_access_to_its_new_parent() {
     let mut guest = guest();
     let dir = guest.walk(&[c"dir"]).unwrap();
     fs::rename(guest.path("dir"), guest.dir.path().join("outside/dir")).unwrap();
@@ -36,18 +36,18 @@ fn a_folder_that_the_host_moves_out_leads_nowhere_else() {
 }
 
 #[test]
-fn links_out_of_the_share_lead_nowhere() {
+fn symbolic_links_out_of_the_share_are_not_followed() {
     let mut guest = guest();
     let link = guest.walk(&[c"link"]).unwrap();
     assert_eq!(guest.look_up(link, c"sub"), Err(Errno::NOTDIR));
     assert_eq!(guest.create(link, c"new", WRITE, 0o600).unwrap_err(), Errno::NOTDIR);
     let input = RenameIn { newdir: link };
-    let out = guest.ask(op::RENAME, ROOT, &[input.as_slice(), b"dir\0dir\0"]);
+    let out = guest.call(op::RENAME, ROOT, &[input.as_slice(), b"dir\0dir\0"]);
     assert_eq!(out, Err(Errno::NOTDIR));
-    assert_eq!(guest.ask(op::UNLINK, link, &[b"sub\0"]), Err(Errno::NOTDIR));
+    assert_eq!(guest.call(op::UNLINK, link, &[b"sub\0"]), Err(Errno::NOTDIR));
 }
 
-/// One try to reach what is outside: by names that may change at any time, and by those that lead up.
+/// Tries to reach files outside of the share, by `..` and by names that the host changes concurrently.
 fn attack(guest: &mut Guest) -> Option<Vec<u8>> {
     let dir = guest.walk(&[c"dir"]).ok()?;
     assert_eq!(guest.look_up(dir, c".."), Err(Errno::INVAL));
@@ -66,42 +66,42 @@ fn attack(guest: &mut Guest) -> Option<Vec<u8>> {
     text.ok()
 }
 
-/// Raises a flag when it goes, so that nobody waits for a thread that has failed.
-struct Raise<'a>(&'a AtomicBool);
+/// Sets a flag when dropped, also by a panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Raise<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
-fn no_race_with_the_host_leads_out() {
+fn no_race_with_the_host_gives_access_outside_of_the_share() {
     let mut guest = guest();
-    // So few descriptors that things are found again and again.
+    // Few descriptors, so that nodes are often closed and opened again.
     let limits = Limits { nodes: 1000, descriptors: 4 };
     guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, limits).unwrap();
     let (dir, link) = (guest.path("dir"), guest.path("link"));
     let away = guest.dir.path().join("outside/dir");
-    let over = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let attacker = scope.spawn(|| {
-            let _at_the_end = Raise(&over);
-            let (mut read, mut missed) = (0, 0);
-            while read < 1000 || missed < 1000 {
+            let _stop_at_end = SetOnDrop(&is_over);
+            let (mut successes, mut failures) = (0, 0);
+            while successes < 1000 || failures < 1000 {
                 match attack(&mut guest) {
                     Some(text) => {
                         assert_eq!(text, b"inside");
-                        read += 1;
+                        successes += 1;
                     }
-                    None => missed += 1,
+                    None => failures += 1,
                 }
             }
         });
-        while !over.load(Ordering::Relaxed) {
+        while !is_over.load(Ordering::Relaxed) {
             fs::rename(&dir, &away).unwrap();
             fs::rename(&away, &dir).unwrap();
-            // The folder is a link to what is outside, and a folder again.
+            // Replaces the directory by a symbolic link to the outside, and back.
             for _ in 0..2 {
                 renameat_with(CWD, &dir, CWD, &link, RenameFlags::EXCHANGE).unwrap();
             }

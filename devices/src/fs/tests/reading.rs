@@ -1,4 +1,4 @@
-//! What a guest sees of the host's files.
+//! Reading files, directories and attributes.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn example() -> Guest {
 }
 
 #[test]
-fn a_file_has_the_host_s_bytes_and_ends_where_they_do() {
+fn a_guest_reads_the_host_s_bytes_up_to_the_end_of_the_file() {
     let mut guest = example();
     let node = guest.walk(&[c"folder", c"file"]).unwrap();
     let fh = guest.open(node, READ).unwrap();
@@ -26,17 +26,17 @@ fn a_file_has_the_host_s_bytes_and_ends_where_they_do() {
 #[test]
 fn a_mebibyte_is_read_with_one_request() {
     let mut guest = example();
-    let data: Vec<u8> = (0..=250).cycle().take(MOST + 1).collect();
+    let data: Vec<u8> = (0..=250).cycle().take(MAX_TRANSFER + 1).collect();
     fs::write(guest.path("large"), &data).unwrap();
     let node = guest.walk(&[c"large"]).unwrap();
     let fh = guest.open(node, READ).unwrap();
-    assert!(guest.read(node, fh, 0, 1 << 20).unwrap() == data[..MOST]);
-    assert!(guest.read(node, fh, 0, u32::MAX).unwrap() == data[..MOST]);
-    assert_eq!(guest.read(node, fh, 1 << 20, 1 << 20).unwrap(), data[MOST..]);
+    assert!(guest.read(node, fh, 0, 1 << 20).unwrap() == data[..MAX_TRANSFER]);
+    assert!(guest.read(node, fh, 0, u32::MAX).unwrap() == data[..MAX_TRANSFER]);
+    assert_eq!(guest.read(node, fh, 1 << 20, 1 << 20).unwrap(), data[MAX_TRANSFER..]);
 }
 
 #[test]
-fn a_file_that_the_host_cuts_short_is_short_and_no_more() {
+fn a_file_that_the_host_truncates_is_shorter_in_the_guest() {
     let mut guest = example();
     let node = guest.walk(&[c"folder", c"file"]).unwrap();
     let fh = guest.open(node, READ).unwrap();
@@ -58,7 +58,7 @@ fn a_change_on_the_host_is_seen_within_a_second() {
     fs::write(guest.path("folder/new"), "other").unwrap();
     fs::rename(guest.path("folder/new"), guest.path("folder/file")).unwrap();
     let after = guest.walk(&[c"folder", c"file"]).unwrap();
-    assert_ne!(after, before, "another file has another number");
+    assert_ne!(after, before, "another file has another node ID");
     assert_eq!(guest.attributes(after).unwrap().size, 5);
     fs::remove_file(guest.path("folder/file")).unwrap();
     assert_eq!(guest.walk(&[c"folder", c"file"]), Err(Errno::NOENT));
@@ -78,15 +78,15 @@ fn a_symbolic_link_is_read_and_never_followed() {
     let mut guest = example();
     let entry = guest.look_up(ROOT, c"link").unwrap();
     assert_eq!(entry.attr.mode & 0o170_000, 0o120_000);
-    assert_eq!(guest.ask(op::READLINK, entry.nodeid, &[]).unwrap(), b"/etc/passwd");
+    assert_eq!(guest.call(op::READLINK, entry.nodeid, &[]).unwrap(), b"/etc/passwd");
     assert_eq!(guest.open(entry.nodeid, READ), Err(Errno::ACCESS));
-    assert_eq!(guest.open_folder(entry.nodeid), Err(Errno::NOTDIR));
+    assert_eq!(guest.open_directory(entry.nodeid), Err(Errno::NOTDIR));
     assert_eq!(guest.look_up(entry.nodeid, c"x"), Err(Errno::NOTDIR));
-    assert_eq!(guest.ask(op::READLINK, ROOT, &[]), Err(Errno::INVAL));
+    assert_eq!(guest.call(op::READLINK, ROOT, &[]), Err(Errno::INVAL));
 }
 
 #[test]
-fn what_runs_tally_owns_is_root_s_in_the_guest() {
+fn files_of_the_user_who_runs_tally_belong_to_root_in_the_guest() {
     let mut guest = example();
     fs::write(guest.path("mine"), "").unwrap();
     let meta = fs::metadata(guest.path("mine")).unwrap();
@@ -99,7 +99,7 @@ fn what_runs_tally_owns_is_root_s_in_the_guest() {
 }
 
 #[test]
-fn attributes_are_the_host_s() {
+fn attributes_are_those_of_the_host() {
     let mut guest = example();
     fs::set_permissions(guest.path("folder/file"), fs::Permissions::from_mode(0o4751)).unwrap();
     let node = guest.walk(&[c"folder", c"file"]).unwrap();
@@ -142,7 +142,7 @@ fn ten_thousand_files_are_listed_each_once() {
 }
 
 #[test]
-fn above_the_share_there_is_only_the_share() {
+fn the_parent_of_the_share_is_shown_as_the_share() {
     let mut guest = example();
     let own = fs::metadata(guest.path("")).unwrap().ino();
     for opcode in [op::READDIR, op::READDIRPLUS] {
@@ -153,14 +153,14 @@ fn above_the_share_there_is_only_the_share() {
 }
 
 #[test]
-fn holes_are_found() {
+fn lseek_finds_holes() {
     let mut guest = example();
     fs::File::create(guest.path("holes")).unwrap().set_len(1 << 20).unwrap();
     let node = guest.walk(&[c"holes"]).unwrap();
     let fh = guest.open(node, READ).unwrap();
     let mut seek = |offset, whence| {
         let input = LseekIn { fh, offset, whence, padding: 0 };
-        guest.ask(op::LSEEK, node, &[input.as_slice()]).map(|answer| object::<LseekOut>(&answer).offset)
+        guest.call(op::LSEEK, node, &[input.as_slice()]).map(|reply| decode::<LseekOut>(&reply).offset)
     };
     assert_eq!(seek(0, 3), Err(Errno::NXIO));
     assert_eq!(seek(4096, 4), Ok(4096));
@@ -169,21 +169,21 @@ fn holes_are_found() {
 }
 
 #[test]
-fn the_disk_s_size_is_the_host_s() {
+fn statfs_returns_the_host_s_values() {
     let mut guest = example();
-    let answer: StatfsOut = object(&guest.ask(op::STATFS, ROOT, &[]).unwrap());
+    let reply: StatfsOut = decode(&guest.call(op::STATFS, ROOT, &[]).unwrap());
     let host = rustix::fs::statvfs(guest.path("").as_path()).unwrap();
-    assert_eq!((answer.blocks, u64::from(answer.bsize)), (host.f_blocks, host.f_bsize));
-    assert_eq!(answer.namelen, 255);
+    assert_eq!((reply.blocks, u64::from(reply.bsize)), (host.f_blocks, host.f_bsize));
+    assert_eq!(reply.namelen, 255);
 }
 
 #[test]
-fn a_folder_that_the_host_deletes_is_gone_and_nothing_hangs() {
+fn a_directory_that_the_host_deletes_is_gone() {
     let mut guest = example();
-    let folder = guest.walk(&[c"folder"]).unwrap();
+    let directory = guest.walk(&[c"folder"]).unwrap();
     fs::remove_dir_all(guest.path("")).unwrap();
     assert_eq!(guest.look_up(ROOT, c"folder"), Err(Errno::NOENT));
-    assert_eq!(guest.look_up(folder, c"file"), Err(Errno::NOENT));
-    assert_eq!(guest.list(folder, op::READDIRPLUS, 4096), Err(Errno::NOENT));
+    assert_eq!(guest.look_up(directory, c"file"), Err(Errno::NOENT));
+    assert_eq!(guest.list(directory, op::READDIRPLUS, 4096), Err(Errno::NOENT));
     assert!(guest.attributes(ROOT).is_ok());
 }

@@ -1,4 +1,4 @@
-//! What a guest may change, and what not.
+//! Changes by the guest, and changes that are refused.
 
 use std::ffi::CString;
 
@@ -11,31 +11,31 @@ fn mode(guest: &Guest, name: &str) -> u32 {
 }
 
 #[test]
-fn what_the_guest_writes_the_host_has_at_once() {
+fn writes_reach_the_host_at_once() {
     let mut guest = Guest::new(Access::ReadWrite);
     let (entry, fh) = guest.create(ROOT, c"new", READ_WRITE, 0o100_644).unwrap();
     assert_eq!(guest.write(entry.nodeid, fh, 0, b"from the guest"), Ok(14));
     assert_eq!(guest.write(entry.nodeid, fh, 9, b"GUEST"), Ok(5));
     assert_eq!(fs::read(guest.path("new")).unwrap(), b"from the GUEST");
     assert_eq!(guest.read(entry.nodeid, fh, 9, 10).unwrap(), b"GUEST");
-    let large = vec![7; MOST];
+    let large = vec![7; MAX_TRANSFER];
     assert_eq!(guest.write(entry.nodeid, fh, 0, &large), Ok(1 << 20));
     assert!(fs::read(guest.path("new")).unwrap() == large);
     for opcode in [op::FSYNC, op::FSYNCDIR] {
         let input = FsyncIn { fh, ..FsyncIn::default() };
         let expected = if opcode == op::FSYNC { Ok(vec![]) } else { Err(Errno::BADF) };
-        assert_eq!(guest.ask(opcode, entry.nodeid, &[input.as_slice()]), expected);
+        assert_eq!(guest.call(opcode, entry.nodeid, &[input.as_slice()]), expected);
     }
     assert_eq!(guest.release(entry.nodeid, fh), Ok(()));
 }
 
 #[test]
-fn what_is_written_is_as_long_as_the_guest_says_or_nothing_is() {
+fn a_write_of_an_invalid_size_or_offset_is_refused() {
     let mut guest = Guest::new(Access::ReadWrite);
     let (entry, fh) = guest.create(ROOT, c"new", WRITE, 0o600).unwrap();
     let mut write = |size, offset| {
         let input = WriteIn { fh, offset, size, ..WriteIn::default() };
-        guest.ask(op::WRITE, entry.nodeid, &[input.as_slice(), b"12345"]).map(drop)
+        guest.call(op::WRITE, entry.nodeid, &[input.as_slice(), b"12345"]).map(drop)
     };
     assert_eq!(write(6, 0), Err(Errno::INVAL));
     assert_eq!(write(u32::MAX, 0), Err(Errno::INVAL));
@@ -47,20 +47,20 @@ fn what_is_written_is_as_long_as_the_guest_says_or_nothing_is() {
 }
 
 #[test]
-fn a_file_is_open_for_no_more_than_was_asked_for() {
+fn a_handle_has_only_the_requested_access_mode() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| fs::write(share.join("file"), "x").unwrap());
     let node = guest.walk(&[c"file"]).unwrap();
     let (reader, writer) = (guest.open(node, READ).unwrap(), guest.open(node, WRITE).unwrap());
     assert_eq!(guest.write(node, reader, 0, b"y"), Err(Errno::BADF));
     assert_eq!(guest.read(node, writer, 0, 1), Err(Errno::BADF));
     assert_eq!(guest.open(node, 3), Err(Errno::INVAL));
-    // O_TRUNC, O_CREAT and O_EXCL are not OPEN's.
+    // OPEN ignores O_TRUNC, O_CREAT and O_EXCL.
     guest.open(node, WRITE | 0o1000 | 0o100 | 0o200).unwrap();
     assert_eq!(fs::read(guest.path("file")).unwrap(), b"x");
 }
 
 #[test]
-fn appending_is_at_the_end_that_the_host_s_file_has() {
+fn appending_writes_at_the_current_end_of_the_host_s_file() {
     const APPEND: u32 = 0o2000;
     let mut guest = Guest::new(Access::ReadWrite);
     let (entry, fh) = guest.create(ROOT, c"log", WRITE | APPEND, 0o600).unwrap();
@@ -68,47 +68,47 @@ fn appending_is_at_the_end_that_the_host_s_file_has() {
     let input = WriteIn { fh, flags: WRITE | APPEND, ..WriteIn::default() };
     assert_eq!(guest.write_as(entry.nodeid, input, b"guest\n"), Ok(6));
     assert_eq!(fs::read(guest.path("log")).unwrap(), b"host\nguest\n");
-    // A page of a mapping is written where it belongs.
+    // A write from the page cache uses its own offset.
     let input = WriteIn { write_flags: WRITE_CACHE, ..input };
     assert_eq!(guest.write_as(entry.nodeid, input, b"HOST"), Ok(4));
     assert_eq!(fs::read(guest.path("log")).unwrap(), b"HOST\nguest\n");
 }
 
 #[test]
-fn a_tree_is_made_changed_and_removed() {
+fn a_directory_tree_is_created_changed_and_removed() {
     let mut guest = Guest::new(Access::ReadWrite);
     let input = MkdirIn { mode: 0o755, umask: 0 };
-    let folder: Entry = object(&guest.ask(op::MKDIR, ROOT, &[input.as_slice(), b"folder\0"]).unwrap());
-    let (file, _) = guest.create(folder.nodeid, c"file", WRITE, 0o100_644).unwrap();
-    let link: Entry = object(&guest.ask(op::SYMLINK, ROOT, &[b"link\0folder/file\0"]).unwrap());
+    let directory: Entry = decode(&guest.call(op::MKDIR, ROOT, &[input.as_slice(), b"folder\0"]).unwrap());
+    let (file, _) = guest.create(directory.nodeid, c"file", WRITE, 0o100_644).unwrap();
+    let link: Entry = decode(&guest.call(op::SYMLINK, ROOT, &[b"link\0folder/file\0"]).unwrap());
     assert_eq!(fs::read_link(guest.path("link")).unwrap(), Path::new("folder/file"));
     let input = LinkIn { oldnodeid: file.nodeid };
-    let hard: Entry = object(&guest.ask(op::LINK, ROOT, &[input.as_slice(), b"hard\0"]).unwrap());
+    let hard: Entry = decode(&guest.call(op::LINK, ROOT, &[input.as_slice(), b"hard\0"]).unwrap());
     assert_eq!((hard.nodeid, hard.attr.nlink), (file.nodeid, 2));
     let input = LinkIn { oldnodeid: link.nodeid };
-    guest.ask(op::LINK, ROOT, &[input.as_slice(), b"link2\0"]).unwrap();
+    guest.call(op::LINK, ROOT, &[input.as_slice(), b"link2\0"]).unwrap();
     assert!(fs::symlink_metadata(guest.path("link2")).unwrap().is_symlink());
-    let input = RenameIn { newdir: folder.nodeid };
-    guest.ask(op::RENAME, ROOT, &[input.as_slice(), b"hard\0moved\0"]).unwrap();
+    let input = RenameIn { newdir: directory.nodeid };
+    guest.call(op::RENAME, ROOT, &[input.as_slice(), b"hard\0moved\0"]).unwrap();
     assert!(guest.path("folder/moved").exists());
-    assert_eq!(guest.ask(op::RMDIR, ROOT, &[b"folder\0"]), Err(Errno::NOTEMPTY));
-    assert_eq!(guest.ask(op::UNLINK, ROOT, &[b"folder\0"]), Err(Errno::ISDIR));
+    assert_eq!(guest.call(op::RMDIR, ROOT, &[b"folder\0"]), Err(Errno::NOTEMPTY));
+    assert_eq!(guest.call(op::UNLINK, ROOT, &[b"folder\0"]), Err(Errno::ISDIR));
     for name in [c"file", c"moved"] {
-        guest.ask(op::UNLINK, folder.nodeid, &[name.to_bytes_with_nul()]).unwrap();
+        guest.call(op::UNLINK, directory.nodeid, &[name.to_bytes_with_nul()]).unwrap();
     }
-    guest.ask(op::RMDIR, ROOT, &[b"folder\0"]).unwrap();
+    guest.call(op::RMDIR, ROOT, &[b"folder\0"]).unwrap();
     assert!(!guest.path("folder").exists());
 }
 
 #[test]
-fn names_are_exchanged_or_not_replaced_when_asked_so() {
+fn rename_flags_noreplace_and_exchange_work() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| {
         fs::write(share.join("a"), "a").unwrap();
         fs::write(share.join("b"), "b").unwrap();
     });
     let mut rename = |flags| {
         let input = Rename2In { newdir: ROOT, flags, padding: 0 };
-        guest.ask(op::RENAME2, ROOT, &[input.as_slice(), b"a\0b\0"]).map(drop)
+        guest.call(op::RENAME2, ROOT, &[input.as_slice(), b"a\0b\0"]).map(drop)
     };
     assert_eq!(rename(1), Err(Errno::EXIST));
     assert_eq!(rename(2), Ok(()));
@@ -117,7 +117,7 @@ fn names_are_exchanged_or_not_replaced_when_asked_so() {
 }
 
 #[test]
-fn creating_what_the_host_has_made_meanwhile_opens_that() {
+fn create_opens_a_file_that_the_host_has_created_in_the_meantime() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| {
         fs::write(share.join("file"), "old").unwrap();
         symlink("../canary", share.join("link")).unwrap();
@@ -162,16 +162,16 @@ fn sizes_modes_and_times_are_set() {
     let set = SetattrIn { valid: fattr::SIZE, size: u64::MAX, ..SetattrIn::default() };
     assert_eq!(guest.set(node, set), Err(Errno::INVAL));
     let input = FallocateIn { fh, offset: 0, length: 100, ..FallocateIn::default() };
-    guest.ask(op::FALLOCATE, node, &[input.as_slice()]).unwrap();
+    guest.call(op::FALLOCATE, node, &[input.as_slice()]).unwrap();
     assert_eq!(fs::metadata(guest.path("file")).unwrap().len(), 100);
     for (length, mode, why) in [(u64::MAX, 0, Errno::INVAL), (10, 0x40, Errno::OPNOTSUPP)] {
         let input = FallocateIn { fh, offset: 1, length, mode, padding: 0 };
-        assert_eq!(guest.ask(op::FALLOCATE, node, &[input.as_slice()]), Err(why));
+        assert_eq!(guest.call(op::FALLOCATE, node, &[input.as_slice()]), Err(why));
     }
 }
 
 #[test]
-fn the_times_of_a_symbolic_link_are_its_own() {
+fn attributes_of_a_symbolic_link_are_set_without_following_it() {
     let mut guest =
         Guest::with_files(Access::ReadWrite, |share| symlink("../canary", share.join("link")).unwrap());
     let before = fs::metadata(guest.dir.path().join("canary")).unwrap();
@@ -192,7 +192,7 @@ fn the_times_of_a_symbolic_link_are_its_own() {
 }
 
 #[test]
-fn owners_stay_who_they_are() {
+fn owners_cannot_be_changed() {
     let mut guest = Guest::new(Access::ReadWrite);
     let (entry, _) = guest.create(ROOT, c"file", WRITE, 0o600).unwrap();
     let both = fattr::UID | fattr::GID;
@@ -201,26 +201,26 @@ fn owners_stay_who_they_are() {
         let set = SetattrIn { valid: both | fattr::MODE, mode: 0o777, uid, gid, ..SetattrIn::default() };
         assert_eq!(guest.set(entry.nodeid, set), Err(Errno::PERM));
     }
-    assert_eq!(mode(&guest, "file"), 0o100_600, "refused as a whole");
+    assert_eq!(mode(&guest, "file"), 0o100_600, "the mode is unchanged too");
 }
 
 #[test]
-fn no_program_of_the_guest_s_runs_as_somebody_on_the_host() {
+fn set_id_bits_cannot_be_set_and_are_cleared_before_a_write() {
     let mut guest = Guest::with_files(Access::ReadWrite, |share| {
         fs::write(share.join("su"), "trusted").unwrap();
         fs::set_permissions(share.join("su"), fs::Permissions::from_mode(0o6755)).unwrap();
     });
     let (entry, _) = guest.create(ROOT, c"created", WRITE, 0o106_755).unwrap();
     let input = MknodIn { mode: 0o106_755, ..MknodIn::default() };
-    guest.ask(op::MKNOD, ROOT, &[input.as_slice(), b"made\0"]).unwrap();
+    guest.call(op::MKNOD, ROOT, &[input.as_slice(), b"made\0"]).unwrap();
     let input = MkdirIn { mode: 0o7755, umask: 0 };
-    guest.ask(op::MKDIR, ROOT, &[input.as_slice(), b"folder\0"]).unwrap();
+    guest.call(op::MKDIR, ROOT, &[input.as_slice(), b"folder\0"]).unwrap();
     guest.set(entry.nodeid, SetattrIn { valid: fattr::MODE, mode: 0o6755, ..SetattrIn::default() }).unwrap();
     for name in ["created", "made", "folder"] {
         assert_eq!(mode(&guest, name) & SET_ID, 0, "{name}");
     }
     assert_eq!(mode(&guest, "folder") & 0o1000, 0o1000, "the sticky bit may be set");
-    // A program that has the bit loses it before the guest can write to it.
+    // Opening an existing set-user-ID program for writing clears the bit.
     let node = guest.walk(&[c"su"]).unwrap();
     guest.open(node, READ).unwrap();
     assert_eq!(mode(&guest, "su") & SET_ID, SET_ID);
@@ -229,17 +229,17 @@ fn no_program_of_the_guest_s_runs_as_somebody_on_the_host() {
 }
 
 #[test]
-fn pipes_are_made_and_devices_are_not() {
+fn fifos_can_be_created_and_device_nodes_cannot() {
     let mut guest = Guest::new(Access::ReadWrite);
     let mut make = |mode, name: &CStr| {
         let input = MknodIn { mode, rdev: 0x103, ..MknodIn::default() };
-        guest.ask(op::MKNOD, ROOT, &[input.as_slice(), name.to_bytes_with_nul()])
+        guest.call(op::MKNOD, ROOT, &[input.as_slice(), name.to_bytes_with_nul()])
     };
-    let pipe: Entry = object(&make(0o010_600, c"pipe").unwrap());
+    let pipe: Entry = decode(&make(0o010_600, c"pipe").unwrap());
     for mode in [0o020_666, 0o060_666, 0o140_666, 0o120_777, 0o040_755, 0o170_000] {
         assert_eq!(make(mode, c"other"), Err(Errno::PERM), "{mode:o}");
     }
-    // Nobody has the other end: to open the pipe would wait for ever.
+    // The server does not open FIFOs: without a process at the other end, that would block for ever.
     for flags in [READ, WRITE, READ_WRITE] {
         assert_eq!(guest.open(pipe.nodeid, flags), Err(Errno::ACCESS));
     }
@@ -265,23 +265,23 @@ fn a_read_only_share_cannot_be_changed_whatever_the_guest_asks() {
     let zeros = [0; 40];
     for (opcode, fixed) in [(op::MKNOD, 16), (op::MKDIR, 8), (op::SYMLINK, 0), (op::LINK, 8), (op::UNLINK, 0)]
     {
-        assert_eq!(guest.ask(opcode, ROOT, &[&zeros[..fixed], b"new\0file\0"]), read_only, "{opcode}");
+        assert_eq!(guest.call(opcode, ROOT, &[&zeros[..fixed], b"new\0file\0"]), read_only, "{opcode}");
     }
     for (opcode, fixed) in [(op::RMDIR, 0), (op::RENAME, 8), (op::RENAME2, 16)] {
-        assert_eq!(guest.ask(opcode, ROOT, &[&zeros[..fixed], b"folder\0other\0"]), read_only, "{opcode}");
+        assert_eq!(guest.call(opcode, ROOT, &[&zeros[..fixed], b"folder\0other\0"]), read_only, "{opcode}");
     }
     assert_eq!(
-        guest.ask(op::FALLOCATE, node, &[FallocateIn { fh, ..FallocateIn::default() }.as_slice()]),
+        guest.call(op::FALLOCATE, node, &[FallocateIn { fh, ..FallocateIn::default() }.as_slice()]),
         read_only
     );
-    assert_eq!(guest.ask(op::ACCESS, node, &[AccessIn { mask: 2, padding: 0 }.as_slice()]), read_only);
-    assert!(guest.ask(op::ACCESS, node, &[AccessIn { mask: 4, padding: 0 }.as_slice()]).is_ok());
+    assert_eq!(guest.call(op::ACCESS, node, &[AccessIn { mask: 2, padding: 0 }.as_slice()]), read_only);
+    assert!(guest.call(op::ACCESS, node, &[AccessIn { mask: 4, padding: 0 }.as_slice()]).is_ok());
 }
 
 #[test]
-fn another_user_than_root_may_do_what_that_user_may() {
+fn a_user_other_than_root_keeps_the_permissions_of_that_user() {
     if !rustix::process::geteuid().is_root() {
-        // Whoever runs the tests is such a user, and runs all others as one.
+        // The tests run as such a user anyway.
         return;
     }
     let nobody = 65534;
@@ -311,11 +311,11 @@ fn another_user_than_root_may_do_what_that_user_may() {
 }
 
 #[test]
-fn the_longest_name_and_link_are_taken() {
+fn the_longest_name_and_symbolic_link_are_accepted() {
     let mut guest = Guest::new(Access::ReadWrite);
     let name = CString::new(vec![b'n'; 255]).unwrap();
     let target = CString::new(vec![b't'; 4095]).unwrap();
     let parts = [name.to_bytes_with_nul(), target.to_bytes_with_nul()];
-    let entry: Entry = object(&guest.ask(op::SYMLINK, ROOT, &parts).unwrap());
-    assert_eq!(guest.ask(op::READLINK, entry.nodeid, &[]).unwrap(), target.as_bytes());
+    let entry: Entry = decode(&guest.call(op::SYMLINK, ROOT, &parts).unwrap());
+    assert_eq!(guest.call(op::READLINK, entry.nodeid, &[]).unwrap(), target.as_bytes());
 }

@@ -5,13 +5,13 @@ use vm_memory::GuestAddress;
 use super::super::testing::Driver;
 use super::*;
 
-/// Answers every request with its own bytes, backwards.
+/// Replies to every request with its bytes in reverse.
 #[derive(Default)]
 struct Mirror {
     resets: u32,
-    /// The driver's interrupts, to be looked at whenever a request is taken.
-    interrupts: Option<EventFd>,
-    /// How many had been raised by then, since the request before.
+    /// The driver's interrupt. It is read each time a request is taken.
+    interrupt: Option<EventFd>,
+    /// For each request, the number of interrupts since the previous request.
     raised: Vec<u64>,
 }
 
@@ -25,19 +25,19 @@ impl Device for Mirror {
     fn config(&self) -> Vec<u8> {
         vec![1, 2, 3]
     }
-    fn queues(&self) -> Vec<u16> {
+    fn queue_sizes(&self) -> Vec<u16> {
         vec![16, 16]
     }
     fn serve(&mut self, queues: &mut Queues) {
         use std::io::{Read, Write};
         for queue in 0..2 {
-            while let Some(mut request) = queues.next(queue) {
-                self.raised.extend(self.interrupts.as_ref().map(|raised| raised.read().unwrap_or(0)));
+            while let Some(mut request) = queues.pop(queue) {
+                self.raised.extend(self.interrupt.as_ref().map(|raised| raised.read().unwrap_or(0)));
                 let mut text = Vec::new();
                 let _ = request.reader.by_ref().take(1000).read_to_end(&mut text);
                 text.reverse();
                 let written = request.writer.write(&text).unwrap_or(0);
-                queues.done(request.head, u32::try_from(written).unwrap());
+                queues.complete(request.head, u32::try_from(written).unwrap());
             }
         }
     }
@@ -51,7 +51,7 @@ fn mirror() -> Mirror {
 }
 
 #[test]
-fn a_driver_finds_the_device_that_is_there() {
+fn a_driver_reads_the_device_s_identity_features_and_configuration() {
     let driver = Driver::new(&mirror());
     assert_eq!([0, 4, 8].map(|register| driver.read(register)), [MAGIC, 2, 42]);
     assert_eq!(driver.read(0x10), 1 << 5 | 1 << 29);
@@ -63,13 +63,13 @@ fn a_driver_finds_the_device_that_is_there() {
 }
 
 #[test]
-fn a_request_is_answered_and_the_driver_told() {
+fn a_request_is_completed_and_the_driver_interrupted() {
     let mut device = mirror();
     let mut driver = Driver::ready(&device);
     assert_eq!((driver.read(0x70), driver.transport.has_driver()), (15, true));
-    let answer = driver.ask(1, b"abc", 8);
+    let answer = driver.submit(1, b"abc", 8);
     driver.serve(&mut device);
-    assert_eq!(driver.answered(1), Some(3));
+    assert_eq!(driver.next_completion(1), Some(3));
     assert_eq!(driver.bytes(answer, 3), b"cba");
     assert_eq!(driver.interrupt.read().unwrap(), 1);
     assert_eq!(driver.read(0x60), 1);
@@ -77,39 +77,39 @@ fn a_request_is_answered_and_the_driver_told() {
     assert_eq!(driver.read(0x60), 0);
 }
 
-/// How many interrupts there had been when each of four requests was taken, and how many at the end.
-fn interrupts_of_four_requests(features: u64, looks: impl Fn(&Driver)) -> (Vec<u64>, u64) {
+/// Serves four requests. Returns the number of new interrupts when each request was taken, and at the end.
+fn interrupts_of_four_requests(features: u64, prepare: impl Fn(&Driver)) -> (Vec<u64>, u64) {
     let mut device = mirror();
     let mut driver = Driver::new(&device);
     driver.set_up(1 << 32 | features);
-    device.interrupts = Some(driver.interrupt.try_clone().unwrap());
+    device.interrupt = Some(driver.interrupt.try_clone().unwrap());
     for text in [b"a", b"b", b"c", b"d"] {
-        driver.ask(0, text, 1);
+        driver.submit(0, text, 1);
     }
-    looks(&driver);
+    prepare(&driver);
     driver.serve(&mut device);
     (device.raised, driver.interrupt.read().unwrap_or(0))
 }
 
 #[test]
-fn a_request_that_is_done_does_not_wait_for_the_next_one() {
+fn the_driver_is_interrupted_after_each_request() {
     assert_eq!(interrupts_of_four_requests(0, |_| {}), (vec![0, 1, 1, 1], 1));
 }
 
 #[test]
-fn a_driver_that_has_not_looked_yet_is_told_once() {
-    let by_index = 1 << VIRTIO_RING_F_EVENT_IDX;
-    assert_eq!(interrupts_of_four_requests(by_index, |_| {}), (vec![0, 1, 0, 0], 0));
-    // It wants to hear of the third one: that is behind the available ring.
+fn a_driver_with_event_idx_is_interrupted_once_until_it_updates_used_event() {
+    let event_idx = 1 << VIRTIO_RING_F_EVENT_IDX;
+    assert_eq!(interrupts_of_four_requests(event_idx, |_| {}), (vec![0, 1, 0, 0], 0));
+    // The driver requests a notification for the third request. `used_event` is behind the available ring.
     let third = |driver: &Driver| {
         let used_event = Driver::rings(0) + 0x404 + 16 * 2;
         driver.memory.write_obj(2_u16, GuestAddress(used_event)).unwrap();
     };
-    assert_eq!(interrupts_of_four_requests(by_index, third), (vec![0, 0, 0, 1], 0));
+    assert_eq!(interrupts_of_four_requests(event_idx, third), (vec![0, 0, 0, 1], 0));
 }
 
 #[test]
-fn features_that_nobody_offered_are_refused() {
+fn features_that_were_not_offered_are_refused() {
     for features in [0, 1 << 32 | 1 << 40] {
         let driver = Driver::new(&mirror());
         driver.set_up(features);
@@ -118,42 +118,42 @@ fn features_that_nobody_offered_are_refused() {
 }
 
 #[test]
-fn after_a_reset_the_driver_begins_anew() {
+fn after_a_reset_the_driver_sets_up_the_device_again() {
     let mut device = mirror();
     let mut driver = Driver::ready(&device);
-    driver.ask(0, b"x", 1);
+    driver.submit(0, b"x", 1);
     driver.write(0x70, 0);
     driver.serve(&mut device);
-    assert_eq!((device.resets, driver.answered(0), driver.read(0x44)), (1, None, 0));
+    assert_eq!((device.resets, driver.next_completion(0), driver.read(0x44)), (1, None, 0));
     driver.set_up(1 << 32);
     driver.serve(&mut device);
-    assert_eq!((device.resets, driver.answered(0)), (1, Some(1)));
+    assert_eq!((device.resets, driver.next_completion(0)), (1, Some(1)));
 }
 
 #[test]
-fn a_request_outside_of_memory_comes_back_empty() {
+fn a_request_outside_of_memory_is_completed_without_data() {
     let mut device = mirror();
     let mut driver = Driver::ready(&device);
-    driver.ask(0, b"x", 1);
+    driver.submit(0, b"x", 1);
     driver.descriptor(Driver::rings(0), 0, u64::MAX - 1, 1, 0, 0);
     driver.serve(&mut device);
-    assert_eq!(driver.answered(0), Some(0));
+    assert_eq!(driver.next_completion(0), Some(0));
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_stops_the_device_until_a_reset() {
+fn an_invalid_ring_stops_the_device_until_a_reset() {
     let mut device = mirror();
     let mut driver = Driver::ready(&device);
     driver.memory.write_obj(1000_u16, GuestAddress(Driver::rings(0) + 0x402)).unwrap();
     driver.serve(&mut device);
     assert_eq!((driver.read(0x70) & status::NEEDS_RESET, driver.read(0x60)), (status::NEEDS_RESET, 2));
-    driver.ask(1, b"x", 1);
+    driver.submit(1, b"x", 1);
     driver.serve(&mut device);
-    assert_eq!(driver.answered(1), None);
+    assert_eq!(driver.next_completion(1), None);
 }
 
 #[test]
-fn where_no_device_is_the_bus_floats() {
+fn reads_of_addresses_without_a_device_return_all_ones() {
     let driver = Driver::new(&mirror());
     let bus = MmioBus::new(0x1000, vec![driver.transport.clone()]);
     let read = |address| {
@@ -165,7 +165,7 @@ fn where_no_device_is_the_bus_floats() {
     bus.write(u64::MAX, &[0; 8]);
 }
 
-/// A step of a hostile guest's.
+/// An action of a hostile guest.
 #[derive(Debug, Clone)]
 enum Step {
     Register(u64, u32),
@@ -188,7 +188,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn no_driver_brings_the_device_down(ready: bool, steps in proptest::collection::vec(step(), 0..60)) {
+    fn no_driver_can_crash_the_device(ready: bool, steps in proptest::collection::vec(step(), 0..60)) {
         let mut device = mirror();
         let driver = if ready { Driver::ready(&device) } else { Driver::new(&device) };
         for step in steps {
@@ -204,7 +204,7 @@ proptest! {
                 Step::Serve => driver.serve(&mut device),
             }
         }
-        // Whatever it was, a reset mends it.
+        // A reset always works.
         driver.write(0x70, 0);
         driver.serve(&mut device);
         prop_assert_eq!(driver.read(0x70), 0);

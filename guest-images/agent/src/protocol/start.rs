@@ -1,64 +1,65 @@
-//! What to run in the guest.
+//! The message that starts a command in the guest.
 //!
-//! Its payload is a list of strings that end with a zero byte: `KEY=VALUE` for each setting, then `--`, then the command
-//! and its arguments. A share is two strings, `ro=TAG` or `rw=TAG` and its path. So every byte that a path or an argument
-//! can hold stands for itself.
+//! The payload is a list of NUL-terminated strings: `KEY=VALUE` for each setting, then `--`, then the command and its
+//! arguments. A share is two strings: `ro=TAG` or `rw=TAG`, and its path. No byte of a path or an argument needs to be
+//! escaped.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::{Error, Size};
 
-/// The settings of a command.
+/// The command and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Start {
-    /// Folders of the host to mount first.
+    /// Directories of the host to mount before the command starts.
     pub shares: Vec<Share>,
-    /// The folder to start in, if it is not root's home.
+    /// Working directory. The default is root's home directory.
     pub folder: Option<OsString>,
-    /// Which streams are a terminal.
+    /// The streams that are a terminal.
     pub terminals: Terminals,
-    /// The terminal's size, if that is known.
+    /// Size of the terminal, if known.
     pub size: Option<Size>,
-    /// The terminal's kind, as in `TERM`.
+    /// Type of the terminal, the value of `TERM`.
     pub term: Option<OsString>,
-    /// The program and its arguments. Empty: a shell on the serial console, and the machine ends with it.
+    /// The program and its arguments. If empty, the agent runs a shell on the serial console, and powers off when it
+    /// exits.
     pub command: Vec<OsString>,
 }
 
-/// A folder of the host.
+/// A shared directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The tag of its device.
+    /// Tag of the virtio file system device.
     pub tag: OsString,
-    /// Where it is mounted.
+    /// Mount point.
     pub path: OsString,
-    /// What the guest may do to it.
+    /// Access of the guest.
     pub access: Access,
 }
 
-/// What the guest may do to a share.
+/// The guest's access to a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing but read it.
+    /// The guest can only read.
     ReadOnly,
-    /// All that Tally itself may.
+    /// The guest can read and write, with the permissions of the user who runs Tally.
     ReadWrite,
 }
 
-/// Which streams of the command are a terminal, the same one for all of them. The others are pipes.
+/// The streams of the command that are its terminal. The others are pipes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terminals {
-    /// What it reads.
+    /// Standard input.
     pub stdin: bool,
-    /// What it writes.
+    /// Standard output.
     pub stdout: bool,
-    /// Its errors.
+    /// Standard error.
     pub stderr: bool,
 }
 
 impl Terminals {
-    /// Whether there is a terminal at all.
+    /// Returns true if at least one stream is a terminal.
     pub fn any(self) -> bool {
         self.stdin || self.stdout || self.stderr
     }
@@ -135,7 +136,7 @@ impl Start {
     }
 }
 
-/// A list of strings that end with a zero byte.
+/// A list of NUL-terminated strings.
 struct Strings<'a>(&'a mut Vec<u8>);
 
 impl Strings<'_> {
@@ -146,7 +147,7 @@ impl Strings<'_> {
     fn push(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         for part in parts {
             if part.contains(&0) {
-                return Err(Error::Zero);
+                return Err(Error::Nul);
             }
             self.0.extend_from_slice(part);
         }

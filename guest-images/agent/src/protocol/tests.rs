@@ -1,4 +1,4 @@
-//! Messages that survive, and streams that must not do harm.
+//! Tests that messages are decoded as they were encoded, and that arbitrary bytes are handled.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -48,13 +48,13 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
 fn to_host() -> impl Strategy<Value = ToHost> {
     prop_oneof![
         Just(ToHost::Ready),
-        any::<u8>().prop_map(ToHost::Took),
+        any::<u8>().prop_map(ToHost::SignalSent),
         any::<u8>().prop_map(ToHost::Exited),
         any::<String>().prop_map(ToHost::Failed),
     ]
 }
 
-/// What a decoder finds in a stream that arrives in pieces of these lengths, over and over.
+/// Decodes a stream that arrives in pieces of these lengths, which are repeated as necessary.
 fn decode<M: Message>(stream: &[u8], pieces: &[usize]) -> Result<Vec<M>, Error> {
     let mut decoder = Decoder::new();
     let mut messages = Vec::new();
@@ -76,24 +76,24 @@ fn encode<M: Message>(messages: &[M]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_the_host_says_arrives_however_it_is_cut(
+    fn messages_of_the_host_are_decoded_from_pieces_of_any_length(
         messages in vec(to_guest(), 0..6), pieces in vec(1..40_usize, 1..5)
     ) {
         prop_assert_eq!(decode::<ToGuest>(&encode(&messages), &pieces).unwrap(), messages);
     }
 
     #[test]
-    fn what_the_guest_says_arrives_however_it_is_cut(
+    fn messages_of_the_guest_are_decoded_from_pieces_of_any_length(
         messages in vec(to_host(), 0..6), pieces in vec(1..40_usize, 1..5)
     ) {
         prop_assert_eq!(decode::<ToHost>(&encode(&messages), &pieces).unwrap(), messages);
     }
 
     #[test]
-    fn nonsense_is_refused_and_stays_refused(
+    fn arbitrary_bytes_are_decoded_or_give_a_lasting_error(
         stream in vec(any::<u8>(), 0..200), pieces in vec(1..40_usize, 1..5)
     ) {
-        // Whatever is understood is what somebody could have said.
+        // What is decoded can be encoded again.
         if let Ok(messages) = decode::<ToHost>(&stream, &pieces) {
             prop_assert!(encode(&messages).len() <= stream.len() * 3);
         }
@@ -105,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_start_is_read_or_refused(start in start(), at: prop::sample::Index, byte: u8) {
+    fn a_corrupted_start_message_is_decoded_or_refused(start in start(), at: prop::sample::Index, byte: u8) {
         let mut frame = ToGuest::Start(start).encode().unwrap();
         let at = at.index(frame.len());
         frame[at] = byte;
@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn a_frame_looks_as_described() {
+fn a_frame_has_the_documented_format() {
     let size = ToGuest::Size(Size { rows: 0x0102, columns: 80 });
     assert_eq!(size.encode().unwrap(), [2, 4, 0, 0, 0, 2, 1, 80, 0]);
     let start = Start {
@@ -135,28 +135,28 @@ fn a_frame_looks_as_described() {
 #[test]
 fn a_frame_that_is_too_long_is_refused_before_it_has_arrived() {
     let mut decoder = Decoder::<ToHost>::new();
-    let length = u32::try_from(LONGEST + 1).unwrap();
+    let length = u32::try_from(MAX_PAYLOAD + 1).unwrap();
     decoder.feed(&[FAILED]);
     decoder.feed(&length.to_le_bytes());
-    assert_eq!(decoder.next(), Err(Error::TooLong(LONGEST + 1)));
+    assert_eq!(decoder.next(), Err(Error::TooLong(MAX_PAYLOAD + 1)));
 }
 
 #[test]
-fn the_longest_message_arrives_and_a_longer_one_is_not_sent() {
-    let longest = ToHost::Failed("x".repeat(LONGEST));
+fn the_longest_message_is_decoded_and_a_longer_one_is_not_encoded() {
+    let longest = ToHost::Failed("x".repeat(MAX_PAYLOAD));
     assert_eq!(decode::<ToHost>(&longest.encode().unwrap(), &[1000]).unwrap(), [longest]);
-    assert_eq!(ToHost::Failed("x".repeat(LONGEST + 1)).encode(), Err(Error::TooLong(LONGEST + 1)));
+    assert_eq!(ToHost::Failed("x".repeat(MAX_PAYLOAD + 1)).encode(), Err(Error::TooLong(MAX_PAYLOAD + 1)));
 }
 
 #[test]
-fn what_cannot_be_written_down_is_not_sent() {
+fn an_argument_with_a_nul_byte_is_not_encoded() {
     let start = Start { command: vec!["a\0b".into()], ..Start::default() };
-    assert_eq!(ToGuest::Start(start).encode(), Err(Error::Zero));
+    assert_eq!(ToGuest::Start(start).encode(), Err(Error::Nul));
 }
 
 #[test]
-fn a_message_of_the_other_side_makes_no_sense() {
+fn a_message_of_the_other_direction_is_invalid() {
     let signal = ToGuest::Signal(2).encode().unwrap();
     assert_eq!(decode::<ToHost>(&signal, &[64]), Err(Error::Malformed(SIGNAL)));
-    assert_eq!(Error::Malformed(SIGNAL).to_string(), "a message of kind 0x03 makes no sense");
+    assert_eq!(Error::Malformed(SIGNAL).to_string(), "a message of kind 0x03 is invalid");
 }

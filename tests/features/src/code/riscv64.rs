@@ -1,4 +1,4 @@
-//! The code, in the instructions of RISC-V.
+//! The counted code for RISC-V.
 
 use std::arch::asm;
 
@@ -6,50 +6,53 @@ use super::{Call, Loop};
 use crate::event::Codes;
 use crate::failure::{Failure, equal};
 
-/// What the simulated host's processor calls its events, and so its guests: each processor has names of its own.
-#[expect(clippy::unnecessary_wraps, reason = "of other processors none are known")]
+/// Returns the raw event codes of the simulated host's CPU, which its guests use too. RISC-V defines no raw event
+/// codes, so each vendor has its own.
+#[expect(clippy::unnecessary_wraps, reason = "an unknown processor would have no codes")]
 pub fn codes() -> Option<Codes> {
     Some(Codes { instructions: 2, branches: 5, conditional_branches: Some(0x15) })
 }
 
-/// How many counters the PMU has, of the host or a guest, beside `cycle` and `instret`, which cannot count in user mode only.
+/// Number of programmable counters that the PMU of the host or a guest has. `cycle` and `instret` are not among them,
+/// as they cannot count user mode only.
 pub const COUNTERS: usize = 8;
 
-/// Whether Linux refuses a group that is too large.
+/// True if `perf_event_open` refuses a group of more events than the PMU has counters.
 pub const REFUSES_LARGE_GROUPS: bool = false;
 
-/// By how many instructions of the kernel counters of a group can differ: each is started and stopped by a call of its own.
-pub const SWITCHED_WITHIN: u64 = 1000;
+/// Maximum difference in kernel instructions between the counters of a group. Each counter is started and stopped by an
+/// SBI call of its own.
+pub const GROUP_SKEW: u64 = 1000;
 
-/// Where programs are allowed to read counters themselves, or not.
-pub const READS_SWITCH: &str = "/proc/sys/kernel/perf_user_access";
-/// What ends a program that does it though it may not.
-pub const READ_SIGNAL: i32 = libc::SIGILL;
+/// The file with the setting that allows or forbids programs to read counters directly.
+pub const DIRECT_READ_SETTING: &str = "/proc/sys/kernel/perf_user_access";
+/// Signal that ends a program that reads a counter directly while the setting forbids it.
+pub const DIRECT_READ_SIGNAL: i32 = libc::SIGILL;
 
-/// What samples have of user mode: the program counter and all general registers but zero.
+/// The user registers in samples, as `sample_regs_user`: pc and all general registers except zero.
 pub const REGISTERS: u64 = 0xffff_ffff;
-/// Which of them counts the rounds of the loop down: t5.
+/// Index among them of the loop's counter, t5.
 pub const ROUNDS_REGISTER: usize = 30;
 
-/// How many instructions `run` executes after its first call and before the loop.
+/// Number of instructions that `run` executes after its first call and before the loop.
 pub const BEFORE_LOOP: u64 = 5;
 
-/// How many instructions `run` executes between its calls.
+/// Returns the number of instructions that `run` executes between its calls.
 pub const fn instructions(rounds: u64) -> u64 {
     BEFORE_LOOP + 2 * rounds + 1
 }
 
-/// How many of them are branches.
+/// Returns how many of these instructions are branches.
 pub const fn branches(rounds: u64) -> u64 {
     rounds
 }
 
-/// Makes a call, goes round a loop, makes another call.
+/// Makes the call `begin`, runs the loop `rounds` times, and makes the call `end`.
 #[inline(never)]
 pub fn run(begin: Call, rounds: u64, end: Call) -> Result<Loop, Failure> {
     let (first, last, decrement): (i64, i64, u64);
-    // SAFETY: the calls switch counters and change no memory of ours; the registers that the code, the kernel and a
-    // signal's handler change are named here or restored.
+    // SAFETY: the calls enable and disable counters and change no memory of this program. The registers that the code,
+    // the kernel and a signal handler change are named here or restored.
     unsafe {
         asm!(
             ".option push",
@@ -84,19 +87,19 @@ pub fn run(begin: Call, rounds: u64, end: Call) -> Result<Loop, Failure> {
     Ok(Loop { decrement, jump: decrement + 4 })
 }
 
-/// How many instructions the parent in `run_in_child` executes between its calls.
+/// Number of instructions that the parent in `run_in_child` executes between its calls.
 pub const PARENT_INSTRUCTIONS: u64 = 20;
 
-/// How many the child executes.
+/// Returns the number of instructions that the child in `run_in_child` executes.
 pub const fn child_instructions(rounds: u64) -> u64 {
     1 + 2 * rounds + 3
 }
 
-/// Makes a call, forks a child that goes round the loop and exits, waits for it, makes another call.
+/// Makes the call `begin`, forks a child that runs the loop and exits, waits for the child, and makes the call `end`.
 #[inline(never)]
 pub fn run_in_child(begin: Call, rounds: u64, end: Call) -> Result<(), Failure> {
     let (first, waited, last): (i64, i64, i64);
-    // SAFETY: as for `run`; the child has its own copy of the memory, uses registers alone, and never leaves this code.
+    // SAFETY: as for `run`; the child has its own copy of the memory, uses only registers, and never leaves this code.
     unsafe {
         asm!(
             ".option push",
@@ -155,21 +158,21 @@ pub fn run_in_child(begin: Call, rounds: u64, end: Call) -> Result<(), Failure> 
     equal("what the call after the child returned", last, 0)
 }
 
-/// Where a signal has interrupted this program.
+/// Returns the address at which a signal interrupted this program.
 pub fn interrupted_at(context: &libc::ucontext_t) -> u64 {
     context.uc_mcontext.__gregs[libc::REG_PC]
 }
 
-/// Goes round the loop, with nothing before and behind it.
+/// Runs the loop without a system call around it.
 pub fn spin(rounds: u64) {
-    // SAFETY: changes one register, which is named.
+    // SAFETY: the code changes only the register that is named.
     unsafe {
         asm!("2:", "addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) rounds => _, options(nomem, nostack));
     }
 }
 
-/// Reads the counter of cycles without the kernel's help.
+/// Reads the cycle counter without a system call.
 pub fn read_counter_zero() {
-    // SAFETY: changes a register that is named; if it is forbidden, the program ends here.
+    // SAFETY: the code changes only the register that is named. If the read is forbidden, a signal ends the program.
     unsafe { asm!("rdcycle {}", out(reg) _, options(nomem, nostack)) }
 }

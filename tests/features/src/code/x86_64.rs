@@ -1,4 +1,4 @@
-//! The code, in the instructions of x86-64.
+//! The counted code for x86-64.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid;
@@ -10,52 +10,52 @@ use crate::failure::{Failure, equal};
 const AMD: Codes = Codes { instructions: 0xc0, branches: 0xc2, conditional_branches: Some(0xd1) };
 const INTEL: Codes = Codes { instructions: 0xc0, branches: 0xc4, conditional_branches: None };
 
-/// What this processor calls its events.
-#[expect(clippy::unnecessary_wraps, reason = "of other processors none are known")]
+/// Returns the raw event codes of this processor.
+#[expect(clippy::unnecessary_wraps, reason = "an unknown processor would have no codes")]
 pub fn codes() -> Option<Codes> {
-    /// What the name of the vendor begins with.
+    /// First four bytes of the vendor's name (CPUID leaf 0, EBX).
     const GENUINE_INTEL: u32 = u32::from_le_bytes(*b"Genu");
     Some(if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD })
 }
 
-/// How many counters the PMU has, of the host or a guest.
+/// Number of programmable counters that the PMU of the host or a guest has.
 pub const COUNTERS: usize = 6;
 
-/// Whether Linux refuses a group that is too large.
+/// True if `perf_event_open` refuses a group of more events than the PMU has counters.
 pub const REFUSES_LARGE_GROUPS: bool = true;
 
-/// By how many instructions of the kernel counters of a group can differ, as they are switched one after another.
-pub const SWITCHED_WITHIN: u64 = 0;
+/// Maximum difference in kernel instructions between the counters of a group. One write starts or stops all of them.
+pub const GROUP_SKEW: u64 = 0;
 
-/// Where programs are allowed to read counters themselves, or not.
-pub const READS_SWITCH: &str = "/sys/bus/event_source/devices/cpu/rdpmc";
-/// What ends a program that does it though it may not.
-pub const READ_SIGNAL: i32 = libc::SIGSEGV;
+/// The file with the setting that allows or forbids programs to read counters directly.
+pub const DIRECT_READ_SETTING: &str = "/sys/bus/event_source/devices/cpu/rdpmc";
+/// Signal that ends a program that reads a counter directly while the setting forbids it.
+pub const DIRECT_READ_SIGNAL: i32 = libc::SIGSEGV;
 
-/// What samples have of user mode: all general registers, IP, flags, CS and SS.
+/// The user registers in samples, as `sample_regs_user`: all general registers, IP, flags, CS and SS.
 pub const REGISTERS: u64 = 0x00ff_0fff;
-/// Which of them counts the rounds of the loop down: R8.
+/// Index among them of the loop's counter, R8.
 pub const ROUNDS_REGISTER: usize = 12;
 
-/// How many instructions `run` executes after its first call and before the loop.
+/// Number of instructions that `run` executes after its first call and before the loop.
 pub const BEFORE_LOOP: u64 = 5;
 
-/// How many instructions `run` executes between its calls.
+/// Returns the number of instructions that `run` executes between its calls.
 pub const fn instructions(rounds: u64) -> u64 {
     BEFORE_LOOP + 2 * rounds + 1
 }
 
-/// How many of them are branches: the system call is one.
+/// Returns how many of these instructions are branches. The system call counts as one.
 pub const fn branches(rounds: u64) -> u64 {
     rounds + 1
 }
 
-/// Makes a call, goes round a loop, makes another call.
+/// Makes the call `begin`, runs the loop `rounds` times, and makes the call `end`.
 #[inline(never)]
 pub fn run(begin: Call, rounds: u64, end: Call) -> Result<Loop, Failure> {
     let (first, last, decrement): (i64, i64, u64);
-    // SAFETY: the calls switch counters and change no memory of ours; the registers that the code, the kernel and a
-    // signal's handler change are named here or restored.
+    // SAFETY: the calls enable and disable counters and change no memory of this program. The registers that the code,
+    // the kernel and a signal handler change are named here or restored.
     unsafe {
         asm!(
             "lea r10, [rip + 2f]",
@@ -86,23 +86,23 @@ pub fn run(begin: Call, rounds: u64, end: Call) -> Result<Loop, Failure> {
     }
     equal("what the call before the loop returned", first, 0)?;
     equal("what the call after the loop returned", last, 0)?;
-    // `dec r8` has three bytes.
+    // `dec r8` is three bytes long.
     Ok(Loop { decrement, jump: decrement + 3 })
 }
 
-/// How many instructions the parent in `run_in_child` executes between its calls.
+/// Number of instructions that the parent in `run_in_child` executes between its calls.
 pub const PARENT_INSTRUCTIONS: u64 = 17;
 
-/// How many the child executes.
+/// Returns the number of instructions that the child in `run_in_child` executes.
 pub const fn child_instructions(rounds: u64) -> u64 {
     2 + 2 * rounds + 3
 }
 
-/// Makes a call, forks a child that goes round the loop and exits, waits for it, makes another call.
+/// Makes the call `begin`, forks a child that runs the loop and exits, waits for the child, and makes the call `end`.
 #[inline(never)]
 pub fn run_in_child(begin: Call, rounds: u64, end: Call) -> Result<(), Failure> {
     let (first, waited, last): (i64, i64, i64);
-    // SAFETY: as for `run`; the child has its own copy of the memory, uses registers alone, and never leaves this code.
+    // SAFETY: as for `run`; the child has its own copy of the memory, uses only registers, and never leaves this code.
     unsafe {
         asm!(
             "syscall",
@@ -154,19 +154,19 @@ pub fn run_in_child(begin: Call, rounds: u64, end: Call) -> Result<(), Failure> 
     equal("what the call after the child returned", last, 0)
 }
 
-/// Where a signal has interrupted this program.
+/// Returns the address at which a signal interrupted this program.
 pub fn interrupted_at(context: &libc::ucontext_t) -> u64 {
     context.uc_mcontext.gregs[libc::REG_RIP as usize].cast_unsigned()
 }
 
-/// Goes round the loop, with nothing before and behind it.
+/// Runs the loop without a system call around it.
 pub fn spin(rounds: u64) {
-    // SAFETY: changes one register, which is named.
+    // SAFETY: the code changes only the register that is named.
     unsafe { asm!("2:", "dec {0}", "jnz 2b", inout(reg) rounds => _, options(nomem, nostack)) }
 }
 
-/// Reads counter 0 without the kernel's help.
+/// Reads counter 0 without a system call.
 pub fn read_counter_zero() {
-    // SAFETY: changes registers that are named; if it is forbidden, the program ends here.
+    // SAFETY: the code changes only registers that are named. If the read is forbidden, a signal ends the program.
     unsafe { asm!("rdpmc", in("ecx") 0, out("eax") _, out("edx") _, options(nomem, nostack)) }
 }

@@ -176,10 +176,10 @@ fn unsuitable_files_are_refused_in_one_line_before_the_boot() {
         (["--share", "none"], "--share none: No such file or directory"),
         (["--share", "large"], "--share large: not a folder"),
         (["--share", "/usr:rw"], "--share /usr: the simulated host has a /usr/bin of its own"),
-        (["--share", "folder:rw"], "/folder: what goes to the simulated host is larger than 256 MiB"),
+        (["--share", "folder:rw"], "/folder: the files for the simulated host are larger than 256 MiB"),
         (["--disk", "none:ro"], "--disk none: No such file or directory"),
         (["--disk", "folder"], "--disk folder: only regular files"),
-        (["--disk", "large"], "--disk large: what goes to the simulated host is larger than 256 MiB"),
+        (["--disk", "large"], "--disk large: the files for the simulated host are larger than 256 MiB"),
         (["--flamegraph", "none/out.svg"], "--flamegraph none/out.svg: No such file or directory"),
         (["--pmu-log", "folder"], "--pmu-log folder: is a directory"),
     ] {

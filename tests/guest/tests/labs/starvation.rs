@@ -2,7 +2,7 @@
 //! samples. The tests check Tally's messages, their times, and the guest's counts. One instruction takes one nanosecond
 //! there, so a guest in a loop misses no more counts than a starvation interval has nanoseconds.
 //!
-//! The program `counter-thief` (`tests/lab/programs/counter_thief.rs`) prints when it took counters and gave them back.
+//! The program `counter-thief` (`vmm/lab/programs/counter_thief.rs`) prints when it took counters and gave them back.
 //! A shell loop prefixes each of Tally's messages with its time, in hundredths of a second. Every test runs with each
 //! selected model.
 

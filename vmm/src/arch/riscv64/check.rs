@@ -3,10 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-
-use crate::cli::Check;
+use tally_machine::pmu::Choice;
 
 /// Says so.
-pub fn check(_options: &Check) -> Result<ExitCode> {
-    bail!("`tally check` has no programs for {} hosts", super::NAME)
+pub fn check(_pmu: Choice, _counters: Option<u32>) -> Result<ExitCode> {
+    bail!("`tally check` has no programs for RISC-V hosts")
 }

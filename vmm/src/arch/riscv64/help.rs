@@ -1,5 +1,7 @@
 //! What the command line's help says of these hosts alone.
 
+use tally_machine::pmu::Choice;
+
 /// What `--kernel` takes.
 pub const KERNEL: &str = "An Image, also packed by gzip or as an EFI program";
 
@@ -12,5 +14,13 @@ pub const PMUS: &str = "
   none         one without counters
 ";
 
-/// Whether there are commands for programs and a simulated host that only some architectures have.
-pub const HAS_CHECK_AND_LAB: bool = false;
+/// What each is, in a few words, for completions and manual pages.
+pub fn of_pmu(choice: Choice) -> &'static str {
+    match choice {
+        Choice::Auto => "RISC-V's PMU, as far as this host has it",
+        Choice::Riscv => "RISC-V's PMU with overflow interrupts (Sscofpmf)",
+        Choice::RiscvBase => "RISC-V's base PMU: cycle and instret, without an interrupt",
+        Choice::Kvm => "KVM's own in-kernel vPMU, for comparison",
+        Choice::None => "No PMU: the SBI has one of no counters",
+    }
+}

@@ -9,37 +9,35 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use guest_images::Progress;
-
+use tally_machine::Processor;
+use tally_machine::pmu::{Choice, Offer, Pmu, offer};
 use vpmu::policy::Policy;
 
-use crate::arch::host::{self, Processor};
-use crate::cli::Check;
-use crate::pmu::{Offer, Pmu, offer};
-use crate::{doctor, kvm};
+use super::host;
+use crate::{fact, kvm};
 use guests::{Guests, bare_metal, linux};
 use report::Report;
 
 /// Runs both guests and prints what they say.
-pub fn check(options: &Check) -> Result<ExitCode> {
-    let kvm = kvm::open(options.pmu)?;
-    let Offer { pmu, remarks } =
-        offer(options.pmu, options.counters, Processor::of(&kvm)?, &Policy::default())?;
+pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
+    let kvm = kvm::open(choice)?;
+    let Offer { pmu, remarks } = offer(choice, counters, Processor::of(&kvm)?, &Policy::default())?;
     let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),
-            None => bail!("--pmu {} is no PMU of Tally's: there is nothing to check", options.pmu.name()),
+            None => bail!("--pmu {} is no PMU of Tally's: there is nothing to check", choice.name()),
         }
     };
     // Here, where somebody may see that it is built, and not by the guests, whose words are part of the report.
     guest_images::default_guest(&mut Progress::stderr("tally"))?;
     let mut report = Report::new();
     report.fact("host", &host::processor())?;
-    report.fact("host", &doctor::named_kernel())?;
+    report.fact("host", &fact::kernel())?;
     report.fact("guest", &shown.to_string())?;
     for remark in &remarks {
         report.fact("note", remark)?;
     }
-    let guests = Guests::new(options, remarks)?;
+    let guests = Guests::new(choice, counters, remarks)?;
     report.title("a program without an operating system")?;
     bare_metal(&guests, shown, &mut report)?;
     report.title("Linux")?;

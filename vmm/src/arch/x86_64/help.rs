@@ -1,5 +1,7 @@
 //! What the command line's help says of these hosts alone.
 
+use tally_machine::pmu::Choice;
+
 /// What `--kernel` takes.
 pub const KERNEL: &str = "vmlinux, bzImage or a multiboot image";
 
@@ -14,5 +16,15 @@ pub const PMUS: &str = "
   none         none: CPUID shows none, and its registers fault
 ";
 
-/// Whether there are commands for programs and a simulated host that only some architectures have.
-pub const HAS_CHECK_AND_LAB: bool = true;
+/// What each is, in a few words, for completions and manual pages.
+pub fn of_pmu(choice: Choice) -> &'static str {
+    match choice {
+        Choice::Auto => "That of the host's vendor",
+        Choice::Amd => "AMD's PMU with PerfMonV2",
+        Choice::AmdLegacy => "AMD's PMU without PerfMonV2",
+        Choice::Intel => "Intel's architectural PMU, version 5",
+        Choice::IntelV2 => "Intel's architectural PMU, version 2",
+        Choice::Kvm => "KVM's own in-kernel vPMU, for comparison",
+        Choice::None => "No PMU: CPUID shows none, and its registers fault",
+    }
+}

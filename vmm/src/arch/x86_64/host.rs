@@ -1,43 +1,12 @@
-//! The processor that the host has.
+//! What there is to know of an x86-64 host's processor.
 
 use std::arch::x86_64::__cpuid;
-use std::{fmt, fs};
+use std::fs;
 
-use kvm_ioctls::Kvm;
-use vpmu::x86::Vendor;
+use crate::arch::value;
+use crate::fact::Fact;
 
-use super::cpuid;
-use crate::doctor::fact::Fact;
-use crate::kvm::KvmError;
-use crate::pmu::Pmu;
-
-/// A processor, as far as PMUs go: its vendor, if it is one whose PMUs are known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Processor(pub Option<Vendor>);
-
-impl Processor {
-    /// The host's.
-    pub fn of(kvm: &Kvm) -> Result<Self, KvmError> {
-        cpuid::host_vendor(kvm).map(Self)
-    }
-
-    /// What a kernel has to be told of its processor.
-    pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
-        cpuid::kernel_words(self.0, pmu.identity())
-    }
-}
-
-impl fmt::Display for Processor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Some(Vendor::Amd) => "AMD's processor",
-            Some(Vendor::Intel) => "Intel's processor",
-            None => "another vendor's processor",
-        })
-    }
-}
-
-/// What there is to know of it.
+/// What there is to know of the processor.
 pub fn facts() -> Vec<Fact> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut facts = vec![virtualisation(&cpuinfo, hidden_by_firmware())];
@@ -106,16 +75,10 @@ fn described(cpuinfo: &str) -> String {
     )
 }
 
-/// What the first processor has for a key.
-fn value<'a>(cpuinfo: &'a str, key: &str) -> &'a str {
-    let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
-    fields.find(|(name, _)| name.trim() == key).map_or("?", |(_, value)| value.trim())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::fact::State;
+    use crate::fact::State;
 
     const CPUINFO: &str =
         "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 151\nmodel name\t: A core\nstepping\t: 2\n";

@@ -1,4 +1,4 @@
-//! Small kernels with a table of functions, as Linux has been built over the years.
+//! Small kernels with a table of functions, with the code that compilers have made of Linux over the years.
 
 use super::super::{Kind, find};
 use super::*;
@@ -12,7 +12,7 @@ const UNWIND: u64 = 0xffff_ffff_8400_0000;
 const READ: &[u8] = &[0x53, 0x89, 0xf9, 0x0f, 0x32, 0x48, 0xc1, 0xe2, 32, 0x48, 9, 0xd0, 0x5b, 0xc3];
 /// MOV EAX, ESI; MOV ECX, EDI; WRMSR; XCHG AX, AX; RET
 const WRITE_HALVES: &[u8] = &[0x89, 0xf0, 0x89, 0xf9, 0x0f, 0x30, 0x66, 0x90, 0xc3];
-/// ENDBR64; MOV RDX, RSI; MOV ECX, EDI; MOV EAX, ESI; SHR RDX, 32; WRMSR; JMP, which is a return
+/// ENDBR64; MOV RDX, RSI; MOV ECX, EDI; MOV EAX, ESI; SHR RDX, 32; WRMSR; JMP, which `.return_sites` lists as a return
 const WRITE_WHOLE: &[u8] = &[
     0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x89, 0xf2, 0x89, 0xf9, 0x89, 0xf0, 0x48, 0xc1, 0xea, 32, 0x0f, 0x30, 0xe9,
     0, 0, 0, 0,
@@ -21,7 +21,7 @@ const WRITE_WHOLE: &[u8] = &[
 const READ_COUNTER: &[u8] = &[0x89, 0xf9, 0x0f, 0x33, 0xc3];
 const ANYTHING: &[u8] = &[0xc3];
 
-/// A kernel with these functions, its table of five, and so much filling behind them.
+/// A kernel with five functions, their table, and filling.
 struct Small {
     text: Vec<u8>,
     entries: Vec<u64>,
@@ -44,7 +44,7 @@ impl Small {
         let mut data = vec![7; 3];
         data.extend(&entries);
         data.push(9);
-        // Functions and their ends, and one behind all.
+        // The unwind table has the functions, their ends, and the last byte of the text.
         let ends = entries.iter().zip(functions).map(|(entry, function)| entry + function.len() as u64);
         let mut unwind: Vec<u64> = entries.iter().copied().chain(ends).collect();
         text.resize(text.len() + 4096, FILLING);
@@ -54,7 +54,7 @@ impl Small {
         Self { text, entries, unwind, data, returns }
     }
 
-    fn look<R>(&self, look: impl FnOnce(&Image) -> R) -> R {
+    fn with_image<R>(&self, act: impl FnOnce(&Image) -> R) -> R {
         let relative = |table: u64, addresses: &[u64]| -> Vec<u8> {
             let places = (table..).step_by(4);
             let distances = addresses.iter().zip(places).map(|(address, at)| address.wrapping_sub(at));
@@ -63,7 +63,7 @@ impl Small {
         let data: Vec<u8> = self.data.iter().flat_map(|word| word.to_le_bytes()).collect();
         let (returns, unwind) = (relative(RETURNS, &self.returns), relative(UNWIND, &self.unwind));
         let section = |name, address, bytes, content| Section { name, address, bytes, content };
-        look(&Image {
+        act(&Image {
             sections: vec![
                 section(".text", TEXT, &self.text, Content::Code),
                 section(".data", DATA, &data, Content::Data),
@@ -76,7 +76,7 @@ impl Small {
     }
 
     fn table(&self) -> Option<Table> {
-        self.look(|image| table(image, &find(image).sites))
+        self.with_image(|image| table(image, &find(image).sites))
     }
 }
 
@@ -84,10 +84,10 @@ const HALVES: [&[u8]; 5] = [READ, WRITE_HALVES, ANYTHING, ANYTHING, READ_COUNTER
 const WHOLE: [&[u8]; 5] = [READ, WRITE_WHOLE, ANYTHING, ANYTHING, READ_COUNTER];
 
 #[test]
-fn the_table_is_found_and_what_its_functions_are_given() {
+fn the_table_is_found_with_its_functions_and_their_arguments() {
     for (functions, value, exit) in [(HALVES, Value::Halves, 8), (WHOLE, Value::Whole, 17)] {
         let kernel = Small::new(functions);
-        let table = kernel.table().expect("it is there");
+        let table = kernel.table().expect("the kernel has a table");
         let [read, write, .., read_counter] = kernel.entries[..] else { panic!() };
         assert_eq!(table.address, DATA + 24);
         assert_eq!(table.originals.read, Original { entry: read, exit: read + 13 });
@@ -98,29 +98,29 @@ fn the_table_is_found_and_what_its_functions_are_given() {
 }
 
 #[test]
-fn a_table_that_is_not_like_that_is_none() {
+fn a_table_of_other_functions_is_not_taken() {
     let [read, write, .., read_counter] = HALVES;
-    // The address of the value, not the value: MOV EAX, [RSI]; MOV ECX, EDI; WRMSR; RET
+    // Takes the address of the value: MOV EAX, [RSI]; MOV ECX, EDI; WRMSR; RET
     let by_address: &[u8] = &[0x8b, 0x06, 0x89, 0xf9, 0x0f, 0x30, 0xc3];
-    // The upper half of only the lower half: MOV EDX, ESI; MOV ECX, EDI; MOV EAX, ESI; SHR RDX, 32; WRMSR; RET
+    // Takes the upper half of a 32-bit value: MOV EDX, ESI; MOV ECX, EDI; MOV EAX, ESI; SHR RDX, 32; WRMSR; RET
     let narrow: &[u8] = &[0x89, 0xf2, 0x89, 0xf9, 0x89, 0xf0, 0x48, 0xc1, 0xea, 32, 0x0f, 0x30, 0xc3];
-    // It asks something first: TEST EDI, EDI; JE +0
-    let asks = [&[0x85, 0xff, 0x74, 0][..], write].concat();
-    // It never returns: JMP to where no return is.
+    // Branches first: TEST EDI, EDI; JE +0
+    let branches = [&[0x85, 0xff, 0x74, 0][..], write].concat();
+    // Jumps, instead of returning, unless `.return_sites` lists the jump.
     let jumps = [&write[..8], &[0xe9, 0, 0, 0, 0]].concat();
     for functions in [
         [write, read, ANYTHING, ANYTHING, read_counter],
         [read, by_address, ANYTHING, ANYTHING, read_counter],
         [read, narrow, ANYTHING, ANYTHING, read_counter],
-        [read, &asks, ANYTHING, ANYTHING, read_counter],
+        [read, &branches, ANYTHING, ANYTHING, read_counter],
         [read_counter, write, ANYTHING, ANYTHING, ANYTHING],
     ] {
         assert_eq!(Small::new(functions).table(), None, "{functions:x?}");
     }
     let mut kernel = Small::new([read, &jumps, ANYTHING, ANYTHING, read_counter]);
-    assert!(kernel.table().is_some(), "a return");
+    assert!(kernel.table().is_some(), "the jump is a return");
     kernel.returns.clear();
-    assert_eq!(kernel.table(), None, "no return");
+    assert_eq!(kernel.table(), None, "the jump is no return");
 }
 
 #[test]
@@ -131,23 +131,27 @@ fn of_two_tables_neither_is_taken() {
 }
 
 #[test]
-fn a_second_rdpmc_is_one_that_no_table_leads_to() {
+fn a_kernel_with_a_second_rdpmc_has_no_table() {
     let kernel = Small::new([READ, WRITE_HALVES, READ_COUNTER, ANYTHING, READ_COUNTER]);
-    assert_eq!(kernel.look(|image| find(image).sites.len()), 2);
+    assert_eq!(kernel.with_image(|image| find(image).sites.len()), 2);
     assert_eq!(kernel.table(), None);
 }
 
 #[test]
-fn there_is_room_where_nothing_begins() {
+fn there_is_room_in_the_filling_where_no_function_begins() {
     let mut kernel = Small::new(HALVES);
     let filled = TEXT + 5 * 32;
-    let room = kernel.look(|image| room(image, 1000)).expect("there is some");
+    let room = kernel.with_image(|image| room(image, 1000)).expect("the filling is large enough");
     assert!(room >= filled + 256 && room + 1000 + 256 <= filled + 4096, "{room:#x}");
-    assert_eq!(kernel.look(|image| super::room(image, 4000)), None, "too much");
+    assert_eq!(kernel.with_image(|image| super::room(image, 4000)), None, "too much");
     kernel.unwind.push(room + 500);
     kernel.unwind.sort_unstable();
-    let elsewhere = kernel.look(|image| super::room(image, 1000)).expect("there is more");
+    let elsewhere = kernel.with_image(|image| super::room(image, 1000)).expect("the rest is large enough");
     assert!(elsewhere > room + 500, "{elsewhere:#x}");
     kernel.unwind.clear();
-    assert_eq!(kernel.look(|image| super::room(image, 1000)), None, "nobody knows where functions are");
+    assert_eq!(
+        kernel.with_image(|image| super::room(image, 1000)),
+        None,
+        "nothing tells where functions are"
+    );
 }

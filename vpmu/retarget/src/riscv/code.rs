@@ -1,28 +1,28 @@
-//! The code that is put into a kernel, at any address: what calls user space by SBI.
+//! The position-independent code that is put into a kernel. It makes SBI calls.
 //!
-//! An SBI call takes its extension in a7, its function in a6, and returns an error in a0 and a value in a1; all other
-//! registers it preserves (SBI specification, "Binary Encoding").
+//! An SBI call takes the extension in a7 and the function in a6. It returns an error in a0 and a value in a1, and
+//! preserves all other registers (SBI specification, "Binary Encoding").
 
 use super::distance::{JUMP, SHORT_JUMP};
 use super::register::Register;
 use super::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
-/// The first of the counters' CSRs.
+/// The first counter CSR, `cycle`.
 pub const FIRST_COUNTER: u16 = 0xc00;
 const ECALL: u32 = 0x0000_0073;
-/// How far below a multiple of 4096 the extension's id is, and the SBI PMU extension's, too.
+/// Immediate of the ADDI that loads an id, both of [`EXTENSION`] and of the SBI PMU extension.
 pub const ID_LOW: i32 = -683;
-/// What LUI takes to get to [`EXTENSION`].
+/// Immediate of the LUI that loads [`EXTENSION`].
 pub const ID_HIGH: u32 = 0x9505;
 
 const _: () = assert!(((ID_HIGH as u64) << 12) - 683 == EXTENSION);
 
-/// LUI: loads the high 20 bits.
+/// Encodes LUI, which loads the upper 20 bits.
 pub fn lui(rd: Register, high: u32) -> u32 {
     0x37 | rd.number() << 7 | high << 12
 }
 
-/// ADDI.
+/// Encodes ADDI.
 pub fn addi(rd: Register, rs1: Register, immediate: i32) -> u32 {
     0x13 | rd.number() << 7 | rs1.number() << 15 | immediate.cast_unsigned() << 20
 }
@@ -39,17 +39,17 @@ fn sd(rs2: Register, offset: u32, base: Register) -> u32 {
     0x3023 | base.number() << 15 | rs2.number() << 20 | (offset & 0x1f) << 7 | offset >> 5 << 25
 }
 
-/// A function's return.
+/// RET, in four bytes.
 pub const RET: u32 = 0x0000_8067;
-/// The same in two bytes.
+/// RET, in two bytes (`C.JR ra`).
 pub const SHORT_RET: u16 = 0x8082;
 
-/// J from one offset to another, unless it is too far.
+/// Encodes J from one offset to another. Returns `None` if it does not reach.
 pub fn jump(from: usize, to: usize) -> Option<u32> {
     Some(0x6f | JUMP.scatter(distance(from, to)?)?)
 }
 
-/// The same in two bytes.
+/// Encodes C.J from one offset to another. Returns `None` if it does not reach.
 pub fn short_jump(from: usize, to: usize) -> Option<u16> {
     u16::try_from(0xa001 | SHORT_JUMP.scatter(distance(from, to)?)?).ok()
 }
@@ -58,7 +58,7 @@ fn distance(from: usize, to: usize) -> Option<i64> {
     i64::try_from(to).ok()?.checked_sub(i64::try_from(from).ok()?)
 }
 
-/// Makes the call.
+/// Returns the instructions that call a function of [`EXTENSION`].
 fn call(function: u64) -> [u32; 4] {
     let function = i32::try_from(function).expect("a function's number fits an immediate");
     [
@@ -69,32 +69,35 @@ fn call(function: u64) -> [u32; 4] {
     ]
 }
 
-/// What a read of this counter's CSR becomes in the kernel's switch: it says which one, for [`read_counter`].
+/// Returns the instruction that replaces the read of a counter CSR in the kernel's switch: it loads the CSR's number,
+/// minus [`WRAP`], for [`read_counter`].
 pub fn counter_number(csr: u16) -> u32 {
-    // An immediate has a sign, and the numbers are beyond what it reaches.
+    // The number itself is larger than a signed 12-bit immediate can be.
     addi(Register::A0, Register::ZERO, i32::from(csr) - WRAP)
 }
 
-/// What an immediate's numbers repeat after.
+/// Range of a 12-bit immediate.
 const WRAP: i32 = 1 << 12;
 
-/// Reads the counter that [`counter_number`] names, and returns from the kernel's function with its value.
+/// Returns the code that reads the counter loaded by [`counter_number`], and returns from the kernel's function with
+/// its value.
 pub fn read_counter() -> Vec<u32> {
+    // Adds WRAP again.
     let number = [lui(Register::A7, 1), add(Register::A0, Register::A0, Register::A7)];
     let value = [addi(Register::A0, Register::A1, 0), RET];
     [number.as_slice(), &call(READ_COUNTER), &value].concat()
 }
 
-/// How long [`read_overflows`] is.
+/// Length of the code of [`read_overflows`].
 pub const READ_OVERFLOWS_LEN: usize = 16 * 4;
 
-/// Reads which counters have overflowed into a register, touches no other, and goes back to behind the site that came
-/// here. None if that is too far.
+/// Returns the code that reads `scountovf` into a register, keeps all other registers, and jumps to the instruction
+/// after `site`. The code is for offset `at`. Returns `None` if the jump does not reach.
 pub fn read_overflows(at: usize, register: Register, site: usize) -> Option<Vec<u32>> {
     const SAVED: [Register; 4] = [Register::A0, Register::A1, Register::A6, Register::A7];
     const FRAME: i32 = 32;
     let slots = || SAVED.into_iter().zip((0..).step_by(8));
-    // The value replaces what was saved of its register.
+    // If the register is saved, the value replaces its saved one, and is loaded with the others.
     let value = slots().find(|(saved, _)| *saved == register).map_or_else(
         || addi(register, Register::A1, 0),
         |(_, offset)| sd(Register::A1, offset, Register::SP),

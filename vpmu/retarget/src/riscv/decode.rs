@@ -1,8 +1,10 @@
-//! One instruction: how long it is, which registers it reads and writes, and where the processor goes after it.
+//! Decoding of RISC-V instructions: their lengths, which registers they read and write, and where the processor goes
+//! after them.
 //!
-//! What a compiler or an assembler makes of a kernel's code is decoded (RV64GC, bit manipulation, conditional zero,
-//! hypervisor, the shapes of vector instructions). All else is no instruction: reserved encodings, hints that nobody
-//! writes, floating-point arithmetic, custom opcodes. The stricter the decoder, the sooner data shows that it is none.
+//! The decoder knows the instructions that a kernel's code consists of: RV64GC, bit manipulation, conditional zero,
+//! hypervisor, and the formats of vector instructions. Everything else is treated as no instruction: reserved
+//! encodings, unusual hints, floating-point arithmetic, custom opcodes. The stricter the decoder is, the sooner data is
+//! recognized as data.
 
 use super::distance::{BRANCH, JUMP, SHORT_BRANCH, SHORT_JUMP};
 use super::image::Text;
@@ -11,33 +13,34 @@ use super::register::{Register, Registers};
 /// An instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction {
-    /// How many bytes it takes up.
+    /// Its length in bytes.
     pub len: usize,
     /// The registers that it reads.
     pub reads: Registers,
-    /// The register that it writes, x0 if none.
+    /// The register that it writes; x0 if it writes none.
     pub writes: Register,
-    /// Where it goes.
+    /// Where the processor goes after it.
     pub flow: Flow,
 }
 
-/// Where an instruction goes.
+/// Where the processor goes after an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// To the next.
+    /// To the next instruction.
     Next,
-    /// To the next, or as far as this from itself: a branch, or a call.
+    /// To the next instruction, or by this offset: a conditional branch, or a direct call.
     MayJump(i32),
-    /// As far as this from itself.
+    /// By this offset: a direct jump.
     Jumps(i32),
-    /// Away, nobody knows where to.
+    /// To an unknown address: a return, or an indirect jump.
     Leaves,
-    /// To the next, but other code runs before, or registers change in a way that is not described here.
+    /// To the next instruction, but other code runs before, or registers change that are not in
+    /// [`Instruction::writes`].
     Unclear,
 }
 
 impl Flow {
-    /// How far it goes if it does not go to the next.
+    /// Returns the offset of a direct branch, jump or call.
     pub fn distance(self) -> Option<i32> {
         match self {
             Self::MayJump(distance) | Self::Jumps(distance) => Some(distance),
@@ -45,18 +48,19 @@ impl Flow {
         }
     }
 
-    /// Whether what is behind need not be an instruction.
+    /// Returns whether the bytes after the instruction need not be an instruction.
     pub fn ends(self) -> bool {
         matches!(self, Self::Jumps(_) | Self::Leaves)
     }
 }
 
-/// Decodes what is there, unless that is no instruction.
+/// Decodes the instruction at an offset. Returns `None` if the bytes are no instruction.
 pub fn decode(text: &Text, at: usize) -> Option<Instruction> {
     let parcel = text.parcel(at)?;
     if parcel & 3 == 3 { full(text.word(at)?) } else { compressed(parcel.into()) }
 }
 
+/// Decodes a 32-bit instruction.
 fn full(word: u32) -> Option<Instruction> {
     let [rd, rs1, rs2] = [7, 15, 20].map(|at| Register::field(word, at));
     let funct3 = word >> 12 & 7;
@@ -92,7 +96,7 @@ fn full(word: u32) -> Option<Instruction> {
     Some(Instruction { len: 4, reads, writes, flow })
 }
 
-/// ECALL and others that have no operands but those in fixed places.
+/// Decodes ECALL and the other instructions of the SYSTEM opcode with `funct3` 0.
 fn privileged(word: u32) -> Option<Flow> {
     match word {
         // ECALL, EBREAK.
@@ -156,7 +160,7 @@ fn is_atomic(funct5: u32) -> bool {
     matches!(funct5, 0..=5 | 8 | 12 | 16 | 20 | 24 | 28)
 }
 
-/// The 16-bit instructions, by their two lowest and three highest bits.
+/// Decodes a 16-bit instruction by its two lowest and three highest bits.
 fn compressed(parcel: u32) -> Option<Instruction> {
     let rd = Register::field(parcel, 7);
     let rs2 = Register::field(parcel, 2);
@@ -168,7 +172,7 @@ fn compressed(parcel: u32) -> Option<Instruction> {
         (0, 2 | 3) => (short_high.into(), short_low, Flow::Next),
         (0, 1 | 5) => (short_high.into(), Register::ZERO, Flow::Next),
         (0, 6 | 7) => (short_high | short_low, Register::ZERO, Flow::Next),
-        // A NOP has nothing in its immediate.
+        // C.NOP must have a zero immediate.
         (1, 0) if rd != Register::ZERO || immediate == 0 => (rd.into(), rd, Flow::Next),
         (1, 1) if rd != Register::ZERO => (rd.into(), rd, Flow::Next),
         (1, 2) if rd != Register::ZERO => (Registers::NONE, rd, Flow::Next),
@@ -189,7 +193,7 @@ fn compressed(parcel: u32) -> Option<Instruction> {
             (0, Register::ZERO, _) => return None,
             (0, _, Register::ZERO) => (rd.into(), Register::ZERO, Flow::Leaves),
             (0, _, _) => (rs2.into(), rd, Flow::Next),
-            // EBREAK, or a call.
+            // C.EBREAK, or C.JALR.
             (_, _, Register::ZERO) => (rd.into(), Register::ZERO, Flow::Unclear),
             (_, Register::ZERO, _) => return None,
             _ => (rd | rs2, rd, Flow::Next),

@@ -1,21 +1,21 @@
-//! How instructions say how far they jump: in pieces, each somewhere else. The tables are those of the RISC-V ISA
-//! manual, volume I (immediate encoding variants of the base, and the formats of the "C" extension).
+//! Encoding of jump and branch offsets, whose bits are scattered over the instruction (RISC-V ISA manual, volume I,
+//! "Immediate Encoding Variants", and the formats of the "C" extension).
 
-/// Some bits of a distance.
+/// Consecutive bits of an offset.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
-    /// The lowest of them in the instruction.
+    /// The lowest bit in the instruction.
     from: u32,
-    /// How many they are.
+    /// Number of bits.
     count: u32,
-    /// The lowest of them in the distance.
+    /// The lowest bit in the offset.
     to: u32,
 }
 
-/// Where an instruction has the distance that it jumps.
+/// Encoding of the offset in a format of instructions.
 #[derive(Debug)]
 pub struct Distance {
-    /// What all distances fit in, with their sign.
+    /// Width of the offset, including its sign.
     width: u32,
     pieces: &'static [Piece],
 }
@@ -24,18 +24,18 @@ const fn piece(from: u32, count: u32, to: u32) -> Piece {
     Piece { from, count, to }
 }
 
-/// Conditional branches.
+/// Conditional branches (format B).
 pub const BRANCH: Distance =
     Distance { width: 13, pieces: &[piece(8, 4, 1), piece(25, 6, 5), piece(7, 1, 11), piece(31, 1, 12)] };
-/// JAL.
+/// JAL (format J).
 pub const JUMP: Distance =
     Distance { width: 21, pieces: &[piece(21, 10, 1), piece(20, 1, 11), piece(12, 8, 12), piece(31, 1, 20)] };
-/// C.BEQZ and C.BNEZ.
+/// C.BEQZ and C.BNEZ (format CB).
 pub const SHORT_BRANCH: Distance = Distance {
     width: 9,
     pieces: &[piece(3, 2, 1), piece(10, 2, 3), piece(2, 1, 5), piece(5, 2, 6), piece(12, 1, 8)],
 };
-/// C.J.
+/// C.J (format CJ).
 pub const SHORT_JUMP: Distance = Distance {
     width: 12,
     pieces: &[
@@ -51,7 +51,7 @@ pub const SHORT_JUMP: Distance = Distance {
 };
 
 impl Distance {
-    /// The distance in an instruction.
+    /// Returns the offset in an instruction.
     pub fn gather(&self, instruction: u32) -> i32 {
         let bits = self
             .pieces
@@ -61,7 +61,7 @@ impl Distance {
         (bits << unused).cast_signed() >> unused
     }
 
-    /// The bits of an instruction that say this distance, unless it is too far or odd.
+    /// Returns the bits of an instruction that encode an offset. Returns `None` if the offset is too large or odd.
     pub fn scatter(&self, distance: i64) -> Option<u32> {
         let distance = i32::try_from(distance).ok()?;
         let bits = distance.cast_unsigned();

@@ -1,4 +1,5 @@
-//! Where a kernel loads the id of the SBI PMU extension: `lui rd, 0x505`, and `addi rd, rd, -683` somewhere behind.
+//! Finds where a kernel loads the id of the SBI PMU extension: `lui rd, 0x505`, followed by `addi rd, rd, -683`,
+//! perhaps with other instructions between.
 
 use super::Refusal;
 use super::code::ID_LOW;
@@ -7,26 +8,26 @@ use super::image::Text;
 use super::proof::{Verdict, decide, entered};
 use super::register::Register;
 
-/// What LUI takes to get to the id of the SBI PMU extension.
+/// Immediate of the LUI that loads the id of the SBI PMU extension.
 pub const PMU_HIGH: u32 = 0x505;
 
-/// How far behind the LUI an ADDI may be that is still its own.
+/// Maximum distance from the LUI to its ADDI.
 const REACH: usize = 128;
-/// How far behind a LUI that has no ADDI of its own there may be none at all.
+/// Distance after a LUI without an ADDI in which no other ADDI may complete its value to an id.
 const LOOK_AHEAD: usize = 4096;
 
-/// A LUI that is the first half of an id.
+/// Two instructions that load an id.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// Where it is.
+    /// Offset of the LUI.
     pub at: usize,
-    /// What it loads.
+    /// The register that is loaded.
     pub register: Register,
-    /// Where the second half is.
+    /// Offset of the ADDI.
     second: usize,
 }
 
-/// Finds every load of an id whose LUI takes this.
+/// Finds all loads of an id whose LUI has the immediate `high`.
 pub fn find(text: &Text, high: u32) -> Result<Vec<Load>, Refusal> {
     let mut loads = Vec::new();
     let mut lone = Vec::new();
@@ -48,7 +49,7 @@ pub fn find(text: &Text, high: u32) -> Result<Vec<Load>, Refusal> {
             return Err(Refusal::Entered { at: load.at, target });
         }
     }
-    // A LUI whose value goes elsewhere would be missed if some other code completed it.
+    // The value of a LUI may flow elsewhere, and code there may complete it to an id. Such a load would be missed.
     let is_lone = |at: usize| loads.iter().all(|load| load.second != at);
     for (at, register) in lone {
         if completions(text, at, register, LOOK_AHEAD).any(is_lone) {
@@ -58,13 +59,14 @@ pub fn find(text: &Text, high: u32) -> Result<Vec<Load>, Refusal> {
     Ok(loads)
 }
 
-/// Where the id that a LUI begins is completed, if it is: the LUI's value must be used there and nowhere else.
+/// Returns the offset of the ADDI that completes the value of a LUI to an id, if there is one. Nothing else may use the
+/// value.
 fn follow(text: &Text, lui: usize, register: Register) -> Result<Option<usize>, Refusal> {
     let mut at = lui + 4;
     while at < lui + REACH {
         let Some(instruction) = decode(text, at) else { return Ok(None) };
         if completes(text, at, register) {
-            // The value must not stay behind in the register.
+            // With another destination register, the value of the LUI would remain in its register.
             return if instruction.writes == register {
                 Ok(Some(at))
             } else {
@@ -80,12 +82,12 @@ fn follow(text: &Text, lui: usize, register: Register) -> Result<Option<usize>, 
     Ok(None)
 }
 
-/// Every place behind a LUI where its register may be completed to an id.
+/// Returns all offsets within `reach` of a LUI at which an ADDI may complete its register to an id.
 fn completions(text: &Text, lui: usize, register: Register, reach: usize) -> impl Iterator<Item = usize> {
     text.places(lui + 4).take(reach / 2).filter(move |at| completes(text, *at, register))
 }
 
-/// Whether what is there is an ADDI or ADDIW that makes an id of a register's value.
+/// Returns whether the bytes at an offset are an ADDI or ADDIW that completes a register's value to an id.
 fn completes(text: &Text, at: usize, register: Register) -> bool {
     text.word(at).is_some_and(|word| {
         matches!(word & 0x707f, 0x13 | 0x1b)

@@ -1,20 +1,20 @@
-//! A kernel's `Image`: which of its bytes can run, and access to them by the units that RISC-V code is made of.
+//! A kernel's `Image`: which of its bytes are executable, and access to them by 16-bit parcels and 32-bit words.
 
 use std::ops::Range;
 
-/// The header's length.
+/// Length of the header.
 pub const HEADER: usize = 64;
-/// Where the header has its magic number, and what that is (Documentation/arch/riscv/boot-image-header.rst).
+/// Offset and value of the header's magic number (Documentation/arch/riscv/boot-image-header.rst).
 pub const MAGIC: (usize, &[u8]) = (0x38, b"RSC\x05");
 
-/// Where the header has the offset of the PE header, if the kernel is an EFI program, too.
+/// Offset of the header's field that holds the offset of the PE header, which a kernel with an EFI stub has.
 const PE_OFFSET: usize = 0x3c;
 const PE_MAGIC: &[u8] = b"PE\0\0";
-/// The section has instructions (`IMAGE_SCN_MEM_EXECUTE`).
+/// `IMAGE_SCN_MEM_EXECUTE`: the section is executable.
 const PE_EXECUTABLE: u32 = 0x2000_0000;
 const PE_SECTION_LEN: usize = 40;
 
-/// The part of an image that can run.
+/// The executable part of an image.
 #[derive(Debug, Clone, Copy)]
 pub struct Text<'a> {
     image: &'a [u8],
@@ -23,9 +23,9 @@ pub struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// The text of an image; none if it is no RISC-V kernel.
+    /// Returns the text of an image. Returns `None` if the image is no RISC-V kernel.
     ///
-    /// Only the header of an EFI program says where the text is. Without, all of the image may be code.
+    /// Only the PE header says where the text is. Without one, the whole image is taken for text.
     pub fn of(image: &'a [u8]) -> Option<Self> {
         let (at, magic) = MAGIC;
         if image.get(at..)?.get(..magic.len())? != magic {
@@ -36,28 +36,28 @@ impl<'a> Text<'a> {
         Some(Self { image, start, end: range.end.min(image.len()) })
     }
 
-    /// Where it begins, an even offset in the image.
+    /// Returns the offset of the text in the image, which is even.
     pub fn start(&self) -> usize {
         self.start
     }
 
-    /// Every place where an instruction can begin, from one on.
+    /// Returns all offsets at which an instruction can begin, from an offset on.
     pub fn places(&self, from: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
         (from.max(self.start)..self.end.saturating_sub(1)).step_by(2)
     }
 
-    /// The 16 bits at an offset, if they are text.
+    /// Returns the 16 bits at an offset, if they are text.
     pub fn parcel(&self, at: usize) -> Option<u16> {
         let bytes = self.slice(at, 2)?;
         Some(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
-    /// The 32 bits at an offset, if they are text.
+    /// Returns the 32 bits at an offset, if they are text.
     pub fn word(&self, at: usize) -> Option<u32> {
         u32_at(self.slice(at, 4)?, 0)
     }
 
-    /// Each place and the 32 bits there, from the beginning.
+    /// Returns all even offsets with the 32 bits there.
     pub fn words(&self) -> impl Iterator<Item = (usize, u32)> + use<'a> {
         let bytes = self.image.get(self.start..self.end).unwrap_or_default();
         let parcels = bytes.chunks_exact(2).map(|bytes| u32::from(u16::from_le_bytes([bytes[0], bytes[1]])));
@@ -71,7 +71,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The executable sections of the PE header, from the first to the last.
+/// Returns the range from the first to the last executable section of the PE header, if there is one.
 fn executable(image: &[u8]) -> Option<Range<usize>> {
     let header = image.get(usize_at(image, PE_OFFSET)?..)?;
     if !header.starts_with(PE_MAGIC) {

@@ -8,32 +8,32 @@ use std::ops::BitOr;
 pub struct Register(u8);
 
 impl Register {
-    /// Which is always 0.
+    /// x0, which is always 0.
     pub const ZERO: Self = Self(0);
-    /// The return address.
+    /// x1, the return address.
     pub const RA: Self = Self(1);
-    /// The stack pointer.
+    /// x2, the stack pointer.
     pub const SP: Self = Self(2);
-    /// The first argument; what a function returns, and an SBI call's error.
+    /// x10: the first argument, the return value, and the error of an SBI call.
     pub const A0: Self = Self(10);
-    /// The second argument, and an SBI call's value.
+    /// x11: the second argument, and the value of an SBI call.
     pub const A1: Self = Self(11);
-    /// An SBI call's function.
+    /// x16: the function of an SBI call.
     pub const A6: Self = Self(16);
-    /// An SBI call's extension.
+    /// x17: the extension of an SBI call.
     pub const A7: Self = Self(17);
 
-    /// The one that five bits of an instruction name.
+    /// Returns the register in a five-bit field of an instruction.
     pub(super) fn field(encoding: u32, at: u32) -> Self {
         Self((encoding >> at & 0x1f) as u8)
     }
 
-    /// The one that three bits of a short instruction name: of s0, s1 and a0 to a5.
+    /// Returns the register in a three-bit field of a compressed instruction: s0, s1, or a0 to a5.
     pub(super) fn short_field(encoding: u32, at: u32) -> Self {
         Self((encoding >> at & 7) as u8 + 8)
     }
 
-    /// Its number.
+    /// Returns the register's number, 0 to 31.
     pub fn number(self) -> u32 {
         self.0.into()
     }
@@ -56,15 +56,15 @@ impl fmt::Display for Register {
     }
 }
 
-/// Some of the registers.
+/// A set of registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registers(u32);
 
 impl Registers {
-    /// None of them.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// Whether one is among them.
+    /// Returns whether a register is in the set.
     pub fn contains(self, register: Register) -> bool {
         self.0 >> register.number() & 1 == 1
     }

@@ -1,12 +1,12 @@
-//! The kernel's switch over the CSRs that counters are read with (`csr_read_num` in `drivers/perf/riscv_pmu.c`).
+//! The kernel's switch over the counter CSRs (`csr_read_num` in `drivers/perf/riscv_pmu.c`).
 //!
-//! A CSR's number is part of the instruction that reads it, so the kernel has one instruction for each of the 64, and
-//! the compiler makes pairs of `csrr a0, N; ret` of them that lie end to end. No data looks like that, so the pairs are
-//! their own proof. How the kernel gets to a pair does not matter then: each pair stays where it is and does what it
-//! did, by another way.
+//! A CSR's number is a part of the instruction that reads it, so the kernel has one instruction for each of the 64
+//! CSRs. The compiler makes consecutive pairs of `csrr a0, N; ret` of them. No data looks like that, so the pairs prove
+//! themselves. How the kernel gets to a pair does not matter, because each pair stays at its address and still returns
+//! the counter's value.
 //!
-//! The pairs of the counters' upper halves (`cycleh` and so on) are dead: only 32-bit kernels use them, and these CSRs
-//! do not exist on 64-bit processors. They are the room for new code.
+//! The pairs of the counters' upper halves (`cycleh` and so on) are dead code: only 32-bit kernels use them, and these
+//! CSRs do not exist on 64-bit processors. The new code takes their place.
 
 use std::ops::Range;
 
@@ -15,34 +15,36 @@ use super::image::Text;
 use super::proof::entered;
 use super::{Edit, Refusal};
 
-/// The counters' CSRs.
+/// The counter CSRs.
 const COUNTERS: Range<u16> = FIRST_COUNTER..FIRST_COUNTER + 32;
-/// The one among them that is no counter, and that everybody may read.
+/// The CSR `time`, which is among them but is no counter. Guests may read it.
 const TIME: u16 = 0xc01;
-/// Their upper halves.
+/// The CSRs of the counters' upper halves.
 const UPPER_HALVES: Range<u16> = 0xc80..0xca0;
 /// `csrr a0, ...`: CSRRS with x0.
 const CSRR_A0: u32 = 0x2573;
 
-/// How long a pair is, with a return of two bytes or of four.
+/// Length of a pair with a return of two bytes.
 const SHORT_PAIR: usize = 6;
+/// Length of a pair with a return of four bytes.
 const LONG_PAIR: usize = 8;
 
 /// The switch.
 #[derive(Debug)]
 pub struct Switch {
+    /// Offset of the first pair.
     pub start: usize,
     pair_len: usize,
-    /// What its pairs read, in the order of their places.
+    /// The CSRs that the pairs read, in the order of the pairs.
     csrs: Vec<u16>,
 }
 
 impl Switch {
-    /// Finds it.
+    /// Finds the switch.
     pub fn find(text: &Text) -> Result<Self, Refusal> {
         let mut found: Option<Self> = None;
         for run in runs(text) {
-            // Functions that read the time look the same.
+            // A function that reads the time consists of such a pair, too.
             if !run.csrs.iter().copied().any(is_counter) {
                 continue;
             }
@@ -63,17 +65,17 @@ impl Switch {
         }
     }
 
-    /// Where it is.
+    /// Returns the range of its pairs in the image.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.csrs.len() * self.pair_len
     }
 
-    /// How many counters it reads.
+    /// Returns the number of counters that it reads.
     pub fn counters(&self) -> usize {
         self.pairs().filter(|(_, csr)| is_counter(*csr)).count()
     }
 
-    /// Its dead pairs, those that lie end to end together.
+    /// Returns the room that its dead pairs make; consecutive ones are joined.
     pub fn room(&self) -> Room {
         let mut free: Vec<Range<usize>> = Vec::new();
         for (at, _) in self.pairs().filter(|(_, csr)| UPPER_HALVES.contains(csr)) {
@@ -85,11 +87,12 @@ impl Switch {
         Room { free, switch: self.start }
     }
 
-    /// What its pairs become when the counters' go by new code, which is put into the room. Also where that begins.
+    /// Returns the edits that make the counters' pairs jump to new code, and the offset of that code, which is put into
+    /// the room.
     pub fn retarget(&self, room: &mut Room) -> Result<(usize, Vec<Edit>), Refusal> {
-        let stub = Edit::words(0, &read_counter());
-        let code = room.take(stub.bytes.len())?;
-        let mut edits = vec![Edit { at: code, ..stub }];
+        let new_code = Edit::words(0, &read_counter());
+        let code = room.take(new_code.bytes.len())?;
+        let mut edits = vec![Edit { at: code, ..new_code }];
         for (at, csr) in self.pairs().filter(|(_, csr)| is_counter(*csr)) {
             let mut edit = Edit::words(at, &[counter_number(csr)]);
             let from = at + edit.bytes.len();
@@ -109,15 +112,16 @@ impl Switch {
     }
 }
 
-/// The room for new code that the switch has.
+/// Room for new code in the switch.
 #[derive(Debug)]
 pub struct Room {
     free: Vec<Range<usize>>,
+    /// Offset of the switch.
     switch: usize,
 }
 
 impl Room {
-    /// Takes so many bytes of it.
+    /// Takes `len` bytes. Returns their offset.
     pub fn take(&mut self, len: usize) -> Result<usize, Refusal> {
         let free =
             self.free.iter_mut().find(|free| free.len() >= len).ok_or(Refusal::NoRoom { at: self.switch })?;
@@ -131,7 +135,7 @@ fn is_counter(csr: u16) -> bool {
     COUNTERS.contains(&csr) && csr != TIME
 }
 
-/// Everything that looks like the switch, or like a part of it.
+/// Returns all runs of consecutive pairs that read counter CSRs.
 fn runs(text: &Text) -> Vec<Switch> {
     let mut runs: Vec<Switch> = Vec::new();
     for (at, word) in text.words() {
@@ -151,7 +155,7 @@ fn runs(text: &Text) -> Vec<Switch> {
     runs
 }
 
-/// Which of the counters' CSRs an instruction reads into a0.
+/// Returns the counter CSR that an instruction reads into a0, if it does.
 fn read_into_a0(word: u32) -> Option<u16> {
     let csr = u16::try_from(word >> 20).ok()?;
     let is_read = word & 0xf_ffff == CSRR_A0;

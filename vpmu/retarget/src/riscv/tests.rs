@@ -1,4 +1,4 @@
-//! Kernels with sites, with what looks like sites, and what the changed ones do.
+//! Kernels with sites and with bytes that look like sites, and what the changed kernels do.
 
 mod kernel;
 mod machine;
@@ -11,7 +11,7 @@ use super::code::{SHORT_RET, addi, lui};
 use super::distance::{BRANCH, JUMP, SHORT_BRANCH, SHORT_JUMP};
 use super::*;
 
-/// Some order of the other instructions.
+/// An order of [`OTHERS`].
 const ORDER: [usize; 9] = [5, 0, 6, 2, 7, 1, 8, 3, 4];
 const BASE: u64 = 0xffff_ffff_8020_0000;
 
@@ -22,7 +22,7 @@ fn refusal(kernel: &Kernel) -> Refusal {
     refusal
 }
 
-/// A kernel with an id and the switch, and what else someone puts behind.
+/// Returns a kernel with an id and the switch, followed by what `rest` adds.
 fn kernel_with(rest: impl FnOnce(&mut Kernel)) -> Kernel {
     let mut kernel = Kernel::new(&ORDER);
     kernel.others(300).id(Register::A7, 0);
@@ -38,7 +38,7 @@ fn offsets(changed: &Retargeted) -> Vec<usize> {
 }
 
 #[test]
-fn each_site_is_found_and_named() {
+fn each_site_is_found_and_described() {
     let (kernel, sites) = Kernel::whole(&ORDER);
     let mut image = kernel.image.clone();
     let changed = retarget(&mut image).unwrap();
@@ -57,14 +57,14 @@ fn each_site_is_found_and_named() {
 }
 
 #[test]
-fn a_changed_kernel_is_not_changed_again() {
+fn a_retargeted_kernel_is_not_retargeted_again() {
     let (mut kernel, sites) = Kernel::whole(&ORDER);
     retarget(&mut kernel.image).unwrap();
     assert_eq!(refusal(&kernel), Refusal::Already { at: sites.ids[0] });
 }
 
 #[test]
-fn every_counter_is_read_by_a_call_and_nothing_but_what_calls_may_change_is_changed() {
+fn every_counter_is_read_by_a_call_and_only_registers_that_a_call_clobbers_change() {
     for short in [true, false] {
         let mut kernel = Kernel::new(&ORDER);
         kernel.others(300).id(Register::A7, 0);
@@ -89,7 +89,7 @@ fn every_counter_is_read_by_a_call_and_nothing_but_what_calls_may_change_is_chan
 }
 
 #[test]
-fn the_time_is_read_as_before() {
+fn the_pair_that_reads_the_time_is_not_changed() {
     let (mut kernel, sites) = Kernel::whole(&ORDER);
     let at = sites.switch + 63 * 6;
     let before = kernel.image[at..at + 6].to_vec();
@@ -98,7 +98,7 @@ fn the_time_is_read_as_before() {
 }
 
 #[test]
-fn the_overflows_are_read_into_any_register_and_no_other_is_touched() {
+fn overflows_are_read_into_any_register_and_all_others_are_kept() {
     for register in (0..32).filter(|register| *register != Register::SP.number()) {
         for base in [0, 0x8020_0000, BASE, 0xffff_ffff_ffff_0000] {
             let mut site = 0;
@@ -116,21 +116,21 @@ fn the_overflows_are_read_into_any_register_and_no_other_is_touched() {
             assert_eq!(machine.calls[0][..2], [EXTENSION, READ_OVERFLOWS]);
             assert!(
                 machine.memory.keys().all(|address| *address < expected[2]),
-                "the stack's own part is intact"
+                "what is on the stack is kept"
             );
         }
     }
 }
 
 #[test]
-fn the_overflows_cannot_be_read_into_the_stack_pointer() {
+fn a_read_of_overflows_into_the_stack_pointer_is_refused() {
     let mut at = 0;
     let kernel = kernel_with(|kernel| at = kernel.read_overflows(2));
     assert_eq!(refusal(&kernel), Refusal::Register { at, register: Register::SP });
 }
 
 #[test]
-fn a_kernel_that_never_asks_for_overflows_counts_but_does_not_sample() {
+fn a_kernel_that_does_not_read_overflows_counts_but_does_not_sample() {
     let mut kernel = kernel_with(|_| {});
     let changed = retarget(&mut kernel.image).unwrap();
     assert_eq!(changed.changes.len(), 2);
@@ -138,7 +138,7 @@ fn a_kernel_that_never_asks_for_overflows_counts_but_does_not_sample() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_refusal_names_what_is_missing() {
     let mut kernel = Kernel::new(&ORDER);
     kernel.image.fill(0);
     assert_eq!(refusal(&kernel), Refusal::NoImage);
@@ -160,7 +160,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn there_must_be_one_switch() {
+fn a_kernel_with_two_switches_is_refused() {
     let mut second = 0;
     let kernel = kernel_with(|kernel| {
         second = kernel.switch(&[0xc02], true);
@@ -169,13 +169,13 @@ fn there_must_be_one_switch() {
 }
 
 #[test]
-fn the_new_code_needs_the_pairs_of_the_upper_halves() {
+fn without_enough_pairs_of_upper_halves_there_is_no_room() {
     let mut kernel = Kernel::new(&ORDER);
     kernel.others(300).id(Register::A7, 0);
     let at = kernel.others(300).switch(&CSRS[32..], true);
     kernel.others(100);
     assert_eq!(refusal(&kernel), Refusal::NoRoom { at });
-    // Enough for the counters and for two reads of overflows.
+    // There is room for the counters and for two reads of overflows.
     let three = kernel_with(|kernel| {
         for register in 10..13 {
             kernel.read_overflows(register);
@@ -195,10 +195,11 @@ fn a_read_of_overflows_too_far_from_the_switch_is_refused() {
 fn the_second_half_of_an_instruction_is_left_alone() {
     let mut places = Vec::new();
     let mut kernel = kernel_with(|kernel| {
-        // ADDI a0, a4, 0x58b and a short one, in which LUI a7, 0x505 seems to be. ADDI a7, a7, -683 is one.
+        // ADDI a0, a4, 0x58b and a compressed instruction. LUI a7, 0x505 seems to be in their middle. ADDI a7, a7, -683
+        // is real.
         places.push(kernel.here() + 2);
         kernel.word(0x58b7_0513).short(0x0050).word(addi(Register::A7, Register::A7, -683)).others(200);
-        // The same with CSRR a3, scountovf.
+        // The same for CSRR a3, scountovf.
         places.push(kernel.here() + 2);
         kernel.word(0x26f3_0513).short(0xda00);
     });
@@ -212,7 +213,7 @@ fn the_second_half_of_an_instruction_is_left_alone() {
 }
 
 #[test]
-fn what_looks_like_a_site_among_data_is_refused_unless_the_header_says_that_it_is_data() {
+fn bytes_of_a_site_in_data_are_refused_unless_the_header_says_that_they_are_data() {
     let mut places = [0; 2];
     let add_id = |kernel: &mut Kernel| {
         kernel.bytes(&[0; 300]);
@@ -237,7 +238,7 @@ fn what_looks_like_a_site_among_data_is_refused_unless_the_header_says_that_it_i
 fn a_lui_of_another_constant_is_left_alone() {
     let mut kernel = kernel_with(|kernel| {
         kernel.word(lui(Register::A7, 0x505)).word(addi(Register::A7, Register::A7, 5)).others(100);
-        // This one is overwritten before something like the second half comes.
+        // The value of this LUI is overwritten before an ADDI.
         kernel.word(lui(Register::A6, 0x505)).word(lui(Register::A6, 0x123)).others(8);
     });
     assert_eq!(retarget(&mut kernel.image).unwrap().changes.len(), 2);
@@ -248,7 +249,7 @@ fn a_lui_whose_value_is_used_twice_or_elsewhere_is_refused() {
     let load = lui(Register::A6, 0x505);
     let second = addi(Register::A6, Register::A6, -683);
     let elsewhere = addi(Register::A7, Register::A6, -683);
-    // SD a6, 0(a0); BEQZ a0, +8; C.JALR a5.
+    // SD a6, 0(a0); BEQZ a0, +8.
     for words in [&[load, elsewhere][..], &[load, 0x0105_3023, second], &[load, 0x0005_0463, second]] {
         let mut at = 0;
         let kernel = kernel_with(|kernel| {
@@ -276,8 +277,8 @@ fn a_branch_between_the_halves_of_an_id_or_into_a_pair_is_refused() {
 }
 
 #[test]
-fn distances_are_where_the_manual_has_them() {
-    // As the assembler encodes them: BEQZ a0, -2; JAL ra, 0x7fe; C.BEQZ a0, 16; C.J -344.
+fn offsets_are_encoded_as_an_assembler_does() {
+    // BEQZ a0, -2; JAL ra, 0x7fe; C.BEQZ a0, 16; C.J -344.
     assert_eq!(BRANCH.gather(0xfe05_0fe3), -2);
     assert_eq!(JUMP.gather(0x7fe0_00ef), 0x7fe);
     assert_eq!(SHORT_BRANCH.gather(0xc901), 16);
@@ -286,7 +287,7 @@ fn distances_are_where_the_manual_has_them() {
 
 proptest! {
     #[test]
-    fn a_distance_comes_back_or_is_too_far(distance in -0x20_0000..0x20_0000_i64) {
+    fn an_encoded_offset_is_decoded_again_or_out_of_range(distance in -0x20_0000..0x20_0000_i64) {
         let even = distance & 1 == 0;
         for (format, reach) in [(&BRANCH, 1 << 12), (&JUMP, 1 << 20), (&SHORT_BRANCH, 1 << 8), (&SHORT_JUMP, 1 << 11)] {
             let scattered = format.scatter(distance);
@@ -315,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_kernel_consists_of_it_is_changed_as_a_whole_or_not_at_all(
+    fn whatever_a_kernel_consists_of_it_is_retargeted_as_a_whole_or_not_at_all(
         pieces in prop::collection::vec((0..8_usize, any::<u32>()), 0..60),
         header in prop::collection::vec(any::<u8>(), 0..80),
         marked in any::<bool>(),
@@ -348,7 +349,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_stumble(bytes in prop::collection::vec(any::<u8>(), 0..600), magic in any::<bool>()) {
+    fn arbitrary_bytes_are_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), magic in any::<bool>()) {
         let mut kernel = Kernel::new(&ORDER);
         kernel.bytes(&bytes);
         if !magic {

@@ -1,4 +1,4 @@
-//! Which register an MSR number is.
+//! The PMU's registers by their MSR numbers.
 
 use super::{K7_COUNTERS, Version};
 use crate::x86;
@@ -6,9 +6,9 @@ use crate::x86;
 /// A register of the PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Register {
-    /// `PERF_CTL`.
+    /// `PERF_CTL` of this counter.
     Select(usize),
-    /// `PERF_CTR`, by its number as an MSR or by that for RDPMC.
+    /// `PERF_CTR` of this counter, by its MSR number or its RDPMC number.
     Counter(usize),
     /// `PerfCntrGlobalStatus`.
     Status,
@@ -18,15 +18,15 @@ pub enum Register {
     StatusClear,
     /// `PerfCntrGlobalStatusSet`.
     StatusSet,
-    /// One of a PMU, but not of this one.
+    /// A register of other PMUs, which this PMU does not have.
     Absent,
-    /// None of a PMU.
+    /// Not a register of a PMU.
     Other,
 }
 
 const K7_SELECT: u32 = 0xc001_0000;
 const K7_COUNTER: u32 = 0xc001_0004;
-/// The first of the pairs of `PerfCtrExtCore`: `PERF_CTL0`; `PERF_CTR0` is next to it.
+/// The first MSR of `PerfCtrExtCore`: `PERF_CTL0`. `PERF_CTR0` follows it, and then the pairs of the other counters.
 pub const CORE: u32 = 0xc001_0200;
 /// `PerfCntrGlobalStatus`.
 pub const STATUS: u32 = 0xc000_0300;
@@ -37,7 +37,7 @@ pub const STATUS_CLEAR: u32 = 0xc000_0302;
 const STATUS_SET: u32 = 0xc000_0303;
 
 impl Register {
-    /// The register with this number.
+    /// Returns the register with this MSR number.
     pub fn at(msr: u32, version: Version) -> Self {
         let existing = |base: u32, step: u32| {
             let counter = usize::try_from((msr - base) / step).ok()?;
@@ -47,7 +47,7 @@ impl Register {
             0..x86::RDPMC_COUNTERS => existing(0, 1).map(Self::Counter),
             K7_SELECT..K7_COUNTER => existing(K7_SELECT, 1).map(Self::Select),
             K7_COUNTER..=0xc001_0007 => existing(K7_COUNTER, 1).map(Self::Counter),
-            CORE..=0xc001_020b if version.has_core_addresses() => {
+            CORE..=0xc001_020b if version.has_core_msrs() => {
                 let register = if (msr - CORE).is_multiple_of(2) { Self::Select } else { Self::Counter };
                 existing(CORE, 2).map(register)
             }

@@ -1,6 +1,7 @@
-//! What a `PERF_CTL` register says (APM volume 2, 13.2.1).
+//! The `PERF_CTL` registers (APM volume 2, 13.2.1).
 //!
-//! A write to one never faults: processors of every generation drop the reserved bits. (Zen 3 keeps two of them, 19 and 42, without a meaning.)
+//! A write never faults: processors of every generation drop the reserved bits. Zen 3 keeps two of them, 19 and 42,
+//! without a meaning.
 
 use crate::event::Selection;
 use crate::event_mapper::EventMapper;
@@ -9,15 +10,17 @@ use crate::unit::CounterConfig;
 
 /// The event: bits 7..0 and 35..32.
 const EVENT: u64 = 0xf_0000_00ff;
-/// "Guest only" and "host only", of which a guest's guests would be the guest. It has none, and no `EFER.SVME`: as on a
-/// processor on which that is clear, a counter with one of them set does not count, whichever it is. With both it does.
+/// `GuestOnly`. Here "guest" would be a nested guest. There is none, and `EFER.SVME` is clear: as on a processor on
+/// which it is clear, a counter with exactly one of `GuestOnly` and `HostOnly` does not count, and a counter with both
+/// does.
 const GUEST_ONLY: u64 = 1 << 40;
+/// `HostOnly`, see [`GUEST_ONLY`].
 const HOST_ONLY: u64 = 1 << 41;
 
-/// What selects an event, rather than when it is counted.
+/// The bits that select the event. The other bits say when it is counted.
 const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
-/// "Merge" (PPR, "Large Increment per Cycle Events"): the counter holds the upper bits of the one below, which has an event
-/// that counts by more than 15 a cycle. The host's kernel pairs counters for such an event by itself.
+/// The Merge event (PPR, "Large Increment per Cycle Events"): the counter holds the upper bits of the counter below,
+/// whose event can count more than 15 in a cycle. The host's kernel pairs counters for such an event by itself.
 const MERGE: u64 = 0xf_0000_00ff;
 
 /// The register's value, without the reserved bits.
@@ -34,19 +37,19 @@ impl Select {
     /// The bits that are not reserved.
     pub const DEFINED: u64 = SELECTS | USER | OS | INTERRUPT | ENABLE | GUEST_ONLY | HOST_ONLY;
 
-    /// What a read gives.
+    /// Returns the value that a read returns.
     pub fn value(self) -> u64 {
         self.0
     }
 
-    /// What its counter is told by it.
+    /// Returns the configuration of the register's counter.
     pub fn config(self, mapper: &EventMapper) -> CounterConfig {
         select::config(self.0, self.selection(mapper))
     }
 
     fn selection(self, mapper: &EventMapper) -> Option<Selection> {
-        let one_side = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
-        if self.0 & EVENT == MERGE || one_side {
+        let is_restricted = (self.0 & GUEST_ONLY != 0) != (self.0 & HOST_ONLY != 0);
+        if self.0 & EVENT == MERGE || is_restricted {
             return None;
         }
         select::selection(self.0, self.0 & SELECTS, mapper)
@@ -70,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_gets_what_selects_the_event_and_nothing_else() {
+    fn the_hosts_event_has_only_the_bits_that_select_the_event() {
         let expected =
             Selection { event: Event::Raw(0x1_0584_31c0), filter: Filter::All, scope: Scope::Guest };
         assert_eq!(selection(0x0000_0001_05d7_31c0), Some(expected));
@@ -84,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn guests_of_the_guest_are_not_counted_for_there_are_none() {
-        for (side, counts) in [(0, true), (1, false), (2, false), (3, true)] {
-            assert_eq!(selection(side << 40 | 0x53_00c0).is_some(), counts, "{side}");
+    fn a_counter_with_one_of_guest_only_and_host_only_counts_nothing() {
+        for (bits, counts) in [(0, true), (1, false), (2, false), (3, true)] {
+            assert_eq!(selection(bits << 40 | 0x53_00c0).is_some(), counts, "{bits}");
         }
     }
 
     #[test]
-    fn the_upper_half_of_a_pair_counts_nothing_by_itself() {
+    fn the_merge_event_counts_nothing_by_itself() {
         assert_eq!(selection(0xf_0053_00ff), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Which register an MSR number is.
+//! The PMU's registers by their MSR numbers.
 
 use super::{Shape, Version};
 use crate::x86;
@@ -6,15 +6,15 @@ use crate::x86;
 /// A register of the PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Register {
-    /// `IA32_PERFEVTSEL`.
+    /// `IA32_PERFEVTSEL` of this general counter.
     Select(usize),
-    /// `IA32_PMC`, of which 32 bits are written.
+    /// `IA32_PMC` of this general counter. A write has 32 bits.
     Counter(usize),
-    /// `IA32_A_PMC`: the same, of which all are.
+    /// `IA32_A_PMC` of this general counter. A write has the counter's full width.
     Alias(usize),
-    /// `IA32_FIXED_CTR`.
+    /// `IA32_FIXED_CTR` of this fixed counter.
     Fixed(usize),
-    /// A counter of the unit, by its number for RDPMC.
+    /// This counter of the unit, by its RDPMC number.
     Rdpmc(usize),
     /// `IA32_FIXED_CTR_CTRL`.
     FixedControl,
@@ -30,11 +30,11 @@ pub enum Register {
     InUse,
     /// `IA32_PERF_CAPABILITIES`.
     Capabilities,
-    /// What of `IA32_DEBUGCTL` is the PMU's.
+    /// The PMU's bit of `IA32_DEBUGCTL`.
     DebugControl,
-    /// One of a PMU, but not of this one.
+    /// A register of other PMUs, which this PMU does not have.
     Absent,
-    /// None of a PMU.
+    /// Not a register of a PMU.
     Other,
 }
 
@@ -64,22 +64,22 @@ const ALIASES_END: u32 = 0x4c9;
 const RDPMC_FIXED_END: u32 = x86::RDPMC_FIXED + 4;
 
 impl Register {
-    /// The register with this number.
+    /// Returns the register with this MSR number.
     pub fn at(msr: u32, shape: Shape) -> Self {
-        let one_of = |base: u32, counters: usize| {
+        let existing = |base: u32, counters: usize| {
             let counter = usize::try_from(msr - base).ok()?;
             (counter < counters).then_some(counter)
         };
         let newer = |register| (shape.version == Version::V5).then_some(register);
         let found = match msr {
-            0..x86::RDPMC_COUNTERS => one_of(0, shape.general).map(Self::Rdpmc),
+            0..x86::RDPMC_COUNTERS => existing(0, shape.general).map(Self::Rdpmc),
             x86::RDPMC_FIXED..RDPMC_FIXED_END => {
-                one_of(x86::RDPMC_FIXED, shape.fixed).map(|counter| Self::Rdpmc(shape.general + counter))
+                existing(x86::RDPMC_FIXED, shape.fixed).map(|counter| Self::Rdpmc(shape.general + counter))
             }
-            COUNTER..COUNTERS_END => one_of(COUNTER, shape.general).map(Self::Counter),
-            SELECT..SELECTS_END => one_of(SELECT, shape.general).map(Self::Select),
-            FIXED..FIXED_END => one_of(FIXED, shape.fixed).map(Self::Fixed),
-            ALIAS..ALIASES_END => one_of(ALIAS, shape.general).map(Self::Alias).and_then(newer),
+            COUNTER..COUNTERS_END => existing(COUNTER, shape.general).map(Self::Counter),
+            SELECT..SELECTS_END => existing(SELECT, shape.general).map(Self::Select),
+            FIXED..FIXED_END => existing(FIXED, shape.fixed).map(Self::Fixed),
+            ALIAS..ALIASES_END => existing(ALIAS, shape.general).map(Self::Alias).and_then(newer),
             FIXED_CONTROL => Some(Self::FixedControl),
             STATUS => Some(Self::Status),
             CONTROL => Some(Self::Control),

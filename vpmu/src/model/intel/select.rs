@@ -1,4 +1,4 @@
-//! What the registers say that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
+//! The registers that configure counters (SDM volume 3, 20.2.1.1 and 20.2.2). A write to a reserved bit faults.
 
 use crate::event::Filter;
 use crate::event_mapper::EventMapper;
@@ -6,10 +6,10 @@ use crate::model::select::{self, COUNTER_MASK, EDGE, ENABLE, INTERRUPT, INVERT, 
 use crate::unit::CounterConfig;
 
 const EVENT: u64 = 0xff;
-/// Toggles a pin of the processor, which a guest has none of.
+/// Toggles a pin of the processor at each event. A guest has no such pin, so the bit is kept and has no effect.
 const PIN_CONTROL: u64 = 1 << 19;
 
-/// What selects an event, rather than when it is counted.
+/// The bits that select the event. The other bits say when it is counted.
 const SELECTS: u64 = EVENT | UNIT_MASK | EDGE | INVERT | COUNTER_MASK;
 
 /// `IA32_PERFEVTSEL`.
@@ -23,25 +23,25 @@ impl From<u64> for Select {
 }
 
 impl Select {
-    /// The bits that are not reserved. That for any thread of the core (21) came with version 3, and is gone in 5.
+    /// The bits that are not reserved. `AnyThread` (21) came with version 3 and is gone in version 5.
     pub const DEFINED: u64 = SELECTS | USER | OS | PIN_CONTROL | INTERRUPT | ENABLE;
 
-    /// What a read gives.
+    /// Returns the value that a read returns.
     pub fn value(self) -> u64 {
         self.0
     }
 
-    /// Whether an event is selected.
+    /// Returns whether an event is selected.
     pub fn is_in_use(self) -> bool {
         self.0 & EVENT != 0
     }
 
-    /// Whether an overflow raises an interrupt.
+    /// Returns whether an overflow interrupts.
     pub fn interrupts(self) -> bool {
         self.0 & INTERRUPT != 0
     }
 
-    /// What its counter is told by it.
+    /// Returns the configuration of the register's counter.
     pub fn config(self, mapper: &EventMapper) -> CounterConfig {
         select::config(self.0, select::selection(self.0, self.0 & SELECTS, mapper))
     }
@@ -63,34 +63,34 @@ impl From<u64> for FixedControl {
 }
 
 impl FixedControl {
-    /// The bits that are not reserved with so many fixed counters.
+    /// Returns the bits that are not reserved in a PMU with this number of fixed counters.
     pub fn defined(counters: usize) -> u64 {
         (0..counters)
             .fold(0, |bits, counter| bits | (FIXED_OS | FIXED_USER | FIXED_INTERRUPT) << (BITS * counter))
     }
 
-    /// What a read gives.
+    /// Returns the value that a read returns.
     pub fn value(self) -> u64 {
         self.0
     }
 
-    /// Whether the counter is on.
+    /// Returns whether a counter is enabled.
     pub fn is_in_use(self, counter: usize) -> bool {
-        self.of(counter) & (FIXED_OS | FIXED_USER) != 0
+        self.field(counter) & (FIXED_OS | FIXED_USER) != 0
     }
 
-    /// Whether an overflow of the counter raises an interrupt.
+    /// Returns whether an overflow of a counter interrupts.
     pub fn interrupts(self, counter: usize) -> bool {
-        self.of(counter) & FIXED_INTERRUPT != 0
+        self.field(counter) & FIXED_INTERRUPT != 0
     }
 
-    /// Where the counter counts, if it is on.
+    /// Returns the privilege levels at which a counter counts, if it is enabled.
     pub fn filter(self, counter: usize) -> Option<Filter> {
-        let bits = self.of(counter);
+        let bits = self.field(counter);
         Filter::of(bits & FIXED_USER != 0, bits & FIXED_OS != 0)
     }
 
-    fn of(self, counter: usize) -> u64 {
+    fn field(self, counter: usize) -> u64 {
         self.0 >> (BITS * counter) & 0xf
     }
 }

@@ -1,4 +1,4 @@
-//! The model as a guest sees it: by its registers. What a unit does is tested with AMD's, here is what differs.
+//! The model as a guest sees it, by its registers. The behaviour that all PMUs share is tested with AMD's model.
 
 mod reference;
 
@@ -29,7 +29,7 @@ const RDPMC_FIXED: u32 = 1 << 30;
 const COUNTING: u64 = 0x43_00c0;
 const SAMPLING: u64 = 0x53_00c0;
 const MASK: u64 = (1 << 48) - 1;
-/// All of four general counters and three fixed ones.
+/// The bits of four general counters and three fixed ones in the global registers.
 const ALL: u64 = 7 << 32 | 0xf;
 
 const fn shape(version: Version) -> Shape {
@@ -42,22 +42,22 @@ fn pmu(version: Version) -> (Intel<Script>, Script) {
 }
 
 #[test]
-fn cpuid_tells_of_each_version() {
-    let told = |version, function| {
+fn cpuid_announces_each_version() {
+    let announced = |version, function| {
         let mut leaf = Leaf::default();
         shape(version).show(function, &mut leaf);
         leaf
     };
     let v2 = Leaf { eax: 0x0730_0402, ebx: 0x18, ecx: 0, edx: 0x0603 };
-    assert_eq!(told(Version::V2, 0xa), v2);
+    assert_eq!(announced(Version::V2, 0xa), v2);
     let v5 = Leaf { eax: 0x0730_0405, ebx: 0x18, ecx: 7, edx: 0x8603 };
-    assert_eq!(told(Version::V5, 0xa), v5);
-    assert_eq!((told(Version::V2, 1).ecx, told(Version::V5, 1).ecx), (0, 1 << 15));
-    assert_eq!(told(Version::V5, 0x8000_0001), Leaf::default());
+    assert_eq!(announced(Version::V5, 0xa), v5);
+    assert_eq!((announced(Version::V2, 1).ecx, announced(Version::V5, 1).ecx), (0, 1 << 15));
+    assert_eq!(announced(Version::V5, 0x8000_0001), Leaf::default());
 }
 
 #[test]
-fn after_reset_the_general_counters_are_on() {
+fn after_reset_global_control_enables_the_general_counters() {
     let (mut pmu, _) = pmu(Version::V5);
     assert_eq!(pmu.read(CONTROL), Value(0xf));
     assert_eq!(pmu.write(CONTROL, ALL), Handled);
@@ -123,13 +123,13 @@ fn reserved_bits_fault_and_change_nothing() {
         assert_eq!(
             pmu(version).0.write(STATUS_CLEAR, 3 << 62 | ALL),
             Handled,
-            "what was never set is cleared"
+            "bits that are never set may be cleared"
         );
     }
 }
 
 #[test]
-fn a_write_of_half_a_counter_extends_its_sign() {
+fn a_write_of_32_bits_is_sign_extended() {
     let (mut pmu, _) = pmu(Version::V5);
     for (written, value) in
         [(0x8000_0000, MASK - 0x7fff_ffff), (0x7fff_ffff, 0x7fff_ffff), (0x5_0000_0001, 1)]
@@ -143,7 +143,7 @@ fn a_write_of_half_a_counter_extends_its_sign() {
 }
 
 #[test]
-fn fixed_counters_count_at_the_levels_that_they_are_told() {
+fn fixed_counters_count_only_while_they_are_enabled() {
     let (mut pmu, host) = pmu(Version::V2);
     pmu.write(CONTROL, ALL);
     pmu.write(FIXED_CONTROL, 0x0321);
@@ -159,7 +159,7 @@ fn fixed_counters_count_at_the_levels_that_they_are_told() {
 }
 
 #[test]
-fn switching_a_fixed_counter_off_and_on_asks_nothing_of_the_host() {
+fn switching_a_fixed_counter_off_and_on_needs_no_request_to_the_host() {
     let (mut pmu, host) = pmu(Version::V5);
     pmu.write(CONTROL, ALL);
     pmu.write(FIXED_CONTROL, 0x2);
@@ -174,7 +174,7 @@ fn switching_a_fixed_counter_off_and_on_asks_nothing_of_the_host() {
 }
 
 #[test]
-fn a_fixed_counter_interrupts_at_its_very_count() {
+fn a_fixed_counter_interrupts_at_the_exact_count() {
     let (mut pmu, host) = pmu(Version::V5);
     pmu.write(CONTROL, ALL);
     pmu.write(FIXED + 1, MASK + 1 - 700);
@@ -185,8 +185,8 @@ fn a_fixed_counter_interrupts_at_its_very_count() {
     assert_eq!(pmu.read(STATUS), Value(0));
 }
 
-/// A counter that overflows after 100 counts, beside one that only counts, on a PMU that freezes.
-fn freezing(version: Version) -> (Intel<Script>, Script) {
+/// Returns a PMU that has frozen at the overflow of a counter, after 100 counts. Another counter only counts.
+fn frozen(version: Version) -> (Intel<Script>, Script) {
     let (mut pmu, host) = pmu(version);
     assert_eq!(pmu.write(DEBUGCTL, FREEZE_AT_INTERRUPTS), Handled);
     pmu.write(CONTROL, ALL);
@@ -200,7 +200,7 @@ fn freezing(version: Version) -> (Intel<Script>, Script) {
 
 #[test]
 fn a_freeze_of_version_2_clears_global_control() {
-    let (mut pmu, host) = freezing(Version::V2);
+    let (mut pmu, host) = frozen(Version::V2);
     assert_eq!((pmu.read(CONTROL), pmu.read(STATUS)), (Value(0), Value(1)));
     pmu.write(STATUS_CLEAR, 1);
     run(&mut pmu, &host, 1000);
@@ -213,7 +213,7 @@ fn a_freeze_of_version_2_clears_global_control() {
 
 #[test]
 fn a_freeze_of_version_5_lasts_until_its_bit_is_cleared() {
-    let (mut pmu, host) = freezing(Version::V5);
+    let (mut pmu, host) = frozen(Version::V5);
     assert_eq!((pmu.read(CONTROL), pmu.read(STATUS)), (Value(ALL), Value(FROZEN | 1)));
     pmu.write(STATUS_CLEAR, 1);
     pmu.write(CONTROL, ALL);
@@ -234,7 +234,7 @@ fn without_the_freeze_counters_go_on() {
 }
 
 #[test]
-fn software_may_set_the_status_and_nothing_interrupts() {
+fn status_bits_that_software_sets_do_not_interrupt() {
     let (mut pmu, host) = pmu(Version::V5);
     pmu.write(SELECT, COUNTING);
     assert_eq!(pmu.write(STATUS_SET, ALL | FROZEN), Handled);
@@ -245,7 +245,7 @@ fn software_may_set_the_status_and_nothing_interrupts() {
 }
 
 #[test]
-fn who_shares_the_pmu_sees_what_is_in_use() {
+fn the_in_use_register_shows_configured_counters_and_interrupts() {
     let (mut pmu, _) = pmu(Version::V5);
     assert_eq!(pmu.read(IN_USE), Value(0));
     pmu.write(SELECT + 2, COUNTING);
@@ -256,12 +256,12 @@ fn who_shares_the_pmu_sees_what_is_in_use() {
     assert_eq!(
         pmu.read(IN_USE),
         Value(1 << 63 | 1 << 33 | 1 << 2),
-        "an interrupt alone is no use of a counter"
+        "an interrupt bit alone does not put a counter in use"
     );
 }
 
 #[test]
-fn an_event_that_the_host_lacks_stands_still_and_the_operator_hears_its_name() {
+fn an_event_that_the_host_lacks_stands_still_and_the_operator_is_told_its_name() {
     let host = Script::default();
     let mut pmu = Intel::new(shape(Version::V5), Vendor::Amd, host.clone());
     pmu.write(SELECT, 0x43_412e);
@@ -277,7 +277,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn no_access_to_any_register_of_any_shape_is_too_much(
+    fn no_sequence_of_accesses_panics_or_takes_too_many_counters(
         steps in proptest::collection::vec(
             (any::<bool>(), prop_oneof![reference::register(), any::<u32>()], any::<u64>()), 1..100),
         version in prop_oneof![Just(Version::V2), Just(Version::V5)],

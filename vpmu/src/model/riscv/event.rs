@@ -1,8 +1,8 @@
-//! What an event index of the SBI's says: its type in bits 19..16, and a code of that type below.
+//! The SBI's event indices: the event type in bits 19..16, and an event code of that type in bits 15..0.
 
 use crate::event::{Cache, Event, Meaning};
 
-/// The general events, by their codes from 1 on.
+/// Meanings of the general hardware events (type 0). The first one has code 1.
 const GENERAL: [Meaning; 10] = [
     Meaning::Cycles,
     Meaning::Instructions,
@@ -16,11 +16,12 @@ const GENERAL: [Meaning; 10] = [
     Meaning::ReferenceCycles,
 ];
 
-/// What a guest means by an index and the data that go with it, if it is one that anybody could count. Firmware events
-/// (type 15) are none: there are no counters for them.
+/// Returns the event of an event index and its event data. Returns `None` for an unknown index and for firmware events
+/// (type 15), which have no counters.
 pub fn decode(index: u64, data: u64) -> Option<Event> {
-    /// What a guest may say of `mhpmevent` by an encoding, and by one of the second version.
+    /// The bits of `mhpmevent` that the guest selects by a raw event (type 2).
     const ENCODING: u64 = (1 << 48) - 1;
+    /// The bits of `mhpmevent` that the guest selects by a raw event of version 2 (type 3).
     const ENCODING_V2: u64 = (1 << 56) - 1;
     let code = index & 0xffff;
     match index >> 16 {
@@ -35,7 +36,7 @@ pub fn decode(index: u64, data: u64) -> Option<Event> {
     }
 }
 
-/// An event that the policy denies, by the encoding of it, or the index.
+/// Returns the denied form of an event, for a notice: with its encoding, or its event index and name.
 pub fn denied(event: Event) -> Event {
     match event {
         Event::Raw(code) => Event::Denied { code, name: None },
@@ -49,7 +50,7 @@ fn index(meaning: Meaning) -> u64 {
         let [unit, operation, result] = cache.numbers();
         return 1 << 16 | unit << 3 | operation << 1 | result;
     }
-    // 0 is that of no event.
+    // Index 0 is "no event".
     (1..).zip(GENERAL).find(|(_, general)| *general == meaning).map_or(0, |(code, _)| code)
 }
 
@@ -73,7 +74,7 @@ mod tests {
             (0x1_0021, Some("iTLB-load-misses")),
             (0x1_0013, Some("LLC-store-misses")),
             (0x1_0035, Some("node-prefetch-misses")),
-            // No event, none of that number, operation, or unit, nothing but bits that are not there.
+            // No event; no such code, cache operation or cache; other types.
             (0, None),
             (11, None),
             (0x1_0006, None),
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_is_told_by_its_index_and_its_name() {
+    fn a_denied_event_keeps_its_encoding_or_its_index_and_name() {
         for (index, data) in [(1, 0), (10, 0), (0x1_0019, 0), (0x2_0000, 0x1234)] {
             let event = decode(index, data).unwrap();
             let Event::Denied { code, name } = denied(event) else { panic!("{index:#x}") };
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoding_is_the_hosts_without_the_bits_that_are_not_the_guests() {
+    fn a_raw_event_has_only_the_bits_that_a_guest_may_select() {
         assert_eq!(decode(0x2_0000, u64::MAX), Some(Event::Raw(0xffff_ffff_ffff)));
         assert_eq!(decode(0x3_0000, u64::MAX), Some(Event::Raw(0xff_ffff_ffff_ffff)));
         assert_eq!([decode(0x2_0001, 5), decode(0x3_0001, 5)], [None, None]);

@@ -1,4 +1,4 @@
-//! How the calls of the extension encode what they ask and answer (SBI specification, chapter 11, and for the errors "Binary
+//! Functions, flags and errors of the SBI PMU extension (SBI specification, chapter 11, and for the errors "Binary
 //! Encoding").
 
 use crate::event::Filter;
@@ -20,12 +20,12 @@ pub const FIRMWARE_READ_HIGH: u64 = 6;
 /// "Get Event info".
 pub const EVENT_GET_INFO: u64 = 8;
 
-/// What a call returns.
+/// What an SBI call returns (`struct sbiret`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// What goes to `a0`: 0, or the number of an error.
+    /// The error code, for `a0`: 0 for success.
     pub error: i64,
-    /// What goes to `a1`.
+    /// The value, for `a1`.
     pub value: u64,
 }
 
@@ -34,18 +34,18 @@ impl Answer {
     pub const NOT_SUPPORTED: Self = Self { error: Error::NotSupported as i64, value: 0 };
 }
 
-/// Why a call fails, by the numbers of the errors.
+/// Why an SBI call fails, with the SBI's error codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// There is no such function, or no counter for the event.
     NotSupported = -2,
     /// There is no such counter, or no such flag.
     InvalidParameter = -3,
-    /// One of the counters runs.
+    /// A counter of the set was already started.
     AlreadyStarted = -7,
-    /// One of them does not.
+    /// A counter of the set was already stopped.
     AlreadyStopped = -8,
-    /// There is no snapshot.
+    /// There is no shared memory for snapshots.
     NoSharedMemory = -9,
 }
 
@@ -58,27 +58,28 @@ impl From<Result<u64, Error>> for Answer {
     }
 }
 
-/// The flags of [`CONFIG_MATCHING`]. Those that are reserved are for something that we do not know, and no error.
+/// The flags of [`CONFIG_MATCHING`]. Reserved flags are ignored.
 #[derive(Debug, Clone, Copy)]
 pub struct Config(pub u64);
 
 impl Config {
-    /// The first counter of the set is meant.
+    /// `SKIP_MATCH`: the first counter of the set is configured, in use or not.
     pub fn skips_match(self) -> bool {
         self.has(0)
     }
 
-    /// The counter is to show 0.
+    /// `CLEAR_VALUE`: the counter is set to 0.
     pub fn clears_value(self) -> bool {
         self.has(1)
     }
 
-    /// It is to be started.
+    /// `AUTO_START`: the counter is started.
     pub fn starts(self) -> bool {
         self.has(2)
     }
 
-    /// Where it is to count: in U and S mode. The guest has neither M mode (bit 7) nor VU and VS (bits 3 and 4).
+    /// Returns the privilege levels at which the counter counts: U mode unless `SET_UINH`, S mode unless `SET_SINH`.
+    /// The guest has neither M mode (bit 7) nor VU and VS modes (bits 3 and 4).
     pub fn filter(self) -> Option<Filter> {
         Filter::of(!self.has(5), !self.has(6))
     }
@@ -88,18 +89,19 @@ impl Config {
     }
 }
 
-/// Whether [`START`] sets the counters' values.
+/// Returns whether the flags of [`START`] set the counters to an initial value.
 pub fn start_flags(flags: u64) -> Result<bool, Error> {
-    first_of(flags)
+    first_flag(flags)
 }
 
-/// Whether [`STOP`] takes the counters' events from them.
+/// Returns whether the flags of [`STOP`] reset the counters, which then have no event.
 pub fn stop_flags(flags: u64) -> Result<bool, Error> {
-    first_of(flags)
+    first_flag(flags)
 }
 
-/// Both have one flag of their own, and one for the snapshot in shared memory.
-fn first_of(flags: u64) -> Result<bool, Error> {
+/// Returns the first flag. [`START`] and [`STOP`] have one flag of their own, and a second one for snapshots in shared
+/// memory.
+fn first_flag(flags: u64) -> Result<bool, Error> {
     const FIRST: u64 = 1 << 0;
     const SNAPSHOT: u64 = 1 << 1;
     if flags & !(FIRST | SNAPSHOT) != 0 {
@@ -111,8 +113,8 @@ fn first_of(flags: u64) -> Result<bool, Error> {
     Ok(flags & FIRST != 0)
 }
 
-/// The counters from `base` on that `mask` has, all of which there have to be. Other extensions take a base of all ones for
-/// everything; here it is a number like others. A set of none is what OpenSBI and KVM refuse, too.
+/// Returns `mask`, shifted by `base`, if all of its counters exist (`counters`). In other extensions a base of all ones
+/// means everything; here it does not. An empty set is refused, as OpenSBI and KVM do.
 pub fn set(base: u64, mask: u64, counters: u64) -> Result<u64, Error> {
     let base = u32::try_from(base).map_err(|_| Error::InvalidParameter)?;
     match mask.checked_shl(base) {
@@ -121,7 +123,7 @@ pub fn set(base: u64, mask: u64, counters: u64) -> Result<u64, Error> {
     }
 }
 
-/// What is told of a hardware counter: its CSR in bits 11..0, and one less than its width in bits 17..12.
+/// Returns the `counter_info` of a hardware counter: its CSR in bits 11..0, and its width minus one in bits 17..12.
 pub fn info(csr: u64, width: u32) -> u64 {
     csr | u64::from(width - 1) << 12
 }
@@ -131,14 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_is_of_counters_that_there_are() {
+    fn a_set_has_only_counters_that_exist() {
         let counters = 0b1111_1101;
         for (base, mask, expected) in [
             (0, 1, Ok(1)),
             (0, 0b1111_1101, Ok(counters)),
             (3, 0b101, Ok(0b10_1000)),
             (7, 1, Ok(0x80)),
-            // None, `time`, one that is not there, and far more than there could be.
+            // An empty set, `time`, a counter that does not exist, and numbers that no counter can have.
             (0, 0, Err(Error::InvalidParameter)),
             (0, 0b11, Err(Error::InvalidParameter)),
             (1, 1, Err(Error::InvalidParameter)),

@@ -11,12 +11,11 @@ use std::process::{self, Command, Output, Stdio};
 use anyhow::{Context, Result, bail};
 use guest_images::child;
 use guest_images::payloads::{BARE_METAL, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
+use tally_machine::pmu::{Choice, Shown};
 use vmm_sys_util::tempfile::TempFile;
 
 use super::report::Report;
-use crate::cli::Check;
 use crate::logging;
-use crate::pmu::Shown;
 
 /// Runs guests like `tally run` with the same options.
 pub struct Guests {
@@ -28,9 +27,9 @@ pub struct Guests {
 
 impl Guests {
     /// Guests with the PMU that is checked.
-    pub fn new(options: &Check, known: Vec<String>) -> Result<Self> {
-        let mut words = vec!["run".to_owned(), format!("--pmu={}", options.pmu.name())];
-        words.extend(options.counters.map(|counters| format!("--counters={counters}")));
+    pub fn new(choice: Choice, counters: Option<u32>, known: Vec<String>) -> Result<Self> {
+        let mut words = vec!["run".to_owned(), format!("--pmu={}", choice.name())];
+        words.extend(counters.map(|counters| format!("--counters={counters}")));
         Ok(Self {
             program: env::current_exe().context("cannot find this program's file")?,
             options: words,
@@ -44,7 +43,7 @@ impl Guests {
         command.args(&self.options).args(arguments).stdin(Stdio::null());
         // What these guests say is part of the report, and has to be the same for everybody.
         command.env_remove(logging::VARIABLE);
-        child::die_with_this_process(&mut command, child::Death::Asked);
+        child::die_with_this_process(&mut command, child::Death::Terminate);
         let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
         let said = String::from_utf8_lossy(&stderr);
         let said = said.lines().map(|line| line.trim_start_matches("tally: ").to_owned());

@@ -1,11 +1,11 @@
-//! Small kernels, put together by hand.
+//! Builds small kernels.
 
 use crate::riscv::code::{RET, SHORT_RET, addi, lui};
 use crate::riscv::image::{HEADER, MAGIC};
 use crate::riscv::register::Register;
 
-/// Instructions that have nothing to do with the PMU, and do not go anywhere: of two bytes, and of four with all kinds
-/// of second halves.
+/// Instructions that have nothing to do with the PMU and do not branch: some of two bytes, and some of four with
+/// various second halves.
 pub const OTHERS: [&[u8]; 9] = [
     // ADDI a0, a0, 1; MV a0, a1; LI a4, 0; XOR a5, a5, a4; ADD a5, a5, a0.
     &[0x05, 0x05],
@@ -20,17 +20,18 @@ pub const OTHERS: [&[u8]; 9] = [
     &[0x93, 0xf7, 0xf7, 0x0f],
 ];
 
-/// A kernel in the making.
+/// A kernel that is being built.
 #[derive(Clone)]
 pub struct Kernel {
     pub image: Vec<u8>,
-    /// Which of the others come next.
+    /// Indices of [`OTHERS`] in the order in which they are added, again and again.
     others: Vec<usize>,
+    /// Number of others added so far.
     next: usize,
 }
 
 impl Kernel {
-    /// The header, and others in this order, again and again, where others are asked for.
+    /// Begins a kernel with its header.
     pub fn new(others: &[usize]) -> Self {
         let (at, magic) = MAGIC;
         let mut image = vec![0; HEADER];
@@ -38,7 +39,7 @@ impl Kernel {
         Self { image, others: others.to_vec(), next: 0 }
     }
 
-    /// Everything that a kernel has; where each is.
+    /// Builds a kernel with all kinds of sites.
     pub fn whole(others: &[usize]) -> (Self, Sites) {
         let mut kernel = Self::new(others);
         let first_id = kernel.others(300).id(Register::A7, 1);
@@ -66,7 +67,7 @@ impl Kernel {
         self.bytes(&parcel.to_le_bytes())
     }
 
-    /// At least so many bytes of others.
+    /// Adds at least `len` bytes of [`OTHERS`].
     pub fn others(&mut self, len: usize) -> &mut Self {
         let end = self.here() + len;
         while self.here() < end {
@@ -77,14 +78,14 @@ impl Kernel {
         self
     }
 
-    /// The load of the id, with so many others in between.
+    /// Adds a load of the SBI PMU extension's id, with at least `between` bytes of others between its instructions.
     pub fn id(&mut self, register: Register, between: usize) -> usize {
         let at = self.here();
         self.word(lui(register, 0x505)).others(between).word(addi(register, register, -683));
         at
     }
 
-    /// A switch over these CSRs, with short returns or long ones.
+    /// Adds a switch over these CSRs, with returns of two bytes or of four.
     pub fn switch(&mut self, csrs: &[u16], short: bool) -> usize {
         let at = self.here();
         for csr in csrs {
@@ -105,15 +106,15 @@ impl Kernel {
     }
 }
 
-/// Where a whole kernel has what.
+/// Offsets of the sites in a kernel.
 pub struct Sites {
     pub ids: [usize; 2],
     pub switch: usize,
     pub overflow: usize,
 }
 
-/// What a switch reads, in the order that a compiler chose: the upper halves from the last, the lower ones from the last,
-/// and the first two exchanged.
+/// The CSRs that a switch reads, in the order that a compiler chose: the upper halves in descending order, then the
+/// lower ones in descending order with the last two exchanged.
 pub const CSRS: [u16; 64] = {
     let mut csrs = [0; 64];
     let mut at = 0;
@@ -127,9 +128,9 @@ pub const CSRS: [u16; 64] = {
     csrs
 };
 
-/// A PE header that says which part of the image is code.
+/// Adds a PE header that says which part of the image is executable.
 pub fn mark_as_text(image: &mut [u8], start: usize, end: usize) {
-    // It takes the place of the first instructions.
+    // The header takes the place of the first instructions.
     let header = HEADER;
     image[header..header + 24 + 40].fill(0);
     image[0x3c..0x40].copy_from_slice(&u32::try_from(header).unwrap().to_le_bytes());

@@ -1,22 +1,22 @@
-//! A processor that knows the instructions of the new code, and nothing more.
+//! An emulator of the instructions that the new code consists of.
 
 use std::collections::BTreeMap;
 
-/// The processor, with what it asked for.
+/// A processor, and the SBI calls that it has made.
 pub struct Machine<'a> {
     image: &'a [u8],
-    /// Where the image is.
+    /// Address of the image.
     base: u64,
     pub registers: [u64; 32],
     pub memory: BTreeMap<u64, u64>,
-    /// What SBI calls return.
+    /// Value that SBI calls return.
     pub answer: u64,
     /// Extension, function and first argument of each SBI call.
     pub calls: Vec<[u64; 3]>,
 }
 
 impl<'a> Machine<'a> {
-    /// A processor that has an image at an address, and something else in each register.
+    /// Creates a processor with an image at an address, and a different value in each register.
     pub fn new(image: &'a [u8], base: u64) -> Self {
         let mut registers = [0; 32];
         for (value, register) in (0x1111_0000_0000_0002..).step_by(2).zip(&mut registers[1..]) {
@@ -26,7 +26,7 @@ impl<'a> Machine<'a> {
         Self { image, base, registers, memory: BTreeMap::new(), answer: 0, calls: Vec::new() }
     }
 
-    /// Runs from one offset until it comes to another, or to what the return address says.
+    /// Runs from one offset to another, or to the return address.
     pub fn run(&mut self, from: usize, to: Option<usize>) {
         let end = to.map_or(self.registers[1], |to| self.base.wrapping_add(to as u64));
         let mut pc = self.base.wrapping_add(from as u64);
@@ -36,7 +36,7 @@ impl<'a> Machine<'a> {
             }
             pc = self.step(pc);
         }
-        panic!("it does not end");
+        panic!("the code does not end");
     }
 
     fn step(&mut self, pc: u64) -> u64 {
@@ -67,7 +67,7 @@ impl<'a> Machine<'a> {
             }
             (0x23, 3) => {
                 let address = value(rs1).wrapping_add(store_to);
-                assert!(address >= value(2), "what is below the stack pointer, an interrupt overwrites");
+                assert!(address >= value(2), "an interrupt would overwrite what is below the stack pointer");
                 self.memory.insert(address, value(rs2));
                 return pc + 4;
             }
@@ -81,7 +81,7 @@ impl<'a> Machine<'a> {
             (0x67, 0) => (pc + 4, value(rs1).wrapping_add(immediate) & !1),
             (0x73, 0) if word == 0x73 => {
                 self.calls.push([value(17), value(16), value(10)]);
-                // An error that nobody looks at, and the value.
+                // The error, which the code ignores, and the value.
                 self.registers[10] = 0xdead;
                 self.registers[11] = self.answer;
                 return pc + 4;

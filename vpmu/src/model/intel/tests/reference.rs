@@ -1,4 +1,4 @@
-//! Whatever a guest does, its counters are those of the manual: against a plain reference that counts one by one.
+//! Compares the model with a plain implementation of the manual, which counts without a host.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The PMU as the manual has it, without a host: counters 0 to 3 are general, 4 to 6 fixed.
+/// The PMU as the manual describes it. Counters 0 to 3 are general, 4 to 6 are fixed.
 struct Reference {
     version: Version,
     selects: [u64; 4],
@@ -18,7 +18,7 @@ struct Reference {
     frozen: bool,
 }
 
-/// Where the global registers have a counter.
+/// Returns a counter's bit in the global registers.
 fn bit(counter: usize) -> u64 {
     if counter < 4 { 1 << counter } else { 1 << (32 + counter - 4) }
 }
@@ -38,12 +38,12 @@ impl Reference {
     }
 
     fn counts(&self, counter: usize) -> bool {
-        let told = if counter < 4 {
+        let enabled = if counter < 4 {
             self.selects[counter] & 1 << 22 != 0 && self.selects[counter] & 3 << 16 != 0
         } else {
             self.fixed_control >> (4 * (counter - 4)) & 3 != 0
         };
-        told && self.control & bit(counter) != 0 && !self.frozen
+        enabled && self.control & bit(counter) != 0 && !self.frozen
     }
 
     fn interrupts(&self, counter: usize) -> bool {
@@ -54,7 +54,7 @@ impl Reference {
         }
     }
 
-    /// The counts at which there is an interrupt.
+    /// Runs for `counts` counts. Returns the counts at which there is an interrupt.
     fn run(&mut self, mut counts: u64) -> Vec<u64> {
         let mut interrupts = Vec::new();
         let all = counts;
@@ -133,7 +133,7 @@ enum Step {
     Run(u64),
 }
 
-/// Any register of the PMU.
+/// Returns a strategy for registers of the PMU.
 pub fn register() -> impl Strategy<Value = u32> {
     prop_oneof![
         0xc1_u32..0xc9,
@@ -165,7 +165,7 @@ fn value() -> impl Strategy<Value = u64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Counters are often to count the same.
+    // Counters often have the same event.
     let select = prop_oneof![4 => Just(SAMPLING), 2 => Just(COUNTING), 1 => Just(0)];
     prop_oneof![
         4 => (register(), value()).prop_map(|(msr, value)| Step::Write(msr, value)),
@@ -178,7 +178,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn whatever_a_guest_does_its_counters_are_those_of_the_manual(
+    fn whatever_a_guest_does_its_registers_are_as_the_manual_says(
         steps in proptest::collection::vec(step(), 1..60),
         version in prop_oneof![Just(Version::V2), Just(Version::V5)],
     ) {
@@ -192,7 +192,7 @@ proptest! {
                 }
                 Step::Run(counts) => prop_assert_eq!(run(&mut pmu, &host, counts), reference.run(counts)),
             }
-            prop_assert!(!pmu.unit().take_interrupt(), "interrupts come while the guest runs");
+            prop_assert!(!pmu.unit().take_interrupt(), "only running raises interrupts");
             prop_assert_eq!(pmu.read(STATUS), Value(reference.status()));
             prop_assert_eq!(pmu.read(CONTROL), Value(reference.control));
             for counter in 0..7_u32 {

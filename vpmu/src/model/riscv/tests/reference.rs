@@ -1,31 +1,32 @@
-//! Whatever a guest does, its counters are those of the specification: against a plain reference that counts one by one.
+//! Compares the model with a plain implementation of the specification, which counts without a host.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A counter as the specification has it.
+/// A counter as the specification describes it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plain {
-    /// Whether it is configured, and counts anywhere.
+    /// Set if the counter is configured: whether it counts at any privilege level.
     used: Option<bool>,
     value: u64,
     started: bool,
     overflown: bool,
 }
 
-/// The PMU as the specification has it, without a host, of up to nine counters.
+/// The PMU as the specification describes it, with up to nine counters.
 struct Reference {
     shape: Shape,
     counters: [Plain; 9],
     denied: bool,
 }
 
-/// What a call may answer.
+/// What a call may return.
 #[derive(Debug)]
 enum Expected {
+    /// This error and this value.
     Exactly(i64, u64),
-    /// The number of one of these counters.
+    /// Success, and the number of one of these counters.
     OneOf(Vec<usize>),
 }
 
@@ -48,7 +49,7 @@ impl Reference {
         (!set.is_empty()).then_some(set)
     }
 
-    /// The counts at which there is an interrupt.
+    /// Runs for `counts` counts. Returns the counts at which there is an interrupt.
     fn run(&mut self, counts: u64) -> Vec<u64> {
         let mut interrupts = Vec::new();
         for (number, counter) in self.counters.iter_mut().enumerate() {
@@ -71,7 +72,7 @@ impl Reference {
 
     fn configures(&self, [base, mask, flags, event, data, _]: [u64; 6]) -> Expected {
         let Some(set) = self.set(base, mask) else { return fails(INVALID_PARAM) };
-        // Of those that the strategy below has the scripted host refuses two.
+        // Of the events that the strategy below generates, the scripted host lacks two.
         let exists =
             matches!(event, 1..=6 | 8..=10 | DTLB_LOAD_MISSES | RAW) && (event, data) != (RAW, 0xbad);
         if !exists || self.denied {
@@ -172,9 +173,8 @@ impl Reference {
 enum Step {
     Call(u64, [u64; 6]),
     Run(u64),
-    /// The policy changes.
-    Obey(Freeze, Denies),
-    /// Some time has passed.
+    SetPolicy(Freeze, Denies),
+    /// What the VMM does from time to time.
     ReleaseIdle,
 }
 
@@ -184,7 +184,7 @@ enum Denies {
     Everything,
 }
 
-/// Mostly one counter that is there, or several.
+/// Returns a strategy for base and mask: mostly one or several counters that exist.
 fn set() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![
         8 => (0_u64..9).prop_map(|counter| (counter, 1)),
@@ -197,14 +197,14 @@ fn set() -> impl Strategy<Value = (u64, u64)> {
 }
 
 fn event() -> impl Strategy<Value = (u64, u64)> {
-    let nobodys = prop_oneof![Just(0xf_0000_u64), Just(0xf_ffff), Just(u64::MAX), Just(0x1_0038)];
+    let unknown = prop_oneof![Just(0xf_0000_u64), Just(0xf_ffff), Just(u64::MAX), Just(0x1_0038)];
     prop_oneof![
         4 => Just((CYCLES, 0)),
         4 => Just((INSTRUCTIONS, 0)),
         4 => (0_u64..12, Just(0)),
         1 => (Just(DTLB_LOAD_MISSES), any::<u64>()),
         2 => (Just(RAW), prop_oneof![Just(0xbad), 0_u64..4]),
-        1 => (nobodys, Just(0)),
+        1 => (unknown, Just(0)),
     ]
 }
 
@@ -218,7 +218,7 @@ fn value() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// What Linux does, mostly.
+/// Returns a strategy for calls, mostly as Linux makes them.
 fn call() -> impl Strategy<Value = Step> {
     let config = (set(), prop_oneof![3 => 0_u64..8, 1 => 0_u64..256, 1 => any::<u64>()], event())
         .prop_map(|((base, mask), flags, (event, data))| (2, [base, mask, flags, event, data, 0]));
@@ -238,7 +238,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         18 => call(),
         8 => prop_oneof![1_u64..20, 1_u64..2_000_000, 1_u64..1 << 49].prop_map(Step::Run),
-        1 => (freeze, denies).prop_map(|(freeze, denies)| Step::Obey(freeze, denies)),
+        1 => (freeze, denies).prop_map(|(freeze, denies)| Step::SetPolicy(freeze, denies)),
         1 => Just(Step::ReleaseIdle),
     ]
 }
@@ -247,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn whatever_a_guest_does_its_counters_are_those_of_the_specification(
+    fn whatever_a_guest_does_its_counters_are_as_the_specification_says(
         steps in proptest::collection::vec(step(), 1..80),
         shape in prop_oneof![3 => Just(SHAPE), 1 => Just(SILENT), 1 => Just(BASE)],
     ) {
@@ -269,14 +269,14 @@ proptest! {
                     }
                 }
                 Step::Run(counts) => prop_assert_eq!(run(&mut pmu, &host, counts), reference.run(counts)),
-                Step::Obey(freeze, denies) => {
+                Step::SetPolicy(freeze, denies) => {
                     reference.denied = denies == Denies::Everything;
                     let allowed = if reference.denied { Allowed::These(Vec::new()) } else { Policy::default().allowed };
                     pmu.set_policy(&Policy { allowed, freeze, ..Policy::default() });
                 }
                 Step::ReleaseIdle => pmu.unit().release_idle(),
             }
-            prop_assert!(!pmu.unit().take_interrupt(), "interrupts come while the guest runs");
+            prop_assert!(!pmu.unit().take_interrupt(), "only running raises interrupts");
             let overflows = if shape.overflows { Value(reference.overflows()) } else { Fault };
             prop_assert_eq!(pmu.read(OVERFLOWS), overflows);
             for (csr, counter) in (CYCLE..).zip(&reference.counters[..shape.size()]) {
@@ -288,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn no_call_and_no_access_is_too_much(
+    fn no_sequence_of_calls_and_accesses_panics_or_takes_too_many_counters(
         steps in proptest::collection::vec(
             (any::<u64>(), any::<[u64; 6]>(), prop_oneof![0xc00_u32..0xc20, any::<u32>()]), 1..100
         ),

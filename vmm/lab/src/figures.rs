@@ -1,0 +1,127 @@
+//! `tally-lab figures`: the lab's own cost in real time, and exact costs of work on the simulated host.
+
+use std::time::{Duration, Instant};
+
+use guest_images::{Arch, Progress, Suite};
+use tally_lab::peer::{self, Machine};
+use tally_lab::pmu_figures::{self, Programs};
+use tally_lab::use_figures::{self, Cost};
+use tally_lab::watch_figures::{self, attention};
+use tally_lab::{Error, Result, Scenario};
+
+use crate::{beside, boot_figures, riscv_figures};
+
+/// Measures the lab itself and booting a guest, and prints a table.
+pub fn print(progress: &mut Progress) -> Result<u8> {
+    tally_lab::build(Arch::default(), progress)?;
+    let (warm, ()) = timed(|| tally_lab::build(Arch::default(), progress))?;
+    let first = tally_lab::first_build_seconds()?;
+
+    progress.step("booting the simulated host");
+    let (boot, output) = timed(|| run(&Scenario::new("cut -d' ' -f1 /proc/uptime"), progress))?;
+    progress.step("booting the simulated host and a guest in it");
+    let command = ["sh", "-c", "perf stat true; perf record -q -o /tmp/data true"];
+    let both = Scenario::new(peer::linux(Machine::Default, &command)).guest(Suite::default(), progress)?;
+    let (scenario, _) = timed(|| run(&both, progress))?;
+    progress.step("booting Tally's guest and the peer's");
+    let costs = boot_figures::measure(progress)?;
+    progress.done();
+
+    println!("| figure | measured |\n|---|---|");
+    match first {
+        Some(seconds) => row("building the lab for the first time", &format!("{seconds} s")),
+        None => row("building the lab for the first time", "not known, as its parts were built separately"),
+    }
+    row("building the lab when it has been built", &format!("{:.1} ms", warm.as_secs_f64() * 1000.0));
+    row("booting the simulated host, to the end of a script", &seconds(boot));
+    row("of that, virtual time until the script", &format!("{} s", output.trim()));
+    row("host and guest: boot, `perf stat`, `perf record`, power-off", &seconds(scenario));
+    for boot in &costs.boots {
+        row(
+            &format!(
+                "{}: exits to user space, and virtual time, from the first `KVM_RUN` to init",
+                boot.monitor
+            ),
+            &format!("{}, {:.2} s", boot.exits, boot.seconds),
+        );
+    }
+    row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));
+    Ok(0)
+}
+
+/// Measures the cost of a guest's use of its counters, and prints tables.
+pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
+    progress.step("using counters in guests of Tally's PMUs and of KVM's");
+    let tally = beside::program("tally", progress)?;
+    let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
+    let pmus = ["amd", "amd-legacy", "intel", "intel-v2", "kvm"];
+    let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
+    progress.done();
+    println!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures));
+    Ok(0)
+}
+
+/// Measures commands and shared folders, and prints tables.
+pub fn print_use(progress: &mut Progress) -> Result<u8> {
+    progress.step("running commands with Tally and the peer");
+    let figures = use_figures::measure(&beside::program("tally", progress)?, progress)?;
+    progress.done();
+    println!("| `echo hello`, from Enter to | its output | the prompt |\n|---|---|---|");
+    let cost = |cost: &Cost| format!("{:.3} s, {} exits", cost.seconds, cost.exits);
+    for hello in &figures.hellos {
+        println!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end));
+    }
+    println!("\n| {} MiB from a shared folder | in pieces of | took | per second |", use_figures::MIB);
+    println!("|---|---|---|---|");
+    for reading in &figures.readings {
+        let speed = reading.megabytes_per_second();
+        println!("| {} | {} | {} | {speed:.0} MB |", reading.monitor, reading.block, cost(&reading.cost));
+    }
+    println!("\nThe program: {} KiB", figures.program_bytes >> 10);
+    Ok(0)
+}
+
+/// Measures what monitoring costs a guest, and prints tables.
+pub fn print_watch(progress: &mut Progress) -> Result<u8> {
+    progress.step("sampling in guests with and without monitoring");
+    let tally = beside::program("tally", progress)?;
+    let figures = watch_figures::measure(&["amd", "intel"], &tally, progress)?;
+    progress.step("monitoring running guests, and taking counters from them");
+    let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
+    let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
+    let attention = attention::measure(extent, &programs, progress)?;
+    progress.done();
+    println!("{}\n{}", watch_figures::table(&figures), attention::table(&attention));
+    Ok(0)
+}
+
+/// Measures the cost of counters on the RISC-V host, and prints tables.
+pub fn print_riscv(progress: &mut Progress) -> Result<u8> {
+    let tables = riscv_figures::measure(progress)?;
+    progress.done();
+    print!("{tables}");
+    Ok(0)
+}
+
+fn row(figure: &str, measured: &str) {
+    println!("| {figure} | {measured} |");
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
+    let begun = Instant::now();
+    let result = work()?;
+    Ok((begun.elapsed(), result))
+}
+
+fn run(scenario: &Scenario, progress: &mut Progress) -> Result<String> {
+    let outcome = scenario.run(progress)?;
+    if outcome.status == 0 {
+        Ok(outcome.text())
+    } else {
+        Err(Error::Command("the measured script".to_owned()))
+    }
+}

@@ -1,0 +1,253 @@
+//! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU.
+//! The latter is the peer with which Tally is compared.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::cpio::Archive;
+use guest_images::image::Unpacked;
+use guest_images::packages::Apt;
+use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool, stamp};
+
+use crate::{Error, Result};
+
+const INIT: &str = include_str!("../host/init");
+const RECIPE: &str = "2";
+
+/// The parts of a host of one architecture, except its kernel.
+struct Parts {
+    /// The release of the packages.
+    suite: Suite,
+    packages: &'static [&'static str],
+    programs: &'static [&'static str],
+    firmware: &'static [&'static str],
+    /// Kernel modules that the host's init loads with their dependencies, in this order.
+    modules: &'static [&'static str],
+}
+
+const X86_64: Parts = Parts {
+    suite: Suite::Bookworm,
+    packages: &["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"],
+    programs: &["usr/bin/perf", "usr/bin/qemu-system-x86_64"],
+    // Firmware with which the peer boots kernels and multiboot images on its machines `pc` and `microvm`.
+    firmware: &[
+        "usr/share/seabios/bios-256k.bin",
+        "usr/share/seabios/bios-microvm.bin",
+        "usr/share/qemu/qboot.rom",
+        "usr/share/qemu/kvmvapic.bin",
+        "usr/share/qemu/linuxboot_dma.bin",
+        "usr/share/qemu/multiboot_dma.bin",
+        "usr/share/qemu/pvh.bin",
+        "usr/share/qemu/multiboot.bin",
+    ],
+    modules: &["virtio_pci", "virtio_console", "kvm-amd"],
+};
+
+/// Trixie is the first release for RISC-V.
+const RISCV64: Parts = Parts {
+    suite: Suite::Trixie,
+    packages: &["busybox-static", "linux-perf", "qemu-system-riscv"],
+    programs: &["usr/bin/perf", "usr/bin/qemu-system-riscv64"],
+    // The peer starts a guest with its kernel, without firmware.
+    firmware: &[],
+    modules: &["virtio_pci", "virtio_console", "kvm"],
+};
+
+/// Returns the default release of a host. On RISC-V that is the newest, as the kernel before it cannot inject a
+/// counter's overflow interrupt into a guest.
+pub fn default_host(arch: Arch) -> Release {
+    let suite = match arch {
+        Arch::X86_64 => Suite::default(),
+        Arch::Riscv64 => Suite::Sid,
+    };
+    Release { suite, arch }
+}
+
+/// Kernel and initramfs that the lab CPU boots.
+#[derive(Debug, Clone)]
+pub struct HostImage {
+    /// The unmodified kernel.
+    pub kernel: PathBuf,
+    /// An uncompressed initramfs, to which more archives can be appended.
+    pub initrd: PathBuf,
+}
+
+/// Returns the host with the kernel of a release, and builds it if needed. The release of the host's programs does not
+/// depend on that of the kernel.
+pub fn build(cache: &Cache, release: Release, progress: &mut Progress) -> Result<HostImage> {
+    let parts = match release.arch {
+        Arch::X86_64 => &X86_64,
+        Arch::Riscv64 => &RISCV64,
+    };
+    let kernel = kernel(cache, release, progress)?;
+    let mut key = Key::new(&format!("lab-host-{}", release.label())).with(RECIPE).with(INIT);
+    key = key.with(parts.suite.name()).with(stamp(&kernel.image)?);
+    let Parts { packages, programs, firmware, modules, .. } = parts;
+    key = packages.iter().chain(*programs).chain(*firmware).chain(*modules).fold(key, Key::with);
+    let programs = Release { suite: parts.suite, ..release };
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        pack(cache, parts, programs, &kernel.modules, entry, progress)
+    })?;
+    Ok(HostImage { kernel: kernel.image, initrd: entry.join("initrd") })
+}
+
+fn pack(
+    cache: &Cache,
+    parts: &Parts,
+    programs: Release,
+    modules: &Path,
+    entry: &Path,
+    progress: &mut Progress,
+) -> Result<()> {
+    let unpacked = entry.join("unpacked");
+    let apt = Apt::open(cache, programs, progress)?;
+    let mut packages = apt.resolve(parts.packages)?;
+    packages.retain(|package| package.is_library() || parts.packages.contains(&package.name.as_str()));
+    apt.unpack(&packages, &unpacked, progress)?;
+
+    progress.step("packing the simulated host");
+    let files = Unpacked::new(cache, &unpacked, programs, progress)?;
+    let mut archive = Archive::new();
+    archive.device("dev/console", 5, 1);
+    for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "scenario"] {
+        archive.folder(folder);
+    }
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
+    archive.file("etc/group", 0o644, b"root:x:0:\n");
+    files.add_busybox(&mut archive)?;
+    files.add_programs(&mut archive, parts.programs)?;
+    for file in parts.firmware {
+        archive.copy(file, &files.find(&[file])?)?;
+    }
+    add_modules(&mut archive, modules, parts.modules)?;
+    let initrd = entry.join("initrd");
+    // The initramfs is not compressed, as the simulated processor would have to decompress it at every boot.
+    fs::write(&initrd, archive.finish()).map_err(Error::file("write", &initrd))?;
+    fs::remove_dir_all(&unpacked).map_err(Error::file("remove", unpacked))
+}
+
+/// Adds the modules, their dependencies, and a file with the order in which to load them.
+fn add_modules(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<()> {
+    let mut files = Vec::new();
+    find_modules(folder, &mut files)?;
+    let mut order = String::new();
+    let mut added = HashSet::new();
+    for module in wanted {
+        add_module(archive, &files, module, &mut added, &mut order)?;
+    }
+    archive.file("lib/modules/order", 0o644, order.as_bytes());
+    Ok(())
+}
+
+fn find_modules(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
+        let path = entry.map_err(Error::file("read", folder))?.path();
+        if path.is_dir() && !path.is_symlink() {
+            find_modules(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn add_module(
+    archive: &mut Archive,
+    files: &[PathBuf],
+    name: &str,
+    added: &mut HashSet<String>,
+    order: &mut String,
+) -> Result<()> {
+    let name = name.replace('-', "_");
+    if !added.insert(name.clone()) {
+        return Ok(());
+    }
+    // A module that is built into the kernel has no file.
+    let Some(path) = files.iter().find(|path| module_name(path) == name) else { return Ok(()) };
+    let content = module_content(path)?;
+    for dependency in dependencies(&content) {
+        add_module(archive, files, &dependency, added, order)?;
+    }
+    archive.file(&format!("lib/modules/{name}.ko"), 0o644, &content);
+    order.push_str(&name);
+    order.push_str(".ko\n");
+    Ok(())
+}
+
+fn module_name(path: &Path) -> String {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    file.split(".ko").next().unwrap_or_default().replace('-', "_")
+}
+
+/// Returns a module without its signature. Checking the signature is most of the work of loading a module. An unsigned
+/// module taints the kernel, which has no other effect.
+fn module_content(path: &Path) -> Result<Vec<u8>> {
+    let mut content = decompressed(path)?;
+    let length = unsigned_length(&content);
+    content.truncate(length);
+    Ok(content)
+}
+
+/// Returns the length of a module without its signature. The signature is followed by a trailer, which ends with the
+/// signature's length, and by a magic text (Linux, `include/linux/module_signature.h`).
+fn unsigned_length(module: &[u8]) -> usize {
+    const MAGIC: &[u8] = b"~Module signature appended~\n";
+    const TRAILER: usize = 12;
+    let signed = || {
+        let trailer = module.strip_suffix(MAGIC)?;
+        let length = u32::from_be_bytes(*trailer.last_chunk()?) as usize;
+        trailer.len().checked_sub(TRAILER + length)
+    };
+    signed().unwrap_or(module.len())
+}
+
+fn decompressed(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension == "ko") {
+        return fs::read(path).map_err(Error::file("read", path));
+    }
+    let scratch = tempfile::tempdir().map_err(Error::system("create a temporary directory"))?;
+    let copy = scratch.path().join(path.file_name().unwrap_or_default());
+    fs::copy(path, &copy).map_err(Error::file("read", path))?;
+    run_tool(Command::new("xz").arg("--decompress").arg(&copy), "xz-utils")?;
+    let plain = copy.with_extension("");
+    fs::read(&plain).map_err(Error::file("read", plain))
+}
+
+/// Returns the names after `depends=` in a module's `.modinfo` section.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    const FIELD: &[u8] = b"\0depends=";
+    let Some(start) = module.windows(FIELD.len()).position(|window| window == FIELD) else {
+        return Vec::new();
+    };
+    let value = module[start + FIELD.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(value).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dependencies_of_a_module_are_read_from_it() {
+        let module = b"\x7fELF\0license=GPL\0depends=virtio_ring,virtio\0retpoline=Y\0";
+        assert_eq!(dependencies(module), ["virtio_ring", "virtio"]);
+        assert!(dependencies(b"\0depends=\0name=x\0").is_empty());
+    }
+
+    #[test]
+    fn a_module_loses_its_signature_and_nothing_else() {
+        let signed = b"\x7fELF module.SIGN\0\0\x02\0\0\0\0\0\0\0\0\x04~Module signature appended~\n";
+        assert_eq!(unsigned_length(signed), b"\x7fELF module.".len());
+        assert_eq!(unsigned_length(b"\x7fELF module."), b"\x7fELF module.".len());
+    }
+
+    #[test]
+    fn a_module_is_found_however_its_file_is_compressed() {
+        assert_eq!(module_name(Path::new("/m/kvm-amd.ko.xz")), "kvm_amd");
+        assert_eq!(module_name(Path::new("/m/virtio_pci.ko")), "virtio_pci");
+    }
+}

@@ -1,0 +1,71 @@
+//! The lab: a simulated host with KVM and an exact PMU, for machines that have neither.
+//!
+//! A patched QEMU simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`). An
+//! unmodified Debian kernel with KVM runs on that processor (`host`). A [`Scenario`] is a script that runs on this
+//! host. One instruction takes one nanosecond of virtual time, so a scenario does the same each time, and tests can
+//! compare counts with `==`.
+
+pub mod bench;
+mod board;
+pub mod cores;
+mod cpu;
+pub mod cross;
+mod error;
+mod host;
+mod machine;
+pub mod peer;
+pub mod pmu_figures;
+pub mod programs;
+mod scenario;
+pub mod self_test;
+mod symbols;
+mod tools;
+pub mod use_figures;
+mod watch;
+// `pmu-workload` is compiled for RISC-V together with this library. The bare-metal guest of this module exists on
+// x86-64 only.
+#[cfg(target_arch = "x86_64")]
+pub mod watch_figures;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use guest_images::cache::Cache;
+use guest_images::{Arch, Progress, Release};
+
+pub use board::HostPmu;
+pub use cores::Core;
+pub use error::Error;
+pub use host::default_host;
+pub use scenario::{Outcome, Scenario, Streams, quoted};
+pub use tools::ensure;
+
+/// Result of the lab's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Stores the time that the
+/// first build takes, which cannot be measured again without deleting the cache.
+pub fn build(arch: Arch, progress: &mut Progress) -> Result<()> {
+    let cache = Cache::open()?;
+    let begun = Instant::now();
+    let first = !cpu::was_built(&cache);
+    scenario::guest_with(Release::of(arch), &[], progress)?;
+    host::build(&cache, default_host(arch), progress)?;
+    cpu::build(&cache, arch, progress)?;
+    if first {
+        let path = first_build_time_path(&cache);
+        let seconds = begun.elapsed().as_secs().to_string();
+        std::fs::write(&path, seconds).map_err(Error::file("write", path))?;
+    }
+    Ok(())
+}
+
+/// Returns the time in seconds that the first build took, if [`build`] made it.
+pub fn first_build_seconds() -> Result<Option<u64>> {
+    let path = first_build_time_path(&Cache::open()?);
+    Ok(std::fs::read_to_string(path).ok().and_then(|seconds| seconds.parse().ok()))
+}
+
+fn first_build_time_path(cache: &Cache) -> PathBuf {
+    cache.root().join("first-build-seconds")
+}

@@ -1,0 +1,356 @@
+//! The command line of `tally-lab`.
+
+mod benchmark;
+mod beside;
+mod boot_figures;
+mod demo;
+mod figures;
+mod riscv_figures;
+mod tally;
+
+use std::ffi::OsString;
+use std::io::{stderr, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use guest_images::{Arch, Progress, Release, Suite};
+use tally_lab::self_test::{self, Check};
+use tally_lab::{Error, HostPmu, Result, Scenario, cross};
+
+/// Exit status of failures of the lab itself, which differs from that of a script.
+const LAB_FAILED: u8 = 125;
+
+/// A simulated host with an exact PMU and real KVM, for machines that have none.
+#[derive(Parser)]
+#[command(
+    name = "tally-lab",
+    version,
+    max_term_width = 80,
+    after_help = "\
+Examples:
+  tally-lab build
+  tally-lab run -- perf stat -e instructions:u true"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Subcommands,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    /// Build the lab: the CPU, the host, the default guest
+    #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --arch riscv64")]
+    Build {
+        /// The host's architecture: x86_64 or riscv64
+        #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
+        arch: Arch,
+    },
+    /// Run a shell script on the simulated host
+    Exec(Exec),
+    /// Run `tally run` on the simulated host
+    Run(Run),
+    /// Check that the lab counts exactly
+    #[command(visible_alias = "test", after_help = "Example:\n  tally-lab self-test")]
+    SelfTest,
+    /// Count and sample in an unmodified guest, on this machine if possible
+    #[command(after_help = "\
+Where this machine's KVM cannot run Linux, the guest runs on the simulated host.
+
+Example:
+  tally-lab demo")]
+    Demo,
+    /// Run clippy on the code for RISC-V hosts
+    #[command(after_help = "\
+Uses the lab's own compiler, so rustup needs no target for RISC-V.
+
+Example:
+  tally-lab lint")]
+    Lint,
+    /// Measure what things cost
+    #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
+    Figures {
+        /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
+        /// commands and shared folders; watch: what monitoring costs a guest; riscv: as pmu,
+        /// on the RISC-V host
+        #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
+        what: Measured,
+    },
+    /// Compare what the use of counters costs with Tally and with KVM's vPMU
+    Bench(benchmark::Bench),
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Measured {
+    /// The lab itself, and booting a guest.
+    Boot,
+    /// A guest's use of its counters.
+    Pmu,
+    /// Commands and shared folders.
+    Use,
+    /// Monitoring of a guest from the host.
+    Watch,
+    /// A RISC-V guest's use of its counters.
+    Riscv,
+}
+
+#[derive(Args)]
+#[command(after_help = "\
+Works as `tally run` does here, but input from a terminal is not passed on.
+Folders and disks are copied there and back. The lab's own failures have
+status 125.
+
+Example:
+  tally-lab run --share .:rw -- sh -c 'sort >sorted' <words")]
+struct Run {
+    /// Kill `tally` after this time, and show where it hung
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    lab_limit: u64,
+    /// Number of the host's CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    lab_smp: u32,
+    /// The host's memory, in MiB or as 2G
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
+    lab_memory: u32,
+    #[command(flatten)]
+    kind: Kind,
+    /// Arguments of `tally run`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  tally-lab exec --with tally --out results script.sh")]
+struct Exec {
+    /// Copy a file to the script's working directory
+    #[arg(long, value_name = "FILE[:NAME]")]
+    with: Vec<String>,
+    /// Copy the default guest there, where tally finds it
+    #[arg(long)]
+    with_guest: bool,
+    /// Copy tally there, compiled for that host
+    #[arg(long)]
+    with_tally: bool,
+    /// Copy what the script leaves in $OUT to DIR
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// The script; its arguments follow
+    script: PathBuf,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    arguments: Vec<OsString>,
+}
+
+#[derive(Args)]
+struct Machine {
+    /// Kill the script after this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    limit: u64,
+    /// Number of the host's CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    smp: u32,
+    /// The host's memory, in MiB or as 2G
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
+    memory: u32,
+    /// Give the host's PMU the registers of PerfMonV2
+    #[arg(long)]
+    perfmon_v2: bool,
+    #[command(flatten)]
+    kind: Kind,
+    /// Show the host's console
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Architecture and kernels of host and guest.
+#[derive(Args)]
+struct Kind {
+    /// The host's architecture: x86_64 or riscv64
+    #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
+    arch: Arch,
+    /// The Debian release of the host's kernel
+    #[arg(long, value_name = "SUITE")]
+    host_suite: Option<Suite>,
+    /// The Debian release of the default guest's kernel
+    #[arg(long, value_name = "SUITE")]
+    guest_suite: Option<Suite>,
+}
+
+impl Kind {
+    fn host(&self) -> Release {
+        let default = tally_lab::default_host(self.arch);
+        Release { suite: self.host_suite.unwrap_or(default.suite), ..default }
+    }
+
+    fn guest(&self) -> Release {
+        let default = Release::of(self.arch);
+        Release { suite: self.guest_suite.unwrap_or(default.suite), ..default }
+    }
+
+    /// Returns an error if the architecture does not have what the options ask for.
+    fn check(&self, perfmon_v2: bool) -> Result<()> {
+        let too_old = Some(Suite::Bookworm);
+        let wants = [
+            (perfmon_v2, "--perfmon-v2"),
+            (self.host_suite == too_old, "--host-suite=bookworm"),
+            (self.guest_suite == too_old, "--guest-suite=bookworm"),
+        ];
+        match wants.into_iter().find(|(is_wanted, _)| *is_wanted && self.arch != Arch::X86_64) {
+            Some((_, option)) => Err(Error::NotOnThisHost { option, arch: self.arch }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Machine {
+    fn apply(&self, scenario: Scenario) -> Scenario {
+        scenario
+            .limit(Duration::from_secs(self.limit))
+            .processors(self.smp)
+            .memory_mib(self.memory)
+            .pmu(if self.perfmon_v2 { HostPmu::PerfMonV2 } else { HostPmu::PerfCtrCore })
+            .host(self.kind.host())
+            .show_console(self.verbose)
+    }
+}
+
+fn memory(text: &str) -> std::result::Result<u32, String> {
+    let (number, unit) = match text.strip_suffix(['G', 'g']) {
+        Some(number) => (number, 1024),
+        None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),
+    };
+    number
+        .parse::<u32>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .filter(|mib| *mib >= 256)
+        .ok_or_else(|| "a size of at least 256M, such as 512M or 2G".to_owned())
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Printing fails only if the stream is closed.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(LAB_FAILED) } else { ExitCode::SUCCESS };
+        }
+    };
+    let mut progress = Progress::stderr("tally-lab").verbose(arguments.command.is_verbose());
+    let result = match arguments.command {
+        Subcommands::Build { arch } => tally_lab::build(arch, &mut progress).map(|()| 0),
+        Subcommands::Exec(exec) => exec.run(&mut progress),
+        Subcommands::Run(run) => run.run(&mut progress),
+        Subcommands::SelfTest => self_test(&mut progress),
+        Subcommands::Bench(bench) => bench.run(&mut progress),
+        Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
+        Subcommands::Demo => demo::run(&mut progress),
+        Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
+        Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
+        Subcommands::Figures { what: Measured::Use } => figures::print_use(&mut progress),
+        Subcommands::Figures { what: Measured::Watch } => figures::print_watch(&mut progress),
+        Subcommands::Figures { what: Measured::Riscv } => figures::print_riscv(&mut progress),
+    };
+    drop(progress);
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("tally-lab: {error}");
+            ExitCode::from(LAB_FAILED)
+        }
+    }
+}
+
+impl Subcommands {
+    fn is_verbose(&self) -> bool {
+        matches!(self, Self::Exec(exec) if exec.machine.verbose)
+    }
+}
+
+impl Run {
+    fn run(self, progress: &mut Progress) -> Result<u8> {
+        self.kind.check(false)?;
+        let host = self.kind.host();
+        tally::Run::new(self.arguments, self.kind.guest(), self.lab_memory, progress)?
+            .on(|scenario| {
+                scenario.limit(Duration::from_secs(self.lab_limit)).processors(self.lab_smp).host(host)
+            })
+            .run(progress)
+    }
+}
+
+fn self_test(progress: &mut Progress) -> Result<u8> {
+    progress.step("self-test on the simulated host");
+    let mut checks = self_test::on_the_host(progress)?;
+    progress.step("self-test in a guest of the peer");
+    checks.extend(self_test::in_a_guest(progress)?);
+    progress.step("self-test of counting guest and host apart");
+    checks.extend(self_test::guest_and_host_apart(progress)?);
+    progress.step("self-test of leaving a guest and going on");
+    checks.extend(self_test::leaving_a_guest(progress)?);
+    progress.step("self-test on the simulated RISC-V host");
+    checks.extend(self_test::on_the_riscv_host(progress)?);
+    progress.step("self-test in a guest of the peer on RISC-V");
+    checks.extend(self_test::in_a_riscv_guest(progress)?);
+    progress.done();
+    for check in &checks {
+        println!("{:<6} {check}", if check.holds() { "ok" } else { "FAILED" });
+    }
+    Ok(u8::from(!checks.iter().all(Check::holds)))
+}
+
+impl Exec {
+    fn run(self, progress: &mut Progress) -> Result<u8> {
+        self.machine.kind.check(self.machine.perfmon_v2)?;
+        let script = std::fs::read(&self.script).map_err(|source| Error::File {
+            action: "read",
+            path: self.script.clone(),
+            source,
+        })?;
+        let mut scenario = self.machine.apply(Scenario::new(script).arguments(self.arguments));
+        for file in &self.with {
+            let (path, name) = match file.rsplit_once(':') {
+                Some((path, name)) => (path, name.to_owned()),
+                None => (
+                    &**file,
+                    PathBuf::from(file).file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                ),
+            };
+            scenario = scenario.file(path, &name);
+        }
+        if self.with_guest {
+            scenario = scenario.guest(self.machine.kind.guest(), progress)?;
+        }
+        if self.with_tally {
+            scenario = scenario.file(tally::program_for(self.machine.kind.arch, progress)?, "tally");
+        }
+        if let Some(out) = self.out {
+            scenario = scenario.keep_output_in(out);
+        }
+        scenario.run_with(progress, &mut stdout(), &mut stderr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_example_can_be_typed() {
+        let mut lab = Arguments::command();
+        lab.build();
+        let commands = lab.get_subcommands().filter(|command| command.get_name() != "help");
+        for command in commands.chain([&lab]) {
+            let help = command.clone().render_long_help().to_string();
+            let mut examples = help.lines().filter(|line| line.starts_with("  tally-lab ")).peekable();
+            assert!(examples.peek().is_some(), "{} has no example", command.get_name());
+            for example in examples {
+                let parsed = Arguments::try_parse_from(example.split_whitespace());
+                assert!(parsed.is_ok(), "{example}: {}", parsed.err().expect("the result is an error"));
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The peer with which Tally is compared: the distribution's QEMU on the simulated host, with KVM's own virtual PMU.
+
+use std::ffi::OsStr;
+
+use guest_images::command;
+
+/// A machine type of the peer on an x86-64 host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// The default PC.
+    Default,
+    /// `microvm`, which has few devices and boots quickly.
+    Microvm,
+}
+
+impl Machine {
+    /// Returns the machine's name for `-machine`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "pc",
+            Self::Microvm => "microvm",
+        }
+    }
+}
+
+const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qemu -nodefaults -no-user-config \
+                      -no-reboot -display none -serial stdio -accel kvm -cpu host,pmu=on,+perfctr-core";
+
+/// Returns the shell command that boots the default guest and runs the command `arguments` in it; see
+/// [`crate::Scenario::guest`]. The command's output is printed on standard output, followed by `tally: status N`.
+pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
+    linux_of(machine, "guest/kernel", arguments)
+}
+
+/// A directory of the host that the peer shares with a guest by 9p.
+#[derive(Debug, Clone, Copy)]
+pub struct Folder<'a> {
+    /// A kernel with 9p, which the distribution's cloud kernels do not have.
+    pub kernel: &'a str,
+    /// Path of the directory.
+    pub path: &'a str,
+    /// The mount tag.
+    pub tag: &'a str,
+}
+
+/// Returns the command of [`linux`] with a read-only directory, which the guest's command has to mount.
+pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
+    let bus = match machine {
+        Machine::Default => "pci",
+        Machine::Microvm => "device",
+    };
+    let Folder { kernel, path, tag } = folder;
+    format!(
+        "{} -fsdev local,id=folder,path={path},security_model=none,readonly=on \
+         -device virtio-9p-{bus},fsdev=folder,mount_tag={tag}",
+        linux_of(machine, kernel, arguments)
+    )
+}
+
+/// Returns the command of [`linux`] for the RISC-V host. KVM injects overflow interrupts only with an AIA.
+pub fn linux_on_riscv(arguments: &[impl AsRef<OsStr>]) -> String {
+    format!(
+        "qemu-system-riscv64 -nodefaults -no-user-config -no-reboot -display none -serial stdio -accel kvm -cpu host \
+         -machine virt,aia=aplic-imsic {}",
+        guest_options("guest/kernel", arguments)
+    )
+}
+
+fn linux_of(machine: Machine, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
+    format!("{COMMON} -machine {} {}", machine.name(), guest_options(kernel, arguments))
+}
+
+/// Returns the options for the guest, which all machines have in common.
+fn guest_options(kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
+    format!(
+        "-m 512 -kernel {kernel} -initrd guest/initrd -append 'console=ttyS0 quiet nokaslr tally.run={}' </dev/null",
+        command::encode(arguments)
+    )
+}
+
+/// Returns the command that boots the default guest's kernel and initrd with this command line. A write to port 0xf4
+/// ends the machine.
+pub fn to_debug_exit(machine: Machine, command_line: &str) -> String {
+    format!(
+        "{COMMON} -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
+         -device isa-debug-exit,iobase=0xf4,iosize=4 -append '{command_line}'",
+        machine.name()
+    )
+}
+
+/// Returns the shell command that starts a machine with only a firmware image, which ends the machine by a write to
+/// port 0xf4.
+pub fn firmware(image: &str) -> String {
+    format!(
+        "{COMMON} -machine pc -m 64 -device isa-debug-exit,iobase=0xf4,iosize=1 -bios ./{image} </dev/null"
+    )
+}

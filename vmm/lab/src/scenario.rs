@@ -1,0 +1,501 @@
+//! Scenarios: scripts that run on the simulated host, with the files that they need and the files that they leave.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use guest_images::cache::Cache;
+use guest_images::cpio::Archive;
+use guest_images::payloads::OwnPrograms;
+use guest_images::{Arch, Progress, Release};
+
+use crate::board::HostPmu;
+use crate::cores::Core;
+use crate::machine::{Machine, Output, Shape};
+use crate::symbols::Symbols;
+use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
+use crate::{Error, Result, cpu, cross, host};
+
+/// Number of the console's last lines that an error message has.
+const CONSOLE_LINES: usize = 50;
+
+/// Result of a script.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status: 128 plus the signal's number if a signal killed the script.
+    pub status: u8,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Outcome {
+    /// Returns the standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// Returns the default guest's kernel, and its initrd with `programs` added to the working directory of its command.
+pub fn guest_with(
+    release: impl Into<Release>,
+    programs: &[(&str, &[u8])],
+    progress: &mut Progress,
+) -> Result<(PathBuf, Vec<u8>)> {
+    let Release { suite, arch } = release.into();
+    let own = match arch {
+        Arch::X86_64 => OwnPrograms::default(),
+        Arch::Riscv64 => {
+            let agent = cross::agent(progress)?;
+            OwnPrograms::riscv64(fs::read(&agent).map_err(Error::file("read", agent))?)
+        }
+    };
+    let guest = guest_images::guest_of(&Cache::open()?, suite, &own, progress)?;
+    let mut initrd = Vec::new();
+    if !programs.is_empty() {
+        let mut archive = Archive::new();
+        for (name, content) in programs {
+            archive.file(&format!("root/{name}"), 0o755, content);
+        }
+        // The added archive comes first: another archive can follow an uncompressed one, but not a compressed one.
+        initrd = archive.finish();
+    }
+    initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
+    Ok((guest.kernel, initrd))
+}
+
+/// The streams that a script is connected to while it runs.
+pub struct Streams<'a> {
+    /// Source of standard input, which the script need not read. `None` is an empty input.
+    pub input: Option<File>,
+    /// Destination of standard output.
+    pub stdout: &'a mut (dyn Write + Send),
+    /// Destination of standard error.
+    pub stderr: &'a mut (dyn Write + Send),
+    /// Destination of what the script leaves in `$OUT`, as a tar archive.
+    pub out: Option<&'a mut Vec<u8>>,
+}
+
+/// A script and what it needs.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Name under which the scenario waits for a core. `None` is the name of the calling thread.
+    name: Option<&'static str>,
+    script: Vec<u8>,
+    arguments: Vec<OsString>,
+    variables: Vec<(String, String)>,
+    files: Vec<(String, Content)>,
+    /// A tar archive that is unpacked in the host's root directory.
+    unpacked: Vec<u8>,
+    /// Directory of this machine for what the script leaves in `$OUT`.
+    out_folder: Option<PathBuf>,
+    limit: Duration,
+    shape: Shape,
+    host: Release,
+    show_console: bool,
+    /// Looks up the kernel function in which a host hangs.
+    finds_symbols: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    File(PathBuf),
+    Program(Vec<u8>),
+}
+
+impl Scenario {
+    /// Creates a scenario that runs a shell script on a host with one CPU and 2 GiB of memory.
+    pub fn new(script: impl Into<Vec<u8>>) -> Self {
+        Self {
+            name: None,
+            script: script.into(),
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            files: Vec::new(),
+            unpacked: Vec::new(),
+            out_folder: None,
+            limit: Duration::from_mins(5),
+            shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
+            host: Release::default(),
+            show_console: false,
+            finds_symbols: true,
+        }
+    }
+
+    /// Sets the name under which the scenario's duration is recorded ([`crate::cores`]).
+    #[must_use]
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.name = Some(name);
+        self
+    }
+
+    /// Adds arguments of the script.
+    #[must_use]
+    pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a variable to the script's environment.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Copies a file of this machine to `name` in the script's working directory.
+    #[must_use]
+    pub fn file(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
+        self.files.push((name.to_owned(), Content::File(path.into())));
+        self
+    }
+
+    /// Creates a program `name` in the script's working directory.
+    #[must_use]
+    pub fn program(mut self, content: impl Into<Vec<u8>>, name: &str) -> Self {
+        self.files.push((name.to_owned(), Content::Program(content.into())));
+        self
+    }
+
+    /// Sets a tar archive that is unpacked in the host's root directory before the script starts.
+    #[must_use]
+    pub fn unpacked(mut self, archive: Vec<u8>) -> Self {
+        self.unpacked = archive;
+        self
+    }
+
+    /// Adds the default guest with the kernel of a release as `guest/kernel` and `guest/initrd`, where Tally finds it.
+    /// A suite stands for its release for this machine's architecture.
+    pub fn guest(self, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
+        self.guest_with(release, &[], progress)
+    }
+
+    /// Adds the default guest, with `programs` in the working directory of its command.
+    pub fn guest_with(
+        self,
+        release: impl Into<Release>,
+        programs: &[(&str, &[u8])],
+        progress: &mut Progress,
+    ) -> Result<Self> {
+        let (kernel, initrd) = guest_with(release, programs, progress)?;
+        Ok(self
+            .file(kernel, "guest/kernel")
+            .program(initrd, "guest/initrd")
+            .variable("TALLY_GUEST", "/scenario/guest"))
+    }
+
+    /// Sets the directory of this machine to which what the script leaves in `$OUT` is copied.
+    #[must_use]
+    pub fn keep_output_in(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out_folder = Some(folder.into());
+        self
+    }
+
+    /// Sets the script's timeout, in real time.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Sets the number of the host's CPUs.
+    #[must_use]
+    pub fn processors(mut self, processors: u32) -> Self {
+        self.shape.processors = processors;
+        self
+    }
+
+    /// Sets the size of the host's memory.
+    #[must_use]
+    pub fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.shape.memory_mib = memory_mib;
+        self
+    }
+
+    /// Sets the interface of the host's PMU.
+    #[must_use]
+    pub fn pmu(mut self, pmu: HostPmu) -> Self {
+        self.shape.pmu = pmu;
+        self
+    }
+
+    /// Sets the host's architecture, and the release whose kernel it runs.
+    #[must_use]
+    pub fn host(mut self, release: impl Into<Release>) -> Self {
+        self.host = release.into();
+        self
+    }
+
+    /// Shows the host's console on standard error.
+    #[must_use]
+    pub fn show_console(mut self, show: bool) -> Self {
+        self.show_console = show;
+        self
+    }
+
+    /// Turns off the lookup of kernel symbols if the host hangs. The scenario that reads the symbols needs that, as it
+    /// would start itself again.
+    #[must_use]
+    pub(crate) fn without_symbols(mut self) -> Self {
+        self.finds_symbols = false;
+        self
+    }
+
+    /// Runs the script and returns its output.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let status = self.run_with(progress, &mut stdout, &mut stderr)?;
+        Ok(Outcome { status, stdout, stderr })
+    }
+
+    /// Runs the script and forwards its output while it runs. Returns the script's status.
+    pub fn run_with(
+        &self,
+        progress: &mut Progress,
+        stdout: &mut (dyn Write + Send),
+        stderr: &mut (dyn Write + Send),
+    ) -> Result<u8> {
+        self.run_on(Streams { input: None, stdout, stderr, out: None }, progress)
+    }
+
+    /// Runs the script on these streams. Returns the script's status.
+    pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
+        let Streams { input, stdout, stderr, out } = streams;
+        let cache = Cache::open()?;
+        let cpu = cpu::build(&cache, self.host.arch, progress)?;
+        let image = host::build(&cache, self.host, progress)?;
+        let thread = thread::current();
+        let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
+        let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
+        let initrd = self.initrd(&image.initrd, channels)?;
+        let unpacker = self.out_folder.as_deref().map(unpacker).transpose()?;
+        let (machine, output) =
+            Machine::start(&cpu, self.host.arch, &image.kernel, &initrd, self.shape, input)?;
+        let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
+        let waiting = WaitDisplay::new(progress);
+        let ended = thread::scope(|scope| {
+            scope.spawn(|| forward(from_stdout, &mut EndingWait(stdout, &waiting)));
+            scope.spawn(|| forward(from_stderr, &mut EndingWait(stderr, &waiting)));
+            let console = scope.spawn(|| self.watch_console(console, &waiting));
+            let files = scope.spawn(|| match (out, unpacker) {
+                (Some(out), _) => forward(files, out),
+                (None, Some(mut unpacker)) => {
+                    forward(files, &mut unpacker.stdin.take().expect("tar was started with a pipe"));
+                    let _ = unpacker.wait();
+                }
+                (None, None) => forward(files, &mut io::sink()),
+            });
+            let ended = watch(machine, self.limit, &waiting);
+            // The machine has ended, so the other ends of all pipes are closed.
+            let _ = files.join();
+            (ended, console.join().unwrap_or_default())
+        });
+        waiting.end();
+        // The lookup of a symbol may boot another host, which waits for a core.
+        drop(core);
+        match ended {
+            (End::Status(status), _) => Ok(status),
+            (End::Died(cause), console) => Err(Error::HostDied { cause, console }),
+            (End::Hung(place), console) => {
+                let place = self.describe(place, &console, progress);
+                Err(Error::Hung { limit: self.limit, place })
+            }
+            (End::NotBooted(place), console) => {
+                let place = self.describe(place, &console, progress);
+                Err(Error::NotBooted { limit: BOOT_LIMIT, place })
+            }
+        }
+    }
+
+    fn describe(&self, place: Place, console: &str, progress: &mut Progress) -> String {
+        let address = match place {
+            Place::Processes(text) => return text,
+            Place::Unknown => "unknown".to_owned(),
+            Place::Address(address) => {
+                let symbols = self.finds_symbols.then(|| Symbols::of_host(self.host, progress));
+                let name = symbols.and_then(Result::ok).and_then(|symbols| symbols.name(address));
+                format!("{address:#x} {}", name.unwrap_or_default())
+            }
+        };
+        format!(
+            "the simulated host does not answer; the address that its first CPU executes: {address}\n{console}"
+        )
+    }
+
+    /// Reads the console to its end, and shows it if the scenario wants that. Returns its last lines.
+    fn watch_console(&self, mut console: impl Read, waiting: &WaitDisplay) -> String {
+        let mut tail = VecDeque::new();
+        let mut chunk = [0; 4096];
+        while let Ok(length @ 1..) = console.read(&mut chunk) {
+            if self.show_console {
+                waiting.end();
+                let _ = io::stderr().write_all(&chunk[..length]);
+            }
+            tail.extend(&chunk[..length]);
+            let excess = tail.len().saturating_sub(64 << 10);
+            tail.drain(..excess);
+        }
+        let text = String::from_utf8_lossy(&Vec::from(tail)).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+    }
+
+    /// Returns the host's initrd with the files of this run appended, in a memory file (`memfd`).
+    fn initrd(&self, base: &Path, channels: Channels) -> Result<File> {
+        let mut archive = Archive::new();
+        archive.file("lab/script", 0o755, &self.script);
+        archive.file("lab/run", 0o644, &self.run_command(channels));
+        if channels.out {
+            archive.file("lab/keep-out", 0o644, b"");
+        }
+        if !self.unpacked.is_empty() {
+            archive.file("lab/unpacked.tar", 0o644, &self.unpacked);
+        }
+        for (name, content) in &self.files {
+            let name = format!("scenario/{name}");
+            match content {
+                Content::File(path) => archive.copy(&name, path)?,
+                Content::Program(bytes) => archive.file(&name, 0o755, bytes),
+            }
+        }
+        let mut initrd = anonymous_file().map_err(Error::system("create a file in memory"))?;
+        let mut base_file = File::open(base).map_err(Error::file("open", base))?;
+        io::copy(&mut base_file, &mut initrd).map_err(Error::file("copy", base))?;
+        initrd.write_all(&archive.finish()).map_err(Error::system("write to memory"))?;
+        initrd.rewind().map_err(Error::system("rewind a file"))?;
+        Ok(initrd)
+    }
+
+    /// Returns the shell commands that the host's init runs: they prepare files and input, and start the script.
+    fn run_command(&self, channels: Channels) -> Vec<u8> {
+        let mut text = Vec::new();
+        if !self.unpacked.is_empty() {
+            text.extend_from_slice(UNPACK.as_bytes());
+        }
+        if channels.input {
+            text.extend_from_slice(TAKE_INPUT.as_bytes());
+        }
+        for (name, value) in &self.variables {
+            text.extend_from_slice(format!("export {name}=").as_bytes());
+            text.extend(quoted(value.as_ref()));
+            text.push(b'\n');
+        }
+        let interpreter: &[u8] = if self.script.starts_with(b"#!") { b"" } else { b"sh " };
+        text.extend_from_slice(b"exec ");
+        text.extend_from_slice(interpreter);
+        text.extend_from_slice(b"/lab/script");
+        for argument in &self.arguments {
+            text.push(b' ');
+            text.extend(quoted(argument));
+        }
+        if channels.input {
+            text.extend_from_slice(b" </lab/input");
+        }
+        text.push(b'\n');
+        text
+    }
+}
+
+/// The channels that a run has besides those for standard output and error.
+#[derive(Debug, Clone, Copy)]
+struct Channels {
+    /// The channel for standard input.
+    input: bool,
+    /// The channel for what the script leaves in `$OUT`.
+    out: bool,
+}
+
+/// Unpacks the archive of files. The initrd cannot have these files, because the host's init mounts file systems over
+/// some of its directories.
+const UNPACK: &str = "tar -x -p -f /lab/unpacked.tar -C / && rm /lab/unpacked.tar || exit 125\n";
+/// Copies the input from its virtio-serial port to a FIFO, which the script can use as its standard input. A port whose
+/// host side is not connected reads as end of file, and the host side is connected a moment after the port appears.
+const TAKE_INPUT: &str = "\
+until grep -q 'host_connected: 1' /sys/kernel/debug/virtio-ports/vport0p5 2>/dev/null; do
+    sleep 0.001
+done
+mkfifo /lab/input
+dd if=/dev/vport0p5 of=/lab/input bs=64k 2>/dev/null &
+";
+
+/// Copies a stream to its end. After a write has failed, it goes on reading, as the machine would wait otherwise.
+fn forward(mut from: impl Read, to: &mut dyn Write) {
+    let mut chunk = [0; 4096];
+    let mut can_write = true;
+    while let Ok(length @ 1..) = from.read(&mut chunk) {
+        can_write = can_write && to.write_all(&chunk[..length]).and_then(|()| to.flush()).is_ok();
+    }
+}
+
+/// A stream whose first output removes the display of the wait.
+struct EndingWait<'a>(&'a mut (dyn Write + Send), &'a WaitDisplay<'a>);
+
+impl Write for EndingWait<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.1.end();
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Starts tar, which unpacks its standard input in `folder`.
+fn unpacker(folder: &Path) -> Result<std::process::Child> {
+    fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+    Command::new("tar")
+        .args(["--extract", "--no-same-owner", "--directory"])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(Error::system("run tar"))
+}
+
+fn anonymous_file() -> io::Result<File> {
+    // SAFETY: the name is a string that ends with a zero.
+    let fd = unsafe { libc::memfd_create(c"initrd".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has just returned this file descriptor, and nothing else owns it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Returns an argument quoted for a shell.
+pub fn quoted(argument: &OsStr) -> Vec<u8> {
+    let mut text = vec![b'\''];
+    for &byte in argument.as_bytes() {
+        if byte == b'\'' { text.extend_from_slice(b"'\\''") } else { text.push(byte) }
+    }
+    text.push(b'\'');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT_ONLY: Channels = Channels { input: false, out: false };
+
+    #[test]
+    fn arguments_reach_the_script_as_they_are() {
+        let scenario = Scenario::new("").arguments(["a b", "it's", ""]).variable("X", "$y");
+        let command = String::from_utf8(scenario.run_command(OUTPUT_ONLY)).unwrap();
+        assert_eq!(command, "export X='$y'\nexec sh /lab/script 'a b' 'it'\\''s' ''\n");
+    }
+
+    #[test]
+    fn a_script_may_name_its_interpreter() {
+        let command = Scenario::new("#!/bin/busybox awk -f\n").run_command(OUTPUT_ONLY);
+        assert_eq!(command, b"exec /lab/script\n");
+    }
+}

@@ -1,0 +1,72 @@
+//! Symbols of the simulated host's kernel.
+//!
+//! Debian ships no `System.map`. But the addresses are the same at every boot, so they can be read in another boot,
+//! which takes seconds. They are needed only if a host hangs and does not answer.
+
+use std::fs;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::{Progress, Release};
+
+use crate::{Error, Result, Scenario, host};
+
+/// The kernel's symbols, sorted by address.
+pub struct Symbols(Vec<(u64, String)>);
+
+impl Symbols {
+    /// Returns the symbols of the host with the kernel of a release.
+    pub fn of_host(release: Release, progress: &mut Progress) -> Result<Self> {
+        let cache = Cache::open()?;
+        let image = host::build(&cache, release, progress)?;
+        let identity = image.initrd.as_os_str().as_encoded_bytes();
+        let key = Key::new(&format!("lab-symbols-{}", release.label()))
+            .with(identity)
+            .with(image.kernel.as_os_str().as_encoded_bytes());
+        let entry = cache.entry(&key, progress, |progress, entry| {
+            let scenario = Scenario::new("cat /proc/kallsyms").host(release);
+            let scenario = scenario.without_symbols();
+            let symbols = scenario.run(progress)?.stdout;
+            let path = entry.join("kallsyms");
+            fs::write(&path, symbols).map_err(Error::file("write", path))
+        })?;
+        let path = entry.join("kallsyms");
+        Ok(Self::parse(&fs::read_to_string(&path).map_err(Error::file("read", path))?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut symbols: Vec<(u64, String)> = text
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                let address = u64::from_str_radix(words.next()?, 16).ok()?;
+                let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
+                is_code.then_some((address, words.next()?.to_owned()))
+            })
+            .collect();
+        symbols.sort();
+        Self(symbols)
+    }
+
+    /// Returns the function at an address and the offset in that function.
+    pub fn name(&self, address: u64) -> Option<String> {
+        let after = self.0.partition_point(|(start, _)| *start <= address);
+        let (start, name) = self.0.get(after.checked_sub(1)?)?;
+        Some(format!("{name}+{:#x}", address - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_named_after_the_function_before_it() {
+        let symbols = Symbols::parse(
+            "ffffffff81000010 T second\nffffffff81000000 t first\nffffffff81000018 D data\nffffffffc0000000 t third\t[kvm]\n",
+        );
+        assert_eq!(symbols.name(0xffff_ffff_8100_0018).as_deref(), Some("second+0x8"));
+        assert_eq!(symbols.name(0xffff_ffff_8100_0000).as_deref(), Some("first+0x0"));
+        assert_eq!(symbols.name(0xffff_ffff_c000_0004).as_deref(), Some("third+0x4"));
+        assert_eq!(symbols.name(0x1000), None);
+    }
+}

@@ -1,0 +1,57 @@
+//! Packages that must be installed on this machine itself, such as those that compile the lab CPU.
+
+use std::process::{Command, Stdio};
+
+use guest_images::{Progress, run_tool};
+
+use crate::{Error, Result};
+
+/// Packages that compile the lab CPU.
+pub const COMPILING: [&str; 14] = [
+    "bison",
+    "dpkg-dev",
+    "flex",
+    "gcc",
+    "libc6-dev",
+    "libfdt-dev",
+    "libglib2.0-dev",
+    "libpixman-1-dev",
+    "meson",
+    "ninja-build",
+    "patch",
+    "pkg-config",
+    "python3-venv",
+    "xz-utils",
+];
+
+/// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
+/// them.
+pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err(Error::MissingPackages(missing));
+    }
+    progress.step(format!("installing {}", missing.join(" ")));
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
+    install.env("DEBIAN_FRONTEND", "noninteractive");
+    // A fresh machine has no package lists yet, and an interrupted installation has to be completed first.
+    if run_tool(&mut install, "apt").is_err() {
+        let _ = run_tool(Command::new("dpkg").args(["--configure", "--pending"]), "dpkg");
+        run_tool(Command::new("apt-get").args(["update", "--quiet=2"]), "apt")?;
+        run_tool(&mut install, "apt")?;
+    }
+    Ok(())
+}
+
+fn is_installed(package: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["--show", "--showformat=${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output()
+        .is_ok_and(|output| output.stdout == b"installed")
+}

@@ -1,0 +1,304 @@
+//! The kernels that boot on this processor: Linux' `Image`, as it is, packed by gzip, or packed as an EFI program
+//! (`Documentation/arch/riscv/boot-image-header`, `boot`).
+
+use std::io::{Read, Seek};
+use std::path::Path;
+
+use log::{debug, info, warn};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::memory::{RAM, device_tree};
+use crate::loader::bytes::{u16_at, u32_at, u64_at};
+use crate::loader::error::{LoadError, Problem};
+use crate::loader::file::{UserFile, read_range};
+use crate::loader::unpack::unpack;
+use crate::loader::{Boot, Kernel, foreign};
+use crate::memory::GuestRam;
+use crate::pmu::Pmu;
+use crate::target::COUNTERS;
+
+/// What can be booted, for whoever brings something else.
+pub const FORMATS: &str = "no Linux Image, packed or not";
+
+const MAGIC: &[u8] = b"RSC\x05";
+const GZIP: &[u8] = &[0x1f, 0x8b];
+/// "MZ", and behind two bytes "zimg": a program that unpacks a kernel.
+const PACKED: &[u8] = b"zimg";
+/// `COMMAND_LINE_SIZE` of RISC-V, with the NUL at its end.
+const COMMAND_LINE_SIZE: usize = 1024;
+/// Kernels are placed at multiples of this, which is a large page.
+const ALIGNMENT: u64 = 2 << 20;
+/// And initrds of this.
+const PAGE: u64 = 4096;
+/// Of all memory that there could ever be (2^56 bytes in sections of 2^27) Linux makes a table, 8 bytes for 128 sections, whatever
+/// there is.
+const TABLES: u64 = 32 << 20;
+/// What does so is in kernels that have such a table, by its name (`mm/sparse.c`).
+const MAKES_TABLES: &[u8] = b"\0memblocks_present\0";
+
+/// What a kernel's file is.
+pub struct Format {
+    /// How far behind RAM's beginning it is to be.
+    offset: u64,
+    /// How much memory it takes.
+    len: u64,
+}
+
+/// How the guest's first CPU starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The first instruction.
+    pub pc: u64,
+    /// Where the initrd is, and how long; 0 if there is none.
+    pub initrd: (u64, u64),
+}
+
+impl Format {
+    /// Finds out what a file is. It comes with the kernel, unpacked.
+    pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
+        let head = read_range(file, 0..len.min(4096))?;
+        let image = if head.starts_with(GZIP) {
+            unpack(file, 0..len, u64::MAX)?
+        } else if head.starts_with(b"MZ") && head.get(4..8) == Some(PACKED) {
+            unpacked(file, &head, len)?
+        } else if is_image(&head) {
+            read_range(file, 0..len)?
+        } else {
+            return Err(wrong(&head));
+        };
+        if !is_image(&image) {
+            return Err(wrong(&image[..image.len().min(4096)]));
+        }
+        let number = |at| u64_at(&image, at).ok_or(Problem::Damaged("it is shorter than its header"));
+        // A kernel that does not say how large it is takes what it has.
+        let len = number(16)?.max(image.len() as u64);
+        Ok((Self { offset: number(8)?, len }, image))
+    }
+
+    /// Whether it is Linux: nothing else boots.
+    pub fn is_linux(&self) -> bool {
+        true
+    }
+
+    /// Puts the kernel and what it is booted with into the guest's memory.
+    pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
+        let (tree, _) = device_tree(boot.ram.size());
+        let pc = RAM.saturating_add(self.offset);
+        let end = pc.saturating_add(self.len);
+        if end > tree {
+            return Err(too_small("the kernel", end, boot.ram).with(path));
+        }
+        if !pc.is_multiple_of(ALIGNMENT) {
+            return Err(Problem::Damaged("it wants to be at an address that no kernel can have").with(path));
+        }
+        let len = boot.command_line.len();
+        if len >= COMMAND_LINE_SIZE {
+            return Err(Problem::CommandLine { len, max: COMMAND_LINE_SIZE - 1 }.with(path));
+        }
+        let initrd = boot.initrd.map(UserFile::open).transpose()?;
+        let initrd_len = initrd.as_ref().map_or(0, |file| file.len.saturating_add(boot.front.len() as u64));
+        // Linux unpacks it beside itself.
+        let needs = end.saturating_add(TABLES).saturating_add(initrd_len.saturating_mul(2));
+        // A kernel that has no room so early does not know yet that a panic is to end the machine, and would stand still.
+        if needs > tree && contains(image, MAKES_TABLES) {
+            let needs = size_with_end(needs, boot.ram);
+            return Err(Problem::Beginning { needs, has: boot.ram.size() }.with(path));
+        }
+        // Memory is zero to begin with, and what nobody wrote costs the host nothing.
+        let used = image.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        write(boot.ram, &image[..used], pc).map_err(|problem| problem.with(path))?;
+        let initrd = match initrd {
+            Some(file) => place_initrd(file, initrd_len, boot, end, tree)?,
+            None => (0, 0),
+        };
+        Ok(Entry { pc, initrd })
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+/// As high as it goes.
+fn place_initrd(
+    file: UserFile,
+    len: u64,
+    boot: &Boot,
+    kernel_end: u64,
+    limit: u64,
+) -> Result<(u64, u64), LoadError> {
+    let at = limit.saturating_sub(len) / PAGE * PAGE;
+    if at < kernel_end {
+        let end = kernel_end.saturating_add(len).saturating_add(PAGE);
+        return Err(file.error(too_small("the initrd", end, boot.ram)));
+    }
+    write(boot.ram, boot.front, at).map_err(|problem| file.error(problem))?;
+    file.place(boot.ram, at + boot.front.len() as u64)?;
+    Ok((at, len))
+}
+
+fn write(ram: &GuestRam, bytes: &[u8], at: u64) -> Result<(), Problem> {
+    let end = at.saturating_add(bytes.len() as u64);
+    ram.mapped.write_slice(bytes, GuestAddress(at)).map_err(|_| too_small("the kernel", end, ram))
+}
+
+/// What to say of something that would end there.
+fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
+    Problem::Memory { what, needs: size_with_end(end, ram), has: ram.size() }
+}
+
+/// How much memory there has to be for something to end there.
+fn size_with_end(end: u64, ram: &GuestRam) -> u64 {
+    let (tree, _) = device_tree(ram.size());
+    let behind = RAM + ram.size() - tree;
+    end.saturating_sub(RAM).saturating_add(behind)
+}
+
+fn is_image(head: &[u8]) -> bool {
+    head.get(56..60) == Some(MAGIC)
+}
+
+/// The kernel in a program that unpacks it (`drivers/firmware/efi/libstub/zboot-header.S`).
+fn unpacked(file: &mut (impl Read + Seek), head: &[u8], len: u64) -> Result<Vec<u8>, Problem> {
+    const SHORT: Problem = Problem::Damaged("it is shorter than its header");
+    let number = |at| u32_at(head, at).map(u64::from).ok_or(SHORT);
+    let (start, size) = (number(8)?, number(12)?);
+    // What gzip packs ends with its size; behind what others do the kernel's build has put it.
+    let behind = if head.get(24..28) == Some(b"gzip") { 0 } else { 4 };
+    let end = start + size + behind;
+    if end > len {
+        return Err(Problem::Truncated { what: "packed kernel", needs: end, has: len });
+    }
+    unpack(file, start..end, u64::MAX)
+}
+
+/// Why a file is none of those.
+fn wrong(head: &[u8]) -> Problem {
+    if head.starts_with(b"\x7fELF") {
+        return match u16_at(head, 18) {
+            Some(machine) if foreign::elf_machine(machine) != super::NAME => {
+                Problem::Architecture(foreign::elf_machine(machine))
+            }
+            _ => Problem::OtherElf("an ELF file, where the kernel's build makes an Image of it"),
+        };
+    }
+    foreign::architecture(head).map_or(Problem::NotAKernel, Problem::Architecture)
+}
+
+impl Kernel {
+    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+    pub fn retarget(&mut self, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
+        let retargeted = match vpmu_retarget::riscv::retarget(&mut self.image) {
+            Ok(retargeted) => retargeted,
+            Err(refusal) if pmu == Pmu::None => {
+                debug!("{refusal}: it is left as it is");
+                return Ok(());
+            }
+            Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&self.path)),
+        };
+        for change in &retargeted.changes {
+            info!(target: COUNTERS, "{change}");
+        }
+        if pmu != Pmu::None && !retargeted.samples() {
+            warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Write};
+
+    use super::*;
+
+    fn image(len: usize) -> Vec<u8> {
+        let mut image = vec![0x13; len];
+        image[8..16].copy_from_slice(&0x20_0000_u64.to_le_bytes());
+        image[16..24].copy_from_slice(&(len as u64 + 4096).to_le_bytes());
+        image[56..60].copy_from_slice(MAGIC);
+        image
+    }
+
+    fn read(file: &[u8]) -> Result<(Format, Vec<u8>), Problem> {
+        Format::read(&mut Cursor::new(file), file.len() as u64)
+    }
+
+    #[test]
+    fn an_image_is_read_whole() {
+        let (format, content) = read(&image(8192)).unwrap();
+        assert_eq!((format.offset, format.len, content.len()), (0x20_0000, 12288, 8192));
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    }
+
+    /// An EFI program with a packed kernel behind its headers.
+    fn efi_program(how: [u8; 4], packed: &[u8]) -> Vec<u8> {
+        let mut file = vec![0; 4096];
+        file[..8].copy_from_slice(b"MZ\0\0zimg");
+        file[8..12].copy_from_slice(&4096_u32.to_le_bytes());
+        file[12..16].copy_from_slice(&u32::try_from(packed.len()).unwrap().to_le_bytes());
+        file[24..28].copy_from_slice(&how);
+        [&file, packed, b"what follows is not the kernel's"].concat()
+    }
+
+    #[test]
+    fn a_packed_image_is_unpacked() {
+        let image = image(8192);
+        let packed = gzip(&image);
+        for file in [packed.clone(), efi_program(*b"gzip", &packed)] {
+            let (format, content) = read(&file).unwrap();
+            assert!(content == image);
+            assert_eq!(format.len, 12288);
+        }
+        let cut = &efi_program(*b"gzip", &packed)[..4096 + packed.len() - 1];
+        let text = read(cut).err().unwrap().to_string();
+        assert!(text.contains("truncated"), "{text}");
+    }
+
+    #[test]
+    fn other_processors_kernels_are_named_however_they_are_packed() {
+        let mut bzimage = vec![0; 4096];
+        bzimage[0x202..0x206].copy_from_slice(b"HdrS");
+        let mut aarch64 = vec![0; 4096];
+        aarch64[56..60].copy_from_slice(b"ARM\x64");
+        let elf = |machine| [b"\x7fELF\x02\x01\x01", &[0; 9][..], &[2, 0, machine, 0], &[0; 44]].concat();
+        let packed = gzip(&aarch64);
+        for (file, name) in [
+            (bzimage, "x86-64"),
+            (elf(62), "x86-64"),
+            (elf(183), "aarch64"),
+            (aarch64, "aarch64"),
+            (efi_program(*b"gzip", &packed), "aarch64"),
+            (packed, "aarch64"),
+        ] {
+            let text = read(&file).err().unwrap().to_string();
+            assert_eq!(text, format!("built for {name}, this host is RISC-V"));
+        }
+        let own = read(&elf(243)).err().unwrap().to_string();
+        assert!(own.contains("the kernel's build makes an Image of it"), "{own}");
+    }
+
+    #[test]
+    fn a_guest_in_which_linux_would_stand_still_is_refused() {
+        let room = |size: &str, kernel: &[u8]| {
+            let ram = GuestRam::new(&size.parse().unwrap()).unwrap();
+            let boot = Boot { ram: &ram, command_line: "", initrd: None, front: &[] };
+            let (format, image) = read(kernel).unwrap();
+            format.load(Path::new("kernel"), &image, &boot).map(|entry| entry.pc)
+        };
+        let small = image(8192);
+        let mut sparse = small.clone();
+        sparse[4096..][..MAKES_TABLES.len()].copy_from_slice(MAKES_TABLES);
+        // 2 MiB in front of the kernel, its 12 KiB, the tables, and the device tree's room.
+        let text = room("34M", &sparse).unwrap_err().to_string();
+        assert!(text.contains("--memory 35M or more, the guest has 34M"), "{text}");
+        for (size, kernel) in [("35M", &sparse), ("34M", &small)] {
+            assert_eq!(room(size, kernel).unwrap(), RAM + (2 << 20));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The PMU that there is here: calls of the SBI, registers that are read by calls, and a local interrupt.
+//!
+//! The loader has the kernel make calls that KVM leaves to us ([`vpmu_retarget::riscv`]). Each vCPU's [`Front`] answers them,
+//! and interrupts the guest.
+
+mod offer;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use log::trace;
+use vpmu::event::Selection;
+use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
+use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
+use vpmu_perf::{HostPmu, PerfEvents};
+use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
+
+use super::aia::Controllers;
+use super::register::Register;
+use crate::kvm::{Doing, KvmError};
+use crate::pmu::Pmu;
+use crate::pmu::thread::{Kind, ThreadPmu};
+use crate::pmu::wiring::Wiring;
+use crate::target::ACCESSES;
+
+pub use self::offer::{Choice, Unavailable, offer};
+
+/// The counters' interrupt among those of a CPU (Sscofpmf).
+pub const OVERFLOW: u64 = 1 << 13;
+
+/// The PMU of Tally's that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown(pub Shape);
+
+/// Who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// The host's PMU.
+    pub pmu: HostPmu,
+}
+
+/// How many counters for any events the processor has on which this thread runs: there is no way to know.
+pub fn counters() -> Option<usize> {
+    None
+}
+
+impl Shown {
+    /// What is counted, in the guest's words.
+    pub fn words(self, _host: Host, selection: Selection) -> String {
+        selection.to_string()
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { programmable, overflows } = self.0;
+        let overflows = if overflows {
+            "overflow interrupts (Sscofpmf)"
+        } else {
+            "no overflow interrupt: it counts only"
+        };
+        write!(f, "RISC-V's PMU, cycle, instret and {programmable} programmable counters, {overflows}")
+    }
+}
+
+impl Pmu {
+    /// Whether the kernel has to access it in a way that can be handed over. A guest without counters has a PMU of none: it is
+    /// Linux' driver that lets programs read the clock, and KVM takes that from CPUs that the guest starts.
+    pub fn needs_retargeting(self) -> bool {
+        self != Self::Kvm
+    }
+
+    /// Tells KVM, before the first vCPU exists: it is told for each vCPU.
+    #[expect(clippy::unnecessary_wraps, reason = "other processors' KVM has to be told")]
+    pub fn configure(self, _vm: &VmFd) -> Result<(), KvmError> {
+        Ok(())
+    }
+}
+
+/// An emulated PMU as one vCPU sees it, and the controllers that its interrupt goes through.
+pub struct Front {
+    pmu: VirtualPmu<PerfEvents>,
+    vcpu: u8,
+    controllers: Controllers,
+}
+
+impl Front {
+    /// Creates the PMU of a vCPU, on the vCPU's own thread.
+    pub fn new(shown: Shown, host: Host, vcpu: &Wiring) -> Self {
+        let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
+        Self { pmu, vcpu: vcpu.id, controllers: vcpu.buses.controllers.clone() }
+    }
+
+    /// The virtual PMU.
+    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+        &mut self.pmu
+    }
+
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+        let Self { pmu, vcpu, controllers } = self;
+        pmu.after_exit(cause, &mut Exited { fd, vcpu: *vcpu, controllers })
+    }
+}
+
+/// A vCPU that has left the guest.
+struct Exited<'a> {
+    fd: &'a mut VcpuFd,
+    vcpu: u8,
+    controllers: &'a Controllers,
+}
+
+impl Platform for Exited<'_> {
+    type Error = KvmError;
+
+    /// The handler may not be the next thing that the guest executes: the kernel may have masked the interrupt, and one that is
+    /// about to wait for an interrupt waits first, because KVM does not look at the bit before it lets the vCPU sleep.
+    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
+        let pending = Register::SIP.get(self.fd).doing("say which interrupts wait")?;
+        Register::SIP.set(self.fd, pending | OVERFLOW).doing("interrupt a vCPU")?;
+        self.controllers.look_again(self.vcpu)?;
+        Ok(Injected::Otherwise)
+    }
+}
+
+impl ThreadPmu {
+    /// Whether it is asked by calls that come here.
+    pub fn is_called(&self) -> bool {
+        !matches!(self.kind, Kind::Kvm)
+    }
+
+    /// Returns whether an event, as the guest writes it, can be counted.
+    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
+        match &mut self.kind {
+            Kind::Emulated(front) => front.pmu.has_event(index, data),
+            Kind::None | Kind::Kvm => false,
+        }
+    }
+
+    /// Handles a call by which the guest's kernel accesses its PMU.
+    pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        const NONE: Answer = Answer { error: 0, value: 0 };
+        let Kind::Emulated(front) = &mut self.kind else {
+            return if function == NUM_COUNTERS { NONE } else { Answer::NOT_SUPPORTED };
+        };
+        let register = match function {
+            READ_COUNTER => u32::try_from(arguments[0]).ok(),
+            READ_OVERFLOWS => Some(OVERFLOWS),
+            _ => {
+                let answer = front.pmu.call(function, arguments);
+                trace!(target: ACCESSES, "calls {function} with {arguments:#x?}: {answer:?}");
+                return answer;
+            }
+        };
+        let outcome = register.map_or(Outcome::Fault, |register| front.pmu.access(Access::Read(register)));
+        trace!(target: ACCESSES, "reads {register:#x?}: {outcome}");
+        match outcome {
+            Outcome::Value(value) => Answer { error: 0, value },
+            Outcome::Handled | Outcome::Fault | Outcome::NotMine => Answer::NOT_SUPPORTED,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! From what was asked for to what the host can give: the guest is never offered more counters than there are.
+
+use vpmu::event::Meaning;
+use vpmu::model::riscv::Shape;
+use vpmu::policy::Policy;
+use vpmu_perf::{HostPmu, Obstacle, free_counters};
+
+use super::super::host::{self as processor, Processor};
+use super::super::isa;
+use super::super::register::Register;
+use super::{Host, OVERFLOW, Shown};
+use crate::kvm;
+use crate::pmu::{Offer, Pmu};
+
+/// So many counters there can be beside the two fixed ones.
+const MOST: usize = 29;
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// RISC-V's PMU, as far as this host has it.
+    Auto,
+    /// RISC-V's PMU with overflow interrupts (Sscofpmf).
+    Riscv,
+    /// RISC-V's base PMU: cycle and instret, without an interrupt.
+    RiscvBase,
+    /// KVM's own in-kernel vPMU, for comparison.
+    Kvm,
+    /// No PMU: the SBI has one of no counters.
+    None,
+}
+
+/// Linux then refuses events that leave out the modes of the host (`PERF_PMU_CAP_NO_EXCLUDE`).
+const NO_MODES: &str = "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf";
+
+/// A PMU that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Unavailable {
+    /// The host gives no counters.
+    #[error("{0}; or run without a PMU: --pmu none")]
+    Host(#[from] Obstacle),
+    /// The host's PMU knows of no modes.
+    #[error("{NO_MODES}; run without a PMU: --pmu none")]
+    NoModes,
+    /// Nothing would interrupt the guest.
+    #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
+    NoInterrupt(&'static str),
+    /// More than the model has.
+    #[error("--counters {asked}: --pmu {choice} has {has}")]
+    Model {
+        /// What was asked for.
+        asked: u32,
+        /// Of which PMU.
+        choice: &'static str,
+        /// What is possible.
+        has: &'static str,
+    },
+    /// More than the host has.
+    #[error("--counters {asked}: this host has {free} free")]
+    Busy {
+        /// What was asked for.
+        asked: u32,
+        /// What there is.
+        free: usize,
+    },
+    /// A number of counters for a PMU that has none of ours.
+    #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
+    NotOurs(&'static str),
+    /// The threads cannot stay where the counters are.
+    #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
+    Cores(std::io::Error),
+}
+
+impl Unavailable {
+    /// Whether there is nothing that anybody could do about it on this host.
+    fn is_for_good(&self) -> bool {
+        match self {
+            Self::Host(obstacle) => obstacle.is_permanent(),
+            Self::NoModes => true,
+            _ => false,
+        }
+    }
+
+    /// Why, without what to do.
+    fn reason(&self) -> String {
+        match self {
+            Self::Host(obstacle) => obstacle.to_string(),
+            Self::NoModes => NO_MODES.to_owned(),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl Choice {
+    /// All that there are, in the order in which users are told of them.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Riscv, Self::RiscvBase, Self::Kvm, Self::None];
+
+    /// Whether that is a PMU of Tally's.
+    pub fn is_ours(self) -> bool {
+        !matches!(self, Self::Kvm | Self::None)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Riscv => "riscv",
+            Self::RiscvBase => "riscv-base",
+            Self::Kvm => "kvm",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Finds out what the guest can be offered.
+pub fn offer(
+    choice: Choice,
+    counters: Option<u32>,
+    _processor: Processor,
+    _policy: &Policy,
+) -> Result<Offer, Unavailable> {
+    let plain = |pmu| Offer { pmu, remarks: Vec::new() };
+    match choice {
+        _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
+        Choice::None => Ok(plain(Pmu::None)),
+        Choice::Kvm => Ok(plain(Pmu::Kvm)),
+        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match of_ours(choice, counters) {
+            Err(obstacle) if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() => {
+                let remark = format!("{}; the guest sees no PMU", obstacle.reason());
+                Ok(Offer { pmu: Pmu::None, remarks: vec![remark] })
+            }
+            found => found,
+        },
+    }
+}
+
+fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+    if !processor::has(isa::COUNTER_OVERFLOWS) {
+        return Err(Unavailable::NoModes);
+    }
+    let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
+    let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
+    if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
+        return Err(Unavailable::NoInterrupt(why));
+    }
+    let overflows = choice != Choice::RiscvBase && obstacle.is_none();
+    // What counts for the two fixed counters takes room as well. Where the others overflow, Linux leaves the fixed ones alone.
+    let fixed: &[_] = if overflows { &[] } else { &[Meaning::Cycles, Meaning::Instructions] };
+    let free = free_counters(pmu, 1, fixed, MOST)?;
+    if free.fixed < fixed.len() {
+        return Err(Unavailable::Host(Obstacle::NoneFree));
+    }
+    let remark =
+        obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
+    let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
+    let remarks = stays.into_iter().chain(remark).collect();
+    Ok(Offer { pmu: Pmu::Emulated(Shown(shape), Host { pmu }), remarks })
+}
+
+fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize, Unavailable> {
+    if choice == Choice::RiscvBase {
+        return match asked {
+            None => Ok(0),
+            Some(asked) => {
+                Err(Unavailable::Model { asked, choice: choice.name(), has: "cycle and instret only" })
+            }
+        };
+    }
+    let Some(asked) = asked else { return Ok(free.min(MOST)) };
+    match usize::try_from(asked) {
+        Ok(counters) if counters > free => Err(Unavailable::Busy { asked, free }),
+        Ok(counters) if (1..=MOST).contains(&counters) => Ok(counters),
+        _ => Err(Unavailable::Model { asked, choice: choice.name(), has: "1 to 29" }),
+    }
+}
+
+/// Why nothing can interrupt a guest for an overflow, if nothing can: KVM would have to take that interrupt, and tell that it
+/// waits, and that no other does. Kernels that take it for another one say so.
+fn no_interrupt() -> Option<&'static str> {
+    const OLD: &str =
+        "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
+    let takes = || {
+        let vm = kvm::open_any().ok()?.create_vm().ok()?;
+        let fd = vm.create_vcpu(0).ok()?;
+        Register::SIP.set(&fd, OVERFLOW).ok()?;
+        let waits = Register::SIP.get(&fd).ok()?;
+        Some(waits == OVERFLOW && isa::extensions(&fd).contains(&isa::COUNTER_OVERFLOWS))
+    };
+    (takes() != Some(true)).then_some(OLD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_gets_no_more_counters_than_the_host_has() {
+        assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MOST);
+        assert_eq!(programmable(Choice::Riscv, None, 4).unwrap(), 4);
+        assert_eq!(programmable(Choice::RiscvBase, None, 4).unwrap(), 0);
+        let refusal = programmable(Choice::Riscv, Some(5), 4).unwrap_err().to_string();
+        assert_eq!(refusal, "--counters 5: this host has 4 free");
+    }
+}

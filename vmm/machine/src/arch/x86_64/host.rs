@@ -1,0 +1,36 @@
+//! The processor that the host has.
+
+use std::fmt;
+
+use kvm_ioctls::Kvm;
+use vpmu::x86::Vendor;
+
+use super::cpuid;
+use crate::kvm::KvmError;
+use crate::pmu::Pmu;
+
+/// A processor, as far as PMUs go: its vendor, if it is one whose PMUs are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processor(pub Option<Vendor>);
+
+impl Processor {
+    /// The host's.
+    pub fn of(kvm: &Kvm) -> Result<Self, KvmError> {
+        cpuid::host_vendor(kvm).map(Self)
+    }
+
+    /// What a kernel has to be told of its processor.
+    pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
+        cpuid::kernel_words(self.0, pmu.identity())
+    }
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(Vendor::Amd) => "AMD's processor",
+            Some(Vendor::Intel) => "Intel's processor",
+            None => "another vendor's processor",
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! The PMUs that there are here: registers that KVM hands over, and a local APIC that is interrupted.
+//!
+//! KVM is told which registers to hand over ([`filter`]). Each vCPU's [`Front`] answers for them, and interrupts the guest
+//! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`guest_page`]).
+
+mod counters;
+mod filter;
+mod guest_page;
+mod interrupt;
+mod offer;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use log::trace;
+use vpmu::event::Selection;
+use vpmu::model::{amd, intel, none};
+use vpmu::shared_page::Registers;
+use vpmu::translation::Translation;
+use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
+use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
+use vpmu_perf::{HostPmu, PerfEvents};
+
+use super::cpuid::Identity;
+use super::msr::{self, Written};
+use crate::kvm::KvmError;
+use crate::pmu::Pmu;
+use crate::pmu::thread::{Kind, ThreadPmu};
+use crate::pmu::wiring::Wiring;
+use crate::target::ACCESSES;
+use guest_page::{Confirmation, GuestPage};
+use interrupt::{Delivery, LvtEntry};
+
+pub use self::counters::counters;
+pub use self::offer::{Choice, Unavailable, offer};
+
+/// The PMU of Tally's that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// Of AMD's kind.
+    Amd(amd::Version),
+    /// Of Intel's kind.
+    Intel(intel::Shape),
+}
+
+/// Who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// Who made the processor.
+    pub vendor: Vendor,
+    /// Its PMU.
+    pub pmu: HostPmu,
+}
+
+impl Shown {
+    /// Whose PMUs are like this.
+    pub fn vendor(self) -> Vendor {
+        match self {
+            Self::Amd(_) => Vendor::Amd,
+            Self::Intel(_) => Vendor::Intel,
+        }
+    }
+
+    /// What is counted, in the guest's words.
+    pub fn words(self, host: Host, selection: Selection) -> String {
+        Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
+    }
+
+    /// What its interrupt does to the local APIC's entry.
+    fn entry(self) -> interrupt::Entry {
+        match self {
+            Self::Amd(_) => interrupt::Entry::Stays,
+            Self::Intel(_) => interrupt::Entry::MasksItself,
+        }
+    }
+
+    /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
+    fn virtual_pmu(self, host: Host) -> VirtualPmu<PerfEvents> {
+        let source = PerfEvents::new(host.pmu);
+        match self {
+            Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
+            Self::Intel(shape) => VirtualPmu::intel(shape, host.vendor, source),
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amd(amd::Version::V2(counters)) => {
+                write!(f, "AMD's PMU with PerfMonV2, {counters} counters")
+            }
+            Self::Amd(version) => write!(f, "AMD's PMU without PerfMonV2, {} counters", version.counters()),
+            Self::Intel(shape) => {
+                let version = match shape.version {
+                    intel::Version::V2 => 2,
+                    intel::Version::V5 => 5,
+                };
+                write!(
+                    f,
+                    "Intel's PMU, version {version}, {} general and {} fixed counters, absent events {:#x}",
+                    shape.general, shape.fixed, shape.absent
+                )
+            }
+        }
+    }
+}
+
+impl Pmu {
+    /// Tells KVM, before the first vCPU exists.
+    pub fn configure(self, vm: &VmFd) -> Result<(), KvmError> {
+        match self {
+            Self::Kvm => Ok(()),
+            Self::None => filter::take_registers(vm, None),
+            Self::Emulated(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
+        }
+    }
+
+    /// Whether the kernel has to access it in a way that can be handed over.
+    pub fn needs_retargeting(self) -> bool {
+        matches!(self, Self::Emulated(..))
+    }
+
+    /// Changes what CPUID says at `function` and, where it matters, `index`.
+    pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
+        if self != Self::Kvm {
+            vpmu::x86::hide_pmu(function, index, leaf);
+        }
+        match self {
+            Self::Emulated(Shown::Amd(version), _) => version.show(function, leaf),
+            Self::Emulated(Shown::Intel(shape), _) => shape.show(function, leaf),
+            Self::None | Self::Kvm => {}
+        }
+    }
+
+    /// The last CPUID function in which it has something to show, if there is one.
+    pub fn last_function(self) -> Option<u32> {
+        match self {
+            Self::Emulated(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
+            Self::Emulated(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
+            _ => None,
+        }
+    }
+
+    /// Returns the registers that the guest's kernel may access on the shared page while its counters are frozen.
+    pub fn page_registers(self) -> Option<Registers> {
+        match self {
+            Self::Emulated(Shown::Amd(version), _) => version.page_registers(),
+            Self::Emulated(Shown::Intel(shape), _) => shape.page_registers(),
+            Self::None | Self::Kvm => None,
+        }
+    }
+
+    /// Whether `IA32_MISC_ENABLE` is to say that counters are there.
+    pub fn is_monitoring(self) -> bool {
+        matches!(self, Self::Emulated(Shown::Intel(_), _))
+    }
+
+    /// What processor the guest has to see, for its kernel to find this PMU. That of a hybrid processor would promise PMUs of
+    /// two kinds.
+    pub fn identity(self) -> Identity {
+        match self {
+            Self::Emulated(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
+            Self::Emulated(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
+            _ => Identity::Host,
+        }
+    }
+}
+
+/// An emulated PMU as one vCPU sees it: its registers, and the LVT entry that its overflow interrupt goes through.
+pub struct Front {
+    pmu: VirtualPmu<PerfEvents>,
+    lvt: LvtEntry,
+    confirmation: Confirmation,
+}
+
+impl Front {
+    /// Creates the PMU of a vCPU, on the vCPU's own thread.
+    pub fn new(shown: Shown, host: Host, vcpu: &Wiring) -> Self {
+        let mut pmu = shown.virtual_pmu(host);
+        let page = vcpu.buses.has_shared_pages.then(|| GuestPage::new(vcpu.id, &vcpu.ram.mapped));
+        if let Some(page) = page.flatten() {
+            pmu.share_page(Box::new(page));
+        }
+        let lvt = LvtEntry::new(shown.entry(), vcpu.id);
+        Self { pmu, lvt, confirmation: Confirmation::new(vcpu.id) }
+    }
+
+    /// The virtual PMU.
+    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+        &mut self.pmu
+    }
+
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+        let Self { pmu, lvt, confirmation } = self;
+        pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })
+    }
+}
+
+/// A vCPU that has left the guest.
+struct Exited<'a> {
+    vm: &'a VmFd,
+    fd: &'a mut VcpuFd,
+    lvt: &'a mut LvtEntry,
+    confirmation: &'a mut Confirmation,
+}
+
+impl Platform for Exited<'_> {
+    type Error = KvmError;
+
+    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
+        Ok(match self.lvt.deliver(self.vm, self.fd, lvt_entry)? {
+            Delivery::Nmi => Injected::TakenAtOnce,
+            Delivery::None | Delivery::Fixed { .. } => Injected::Otherwise,
+        })
+    }
+
+    fn uses_shared_page(&mut self) -> bool {
+        self.confirmation.confirm(self.fd)
+    }
+}
+
+impl ThreadPmu {
+    /// Handles a guest's RDMSR that KVM has passed on.
+    pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
+        let outcome = match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Emulated(front) => match (front.pmu.access(Access::Read(msr)), msr) {
+                // The rest of the register is KVM's.
+                (Outcome::Value(ours), DEBUGCTL) => {
+                    let kvms = msr::read(fd, msr).ok().flatten();
+                    Outcome::Value(ours | kvms.unwrap_or_default())
+                }
+                (outcome, _) => outcome,
+            },
+        };
+        trace!(target: ACCESSES, "reads {msr:#x}: {outcome}");
+        outcome
+    }
+
+    /// Handles a guest's WRMSR that KVM has passed on.
+    pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
+        let outcome = match &mut self.kind {
+            Kind::None => none::access(msr),
+            Kind::Kvm => Outcome::NotMine,
+            Kind::Emulated(front) if msr == DEBUGCTL => {
+                // The rest of the register is KVM's, and a write that KVM refuses faults.
+                let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
+                match msr::write(fd, msr, value & !ours) {
+                    Ok(Written::Yes) => front.pmu.access(Access::Write(msr, ours)),
+                    Ok(Written::No) | Err(_) => Outcome::Fault,
+                }
+            }
+            Kind::Emulated(front) => front.pmu.access(Access::Write(msr, value)),
+        };
+        trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
+        outcome
+    }
+}

@@ -1,0 +1,79 @@
+//! The host's KVM: opening it, and what it must be able to do.
+
+mod error;
+mod stats;
+
+use std::io;
+
+use kvm_ioctls::{Cap, Kvm};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::arch;
+use crate::pmu::Choice;
+
+pub use self::error::{API_VERSION, Doing, KvmError, Need};
+pub use self::stats::KvmStats;
+pub use crate::arch::kvm::{MODULES, WANTED, of_its_own_pmu};
+
+const DEVICE: &std::ffi::CStr = c"/dev/kvm";
+
+/// Opens KVM and checks that a machine with this PMU can run on it.
+pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
+    let kvm = open_any()?;
+    let version = kvm.get_api_version();
+    if version != API_VERSION {
+        return Err(KvmError::Version(version));
+    }
+    let lacking = lacking(pmu, |cap| kvm.check_extension(cap));
+    if lacking.is_empty() { Ok(kvm) } else { Err(KvmError::Lacks(lacking.join(", "))) }
+}
+
+/// Opens KVM, whatever it can do.
+pub fn open_any() -> Result<Kvm, KvmError> {
+    Kvm::new_with_path(DEVICE).map_err(|error| match io::Error::from(error) {
+        error if error.kind() == io::ErrorKind::NotFound => KvmError::Absent { loading: loading("") },
+        error if error.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
+        error => KvmError::Open(error),
+    })
+}
+
+/// What a machine with this PMU needs of it.
+pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static Need> {
+    arch::kvm::NEEDS.iter().chain(arch::kvm::needs(pmu))
+}
+
+/// The commands that load KVM's module, with this in front of each.
+pub fn loading(by: &str) -> String {
+    arch::kvm::LOADING.map(|command| format!("`{by}{command}`")).join(" or ")
+}
+
+fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
+    needed(pmu).filter(|need| !has(need.cap)).map(|need| need.name).collect()
+}
+
+/// Lets this process have as many open files as it may: a vCPU has one, and one more for each of its counters.
+pub fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Should it be refused, the old limit stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Checks a number of CPUs against KVM's limit and ours: an APIC id has 8 bits, and 255 means "all".
+pub fn check_cpus(kvm: &Kvm, asked: u32) -> Result<u8, KvmError> {
+    let most = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);
+    match u8::try_from(asked) {
+        Ok(cpus) if (1..=most).contains(&asked) => Ok(cpus),
+        _ => Err(KvmError::Cpus { asked, most }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kvm_lacks_is_named() {
+        let names = lacking(Choice::None, |cap| !matches!(cap, Cap::Irqchip | Cap::ImmediateExit));
+        assert_eq!(names, ["KVM_CAP_IRQCHIP", "KVM_CAP_IMMEDIATE_EXIT"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! A virtual machine put together: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use devices::Serial;
+use devices::virtio::{Device, Transport};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VmFd};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::policy::Policy;
+
+use crate::arch::board::{self, Buses, Processors};
+use crate::arch::machine::COM;
+use crate::error::MachineError;
+use crate::kvm::{Doing, KvmError};
+use crate::loader::{Boot, Kernel};
+use crate::memory::GuestRam;
+use crate::pmu::Pmu;
+use crate::vcpu::Vcpu;
+use crate::vcpu::exits::{Exits, Stopwatch};
+use crate::vcpu::mailbox::Vcpus;
+use crate::virtio::{self, Virtio};
+
+/// What a machine is made from.
+pub struct Config<'a> {
+    /// The kernel, not loaded yet.
+    pub kernel: &'a Kernel,
+    /// The initrd, or a multiboot kernel's modules.
+    pub initrd: Option<&'a Path>,
+    /// An archive in front of the initrd.
+    pub front: &'a [u8],
+    /// The kernel's command line.
+    pub command_line: &'a str,
+    /// How many vCPUs.
+    pub cpus: u8,
+    /// The guest's memory.
+    pub ram: GuestRam,
+    /// Which PMU it sees.
+    pub pmu: Pmu,
+    /// What the operator lets it have of that.
+    pub policy: Policy,
+    /// Opens where the console's output goes.
+    pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
+    /// A virtio device that the caller serves: the first.
+    pub served_outside: Option<&'a dyn Device>,
+    /// The other virtio devices, each with a name for its thread.
+    pub devices: Vec<(String, Box<dyn Device>)>,
+}
+
+/// A machine ready to run.
+pub struct Machine {
+    /// Its vCPUs, each to be run on a thread of its own.
+    pub vcpus: Vec<Vcpu>,
+    /// How they are asked.
+    pub asked: Arc<Vcpus>,
+    /// The console's port, for input.
+    pub console: Serial,
+    /// Signalled when the console has taken its input.
+    pub console_room: EventFd,
+    /// The registers of the device that the caller serves.
+    pub served_outside: Option<Arc<Transport>>,
+}
+
+impl Machine {
+    /// Builds it.
+    pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
+        let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
+        config.pmu.configure(&vm)?;
+        board::before_vcpus(&vm)?;
+        add_memory(&vm, &config.ram)?;
+        let vcpu = |id: u8| vm.create_vcpu(id.into()).doing("make a vCPU");
+        let fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
+        let controllers = board::after_vcpus(&vm, &fds)?;
+
+        let command_line = config.command_line;
+        let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
+        let entry = config.kernel.load(&boot)?;
+        let devices = std::mem::take(&mut config.devices);
+        board::describe(&config, &fds, devices.len() + usize::from(config.served_outside.is_some()), entry)?;
+
+        let (console, console_room) = serial_port(&vm, (config.console)())?;
+        let mut virtio = Virtio::default();
+        let memory = &config.ram.mapped;
+        let served_outside =
+            config.served_outside.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
+        for (name, device) in devices {
+            let transport = virtio.attach(&vm, memory, &*device)?;
+            virtio::serve(&name, transport, device).map_err(MachineError::Thread)?;
+        }
+        let buses = Buses::new(kvm, &vm, &config, &console, virtio.bus(), controllers)?;
+        let processors = Processors::new(kvm)?;
+        let (asked, mailboxes) = Vcpus::new(config.cpus);
+        let mut vcpus = Vec::new();
+        for (id, (mut fd, mailbox)) in (0..).zip(fds.into_iter().zip(mailboxes)) {
+            processors.prepare(&mut fd, id, entry, &config, &buses)?;
+            vcpus.push(Vcpu {
+                id,
+                fd,
+                buses: buses.clone(),
+                pmu: config.pmu,
+                policy: config.policy.clone(),
+                mailbox,
+                vcpus: Arc::clone(&asked),
+                exits: Exits::default(),
+                stopwatch: Stopwatch::default(),
+                vm: Arc::clone(&vm),
+                ram: config.ram.clone(),
+            });
+        }
+        Ok(Self { vcpus, asked, console, console_room, served_outside })
+    }
+}
+
+fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
+    for (slot, region) in (0..).zip(ram.mapped.iter()) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the region is mapped, and stays so as long as there are vCPUs: each has a share in it.
+        unsafe { vm.set_user_memory_region(region) }.doing("give the guest its memory")?;
+    }
+    Ok(())
+}
+
+fn serial_port(vm: &Arc<VmFd>, output: Box<dyn Write + Send>) -> Result<(Serial, EventFd), MachineError> {
+    let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
+    let serial =
+        Serial::new(board::line(vm, COM.gsi)?, room.try_clone().map_err(MachineError::Event)?, output);
+    Ok((serial, room))
+}

@@ -1,0 +1,142 @@
+//! The PMU of one vCPU, on the thread that runs it.
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use log::{info, warn};
+use vpmu::notice::Notice;
+use vpmu::policy::Policy;
+use vpmu::report::Report;
+use vpmu::{Cause, Next, Switch, VirtualPmu, Wake};
+use vpmu_perf::PerfEvents;
+
+use super::Pmu;
+use super::alarm::{self, Calls};
+use super::journal::Journal;
+use super::timer::Timer;
+use super::wiring::Wiring;
+use crate::arch::exit;
+use crate::arch::pmu::Front;
+use crate::kvm::KvmError;
+
+/// A vCPU's PMU. It stays on its thread, as its perf events do.
+pub struct ThreadPmu {
+    /// Which PMU it is.
+    pub kind: Kind,
+    calls: Calls,
+    /// `None` if there are too many timers; lost counters and withheld interrupts are then handled at the next exit.
+    wake_timer: Option<Timer>,
+    log: Option<Box<dyn Journal>>,
+}
+
+/// What to do after an exit.
+pub struct Settled {
+    /// A timer or another thread has called the vCPU out of the guest.
+    pub called: bool,
+    /// Notices for the operator.
+    pub notices: Vec<Notice>,
+    /// The machine has to pause, as the policy says for starvation.
+    pub pauses: bool,
+}
+
+/// Which PMU a vCPU has.
+pub enum Kind {
+    /// None.
+    None,
+    /// KVM's own.
+    Kvm,
+    /// One of Tally's.
+    Emulated(Box<Front>),
+}
+
+impl ThreadPmu {
+    /// Creates the PMU of a vCPU that this thread is going to run.
+    pub fn new(vcpu: &Wiring) -> Result<Self, KvmError> {
+        let kind = match vcpu.pmu {
+            Pmu::None => Kind::None,
+            Pmu::Kvm => Kind::Kvm,
+            Pmu::Emulated(shown, host) => {
+                info!("what its counters count is counted by pinned perf events of this thread");
+                let mut front = Front::new(shown, host, vcpu);
+                front.pmu().set_policy(vcpu.policy);
+                Kind::Emulated(Box::new(front))
+            }
+        };
+        let calls = Calls::of(vcpu.fd)?;
+        let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
+        let wake_timer = Timer::new(alarm::call()).map_err(timeless).ok();
+        Ok(Self { kind, calls, wake_timer, log: None })
+    }
+
+    fn emulated(&mut self) -> Option<&mut VirtualPmu<PerfEvents>> {
+        match &mut self.kind {
+            Kind::Emulated(front) => Some(front.pmu()),
+            Kind::None | Kind::Kvm => None,
+        }
+    }
+
+    /// Logs all that happens to the vCPU's counters from now on.
+    pub fn log_into(&mut self, log: Box<dyn Journal>, fd: &mut VcpuFd) {
+        if let Some(pmu) = self.emulated() {
+            pmu.keep_journal(true);
+            exit::keep_place(fd);
+            self.log = Some(log);
+        }
+    }
+
+    /// Sets the policy.
+    pub fn set_policy(&mut self, policy: &Policy) {
+        if let Some(pmu) = self.emulated() {
+            pmu.set_policy(policy);
+        }
+    }
+
+    /// Enables or disables a counter for the guest. Returns false if there is no such counter of an emulated PMU.
+    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+        self.emulated().is_some_and(|pmu| pmu.switch(counter, to))
+    }
+
+    /// Reports the counters of an emulated PMU.
+    pub fn report(&mut self) -> Option<Report> {
+        self.emulated().map(VirtualPmu::report)
+    }
+
+    /// Handles overflows and timers after an exit, and injects an interrupt if one is due. Must be called after every exit.
+    pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd, was_called: bool) -> Result<Settled, KvmError> {
+        let cause = if was_called { self.calls.take(fd) } else { Cause::Guest };
+        let called = matches!(cause, Cause::Call | Cause::AlarmAndCall);
+        let Kind::Emulated(front) = &mut self.kind else {
+            return Ok(Settled { called, notices: Vec::new(), pauses: false });
+        };
+        let Next { wake, pause: pauses, notices } = front.after_exit(cause, vm, fd)?;
+        if let Some(timer) = &mut self.wake_timer {
+            match wake {
+                Wake::Unchanged => {}
+                Wake::Never => timer.disarm(),
+                Wake::After(time) => timer.arm(time),
+            }
+        }
+        if let Some(log) = &self.log {
+            let entries = front.pmu().take_journal();
+            if !entries.is_empty() {
+                log.append(exit::kept_place(fd), &entries);
+            }
+        }
+        Ok(Settled { called, notices, pauses })
+    }
+
+    /// Records that the vCPU pauses from now on: its counters miss nothing.
+    pub fn paused(&mut self) {
+        if let Some(pmu) = self.emulated() {
+            pmu.paused();
+        }
+    }
+
+    /// Adds a notice, and takes all notices for the operator.
+    pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
+        self.emulated().map_or_else(Vec::new, |pmu| pmu.tell(notice))
+    }
+
+    /// Returns true if the PMU no longer requires the machine to pause.
+    pub fn may_resume(&mut self) -> bool {
+        self.emulated().is_none_or(VirtualPmu::may_resume)
+    }
+}

@@ -1,0 +1,42 @@
+//! Which signals a thread blocks. A vCPU's thread takes some of them in its guest only.
+
+use std::io;
+use std::ptr;
+
+use vmm_sys_util::signal::create_sigset;
+
+/// Returns the set of these signals.
+pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+    create_sigset(signals).expect("Linux has these signals")
+}
+
+/// Blocks signals in this thread, and in those that it starts from now on. Returns which others it has blocked: a bit for each,
+/// from signal 1 on.
+pub fn block(set: &libc::sigset_t) -> io::Result<u64> {
+    let before = mask(libc::SIG_BLOCK, set)?;
+    // SAFETY: the sets are valid, and so are the signals.
+    let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
+    let others = (1..=64).filter(|signal| is_in(&raw const before, *signal) && !is_in(set, *signal));
+    Ok(others.fold(0, |bits, signal| bits | 1 << (signal - 1)))
+}
+
+/// Lets signals arrive in this thread, and in those that it starts from now on.
+pub fn unblock(set: &libc::sigset_t) -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, set).map(drop)
+}
+
+/// Takes one of these signals from this thread's queue, if one is pending.
+pub fn take(set: &libc::sigset_t) -> Option<libc::c_int> {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: all are valid for the call; what else there is to know is not asked for.
+    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
+    (signal > 0).then_some(signal)
+}
+
+/// Changes what this thread blocks. Returns what it blocked before.
+fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = set_of(&[]);
+    // SAFETY: both sets are valid.
+    let error = unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
+    if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
+}

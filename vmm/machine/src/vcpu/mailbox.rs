@@ -1,0 +1,170 @@
+//! Requests of other threads to vCPUs. Only a vCPU's own thread can read its counters, so a request goes into the
+//! vCPU's mailbox, and a signal makes its thread leave the guest to answer. A vCPU without requests pays nothing.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use vpmu::Switch;
+use vpmu::policy::Policy;
+
+use super::pause::Pause;
+use super::report::VcpuReport;
+use crate::pmu::alarm;
+
+/// Timeout for the answers to a request.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Request to a vCPU, with the channel for its answer. The requester may have stopped waiting.
+#[derive(Debug)]
+pub enum Ask {
+    /// Report the vCPU's counters and exits.
+    Report(Sender<VcpuReport>),
+    /// Set the policy.
+    SetPolicy(Policy, Sender<()>),
+    /// Disable or enable a counter. The answer is false if there is no counter of this number.
+    Switch(usize, Switch, Sender<bool>),
+}
+
+/// Handle on all vCPUs of a machine, for other threads' requests.
+#[derive(Debug)]
+pub struct Vcpus {
+    addresses: Vec<Address>,
+    /// The vCPUs that make the whole machine stand still.
+    pub pause: Pause,
+}
+
+/// Sender's end of a vCPU's mailbox.
+#[derive(Debug)]
+struct Address {
+    asks: Sender<Ask>,
+    thread: Arc<OnceLock<libc::pid_t>>,
+}
+
+/// Receiver's end of a vCPU's mailbox, which its own thread holds.
+#[derive(Debug)]
+pub struct Mailbox {
+    asks: Receiver<Ask>,
+    thread: Arc<OnceLock<libc::pid_t>>,
+}
+
+impl Vcpus {
+    /// Creates a handle on this number of vCPUs, and the mailbox of each.
+    pub fn new(vcpus: u8) -> (Arc<Self>, Vec<Mailbox>) {
+        let pair = |_| {
+            let (sender, asks) = channel();
+            let thread = Arc::<OnceLock<_>>::default();
+            (Address { asks: sender, thread: Arc::clone(&thread) }, Mailbox { asks, thread })
+        };
+        let (addresses, mailboxes) = (0..vcpus).map(pair).unzip();
+        (Arc::new(Self { addresses, pause: Pause::default() }), mailboxes)
+    }
+
+    /// Returns the reports of all vCPUs that still run.
+    pub fn report(&self) -> Vec<VcpuReport> {
+        self.ask(Ask::Report)
+    }
+
+    /// Sets the policy of all vCPUs. Returns how many have set it.
+    pub fn set_policy(&self, policy: &Policy) -> usize {
+        self.ask(|answer| Ask::SetPolicy(policy.clone(), answer)).len()
+    }
+
+    /// Disables or enables a vCPU's counter. Returns false if there is no such counter, or the vCPU does not answer.
+    pub fn switch(&self, vcpu: u8, counter: usize, to: Switch) -> bool {
+        let Some(address) = self.addresses.get(usize::from(vcpu)) else { return false };
+        let (sender, answer) = channel();
+        address.post(Ask::Switch(counter, to, sender));
+        answer.recv_timeout(TIMEOUT).unwrap_or(false)
+    }
+
+    /// Makes all vCPUs leave the guest.
+    pub fn call_out(&self) {
+        for address in &self.addresses {
+            address.call_out();
+        }
+    }
+
+    fn ask<T>(&self, ask: impl Fn(Sender<T>) -> Ask) -> Vec<T> {
+        let post = |address: &Address| {
+            let (sender, answer) = channel();
+            address.post(ask(sender));
+            answer
+        };
+        let answers: Vec<Receiver<T>> = self.addresses.iter().map(post).collect();
+        answers_until(answers, Instant::now() + TIMEOUT)
+    }
+}
+
+/// Returns the answers that arrive before `end`. A vCPU that does not answer costs no other vCPU's answer.
+fn answers_until<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
+    let left = || end.saturating_duration_since(Instant::now());
+    answers.into_iter().filter_map(|answer| answer.recv_timeout(left()).ok()).collect()
+}
+
+impl Address {
+    fn post(&self, ask: Ask) {
+        // A vCPU that has ended has dropped its mailbox.
+        let _ = self.asks.send(ask);
+        self.call_out();
+    }
+
+    /// Makes the vCPU leave the guest. A thread that has not begun looks into its mailbox when it does.
+    fn call_out(&self) {
+        if let Some(thread) = self.thread.get() {
+            let process = std::process::id();
+            // SAFETY: the call takes numbers. A thread that has ended gives an error.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::call()) };
+        }
+    }
+}
+
+impl Mailbox {
+    /// Lets requests interrupt this thread from now on. Returns its thread id.
+    pub fn begin(&self) -> libc::pid_t {
+        *self.thread.get_or_init(|| rustix::thread::gettid().as_raw_pid())
+    }
+
+    /// Returns the next request, if there is one.
+    pub fn next(&self) -> Option<Ask> {
+        self.asks.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vcpu::exits::{Exits, Share};
+
+    #[test]
+    fn every_vcpu_that_still_runs_answers() {
+        let (vcpus, mut mailboxes) = Vcpus::new(3);
+        drop(mailboxes.remove(1));
+        let answering = std::thread::spawn(move || {
+            for (vcpu, mailbox) in (0..).zip(mailboxes) {
+                // This thread blocks no signals, and is not interrupted: it waits for the request.
+                let Ask::Report(answer) = mailbox.asks.recv().unwrap() else { panic!("not requested") };
+                let report = VcpuReport {
+                    vcpu,
+                    thread: 1,
+                    counters: Vec::new(),
+                    statistics: None,
+                    exits: Exits::default(),
+                    share: Share::default(),
+                };
+                answer.send(report).unwrap();
+            }
+        });
+        let numbers: Vec<u8> = vcpus.report().iter().map(|report| report.vcpu).collect();
+        assert_eq!(numbers, [0, 1]);
+        answering.join().unwrap();
+    }
+
+    #[test]
+    fn a_vcpus_answer_counts_however_long_another_was_waited_for() {
+        let (_silent, first) = channel();
+        let (answers, second) = channel();
+        answers.send(7).unwrap();
+        assert_eq!(answers_until(vec![first, second], Instant::now()), [7]);
+    }
+}

@@ -1,0 +1,49 @@
+//! `tally policy` and `tally log`: change a running VM, or show the event log that one has left.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use vpmu::Switch;
+
+use crate::cli::{ChangePolicy, CounterName, Log};
+use crate::control::client;
+use crate::control::message::{Request, Switched};
+use crate::event_log::{self, Part};
+use crate::policy;
+
+/// `tally policy`: prints or changes the policy of a running VM, and disables or enables counters.
+pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
+    let ChangePolicy { vm, file, settings, enable, disable } = options;
+    let change = policy::change(file.as_deref(), settings)?;
+    let mut vm = client::find_one(vm)?;
+    let off = disable.iter().map(|name| switched(*name, Switch::Off));
+    let on = enable.iter().map(|name| switched(*name, Switch::On));
+    let switched: Vec<Switched> = off.chain(on).collect();
+    let is_changed = file.is_some() || !settings.is_empty();
+    if !switched.is_empty() {
+        vm.request(&Request::Switch(switched))?;
+        if !is_changed {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let policy = vm.change(change)?;
+    if !is_changed {
+        write!(io::stdout(), "{}", policy::toml(&policy))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn switched(CounterName { vcpu, counter }: CounterName, to: Switch) -> Switched {
+    Switched { vcpu, counter, to }
+}
+
+/// `tally log`: prints a log, writes a note into a running VM's log, or flushes that.
+pub fn log(options: &Log) -> Result<ExitCode> {
+    match (&options.show, &options.vm) {
+        (Some(file), _) => event_log::show(file, if options.summary { Part::Summary } else { Part::All })?,
+        (None, Some(vm)) => client::find_one(vm)?.request(&Request::Log(options.text.clone()))?,
+        (None, None) => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}

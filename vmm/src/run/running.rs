@@ -1,0 +1,246 @@
+//! Answers clients' requests to a running VM. What the vCPUs' threads do in the guest and in the host is counted only
+//! while a client looks.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use log::{debug, info};
+use tally_machine::kvm::KvmStats;
+use tally_machine::pmu::Pmu;
+use tally_machine::target::COUNTERS;
+use tally_machine::{VcpuReport, Vcpus};
+use vpmu::policy::{Change, Policy};
+use vpmu_perf::{Attribution, HostPmu};
+
+use super::hardware::{self, Examined};
+use super::look::{Look, Measured, ratio};
+use crate::cli::Run;
+use crate::control::Machine;
+use crate::control::message::{Answer, Request, Switched};
+use crate::event_log::{EventLog, MAX_TEXT};
+use crate::policy;
+use crate::status::{Summary, VmStatus};
+
+/// Time between two examinations of a CPU's counters, which cost more than a look.
+const EXAMINE_EVERY: Duration = Duration::from_secs(10);
+
+/// A running VM.
+pub struct Running {
+    /// What the VM is; its age is not kept up to date.
+    pub about: Summary,
+    /// Time of the start.
+    pub begun: Instant,
+    /// The vCPUs.
+    pub vcpus: Arc<Vcpus>,
+    /// KVM's statistics of each vCPU.
+    pub kvm: Vec<Option<KvmStats>>,
+    /// The PMU that the guest sees.
+    pub pmu: Pmu,
+    /// Policy for that PMU.
+    pub policy: Mutex<Policy>,
+    /// The event log, if there is one.
+    pub log: Option<Arc<EventLog>>,
+}
+
+/// State that is kept for a client that looks.
+#[derive(Default)]
+pub struct Watch {
+    host: Option<HostPmu>,
+    vcpus: BTreeMap<u8, Watched>,
+    /// The client's last look.
+    last: Option<Look>,
+}
+
+/// What is counted and examined for a vCPU.
+struct Watched {
+    hardware: Option<Examined>,
+    examined: Instant,
+    attribution: Option<Attribution>,
+}
+
+impl Summary {
+    /// Describes the VM of this process. Without `--name`, its name is that of what it runs.
+    pub fn of_this(options: &Run, pmu: Pmu, cpus: u8, memory: u64) -> Self {
+        let (kernel, command) = (options.kernel.as_deref(), &options.command);
+        let file = command.first().map(Path::new).or(kernel).and_then(Path::file_name);
+        let words = |words: &[OsString]| {
+            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        let runs = match (&command[..], kernel) {
+            ([], Some(kernel)) => kernel.display().to_string(),
+            ([], None) => "the default guest".to_owned(),
+            (command, _) => words(command),
+        };
+        Self {
+            pid: process::id(),
+            name: options
+                .name
+                .clone()
+                .unwrap_or_else(|| file.map_or("guest".into(), |file| file.to_string_lossy().into())),
+            runs,
+            pmu: pmu.to_string(),
+            cpus,
+            memory,
+            started: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+            age: 0.0,
+        }
+    }
+}
+
+impl Running {
+    fn summary(&self) -> Summary {
+        let milliseconds = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Summary { age: ratio(milliseconds, 1_000), ..self.about.clone() }
+    }
+
+    fn look(&self, watch: &mut Watch) -> VmStatus {
+        let reports = self.vcpus.report();
+        let at = self.begun.elapsed();
+        let vcpus = reports.into_iter().map(|report| self.measure(report, watch)).collect();
+        let now = Look { about: self.summary(), at, paused_by: self.vcpus.pause.because_of(), vcpus };
+        let status = now.since(watch.last.as_ref().unwrap_or(&now));
+        watch.last = Some(now);
+        status
+    }
+
+    fn switch(&self, wanted: &[Switched]) -> Answer {
+        let reports = self.vcpus.report();
+        let counters =
+            |vcpu| reports.iter().find(|report| report.vcpu == vcpu).map(|report| report.counters.len());
+        let is_there = |one: &&Switched| counters(one.vcpu).is_some_and(|counters| one.counter < counters);
+        if let Some(Switched { vcpu, counter, .. }) = wanted.iter().find(|one| !is_there(one)) {
+            return Answer::Error(format!("no vCPU {vcpu} has a counter {counter} that is Tally's"));
+        }
+        for Switched { vcpu, counter, to } in wanted {
+            if !self.vcpus.switch(*vcpu, *counter, *to) {
+                return Answer::Error(format!("vCPU {vcpu} does not answer"));
+            }
+        }
+        Answer::Done
+    }
+
+    fn change(&self, change: &Change) -> Answer {
+        let Pmu::Emulated(..) = self.pmu else {
+            return Answer::Error(format!(
+                "a policy is for Tally's own PMUs, and the guest sees {}",
+                self.pmu
+            ));
+        };
+        let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = policy.changed_by(change);
+        if changed != *policy {
+            info!(target: COUNTERS, "policy: {}", policy::toml(&changed).trim_end().replace('\n', ", "));
+            policy.clone_from(&changed);
+            let obeyed = self.vcpus.set_policy(&changed);
+            if obeyed < usize::from(self.about.cpus) {
+                return Answer::Error(format!(
+                    "{obeyed} of its {} vCPUs have obeyed; the others will when they can",
+                    self.about.cpus
+                ));
+            }
+        }
+        Answer::Policy(policy.clone())
+    }
+
+    fn log(&self, text: Option<&str>) -> Answer {
+        let Some(log) = &self.log else {
+            return Answer::Error("it has no log: that is for `tally run --pmu-log FILE`".to_owned());
+        };
+        if text.is_some_and(|text| text.len() > MAX_TEXT) {
+            return Answer::Error(format!("a note has at most {MAX_TEXT} bytes"));
+        }
+        let written = text.map_or_else(|| log.flush(), |text| log.note(text));
+        written.map_or_else(|error| Answer::Error(error.to_string()), |()| Answer::Done)
+    }
+
+    fn measure(&self, report: VcpuReport, watch: &mut Watch) -> Measured {
+        let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
+        let kvm = stats.and_then(|stats| stats.read().ok());
+        let (mut work, mut hardware) = (None, None);
+        if let Some(host) = watch.host(self.pmu) {
+            let watched = watch.vcpus.entry(report.vcpu).or_insert_with(|| Watched::new(&report, host));
+            watched.examine_if_old(&report, host);
+            work = watched.attribution.as_ref().map(Attribution::read);
+            hardware.clone_from(&watched.hardware);
+        }
+        Measured { report, kvm, work, hardware }
+    }
+}
+
+impl Machine for Running {
+    type Session = Watch;
+
+    fn answer(&self, watch: &mut Watch, request: Request) -> Answer {
+        match request {
+            Request::Hello => Answer::Hello(self.summary()),
+            Request::Look => Answer::Look(Box::new(self.look(watch))),
+            Request::Switch(wanted) => self.switch(&wanted),
+            Request::Policy(change) => self.change(&change),
+            Request::Log(text) => self.log(text.as_deref()),
+        }
+    }
+}
+
+impl Watch {
+    /// Returns the host's PMU: the one that counts for the guest, if one does.
+    fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
+        if self.host.is_none() {
+            self.host = match pmu {
+                Pmu::Emulated(_, host) => Some(host.pmu),
+                // On a hybrid host, this keeps the client's thread to the cores of one PMU.
+                Pmu::None | Pmu::Kvm => HostPmu::bind_thread().ok().map(|(pmu, _)| pmu),
+            };
+        }
+        self.host
+    }
+}
+
+impl Watched {
+    fn new(report: &VcpuReport, host: HostPmu) -> Self {
+        let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
+        // A counter that has lost its hardware is to find another.
+        let without_hardware =
+            report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
+        let held = report.held().len() + without_hardware.count();
+        let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held));
+        let attribution = Attribution::of(host, report.thread, room)
+            .inspect_err(|error| debug!("it cannot be counted whom vCPU {} works for: {error}", report.vcpu));
+        Self { hardware, examined: Instant::now(), attribution: attribution.ok() }
+    }
+
+    fn examine_if_old(&mut self, report: &VcpuReport, host: HostPmu) {
+        if self.examined.elapsed() >= EXAMINE_EVERY {
+            self.hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
+            self.examined = Instant::now();
+        }
+    }
+}
+
+/// Returns the CPU on which a thread of this process ran last.
+fn last_cpu(thread: i32) -> Option<usize> {
+    processor(&fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?)
+}
+
+/// Returns field 39 of `/proc/PID/stat` (`proc_pid_stat(5)`). Field 2, the name, may contain anything.
+fn processor(stat: &str) -> Option<usize> {
+    const FIELDS_AFTER_NAME: usize = 39 - 3;
+    stat.rsplit_once(") ")?.1.split(' ').nth(FIELDS_AFTER_NAME)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_a_thread_is_found_whatever_its_name_is() {
+        let fields: Vec<String> = (4..=52).map(|field| (field * 10).to_string()).collect();
+        assert_eq!(processor(&format!("7 (a) b) S {}", fields.join(" "))), Some(390));
+        assert_eq!(processor("7 (a) S 1 2"), None);
+        assert!(last_cpu(rustix::thread::gettid().as_raw_nonzero().get()).is_some());
+    }
+}
