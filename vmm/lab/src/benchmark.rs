@@ -1,11 +1,14 @@
 //! `tally-lab bench`: the command line of the benchmark.
 
+use std::env;
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use guest_images::Progress;
 use tally_lab::bench::{
     self, ALL, Column, Length, Limit, Measure, Model, Plan, Programs, QUICK, Row, Workload, here,
 };
-use tally_lab::{Error, Result};
+use tally_lab::{Error, Result, published};
 
 use crate::beside;
 
@@ -46,6 +49,9 @@ pub struct Bench {
     /// Model: a system call
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.syscall_ns)]
     syscall_ns: u64,
+    /// Write the tables into this Markdown file
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -80,7 +86,11 @@ impl Bench {
         progress.done();
         let &Self { exit_ns, user_exit_ns, syscall_ns, .. } = &self;
         let model = Model { exit_ns, user_exit_ns, syscall_ns };
-        print!("{}", bench::table(&plan, &figures, (!self.here).then_some(model)));
+        let tables = bench::table(&plan, &figures, (!self.here).then_some(model));
+        match &self.write {
+            Some(file) => published::publish(file, &command(env::args().skip(1)), &tables)?,
+            None => print!("{tables}"),
+        }
         Ok(0)
     }
 
@@ -126,6 +136,19 @@ impl Bench {
             })
             .collect()
     }
+}
+
+/// Returns the command line that gives the same tables, without the file that they are written into.
+fn command(mut arguments: impl Iterator<Item = String>) -> String {
+    let mut command = "tally".to_owned();
+    while let Some(argument) = arguments.next() {
+        if argument == "--write" {
+            arguments.next();
+        } else if !argument.starts_with("--write=") {
+            command = command + " " + &argument;
+        }
+    }
+    command
 }
 
 fn without_repetition<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {

@@ -1,18 +1,54 @@
 //! `tally-lab figures`: the lab's own cost in real time, and exact costs of work on the simulated host.
 
+use std::fmt::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use guest_images::{Arch, Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs};
 use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
-use tally_lab::{Error, Result, Scenario};
+use tally_lab::{Error, Result, Scenario, published};
 
 use crate::{beside, boot_figures, riscv_figures};
 
-/// Measures the lab itself and booting a guest, and prints a table.
-pub fn print(progress: &mut Progress) -> Result<u8> {
+/// What is measured.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Measured {
+    /// The lab itself, and booting a guest.
+    Boot,
+    /// A guest's use of its counters.
+    Pmu,
+    /// Commands and shared folders.
+    Use,
+    /// Monitoring of a guest from the host.
+    Watch,
+    /// A RISC-V guest's use of its counters.
+    Riscv,
+}
+
+/// Measures, and prints the tables or writes them into a Markdown file.
+pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> Result<()> {
+    let (name, tables): (&str, fn(&mut Progress) -> Result<String>) = match what {
+        Measured::Boot => ("boot", boot),
+        Measured::Pmu => ("pmu", pmu),
+        Measured::Use => ("use", commands),
+        Measured::Watch => ("watch", monitoring),
+        Measured::Riscv => ("riscv", riscv_figures::measure),
+    };
+    let tables = tables(progress)?;
+    progress.done();
+    if let Some(file) = file {
+        return published::publish(file, &format!("tally-lab figures {name}"), &tables);
+    }
+    println!("{}", tables.trim_end());
+    Ok(())
+}
+
+/// Measures the lab itself and booting a guest.
+fn boot(progress: &mut Progress) -> Result<String> {
     tally_lab::build(Arch::default(), progress)?;
     let (warm, ()) = timed(|| tally_lab::build(Arch::default(), progress))?;
     let first = tally_lab::first_build_seconds()?;
@@ -25,9 +61,10 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
     let (scenario, _) = timed(|| run(&both, progress))?;
     progress.step("booting Tally's guest and the peer's");
     let costs = boot_figures::measure(progress)?;
-    progress.done();
-
-    println!("| figure | measured |\n|---|---|");
+    let mut table = "| | measured |\n|---|---:|\n".to_owned();
+    let mut row = |figure: &str, measured: &str| {
+        writeln!(table, "| {figure} | {measured} |").expect("writing to a string cannot fail");
+    };
     match first {
         Some(seconds) => row("building the lab for the first time", &format!("{seconds} s")),
         None => row("building the lab for the first time", "not known, as its parts were built separately"),
@@ -46,43 +83,49 @@ pub fn print(progress: &mut Progress) -> Result<u8> {
         );
     }
     row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));
-    Ok(0)
+    Ok(table)
 }
 
-/// Measures the cost of a guest's use of its counters, and prints tables.
-pub fn print_pmu(progress: &mut Progress) -> Result<u8> {
+/// Measures the cost of a guest's use of its counters.
+fn pmu(progress: &mut Progress) -> Result<String> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
     let tally = beside::program("tally", progress)?;
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let pmus = ["amd", "amd-legacy", "intel", "intel-v2", "kvm"];
     let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
-    progress.done();
-    println!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures));
-    Ok(0)
+    Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
 }
 
-/// Measures commands and shared folders, and prints tables.
-pub fn print_use(progress: &mut Progress) -> Result<u8> {
+/// Measures commands and shared folders.
+fn commands(progress: &mut Progress) -> Result<String> {
     progress.step("running commands with Tally and the peer");
     let figures = use_figures::measure(&beside::program("tally", progress)?, progress)?;
-    progress.done();
-    println!("| `echo hello`, from Enter to | its output | the prompt |\n|---|---|---|");
+    let mut text = "| `echo hello`, from Enter to | its output | the prompt |\n|---|---:|---:|\n".to_owned();
+    let mut line = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
     let cost = |cost: &Cost| format!("{:.3} s, {} exits", cost.seconds, cost.exits);
     for hello in &figures.hellos {
-        println!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end));
+        line(format!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end)));
     }
-    println!("\n| {} MiB from a shared folder | in pieces of | took | per second |", use_figures::MIB);
-    println!("|---|---|---|---|");
+    line(format!("\n| {} MiB from a shared folder | in pieces of | took | per second |", use_figures::MIB));
+    line("|---|---:|---:|---:|".to_owned());
     for reading in &figures.readings {
         let speed = reading.megabytes_per_second();
-        println!("| {} | {} | {} | {speed:.0} MB |", reading.monitor, reading.block, cost(&reading.cost));
+        line(format!(
+            "| {} | {} | {} | {speed:.0} MB |",
+            reading.monitor,
+            reading.block,
+            cost(&reading.cost)
+        ));
     }
-    println!("\nThe program: {} KiB", figures.program_bytes >> 10);
-    Ok(0)
+    line(format!("\nThe program has {} KiB.", figures.program_bytes >> 10));
+    Ok(text)
 }
 
-/// Measures what monitoring costs a guest, and prints tables.
-pub fn print_watch(progress: &mut Progress) -> Result<u8> {
+/// Measures what monitoring costs a guest.
+fn monitoring(progress: &mut Progress) -> Result<String> {
     progress.step("sampling in guests with and without monitoring");
     let tally = beside::program("tally", progress)?;
     let figures = watch_figures::measure(&["amd", "intel"], &tally, progress)?;
@@ -90,21 +133,7 @@ pub fn print_watch(progress: &mut Progress) -> Result<u8> {
     let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
-    progress.done();
-    println!("{}\n{}", watch_figures::table(&figures), attention::table(&attention));
-    Ok(0)
-}
-
-/// Measures the cost of counters on the RISC-V host, and prints tables.
-pub fn print_riscv(progress: &mut Progress) -> Result<u8> {
-    let tables = riscv_figures::measure(progress)?;
-    progress.done();
-    print!("{tables}");
-    Ok(0)
-}
-
-fn row(figure: &str, measured: &str) {
-    println!("| {figure} | {measured} |");
+    Ok(format!("{}\n{}", watch_figures::table(&figures), attention::table(&attention)))
 }
 
 fn seconds(time: Duration) -> String {

@@ -16,6 +16,7 @@ mod machine;
 pub mod peer;
 pub mod pmu_figures;
 pub mod programs;
+pub mod published;
 mod scenario;
 pub mod self_test;
 mod symbols;

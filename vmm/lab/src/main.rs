@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
 use tally_lab::{Error, HostPmu, Result, Scenario, cross};
@@ -74,25 +74,14 @@ Example:
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
         /// commands and shared folders; watch: what monitoring costs a guest; riscv: as pmu,
         /// on the RISC-V host
-        #[arg(value_enum, default_value_t = Measured::Boot, hide_possible_values = true)]
-        what: Measured,
+        #[arg(value_enum, default_value_t = figures::Measured::Boot, hide_possible_values = true)]
+        what: figures::Measured,
+        /// Write the tables into this Markdown file
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
     },
     /// Compare what the use of counters costs with Tally and with KVM's vPMU
     Bench(benchmark::Bench),
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Measured {
-    /// The lab itself, and booting a guest.
-    Boot,
-    /// A guest's use of its counters.
-    Pmu,
-    /// Commands and shared folders.
-    Use,
-    /// Monitoring of a guest from the host.
-    Watch,
-    /// A RISC-V guest's use of its counters.
-    Riscv,
 }
 
 #[derive(Args)]
@@ -247,11 +236,9 @@ fn main() -> ExitCode {
         Subcommands::Bench(bench) => bench.run(&mut progress),
         Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
         Subcommands::Demo => demo::run(&mut progress),
-        Subcommands::Figures { what: Measured::Boot } => figures::print(&mut progress),
-        Subcommands::Figures { what: Measured::Pmu } => figures::print_pmu(&mut progress),
-        Subcommands::Figures { what: Measured::Use } => figures::print_use(&mut progress),
-        Subcommands::Figures { what: Measured::Watch } => figures::print_watch(&mut progress),
-        Subcommands::Figures { what: Measured::Riscv } => figures::print_riscv(&mut progress),
+        Subcommands::Figures { what, write } => {
+            figures::measure(what, write.as_deref(), &mut progress).map(|()| 0)
+        }
     };
     drop(progress);
     match result {

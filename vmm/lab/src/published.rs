@@ -1,0 +1,79 @@
+//! Tables in documentation that the commands which measure write themselves, each with its command, date and commit.
+//!
+//! A Markdown file marks where a table belongs:
+//! ```text
+//! <!-- begin: tally-lab figures pmu -->
+//! <!-- end -->
+//! ```
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{Error, Result};
+
+/// Replaces what a file has between the marks of a command, in all of its places, by what the command printed.
+pub fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
+    let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
+    let stamp = format!("`{command}`, {}, commit {}.", date()?, commit(file)?);
+    let replaced = replace(&text, command, &format!("{stamp}\n\n{}\n", printed.trim_end()));
+    let missing = || Error::Command(format!("finding `{}` in {}", begin(command), file.display()));
+    fs::write(file, replaced.ok_or_else(missing)?).map_err(Error::file("write", file))
+}
+
+fn begin(command: &str) -> String {
+    format!("<!-- begin: {command} -->\n")
+}
+
+/// Returns the text with `content` between the marks, or `None` if it has no such marks.
+fn replace(text: &str, command: &str, content: &str) -> Option<String> {
+    const END: &str = "<!-- end -->";
+    let begin = begin(command);
+    let (before, rest) = text.split_once(&begin)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{begin}{content}{END}{after}"))
+}
+
+fn date() -> Result<String> {
+    output(Command::new("date").args(["--utc", "+%F"]))
+}
+
+/// Returns the commit of the checkout that the file is in, marked if the checkout has changes.
+fn commit(file: &Path) -> Result<String> {
+    let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let mut git = Command::new("git");
+    output(
+        git.args(["describe", "--always", "--dirty", "--exclude=*"])
+            .current_dir(directory.unwrap_or(Path::new("."))),
+    )
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let failed = |command: &Command| Error::Command(command.get_program().to_string_lossy().into_owned());
+    let output = command.output().map_err(Error::system("run a command"))?;
+    if !output.status.success() {
+        return Err(failed(command));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = "# Costs\n<!-- begin: figures a -->\nold\n<!-- end -->\nmore\n<!-- begin: figures b -->\n<!-- end -->\n";
+
+    #[test]
+    fn only_the_table_of_the_command_is_replaced() {
+        let replaced = replace(DOCUMENT, "figures a", "new\n").unwrap();
+        assert_eq!(replaced, DOCUMENT.replace("old\n", "new\n"));
+        let replaced = replace(DOCUMENT, "figures b", "new\n").unwrap();
+        assert_eq!(replaced, DOCUMENT.replace("b -->\n", "b -->\nnew\n"));
+    }
+
+    #[test]
+    fn a_document_without_the_marks_stays_as_it_is() {
+        assert_eq!(replace(DOCUMENT, "figures", "new\n"), None);
+        assert_eq!(replace("<!-- begin: figures a -->\n", "figures a", "new\n"), None);
+    }
+}
