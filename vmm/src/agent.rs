@@ -1,7 +1,7 @@
-//! The host's side of the default guest's agent: a command's streams, and the messages that go beside them.
+//! The host's side of the default guest's agent: the command's streams, and the control messages beside them.
 //!
-//! All of it is one thread that waits for whatever can go on: the guest's requests, the command's input on this side, room
-//! for its output. A stream that nobody reads holds up no other one, nor a signal.
+//! One thread waits for all of it: the guest's queues, the command's input on the host, and room for its output. A
+//! stream that nobody reads holds up neither other streams nor signals.
 
 mod handle;
 mod streams;
@@ -23,33 +23,33 @@ use crate::ending::{Ending, Reporter};
 pub use handle::Handle;
 pub use streams::{Input, OnClose, Sink};
 
-/// How many ports the agent's console has.
+/// Number of ports of the agent's console.
 const PORTS: usize = protocol::REPORT as usize + 1;
 const CONTROL: usize = protocol::CONTROL as usize;
-/// How much of what the agent says is looked at at once.
-const PIECE: usize = 4096;
-/// How much of one stream is passed on before the others, and whoever waits for this thread, have their turn: a guest may
-/// fill its queues as fast as they are emptied.
+/// Maximum size of the part of a control stream that is decoded at a time.
+const CHUNK: usize = 4096;
+/// Number of bytes of one stream that are passed on before the other streams and the event loop's orders have their
+/// turn: a guest may fill its queues as fast as they are emptied.
 const TURN: usize = 1 << 20;
-/// How long the guest may take to come up before its user is told that it has not.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// How long to wait, when the machine has ended, for room in what takes the guest's last words.
-const PAUSE: Duration = Duration::from_millis(10);
-/// How much more is passed on when the machine has ended: all that its queues can hold at once, but not what a vCPU that
-/// still runs goes on to say.
-const LAST_WORDS: usize = 64 << 20;
+/// Time after which the user is told that the guest is not up yet.
+const BOOT_WARNING: Duration = Duration::from_mins(1);
+/// Interval at which room for the rest of the output is looked for when the machine has ended.
+const ENDING_POLL: Duration = Duration::from_millis(10);
+/// Number of bytes that are passed on after the machine's end: all that its queues can hold, but not what a vCPU that
+/// still runs goes on to write.
+const MAX_REST: usize = 64 << 20;
 
-/// The device that the agent is reached by.
+/// Creates the device by which the agent is reached.
 pub fn console() -> Console {
     Console::new(PORTS)
 }
 
-/// What the streams of a command are on this side.
+/// The host's ends of a command's streams.
 #[derive(Default)]
 pub struct Streams {
-    /// What it reads, and through which port.
+    /// The command's input, and its port.
     pub input: Option<(usize, Input)>,
-    /// What takes what it writes, by port. Where there is nothing, it is lost.
+    /// Sinks for the command's output, by port. Output to a port without a sink is lost.
     pub outputs: Vec<(usize, Sink)>,
 }
 
@@ -63,28 +63,28 @@ pub struct Agent {
     wake: EventFd,
     shared: Arc<handle::Shared>,
     reporter: Reporter,
-    /// What is heard of the agent; nothing more once it has talked nonsense.
-    heard: Option<Decoder<ToHost>>,
-    /// Messages on their way to the guest.
-    to_say: Vec<u8>,
-    /// The command's status, once it has ended: what it wrote may still be on its way.
+    /// Decoder of the agent's messages; none after an invalid message.
+    decoder: Option<Decoder<ToHost>>,
+    /// Encoded messages that wait for room in the guest's queue.
+    outgoing: Vec<u8>,
+    /// The command's status, once it has ended. Its output may still be in the queues.
     status: Option<u8>,
-    /// How much has been passed on.
+    /// Number of bytes of output that were passed on.
     passed: usize,
 }
 
 /// What the thread does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Waits until something can go on.
+    /// Wait until something can go on.
     Wait,
-    /// Goes on: it has stopped only to let others have their turn.
+    /// Go on: it has stopped only to let others have their turn.
     Go,
     End,
 }
 
 impl Agent {
-    /// Someone to talk to the agent behind these registers, who tells it to do what `start` says, and a handle on it.
+    /// Creates the agent's thread state, and a handle on it. `start` is sent when the agent is ready.
     pub fn new(
         transport: Arc<Transport>,
         console: Console,
@@ -103,53 +103,53 @@ impl Agent {
             wake,
             shared,
             reporter,
-            heard: Some(Decoder::new()),
-            to_say: Vec::new(),
+            decoder: Some(Decoder::new()),
+            outgoing: Vec::new(),
             status: None,
             passed: 0,
         };
         Ok((agent, handle))
     }
 
-    /// Begins to talk, on a thread of its own.
+    /// Starts the thread.
     pub fn spawn(mut self) -> io::Result<JoinHandle<()>> {
         thread::Builder::new().name("agent".to_owned()).spawn(move || self.run())
     }
 
     fn run(&mut self) {
         let mut most = None;
-        let mut patience = Some(PATIENCE);
+        let mut warn_after = Some(BOOT_WARNING);
         loop {
             let ending = self.take_orders();
             let next = self.work();
             if next == Next::End {
                 return;
             }
-            if ending && (self.passed > *most.get_or_insert(self.passed + LAST_WORDS) || self.is_done()) {
+            if ending && (self.passed > *most.get_or_insert(self.passed + MAX_REST) || self.is_done()) {
                 return;
             }
-            patience = patience.filter(|_| self.start.is_some());
+            warn_after = warn_after.filter(|_| self.start.is_some());
             let limit = match next {
                 Next::Go => Some(Duration::ZERO),
-                _ if ending => Some(PAUSE),
-                _ => patience,
+                _ if ending => Some(ENDING_POLL),
+                _ => warn_after,
             };
-            if !self.wait(limit) && limit == Some(PATIENCE) {
+            if !self.wait(limit) && limit == Some(BOOT_WARNING) {
                 warn!(
                     "the guest is not up yet; with -v its console is shown, and Ctrl-A X or SIGTERM ends it"
                 );
-                patience = None;
+                warn_after = None;
             }
         }
     }
 
-    /// Takes what the event loop wants; says whether the machine has ended.
+    /// Takes the event loop's orders. Returns true if the machine has ended.
     fn take_orders(&mut self) -> bool {
-        // Non-blocking: an error says that it was read already.
+        // Non-blocking: an error means that it was read already.
         let _ = (self.wake.read(), self.transport.kick().read());
         loop {
             match self.orders.try_recv() {
-                Ok(message) => self.say(&message),
+                Ok(message) => self.send(&message),
                 Err(TryRecvError::Empty) => return false,
                 Err(TryRecvError::Disconnected) => return true,
             }
@@ -164,13 +164,13 @@ impl Agent {
         !waits.unwrap_or(false)
     }
 
-    /// Does all that can be done without waiting.
+    /// Does all work that is possible without waiting.
     fn work(&mut self) -> Next {
         let transport = Arc::clone(&self.transport);
         let mut console = std::mem::replace(&mut self.console, Console::new(0));
         let next = transport.serve(&mut console, |console, queues| {
             console.serve(queues);
-            let mut next = self.hear(console, queues);
+            let mut next = self.receive(console, queues);
             self.pass_input(console, queues);
             let mut pending = false;
             for port in (0..PORTS).filter(|port| *port != CONTROL) {
@@ -180,14 +180,15 @@ impl Agent {
                     Passed::Turn => (pending, next) = (true, Next::Go),
                 }
             }
-            let said = console.give(queues, CONTROL, &self.to_say);
-            self.to_say.drain(..said);
-            // Where there is room again, and something for it, the guest does not say so.
+            let sent = console.give(queues, CONTROL, &self.outgoing);
+            self.outgoing.drain(..sent);
+            // The guest does not notify for room in a queue that it had before: go on while there is room and something
+            // for it.
             let input =
                 self.streams.input.as_mut().is_some_and(|(port, input)| {
                     !input.waiting().is_empty() && console.has_room(queues, *port)
                 });
-            if input || !self.to_say.is_empty() && console.has_room(queues, CONTROL) {
+            if input || !self.outgoing.is_empty() && console.has_room(queues, CONTROL) {
                 next = Next::Go;
             }
             match self.status {
@@ -202,40 +203,40 @@ impl Agent {
         next.unwrap_or(Next::Wait)
     }
 
-    fn say(&mut self, message: &ToGuest) {
+    fn send(&mut self, message: &ToGuest) {
         match message.encode() {
-            Ok(frame) => self.to_say.extend(frame),
+            Ok(frame) => self.outgoing.extend(frame),
             Err(error) => self.reporter.report(Ending::Agent(error.to_string())),
         }
     }
 
-    fn hear(&mut self, console: &mut Console, queues: &mut Queues) -> Next {
-        let mut heard = 0;
-        while heard < TURN {
+    fn receive(&mut self, console: &mut Console, queues: &mut Queues) -> Next {
+        let mut received = 0;
+        while received < TURN {
             let bytes = console.output(queues, CONTROL);
             if bytes.is_empty() {
                 return Next::Wait;
             }
-            // In pieces: of many small messages each is moved out of the way of the next.
-            let piece = &bytes[..bytes.len().min(PIECE)];
-            let count = piece.len();
-            if let Some(decoder) = &mut self.heard {
-                decoder.feed(piece);
+            // In chunks: the decoder moves the rest of its bytes for each message.
+            let chunk = &bytes[..bytes.len().min(CHUNK)];
+            let count = chunk.len();
+            if let Some(decoder) = &mut self.decoder {
+                decoder.feed(chunk);
             }
             console.consume(CONTROL, count);
-            heard += count;
-            self.understand();
+            received += count;
+            self.decode();
         }
         Next::Go
     }
 
-    fn understand(&mut self) {
-        while let Some(decoder) = &mut self.heard {
+    fn decode(&mut self) {
+        while let Some(decoder) = &mut self.decoder {
             match decoder.next() {
                 Ok(Some(message)) => self.act(message),
                 Ok(None) => return,
                 Err(error) => {
-                    self.heard = None;
+                    self.decoder = None;
                     self.reporter.report(Ending::Agent(format!("the guest's agent: {error}")));
                 }
             }
@@ -250,12 +251,12 @@ impl Agent {
                     info!("the guest's agent is ready");
                     debug!("it is told: {start:?}");
                     if !start.command.is_empty() {
-                        self.shared.begun();
+                        self.shared.command_started();
                     }
-                    self.say(&ToGuest::Start(start));
+                    self.send(&ToGuest::Start(start));
                 }
             }
-            ToHost::SignalSent(_) => self.shared.took(),
+            ToHost::SignalSent(_) => self.shared.signal_taken(),
             ToHost::Exited(status) => self.status = Some(status),
             ToHost::Failed(text) => self.reporter.report(Ending::Agent(one_line(&text))),
         }
@@ -263,11 +264,11 @@ impl Agent {
 
     fn pass_input(&mut self, console: &mut Console, queues: &mut Queues) {
         if self.start.is_some() {
-            // The agent waits until all ports are open: none may close before.
+            // The agent waits until all ports are open, so none may close before it is ready.
             return;
         }
         let Some((port, input)) = &mut self.streams.input else {
-            // What a command reads that is given nothing has ended.
+            // A command without input reads the end of file.
             return console.close(queues, protocol::STDIN as usize);
         };
         let given = console.give(queues, *port, input.waiting());
@@ -280,7 +281,7 @@ impl Agent {
         }
     }
 
-    /// Writes what there is room for.
+    /// Writes output of a port as far as its sink has room.
     fn pass_output(&mut self, console: &mut Console, queues: &mut Queues, port: usize) -> Passed {
         let mut sink = self.streams.outputs.iter_mut().find_map(|(of, sink)| (*of == port).then_some(sink));
         if let Some(sink) = &mut sink {
@@ -294,7 +295,7 @@ impl Agent {
             }
             let taken = match &mut sink {
                 Some(sink) => sink.take(bytes),
-                // Nobody wants it.
+                // Without a sink, the output is lost.
                 None => Ok(bytes.len()),
             };
             match taken {
@@ -318,7 +319,7 @@ impl Agent {
         Passed::Turn
     }
 
-    /// Waits until something can go on, but not longer than that; says whether it can.
+    /// Waits until something can go on, at most for this time. Returns true if something can.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut fds = vec![
             poll_for(self.wake.as_raw_fd(), libc::POLLIN),
@@ -332,7 +333,7 @@ impl Agent {
         let count = libc::nfds_t::try_from(fds.len()).expect("there are few streams");
         let limit =
             limit.map_or(-1, |limit| libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX));
-        // SAFETY: the array has that many entries. An interrupted wait is as good as one that is over.
+        // SAFETY: the array has this many entries. After an interrupted wait, the caller looks again.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, limit) };
         if has_input
             && fds[2].revents != 0
@@ -345,12 +346,12 @@ impl Agent {
     }
 }
 
-/// How much of a stream was passed on.
+/// Result of passing on a stream.
 enum Passed {
     All,
-    /// What takes it has no room.
+    /// The sink has no room.
     Blocked,
-    /// As much as there is in a turn.
+    /// Its turn is over.
     Turn,
 }
 
@@ -358,7 +359,7 @@ fn poll_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }
 
-/// What a guest says, as one line that does nothing to a terminal.
+/// Returns a guest's text as one line without control characters.
 fn one_line(text: &str) -> String {
     const LONGEST: usize = 1000;
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()

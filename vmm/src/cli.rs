@@ -1,4 +1,4 @@
-//! The command line. Other people's scripts depend on it.
+//! The command line of `tally`. Users' scripts depend on it.
 
 mod operator;
 
@@ -36,7 +36,7 @@ Example:
   tally run -- perf stat true"
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command to carry out.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -46,13 +46,13 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest, and run a command in it if one is given
     Run(Box<Run>),
-    /// List the VMs that run
+    /// List the running VMs
     List(List),
-    /// Show how VMs that run and their counters do
+    /// Show the counters and exits of running VMs
     Stat(Stat),
     /// Change or print what a running VM's guest may count
     Policy(ChangePolicy),
-    /// Tell what this host can do, and what mends what it cannot
+    /// Say what this host can do, and how to fix what it cannot
     Doctor(Doctor),
     /// Check that this host's counters count right in guests
     #[command(hide = !lab::IS_HERE)]
@@ -73,7 +73,7 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Tell what the use of counters costs, beside KVM's vPMU
+    /// Measure what the use of counters costs, beside KVM's vPMU
     #[command(
         disable_help_flag = true,
         hide = !lab::IS_HERE,
@@ -89,7 +89,7 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Print what has a shell complete commands and options
+    /// Print a script that completes commands and options in a shell
     #[command(
         after_help = "Example:\n  tally completions bash >~/.local/share/bash-completion/completions/tally"
     )]
@@ -126,70 +126,70 @@ pub struct Run {
     /// The initrd, or modules: 'FILE ARGS,FILE ...'
     #[arg(long, value_name = "PATH")]
     pub initrd: Option<PathBuf>,
-    /// More for the kernel's command line
+    /// Words to add to the kernel's command line
     #[arg(long, value_name = "STRING", default_value = "", hide_default_value = true)]
     pub append: String,
-    /// How many vCPUs
+    /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
-    /// A number with K, M or G behind it
+    /// Size of its memory, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
-    /// A folder of the host's, at the same place in the guest, to be read unless it ends in `:rw`
+    /// A host folder, at the same path in the guest, read-only unless it ends in `:rw`
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<HostPath>,
-    /// A raw image as /dev/vda and on, to be written to unless it ends in `:ro`
+    /// A raw image, as /dev/vda and on, writable unless it ends in `:ro`
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<HostPath>,
     /// The PMU that the guest sees
     #[arg(long, default_value = Choice::Auto.name(), value_parser = pmu(), hide_possible_values = true)]
     pub pmu: Choice,
-    /// How many of its counters [default: all free]
+    /// Number of that PMU's counters [default: all free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
-    /// Log there what happens to its counters
+    /// Log what happens to the guest's counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
-    /// What it may count: see `tally policy`
+    /// Policy for its counters: see `tally policy`
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
     /// When others take its counters: report, scale or stop [default: report]
     #[arg(long, value_name = "HOW", value_parser = on_starvation(), hide_possible_values = true)]
     pub on_starvation: Option<OnStarvation>,
-    /// Tell at unix:PATH, HOST:PORT or PORT how it does, as OpenMetrics
+    /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<Address>,
-    /// What others call this VM [default: what it runs]
+    /// Name of this VM [default: what it runs]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Sample COMMAND with perf, and draw what it did
+    /// Sample COMMAND with perf, and draw a flame graph
     #[arg(long, value_name = "OUT.svg", requires = "command")]
     pub flamegraph: Option<PathBuf>,
-    /// Tell what is done and why, and show the console (-vv, -vvv: tell more)
+    /// Say what is done and why, and show the console (-vv, -vvv: more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
-    /// What the default guest runs
+    /// Command that the default guest runs
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
-/// Something of the host's that a guest is given.
+/// A host path that the guest may access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPath {
-    /// Where it is.
+    /// The path on the host.
     pub path: PathBuf,
     /// What the guest may do with it.
     pub access: Access,
 }
 
 /// Reads a path that may end in `:ro` or `:rw`.
-fn given(unless_said: Access) -> impl TypedValueParser<Value = HostPath> {
+fn given(default: Access) -> impl TypedValueParser<Value = HostPath> {
     OsStringValueParser::new().map(move |text| {
         let bytes = text.as_bytes();
         let (path, access) = [(&b":ro"[..], Access::ReadOnly), (b":rw", Access::ReadWrite)]
             .into_iter()
             .find_map(|(end, access)| Some((bytes.strip_suffix(end)?, access)))
-            .unwrap_or((bytes, unless_said));
+            .unwrap_or((bytes, default));
         HostPath { path: OsStr::from_bytes(path).into(), access }
     })
 }
@@ -224,7 +224,7 @@ Examples:
   tally doctor
   tally doctor --json")]
 pub struct Doctor {
-    /// The same for machines: a list of {about, state, says, commands}
+    /// Print JSON: a list of {about, state, says, commands}
     #[arg(long)]
     pub json: bool,
 }
@@ -243,16 +243,16 @@ pub struct Check {
     /// The PMU that the guests see: amd, amd-legacy, intel or intel-v2
     #[arg(long, default_value = Choice::Auto.name(), value_parser = pmu(), hide_possible_values = true)]
     pub pmu: Choice,
-    /// How many of its counters they see [default: all that the host has free]
+    /// Number of counters that they see [default: all that the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
 }
 
-/// Answers a command line that is not to be carried out: with what was asked for (help, the version), or with one
-/// line that says what is wrong with it.
+/// Answers a command line that is not carried out: prints help or the version if that was asked for, or else one line
+/// with the mistake.
 pub fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Should standard output be closed, nobody reads it.
+        // An error means that standard output is closed.
         let _ = error.print();
         return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
     }
@@ -260,7 +260,7 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(FAILURE)
 }
 
-/// The first paragraph of what clap says; the rest repeats the usage.
+/// Returns the first paragraph of clap's message as one line; the rest repeats the usage.
 fn one_line(text: &str) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or(text);
     let words: Vec<&str> = paragraph.split_whitespace().collect();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_command_line_fits_one_line() {
+    fn a_mistake_in_a_command_line_is_one_line() {
         assert!(refusal(&["tally", "run", "--bogus"]).starts_with("unexpected argument '--bogus' found"));
         let unknown_pmu = refusal(&["tally", "run", "--pmu", "foo"]);
         assert!(
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_shared_to_be_read_and_a_disk_to_be_written_unless_it_says_otherwise() {
+    fn a_folder_is_read_only_and_a_disk_writable_by_default() {
         let arguments = ["tally", "run", "--share", "/a", "--share=b:rw", "--disk", "c:ro", "--disk", "d:x"];
         let cli = Cli::try_parse_from(arguments).unwrap();
         let Command::Run(run) = cli.command else { panic!("not run") };
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// The examples in a command's help, as the words that a shell makes of them, without pipes and redirections.
+    /// Returns the examples in a command's help, split into words as a shell does, without pipes and redirections.
     fn examples(command: &clap::Command) -> Vec<Vec<String>> {
         let help = command.clone().render_long_help().to_string();
         let lines = help.lines().filter_map(|line| line.strip_prefix("  tally "));

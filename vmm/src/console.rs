@@ -1,65 +1,66 @@
-//! What the serial port sends on its way out: bytes gathered into lines, and nothing that waits where it must not.
+//! Output of the guest's serial port: bytes are gathered into lines, and only a vCPU that prints ever waits for a
+//! reader.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
 
-use vmm_sys_util::timerfd::TimerFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
-/// How long a byte may wait for the rest of its line.
-const PATIENCE: Duration = Duration::from_millis(5);
-/// How much waits at most.
-const LONGEST: usize = 4096;
-/// How much of a hidden console is kept, to be shown should the guest die.
+/// Longest time that a byte waits for the rest of its line.
+const FLUSH_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// No time at all.
+const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Maximum number of bytes that wait.
+const MAX_WAITING: usize = 4096;
+/// Number of bytes of a hidden console that are kept, to be shown if the guest dies.
 const TAIL: usize = 8192;
-/// How much of that is shown: what a kernel prints when it panics, from its first line on.
+/// Number of lines of these that are shown: enough for what a kernel prints when it panics.
 const LAST_LINES: usize = 60;
 
-/// Goes off when bytes have waited long enough.
+/// Timer that expires when bytes have waited for [`FLUSH_AFTER`].
 pub struct FlushTimer {
-    fd: Mutex<TimerFd>,
-    /// Set while it runs, so that an output that is always busy does not put off its turn.
+    fd: OwnedFd,
+    /// True while the timer runs: it is not set again then, so that constant output does not delay it.
     armed: AtomicBool,
 }
 
 impl FlushTimer {
-    /// A timer that does not run.
+    /// Creates a timer, disarmed.
     pub fn new() -> io::Result<Self> {
-        let fd = TimerFd::new()?;
-        // SAFETY: the descriptor is open, and this command takes a number.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { fd: Mutex::new(fd), armed: AtomicBool::new(false) })
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { fd, armed: AtomicBool::new(false) })
     }
 
-    /// Starts it, unless it runs.
+    /// Starts the timer, unless it runs.
     pub fn arm(&self) {
-        if !self.armed.swap(true, Ordering::AcqRel) && self.fd().reset(PATIENCE, None).is_err() {
-            // Without a timer the bytes wait for their line's end.
+        let once = Itimerspec { it_interval: ZERO, it_value: FLUSH_AFTER };
+        if !self.armed.swap(true, Ordering::AcqRel)
+            && timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once).is_err()
+        {
+            // Without a timer the bytes wait for the end of their line.
             self.armed.store(false, Ordering::Release);
         }
     }
 
-    /// Takes note that it went off.
+    /// Records that the timer has expired.
     pub fn acknowledge(&self) {
         self.armed.store(false, Ordering::Release);
-        // Non-blocking: an error says that it has been started again meanwhile.
-        let _ = self.fd().wait();
-    }
-
-    fn fd(&self) -> MutexGuard<'_, TimerFd> {
-        self.fd.lock().unwrap_or_else(PoisonError::into_inner)
+        // Non-blocking: an error means that the timer has been started again.
+        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }
 }
 
 impl AsRawFd for FlushTimer {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd().as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -70,24 +71,24 @@ struct Buffer {
     timer: Arc<FlushTimer>,
 }
 
-/// Where the serial port's output goes. A clone is the same place.
+/// Destination of the serial port's output. Clones share it.
 #[derive(Clone)]
 pub struct Output(Arc<Mutex<Buffer>>);
 
 impl Output {
-    /// Output into a file, if there is one; `timer` is armed whenever bytes wait, and whoever sees it fire calls
-    /// [`Output::try_flush`].
+    /// Creates an output into a file, if there is one. `timer` is armed when bytes wait; when it expires, the event
+    /// loop calls [`Output::try_flush`].
     pub fn new(file: Option<File>, timer: Arc<FlushTimer>) -> Self {
         Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer })))
     }
 
-    /// Keeps the last of the output, for [`Output::tail`].
+    /// Keeps the last bytes of the output, for [`Output::tail`].
     pub fn keep_tail(&self) {
         self.buffer().tail = Some(VecDeque::with_capacity(TAIL));
     }
 
-    /// Writes out what waits, but never waits itself: a reader that takes nothing may stop a vCPU that prints, and must
-    /// not stop whoever would end the machine. Says whether it could.
+    /// Writes the waiting bytes, if that is possible without blocking, and returns true if it was. A reader that takes
+    /// nothing may block a vCPU that prints, but not the event loop, which can end the machine.
     pub fn try_flush(&self) -> bool {
         let mut buffer = match self.0.try_lock() {
             Ok(buffer) => buffer,
@@ -101,17 +102,17 @@ impl Output {
         true
     }
 
-    /// Writes out what waits, however long that takes.
+    /// Writes the waiting bytes, however long that takes.
     pub fn flush_all(&self) {
         self.buffer().write_out();
     }
 
-    /// The last lines of the output.
+    /// Returns the last lines of the output.
     pub fn tail(&self) -> String {
         let mut buffer = self.buffer();
         buffer.write_out();
         let bytes: Vec<u8> = buffer.tail.iter().flatten().copied().collect();
-        // What a guest says must do nothing to the terminal that it is shown on.
+        // A guest's control characters must not reach the terminal.
         let is_text = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
         let text: String = String::from_utf8_lossy(&bytes).chars().filter(is_text).collect();
         let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -131,25 +132,25 @@ impl Buffer {
             tail.drain(..excess);
         }
         if let Some(file) = &mut self.file {
-            // A console that nobody sees any more goes on for itself.
+            // An error means that nobody reads the console any more; the guest goes on.
             let _ = write_all(file, &self.waiting);
         }
         self.waiting.clear();
     }
 
-    /// Whether the file would take what waits; a pipe that can be written to takes as much as ever waits.
+    /// Returns true if the file takes the waiting bytes: a pipe that is ready takes [`MAX_WAITING`].
     fn has_room(&self) -> bool {
-        self.file.as_ref().is_none_or(|file| wait_for_room(file, 0))
+        self.file.as_ref().is_none_or(has_room)
     }
 }
 
-/// Writes everything, also where somebody made the file non-blocking.
+/// Writes all bytes, also to a file that somebody has made non-blocking.
 fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(wait_for_room(file, -1)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(wait_for_room(file, None)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -157,18 +158,21 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the file takes bytes within that many milliseconds; without end for -1.
-pub fn wait_for_room(file: &File, limit: libc::c_int) -> bool {
-    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: the one entry is valid.
-    unsafe { libc::poll(&raw mut poll, 1, limit) == 1 }
+/// Returns true if the file takes bytes now.
+pub fn has_room(file: &File) -> bool {
+    wait_for_room(file, Some(&ZERO))
+}
+
+/// Returns true if the file takes bytes before this timeout has passed.
+fn wait_for_room(file: &File, timeout: Option<&Timespec>) -> bool {
+    poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout) == Ok(1)
 }
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut buffer = self.buffer();
         buffer.waiting.extend_from_slice(bytes);
-        if bytes.contains(&b'\n') || buffer.waiting.len() >= LONGEST {
+        if bytes.contains(&b'\n') || buffer.waiting.len() >= MAX_WAITING {
             buffer.write_out();
         } else {
             buffer.timer.arm();
@@ -176,17 +180,15 @@ impl Write for Output {
         Ok(bytes.len())
     }
 
-    /// The port flushes after every byte; ours go out by the line.
+    /// Does nothing: the port flushes after every byte, but lines are written whole.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A new handle on one of the process' standard streams.
-pub fn standard_stream(stream: &impl AsRawFd) -> io::Result<File> {
-    // SAFETY: the descriptor is open as long as `stream` is borrowed.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(stream.as_raw_fd()) };
-    borrowed.try_clone_to_owned().map(File::from)
+/// Returns a duplicate of a standard stream.
+pub fn standard_stream(stream: &impl AsFd) -> io::Result<File> {
+    stream.as_fd().try_clone_to_owned().map(File::from)
 }
 
 #[cfg(test)]
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_out_with_their_line_or_when_asked() {
+    fn bytes_are_written_with_their_line_or_when_flushed() {
         let (mut output, file) = output();
         output.write_all(b"login:").unwrap();
         assert_eq!(fs::read(file.path()).unwrap(), b"");
@@ -217,7 +219,7 @@ mod tests {
         let (mut output, _file) = output();
         output.write_all(b"# ").unwrap();
         let timer = Arc::clone(&output.buffer().timer);
-        assert!(timer.fd().is_armed().unwrap());
+        assert_ne!(rustix::time::timerfd_gettime(&timer.fd).unwrap().it_value, ZERO);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a running VM tells others who ask, and does for them, over a unix socket: where that is ([`place`]), in which words
-//! ([`message`]), who answers ([`serve`]) and who asks ([`client`]).
+//! A running VM's control socket, a unix socket by which other commands look at the VM and change it: where the sockets
+//! are ([`place`]), the protocol ([`message`]), the server in the VM ([`serve`]) and the clients ([`client`]).
 
 pub mod client;
 pub mod message;
@@ -18,12 +18,12 @@ use self::place::{Place, PlaceError, Socket};
 /// The socket of this process, while it has one.
 static SOCKET: Mutex<Option<Socket>> = Mutex::new(None);
 
-/// While it lives, others find this VM.
+/// The VM's control socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Control(());
 
 impl Control {
-    /// Lets others find the VM that this process runs. If they cannot, the guest runs all the same.
+    /// Creates the control socket and serves it. If that fails, the guest runs all the same.
     pub fn open(machine: impl Machine) -> Self {
         match open(machine) {
             Ok(()) => {}
@@ -46,9 +46,9 @@ impl Drop for Control {
     }
 }
 
-/// Nobody finds this process any more: it ends.
+/// Removes the control socket when the process ends.
 pub fn close() {
-    // A thread that panics while it has the lock, which does nothing that could, must not wait for itself.
+    // The panic hook calls this too: a thread that panics while it has the lock must not wait for itself.
     if let Ok(mut socket) = SOCKET.try_lock() {
         socket.take();
     }

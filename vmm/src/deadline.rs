@@ -1,17 +1,17 @@
-//! Connections whose other end has only so much time for all that it has to do. The kernel's timeouts are for one call each:
-//! who sends a byte now and then never runs into them.
+//! Connections with a deadline for the whole exchange. The kernel's timeouts are for one call each: a peer that sends a
+//! byte now and then never exceeds them.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// So much is written at once: of more the kernel would wait for each part anew.
-const PIECE: usize = 16 << 10;
+/// Most bytes of one write: within a larger one, the kernel's timeout would begin anew for each part.
+const CHUNK: usize = 16 << 10;
 
-/// A connection, whose calls can be given a timeout.
+/// A connection whose reads and writes can have a timeout.
 pub trait Timed: Read + Write {
-    /// Reads and writes give up after this.
+    /// Sets the timeout of one read or write.
     fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
 }
 
@@ -35,7 +35,7 @@ impl<S: Timed + ?Sized> Timed for Box<S> {
     }
 }
 
-/// A connection with a deadline, after which nothing is read or written any more.
+/// A connection with a deadline, after which reads and writes fail with [`ErrorKind::TimedOut`].
 #[derive(Debug)]
 pub struct Deadlined<S> {
     stream: S,
@@ -43,17 +43,17 @@ pub struct Deadlined<S> {
 }
 
 impl<S: Timed> Deadlined<S> {
-    /// Until then.
+    /// Sets the deadline of a connection.
     pub fn new(stream: S, end: Instant) -> Self {
         Self { stream, end }
     }
 
-    /// Gives the other end so much time from now on.
-    pub fn allow(&mut self, patience: Duration) {
-        self.end = Instant::now() + patience;
+    /// Moves the deadline to this time from now.
+    pub fn allow(&mut self, time: Duration) {
+        self.end = Instant::now() + time;
     }
 
-    /// Does it, unless the time is over before it is done.
+    /// Repeats a read or write until it succeeds or the deadline has passed.
     fn in_time(&mut self, mut act: impl FnMut(&mut S) -> io::Result<usize>) -> io::Result<usize> {
         loop {
             let left = self.end.saturating_duration_since(Instant::now());
@@ -77,8 +77,8 @@ impl<S: Timed> Read for Deadlined<S> {
 
 impl<S: Timed> Write for Deadlined<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let piece = &bytes[..bytes.len().min(PIECE)];
-        self.in_time(|stream| stream.write(piece))
+        let chunk = &bytes[..bytes.len().min(CHUNK)];
+        self.in_time(|stream| stream.write(chunk))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -95,10 +95,10 @@ mod tests {
     const LONG: Duration = Duration::from_hours(1);
 
     #[test]
-    fn who_sends_a_byte_now_and_then_runs_into_the_deadline() {
+    fn a_peer_that_sends_a_byte_now_and_then_exceeds_the_deadline() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let dripping = thread::spawn(move || {
-            // All this takes far longer than there is time for.
+            // All this takes far longer than the deadline allows.
             for _ in 0..100 {
                 thread::sleep(SHORT / 5);
                 if theirs.write_all(b"x").is_err() {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_nothing_runs_into_the_deadline() {
+    fn a_peer_that_reads_nothing_exceeds_the_deadline() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut ours = Deadlined::new(ours, Instant::now() + SHORT);
         let error = ours.write_all(&vec![0; 16 << 20]).unwrap_err();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn more_time_can_be_given() {
+    fn a_deadline_can_be_moved() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"x").unwrap();
         let mut ours = Deadlined::new(ours, Instant::now());

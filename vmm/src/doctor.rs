@@ -1,5 +1,5 @@
-//! `tally doctor`: what this host can do, one line a fact, and for what it cannot the command that mends it. The last fact
-//! is the verdict.
+//! `tally doctor`: prints what this host can do, one fact per line, with the command that fixes what it cannot. The
+//! last fact is the verdict.
 
 mod built;
 mod holders;
@@ -19,7 +19,7 @@ use crate::lab;
 
 pub use holders::holders;
 
-/// Examines the host and prints what was found.
+/// `tally doctor`: examines the host and prints the facts.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     let mut facts: Vec<Fact> = [
         host::facts(),
@@ -40,22 +40,23 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
             writeln!(out, "{fact}")?;
         }
     }
-    let is_well = facts.iter().all(|fact| fact.state != State::Bad);
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_good = facts.iter().all(|fact| fact.state != State::Bad);
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where guests run if not here.
+/// Verdict where no Linux guest runs.
 const NOT_HERE: &str = if lab::IS_HERE {
     "Linux guests run only in the lab: `tally lab run -- perf stat true`"
 } else {
     "no guests run here"
 };
+/// Verdict where Linux guests run without a PMU.
 const WITHOUT: &str = "Linux guests run here, but without a PMU until what is BAD above is mended";
-/// Where they have a PMU if not here.
+/// Where guests have a PMU, after [`WITHOUT`].
 const WITH_ONE: &str =
     if lab::IS_HERE { "; with one in the lab: `tally lab run -- perf stat true`" } else { "" };
 
-/// What all of it comes to.
+/// Returns the verdict on these facts.
 fn verdict(facts: &[Fact]) -> Fact {
     let about = "verdict";
     let is_bad =
@@ -74,9 +75,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verdict_is_what_the_facts_come_to() {
-        let well = Fact::good(kvm::ABOUT, "");
-        let says = |fact: Fact| verdict(&[well.clone(), fact]).says;
+    fn the_verdict_follows_from_the_bad_facts() {
+        let good = Fact::good(kvm::ABOUT, "");
+        let says = |fact: Fact| verdict(&[good.clone(), fact]).says;
         assert!(says(Fact::note("watchdog", "")).starts_with("Linux guests with a PMU run here"));
         assert!(says(Fact::bad("pmu", "")).starts_with("Linux guests run here, but without a PMU"));
         for about in [kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX] {

@@ -1,4 +1,4 @@
-//! How a run ends, and how whoever sees it come says so.
+//! Why a run ends, and how threads report that to the event loop.
 
 use std::fmt;
 use std::io;
@@ -8,16 +8,16 @@ use devices::End;
 use tally_machine::Failure;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Why the machine stops.
+/// Why the machine ends.
 #[derive(Debug)]
 pub enum Ending {
-    /// The guest asked for it.
+    /// The guest has switched itself off, reset itself, or written to the debug exit.
     Guest(End),
-    /// A vCPU could not go on.
+    /// A vCPU cannot go on.
     Failed(Failure),
     /// The command has ended with this status.
     Command(u8),
-    /// The guest's agent cannot go on, for this reason.
+    /// The guest's agent has failed, for this reason.
     Agent(String),
     /// The command's output cannot be written.
     Output(io::Error),
@@ -43,7 +43,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How other threads tell the loop that the machine has ended.
+/// Channel by which other threads report the machine's end to the loop.
 #[derive(Debug)]
 pub struct Reporter {
     endings: Sender<Ending>,
@@ -51,14 +51,14 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Reports to who receives these and is woken by that.
+    /// Creates a reporter to the receiver of `endings`, which `wake` wakes.
     pub fn new(endings: Sender<Ending>, wake: EventFd) -> Self {
         Self { endings, wake }
     }
 
-    /// Reports an ending; only the first counts.
+    /// Reports an ending. Only the first counts.
     pub fn report(&self, ending: Ending) {
-        // The loop is gone only when an ending was reported already.
+        // The loop is gone only after an ending was reported.
         let _ = self.endings.send(ending);
         let _ = self.wake.write(1);
     }

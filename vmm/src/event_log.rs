@@ -1,7 +1,8 @@
-//! The event log of a run: everything that happens to the guest's counters, in a file that costs the guest little.
+//! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show`]): a header,
-//! then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are perf's.
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show`]): a
+//! header, then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are
+//! perf's.
 
 mod read;
 mod record;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
 use tally_machine::Journal;
 use tally_machine::pmu::Pmu;
 use vpmu::event::Selection;
@@ -24,42 +26,42 @@ use vpmu::journal::Entry;
 use vpmu::notice::Notice;
 
 use crate::stderr;
-pub use record::LONGEST_TEXT;
+pub use record::MAX_TEXT;
 use record::{Header, Place, What};
 pub use show::{Part, show};
 use write::Writer;
 
-/// The log of a machine that runs. All threads write into it.
+/// The event log of a running machine. All threads write into it.
 pub struct EventLog {
     path: PathBuf,
     began: Duration,
     writer: Mutex<Writer<File>>,
 }
 
-/// A vCPU's way into the log.
+/// A vCPU's access to the event log.
 pub struct VcpuLog {
     log: Arc<EventLog>,
     vcpu: u8,
-    /// Its PMU, which has its own words for events.
+    /// The vCPU's PMU, which names events.
     pmu: Pmu,
 }
 
-/// What was logged is not all in the file.
+/// Not all that was logged is in the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {what}: {cause}")]
 pub struct Error {
     path: String,
     what: Missing,
-    /// What the host said when it was last written.
+    /// Error of the last write.
     cause: String,
 }
 
-/// What is not there.
+/// What is missing in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
-    /// What waits to be written.
+    /// Records that wait to be written.
     NotYet,
-    /// So many records, for good.
+    /// This number of records, for good.
     Lost(u64),
 }
 
@@ -74,23 +76,23 @@ impl Display for Missing {
 }
 
 impl EventLog {
-    /// Makes the file anew. Should there be no room in it, the user is told, and the guest runs all the same.
+    /// Creates the file, or empties it. If it cannot be written, the user is told, and the guest runs all the same.
     pub fn create(path: &Path) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = monotonic();
         let writer = Writer::new(File::create(path)?, &Header { wall, monotonic: began });
         let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
-        // Who reads it while the guest runs finds a log, and who has no room for one learns that at once.
+        // Writes the header now: a reader finds a log from the beginning, and a full disk is reported at once.
         let _ = log.flush();
         Ok(log)
     }
 
-    /// Logs what the user is told that concerns the counters.
+    /// Logs a message about the counters that the user is shown.
     pub fn say(&self, text: &str) {
         self.with(|writer, now| writer.add(now, Place::default(), &What::Said(text)));
     }
 
-    /// Puts in a record of the user's own, and writes everything out.
+    /// Logs the user's note, and flushes the log.
     pub fn note(&self, text: &str) -> Result<(), Error> {
         self.with(|writer, now| {
             writer.add(now, Place::default(), &What::Note(text));
@@ -99,17 +101,17 @@ impl EventLog {
         .map_err(|lost| self.error(lost))
     }
 
-    /// Writes everything out. What could not be written since this was last asked is an error.
+    /// Writes all records to the file. Records lost since the last call are an error.
     pub fn flush(&self) -> Result<(), Error> {
         self.with(Writer::flush).map_err(|lost| self.error(lost))
     }
 
-    /// The machine has come to this end: writes everything out, and takes no more. Whatever was lost is an error.
+    /// Logs how the machine ended, flushes the log and closes it to further records. Any lost record is an error.
     pub fn end(&self, how: &dyn Display) -> Result<(), Error> {
         self.with(|writer, now| writer.end(now, how)).map_err(|lost| self.error(lost))
     }
 
-    /// Writes out what can be had: this thread may be the one that has the log.
+    /// Flushes the log before the process ends suddenly, unless it is locked: this thread may hold the lock.
     pub fn rescue(&self) {
         if let Ok(mut writer) = self.writer.try_lock() {
             let _ = writer.flush(self.now());
@@ -120,7 +122,8 @@ impl EventLog {
         monotonic().saturating_sub(self.began)
     }
 
-    /// The time is taken with the log in hand, so that it never goes back from one record to the next.
+    /// Works on the log at the current time. The time is taken under the lock, so that it never decreases from record
+    /// to record.
     fn with<T>(&self, work: impl FnOnce(&mut Writer<File>, Duration) -> T) -> T {
         let mut writer: MutexGuard<_> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let result = work(&mut writer, self.now());
@@ -139,7 +142,7 @@ impl EventLog {
 }
 
 impl VcpuLog {
-    /// That of this vCPU.
+    /// Returns a vCPU's access to the log.
     pub fn new(log: Arc<EventLog>, vcpu: u8, pmu: Pmu) -> Self {
         Self { log, vcpu, pmu }
     }
@@ -157,7 +160,7 @@ impl Journal for VcpuLog {
     }
 }
 
-/// An entry as the log has it.
+/// Returns a journal entry as a record's content.
 fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
     match *entry {
         Entry::Configured { counter, selection: Some(event), interrupts } => {
@@ -182,13 +185,9 @@ fn number(counter: usize) -> u8 {
     u8::try_from(counter).expect("a vCPU has at most 64 counters")
 }
 
-/// The host's `CLOCK_MONOTONIC`, which other programs on it have too.
+/// Returns the host's `CLOCK_MONOTONIC`, with which other programs can compare.
 fn monotonic() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer, and this clock is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    let whole = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or_default());
-    whole + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or_default())
+    clock_gettime(ClockId::Monotonic).try_into().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -196,14 +195,14 @@ mod tests {
     use super::read::Reader;
     use super::*;
 
-    /// The records of a file, in words and without their times.
+    /// Returns the records of a file as text, without their times.
     fn shown(path: &Path) -> Vec<String> {
         let (_, records) = Reader::new(File::open(path).unwrap()).unwrap();
         records.map(|record| record.unwrap()).map(|record| record.what.to_string()).collect()
     }
 
     #[test]
-    fn a_note_is_in_the_file_at_once_and_what_is_said_when_it_is_flushed() {
+    fn a_note_is_in_the_file_at_once_and_a_message_when_it_is_flushed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let log = EventLog::create(&path).unwrap();
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_whenever_somebody_asks_and_at_the_end() {
+    fn a_full_disk_is_an_error_at_each_flush_and_at_the_end() {
         let log = EventLog::create(Path::new("/dev/full")).unwrap();
         let full = "No space left on device (os error 28)";
         for _ in 0..2 {
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_in_the_guests_words() {
+    fn events_are_named_as_the_guests_perf_does() {
         use vpmu::event::{Event, Filter, Meaning, Scope};
         let words = |selection: Selection| selection.to_string();
         let selection = Some(Selection {

@@ -1,4 +1,4 @@
-//! The one event loop, on the main thread: the user's input, signals, console output that waits, vCPUs that ended.
+//! The event loop on the main thread: the user's input, signals, the console's flush timer, and the ends of vCPUs.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use devices::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use rustix::io::Errno;
+use rustix::stdio::stdin;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::agent::Handle;
@@ -18,7 +20,7 @@ use crate::terminal::{self, Escape, TYPE_AHEAD};
 
 type Subscriber = Box<dyn MutEventSubscriber>;
 
-/// The loop. Everything it waits for is added first.
+/// The event loop. All that it waits for is added before it runs.
 pub struct EventLoop {
     manager: EventManager<Subscriber>,
     endings: Receiver<Ending>,
@@ -42,7 +44,7 @@ fn manager_failed(what: &'static str) -> impl Fn(event_manager::Error) -> LoopEr
 }
 
 impl EventLoop {
-    /// A loop that waits for nothing yet.
+    /// Creates a loop that waits for nothing yet.
     pub fn new() -> Result<Self, LoopError> {
         let (sender, endings) = std::sync::mpsc::channel();
         let manager = EventManager::new().map_err(manager_failed("make the event loop"))?;
@@ -53,25 +55,25 @@ impl EventLoop {
         self.manager.add_subscriber(Box::new(subscriber));
     }
 
-    /// Something for another thread to report by.
+    /// Returns a reporter for another thread.
     pub fn reporter(&mut self) -> Result<Reporter, LoopError> {
         let wake = EventFd::new(libc::EFD_NONBLOCK).map_err(failed("make an eventfd"))?;
         self.add(Wake(wake.try_clone().map_err(failed("copy an eventfd"))?));
         Ok(Reporter::new(self.sender.clone(), wake))
     }
 
-    /// Ends when one of the signals arrives, unless the agent passes it on to the command.
+    /// Adds signals: one that arrives ends the loop, unless the agent passes it on to the command.
     pub fn add_signals(&mut self, signals: Signals, agent: Option<Handle>) {
         let endings = self.sender.clone();
         self.add(SignalArrives { signals, endings, agent });
     }
 
-    /// Flushes the console's output when its timer fires.
+    /// Adds the console's output: it is flushed when its timer expires.
     pub fn add_output(&mut self, timer: Arc<FlushTimer>, output: Output) {
         self.add(FlushDue { timer, output });
     }
 
-    /// Feeds standard input to a serial port; `room` says when the port has taken what it was given.
+    /// Adds standard input, which goes to a serial port. `room` is signalled when the port has room again.
     pub fn add_input(&mut self, serial: Serial, room: EventFd) {
         let endings = self.sender.clone();
         let escape = io::stdin().is_terminal().then(Escape::default);
@@ -80,7 +82,7 @@ impl EventLoop {
         self.add(input);
     }
 
-    /// Runs until there is an ending.
+    /// Runs until an ending is reported.
     pub fn run(&mut self) -> Result<Ending, LoopError> {
         loop {
             if let Ok(ending) = self.endings.try_recv() {
@@ -95,12 +97,12 @@ fn watch(ops: &mut EventOps, fd: RawFd) -> bool {
     ops.add(Events::new_raw(fd, EventSet::IN)).is_ok()
 }
 
-/// Brings the loop round to look at the endings.
+/// Wakes the loop to look at the endings.
 struct Wake(EventFd);
 
 impl MutEventSubscriber for Wake {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        // Non-blocking: an error says that it was read already.
+        // Non-blocking: an error means that it was read already.
         let _ = self.0.read();
     }
 
@@ -164,16 +166,16 @@ impl MutEventSubscriber for FlushDue {
     }
 }
 
-/// What can be known of standard input.
+/// State of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stdin {
     /// The loop waits for it.
     Watched,
-    /// The guest has not taken what came before.
+    /// The guest has not taken all input: no more is read.
     Held,
-    /// A plain file, which is always ready and cannot be waited for.
+    /// A regular file, which is always ready and cannot be waited for.
     File,
-    /// It has ended.
+    /// Standard input has ended.
     Ended,
 }
 
@@ -181,7 +183,7 @@ struct Input {
     serial: Serial,
     room: EventFd,
     endings: Sender<Ending>,
-    /// For what a person types; a file or a pipe has no keys.
+    /// Finds Ctrl-A X in what a person types; none if standard input is no terminal.
     escape: Option<Escape>,
     waiting: VecDeque<u8>,
     stdin: Stdin,
@@ -190,9 +192,7 @@ struct Input {
 impl Input {
     fn read(&mut self, ops: &mut EventOps) {
         let mut typed = [0; 64];
-        // SAFETY: the buffer is valid for its length.
-        let count = unsafe { libc::read(libc::STDIN_FILENO, typed.as_mut_ptr().cast(), typed.len()) };
-        match usize::try_from(count) {
+        match rustix::io::read(stdin(), &mut typed) {
             Ok(0) => self.end(ops),
             Ok(count) => {
                 let typed = &typed[..count];
@@ -206,11 +206,9 @@ impl Input {
                 }
                 self.waiting.truncate(TYPE_AHEAD);
             }
-            Err(_) => match io::Error::last_os_error().kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
-                // The terminal is gone: what the user says next comes as a signal.
-                _ => self.end(ops),
-            },
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // The terminal is gone, which also sends a signal.
+            Err(_) => self.end(ops),
         }
     }
 
@@ -221,12 +219,12 @@ impl Input {
 
     fn unwatch(&mut self, ops: &mut EventOps) {
         if self.stdin == Stdin::Watched {
-            // It was added, so it can be removed.
+            // This cannot fail: the descriptor was added.
             let _ = ops.remove(Events::empty_raw(libc::STDIN_FILENO));
         }
     }
 
-    /// Gives the port what waits, and, unless somebody types, reads on only when all of it was taken.
+    /// Gives the waiting input to the port. Unless a person types, more is read only when the port has taken all of it.
     fn pump(&mut self, ops: &mut EventOps) {
         loop {
             while !self.waiting.is_empty() {
@@ -255,7 +253,7 @@ impl Input {
 impl MutEventSubscriber for Input {
     fn process(&mut self, events: Events, ops: &mut EventOps) {
         if events.fd() == self.room.as_raw_fd() {
-            // Non-blocking: an error says that it was read already.
+            // Non-blocking: an error means that it was read already.
             let _ = self.room.read();
         } else {
             self.read(ops);

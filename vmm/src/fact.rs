@@ -1,48 +1,48 @@
-//! One thing that is so.
+//! A fact about the host.
 
 use std::{fmt, fs};
 
 use serde_json::{Value, json};
 
-/// What it means for guests.
+/// What a fact means for guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// All is well.
+    /// The host has what guests need.
     Good,
-    /// It keeps something from working.
+    /// It keeps guests or their counters from working.
     Bad,
-    /// It is good to know.
+    /// It is for information.
     Note,
 }
 
-/// Something that is so. Commands in what it says stand between backticks.
+/// A fact about the host. Commands in its text stand between backticks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// What it means.
+    /// What the fact means.
     pub state: State,
-    /// What it is about, in a word.
+    /// Subject of the fact, in a word.
     pub about: &'static str,
-    /// What is so.
+    /// Text of the fact.
     pub says: String,
 }
 
 impl Fact {
-    /// One that lets guests run.
+    /// Returns a fact that lets guests run.
     pub fn good(about: &'static str, says: impl Into<String>) -> Self {
         Self { state: State::Good, about, says: says.into() }
     }
 
-    /// One that does not.
+    /// Returns a fact that keeps guests or their counters from working.
     pub fn bad(about: &'static str, says: impl Into<String>) -> Self {
         Self { state: State::Bad, about, says: says.into() }
     }
 
-    /// One that is good to know.
+    /// Returns a fact for information.
     pub fn note(about: &'static str, says: impl Into<String>) -> Self {
         Self { state: State::Note, about, says: says.into() }
     }
 
-    /// For machines.
+    /// Returns the fact as `--json` prints it.
     pub fn json(&self) -> Value {
         let state = match self.state {
             State::Good => "good",
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_find_the_commands() {
+    fn json_lists_the_commands() {
         let fact = Fact::bad("perf", "it is forbidden: `sudo sysctl a=1`, or `sudo setcap b tally`");
         let json = fact.json();
         assert_eq!(json["commands"], json!(["sudo sysctl a=1", "sudo setcap b tally"]));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_is_bad() {
+    fn a_bad_fact_is_marked() {
         assert_eq!(Fact::bad("kvm", "absent").to_string(), "BAD kvm         absent");
     }
 }

@@ -1,6 +1,6 @@
-//! `tally run --flamegraph`: the command runs under `perf record` in the guest, and what perf saw becomes a picture here.
+//! `tally run --flamegraph`: runs the command under `perf record` in the guest, and draws perf's samples on the host.
 //!
-//! The guest's text is not to be trusted: it is folded while it comes, line by line, whatever it says ([`fold`]).
+//! The guest's report is untrusted: it is folded line by line as it arrives, in bounded memory ([`fold`]).
 
 mod fold;
 mod place;
@@ -20,11 +20,11 @@ use log::warn;
 use fold::{Stacks, fold};
 use place::Place;
 
-/// Runs the command as `$@` under perf and sends every sample's stack to the report's port. The status is the command's, and
-/// so are all errors: a command that is not there is told as the agent tells it, what cannot be run the shell complains of,
-/// and it says nothing of a command that was killed. A signal that breaks the command off, and that its whole group gets,
-/// leaves the shell to send what perf saw until then. Perf that is interrupted ends the command with a
-/// SIGTERM of its own, which is not to be seen.
+/// Shell script that runs the command `$@` under perf and sends every sample's stack to the report's port. The status
+/// and all errors are the command's: a missing command is reported as the agent does, one that cannot be run by the
+/// shell, and the shell is silent about a command that was killed. The shell survives a signal to its process group
+/// that ends the command, and sends what perf has sampled until then. An interrupted perf ends the command with a
+/// SIGTERM of its own: its status is replaced by the interrupt's.
 const WRAPPER: &str = "which \"$1\" >/dev/null || {
 	[ ! -e \"$1\" ] || exec \"$@\"
 	printf '%s: command not found\\n' \"$1\" >&2
@@ -38,30 +38,30 @@ status=$?
 [ $status -ne 143 ] || status=${interrupted:-143}
 perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5
 exit $status";
-/// How many letters fit above a picture.
-const LONGEST_TITLE: usize = 110;
+/// Number of letters that fit above a picture.
+const MAX_TITLE: usize = 110;
 
-/// The command that a guest is given instead of this one.
+/// Returns the command that the guest runs instead of this one.
 pub fn wrap(command: &[OsString]) -> Vec<OsString> {
     ["sh", "-c", WRAPPER, "tally"].into_iter().map(OsString::from).chain(command.iter().cloned()).collect()
 }
 
-/// A picture in the making. Unless it is finished, nothing is left of it.
+/// A flame graph that is being made. Unless it is finished, no file is left.
 pub struct FlameGraph {
     path: PathBuf,
     place: Place,
-    /// Folds the report.
+    /// Thread that folds the report.
     folding: Option<JoinHandle<io::Result<Stacks>>>,
 }
 
 impl FlameGraph {
-    /// A picture that will be that file.
+    /// Prepares a flame graph in this file.
     pub fn new(path: &Path) -> Result<Self> {
         let place = Place::new(path).with_context(|| format!("--flamegraph {}", path.display()))?;
         Ok(Self { path: path.to_owned(), place, folding: None })
     }
 
-    /// Where the guest's report goes.
+    /// Returns the file into which the guest's report goes, and starts the thread that folds it.
     pub fn report(&mut self) -> io::Result<File> {
         let (reader, writer) = io::pipe()?;
         let fold = move || fold(BufReader::new(reader));
@@ -69,7 +69,7 @@ impl FlameGraph {
         Ok(OwnedFd::from(writer).into())
     }
 
-    /// Draws what the report says, which has to have ended.
+    /// Draws the flame graph. The report has to have ended.
     pub fn finish(self, command: &[OsString]) -> Result<()> {
         let folded = self.folding.map(|folding| folding.join().expect("a panic ends the process"));
         let Stacks { counts, left_out, .. } =
@@ -89,7 +89,8 @@ impl FlameGraph {
         let mut options = Options::default();
         options.title = title(command);
         options.subtitle = Some(format!("{count} samples"));
-        // It gives the kernel's frames a colour of their own; the same function has the same one in every picture.
+        // This palette has a colour of its own for the kernel's frames, and `hash` gives a function the same colour in
+        // each picture.
         options.colors = Palette::Multi(MultiPalette::Java);
         options.hash = true;
         let lines: Vec<String> =
@@ -100,11 +101,11 @@ impl FlameGraph {
     }
 }
 
-/// The command, as far as there is room for it.
+/// Returns the command, cut to the room that there is for it.
 fn title(command: &[OsString]) -> String {
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let mut title = words.join(" ").replace(char::is_control, " ");
-    if let Some((end, _)) = title.char_indices().nth(LONGEST_TITLE) {
+    if let Some((end, _)) = title.char_indices().nth(MAX_TITLE) {
         title.truncate(end);
         title.push('\u{2026}');
     }
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn a_long_command_is_cut_to_fit_above_the_picture() {
         assert_eq!(title(&["a;".into(), "b\nc".into()]), "a; b c");
-        assert_eq!(title(&["\u{e4}".repeat(500).into()]), "\u{e4}".repeat(LONGEST_TITLE) + "\u{2026}");
+        assert_eq!(title(&["\u{e4}".repeat(500).into()]), "\u{e4}".repeat(MAX_TITLE) + "\u{2026}");
     }
 
     #[test]

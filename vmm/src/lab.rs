@@ -1,4 +1,5 @@
-//! `tally lab` and `tally bench`: run the program `tally-lab`, as git runs its subcommands. The product does not depend on its tests.
+//! `tally lab` and `tally bench`: execute the program `tally-lab`, as git does with its subcommands. So `tally` does
+//! not depend on the lab.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,12 +12,13 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tally-lab";
 
-/// Whether there is a lab for machines like this one, and programs that `tally check` runs.
+/// True if this architecture has a lab, and programs that `tally check` runs.
 pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
-/// Behind what keeps Linux from running here: where it does.
+/// Advice after the reason why Linux does not run here.
 pub const RUNS_IT: &str = if IS_HERE { ": `tally lab run` runs it on a simulated host" } else { "" };
 
-/// Becomes `tally-lab` with this command of its, found beside this program or else in `PATH`.
+/// Executes `tally-lab` with this subcommand in place of this process. It is looked for beside this program, then in
+/// `PATH`.
 pub fn run(command: &[&str], arguments: &[OsString]) -> Result<ExitCode> {
     let program = beside_us().unwrap_or_else(|| PROGRAM.into());
     let error = Command::new(&program).args(command).args(arguments).exec();

@@ -1,8 +1,9 @@
-//! What Tally tells while it works. All of it is said with the macros of the crate `log`, and comes out here: on standard
-//! error what matters, with `-v` and `RUST_LOG` more, and in the event log of `--pmu-log` what concerns the guest's counters.
+//! Logging. Messages come from the macros of the crate `log`. They are printed on standard error, more of them with
+//! `-v` and `RUST_LOG`; those about the guest's counters also go into the event log of `--pmu-log`.
 //!
-//! Warnings are for what a user has to know though nobody asked; `info` (`-v`) is what Tally does and why, once or a few
-//! times in a run; `debug` (`-vv`) what it does now and then; `trace` (`-vvv`) every access to the PMU's registers.
+//! Levels: `warn` is for what a user has to know without asking; `info` (`-v`) for what Tally does and why, once or a
+//! few times in a run; `debug` (`-vv`) for what it does now and then; `trace` (`-vvv`) for every access to the PMU's
+//! registers.
 
 use std::env;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use tally_machine::target::COUNTERS;
 use crate::event_log::EventLog;
 use crate::stderr;
 
-/// How detailed the counters' own log is.
+/// Most detailed level that goes into the event log.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
 
-/// The crates that `-v` is about. What others have to say is for those who ask for it: a guest can make them say a lot.
+/// Crates whose messages `-v` shows. Those of other crates are shown only if `RUST_LOG` names them: a guest can cause
+/// many of them.
 const OURS: [&str; 4] = ["tally", "vpmu", "devices", "guest_images"];
-/// Says in more detail what is shown: `tally::pmu=trace,vpmu=debug`.
+/// Environment variable that adds messages by target: `tally::pmu=trace,vpmu=debug`.
 pub const VARIABLE: &str = "RUST_LOG";
 
 struct Logger {
@@ -28,7 +30,7 @@ struct Logger {
     counters: Option<Arc<EventLog>>,
 }
 
-/// Begins to tell, in such detail; `counters` is the log of what happens to the guest's counters.
+/// Installs the logger. `verbosity` is the number of `-v`; `counters` is the event log.
 ///
 /// # Panics
 /// If it is called twice.
@@ -37,20 +39,20 @@ pub fn begin(verbosity: u8, counters: Option<Arc<EventLog>>) {
     let (shown, mistake) = Shown::new(verbosity, &variable);
     let most = if counters.is_some() { COUNTERS_LEVEL } else { LevelFilter::Off };
     log::set_max_level(shown.level().max(most));
-    log::set_boxed_logger(Box::new(Logger { shown, counters })).expect("nobody else tells anything");
+    log::set_boxed_logger(Box::new(Logger { shown, counters })).expect("no other logger is installed");
     if let Some(mistake) = mistake {
         warn!("{VARIABLE}: {mistake}");
     }
 }
 
-/// What is shown on standard error: what the options say, and what the variable adds.
+/// Filters for standard error: that of the options, and that of [`VARIABLE`], which adds to it.
 struct Shown {
     options: Filter,
     variable: Filter,
 }
 
 impl Shown {
-    /// That, and what is wrong with the variable.
+    /// Creates the filters. Also returns the mistake in the variable, if there is one.
     fn new(verbosity: u8, variable: &str) -> (Self, Option<ParseError>) {
         let level = match verbosity {
             0 => LevelFilter::Warn,
@@ -67,7 +69,7 @@ impl Shown {
         (Self { options: options.build(), variable: named.build() }, mistake)
     }
 
-    /// The most that it can show.
+    /// Returns the most detailed level that can be shown.
     fn level(&self) -> LevelFilter {
         self.options.filter().max(self.variable.filter())
     }
@@ -82,7 +84,7 @@ impl Shown {
 }
 
 impl Logger {
-    /// The log that a record belongs into.
+    /// Returns the event log, if this record goes into it.
     fn log_of(&self, metadata: &Metadata) -> Option<&EventLog> {
         let is_counters = metadata.target() == COUNTERS && metadata.level() <= COUNTERS_LEVEL;
         self.counters.as_deref().filter(|_| is_counters)
@@ -95,7 +97,7 @@ impl log::Log for Logger {
     }
 
     fn log(&self, record: &Record) {
-        let line = format!("{}{}", speaker(thread::current().name()), record.args());
+        let line = format!("{}{}", prefix(thread::current().name()), record.args());
         if self.shown.matches(record) {
             stderr::say(&line);
         }
@@ -104,7 +106,7 @@ impl log::Log for Logger {
         }
     }
 
-    /// Before this process ends all of a sudden.
+    /// Flushes the event log before the process ends suddenly.
     fn flush(&self) {
         if let Some(log) = &self.counters {
             log.rescue();
@@ -112,8 +114,8 @@ impl log::Log for Logger {
     }
 }
 
-/// Whose line it is, by the name of the thread: a vCPU's or a device's. The main thread's lines are the program's.
-fn speaker(thread: Option<&str>) -> String {
+/// Returns a prefix that names a vCPU's or a device's thread. The main thread has none.
+fn prefix(thread: Option<&str>) -> String {
     match thread {
         None | Some("main") => String::new(),
         Some(name) => match name.strip_prefix("vcpu") {
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn each_v_shows_more() {
+    fn each_v_shows_one_more_level() {
         let levels = [Level::Warn, Level::Info, Level::Debug, Level::Trace];
         for (verbosity, shown) in [(0, 1), (1, 2), (2, 3), (3, 4), (9, 4)] {
             let seen = levels.iter().filter(|level| shows(verbosity, "", "tally::run", **level)).count();
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_cannot_make_a_library_talk() {
+    fn messages_of_libraries_are_not_shown() {
         assert!(!shows(3, "", "virtio_queue::queue", Level::Error));
     }
 
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_in_the_variable_costs_nothing_but_what_it_asks_for() {
+    fn a_mistake_in_the_variable_leaves_the_options_in_force() {
         let (_, mistake) = Shown::new(0, "tally=loud");
         assert!(mistake.unwrap().to_string().contains("loud"));
         assert!(shows(1, "tally=loud", "tally::run", Level::Info));
@@ -172,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_whose_it_is() {
-        assert_eq!(speaker(Some("vcpu2")), "vCPU 2: ");
-        assert_eq!(speaker(Some("virtio-blk")), "virtio-blk: ");
-        assert_eq!(speaker(Some("main")), "");
+    fn a_line_names_its_thread() {
+        assert_eq!(prefix(Some("vcpu2")), "vCPU 2: ");
+        assert_eq!(prefix(Some("virtio-blk")), "virtio-blk: ");
+        assert_eq!(prefix(Some("main")), "");
     }
 }

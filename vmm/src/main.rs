@@ -1,8 +1,9 @@
 //! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
 //!
-//! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together (the crate `tally_machine`) and
-//! waits in the event loop ([`events`]) while the machine's threads run the guest. The other commands are the operator's: they
-//! look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over the socket that each has ([`control`]).
+//! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together (the crate
+//! `tally_machine`) and waits in the event loop ([`events`]) while the machine's threads run the guest. The other
+//! commands are the operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over
+//! the socket that each has ([`control`]).
 
 mod agent;
 mod arch;
@@ -26,6 +27,7 @@ mod policy;
 mod run;
 mod signals;
 mod stat;
+mod status;
 mod stderr;
 mod terminal;
 

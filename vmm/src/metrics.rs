@@ -1,7 +1,7 @@
-//! `--metrics`: a small HTTP server that tells in OpenMetrics' format how the machine does, for Prometheus and its like.
+//! `--metrics`: a small HTTP server that serves the VM's metrics in OpenMetrics' format, to Prometheus and its like.
 //!
-//! Nobody outside can take much of the host, or of the guest: a few connections are served at once, each for a limited time,
-//! and the others wait; and an answer is given again for a while before the vCPUs are called out of the guest for a new one.
+//! Clients cannot take much of the host or of the guest: a few connections are served at a time, each with a deadline,
+//! and the others wait. An answer is cached for a while before the vCPUs leave the guest for a new one.
 
 mod exposition;
 
@@ -22,17 +22,17 @@ use crate::deadline::{Deadlined, Timed};
 use exposition::{CONTENT_TYPE, Machine};
 use tally_machine::Vcpus;
 
-/// A request with all its headers; real ones have some hundred bytes.
-const MOST_BYTES: usize = 8 << 10;
-const MOST_HEADERS: usize = 64;
-/// So long a whole one may take, and so may a whole answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// More connections wait.
-const MOST_AT_ONCE: usize = 4;
-/// So long an answer is given again.
-const LASTS: Duration = Duration::from_millis(100);
+/// Maximum size of a request with its headers; real ones have some hundred bytes.
+const MAX_REQUEST: usize = 8 << 10;
+const MAX_HEADERS: usize = 64;
+/// Timeout for a whole request, and for a whole answer.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of connections that are served at a time.
+const THREADS: usize = 4;
+/// Time for which an answer is cached.
+const CACHE_FOR: Duration = Duration::from_millis(100);
 
-/// Where the server is asked.
+/// Address of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A socket in the file system.
@@ -41,12 +41,12 @@ pub enum Address {
     Tcp(String),
 }
 
-/// No address.
+/// A text that is no address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("it is unix:PATH, HOST:PORT or PORT")]
 pub struct NoAddress;
 
-/// A server that cannot be.
+/// The server cannot listen on its address.
 #[derive(Debug, thiserror::Error)]
 #[error("--metrics {address}: {error}")]
 pub struct MetricsError {
@@ -63,7 +63,7 @@ impl FromStr for Address {
         }
         let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
         let port: u16 = port.parse().map_err(|_| NoAddress)?;
-        // Who names no host means this one, and nobody outside.
+        // Without a host, only this host can connect.
         let host = if host.is_empty() { Ipv4Addr::LOCALHOST.to_string() } else { host.to_owned() };
         Ok(Self::Tcp(format!("{host}:{port}")))
     }
@@ -78,11 +78,11 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// The server, which listens.
+/// The server, listening.
 #[derive(Debug)]
 pub struct Metrics {
     listener: Listener,
-    patience: Duration,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -91,21 +91,21 @@ enum Listener {
     Tcp(TcpListener),
 }
 
-/// Removes the socket from the file system when the machine has come to its end.
+/// Removes a unix socket from the file system when it is dropped.
 #[derive(Debug)]
 pub struct Socket(Option<PathBuf>);
 
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
-            // Somebody may have been faster.
+            // Somebody else may have removed it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
 impl Metrics {
-    /// Begins to listen.
+    /// Listens on an address.
     pub fn listen(address: &Address) -> Result<(Self, Socket), MetricsError> {
         let failed = |error| MetricsError { address: address.to_string(), error };
         match address {
@@ -126,28 +126,28 @@ impl Metrics {
     }
 
     fn new(listener: Listener) -> Self {
-        Self { listener, patience: PATIENCE }
+        Self { listener, timeout: TIMEOUT }
     }
 
-    /// Serves from now on, with these facts about the machine, until the process ends.
+    /// Starts the threads that serve until the process ends. The facts are the labels of `tally_machine_info`.
     pub fn serve(self, facts: Vec<(&'static str, String)>, vcpus: Arc<Vcpus>) -> io::Result<()> {
-        let kept = Kept::default();
+        let cache = Cache::default();
         let answer = move || {
-            kept.get(Instant::now, || {
+            cache.get(Instant::now, || {
                 let stands_still = !vcpus.pause.because_of().is_empty();
                 exposition::write(Machine { facts: facts.clone(), stands_still, vcpus: vcpus.report() })
             })
         };
         let serving = Arc::new((self.listener, answer));
-        for _ in 0..MOST_AT_ONCE {
+        for _ in 0..THREADS {
             let serving = Arc::clone(&serving);
             thread::Builder::new().name("metrics".to_owned()).spawn(move || {
                 let (listener, answer) = &*serving;
                 loop {
-                    let served = listener.accept().and_then(|stream| serve(stream, self.patience, answer));
+                    let served = listener.accept().and_then(|stream| serve(stream, self.timeout, answer));
                     if served.is_err_and(|error| !is_the_clients(&error)) {
-                        // Out of files, say: that may pass.
-                        thread::sleep(PATIENCE);
+                        // A lack of file descriptors, say, may pass.
+                        thread::sleep(TIMEOUT);
                     }
                 }
             })?;
@@ -156,30 +156,31 @@ impl Metrics {
     }
 }
 
-/// The last answer, and since when there is that.
+/// The last answer, and the time at which it was made.
 #[derive(Debug, Default)]
-struct Kept(Mutex<Option<(Instant, String)>>);
+struct Cache(Mutex<Option<(Instant, String)>>);
 
-impl Kept {
-    /// It, or a new one if it is too old by this clock. Who asks while one is made gets that.
+impl Cache {
+    /// Returns the cached answer, or makes a new one if that is too old by this clock. Requests that arrive while an
+    /// answer is being made wait and get it.
     fn get<E>(
         &self,
         clock: impl Fn() -> Instant,
         make: impl FnOnce() -> Result<String, E>,
     ) -> Result<String, E> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((made, answer)) = &*kept
-            && clock().saturating_duration_since(*made) < LASTS
+        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, answer)) = &*cache
+            && clock().saturating_duration_since(*made) < CACHE_FOR
         {
             return Ok(answer.clone());
         }
         let answer = make()?;
-        *kept = Some((clock(), answer.clone()));
+        *cache = Some((clock(), answer.clone()));
         Ok(answer)
     }
 }
 
-/// A socket that nobody listens on any more is in the way.
+/// Removes a socket on which nobody listens any more.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
@@ -189,6 +190,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns true for an error that the client has caused.
 fn is_the_clients(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
     matches!(
@@ -209,18 +211,18 @@ impl Listener {
 /// Reads a request and answers it.
 fn serve(
     stream: impl Timed,
-    patience: Duration,
+    timeout: Duration,
     metrics: impl Fn() -> Result<String, std::fmt::Error>,
 ) -> io::Result<()> {
-    let mut stream = Deadlined::new(stream, Instant::now() + patience);
+    let mut stream = Deadlined::new(stream, Instant::now() + timeout);
     let mut request = Vec::new();
     let answer = loop {
-        let mut piece = [0; 1024];
-        let count = stream.read(&mut piece)?;
+        let mut chunk = [0; 1024];
+        let count = stream.read(&mut chunk)?;
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        request.extend_from_slice(&piece[..count]);
+        request.extend_from_slice(&chunk[..count]);
         if let Some(answer) = answer(&request) {
             break answer;
         }
@@ -231,33 +233,33 @@ fn serve(
         }
         Answer::NotFound => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
         Answer::NotAllowed => ("405 Method Not Allowed", "GET is all there is\n".to_owned()),
-        Answer::Bad => ("400 Bad Request", "that is no request\n".to_owned()),
+        Answer::BadRequest => ("400 Bad Request", "that is no request\n".to_owned()),
     };
     let kind = if status.starts_with("200") { CONTENT_TYPE } else { "text/plain" };
     let length = body.len();
-    // However long the vCPUs have taken.
-    stream.allow(patience);
+    // The time that the vCPUs have taken does not count.
+    stream.allow(timeout);
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     )
 }
 
-/// What a request gets.
+/// Kind of answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Metrics,
     NotFound,
     NotAllowed,
-    Bad,
+    BadRequest,
 }
 
-/// What a request gets, once enough of it is there.
+/// Returns the kind of answer, once enough of the request has arrived.
 fn answer(request: &[u8]) -> Option<Answer> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     match parsed.parse(request) {
-        Ok(status) if status.is_partial() => (request.len() > MOST_BYTES).then_some(Answer::Bad),
+        Ok(status) if status.is_partial() => (request.len() > MAX_REQUEST).then_some(Answer::BadRequest),
         Ok(_) => {
             let path = parsed.path.and_then(|path| path.split('?').next());
             Some(match (parsed.method, path) {
@@ -266,7 +268,7 @@ fn answer(request: &[u8]) -> Option<Answer> {
                 _ => Answer::NotAllowed,
             })
         }
-        Err(_) => Some(Answer::Bad),
+        Err(_) => Some(Answer::BadRequest),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tally policy` and `tally log`: what an operator does to a VM that runs, or with the log that one has left.
+//! `tally policy` and `tally log`: change a running VM, or show the event log that one has left.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::control::message::{Request, Switched};
 use crate::event_log::{self, Part};
 use crate::policy;
 
-/// `tally policy`: changes what a VM that runs may do with its counters, or tells it.
+/// `tally policy`: prints or changes the policy of a running VM, and disables or enables counters.
 pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     let ChangePolicy { vm, file, settings, enable, disable } = options;
     let change = policy::change(file.as_deref(), settings)?;
@@ -22,7 +22,7 @@ pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     let switched: Vec<Switched> = off.chain(on).collect();
     let is_changed = file.is_some() || !settings.is_empty();
     if !switched.is_empty() {
-        vm.have(&Request::Switch(switched))?;
+        vm.request(&Request::Switch(switched))?;
         if !is_changed {
             return Ok(ExitCode::SUCCESS);
         }
@@ -38,11 +38,11 @@ fn switched(CounterName { vcpu, counter }: CounterName, to: Switch) -> Switched 
     Switched { vcpu, counter, to }
 }
 
-/// `tally log`: shows a log, or has a VM that runs write its own.
+/// `tally log`: prints a log, writes a note into a running VM's log, or flushes that.
 pub fn log(options: &Log) -> Result<ExitCode> {
     match (&options.show, &options.vm) {
         (Some(file), _) => event_log::show(file, if options.summary { Part::Summary } else { Part::All })?,
-        (None, Some(vm)) => client::find_one(vm)?.have(&Request::Log(options.text.clone()))?,
+        (None, Some(vm)) => client::find_one(vm)?.request(&Request::Log(options.text.clone()))?,
         (None, None) => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,4 @@
-//! What a package of Tally installs beside the program, all of it made from the command line itself: shell completions
-//! and manual pages.
+//! Shell completions and manual pages for a package of Tally, generated from the command line's definition.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,14 +12,14 @@ use clap_mangen::Man;
 
 use crate::cli::Cli;
 
-/// Prints what has a shell complete `tally`.
+/// Prints a completion script for a shell.
 pub fn completions(shell: Shell) -> Result<ExitCode> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "tally", &mut text);
     print(&text)
 }
 
-/// Prints the manual page of `tally`, or writes those of all its commands into a folder.
+/// Prints the manual page of `tally`, or writes those of all commands into a directory.
 pub fn manual(folder: Option<&Path>) -> Result<ExitCode> {
     let Some(folder) = folder else {
         let (_, page) = pages()?.swap_remove(0);
@@ -34,7 +33,7 @@ pub fn manual(folder: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The files' names and what is in them, that of `tally` first.
+/// Returns the files' names and contents, that of `tally` first.
 fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut tally = Cli::command().disable_help_subcommand(true);
     tally.build();

@@ -1,7 +1,7 @@
-//! How an operator writes a policy: as a file in TOML, or one thing at a time as `KEY=VALUE`. Both have the same keys.
+//! Reads and writes policies: a TOML file, or single settings as `KEY=VALUE`. Both have the same keys.
 //!
-//! A mistake is told with its line, and with what may have been meant: a policy that was read otherwise than it was meant would
-//! give a guest what it is not to have.
+//! An error names the line and suggests what may have been meant: a policy that is misread would give a guest counters
+//! that it must not have.
 
 use std::fs;
 use std::io;
@@ -15,69 +15,69 @@ use vpmu::policy::{
     Allowed, Change, Freeze, From, OnStarvation, Policy, Rule, Setting, Tier, UnknownEvent, suggestion,
 };
 
-/// A file that has no policy.
+/// A file that cannot be read as a policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// There is no such file, say.
+    /// The file cannot be read.
     #[error("{file}: {error}")]
     File {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// Why.
+        /// What the host reports.
         error: io::Error,
     },
-    /// It says what no policy can.
+    /// The file has a mistake.
     #[error("{file}, line {line}: {mistake}")]
     Line {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// Where in it.
+        /// Number of the line.
         line: usize,
-        /// What.
+        /// The mistake.
         mistake: Mistake,
     },
 }
 
-/// What cannot be said of a policy.
+/// A mistake in a policy.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mistake {
-    /// It is no TOML.
+    /// The text is not TOML.
     #[error("{0}")]
     Syntax(String),
-    /// There is no such key.
+    /// The key does not exist.
     #[error("unknown key `{0}`{hint}", hint = hint(.0, KEYS.iter().map(|key| key.name)))]
     Key(String),
-    /// A word that means nothing there.
+    /// The word is not one of those that the key takes.
     #[error("{key}: unknown word `{word}`{hint}", hint = hint(word, words.iter().copied()))]
     Word {
-        /// Where.
+        /// Name of the key.
         key: &'static str,
-        /// Which.
+        /// The word.
         word: String,
-        /// The words that do.
+        /// The words that the key takes.
         words: &'static [&'static str],
     },
-    /// There is no such event.
+    /// The event does not exist.
     #[error("{0}: {1}")]
     Event(&'static str, UnknownEvent),
-    /// A value of another kind.
+    /// The value is of a wrong type.
     #[error("{0} is {1}")]
     Kind(&'static str, &'static str),
-    /// What is no `KEY=VALUE`.
+    /// The text is not `KEY=VALUE`.
     #[error("`{0}` is no KEY=VALUE; the keys are {keys}", keys = KEYS.map(|key| key.name).join(", "))]
     Assignment(String),
-    /// The same is said twice.
+    /// Two keys that exclude each other.
     #[error("`{0}` and `{1}` both say which events are allowed: leave one of them out")]
     Both(&'static str, &'static str),
 }
 
-/// What can be said.
+/// A key of a policy.
 struct Key {
     name: &'static str,
-    /// What its value is, in words.
+    /// Description of the value, for error messages.
     value: &'static str,
     read: fn(&Self, Value) -> Result<Setting, Mistake>,
-    /// What a policy has there, if it is said by this key.
+    /// Renders the policy's value, if this key is the one that expresses it.
     write: fn(&Policy) -> Option<String>,
 }
 
@@ -158,23 +158,23 @@ const KEYS: [Key; 6] = [
     },
 ];
 
-/// A word as it also travels to a running VM, which is how a file has it.
+/// Renders a word in quotes: its name in JSON, which is how it is sent to a running VM, is the one in TOML.
 fn quoted(word: &impl Serialize) -> Option<String> {
     serde_json::to_string(word).ok()
 }
 
-/// What is said of a key.
+/// Value of a key, as it was written.
 enum Value {
     Number(u64),
     Words(Vec<String>),
 }
 
 impl Key {
-    fn called(name: &str) -> Result<&'static Self, Mistake> {
+    fn named(name: &str) -> Result<&'static Self, Mistake> {
         KEYS.iter().find(|key| key.name == name).ok_or_else(|| Mistake::Key(name.to_owned()))
     }
 
-    /// Which of the words it is.
+    /// Returns the index of a value that must be one of these words.
     fn one_of(&self, words: &'static [&'static str], value: Value) -> Result<usize, Mistake> {
         let Value::Words(given) = value else { return Err(self.wrong()) };
         let [word] = given.try_into().map_err(|_| self.wrong())?;
@@ -187,13 +187,13 @@ impl Key {
     }
 }
 
-/// The policy that a file has.
+/// Reads a policy from a file.
 pub fn of_file(path: &Path) -> Result<Policy, PolicyError> {
     let settings = settings_of_file(path)?;
     Ok(settings.iter().fold(Policy::default(), Policy::with))
 }
 
-/// What is to be different after `tally policy` with these arguments: a file says all of a policy, and what stands beside it is said
+/// Returns the change that `tally policy` with these arguments makes. A file replaces the whole policy; settings apply
 /// after it.
 pub fn change(file: Option<&Path>, settings: &[Setting]) -> Result<Change, PolicyError> {
     let from = if file.is_some() { From::Default } else { From::Present };
@@ -202,15 +202,15 @@ pub fn change(file: Option<&Path>, settings: &[Setting]) -> Result<Change, Polic
     Ok(Change { from, settings: all })
 }
 
-/// A policy as a file says it.
+/// Renders a policy as TOML.
 pub fn toml(policy: &Policy) -> String {
     KEYS.iter().filter_map(|key| Some(format!("{} = {}\n", key.name, (key.write)(policy)?))).collect()
 }
 
-/// Reads `KEY=VALUE`; a list is separated by commas.
+/// Reads `KEY=VALUE`. The elements of a list are separated by commas.
 pub fn assignment(text: &str) -> Result<Setting, Mistake> {
     let (name, value) = text.split_once('=').ok_or_else(|| Mistake::Assignment(text.to_owned()))?;
-    let key = Key::called(name.trim())?;
+    let key = Key::named(name.trim())?;
     let value = value.trim();
     let words = || value.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned);
     (key.read)(key, value.parse().map_or_else(|_| Value::Words(words().collect()), Value::Number))
@@ -226,24 +226,24 @@ fn settings_of_file(path: &Path) -> Result<Vec<Setting>, PolicyError> {
     })
 }
 
-/// What a text in TOML says, or where it has a mistake.
+/// Reads the settings of a TOML text. An error comes with its offset in the text.
 fn settings_of(text: &str) -> Result<Vec<Setting>, (usize, Mistake)> {
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         (at, Mistake::Syntax(error.message().replace('\n', ", ")))
     })?;
     let mut settings = Vec::new();
-    let mut says_what_is_allowed = None;
+    let mut allowed_by = None;
     let mut keys: Vec<_> = table.get_ref().iter().collect();
     keys.sort_by_key(|(name, _)| name.span().start);
     for (name, value) in keys {
         let Range { start, .. } = name.span();
-        let key = Key::called(name.get_ref()).map_err(|mistake| (start, mistake))?;
+        let key = Key::named(name.get_ref()).map_err(|mistake| (start, mistake))?;
         let setting = value_of(key, value.get_ref()).and_then(|value| (key.read)(key, value));
         let setting =
             setting.map_err(|mistake| (place(value.get_ref(), &mistake).unwrap_or(start), mistake))?;
         if matches!(setting, Setting::Allowed(_))
-            && let Some(other) = says_what_is_allowed.replace(key.name)
+            && let Some(other) = allowed_by.replace(key.name)
         {
             return Err((start, Mistake::Both(other, key.name)));
         }
@@ -267,19 +267,19 @@ fn value_of(key: &Key, value: &DeValue<'_>) -> Result<Value, Mistake> {
     .ok_or_else(|| key.wrong())
 }
 
-/// Where in a list the mistake is.
+/// Returns the offset of the list element that has the mistake.
 fn place(value: &DeValue<'_>, mistake: &Mistake) -> Option<usize> {
     let Mistake::Event(_, event) = mistake else { return None };
     let wrong = value.as_array()?.iter().find(|value| value.get_ref().as_str() == Some(event.text()))?;
     Some(wrong.span().start)
 }
 
-/// The line, from 1 on, of a place in a text.
+/// Returns the number of the line, from 1 on, at an offset in a text.
 fn line(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
 }
 
-/// What may have been meant, or else what there is.
+/// Returns a suggestion for a misspelt word, or else a list of the known words.
 fn hint<'a>(text: &str, words: impl Iterator<Item = &'a str> + Clone) -> String {
     match suggestion(text, words.clone()) {
         Some(word) => format!(": did you mean `{word}`?"),

@@ -1,8 +1,9 @@
-//! `tally run`: from options to a machine, and from how it ended to a status.
+//! `tally run`: builds a machine from the options, waits for its end, and turns that into an exit status.
 
 mod boot;
-mod hardware;
+pub mod hardware;
 mod host_resources;
+pub mod look;
 mod running;
 mod streams;
 mod talk;
@@ -27,13 +28,13 @@ use vpmu::policy::Policy;
 use crate::cli::{FAILURE, Run};
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::Control;
-use crate::control::message::Summary;
 use crate::ending::{Ending, Reporter};
 use crate::event_log::{EventLog, VcpuLog};
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
 use crate::signals::Signals;
+use crate::status::Summary;
 use crate::terminal::Raw;
 use crate::{agent, kvm, policy, signals, stderr};
 
@@ -42,7 +43,7 @@ use host_resources::HostResources;
 use running::Running;
 use talk::Talk;
 
-/// Boots what the options say and waits for its end.
+/// `tally run`: boots a guest and waits for its end.
 pub fn run(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
     let result = boot_and_wait(options, log);
     if let Err(error) = &result {
@@ -75,15 +76,15 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
         kernel.retarget(pmu, cpus)?;
     }
 
-    // From here on signals are events, in every thread that follows.
+    // From here on, signals are blocked in this thread and all new ones, and arrive as events.
     hold_back_signals().context("cannot hold signals back")?;
     let signals = Signals::take().context("cannot take signals")?;
     let mut events = EventLoop::new()?;
     let (output, timer) = console(options).context("cannot prepare the console")?;
     events.add_output(timer, output.clone());
 
-    let talks = boot::has_agent(options, &kernel);
-    let agent = talks.then(agent::console);
+    let has_agent = boot::has_agent(options, &kernel);
+    let agent = has_agent.then(agent::console);
     let command_line = boot::command_line(options, &kernel, processor.kernel_words(pmu));
     info!("kernel command line: {command_line}");
     let vm = Machine::new(
@@ -102,7 +103,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
             devices,
         },
     )?;
-    // The unpacked image is large, and in the guest's memory now.
+    // The unpacked image is large, and was copied into the guest's memory.
     drop(kernel);
     let machine = Running {
         about: Summary::of_this(options, pmu, cpus, memory),
@@ -118,8 +119,8 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let (mut handle, mut thread, mut raw) = (None, None, None);
     if let Some((console, transport)) = agent.zip(vm.served_outside) {
         let talk = Talk { command: &options.command, shares, folder, graph: graph.as_mut() };
-        let begun = talk.begin(console, transport, events.reporter()?)?;
-        (handle, thread, raw) = (Some(begun.handle), Some(begun.thread), begun.raw);
+        let started = talk.start(console, transport, events.reporter()?)?;
+        (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
     }
     events.add_signals(signals, handle);
     if !has_command {
@@ -134,21 +135,21 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     }
     let ending = events.run()?;
     drop(seen);
-    // With it goes the handle on the agent, whose thread then comes to its end.
+    // This drops the handle on the agent, whose thread ends then.
     drop(events);
     drop(raw);
-    let is_broken_off = matches!(ending, Ending::Quit | Ending::Signal(_));
-    if is_broken_off {
+    let is_interrupted = matches!(ending, Ending::Quit | Ending::Signal(_));
+    if is_interrupted {
         output.try_flush();
     }
-    // What follows may take as long as somebody does not read: signals do again what they do.
+    // What follows may block on a reader of the output: signals end this process again.
     signals::give_back().context("cannot give signals back")?;
     close(log, &ending);
-    if !is_broken_off {
-        // What the guest has said is passed on to its end.
+    if !is_interrupted {
+        // All of the guest's output is passed on.
         output.flush_all();
         if let Some(thread) = thread {
-            // A thread that panics has ended the process.
+            // A panic would have ended the process.
             let _ = thread.join();
         }
     }
@@ -158,19 +159,20 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
         if *status == 0 {
             return Err(error);
         }
-        // That of a command that failed says more than that there is no picture.
+        // The status of a command that failed says more than the lack of a picture.
         stderr::say(&format_args!("{error:#}"));
     }
     Ok(conclude(&ending, has_command, &output))
 }
 
+/// Prints remarks about the guest's counters.
 fn say(remarks: &[String]) {
     for remark in remarks {
         warn!(target: COUNTERS, "{remark}");
     }
 }
 
-/// Lets others look at the machine, for as long as what comes back is there. Its vCPUs do not run yet.
+/// Serves the control socket and the metrics until the result is dropped. The vCPUs do not run yet.
 fn show(machine: Running, metrics: Option<(Metrics, Socket)>) -> Result<(Control, Option<Socket>)> {
     let socket = match metrics {
         Some((metrics, socket)) => {
@@ -183,7 +185,7 @@ fn show(machine: Running, metrics: Option<(Metrics, Socket)>) -> Result<(Control
     Ok((Control::open(machine), socket))
 }
 
-/// What the metrics say of the machine that never changes.
+/// Returns the labels of the metric `tally_machine_info`.
 fn facts(about: &Summary) -> Vec<(&'static str, String)> {
     vec![
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -193,7 +195,7 @@ fn facts(about: &Summary) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What the guest may have of the counters. What the command line says of it wins over the file.
+/// Returns the policy for the guest's counters. `--on-starvation` wins over the file.
 fn policy(options: &Run) -> Result<Policy> {
     let option = match (&options.pmu_policy, options.on_starvation) {
         (Some(_), _) => Some("--pmu-policy"),
@@ -210,7 +212,8 @@ fn policy(options: &Run) -> Result<Policy> {
     })
 }
 
-/// Where the console's output goes. While a command runs it is shown only if asked for, and kept for a guest's last words.
+/// Returns the destination of the console's output, and its timer. While a command runs, the console is shown with `-v`
+/// only; its last lines are kept in case the guest dies.
 fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
     let timer = Arc::new(FlushTimer::new()?);
     let file = match (options.command.is_empty(), options.verbose > 0) {
@@ -225,7 +228,7 @@ fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
     Ok((output, timer))
 }
 
-/// Ends the log, and says what is not in it.
+/// Closes the event log, and prints an error if records are missing.
 fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     if let Some(log) = log
         && let Err(error) = log.end(how)
@@ -234,6 +237,7 @@ fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     }
 }
 
+/// Starts a vCPU's thread.
 fn start(mut vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     thread::Builder::new()
         .name(format!("vcpu{}", vcpu.id))
@@ -241,14 +245,14 @@ fn start(mut vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()>
             let journal = log.map(|log| Box::new(log) as Box<dyn Journal>);
             let ending = vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest);
             reporter.report(ending);
-            // The other vCPUs may still run on this one's machine: it stays open until the process ends.
+            // Other vCPUs may still run in the machine that this one shares: it stays open until the process ends.
             std::mem::forget(vcpu);
         })
         .context("cannot start a vCPU's thread")?;
     Ok(())
 }
 
-/// Says what there is to say of an ending, and which status it has.
+/// Prints why the machine ended, if that is a failure, and returns the exit status.
 fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
     info!("{ending}");
@@ -268,7 +272,7 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
             stderr::say(ending);
             ExitCode::from(FAILURE)
         }
-        // As QEMU's isa-debug-exit has it, so that no value is taken for success.
+        // As with QEMU's isa-debug-exit, no value is taken for success.
         Ending::Guest(End::DebugExit(value)) => ExitCode::from(value << 1 | 1),
         Ending::Guest(End::PowerOff) if has_command => {
             died("the guest switched itself off before its command ended")
@@ -278,7 +282,7 @@ fn conclude(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
         Ending::Signal(signal) if has_command => {
             ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))
         }
-        // As Ctrl-C has it, whatever the command would have said.
+        // As after Ctrl-C (SIGINT).
         Ending::Quit if has_command => ExitCode::from(INTERRUPTED | 2),
         Ending::Guest(End::PowerOff | End::Reboot) | Ending::Quit | Ending::Signal(_) => ExitCode::SUCCESS,
     }

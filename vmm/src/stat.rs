@@ -1,6 +1,6 @@
-//! `tally list` and `tally stat`: the operator's view of the VMs that run, from outside.
+//! `tally list` and `tally stat`: show running VMs from outside. What is shown is described in [`crate::status`]; this
+//! room renders it.
 
-mod document;
 mod live;
 mod text;
 
@@ -17,15 +17,14 @@ use serde::Serialize;
 
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
-use crate::control::message::Snapshot;
+use crate::status::{Summary, VmStatus};
 use crate::stderr;
-use document::{AboutDocument, VmDocument};
 use text::{aligned, printable};
 
-/// Prints which VMs run.
+/// `tally list`: prints the running VMs.
 pub fn list(options: &List) -> Result<ExitCode> {
     let Found { vms, silent } = client::find();
-    let abouts: Vec<AboutDocument> = vms.into_iter().map(|vm| vm.about.into()).collect();
+    let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
     let mut out = io::stdout().lock();
     if options.json {
         writeln!(out, "{}", serde_json::to_string(&abouts)?)?;
@@ -40,10 +39,11 @@ pub fn list(options: &List) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn listed(vms: &[AboutDocument]) -> Vec<String> {
+/// Renders `tally list`'s table.
+fn listed(vms: &[Summary]) -> Vec<String> {
     const WORDS: [usize; 3] = [1, 5, 6];
     let title = ["process", "name", "vCPUs", "memory", "age", "PMU", "runs"].map(str::to_owned).to_vec();
-    let row = |vm: &AboutDocument| {
+    let row = |vm: &Summary| {
         let (memory, age) = (text::size(vm.memory), text::age(vm.age));
         let row = [&vm.pid.to_string(), &vm.name, &vm.cpus.to_string(), &memory, &age, &vm.pmu, &vm.runs];
         row.map(|cell| printable(cell)).to_vec()
@@ -52,39 +52,40 @@ fn listed(vms: &[AboutDocument]) -> Vec<String> {
     aligned(&rows, &WORDS)
 }
 
-/// Prints how VMs do.
+/// `tally stat`: shows the counters and exits of running VMs.
 pub fn stat(options: &Stat) -> Result<ExitCode> {
     let say = |error| stderr::say(&error);
     let vms = match &options.vm {
         Some(who) => vec![client::find_one(who)?],
         None => client::find().answering(say)?,
     };
-    let mut watched = client::some_of(vms.into_iter().map(Watched::new), say)?;
+    // The first look begins the interval of the second.
+    let mut vms = client::some_of(vms.into_iter().map(|mut vm| vm.look().map(|_| vm)), say)?;
     if options.json {
         thread::sleep(options.interval);
-        let vms = client::some_of(watched.iter_mut().map(Watched::look), say)?;
+        let vms = client::some_of(vms.iter_mut().map(Vm::look), say)?;
         writeln!(io::stdout(), "{}", serde_json::to_string(&Document { vms })?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if io::stdout().is_terminal() && options.count.is_none() {
-        return live::show(watched, options.interval);
+        return live::show(vms, options.interval);
     }
-    match print(watched, options.interval, options.count) {
-        // Who has read enough has what they want.
+    match print(vms, options.interval, options.count) {
+        // A reader that closes the pipe has read enough.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Prints so often, or until no VM is left.
-fn print(mut watched: Vec<Watched>, interval: Duration, count: Option<u32>) -> io::Result<()> {
+/// Prints blocks of text, `count` times or until no VM is left.
+fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for round in 0.. {
         thread::sleep(interval);
-        if round > 0 && !watched.is_empty() {
+        if round > 0 && !vms.is_empty() {
             writeln!(out)?;
         }
-        let Looked { lines, gone } = look_at(&mut watched);
+        let Looked { lines, gone } = look_at(&mut vms);
         for line in lines {
             writeln!(out, "{line}")?;
         }
@@ -92,32 +93,33 @@ fn print(mut watched: Vec<Watched>, interval: Duration, count: Option<u32>) -> i
         for error in gone {
             stderr::say(&error);
         }
-        if watched.is_empty() || count.is_some_and(|count| round + 1 >= count) {
+        if vms.is_empty() || count.is_some_and(|count| round + 1 >= count) {
             break;
         }
     }
     Ok(())
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Serialize)]
 struct Document {
-    vms: Vec<VmDocument>,
+    vms: Vec<VmStatus>,
 }
 
-/// What was found at a look at all VMs.
+/// Result of one look at all VMs.
 struct Looked {
-    /// What there is to show of them, one after the other.
+    /// The VMs' text, one VM after the other.
     lines: Vec<String>,
-    /// Why some are not looked at any more.
+    /// Why some VMs are not looked at any more.
     gone: Vec<ClientError>,
 }
 
-fn look_at(watched: &mut Vec<Watched>) -> Looked {
+/// Looks at all VMs, and removes those that do not answer.
+fn look_at(vms: &mut Vec<Vm>) -> Looked {
     let (mut blocks, mut gone) = (Vec::new(), Vec::new());
-    watched.retain_mut(|vm| match vm.look() {
-        Ok(document) => {
-            blocks.push(text::lines(&document));
+    vms.retain_mut(|vm| match vm.look() {
+        Ok(status) => {
+            blocks.push(text::lines(&status));
             true
         }
         Err(error) => {
@@ -126,25 +128,4 @@ fn look_at(watched: &mut Vec<Watched>) -> Looked {
         }
     });
     Looked { lines: blocks.join(&String::new()), gone }
-}
-
-/// A VM, and how it was when it was last looked at.
-struct Watched {
-    vm: Vm,
-    before: Snapshot,
-}
-
-impl Watched {
-    fn new(mut vm: Vm) -> Result<Self, ClientError> {
-        let before = vm.look()?;
-        Ok(Self { vm, before })
-    }
-
-    /// How it does, and what it did since the last time.
-    fn look(&mut self) -> Result<VmDocument, ClientError> {
-        let now = self.vm.look()?;
-        let document = VmDocument::new(now.clone(), &self.before);
-        self.before = now;
-        Ok(document)
-    }
 }

@@ -1,18 +1,21 @@
-//! The user's terminal while the guest's console is on it: raw, and put back whatever happens.
+//! The user's terminal: raw while the guest's console is on it, and restored however the process ends.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_agent::protocol::Size;
+use rustix::io::Errno;
+use rustix::process::getpgrp;
+use rustix::stdio::{stderr, stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
-/// How the terminal was before.
-static SAVED: OnceLock<libc::termios> = OnceLock::new();
-/// Whether it is raw now.
+/// The terminal's settings before it was made raw.
+static SAVED: OnceLock<Termios> = OnceLock::new();
+/// True while the terminal is raw.
 static IS_RAW: AtomicBool = AtomicBool::new(false);
 
-/// Signals that end the process from within; the terminal is put back on their way.
+/// Signals of faults that end the process. Their handler restores the terminal.
 const FATAL: [libc::c_int; 8] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -29,30 +32,19 @@ const FATAL: [libc::c_int; 8] = [
 pub struct Raw(());
 
 impl Raw {
-    /// Makes standard input raw, if it is a terminal and ours to change.
+    /// Makes standard input raw, if it is a terminal and this process is in its foreground.
     pub fn enter() -> io::Result<Option<Self>> {
-        let stdin = io::stdin();
-        if !stdin.is_terminal() || !in_foreground() {
+        if !stdin().is_terminal() || !in_foreground() {
             return Ok(None);
         }
-        let fd = stdin.as_raw_fd();
-        // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
-        let mut termios: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, and `termios` is a valid place for the answer.
-        if unsafe { libc::tcgetattr(fd, &raw mut termios) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        SAVED.get_or_init(|| termios);
+        let mut termios = tcgetattr(stdin())?;
+        SAVED.get_or_init(|| termios.clone());
         restore_on_fatal_signals();
-        // Nobody stops us for putting the terminal back from the background.
+        // So that restoring the terminal from the background does not stop this process.
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-        // SAFETY: `termios` is a valid structure to change.
-        unsafe { libc::cfmakeraw(&raw mut termios) };
-        // SAFETY: the descriptor is open, and `termios` is initialised.
-        if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const termios) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        termios.make_raw();
+        tcsetattr(stdin(), OptionalActions::Now, &termios)?;
         IS_RAW.store(true, Ordering::Relaxed);
         Ok(Some(Self(())))
     }
@@ -64,38 +56,34 @@ impl Drop for Raw {
     }
 }
 
-/// A process in the background that changed the terminal would be stopped for it. Nobody is, if it is not the terminal
-/// that controls this process.
+/// Returns true if this process may change the terminal. A process in the background would be stopped for it, unless
+/// the terminal is not its controlling terminal.
 fn in_foreground() -> bool {
-    // SAFETY: takes no pointer; a closed descriptor gives an error, which equals no process group.
-    let foreground = unsafe { libc::tcgetpgrp(libc::STDIN_FILENO) };
-    if foreground < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY) {
-        return true;
+    match tcgetpgrp(stdin()) {
+        Ok(foreground) => foreground == getpgrp(),
+        Err(error) => error == Errno::NOTTY,
     }
-    // SAFETY: cannot fail and takes nothing.
-    foreground == unsafe { libc::getpgrp() }
 }
 
-/// What ends a line of ours: a terminal that is raw does not go back to the line's begin by itself.
+/// Returns the end of our own lines: a raw terminal needs a carriage return.
 pub fn line_end() -> &'static str {
     if IS_RAW.load(Ordering::Relaxed) && io::stderr().is_terminal() { "\r\n" } else { "\n" }
 }
 
-/// Puts the terminal back; safe in a signal handler, for all it does is a store and one system call.
+/// Restores the terminal. It is safe in a signal handler: it makes a store and a system call.
 pub fn restore() {
     if let Some(saved) = SAVED.get() {
         IS_RAW.store(false, Ordering::Relaxed);
-        // SAFETY: `saved` is initialised and never changes; a closed descriptor gives an error, which nobody can mend here.
-        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, saved) };
+        // An error means that the terminal is gone.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, saved);
     }
 }
 
 fn restore_on_fatal_signals() {
     extern "C" fn handler(signal: libc::c_int) {
         restore();
-        // The handler is used once (SA_RESETHAND): when it returns, the signal arrives again and ends the process as it
-        // would have, also if somebody sent it rather than a fault.
-        // SAFETY: takes no pointer, and may be called in a handler.
+        // The handler is reset (SA_RESETHAND): when it returns, this signal ends the process as it would have without a
+        // handler, also if it was sent and no fault. SAFETY: the call takes a number, and is async-signal-safe.
         unsafe { libc::raise(signal) };
     }
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
@@ -103,29 +91,23 @@ fn restore_on_fatal_signals() {
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
     for signal in FATAL {
-        // SAFETY: the action is valid, and its handler does only what a handler may.
+        // SAFETY: the action is valid, and its handler is async-signal-safe.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }
 
-/// How much a person may type ahead of a guest that does not read. The rest is lost, as on a real line; were it held back,
-/// the keys that end the machine would be too.
+/// Maximum number of typed bytes that wait for a guest that does not read. The rest is lost, as on a real serial line:
+/// if it were not read, the keys that end the machine would not be seen either.
 pub const TYPE_AHEAD: usize = 4096;
 
-/// The size of the terminal, if a standard stream is one.
+/// Returns the terminal's size, if a standard stream is a terminal.
 pub fn size() -> Option<Size> {
-    [libc::STDOUT_FILENO, libc::STDERR_FILENO, libc::STDIN_FILENO].into_iter().find_map(size_of)
+    let mut sizes = [stdout(), stderr(), stdin()].into_iter().filter_map(|stream| tcgetwinsize(stream).ok());
+    sizes.find(|size| size.ws_row > 0).map(|size| Size { rows: size.ws_row, columns: size.ws_col })
 }
 
-fn size_of(stream: RawFd) -> Option<Size> {
-    // SAFETY: all-zero is a valid `winsize`, a plain C structure of integers.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: `size` is a valid place for the answer.
-    let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } != 0;
-    (!failed && size.ws_row > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
-}
-
-/// Finds Ctrl-A X in what the user types. Ctrl-A twice sends one to the guest; before any other key it sends both.
+/// Finds Ctrl-A X in what the user types. Ctrl-A twice sends one Ctrl-A to the guest; Ctrl-A and any other key sends
+/// both.
 #[derive(Debug, Default)]
 pub struct Escape {
     pending: bool,
@@ -134,7 +116,7 @@ pub struct Escape {
 impl Escape {
     const PREFIX: u8 = 1;
 
-    /// Adds to `guest` what is meant for it; says whether the user asked for the end.
+    /// Appends to `guest` what is meant for the guest. Returns true if the user asked for the end.
     pub fn feed(&mut self, typed: &[u8], guest: &mut impl Extend<u8>) -> bool {
         for &byte in typed {
             if std::mem::take(&mut self.pending) {

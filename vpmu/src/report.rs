@@ -1,92 +1,92 @@
-//! Reports on a vCPU's PMU for the operator. They can be serialized.
-
-use std::collections::BTreeSet;
+//! What a vCPU's PMU reports about itself. [`CounterReport`] and [`Statistics`] are a part of the schema that operators' tools
+//! read as JSON: fields may be added, and those here keep their names, order and meaning. Times are in seconds.
 
 use serde::{Deserialize, Serialize};
 
-/// State of a vCPU's PMU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Report of a vCPU's PMU.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// The counters, by their numbers.
+    /// All counters, in the order of their numbers.
     pub counters: Vec<CounterReport>,
-    /// Statistics since the guest started.
+    /// What was done for the counters so far.
     pub statistics: Statistics,
 }
 
-impl Report {
-    /// Returns the hardware counters of the host that count for this vCPU. Several of its counters may share one.
-    pub fn held(&self) -> BTreeSet<u32> {
-        self.counters.iter().filter_map(|counter| counter.backing?.hardware).collect()
-    }
-}
-
-/// State of one counter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Report of one counter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CounterReport {
-    /// The event that the guest has selected, with the name that `perf` has for it.
+    /// Number of the counter.
+    pub counter: usize,
+    /// The guest's event, as `perf` names it; none if the counter is not used.
     pub event: Option<String>,
-    /// Value that a read by the guest returns.
+    /// Value that the guest reads.
     pub value: u64,
-    /// What the counter does.
+    /// State of the counter.
     pub state: State,
-    /// The host's event that backs the counter, and perhaps others that count the same.
-    pub backing: Option<BackingReport>,
+    /// Why the host refuses the event of a counter that is [`State::Refused`].
+    pub refusal: Option<String>,
+    /// Host counter on which the backing event counts, while it is on one. Several counters may share one.
+    pub hardware: Option<u32>,
     /// Number of overflows.
     pub overflows: u64,
-    /// Number of times that the counter was without hardware.
+    /// For how long the backing event was to count; none if there is no backing event.
+    pub enabled: Option<f64>,
+    /// For how long the backing event did count.
+    pub running: Option<f64>,
+    /// Number of times that the counter was starved: without hardware while it should count.
     pub starvations: u64,
-    /// Longest time that the counter can have been without hardware up to now, in nanoseconds.
-    pub starved_ns: u64,
-    /// Number of counts in `value` that are an estimate.
+    /// For how long the counter was starved, at most, up to now.
+    pub starved: f64,
+    /// Part of the value that is an estimate.
     pub estimated: u64,
 }
 
-/// What a counter does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// State of a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The guest does not use it.
+    /// The guest has not selected an event.
     Unused,
-    /// The guest has stopped it.
+    /// The guest has stopped the counter.
     Stopped,
-    /// It counts.
+    /// The counter counts.
     Counting,
-    /// It should count but is without hardware, which others hold.
+    /// The counter should count, and others hold the hardware.
     Starved,
-    /// The operator has disabled it, so it stands still.
+    /// The operator has disabled the counter: its value does not change.
     Disabled,
-    /// It should count but the host refuses its event, for this reason.
-    Refused(String),
+    /// The counter should count, and the host refuses its event.
+    Refused,
 }
 
-/// State of the host's event that backs counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a counter's backing event is, and for how long it has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingReport {
-    /// Number of the hardware counter that the event is on, if it is on one.
+    /// Host counter on which the event counts, while it is on one.
     pub hardware: Option<u32>,
-    /// Time for which the event was enabled, in nanoseconds.
+    /// For how long the event was to count, in nanoseconds.
     pub enabled_ns: u64,
-    /// Time for which the event was on a hardware counter, in nanoseconds.
+    /// For how long the event did count, in nanoseconds.
     pub running_ns: u64,
 }
 
-/// Statistics of a vCPU's PMU since the guest started.
+/// What was done for a vCPU's counters since the guest started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Number of overflows of all counters.
+    /// Overflows of all counters.
     pub overflows: u64,
-    /// Number of interrupts that the PMU raised.
+    /// Interrupts that the PMU asked for.
     pub interrupts: u64,
-    /// Number of interrupts that the policy's rate limit delayed.
+    /// Interrupts that the policy's cap has delayed.
     pub withheld: u64,
-    /// Number of expired alarms. One alarm may be for several counters.
+    /// Alarms of the host's events, each of which may be for several counters.
     pub alarms: u64,
-    /// Number of expired alarms at which no counter had overflowed.
+    /// Alarms at which no counter had overflowed.
     pub ignored_alarms: u64,
-    /// Number of times that a counter lost its hardware.
+    /// Times that a counter lost its hardware.
     pub starvations: u64,
-    /// Number of overflows that were delayed because the policy's least period since the last one was not over.
+    /// Overflows that were delayed because they would have come too soon after the last.
     pub clamps: u64,
-    /// Number of system calls made for the counters.
+    /// System calls for the counters.
     pub system_calls: u64,
 }

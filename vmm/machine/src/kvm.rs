@@ -6,6 +6,7 @@ mod stats;
 use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::arch;
 use crate::pmu::Choice;
@@ -52,13 +53,9 @@ fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
 
 /// Lets this process have as many open files as it may: a vCPU has one, and one more for each of its counters.
 pub fn raise_file_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: `limit` is initialised. Should it be refused, the old limit stays.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
-    }
+    let limit = getrlimit(Resource::Nofile);
+    // Should it be refused, the old limit stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Checks a number of CPUs against KVM's limit and ours: an APIC id has 8 bits, and 255 means "all".

@@ -27,6 +27,7 @@ pub use memory::{GuestRam, MemoryError, Size};
 pub use pmu::alarm::hold_back as hold_back_signals;
 pub use pmu::journal::Journal;
 pub use vcpu::exits::{Exits, Share};
-pub use vcpu::mailbox::{VcpuReport, Vcpus};
+pub use vcpu::mailbox::Vcpus;
+pub use vcpu::report::VcpuReport;
 pub use vcpu::{Failure, Reason, Vcpu};
 pub use virtio::MOST as MOST_VIRTIO_DEVICES;

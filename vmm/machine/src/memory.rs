@@ -110,11 +110,7 @@ impl fmt::Display for GuestRam {
 }
 
 fn host_memory() -> u64 {
-    // SAFETY: all-zero is a valid `sysinfo`, a plain C structure of integers.
-    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
-    // SAFETY: `info` is a valid place for the structure that the call fills in.
-    let failed = unsafe { libc::sysinfo(&raw mut info) } != 0;
-    assert!(!failed, "sysinfo() fails only for a bad address");
+    let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 

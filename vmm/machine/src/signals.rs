@@ -3,17 +3,11 @@
 use std::io;
 use std::ptr;
 
+use vmm_sys_util::signal::create_sigset;
+
 /// Returns the set of these signals.
 pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
-    // SAFETY: all-zero is a valid `sigset_t`; `sigemptyset` then makes it an empty one whatever that means here.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    for signal in signals {
-        // SAFETY: `set` is valid, and so is the signal.
-        unsafe { libc::sigaddset(&raw mut set, *signal) };
-    }
-    set
+    create_sigset(signals).expect("Linux has these signals")
 }
 
 /// Blocks signals in this thread, and in those that it starts from now on. Returns which others it has blocked: a bit for each,

@@ -1,9 +1,10 @@
-//! One vCPU: the loop around `KVM_RUN`. What KVM's exits look like is seen here, as far as all processors have them, and behind
-//! [`exit`], nowhere else.
+//! One vCPU: the loop around `KVM_RUN`. What KVM's exits look like is seen here, as far as all processors have them,
+//! and behind [`exit`], nowhere else.
 
 pub mod exits;
 pub mod mailbox;
 pub mod pause;
+pub mod report;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +29,8 @@ use crate::pmu::journal::Journal;
 use crate::pmu::thread::{Settled, ThreadPmu};
 use crate::pmu::wiring::Wiring;
 use exits::{Exits, Stopwatch};
-use mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
+use mailbox::{Ask, Mailbox, Vcpus};
+use report::VcpuReport;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -153,7 +155,7 @@ impl Vcpu {
             settled.map_err(|error| self.failure(Reason::Refused(error)))?;
         say(&notices);
         if called {
-            self.stopwatch.rest();
+            self.stopwatch.stop_if_unwatched();
             if self.answer(pmu) {
                 // What was found out on the way is dealt with before the guest goes on.
                 self.fd.set_kvm_immediate_exit(1);
@@ -172,17 +174,16 @@ impl Vcpu {
             asked = true;
             match ask {
                 Ask::Report(answer) => {
-                    let report = VcpuReport {
-                        vcpu: self.id,
-                        thread: self.mailbox.begin(),
-                        exits: self.exits,
-                        share: self.stopwatch.share(),
-                        pmu: pmu.report(),
-                    };
+                    let thread = self.mailbox.begin();
+                    let (exits, share) = (self.exits, self.stopwatch.share());
+                    let report = pmu.report().map(|report| (report.counters, report.statistics));
+                    let (counters, statistics) = report.unzip();
+                    let counters = counters.unwrap_or_default();
+                    let report = VcpuReport { vcpu: self.id, thread, counters, statistics, exits, share };
                     // Whoever asked may not wait any more.
                     let _ = answer.send(report);
                 }
-                Ask::Obey(policy, answer) => {
+                Ask::SetPolicy(policy, answer) => {
                     pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }

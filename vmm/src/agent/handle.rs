@@ -1,4 +1,4 @@
-//! What the event loop does with the agent: signals and sizes on, and the end.
+//! The event loop's handle on the agent: passes on signals and terminal sizes, and ends the agent's thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,23 +7,23 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use guest_agent::protocol::{Size, ToGuest};
 use vmm_sys_util::eventfd::EventFd;
 
-/// What both sides know.
+/// State that the event loop and the agent's thread share.
 #[derive(Default)]
 pub struct Shared {
-    /// Whether there is a command to pass signals on to.
+    /// True if a command runs, to which signals can be passed on.
     runs: AtomicBool,
-    /// Whether it has not taken the last that was to end it.
+    /// True if the command was not sent the last SIGINT or SIGQUIT yet.
     waits: AtomicBool,
 }
 
 impl Shared {
-    /// The command begins.
-    pub fn begun(&self) {
+    /// Records that the command starts.
+    pub fn command_started(&self) {
         self.runs.store(true, Ordering::Release);
     }
 
-    /// The command was sent a signal.
-    pub fn took(&self) {
+    /// Records that the guest has sent the command a signal.
+    pub fn signal_taken(&self) {
         self.waits.store(false, Ordering::Release);
     }
 }
@@ -42,8 +42,8 @@ impl Handle {
         (Self { orders: sender, wake, shared: Arc::clone(&shared) }, orders, shared)
     }
 
-    /// Passes a signal on to the command. Says whether it could: one that has not begun is not waited for, nor is one to end a
-    /// command that has not taken the one before.
+    /// Passes a signal on to the command. Returns false if no command runs yet, or if the command has not been sent the
+    /// last signal that should end it: then the signal ends the machine.
     pub fn signal(&self, signal: i32) -> bool {
         let Ok(number) = u8::try_from(signal) else { return false };
         let Shared { runs, waits } = &*self.shared;
@@ -53,14 +53,14 @@ impl Handle {
             && self.order(ToGuest::Signal(number))
     }
 
-    /// Tells the command that its terminal has another size.
+    /// Passes the terminal's new size on to the command.
     pub fn resize(&self, size: Size) {
         self.order(ToGuest::Size(size));
     }
 
     fn order(&self, message: ToGuest) -> bool {
         let sent = self.orders.send(message).is_ok();
-        // An eventfd that nobody has read yet is signalled already.
+        // An error means that the eventfd is signalled already.
         let _ = self.wake.write(1);
         sent
     }
@@ -68,7 +68,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // The thread finds the channel closed.
+        // Closes the channel, which the thread notices.
         drop(std::mem::replace(&mut self.orders, channel().0));
         let _ = self.wake.write(1);
     }

@@ -1,63 +1,63 @@
-//! The ends of a command's streams on this side: files that may be slow, and that others may close.
+//! The host's ends of a command's streams: files that may be slow, and that others may close.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
-use crate::console::wait_for_room;
+use crate::console::has_room;
 use crate::ending::Ending;
 use crate::terminal::{Escape, TYPE_AHEAD};
 
-/// How much is read at a time.
+/// Number of bytes that are read at a time.
 const CHUNK: usize = 16 << 10;
-/// How much may be written at once: a pipe with room for anything has room for this.
-const PIECE: usize = 4096;
+/// Maximum size of a write: a pipe that is ready takes this much (`PIPE_BUF`) without blocking.
+const MAX_WRITE: usize = 4096;
 
-/// What a command reads.
+/// The command's input.
 pub struct Input {
     file: File,
-    /// For what a person types; a file or a pipe has no keys.
+    /// Finds Ctrl-A X in what a person types; none if the input is no terminal.
     escape: Option<Escape>,
     waiting: VecDeque<u8>,
     ended: bool,
-    /// Whether more of it is wanted now.
+    /// True if more input is wanted now.
     pub wanted: bool,
 }
 
 impl Input {
-    /// A file or a pipe.
+    /// Creates an input from a file or a pipe.
     pub fn file(file: File) -> Self {
         Self { file, escape: None, waiting: VecDeque::new(), ended: false, wanted: false }
     }
 
-    /// Somebody's terminal, in raw mode.
+    /// Creates an input from the user's terminal, in raw mode.
     pub fn terminal(file: File) -> Self {
-        // From the first moment on, for the keys that end a machine that does not come up.
+        // Wanted from the beginning, for Ctrl-A X ends a machine that does not come up.
         Self { escape: Some(Escape::default()), wanted: true, ..Self::file(file) }
     }
 
-    /// Takes note of whether the guest has room for more. What somebody types is wanted in any case.
+    /// Records whether the guest has room for more. A person's input is wanted in any case.
     pub fn ask(&mut self, has_room: bool) {
         self.wanted = !self.ended && (self.escape.is_some() || has_room && self.waiting.is_empty());
     }
 
-    /// What was read and not given to the guest yet.
+    /// Returns the bytes that were read and not given to the guest yet.
     pub fn waiting(&mut self) -> &[u8] {
         self.waiting.make_contiguous()
     }
 
-    /// Takes note that the guest was given so much.
+    /// Removes bytes that the guest was given.
     pub fn given(&mut self, count: usize) {
         self.waiting.drain(..count);
     }
 
-    /// Whether the guest was given all that there will ever be.
+    /// Returns true if the input has ended and the guest was given all of it.
     pub fn is_over(&self) -> bool {
         self.ended && self.waiting.is_empty()
     }
 
-    /// Reads what there is. The keys that end the machine are an ending.
+    /// Reads the available bytes. Returns an ending if they have Ctrl-A X.
     pub fn read(&mut self) -> Option<Ending> {
         let mut bytes = [0; CHUNK];
         let count = match self.file.read(&mut bytes) {
@@ -65,7 +65,7 @@ impl Input {
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
                 return None;
             }
-            // What cannot be read has ended: a folder, a terminal that is gone.
+            // Any other error ends the input: it is a directory, or a terminal that is gone.
             Err(_) => 0,
         };
         self.ended |= count == 0;
@@ -85,38 +85,38 @@ impl AsRawFd for Input {
     }
 }
 
-/// What takes a stream that a command writes.
+/// Sink for a stream that the command writes.
 pub struct Sink {
     file: Option<File>,
     fd: RawFd,
-    /// What the machine's end is when nobody reads it any more: a command ends with the reader of its output.
+    /// What to do when nobody reads the stream any more.
     on_close: OnClose,
-    /// Whether there is something to write that it has no room for.
+    /// True if there is something to write for which the file has no room.
     pub wanted: bool,
 }
 
 /// What to do when nobody reads a stream any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnClose {
-    /// The machine ends, as SIGPIPE ends a program.
+    /// End the machine, as SIGPIPE ends a program.
     End,
-    /// The rest of the stream is lost.
+    /// Drop the rest of the stream.
     Go,
 }
 
 impl Sink {
-    /// A stream into that file.
+    /// Creates a sink that writes to this file.
     pub fn new(file: File, on_close: OnClose) -> Self {
         Self { fd: file.as_raw_fd(), file: Some(file), on_close, wanted: false }
     }
 
-    /// Writes as much of it as there is room for, without waiting. An error is an ending.
+    /// Writes as many of these bytes as the file takes without blocking. Returns their number, or an ending.
     pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Ending> {
         let Some(file) = &mut self.file else { return Ok(bytes.len()) };
-        if !wait_for_room(file, 0) {
+        if !has_room(file) {
             return Ok(0);
         }
-        match file.write(&bytes[..bytes.len().min(PIECE)]) {
+        match file.write(&bytes[..bytes.len().min(MAX_WRITE)]) {
             Ok(count) => Ok(count),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
                 Ok(0)

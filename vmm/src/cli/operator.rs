@@ -1,4 +1,4 @@
-//! The options of the commands for VMs that run already.
+//! The options of the commands for running VMs.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ Examples:
   tally list
   tally list --json")]
 pub struct List {
-    /// The same for machines: a list of {pid, name, runs, pmu, cpus, memory, started, age}
+    /// Print JSON: a list of {pid, name, runs, pmu, cpus, memory, started, age}
     #[arg(long)]
     pub json: bool,
 }
@@ -36,13 +36,13 @@ Examples:
 pub struct Stat {
     /// The VM's process or name [default: all VMs]
     pub vm: Option<String>,
-    /// Once, for machines
+    /// Print JSON, over one interval
     #[arg(long, conflicts_with = "count")]
     pub json: bool,
-    /// For how long to look each time: 0.01 to 60
+    /// Time between two looks: 0.01 to 60
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
-    /// Print so often, and then end
+    /// Print this many times, then end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub count: Option<u32>,
 }
@@ -60,19 +60,19 @@ Examples:
   tally policy 1234 allow=cycles,instructions min-period=10000
   tally policy web --disable 0:3")]
 pub struct ChangePolicy {
-    /// A running VM: its process, or its name
+    /// A running VM: its process or its name
     #[arg(value_name = "PID|NAME")]
     pub vm: String,
     /// A new policy, in TOML
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Give a counter back to the guest
+    /// Enable a counter again
     #[arg(long, value_name = "VCPU:COUNTER")]
     pub enable: Vec<CounterName>,
-    /// Take a counter from the guest
+    /// Disable a counter: it stands still
     #[arg(long, value_name = "VCPU:COUNTER")]
     pub disable: Vec<CounterName>,
-    /// What is to be different
+    /// Settings to change
     #[arg(value_name = "KEY=VALUE", value_parser = policy::assignment)]
     pub settings: Vec<Setting>,
 }
@@ -89,10 +89,10 @@ Examples:
   tally log --show events | less
   tally log --show events --summary")]
 pub struct Log {
-    /// A running VM that has a log, which is written out
+    /// A running VM that has a log, which is flushed
     #[arg(value_name = "PID|NAME", required_unless_present = "show", conflicts_with = "show")]
     pub vm: Option<String>,
-    /// A note for its log
+    /// A note to write into its log
     pub text: Option<String>,
     /// Print the file that `tally run --pmu-log FILE` writes
     #[arg(long, value_name = "FILE")]
@@ -105,9 +105,9 @@ pub struct Log {
 /// A vCPU's counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterName {
-    /// Which vCPU.
+    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Which of its counters.
+    /// Number of the counter.
     pub counter: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Who asks: finds the VMs that run, and speaks with them.
+//! A client of running VMs: finds their control sockets and sends requests.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
@@ -8,62 +8,63 @@ use std::time::{Duration, Instant};
 
 use vpmu::policy::{Change, Policy};
 
-use super::message::{self, Answer, Request, Snapshot, Summary};
+use super::message::{self, Answer, Request};
 use super::place::{Place, Reached};
 use crate::deadline::Deadlined;
+use crate::status::{Summary, VmStatus};
 
-/// A VM that does not answer for so long is stopped, or its host is in trouble.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// All have so long to say who they are: whoever lists them waits for the slowest.
-const TO_GREET: Duration = Duration::from_secs(3);
+/// Timeout for an answer. A VM that exceeds it is stopped, or its host is overloaded.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the greetings of all VMs together: a command that lists VMs waits for the slowest.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where a VM is spoken with.
+/// Connection to a VM.
 type Stream = BufReader<Deadlined<UnixStream>>;
 
-/// A VM that runs.
+/// A running VM, and a connection to it.
 #[derive(Debug)]
 pub struct Vm {
-    /// What it said of itself.
+    /// What the VM is.
     pub about: Summary,
     stream: Stream,
 }
 
-/// The VMs that were found.
+/// Running VMs.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Those that answer, in the order of their processes.
+    /// The VMs that answer, in the order of their process ids.
     pub vms: Vec<Vm>,
-    /// Why others do not.
+    /// Why others do not answer.
     pub silent: Vec<ClientError>,
 }
 
-/// A VM that cannot be spoken with.
+/// A VM that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is none at all.
+    /// No VM runs.
     #[error("no VM of this user's runs here")]
     NoneRuns,
-    /// There is none of this name.
+    /// No VM has this name; those that run are these.
     #[error("no VM `{0}` runs here; those that do: {1}")]
     NoSuch(String, String),
-    /// There are several.
+    /// Several VMs have this name; their processes are these.
     #[error("several VMs are called `{0}`: {1}; name one by its process")]
     Ambiguous(String, String),
-    /// It has ended.
+    /// The VM has ended.
     #[error("the VM {0} has ended")]
     Ended(u32),
-    /// It does not answer.
+    /// The VM does not answer.
     #[error("the VM {0} does not answer: {1}")]
     Silent(u32, io::Error),
-    /// Too many ask it already.
+    /// The VM has too many clients.
     #[error("the VM {0} has too many clients")]
     Busy(u32),
-    /// It refuses.
+    /// The VM refuses the request.
     #[error("the VM {0} says: {1}")]
     Refused(u32, String),
 }
 
-/// Looks for all that run. What those have left behind that were killed is removed.
+/// Finds all running VMs. Sockets that killed VMs have left behind are removed.
 pub fn find() -> Found {
     let (mut found, mut reached) = (Found::default(), Vec::new());
     for place in Place::all() {
@@ -76,7 +77,7 @@ pub fn find() -> Found {
             }
         }
     }
-    for greeted in greet(reached, Instant::now() + TO_GREET) {
+    for greeted in greet(reached, Instant::now() + GREETING_TIMEOUT) {
         match greeted {
             Ok(vm) => found.vms.push(vm),
             Err(ClientError::Ended(_)) => {}
@@ -87,7 +88,7 @@ pub fn find() -> Found {
     found
 }
 
-/// Asks all of them at once who they are, until then.
+/// Greets VMs in parallel, with one deadline for all.
 fn greet(reached: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, ClientError>> {
     thread::scope(|scope| {
         let greet = |(process, stream)| {
@@ -103,25 +104,25 @@ fn greet(reached: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, Client
     })
 }
 
-/// The VM of this process, or else of this name.
+/// Returns the running VM with this process id, or else with this name.
 pub fn find_one(who: &str) -> Result<Vm, ClientError> {
     let Found { mut vms, silent } = find();
     let about: Vec<&Summary> = vms.iter().map(|vm| &vm.about).collect();
     match pick(who, &about) {
         Ok(number) => Ok(vms.swap_remove(number)),
-        // It may be the one that is meant.
+        // A VM that does not answer may be the one that is meant.
         Err(error) => Err(silent.into_iter().next().unwrap_or(error)),
     }
 }
 
 impl Found {
-    /// Those that answer, of which there is at least one. Why others do not is said.
+    /// Returns the VMs that answer, at least one. `say` is told why others do not.
     pub fn answering(self, say: impl FnMut(ClientError)) -> Result<Vec<Vm>, ClientError> {
         some_of(self.vms.into_iter().map(Ok).chain(self.silent.into_iter().map(Err)), say)
     }
 }
 
-/// What came of those VMs that answered, of which there is at least one. Why others did not is said.
+/// Returns the results of the VMs that answered, at least one. `say` is told why others did not.
 pub fn some_of<T>(
     answers: impl Iterator<Item = Result<T, ClientError>>,
     say: impl FnMut(ClientError),
@@ -133,7 +134,7 @@ pub fn some_of<T>(
             Err(error) => silent.push(error),
         }
     }
-    // What a command fails with is said at its end.
+    // The error with which a command fails is printed at its end.
     let failure = if given.is_empty() { silent.pop().or(Some(ClientError::NoneRuns)) } else { None };
     silent.into_iter().for_each(say);
     failure.map_or(Ok(given), Err)
@@ -164,21 +165,21 @@ impl Vm {
     fn greet(process: u32, stream: UnixStream, end: Instant) -> Result<Self, ClientError> {
         let mut stream = BufReader::new(Deadlined::new(stream, end));
         match ask(process, &mut stream, &Request::Hello)? {
-            // The name of its socket is what it was found by.
+            // The process id is that of the socket's name, by which the VM was found.
             Answer::Hello(about) => Ok(Self { about: Summary { pid: process, ..about }.printable(), stream }),
             _ => Err(unexpected(process)),
         }
     }
 
-    /// Has it look at itself.
-    pub fn look(&mut self) -> Result<Snapshot, ClientError> {
+    /// Returns how the VM does, and what it did since this client's last look.
+    pub fn look(&mut self) -> Result<VmStatus, ClientError> {
         match self.ask(&Request::Look)? {
-            Answer::Look(snapshot) => Ok(*snapshot),
+            Answer::Look(status) => Ok(*status),
             _ => Err(unexpected(self.about.pid)),
         }
     }
 
-    /// Has it change its policy; what that is then.
+    /// Changes the VM's policy, and returns the new one.
     pub fn change(&mut self, change: Change) -> Result<Policy, ClientError> {
         match self.ask(&Request::Policy(change))? {
             Answer::Policy(policy) => Ok(policy),
@@ -186,8 +187,8 @@ impl Vm {
         }
     }
 
-    /// Has it do something.
-    pub fn have(&mut self, request: &Request) -> Result<(), ClientError> {
+    /// Sends a request that has no answer but its success.
+    pub fn request(&mut self, request: &Request) -> Result<(), ClientError> {
         match self.ask(request)? {
             Answer::Done => Ok(()),
             _ => Err(unexpected(self.about.pid)),
@@ -195,13 +196,13 @@ impl Vm {
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
-        self.stream.get_mut().allow(PATIENCE);
+        self.stream.get_mut().allow(TIMEOUT);
         ask(self.about.pid, &mut self.stream, request)
     }
 }
 
 impl Summary {
-    /// As it may be shown on a terminal, whoever chose the names.
+    /// Replaces control characters, so that the names can be printed on a terminal.
     fn printable(mut self) -> Self {
         for text in [&mut self.name, &mut self.runs, &mut self.pmu] {
             *text = printable(text);
@@ -244,7 +245,7 @@ mod tests {
             cpus: 1,
             memory: 1 << 29,
             started: 0,
-            age_ms: 0,
+            age: 0.0,
         }
     }
 
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_told_is_asked_for_in_one_line() {
+    fn a_name_of_no_vm_or_of_several_is_one_line() {
         let vms = [vm(71, "perf"), vm(72, "perf")];
         assert_eq!(
             picked("make", &vms).unwrap_err(),
@@ -275,17 +276,17 @@ mod tests {
         assert_eq!(picked("perf", &[]).unwrap_err(), "no VM of this user's runs here");
     }
 
-    /// Takes what is asked on a VM's end of a connection.
+    /// Receives a request on a VM's end of a connection.
     fn asked(stream: &UnixStream) -> Request {
         message::receive(&mut BufReader::new(stream)).unwrap().unwrap()
     }
 
     #[test]
-    fn a_vm_that_is_slow_to_answer_keeps_no_other_waiting() {
+    fn a_vm_that_is_slow_to_answer_does_not_delay_others() {
         let ((ours, mut first), (ours_too, mut second)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let vms = thread::spawn(move || {
-            // The first does not answer before the second is asked, too.
+            // The first does not answer before the second is greeted.
             for (number, stream) in [(2, &mut second), (1, &mut first)] {
                 assert_eq!(asked(stream), Request::Hello);
                 message::send(stream, &Answer::Hello(vm(number, "perf"))).unwrap();
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_has_not_answered_in_time_is_told_as_silent() {
+    fn a_vm_that_does_not_answer_in_time_is_an_error() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let greeted = greet(vec![(71, ours)], Instant::now() + Duration::from_millis(50));
         let said: Vec<String> = greeted.into_iter().map(|vm| vm.unwrap_err().to_string()).collect();
@@ -306,15 +307,15 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_cannot_draw_on_the_terminal() {
+    fn a_vms_error_cannot_draw_on_the_terminal() {
         let (here, there) = UnixStream::pair().unwrap();
         message::send(&mut &there, &Answer::Error("no\x1b[2J\nmore".into())).unwrap();
-        let said = Vm::greet(1, here, Instant::now() + PATIENCE).unwrap_err().to_string();
+        let said = Vm::greet(1, here, Instant::now() + TIMEOUT).unwrap_err().to_string();
         assert_eq!(said, "the VM 1 says: no?[2J?more");
     }
 
     #[test]
-    fn whoever_asks_all_vms_is_told_which_do_not_answer() {
+    fn a_command_for_all_vms_says_which_do_not_answer() {
         let answering = |vms: &[u32], silent: &[u32]| {
             let end = Instant::now();
             let vm = |pid: &u32| Vm {

@@ -1,137 +1,77 @@
-//! What is said over a VM's socket: a request and its answer, each one line of JSON.
+//! The protocol on a VM's control socket: requests and answers, each one line of JSON. Both ends are of the same
+//! version of Tally.
 
-use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
-use vpmu_perf::Attributed;
 
-use tally_machine::VcpuReport;
+use crate::status::{Summary, VmStatus};
 
-/// What a VM can be asked.
+/// Request to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Request {
-    /// Who it is.
+    /// Say what the VM is.
     Hello,
-    /// How it does. While who has asked once stays connected, the VM also watches whom its vCPUs' threads work for.
+    /// Look at the VM. From the first look until the client disconnects, the VM also counts what its vCPUs' threads do
+    /// in the guest and in the host.
     Look,
-    /// To withhold counters from the guest, or to give them back: all of these or, if there is no such counter, none.
+    /// Disable or enable counters. If one of them does not exist, none is changed.
     Switch(Vec<Switched>),
-    /// To change its policy, and to say what that is then.
+    /// Change the policy, and return the new one.
     Policy(Change),
-    /// To write its log out, with this note in it, if there is one.
+    /// Flush the event log, after writing this note into it if there is one.
     Log(Option<String>),
 }
 
-/// What becomes of a counter.
+/// A counter to disable or enable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
-    /// Which vCPU's.
+    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Which of its counters.
+    /// Number of the counter.
     pub counter: usize,
-    /// What becomes of it.
+    /// Whether to enable or disable the counter.
     pub to: Switch,
 }
 
-/// What a VM answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Answer of a VM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// Who it is.
+    /// What the VM is.
     Hello(Summary),
-    /// How it does.
-    Look(Box<Snapshot>),
-    /// What its policy is.
+    /// How the VM is, and what it did since the client's last look.
+    Look(Box<VmStatus>),
+    /// The VM's policy.
     Policy(Policy),
-    /// That was done.
+    /// The request was carried out.
     Done,
-    /// That was not done, for this reason.
+    /// The request was not carried out, for this reason.
     Error(String),
 }
 
-/// A VM in a few words.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Its process.
-    pub pid: u32,
-    /// What its user calls it.
-    pub name: String,
-    /// What it runs: a command in the default guest, or else a kernel.
-    pub runs: String,
-    /// The PMU that its guest sees.
-    pub pmu: String,
-    /// How many vCPUs it has.
-    pub cpus: u8,
-    /// How much memory, in bytes.
-    pub memory: u64,
-    /// When it was started, in seconds since 1970.
-    pub started: u64,
-    /// How long ago that was, in milliseconds.
-    pub age_ms: u64,
-}
+/// Longest line that is accepted.
+const MAX_LINE: u64 = 1 << 20;
 
-/// How a VM does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// Who it is.
-    pub vm: Summary,
-    /// When that was, in nanoseconds from some moment on.
-    pub at_ns: u64,
-    /// The vCPUs because of whose counters it stands still, if it does.
-    pub paused_by: Vec<u8>,
-    /// Its vCPUs.
-    pub vcpus: Vec<Vcpu>,
-}
-
-/// How a vCPU does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vcpu {
-    /// What its own thread says.
-    pub report: VcpuReport,
-    /// What KVM counts for it, by KVM's names, where KVM does.
-    pub kvm: Option<BTreeMap<String, u64>>,
-    /// Whom its thread works for, where that may be counted.
-    pub work: Option<Attributed>,
-    /// Where it ran when it was last looked, and whose the counters are there.
-    pub hardware: Option<Hardware>,
-}
-
-/// A host CPU's counters, those for any events.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hardware {
-    /// Which CPU.
-    pub cpu: usize,
-    /// How many counters it has.
-    pub counters: usize,
-    /// How many of them no others keep to themselves: the guest's may be among these.
-    pub available: usize,
-    /// Who may keep the rest, as far as this user can see.
-    pub holders: Vec<String>,
-}
-
-/// A line longer than this is none of ours.
-const LONGEST: u64 = 1 << 20;
-
-/// Sends a line.
+/// Sends a message.
 pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Takes a line; nothing if there is no more.
+/// Receives a message. Returns none at the end of the stream.
 pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    stream.take(LONGEST).read_until(b'\n', &mut line)?;
+    stream.take(MAX_LINE).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
-        // It is too long, or was broken off.
+        // The line is too long, or ends without a line break.
         Some(_) => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -140,7 +80,7 @@ pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Opt
 mod tests {
     use super::*;
 
-    fn said(message: &impl Serialize) -> String {
+    fn line_of(message: &impl Serialize) -> String {
         let mut line = Vec::new();
         send(&mut line, message).unwrap();
         String::from_utf8(line).unwrap()
@@ -148,28 +88,28 @@ mod tests {
 
     #[test]
     fn requests_can_be_typed_by_hand() {
-        assert_eq!(said(&Request::Hello), "\"hello\"\n");
+        assert_eq!(line_of(&Request::Hello), "\"hello\"\n");
         let request = Request::Switch(vec![Switched { vcpu: 0, counter: 3, to: Switch::Off }]);
-        let line = said(&request);
+        let line = line_of(&request);
         assert_eq!(line, "{\"switch\":[{\"vcpu\":0,\"counter\":3,\"to\":\"off\"}]}\n");
         assert_eq!(receive(&mut line.as_bytes()).unwrap(), Some(request));
     }
 
     #[test]
     fn a_line_break_in_a_name_stays_in_its_line() {
-        let line = said(&Answer::Error("one\ntwo".into()));
+        let line = line_of(&Answer::Error("one\ntwo".into()));
         assert_eq!(line.lines().count(), 1);
         assert_eq!(receive(&mut line.as_bytes()).unwrap(), Some(Answer::Error("one\ntwo".into())));
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn a_line_that_is_no_message_is_refused() {
         let receive = |bytes: &[u8]| receive::<Request>(&mut &*bytes);
         assert!(receive(b"").unwrap().is_none());
         assert!(receive(b"\"hello\"").is_err(), "it was broken off");
         assert!(receive(b"{\"bogus\":1}\n").is_err());
         assert!(receive(b"\xff\n").is_err());
-        let endless = vec![b'x'; usize::try_from(LONGEST).unwrap() + 1];
+        let endless = vec![b'x'; usize::try_from(MAX_LINE).unwrap() + 1];
         assert!(receive(&endless).is_err());
     }
 }

@@ -1,7 +1,8 @@
-//! Where running VMs are found: a folder for each user, with a socket for each VM, named for its process.
+//! Directories of control sockets: one for each user, with a socket for each running VM, named for its process.
 //!
-//! Such a folder may be in `/tmp`, where anybody can make one. So it is opened once, without following a link, and used only
-//! if it is this user's alone; from then on everything is done in the folder that was opened, whatever its name leads to.
+//! Such a directory may be in `/tmp`, where anybody can create one. So it is opened once, without following symbolic
+//! links, and used only if no other user can access it. All further operations are relative to the open directory,
+//! whatever its path leads to then.
 
 use std::fs;
 use std::io;
@@ -13,10 +14,10 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Of the sockets' names.
+/// Suffix of the sockets' names.
 const SUFFIX: &str = ".sock";
 
-/// A user's folder of running VMs.
+/// A user's directory of control sockets.
 #[derive(Debug)]
 pub struct Place {
     folder: OwnedFd,
@@ -24,56 +25,56 @@ pub struct Place {
     owner: u32,
 }
 
-/// A folder that is not to be used.
+/// A directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// It cannot be made, or opened.
+    /// The directory cannot be created or opened.
     #[error("{0}: {1}")]
     Refused(PathBuf, io::Error),
-    /// Others could put something into it.
+    /// Other users can access the directory.
     #[error("{0} is not a folder of this user's alone")]
     NotPrivate(PathBuf),
-    /// There is nobody to listen.
+    /// The thread that serves the socket cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
 
-/// A VM's socket, which is gone when this is dropped.
+/// A VM's socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Socket {
     place: Place,
     name: String,
 }
 
-/// What came of asking for a VM.
+/// Result of connecting to a VM's socket.
 #[derive(Debug)]
 pub enum Reached {
-    /// It listens.
+    /// The VM accepts the connection.
     Vm(UnixStream),
-    /// Nobody does: the process was killed.
+    /// Nobody listens: the process was killed.
     Nobody,
-    /// It has too much to do.
+    /// The queue of connections is full.
     Busy,
 }
 
 impl Place {
-    /// This user's, which is made if it is not there.
+    /// Opens this user's directory, and creates it if it does not exist.
     pub fn own() -> Result<Self, PlaceError> {
         let mut refusal = None;
         for path in candidates(user(), runtime_folder().as_deref()) {
             match Self::make(&path) {
                 Ok(place) => return Ok(place),
-                // The first is where it should be.
+                // The error is that of the first candidate, the best one.
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
         Err(refusal.expect("there are candidates"))
     }
 
-    /// Those in which there may be VMs that this user may ask: root may ask everybody's.
+    /// Opens all directories with VMs that this user may use: root may use everybody's.
     pub fn all() -> Vec<Self> {
         let mine = candidates(user(), runtime_folder().as_deref());
-        let theirs = if user() == 0 { everybodys() } else { Vec::new() };
+        let theirs = if user() == 0 { of_all_users() } else { Vec::new() };
         let mut places: Vec<Self> = Vec::new();
         for path in mine.into_iter().chain(theirs) {
             if !places.iter().any(|place| place.path == path)
@@ -108,34 +109,34 @@ impl Place {
         Ok(Self { folder, path: path.to_owned(), owner: found.st_uid })
     }
 
-    /// Listens as this process. Nobody finds the socket before somebody listens, so none is taken for that of a process
-    /// that was killed.
+    /// Creates a socket for this process and listens on it. The socket gets its name only then, so that no client takes
+    /// it for one that a killed process has left behind.
     pub fn listen(self, process: u32) -> Result<(UnixListener, Socket), PlaceError> {
-        let (name, unborn) = (format!("{process}{SUFFIX}"), format!("{process}.new"));
+        let (name, temporary) = (format!("{process}{SUFFIX}"), format!("{process}.new"));
         let refused = |error: io::Error| PlaceError::Refused(self.path.join(&name), error);
-        // What another process of this number left behind.
-        let _ = rustix::fs::unlinkat(&self.folder, &unborn, AtFlags::empty());
-        let listener = UnixListener::bind(within(&self.folder).join(&unborn)).map_err(refused)?;
-        rustix::fs::renameat(&self.folder, &unborn, &self.folder, &name)
+        // An earlier process with this process id may have left it behind.
+        let _ = rustix::fs::unlinkat(&self.folder, &temporary, AtFlags::empty());
+        let listener = UnixListener::bind(path_of_open(&self.folder).join(&temporary)).map_err(refused)?;
+        rustix::fs::renameat(&self.folder, &temporary, &self.folder, &name)
             .map_err(|error| refused(error.into()))?;
         Ok((listener, Socket { place: self, name }))
     }
 
-    /// The processes that have sockets here.
+    /// Returns the ids of the processes that have sockets here.
     pub fn processes(&self) -> Vec<u32> {
         let Ok(entries) = Dir::read_from(&self.folder) else { return Vec::new() };
         let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_owned());
         names.filter_map(|name| name.to_str().ok()?.strip_suffix(SUFFIX)?.parse().ok()).collect()
     }
 
-    /// Asks for the VM of that process.
+    /// Connects to the VM of a process.
     pub fn reach(&self, process: u32) -> io::Result<Reached> {
         let name = format!("{process}{SUFFIX}");
-        // The very socket that is looked at is the one that is spoken to.
+        // The socket that is checked is the one that is connected to.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = match rustix::fs::openat(&self.folder, &name, flags, Mode::empty()) {
             Ok(socket) => socket,
-            // It has just ended.
+            // The VM has just ended.
             Err(Errno::NOENT) => return Ok(Reached::Nobody),
             Err(error) => return Err(error.into()),
         };
@@ -145,7 +146,7 @@ impl Place {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match rustix::net::connect(&stream, &SocketAddrUnix::new(within(&socket))?) {
+        match rustix::net::connect(&stream, &SocketAddrUnix::new(path_of_open(&socket))?) {
             Ok(()) => {
                 let stream = UnixStream::from(stream);
                 stream.set_nonblocking(false)?;
@@ -157,9 +158,9 @@ impl Place {
         }
     }
 
-    /// Removes the socket of a process that is no more.
+    /// Removes the socket of a process that does not exist any more.
     pub fn forget(&self, process: u32) {
-        // Somebody else may have done it.
+        // Another client may have removed it.
         let _ = rustix::fs::unlinkat(&self.folder, format!("{process}{SUFFIX}"), AtFlags::empty());
     }
 }
@@ -170,8 +171,8 @@ impl Drop for Socket {
     }
 }
 
-/// The name of what is open, which is short enough for an address and leads nowhere else.
-fn within(file: &OwnedFd) -> PathBuf {
+/// Returns a path to an open file that is short enough for a socket address and leads nowhere else.
+fn path_of_open(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
@@ -183,7 +184,8 @@ fn runtime_folder() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// Where a user's VMs may be, the better places first: a login has its folder, a service or a container may have none.
+/// Returns the paths of a user's directory, the best first: a login session has a runtime directory, a service or a
+/// container may have none.
 fn candidates(user: u32, runtime: Option<&Path>) -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = runtime.map(|folder| folder.join("tally")).into_iter().collect();
     if user == 0 {
@@ -194,8 +196,8 @@ fn candidates(user: u32, runtime: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// Where other users' VMs may be.
-fn everybodys() -> Vec<PathBuf> {
+/// Returns the paths at which other users' directories may be.
+fn of_all_users() -> Vec<PathBuf> {
     let entries = |folder| fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let logins = entries("/run/user").map(|entry| entry.path().join("tally"));
     let others = entries("/tmp").filter(|entry| {
@@ -236,7 +238,7 @@ mod tests {
         let seen = place(folder.path());
         assert_eq!(seen.processes(), [71]);
         assert!(matches!(seen.reach(71), Ok(Reached::Nobody)));
-        // A later process of this number takes its place.
+        // A later process with this process id replaces it.
         let (_listener, _socket) = place(folder.path()).listen(71).unwrap();
         assert!(matches!(seen.reach(71), Ok(Reached::Vm(_))));
         seen.forget(71);
@@ -260,7 +262,7 @@ mod tests {
         let link = folder.path().join("link");
         symlink(folder.path().join("tally"), &link).unwrap();
         assert!(matches!(Place::make(&link), Err(PlaceError::Refused(..))));
-        // Nor is one in place of a socket.
+        // A link in place of a socket is not followed either.
         symlink("71.sock", folder.path().join("tally/72.sock")).unwrap();
         assert!(place(folder.path()).reach(72).is_err());
     }
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_has_its_folder_and_a_service_finds_another() {
+    fn a_login_uses_its_runtime_directory_and_a_service_another() {
         let of = |user, runtime: Option<&str>| {
             let places = candidates(user, runtime.map(Path::new));
             places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()

@@ -1,5 +1,5 @@
-//! Who answers: a thread that waits for clients, and one for each of them. What a client does or leaves undone is its own
-//! thread's business; the VM's other threads do not wait for any of these.
+//! The server on a VM's control socket: a thread that accepts clients, and a thread for each client. A client that
+//! stalls holds up only its own thread; the VM's other threads wait for none of these.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,34 +12,34 @@ use log::debug;
 
 use super::message::{self, Answer, Request};
 
-/// More are sent away.
-const MOST_CLIENTS: usize = 16;
-/// Who says nothing for so long is sent away; who looks again and again does so more often.
-const PATIENCE: Duration = Duration::from_mins(2);
-/// Who does not read for so long, too.
-const TO_READ: Duration = Duration::from_secs(5);
-/// When no client can be taken for now, for lack of files say.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of concurrent clients.
+const MAX_CLIENTS: usize = 16;
+/// Timeout for a client's next request. A client that looks repeatedly does so more often.
+const READ_TIMEOUT: Duration = Duration::from_mins(2);
+/// Timeout for a client to read an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a client could not be accepted, for lack of file descriptors say.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// What can be asked.
+/// A machine that answers clients' requests.
 pub trait Machine: Send + Sync + 'static {
-    /// What is kept for a client while it is there.
+    /// State that is kept for a client while it is connected.
     type Session: Default;
 
-    /// Does what is asked, and says what came of it.
+    /// Carries out a request and returns the answer.
     fn answer(&self, session: &mut Self::Session, request: Request) -> Answer;
 }
 
-/// Answers those who connect, from now on until the process ends.
+/// Starts a thread that accepts clients until the process ends.
 pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<()> {
     let clients = Arc::new(AtomicUsize::new(0));
     let wait = move || {
         for stream in listener.incoming() {
             match stream {
-                Ok(stream) => attend(stream, &machine, &clients),
+                Ok(stream) => accept(stream, &machine, &clients),
                 Err(error) => {
                     debug!("a client is not taken: {error}");
-                    thread::sleep(PAUSE);
+                    thread::sleep(RETRY_AFTER);
                 }
             }
         }
@@ -47,31 +47,31 @@ pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<
     thread::Builder::new().name("control".into()).spawn(wait).map(drop)
 }
 
-/// Gives a client a thread of its own, if there is room for one more.
-fn attend<M: Machine>(mut stream: UnixStream, machine: &Arc<M>, clients: &Arc<AtomicUsize>) {
-    let place = Place::take(clients);
+/// Starts a thread for a client, unless there are too many clients.
+fn accept<M: Machine>(mut stream: UnixStream, machine: &Arc<M>, clients: &Arc<AtomicUsize>) {
+    let slot = Slot::take(clients);
     let limits = stream
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| stream.set_write_timeout(Some(TO_READ)))
-        .and_then(|()| if place.is_none() { refuse(&mut stream) } else { Ok(()) });
-    let (Some(place), Ok(())) = (place, limits) else { return };
+        .set_read_timeout(Some(READ_TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT)))
+        .and_then(|()| if slot.is_none() { refuse(&mut stream) } else { Ok(()) });
+    let (Some(slot), Ok(())) = (slot, limits) else { return };
     let machine = Arc::clone(machine);
-    let talk = move || {
-        let _place = place;
-        if let Err(error) = talk(&stream, &*machine) {
+    let converse = move || {
+        let _slot = slot;
+        if let Err(error) = converse(&stream, &*machine) {
             debug!("a client is sent away: {error}");
         }
     };
-    if let Err(error) = thread::Builder::new().name("control".into()).spawn(talk) {
+    if let Err(error) = thread::Builder::new().name("control".into()).spawn(converse) {
         debug!("a client is not taken: {error}");
     }
 }
 
 fn refuse(stream: &mut UnixStream) -> io::Result<()> {
-    message::send(stream, &Answer::Error(format!("{MOST_CLIENTS} clients are connected already")))
+    message::send(stream, &Answer::Error(format!("{MAX_CLIENTS} clients are connected already")))
 }
 
-fn talk<M: Machine>(stream: &UnixStream, machine: &M) -> io::Result<()> {
+fn converse<M: Machine>(stream: &UnixStream, machine: &M) -> io::Result<()> {
     let mut session = M::Session::default();
     let (mut requests, mut answers) = (BufReader::new(stream), stream);
     loop {
@@ -88,18 +88,18 @@ fn talk<M: Machine>(stream: &UnixStream, machine: &M) -> io::Result<()> {
     }
 }
 
-/// A client's place among those there may be.
-struct Place(Arc<AtomicUsize>);
+/// One of the [`MAX_CLIENTS`] slots, which is free again when this is dropped.
+struct Slot(Arc<AtomicUsize>);
 
-impl Place {
+impl Slot {
     fn take(clients: &Arc<AtomicUsize>) -> Option<Self> {
-        let place = Self(Arc::clone(clients));
-        // One too many gives its place back at once, when this is dropped.
-        (clients.fetch_add(1, Ordering::Relaxed) < MOST_CLIENTS).then_some(place)
+        let slot = Self(Arc::clone(clients));
+        // If there is none free, this gives the slot back at once when it is dropped.
+        (clients.fetch_add(1, Ordering::Relaxed) < MAX_CLIENTS).then_some(slot)
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
 
-    /// Says how often it was asked on this connection.
+    /// Answers with the number of requests on this connection.
     struct Counts;
 
     impl Machine for Counts {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_stalls_keeps_nobody_waiting() {
+    fn a_client_that_stalls_does_not_delay_others() {
         let listening = Listening::new();
         let mut stalled = listening.connect();
         stalled.write_all(b"\"hel").unwrap();
@@ -164,28 +164,28 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_talks_garbage_is_told_so_and_sent_away() {
+    fn a_client_that_sends_garbage_gets_an_error_and_is_disconnected() {
         let listening = Listening::new();
         let mut stream = listening.connect();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let mut said = String::new();
-        // What it had not read yet when it was sent away may make the end look abrupt.
+        // The server closes without reading the rest, which may reset the connection.
         let _ = stream.read_to_string(&mut said);
         assert!(said.contains("not understood"), "{said}");
         assert_eq!(ask(&listening.connect()), number(1));
     }
 
     #[test]
-    fn there_is_room_for_so_many_clients_and_again_when_one_has_gone() {
+    fn one_client_too_many_is_refused_until_another_disconnects() {
         let listening = Listening::new();
-        let mut clients: Vec<UnixStream> = (0..MOST_CLIENTS).map(|_| listening.connect()).collect();
+        let mut clients: Vec<UnixStream> = (0..MAX_CLIENTS).map(|_| listening.connect()).collect();
         for client in &clients {
             assert_eq!(ask(client), number(1));
         }
         let refused: Option<Answer> = message::receive(&mut BufReader::new(listening.connect())).unwrap();
-        assert_eq!(refused, Some(Answer::Error(format!("{MOST_CLIENTS} clients are connected already"))));
+        assert_eq!(refused, Some(Answer::Error(format!("{MAX_CLIENTS} clients are connected already"))));
         clients.pop();
-        // Its thread has to notice first.
+        // The server's thread has to notice first.
         let again = (0..).find_map(|_| try_ask(&listening.connect()).filter(|answer| *answer == number(1)));
         assert_eq!(again, Some(number(1)));
     }

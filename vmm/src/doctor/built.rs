@@ -1,4 +1,4 @@
-//! What Tally builds for itself the first time it is needed: whether that is done.
+//! Facts about what Tally builds at its first use: the default guest and the lab.
 
 use std::env;
 use std::fs;
@@ -9,7 +9,7 @@ use guest_images::cache::Cache;
 use crate::fact::Fact;
 use crate::lab;
 
-/// What there is to know of it.
+/// Returns the facts about the cache, the default guest and the lab.
 pub fn facts() -> Vec<Fact> {
     const GUEST: [&str; 2] = ["kernel-", "guest-initrd-"];
     const LAB: [&str; 2] = ["lab-cpu-", "lab-host-"];
@@ -39,16 +39,16 @@ pub fn facts() -> Vec<Fact> {
     [Some(guest), lab].into_iter().flatten().collect()
 }
 
-/// Whether a folder has entries with each of these beginnings.
-fn has_all(folder: &Path, beginnings: &[&str]) -> bool {
+/// Returns true if a directory has complete entries with all of these prefixes.
+fn has_all(folder: &Path, prefixes: &[&str]) -> bool {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    beginnings.iter().all(|beginning| names.iter().any(|name| is_entry(name, beginning)))
+    prefixes.iter().all(|prefix| names.iter().any(|name| is_entry(name, prefix)))
 }
 
-/// Entries end in the hash of what they were built from.
-fn is_entry(name: &str, beginning: &str) -> bool {
-    name.starts_with(beginning)
+/// Returns true for a complete entry: its name ends in the hash of what it was built from.
+fn is_entry(name: &str, prefix: &str) -> bool {
+    name.starts_with(prefix)
         && name
             .rsplit('-')
             .next()
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_complete_counts_as_built() {
+    fn only_complete_entries_count_as_built() {
         assert!(is_entry("lab-cpu-13882cbe278501a3", "lab-cpu-"));
         assert!(is_entry("kernel-bookworm-13882cbe278501a3", "kernel-"));
         assert!(!is_entry("lab-cpu-tree", "lab-cpu-"));

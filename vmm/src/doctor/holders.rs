@@ -1,4 +1,4 @@
-//! Who else has perf events, and so may hold counters.
+//! Other processes that have perf events, and so may hold counters.
 
 use std::fs;
 use std::path::Path;
@@ -6,19 +6,19 @@ use std::process;
 
 use crate::fact::Fact;
 
-/// What the kernel calls a perf event's descriptor.
+/// Target of the link of a perf event's file descriptor in `/proc/PID/fd`.
 const EVENT: &str = "anon_inode:[perf_event]";
-/// So many processes are named.
-const NAMED: usize = 5;
+/// Maximum number of processes that are named.
+const MAX_NAMED: usize = 5;
 
-/// Those that this user can see, if there are any.
+/// Returns a fact that names the holders that this user can see, if there are any.
 pub fn fact() -> Option<Fact> {
     let holders = holders();
     (!holders.is_empty())
         .then(|| Fact::note("holders", format!("others have perf events open: {}", holders.join(", "))))
 }
 
-/// Those other than this process, with the number of their events.
+/// Returns the other processes that have perf events, with the number of these.
 pub fn holders() -> Vec<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let is_other = |name: &str| name.parse::<u32>().is_ok_and(|number| number != process::id());
@@ -26,8 +26,8 @@ pub fn holders() -> Vec<String> {
         .filter(|process| process.file_name().to_str().is_some_and(is_other))
         .filter_map(|process| holder(&process.path()))
         .collect();
-    let more = holders.len().saturating_sub(NAMED);
-    holders.truncate(NAMED);
+    let more = holders.len().saturating_sub(MAX_NAMED);
+    holders.truncate(MAX_NAMED);
     if more > 0 {
         holders.push(format!("{more} more"));
     }
@@ -35,7 +35,7 @@ pub fn holders() -> Vec<String> {
 }
 
 fn holder(process: &Path) -> Option<String> {
-    // Of another user's process the descriptors cannot be seen.
+    // Another user's file descriptors cannot be read.
     let descriptors = fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok);
     let links = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
     let events = links.filter(|link| link.as_os_str() == EVENT).count();

@@ -1,4 +1,4 @@
-//! The host's KVM.
+//! Facts about the host's KVM.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,16 +12,16 @@ use crate::fact::Fact;
 use crate::kvm::{NoKvm, open_any};
 use crate::lab;
 
-/// What the facts that decide are about.
+/// Subject of the facts about `/dev/kvm`. A bad fact of this or the next two subjects means that no Linux guest runs.
 pub const ABOUT: &str = "kvm";
-/// Likewise.
+/// Subject of the facts about KVM's capabilities.
 pub const CAPABILITY: &str = "capability";
-/// Likewise.
+/// Subject of the fact about Linux guests.
 pub const LINUX: &str = "guests";
 
 const SYS_MODULE: &str = "/sys/module";
 
-/// What there is to know of it.
+/// Returns the facts about KVM.
 pub fn facts() -> Vec<Fact> {
     let module = MODULES.into_iter().find(|(name, _)| Path::new(SYS_MODULE).join(name).exists());
     let mut facts = match open_any() {
@@ -39,9 +39,9 @@ pub fn facts() -> Vec<Fact> {
 }
 
 fn usable(kvm: &Kvm, module: Option<(&str, &str)>) -> Vec<Fact> {
-    let (name, stands) = module.unwrap_or(("built into the kernel", "how is not known"));
+    let (name, virtualization) = module.unwrap_or(("built into the kernel", "how is not known"));
     let version = kvm.get_api_version();
-    let says = format!("/dev/kvm can be used ({name}, {stands}), version {version} of its interface");
+    let says = format!("/dev/kvm can be used ({name}, {virtualization}), version {version} of its interface");
     let opened = if version == kvm::API_VERSION {
         Fact::good(ABOUT, says)
     } else {
@@ -72,7 +72,7 @@ fn optional(need: &Need, is_there: bool) -> Fact {
     Fact::note(CAPABILITY, format!("{name} {there}, for {purpose}; guests run without, too"))
 }
 
-/// Why there is no device: a container that was not given it, or a module that is not loaded.
+/// Explains why there is no `/dev/kvm`: a container without the device, or a module that is not loaded.
 fn absent(modules: &Path) -> Fact {
     if modules.join("kvm").exists() {
         return Fact::bad(
@@ -97,7 +97,7 @@ fn forbidden() -> Fact {
     Fact::bad(ABOUT, refusal(mode, group, &groups))
 }
 
-/// What a user can do about a device of this mode and group.
+/// Explains what a user can do about a device with this mode and group.
 fn refusal(mode: u32, group: u32, groups: &str) -> String {
     const ROOT: u32 = 0;
     const GROUP_MAY: u32 = 0o060;
@@ -118,7 +118,7 @@ fn refusal(mode: u32, group: u32, groups: &str) -> String {
     )
 }
 
-/// What the operator has set.
+/// Returns the facts about parameters of KVM's modules.
 fn parameters(modules: &Path) -> Vec<Fact> {
     let read = |module: &str, name: &str| {
         let value = fs::read_to_string(modules.join(module).join("parameters").join(name)).ok()?;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_has_set_is_told() {
+    fn parameters_of_kvms_modules_are_shown() {
         let modules = tempfile::tempdir().unwrap();
         assert!(parameters(modules.path()).is_empty());
         for (name, value) in [
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_device_is_explained_by_whether_there_is_a_module() {
+    fn a_missing_device_is_explained_with_or_without_a_module() {
         let modules = tempfile::tempdir().unwrap();
         assert!(absent(modules.path()).says.contains(&kvm::loading("sudo ")));
         fs::create_dir(modules.path().join("kvm")).unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capability_that_every_guest_needs_is_bad_to_miss() {
+    fn a_missing_capability_that_every_guest_needs_is_bad() {
         let need = kvm::needed(Choice::Auto).next().unwrap();
         assert_eq!((capability(need, true).state, capability(need, false).state), (State::Good, State::Bad));
         assert_eq!(optional(need, false).state, State::Note);

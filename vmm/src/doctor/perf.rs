@@ -1,4 +1,4 @@
-//! The host's counters: whether guests can have them, and how many.
+//! Facts about the host's counters: whether guests can have them, and how many.
 
 use std::fs;
 use std::io;
@@ -12,14 +12,14 @@ use super::{holders, process};
 use crate::fact::Fact;
 use crate::kvm;
 
-/// What there is to know of them.
+/// Returns the facts about counters.
 pub fn facts() -> Vec<Fact> {
     let mut facts = vec![paranoid(setting("perf_event_paranoid"), process::is_privileged())];
     facts.extend(WATCHDOG.map(watchdog));
     facts.extend(holders::fact());
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
     facts.extend(shown());
-    // Those of one kind of cores: by now this program stays there.
+    // On a hybrid host, these are the events of the kind of core on which this program stays from now on.
     facts.extend(HostPmu::bind_thread().ok().map(|(pmu, _)| events(&generic_events(pmu))));
     facts
 }
@@ -61,7 +61,7 @@ fn watchdog(switch: &str) -> Fact {
     }
 }
 
-/// Whether Tally can read its counters without a system call.
+/// Returns whether Tally can read its counters without a system call.
 fn direct_reads(rdpmc: Option<&str>) -> Option<Fact> {
     let about = "rdpmc";
     match rdpmc?.trim() {
@@ -74,7 +74,7 @@ fn direct_reads(rdpmc: Option<&str>) -> Option<Fact> {
     }
 }
 
-/// What a guest sees if nothing else is asked for.
+/// Returns the PMU that a guest sees by default.
 fn shown() -> Vec<Fact> {
     let about = "pmu";
     let Ok(kvm) = kvm::open(Choice::Auto) else { return Vec::new() };
@@ -116,7 +116,7 @@ mod tests {
     use crate::fact::State;
 
     #[test]
-    fn who_may_count_is_told_with_the_command_for_those_who_may_not() {
+    fn who_may_count_is_shown_with_the_command_for_those_who_may_not() {
         let commands = |level, privileged| paranoid(Some(level), privileged).json()["commands"].clone();
         assert_eq!(commands(3, false)[0], "sudo sysctl kernel.perf_event_paranoid=1");
         assert!(commands(3, true).as_array().unwrap().is_empty());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_by_system_call_are_told_with_the_command_against_them() {
+    fn reads_by_system_call_are_shown_with_the_command_that_avoids_them() {
         assert!(direct_reads(Some("0\n")).unwrap().says.contains("`echo 1 | sudo tee"));
         assert!(!direct_reads(Some("1\n")).unwrap().says.contains('`'));
         assert_eq!(direct_reads(None), None);

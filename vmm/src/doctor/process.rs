@@ -1,24 +1,27 @@
-//! What this program may do: its capabilities, its sandbox, its limits.
+//! Facts about this process: its capabilities, its sandbox, its limits.
 
 use std::env;
 use std::fs;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::fact::Fact;
 
-/// Numbers in `linux/capability.h`; the second was the right to all of perf before there was the first.
+/// Numbers of capabilities in `linux/capability.h`. Before Linux 5.8 had `CAP_PERFMON`, `CAP_SYS_ADMIN` was the right
+/// to all of perf.
 const PERFMON: u32 = 38;
 const SYS_ADMIN: u32 = 21;
-/// A vCPU has a file, and one for each of its counters; a machine some tens.
+/// Files of a vCPU: itself and one for each of its counters. A machine has some tens.
 const FILES_OF_A_VCPU: u64 = 12;
 const FILES_OF_A_MACHINE: u64 = 64;
 
-/// What there is to know of it.
+/// Returns the facts about this process.
 pub fn facts() -> Vec<Fact> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    [Some(perfmon(&status)), sandbox(&status), files()].into_iter().flatten().collect()
+    [Some(perfmon(&status)), sandbox(&status), Some(files())].into_iter().flatten().collect()
 }
 
-/// Whether it may count in kernels whatever `perf_event_paranoid` is.
+/// Returns true if this process may count in kernels whatever `perf_event_paranoid` is.
 pub fn is_privileged() -> bool {
     has_perfmon(&fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
@@ -52,13 +55,8 @@ fn sandbox(status: &str) -> Option<Fact> {
     })
 }
 
-fn files() -> Option<Fact> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
-        return None;
-    }
-    Some(open_files(limit.rlim_max))
+fn files() -> Fact {
+    open_files(getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX))
 }
 
 fn open_files(most: u64) -> Fact {
@@ -88,7 +86,7 @@ mod tests {
     use crate::fact::State;
 
     #[test]
-    fn a_privilege_is_known_by_its_bit() {
+    fn a_capability_is_found_by_its_bit() {
         assert!(has_perfmon("CapPrm:\t0\nCapEff:\t0000004000000000\n"));
         assert!(has_perfmon("CapEff:\t0000000000200000\n"));
         assert!(!has_perfmon("CapPrm:\t0000004000000000\nCapEff:\t0000000000000400\n"));
@@ -97,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_told_of_only_where_there_is_one() {
+    fn a_sandbox_is_shown_only_if_there_is_one() {
         assert!(sandbox("Seccomp:\t2\n").is_some());
         assert!(sandbox("Seccomp:\t0\nSeccomp_filters:\t2\n").is_none());
     }
 
     #[test]
-    fn a_limit_that_no_guest_fits_into_is_bad() {
+    fn a_limit_that_is_too_low_for_a_guest_is_bad() {
         assert_eq!(open_files(64).state, State::Bad);
         assert!(open_files(1024).says.contains("enough for 80 vCPUs"));
         assert!(open_files(1 << 20).says.contains("enough for 254 vCPUs"));

@@ -1,44 +1,44 @@
-//! Reading a log: what is whole in it comes out, whatever follows.
+//! Reads an event log: all whole records come out, whatever follows them.
 
 use std::io::{self, Read};
 
-use super::record::{Header, LENGTH, Nonsense, Record};
+use super::record::{DecodeError, Header, LENGTH, Record};
 
-/// The records of a log, in their order; an error is the last.
+/// Iterator over the records of a log, in their order. An error is the last item.
 pub struct Reader<R> {
     file: R,
-    /// Where the next record begins; nowhere, after an error.
+    /// Offset of the next record; none after the end or an error.
     at: Option<u64>,
 }
 
-/// There is no reading on.
+/// Reading cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The file cannot be read.
     #[error("cannot be read")]
     File(#[from] io::Error),
-    /// It is empty.
+    /// The file is empty.
     #[error("empty: nothing has been written to it yet")]
     Empty,
-    /// It is no log that could be read.
+    /// The file has no header that can be read.
     #[error(transparent)]
-    Header(Nonsense),
-    /// It ends where a record does not.
+    Header(DecodeError),
+    /// The file ends within a record.
     #[error("the log breaks off in the record at byte {0}: it was cut, or is being written")]
     Cut(u64),
-    /// A record cannot be.
+    /// A record is damaged.
     #[error("the log is damaged from byte {0} on")]
     Damaged(u64),
 }
 
 impl<R: Read> Reader<R> {
-    /// Begins to read.
+    /// Reads the header.
     pub fn new(mut file: R) -> Result<(Header, Self), ReadError> {
         let bytes = read(&mut file, Header::SIZE)?;
         if bytes.is_empty() {
             return Err(ReadError::Empty);
         }
-        let bytes = bytes.first_chunk().ok_or(ReadError::Header(Nonsense::NotALog))?;
+        let bytes = bytes.first_chunk().ok_or(ReadError::Header(DecodeError::NotALog))?;
         let header = Header::decode(bytes).map_err(ReadError::Header)?;
         Ok((header, Self { file, at: Some(Header::SIZE as u64) }))
     }
@@ -74,7 +74,7 @@ impl<R: Read> Iterator for Reader<R> {
     }
 }
 
-/// So many bytes, or those that there are.
+/// Reads this many bytes, or fewer at the end of the file.
 fn read(file: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(count);
     file.take(count as u64).read_to_end(&mut bytes)?;

@@ -1,19 +1,19 @@
-//! What is in the file: a header, then records. All numbers are little-endian.
+//! The format of an event log: a header, then records. All numbers are little-endian.
 //!
 //! | bytes | the header |
 //! |---|---|
 //! | 8 | `TALLYLOG` |
-//! | 4 | its version, 1 |
-//! | 8, 8 | when it began, in nanoseconds: since 1970, and by the host's `CLOCK_MONOTONIC` |
+//! | 4 | version of the format, 1 |
+//! | 8, 8 | time of the log's beginning, in nanoseconds: since 1970, and by the host's `CLOCK_MONOTONIC` |
 //!
 //! | bytes | a record |
 //! |---|---|
-//! | 2 | how many bytes follow |
-//! | 1 | its kind: which [`What`] it is |
-//! | 1 | what there is of its [`Place`]: 1 for a vCPU, 2 for a RIP, 3 for both |
-//! | 8 | nanoseconds since the log began |
-//! | 1, 8 | the vCPU, the RIP |
-//! | the rest | what happened: its numbers, then its words |
+//! | 2 | number of the bytes that follow |
+//! | 1 | kind of the record: which [`What`] it is |
+//! | 1 | parts of the [`Place`] that are present: 1 for a vCPU, 2 for a RIP, 3 for both |
+//! | 8 | nanoseconds since the log's beginning |
+//! | 1, 8 | vCPU, RIP |
+//! | the rest | content: numbers, then text |
 
 use std::fmt::Display;
 use std::io::Write;
@@ -21,107 +21,107 @@ use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"TALLYLOG";
 const VERSION: u32 = 1;
-/// How many bytes of words a record has at most; what is longer is cut.
-pub const LONGEST_TEXT: usize = 8 << 10;
-/// The bytes that say how long a record is.
+/// Maximum size of a record's text; a longer text is cut.
+pub const MAX_TEXT: usize = 8 << 10;
+/// Size of a record's length.
 pub const LENGTH: usize = 2;
 
 const VCPU: u8 = 1;
 const RIP: u8 = 2;
 
-/// What is known of a log as a whole.
+/// Header of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// When it began, since 1970.
+    /// Time of the log's beginning, since 1970.
     pub wall: Duration,
-    /// When it began, by the host's `CLOCK_MONOTONIC`.
+    /// Time of the log's beginning by the host's `CLOCK_MONOTONIC`.
     pub monotonic: Duration,
 }
 
-/// Something that happened.
+/// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record<T> {
-    /// When, since the log began.
+    /// Time since the log's beginning.
     pub time: Duration,
-    /// Where.
+    /// Place of the event.
     pub place: Place,
-    /// What.
+    /// The event.
     pub what: What<T>,
 }
 
-/// Where something happened.
+/// Place of an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place {
-    /// On which vCPU, if on one.
+    /// vCPU, for events of a vCPU.
     pub vcpu: Option<u8>,
-    /// Where in the guest, if it has to do with that.
+    /// Guest's RIP, for events of the guest.
     pub rip: Option<u64>,
 }
 
-/// What happened. Words and events are a `T`.
+/// An event, with texts and perf events' names of type `T`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What<T> {
-    /// What Tally says of the counters.
+    /// Tally's message about the counters.
     Said(T),
-    /// What the user said, by `tally log PID TEXT`.
+    /// The user's note, written by `tally log VM TEXT`.
     Note(T),
-    /// So many records are missing here, because they could not be written.
+    /// This number of records is missing here, because they could not be written.
     Lost(u64),
-    /// The machine has ended; nothing follows.
+    /// The machine has ended in this way; no record follows.
     End(T),
-    /// The guest has told a counter what to count.
+    /// The guest has configured a counter.
     Configured { counter: u8, interrupts: bool, event: T },
-    /// The guest has told a counter to count nothing.
+    /// The guest has configured a counter to count nothing.
     Emptied { counter: u8 },
-    /// This set of counters has overflowed.
+    /// These counters have overflowed (a mask).
     Overflowed { counters: u64, interrupts: bool },
     /// A counter has lost its hardware.
     Starved { counter: u8, event: T },
-    /// It has some again.
+    /// A starved counter has hardware again.
     Recovered { counter: u8, missed: Duration, event: T },
-    /// The guest has no use for it any more.
+    /// The guest does not use a starved counter any more.
     GivenUp { counter: u8, missed: Duration, event: T },
 }
 
-/// Bytes that are no header, or no record.
+/// Bytes that are no header or no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Nonsense {
+pub enum DecodeError {
     /// Another kind of file.
     #[error("not an event log of `tally run --pmu-log`")]
     NotALog,
-    /// A log of a Tally to come.
+    /// A log of another version of the format.
     #[error("an event log of version {0}: this program reads version {VERSION}")]
     Version(u32),
-    /// A record that cannot be.
+    /// A damaged record.
     #[error("the record is damaged")]
     Record,
 }
 
 impl Header {
-    /// How many bytes it has.
+    /// Size of a header.
     pub const SIZE: usize = MAGIC.len() + 4 + 8 + 8;
 
-    /// Its bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> Vec<u8> {
         let times = [self.wall, self.monotonic].map(|time| nanoseconds(time).to_le_bytes());
         [&MAGIC[..], &VERSION.to_le_bytes(), times.as_flattened()].concat()
     }
 
-    /// Reads them.
-    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, Nonsense> {
+    /// Decodes a header.
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, DecodeError> {
         let mut rest = Rest(bytes);
         if rest.take() != Ok(MAGIC) {
-            return Err(Nonsense::NotALog);
+            return Err(DecodeError::NotALog);
         }
         match u32::from_le_bytes(rest.take()?) {
             VERSION => Ok(Self { wall: rest.time()?, monotonic: rest.time()? }),
-            other => Err(Nonsense::Version(other)),
+            other => Err(DecodeError::Version(other)),
         }
     }
 }
 
 impl<T: Display> What<T> {
-    /// Appends the record that says so.
+    /// Appends a record with this content.
     pub fn encode(&self, time: Duration, place: Place, to: &mut Vec<u8>) {
         let begin = to.len();
         let parts = place.vcpu.map_or(0, |_| VCPU) | place.rip.map_or(0, |_| RIP);
@@ -172,8 +172,8 @@ impl<T: Display> What<T> {
 }
 
 impl Record<String> {
-    /// Reads what follows a record's length.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Nonsense> {
+    /// Decodes a record, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut rest = Rest(bytes);
         let [kind, parts] = rest.take()?;
         let time = rest.time()?;
@@ -190,14 +190,14 @@ impl Record<String> {
             8 => What::Starved { counter: rest.byte()?, event: rest.text()? },
             9 => What::Recovered { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
             10 => What::GivenUp { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
-            _ => return Err(Nonsense::Record),
+            _ => return Err(DecodeError::Record),
         };
         let is_whole = rest.0.is_empty() && parts & !(VCPU | RIP) == 0;
-        is_whole.then_some(Self { time, place: Place { vcpu, rip }, what }).ok_or(Nonsense::Record)
+        is_whole.then_some(Self { time, place: Place { vcpu, rip }, what }).ok_or(DecodeError::Record)
     }
 }
 
-/// How many records begin in these bytes, of which the first begins at `first`, and end behind `written`.
+/// Returns the number of records in these bytes that end after `written`. The first record begins at `first`.
 pub fn unwritten(bytes: &[u8], first: usize, written: usize) -> u64 {
     let (mut at, mut count) = (first, 0);
     while let Some(length) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
@@ -210,9 +210,9 @@ pub fn unwritten(bytes: &[u8], first: usize, written: usize) -> u64 {
 fn text(to: &mut Vec<u8>, words: &impl Display) {
     let begin = to.len();
     write!(to, "{words}").expect("memory takes everything");
-    if to.len() - begin > LONGEST_TEXT {
+    if to.len() - begin > MAX_TEXT {
         let is_inside = |byte: u8| byte & 0xc0 == 0x80;
-        let end = (begin..=begin + LONGEST_TEXT).rev().find(|at| !is_inside(to[*at]));
+        let end = (begin..=begin + MAX_TEXT).rev().find(|at| !is_inside(to[*at]));
         to.truncate(end.unwrap_or(begin));
     }
 }
@@ -221,38 +221,38 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Bytes that are still to be read.
+/// The bytes that are still to be decoded.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Nonsense> {
-        let (first, rest) = self.0.split_first_chunk().ok_or(Nonsense::Record)?;
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(DecodeError::Record)?;
         self.0 = rest;
         Ok(*first)
     }
 
-    fn byte(&mut self) -> Result<u8, Nonsense> {
+    fn byte(&mut self) -> Result<u8, DecodeError> {
         self.take().map(|[byte]| byte)
     }
 
-    fn number(&mut self) -> Result<u64, Nonsense> {
+    fn number(&mut self) -> Result<u64, DecodeError> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn time(&mut self) -> Result<Duration, Nonsense> {
+    fn time(&mut self) -> Result<Duration, DecodeError> {
         self.number().map(Duration::from_nanos)
     }
 
-    fn flag(&mut self) -> Result<bool, Nonsense> {
+    fn flag(&mut self) -> Result<bool, DecodeError> {
         match self.byte()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Nonsense::Record),
+            _ => Err(DecodeError::Record),
         }
     }
 
-    fn text(&mut self) -> Result<String, Nonsense> {
-        str::from_utf8(std::mem::take(&mut self.0)).map(str::to_owned).map_err(|_| Nonsense::Record)
+    fn text(&mut self) -> Result<String, DecodeError> {
+        str::from_utf8(std::mem::take(&mut self.0)).map(str::to_owned).map_err(|_| DecodeError::Record)
     }
 }
 
@@ -305,24 +305,24 @@ mod tests {
             let mut bytes = Vec::new();
             What::<&str>::Overflowed { counters, interrupts: true }.encode(Duration::ZERO, place, &mut bytes);
             let end = bytes.len() - 1;
-            prop_assert_eq!(Record::decode(&bytes[LENGTH..end.min(LENGTH + cut)]), Err(Nonsense::Record));
+            prop_assert_eq!(Record::decode(&bytes[LENGTH..end.min(LENGTH + cut)]), Err(DecodeError::Record));
         }
 
         #[test]
         fn any_bytes_can_be_looked_at(bytes in any::<Vec<u8>>()) {
             // What matters is that it comes back.
             let decoded = Record::decode(&bytes);
-            prop_assert!(decoded.is_ok() || decoded == Err(Nonsense::Record));
+            prop_assert!(decoded.is_ok() || decoded == Err(DecodeError::Record));
         }
     }
 
     #[test]
     fn long_words_are_cut_between_characters() {
-        let words = format!("x{}", "é".repeat(LONGEST_TEXT));
+        let words = format!("x{}", "é".repeat(MAX_TEXT));
         let mut bytes = Vec::new();
         What::Note(&words).encode(Duration::ZERO, Place::default(), &mut bytes);
         let record = Record::decode(&bytes[LENGTH..]).unwrap();
-        assert_eq!(record.what, What::Note(words[..LONGEST_TEXT - 1].to_owned()));
+        assert_eq!(record.what, What::Note(words[..MAX_TEXT - 1].to_owned()));
     }
 
     #[test]
@@ -331,8 +331,8 @@ mod tests {
         let mut bytes: [u8; Header::SIZE] = header.encode().try_into().unwrap();
         assert_eq!(Header::decode(&bytes), Ok(header));
         bytes[8] = 2;
-        assert_eq!(Header::decode(&bytes), Err(Nonsense::Version(2)));
+        assert_eq!(Header::decode(&bytes), Err(DecodeError::Version(2)));
         bytes[0] = b'x';
-        assert_eq!(Header::decode(&bytes), Err(Nonsense::NotALog));
+        assert_eq!(Header::decode(&bytes), Err(DecodeError::NotALog));
     }
 }

@@ -1,4 +1,4 @@
-//! `tally log --show FILE`: what is in a log, in words.
+//! `tally log --show FILE`: prints an event log as text.
 
 use std::fmt;
 use std::fs::File;
@@ -13,7 +13,7 @@ use super::record::{Header, Record, What};
 use super::summary::Summary;
 use super::words::{Seconds, counters};
 
-/// What of a log is wanted.
+/// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// A line for each record, and the summary.
@@ -29,14 +29,14 @@ pub fn show(path: &Path, part: Part) -> Result<()> {
     let (header, records) = Reader::new(BufReader::new(file)).with_context(name)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let damage = match print(header, records, part, &mut out) {
-        // Nobody reads on.
+        // A reader that closes the pipe has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
         result => result.context("cannot print the log")?,
     };
     damage.map_or(Ok(()), |damage| Err(damage).with_context(name))
 }
 
-/// Prints all that can be read; what ends it early comes back.
+/// Prints all that can be read. Returns the error that ended it early.
 fn print(
     header: Header,
     records: impl Iterator<Item = Result<Record<String>, ReadError>>,
@@ -114,7 +114,7 @@ impl fmt::Display for What<String> {
     }
 }
 
-/// The overflow of a set of counters.
+/// Overflows of these counters (a mask).
 struct Overflow(u64);
 
 impl fmt::Display for Overflow {
@@ -127,7 +127,7 @@ impl fmt::Display for Overflow {
     }
 }
 
-/// Words that do nothing to a terminal: somebody else may have written the file.
+/// Text without control characters, for a terminal: somebody else may have written the file.
 struct Line<'a>(&'a str);
 
 impl fmt::Display for Line<'_> {
@@ -137,7 +137,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// A date and time, from what has gone by since 1970.
+/// A date and time, from the time since 1970.
 struct Date(Duration);
 
 impl fmt::Display for Date {
@@ -150,8 +150,8 @@ impl fmt::Display for Date {
     }
 }
 
-/// Year, month and day of the day that is so many days after the first of 1970. Years are reckoned from March on here, so
-/// that a leap day is a year's last, in the 400 years after which everything is the same again.
+/// Returns year, month and day of a day, given as days since 1970. Years are counted from March here, so that a leap
+/// day is a year's last, within the 400 years after which the calendar repeats.
 fn date(days: u64) -> (u64, u64, u64) {
     const TO_MARCH_OF_YEAR_0: u64 = 719_468;
     const FOUR_CENTURIES: u64 = 146_097;

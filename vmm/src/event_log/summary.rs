@@ -1,4 +1,4 @@
-//! What a log comes to.
+//! Sums up an event log.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,23 +7,23 @@ use std::time::Duration;
 use super::record::{Place, Record, What};
 use super::words::{Seconds, counters};
 
-/// How many places are shown.
+/// Maximum number of places that are shown.
 const PLACES: usize = 10;
 
-/// Sums of what records say.
+/// Sums of a log's records.
 #[derive(Debug, Default)]
 pub struct Summary {
     records: u64,
     lost: u64,
     notes: u64,
-    /// The time of the last record.
+    /// Time of the last record.
     last: Duration,
     is_over: bool,
-    /// By vCPU.
+    /// Interrupts by vCPU.
     interrupts: BTreeMap<u8, u64>,
-    /// By vCPU and number.
+    /// Counters by vCPU and number.
     counters: BTreeMap<(u8, u8), Counter>,
-    /// How many overflows were found where.
+    /// Numbers of overflows by RIP.
     places: BTreeMap<u64, u64>,
 }
 
@@ -31,16 +31,16 @@ pub struct Summary {
 struct Counter {
     configurations: u64,
     overflows: u64,
-    /// The times of the first and the last one.
+    /// Times of the first and the last overflow.
     between: Option<(Duration, Duration)>,
     starvations: u64,
     missed: Duration,
-    /// Since when it is without hardware.
+    /// Start of the starvation that has not ended.
     starved: Option<Duration>,
 }
 
 impl Summary {
-    /// Takes a record into account.
+    /// Adds a record to the sums.
     pub fn add(&mut self, record: &Record<String>) {
         self.records += 1;
         self.last = record.time;
@@ -80,7 +80,7 @@ impl Summary {
     }
 }
 
-/// What happens to a counter happens on a vCPU; a file that says otherwise is not worth an error.
+/// Returns the vCPU of a counter's record. A record without one counts for vCPU 0.
 fn vcpu(place: Place) -> u8 {
     place.vcpu.unwrap_or_default()
 }
@@ -92,7 +92,7 @@ impl Counter {
         self.between = Some((first, time));
     }
 
-    /// Overflows a second, from the first to the last.
+    /// Returns the overflows per second, from the first to the last.
     fn rate(&self) -> Option<f64> {
         let (first, last) = self.between?;
         let seconds = last.checked_sub(first).filter(|time| !time.is_zero())?.as_secs_f64();

@@ -1,7 +1,8 @@
-//! Writing the log: records wait in a buffer until there are many, somebody asks, or the machine ends.
+//! Writes the event log. Records wait in a buffer until it is full, somebody flushes it, or the machine ends.
 //!
-//! What cannot be written goes on to wait while the buffer has room, so that the file never has a torn record in its
-//! middle; records that find no room are lost, and counted. How many is said where they are missing, once writing works again.
+//! Records that cannot be written stay in the buffer while it has room, so that no record in the middle of the file is
+//! torn. Records for which there is no room are lost and counted. When writing works again, the file says where how
+//! many are missing.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -10,56 +11,56 @@ use std::time::Duration;
 
 use super::record::{self, Header, Place, What};
 
-/// When so many bytes wait, they are written.
+/// Size of the buffer: it is written when it has this many bytes.
 const FULL: usize = 64 << 10;
-/// How long nobody tries again to write what could not be written, unless somebody asks for it.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Time from a failed write to the next attempt, unless somebody flushes the log.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// What takes records and writes them to a file.
+/// Buffers records and writes them to a file.
 pub struct Writer<W> {
     file: W,
-    /// What waits; the first so many bytes of it are written.
+    /// Records that wait; the first `written` bytes are in the file.
     buffer: Vec<u8>,
     written: usize,
-    /// Where in it the first record begins: there is a header before the very first.
+    /// Offset of the first record in the buffer: at the beginning, the header is before it.
     first: usize,
     lost: Lost,
     trouble: Trouble,
     ended: bool,
 }
 
-/// Records that found no room.
+/// Numbers of records that found no room.
 #[derive(Debug, Default)]
 struct Lost {
-    /// Since writing last worked.
+    /// Since the last record that is in the buffer.
     here: u64,
-    /// Since somebody was last told.
-    untold: u64,
-    /// Ever.
+    /// Since the last flush reported them.
+    unreported: u64,
+    /// Since the beginning.
     all: u64,
 }
 
-/// How writing goes wrong.
+/// Failure of writing.
 #[derive(Debug, Default)]
 struct Trouble {
-    /// What the host said last.
+    /// The last error.
     cause: Option<String>,
-    /// While it goes on: when to try again.
+    /// Time of the next attempt, while writing fails.
     again: Option<Duration>,
     told: bool,
 }
 
-/// Not everything is in the file.
+/// Not all records are in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// How many records are lost. If none, what waits may still get there.
+    /// Number of lost records. If it is zero, the buffer may still be written later.
     pub lost: u64,
-    /// What the host said.
+    /// The last error.
     pub cause: String,
 }
 
 impl<W: Write> Writer<W> {
-    /// One that begins with a header.
+    /// Creates a writer, whose file begins with a header.
     pub fn new(file: W, header: &Header) -> Self {
         let buffer = header.encode();
         let first = buffer.len();
@@ -67,10 +68,10 @@ impl<W: Write> Writer<W> {
         Self { file, buffer, written: 0, first, lost, trouble, ended: false }
     }
 
-    /// Takes a record.
+    /// Adds a record.
     pub fn add<T: Display>(&mut self, time: Duration, place: Place, what: &What<T>) {
         if self.ended {
-            self.lost.untold += 1;
+            self.lost.unreported += 1;
             return;
         }
         if self.buffer.len() >= FULL {
@@ -78,47 +79,48 @@ impl<W: Write> Writer<W> {
         }
         if self.buffer.len() >= FULL {
             self.lost.here += 1;
-            self.lost.untold += 1;
+            self.lost.unreported += 1;
             self.lost.all += 1;
             return;
         }
-        self.tell_of_gap(time);
+        self.add_gap(time);
         what.encode(time, place, &mut self.buffer);
         if self.buffer.len() >= FULL {
             self.write_again(time);
         }
     }
 
-    /// Writes what waits. Records that were lost since this was last asked are a failure, too.
+    /// Writes the buffer. Records lost since the last flush are a failure too.
     pub fn flush(&mut self, time: Duration) -> Result<(), Failure> {
         if self.write(time) {
-            self.tell_of_gap(time);
+            self.add_gap(time);
             self.write(time);
         }
-        let lost = mem::take(&mut self.lost.untold);
+        let lost = mem::take(&mut self.lost.unreported);
         self.outcome(lost)
     }
 
-    /// Writes what waits, and a last record, and takes no more. All records that are not in the file are a failure.
+    /// Writes the buffer and a last record, and refuses further records. All records that are not in the file are a
+    /// failure.
     pub fn end(&mut self, time: Duration, how: &dyn Display) -> Result<(), Failure> {
         if mem::replace(&mut self.ended, true) {
             return Ok(());
         }
         let outcome = if self.write(time) {
-            self.tell_of_gap(time);
+            self.add_gap(time);
             What::End(how).encode(time, Place::default(), &mut self.buffer);
             self.write(time);
             self.outcome(self.lost.all)
         } else {
             self.outcome(self.lost.all + record::unwritten(&self.buffer, self.first, self.written))
         };
-        // From here on that is why a record is lost, and it is no news.
+        // From here on, this is why a record is lost. Nobody needs to be told.
         self.trouble = Trouble { cause: Some("the machine has ended".to_owned()), again: None, told: true };
-        self.lost.untold = 0;
+        self.lost.unreported = 0;
         outcome
     }
 
-    /// Why writing failed, when it does so for the first time.
+    /// Returns why writing failed, at the first failure only.
     pub fn take_first_failure(&mut self) -> Option<String> {
         let cause = self.trouble.cause.as_ref().filter(|_| !self.trouble.told)?;
         self.trouble.told = true;
@@ -133,8 +135,8 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Says how many records are missing here, if any are.
-    fn tell_of_gap(&mut self, time: Duration) {
+    /// Adds a record that says how many records are missing here, if any are.
+    fn add_gap(&mut self, time: Duration) {
         let lost = mem::take(&mut self.lost.here);
         if lost > 0 {
             What::<&str>::Lost(lost).encode(time, Place::default(), &mut self.buffer);
@@ -147,7 +149,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Says whether all of it is written.
+    /// Writes the buffer. Returns true if all of it is written.
     fn write(&mut self, time: Duration) -> bool {
         while self.written < self.buffer.len() {
             match self.file.write(&self.buffer[self.written..]) {
@@ -165,7 +167,7 @@ impl<W: Write> Writer<W> {
 
     fn failed(&mut self, time: Duration, error: &io::Error) -> bool {
         self.trouble.cause = Some(error.to_string());
-        self.trouble.again = Some(time + PAUSE);
+        self.trouble.again = Some(time + RETRY_AFTER);
         false
     }
 }

@@ -1,31 +1,31 @@
-//! What perf reports, folded: how often each stack was seen.
+//! Folds perf's report: counts how often each stack was sampled.
 //!
-//! Whatever a guest reports, and however much, no more than some tens of MiB are kept of it.
+//! Whatever a guest reports, and however much, at most some tens of MiB are kept.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read};
 use std::mem;
 
-/// What perf calls itself until the command's program begins: its first samples, a burst while it looks for the right
-/// period, are of no command.
-const BEFORE_THE_COMMAND: &str = "perf-exec";
-/// How many frames a sample may have; perf itself stops at 127.
-const DEEPEST: usize = 256;
-/// How long a line of perf's may be. Some symbols of C++ have thousands of letters.
-const LONGEST_LINE: u64 = 64 << 10;
-/// How much of a name is shown.
-const LONGEST_NAME: usize = 512;
-/// How much all stacks may take, each once: there are some ten thousand then.
-const MOST_KEPT: usize = 32 << 20;
-/// What a frame takes in a picture that is being drawn, besides its name.
-const FRAME: usize = 48;
+/// perf's own name until it has executed the command. Its first samples, a burst while it finds the right period, do
+/// not belong to the command.
+const PERF_ITSELF: &str = "perf-exec";
+/// Maximum number of a sample's frames; perf itself stops at 127.
+const MAX_FRAMES: usize = 256;
+/// Maximum length of a line. Some symbols of C++ have thousands of letters.
+const MAX_LINE: u64 = 64 << 10;
+/// Maximum length of a name; the rest is cut.
+const MAX_NAME: usize = 512;
+/// Maximum size of all distinct stacks, which is enough for some ten thousand.
+const MAX_STACKS: usize = 32 << 20;
+/// Memory that a frame takes while the picture is drawn, besides its name.
+const FRAME_SIZE: usize = 48;
 
-/// How often each stack was seen.
+/// Stacks, and how often each was sampled.
 #[derive(Debug, Default)]
 pub struct Stacks {
-    /// By its frames, from the outermost to the innermost with semicolons between.
+    /// Samples by stack: its frames from the outermost to the innermost, separated by semicolons.
     pub counts: BTreeMap<String, u64>,
-    /// How many samples are not among them: those that are too large, or of stacks for which there was no more room.
+    /// Number of samples that are not counted: those that are too large, or whose stack found no room.
     pub left_out: u64,
     kept: usize,
 }
@@ -33,18 +33,18 @@ pub struct Stacks {
 impl Stacks {
     fn add(&mut self, sample: Sample) {
         let Sample { command: Some(command), mut frames, is_too_large } = sample else { return };
-        if command == BEFORE_THE_COMMAND {
+        if command == PERF_ITSELF {
             return;
         }
         frames.push(command);
         frames.reverse();
         let stack = frames.join(";");
-        let size = stack.len() + frames.len() * FRAME;
+        let size = stack.len() + frames.len() * FRAME_SIZE;
         if is_too_large {
             self.left_out += 1;
         } else if let Some(count) = self.counts.get_mut(&stack) {
             *count += 1;
-        } else if self.kept + size > MOST_KEPT {
+        } else if self.kept + size > MAX_STACKS {
             self.left_out += 1;
         } else {
             self.kept += size;
@@ -57,7 +57,7 @@ impl Stacks {
 #[derive(Default)]
 struct Sample {
     command: Option<String>,
-    /// From the innermost on.
+    /// Frames from the innermost to the outermost.
     frames: Vec<String>,
     is_too_large: bool,
 }
@@ -65,8 +65,8 @@ struct Sample {
 /// Folds a report.
 pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
     let (mut stacks, mut sample, mut line) = (Stacks::default(), Sample::default(), Vec::new());
-    while report.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? > 0 {
-        let is_whole = line.ends_with(b"\n") || (line.len() as u64) < LONGEST_LINE;
+    while report.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? > 0 {
+        let is_whole = line.ends_with(b"\n") || (line.len() as u64) < MAX_LINE;
         let text = String::from_utf8_lossy(&line);
         if text.trim().is_empty() {
             stacks.add(mem::take(&mut sample));
@@ -74,9 +74,9 @@ pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
             stacks.add(mem::take(&mut sample));
             sample.command = Some(name(text.trim()));
         } else if sample.command.is_none() {
-            // A command's name may itself begin with a blank.
+            // A command's name may begin with a blank.
             sample.command = Some(name(text.trim()));
-        } else if sample.frames.len() < DEEPEST {
+        } else if sample.frames.len() < MAX_FRAMES {
             sample.frames.push(frame(text.trim()));
         } else {
             sample.is_too_large = true;
@@ -91,16 +91,17 @@ pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
     Ok(stacks)
 }
 
-/// A frame's name, of a line `ADDRESS SYMBOL (FILE)`: its symbol, or else its file. The kernel's are marked as usual.
+/// Returns a frame's name, from a line `ADDRESS SYMBOL (FILE)`: its symbol, or else its file. The kernel's frames end
+/// in `_[k]`, as the palette expects.
 fn frame(line: &str) -> String {
     let (_, rest) = line.split_once(' ').unwrap_or(("", line));
     let (symbol, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
     let file = file.trim_end_matches(')');
-    // The kernel and its modules have no file but a name in brackets, and so have some pieces of a program.
+    // The kernel and its modules have a name in brackets instead of a file, and so have some mappings of a program.
     let is_kernel =
         is_bracketed(file) && !matches!(file, "[vdso]" | "[vsyscall]" | "[heap]" | "[stack]" | "[unknown]");
     match symbol.trim() {
-        // What is in brackets already has no file either.
+        // A name in brackets is no file: it stays as it is.
         "" | "[unknown]" if is_bracketed(file) => name(file),
         "" | "[unknown]" => name(&format!("[{}]", file.rsplit('/').next().unwrap_or(file))),
         symbol if is_kernel => name(symbol) + "_[k]",
@@ -112,16 +113,16 @@ fn is_bracketed(file: &str) -> bool {
     file.starts_with('[')
 }
 
-/// A name without what has a meaning in folded stacks.
+/// Returns a name without the characters that have a meaning in folded stacks.
 fn name(text: &str) -> String {
-    text.chars().map(|c| if c == ';' || c.is_control() { '_' } else { c }).take(LONGEST_NAME).collect()
+    text.chars().map(|c| if c == ';' || c.is_control() { '_' } else { c }).take(MAX_NAME).collect()
 }
 
 #[cfg(test)]
 pub mod tests {
     use super::*;
 
-    /// What a guest reports of five samples.
+    /// Report of five samples.
     pub const REPORT: &str = "\
 loop
 \tffffffff81000010 asm_sysvec ([kernel.kallsyms])
@@ -158,7 +159,7 @@ perf-exec
     #[test]
     fn a_sample_with_an_endless_line_or_too_many_frames_is_left_out_and_counted() {
         let line = "x".repeat(1 << 20);
-        let deep = "\t1 f (a)\n".repeat(DEEPEST + 1);
+        let deep = "\t1 f (a)\n".repeat(MAX_FRAMES + 1);
         let report =
             format!("a\n\t1 {line} (a)\n\t2 g (a)\n\nb\n{deep}\n{line}\n\t1 f (a)\n\nc\n\t1 f (a)\n");
         let stacks = fold(report.as_bytes()).unwrap();
@@ -167,15 +168,15 @@ perf-exec
 
     #[test]
     fn a_report_of_ever_new_stacks_is_kept_up_to_a_limit_and_the_rest_is_counted() {
-        let frames = "\t1 f (a)\n".repeat(DEEPEST);
+        let frames = "\t1 f (a)\n".repeat(MAX_FRAMES);
         let report: Vec<String> = (0..5000).map(|number| format!("{number}\n{frames}\n")).collect();
         let report = report.concat();
         let stacks = fold(report.as_bytes()).unwrap();
-        assert!(stacks.kept <= MOST_KEPT);
+        assert!(stacks.kept <= MAX_STACKS);
         assert!(stacks.counts.len() > 1000, "{}", stacks.counts.len());
         assert!(stacks.left_out > 1000, "{}", stacks.left_out);
         assert_eq!(stacks.counts.len() as u64 + stacks.left_out, 5000);
-        // What is known already still counts.
+        // A stack that is known already still counts.
         let again = fold(format!("{report}0\n{frames}").as_bytes()).unwrap();
         assert_eq!((again.counts.values().max(), again.left_out), (Some(&2), stacks.left_out));
     }

@@ -1,4 +1,4 @@
-//! Where a picture goes.
+//! Destination of a picture: a file, or a stream.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -13,17 +13,17 @@ use crate::signals;
 /// The mode of a new file.
 const MODE: u32 = 0o644;
 
-/// A place that can be written to.
+/// A destination that can be written to.
 #[derive(Debug)]
 pub enum Place {
-    /// A file that is there, whole, at once or not at all.
+    /// A file, which is replaced by the whole picture at once, or not at all.
     File(PathBuf),
-    /// A device, a pipe, a stream of ours: what is written there is there.
+    /// A device, a pipe or one of our standard streams, which is written to as it is.
     Stream(File),
 }
 
 impl Place {
-    /// Finds out whether that place can be written to, and leaves nothing there.
+    /// Checks that a path can be written to, and leaves nothing there.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = match path.metadata() {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -44,11 +44,11 @@ impl Place {
         Ok(Self::File(path))
     }
 
-    /// Writes there what `draw` does.
+    /// Writes the picture, which `draw` produces.
     pub fn write(self, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         match self {
             Self::File(path) => {
-                // Signals wait: none ends this process while there is a file that is not finished.
+                // With signals blocked, none ends this process while there is a temporary file.
                 signals::hold_back()?;
                 let result = replace(&path, draw);
                 signals::give_back()?;
@@ -59,7 +59,8 @@ impl Place {
     }
 }
 
-/// The standard stream of ours that this is, if it is one: what the command wrote there is not to be replaced.
+/// Returns our standard stream with this inode, if there is one: the picture must not replace what the command wrote
+/// there.
 fn ours(metadata: &Metadata) -> Option<File> {
     let streams = [standard_stream(&io::stdout()), standard_stream(&io::stderr())];
     streams.into_iter().flatten().find(|stream| {
@@ -67,7 +68,7 @@ fn ours(metadata: &Metadata) -> Option<File> {
     })
 }
 
-/// Where links lead to that lead to no file yet.
+/// Follows symbolic links that lead to no file yet.
 fn followed(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     while let Ok(target) = fs::read_link(&path) {
@@ -81,7 +82,7 @@ fn folder(path: &Path) -> &Path {
 }
 
 fn replace(path: &Path, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    // Beside its place, so that it gets there at once.
+    // In the same directory, so that it can be renamed.
     let file: NamedTempFile = tempfile::Builder::new()
         .prefix(".tally-")
         .permissions(path.metadata().map_or(Permissions::from_mode(MODE), |old| old.permissions()))
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn_leaves_nothing_and_the_old_picture() {
+    fn a_failed_drawing_leaves_the_old_picture_and_no_temporary_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.svg");
         for old in [None, Some("old")] {

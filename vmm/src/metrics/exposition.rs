@@ -1,33 +1,33 @@
-//! What is told of a machine in OpenMetrics' text format: [`COUNTS`] has all that is counted.
+//! Renders what is told of a VM ([`crate::status`]) in OpenMetrics' text format: [`METRICS`] lists the metrics.
 
 use std::fmt;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use vpmu::report::{CounterReport, Report, State};
+use vpmu::report::{CounterReport, State, Statistics};
 
-use tally_machine::VcpuReport;
+use tally_machine::{Exits, VcpuReport};
 
-/// The format's name.
+/// Media type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A machine as it is.
+/// State of a machine.
 #[derive(Debug)]
 pub struct Machine {
-    /// What never changes: labels and their values.
+    /// Labels that never change, with their values.
     pub facts: Vec<(&'static str, String)>,
-    /// Whether it stands still until its counters have hardware.
+    /// True while the machine stands still until its counters have hardware.
     pub stands_still: bool,
-    /// Its vCPUs.
+    /// The vCPUs' reports.
     pub vcpus: Vec<VcpuReport>,
 }
 
-/// A machine in the format.
+/// Renders a machine's state.
 pub fn write(machine: Machine) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("tally");
     registry.register("machine", "What runs", Info::new(machine.facts.clone()));
@@ -37,85 +37,57 @@ pub fn write(machine: Machine) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Something that is counted.
-struct Counted {
-    name: &'static str,
-    help: &'static str,
-    of: Of,
-}
-
-/// Of what it is counted.
+/// What the values of a metric are told of.
 enum Of {
-    /// Of a vCPU, with a label for each kind.
-    Exits(&'static str, fn(&VcpuReport) -> Vec<(&'static str, u64)>),
-    /// Of a vCPU's PMU.
-    Pmu(fn(&Report) -> u64),
-    /// Of each counter.
+    /// Each vCPU; the second label tells kinds of exits apart.
+    Exits(&'static str, fn(&Exits) -> Vec<(&'static str, u64)>),
+    /// Each vCPU's PMU.
+    Pmu(fn(&Statistics) -> u64),
+    /// Each counter.
     Counter(fn(&CounterReport) -> u64),
-    /// Nanoseconds of each counter.
-    Time(fn(&CounterReport) -> u64),
+    /// Each counter, in seconds.
+    Seconds(fn(&CounterReport) -> f64),
+    /// Each counter, which is in a state or is not.
+    Is(fn(&CounterReport) -> bool),
 }
 
-const COUNTS: [Counted; 11] = [
-    Counted {
-        name: "exits",
-        help: "Times that a vCPU came out of the guest",
-        of: Of::Exits("reason", exits),
-    },
-    Counted {
-        name: "pmu_traps",
-        help: "Accesses of the guest's to the registers of its PMU",
-        of: Of::Exits("access", traps),
-    },
-    Counted {
-        name: "pmu_interrupts",
-        help: "Interrupts of the guest's PMU",
-        of: Of::Pmu(|pmu| pmu.statistics.interrupts),
-    },
-    Counted {
-        name: "pmu_alarms",
-        help: "Signals of the host's counters",
-        of: Of::Pmu(|pmu| pmu.statistics.alarms),
-    },
-    Counted {
-        name: "pmu_ignored_alarms",
-        help: "Signals of the host's counters at which no counter of the guest's had overflowed",
-        of: Of::Pmu(|pmu| pmu.statistics.ignored_alarms),
-    },
-    Counted {
-        name: "pmu_period_clamps",
-        help: "Overflows that were put off because they would have come too soon after the last",
-        of: Of::Pmu(|pmu| pmu.statistics.clamps),
-    },
-    Counted {
-        name: "pmu_system_calls",
-        help: "System calls for the guest's counters",
-        of: Of::Pmu(|pmu| pmu.statistics.system_calls),
-    },
-    Counted {
-        name: "pmu_overflows",
-        help: "Overflows of a counter",
-        of: Of::Counter(|counter| counter.overflows),
-    },
-    Counted {
-        name: "pmu_starvations",
-        help: "Times that a counter had no hardware",
-        of: Of::Counter(|counter| counter.starvations),
-    },
-    Counted {
-        name: "pmu_starved",
-        help: "For how long a counter had no hardware, at most",
-        of: Of::Time(|counter| counter.starved_ns),
-    },
-    Counted {
-        name: "pmu_estimated",
-        help: "Counts that are an estimate of what a counter missed, since it was last configured",
-        of: Of::Counter(|counter| counter.estimated),
-    },
+/// Names, help texts and values of the metrics.
+const METRICS: [(&str, &str, Of); 12] = [
+    ("exits", "Times that a vCPU came out of the guest", Of::Exits("reason", exits)),
+    ("pmu_traps", "Accesses of the guest's to the registers of its PMU", Of::Exits("access", traps)),
+    ("pmu_interrupts", "Interrupts of the guest's PMU", Of::Pmu(|pmu| pmu.interrupts)),
+    ("pmu_alarms", "Signals of the host's counters", Of::Pmu(|pmu| pmu.alarms)),
+    (
+        "pmu_ignored_alarms",
+        "Signals of the host's counters at which no counter of the guest's had overflowed",
+        Of::Pmu(|pmu| pmu.ignored_alarms),
+    ),
+    (
+        "pmu_period_clamps",
+        "Overflows that were put off because they would have come too soon after the last",
+        Of::Pmu(|pmu| pmu.clamps),
+    ),
+    ("pmu_system_calls", "System calls for the guest's counters", Of::Pmu(|pmu| pmu.system_calls)),
+    ("pmu_overflows", "Overflows of a counter", Of::Counter(|counter| counter.overflows)),
+    ("pmu_starvations", "Times that a counter had no hardware", Of::Counter(|counter| counter.starvations)),
+    (
+        "pmu_starved",
+        "For how long a counter had no hardware, at most",
+        Of::Seconds(|counter| counter.starved),
+    ),
+    (
+        "pmu_estimated",
+        "Counts that are an estimate of what a counter missed, since it was last configured",
+        Of::Counter(|counter| counter.estimated),
+    ),
+    (
+        "pmu_is_starved",
+        "Whether a counter has no hardware now",
+        Of::Is(|counter| counter.state == State::Starved),
+    ),
 ];
 
-fn exits(vcpu: &VcpuReport) -> Vec<(&'static str, u64)> {
-    let exits = vcpu.exits;
+fn exits(exits: &Exits) -> Vec<(&'static str, u64)> {
     vec![
         ("port-read", exits.port_reads),
         ("port-write", exits.port_writes),
@@ -128,35 +100,22 @@ fn exits(vcpu: &VcpuReport) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn traps(vcpu: &VcpuReport) -> Vec<(&'static str, u64)> {
-    vec![("read", vcpu.exits.pmu_reads), ("write", vcpu.exits.pmu_writes)]
+fn traps(exits: &Exits) -> Vec<(&'static str, u64)> {
+    vec![("read", exits.pmu_reads), ("write", exits.pmu_writes)]
 }
 
 impl Collector for Machine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        for counted in &COUNTS {
-            let unit = matches!(counted.of, Of::Time(_)).then_some(&Unit::Seconds);
-            let mut metric =
-                encoder.encode_descriptor(counted.name, counted.help, unit, MetricType::Counter)?;
-            for (labels, value) in self.values(&counted.of) {
-                match counted.of {
-                    #[expect(
-                        clippy::cast_precision_loss,
-                        reason = "nanoseconds of hundreds of days are exact"
-                    )]
-                    Of::Time(_) => {
-                        ConstCounter::new(value as f64 / 1e9).encode(metric.encode_family(&labels)?)?;
-                    }
-                    _ => ConstCounter::new(value).encode(metric.encode_family(&labels)?)?,
-                }
+        for (name, help, of) in &METRICS {
+            let (unit, kind) = match of {
+                Of::Exits(..) | Of::Pmu(_) | Of::Counter(_) => (None, MetricType::Counter),
+                Of::Seconds(_) => (Some(&Unit::Seconds), MetricType::Counter),
+                Of::Is(_) => (None, MetricType::Gauge),
+            };
+            let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
+            for vcpu in &self.vcpus {
+                encode(of, vcpu, &mut metric)?;
             }
-        }
-        let help = "Whether a counter has no hardware now";
-        let mut metric = encoder.encode_descriptor("pmu_is_starved", help, None, MetricType::Gauge)?;
-        for (labels, starved) in
-            self.values(&Of::Counter(|counter| u64::from(counter.state == State::Starved)))
-        {
-            ConstGauge::new(i64::from(starved != 0)).encode(metric.encode_family(&labels)?)?;
         }
         let help = "Whether the machine stands still until its counters have hardware";
         let metric = encoder.encode_descriptor("stands_still", help, None, MetricType::Gauge)?;
@@ -164,61 +123,61 @@ impl Collector for Machine {
     }
 }
 
-type Labels = Vec<(&'static str, String)>;
-
-impl Machine {
-    fn values(&self, of: &Of) -> Vec<(Labels, u64)> {
-        self.vcpus.iter().flat_map(|vcpu| values(of, vcpu)).collect()
-    }
-}
-
-/// What there is of it, for one vCPU.
-fn values(of: &Of, vcpu: &VcpuReport) -> Vec<(Labels, u64)> {
+/// Writes a metric's values of one vCPU.
+fn encode(of: &Of, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Result {
     let label = || ("vcpu", vcpu.vcpu.to_string());
-    let counters = |value: fn(&CounterReport) -> u64| {
-        let counters = vcpu.pmu.iter().flat_map(|pmu| &pmu.counters);
-        let labelled = (0..).zip(counters);
-        labelled
-            .map(|(number, counter): (usize, _)| {
-                (vec![label(), ("counter", number.to_string())], value(counter))
-            })
-            .collect()
-    };
+    let mut counters =
+        vcpu.counters.iter().map(|of| (vec![label(), ("counter", of.counter.to_string())], of));
+    let mut encode =
+        |labels: Vec<(&str, String)>, value: &dyn EncodeMetric| value.encode(metric.encode_family(&labels)?);
     match of {
-        Of::Exits(kind, values) => values(vcpu)
-            .into_iter()
-            .map(|(name, value)| (vec![label(), (*kind, name.to_owned())], value))
-            .collect(),
-        Of::Pmu(value) => vcpu.pmu.iter().map(|pmu| (vec![label()], value(pmu))).collect(),
-        Of::Counter(value) | Of::Time(value) => counters(*value),
+        Of::Exits(kind, values) => values(&vcpu.exits).into_iter().try_for_each(|(name, value)| {
+            encode(vec![label(), (kind, name.to_owned())], &ConstCounter::new(value))
+        }),
+        Of::Pmu(value) => vcpu
+            .statistics
+            .iter()
+            .try_for_each(|statistics| encode(vec![label()], &ConstCounter::new(value(statistics)))),
+        Of::Counter(value) => {
+            counters.try_for_each(|(labels, of)| encode(labels, &ConstCounter::new(value(of))))
+        }
+        Of::Seconds(value) => {
+            counters.try_for_each(|(labels, of)| encode(labels, &ConstCounter::new(value(of))))
+        }
+        Of::Is(value) => {
+            counters.try_for_each(|(labels, of)| encode(labels, &ConstGauge::new(i64::from(value(of)))))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_machine::{Exits, Share};
-    use vpmu::report::Statistics;
+    use tally_machine::Share;
 
     #[test]
-    fn a_machine_is_told_in_the_format() {
+    fn a_machine_is_rendered_in_the_format() {
         let counter = CounterReport {
+            counter: 0,
             event: Some("cycles:u".to_owned()),
             value: 5,
             state: State::Starved,
-            backing: None,
+            refusal: None,
+            hardware: None,
             overflows: 7,
+            enabled: None,
+            running: None,
             starvations: 1,
-            starved_ns: 1_500_000_000,
+            starved: 1.5,
             estimated: 0,
         };
-        let statistics = Statistics { interrupts: 6, ..Statistics::default() };
         let vcpu = VcpuReport {
             vcpu: 3,
             thread: 1,
+            counters: vec![counter],
+            statistics: Some(Statistics { interrupts: 6, ..Statistics::default() }),
             exits: Exits { pmu_reads: 12, ..Exits::default() },
             share: Share::default(),
-            pmu: Some(Report { counters: vec![counter], statistics }),
         };
         let facts = vec![("name", "a \"b\"\n".to_owned())];
         let text = write(Machine { facts, stands_still: false, vcpus: vec![vcpu] }).unwrap();

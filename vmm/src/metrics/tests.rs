@@ -1,14 +1,14 @@
-//! The server as its clients meet it.
+//! The server as its clients see it.
 
 use super::*;
 
-/// What is answered to these bytes, after which the client says no more.
+/// Sends these bytes, closes the client's side, and returns the answer.
 fn exchange(address: &Path, request: &[u8]) -> String {
     let mut stream = UnixStream::connect(address).unwrap();
     stream.write_all(request).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut answer = Vec::new();
-    // Who has said more than is read is cut off behind the answer.
+    // A client that has sent more than the server reads may get an error after the answer.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).unwrap()
 }
@@ -27,7 +27,7 @@ fn addresses_are_of_this_host_unless_one_is_named() {
 }
 
 #[test]
-fn whoever_asks_for_metrics_gets_them_and_others_are_told_why_not() {
+fn a_request_for_metrics_gets_them_and_others_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let (metrics, socket) = Metrics::listen(&Address::Unix(path.clone())).unwrap();
@@ -39,7 +39,7 @@ fn whoever_asks_for_metrics_gets_them_and_others_are_told_why_not() {
         head.contains(&format!("Content-Length: {}\r\n", body.len())) && body.ends_with("# EOF\n"),
         "{told}"
     );
-    let long = [b"GET / HTTP/1.1\r\nX: ".as_slice(), &[b'x'; 2 * MOST_BYTES]].concat();
+    let long = [b"GET / HTTP/1.1\r\nX: ".as_slice(), &[b'x'; 2 * MAX_REQUEST]].concat();
     for (request, status) in [
         (b"GET / HTTP/1.1\r\n\r\n".as_slice(), "404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
@@ -55,19 +55,19 @@ fn whoever_asks_for_metrics_gets_them_and_others_are_told_why_not() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_keeps_no_other_waiting() {
+fn a_silent_connection_does_not_delay_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let (mut metrics, _socket) = Metrics::listen(&Address::Unix(path.clone())).unwrap();
-    metrics.patience = Duration::from_hours(1);
+    metrics.timeout = Duration::from_hours(1);
     metrics.serve(Vec::new(), Vcpus::new(0).0).unwrap();
-    let silent: Vec<UnixStream> = (1..MOST_AT_ONCE).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let silent: Vec<UnixStream> = (1..THREADS).map(|_| UnixStream::connect(&path).unwrap()).collect();
     assert!(exchange(&path, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
     drop(silent);
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed() {
+fn a_silent_connection_is_closed() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let served = serve(ours, Duration::from_millis(50), || panic!("nobody has asked"));
     assert_eq!(served.unwrap_err().kind(), ErrorKind::TimedOut);
@@ -75,17 +75,18 @@ fn a_connection_that_says_nothing_is_closed() {
 }
 
 #[test]
-fn an_answer_is_given_again_until_it_is_old() {
-    let (kept, begun, asked) = (Kept::default(), Instant::now(), std::cell::Cell::new(0));
+fn an_answer_is_cached_until_it_is_old() {
+    let (cache, begun, asked) = (Cache::default(), Instant::now(), std::cell::Cell::new(0));
     let at = |milliseconds| {
-        kept.get(
-            || begun + Duration::from_millis(milliseconds),
-            || {
-                asked.set(asked.get() + 1);
-                Ok::<_, std::fmt::Error>(asked.get().to_string())
-            },
-        )
-        .unwrap()
+        cache
+            .get(
+                || begun + Duration::from_millis(milliseconds),
+                || {
+                    asked.set(asked.get() + 1);
+                    Ok::<_, std::fmt::Error>(asked.get().to_string())
+                },
+            )
+            .unwrap()
     };
     assert_eq!([0, 50, 99, 100, 150, 199, 200].map(at), ["1", "1", "1", "2", "2", "2", "3"]);
 }

@@ -1,7 +1,7 @@
 use super::*;
 use vpmu::policy::{Allowed, Tier};
 
-/// What is said of a text.
+/// Returns the error message for a text.
 fn mistake(text: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.toml");
@@ -16,13 +16,13 @@ fn policy(text: &str) -> Policy {
 }
 
 #[test]
-fn a_file_that_says_nothing_changes_nothing() {
+fn an_empty_file_is_the_default_policy() {
     assert_eq!(policy(""), Policy::default());
     assert_eq!(policy("# Nothing.\n"), Policy::default());
 }
 
 #[test]
-fn a_file_can_say_everything() {
+fn a_file_can_have_every_key() {
     let text = "tier = \"standard\"\nmin-period = 10_000\nmax-interrupts-per-second = 500\n\
                 freeze = \"hybrid\"\non-starvation = \"scale\"\n";
     let said = Policy {
@@ -45,7 +45,7 @@ fn events_are_allowed_by_name_and_by_mask() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_line_and_what_may_have_been_meant() {
+fn mistakes_are_reported_with_their_line_and_a_suggestion() {
     for (text, told) in [
         ("tires = \"standard\"", ", line 1: unknown key `tires`: did you mean `tier`?"),
         ("\n\n[guests]\n", ", line 3: unknown key `guests` (there are tier, allow, "),
@@ -79,13 +79,13 @@ fn mistakes_are_told_with_their_line_and_what_may_have_been_meant() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let told = of_file(Path::new("/does/not/exist.toml")).unwrap_err().to_string();
     assert!(told.starts_with("/does/not/exist.toml: No such file"), "{told}");
 }
 
 #[test]
-fn one_thing_is_said_as_key_and_value() {
+fn a_setting_is_written_as_key_and_value() {
     let said = |text: &str| assignment(text).map(|setting| Policy::default().with(&setting));
     let standard = Policy { allowed: Allowed::Tier(Tier::Standard), ..Policy::default() };
     assert_eq!(said("tier=standard").unwrap(), standard);
@@ -106,7 +106,7 @@ fn one_thing_is_said_as_key_and_value() {
 }
 
 #[test]
-fn a_change_keeps_what_it_does_not_speak_of_unless_it_is_a_file() {
+fn settings_keep_the_rest_of_a_policy_and_a_file_replaces_it() {
     let before = policy("tier = \"standard\"\nmin-period = 5");
     let settings = [assignment("min-period=7").unwrap()];
     let after = before.changed_by(&change(None, &settings).unwrap());

@@ -1,4 +1,4 @@
-//! What is booted, and what its kernel is told.
+//! The files that are booted, and the kernel's command line.
 
 use std::path::{Path, PathBuf};
 
@@ -10,17 +10,17 @@ use tally_machine::{KERNEL_WORDS, Kernel};
 use crate::cli::Run;
 use crate::lab;
 
-/// What is booted.
+/// The files that are booted.
 pub struct Files {
     /// The kernel.
     pub kernel: Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<PathBuf>,
-    /// What goes in front of the initrd: the modules of a kernel that is not the default guest's.
+    /// Archive in front of the initrd: the modules of a kernel that is not the default guest's.
     pub front: Vec<u8>,
 }
 
-/// The kernel and the initrd: those named, and the default guest's where none is.
+/// Returns the kernel and the initrd that the options name; one that is not named is the default guest's.
 pub fn files(options: &Run) -> Result<Files> {
     let named = options.kernel.as_deref().map(Kernel::read).transpose()?;
     let files = match named {
@@ -38,14 +38,14 @@ pub fn files(options: &Run) -> Result<Files> {
             Files { kernel, initrd: Some(options.initrd.clone().unwrap_or(guest.initrd)), front }
         }
     };
-    info!("kernel: {}{}", files.kernel, whose(options.kernel.as_ref()));
+    info!("kernel: {}{}", files.kernel, origin(options.kernel.as_ref()));
     if let Some(initrd) = &files.initrd {
-        info!("initrd: {}{}", initrd.display(), whose(options.initrd.as_ref()));
+        info!("initrd: {}{}", initrd.display(), origin(options.initrd.as_ref()));
     }
     Ok(files)
 }
 
-/// Refuses what cannot be run here.
+/// Returns an error if this guest cannot run here.
 pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     if !options.command.is_empty() && !kernel.is_linux() {
         let name = options.kernel.as_deref().map_or_else(String::new, |path| path.display().to_string());
@@ -59,8 +59,8 @@ pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// The modules with which a user's kernel drives our devices, from the folder where distributions install them: in the root
-/// whose `boot` has the kernel, or else this host's.
+/// Returns an archive of the modules with which a user's kernel drives our devices. They are looked for where
+/// distributions install them: in the root origin `boot` has the kernel, then in this host's root.
 fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
     let Some(release) = kernel.release() else { return Ok(Vec::new()) };
     let boot = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
@@ -77,36 +77,37 @@ fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
     Ok(guest_images::modules::archive(&folder)?)
 }
 
-/// Of a file that was named or not: where it comes from.
-fn whose(named: Option<&PathBuf>) -> &'static str {
+/// Returns a remark for a file that no option names.
+fn origin(named: Option<&PathBuf>) -> &'static str {
     if named.is_some() { "" } else { ", the default guest's" }
 }
 
-/// Whether the default guest's agent is there, to run a command or to mount what the guest is given. A root of the user's
-/// own mounts that itself.
+/// Returns true if the default guest's agent is needed, to run a command or to mount shares and disks. A root file
+/// system of the user's mounts these itself.
 pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
     let is_given = !options.share.is_empty() || !options.disk.is_empty();
     let has_root = options.append.split_whitespace().any(|word| word.starts_with("root="));
     kernel.is_linux() && (!options.command.is_empty() || is_given && options.initrd.is_none() && !has_root)
 }
 
-/// What the kernel is told: what Tally needs, what its processor's identity does, what the default guest's init needs, what
-/// the user adds.
+/// Returns the kernel's command line: words that Tally, the processor's identity and the default guest's init need, and
+/// the user's.
 pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
         words.push(KERNEL_WORDS);
         if !options.command.is_empty() && options.verbose == 0 {
-            // Nobody sees the console: only what matters should it be a guest's last words.
+            // The console is not shown, but its last lines are if the guest dies: only important messages are wanted.
             words.push("quiet");
         }
         words.extend(identity);
         if options.initrd.is_none() {
-            // A tmpfs takes half of the memory at most, too little for the default guest's files in the smallest guests.
+            // A tmpfs takes at most half of the memory, too little for the default guest's files in the smallest
+            // guests.
             words.push("rootfstype=ramfs");
         }
         if has_agent(options, kernel) {
-            // What it is to do matters before it can be told: a failure is said to whoever listens.
+            // The agent has to know its task before it can be sent messages, to report a failure to the right place.
             words.push(if options.command.is_empty() { "tally.agent=shell" } else { "tally.agent=command" });
         }
     }

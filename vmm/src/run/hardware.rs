@@ -1,5 +1,6 @@
-//! Whose a host CPU's counters are, as far as the host lets one know: how many there are is known, and how many of them a
-//! guest could have is tried. A CPU that a real-time thread has to itself may never let anybody try: then nothing is known.
+//! Examines who holds a host CPU's counters: the number of counters is known, and how many of them are available is
+//! found by opening events. On a CPU that a real-time thread never leaves, this thread may never run: then nothing is
+//! known.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,23 +9,47 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
-use tally_machine::pmu;
+use tally_machine::{VcpuReport, pmu};
 use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 
-use crate::control::message::Hardware;
 use crate::doctor;
+use crate::status::Hardware;
 
-/// So long a look is waited for; it takes some milliseconds. Even as many in a row as there may be do not keep a client waiting
-/// for longer than it waits.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// So many looks there may be that have not come to an end.
-const MOST_LOOKS: usize = 32;
+/// Timeout for an examination, which takes some milliseconds. With [`MAX_EXAMINATIONS`] of them in a row a client still
+/// gets its answer in time.
+const TIMEOUT: Duration = Duration::from_millis(250);
+/// Maximum number of examinations that have not ended.
+const MAX_EXAMINATIONS: usize = 32;
 
-/// How many there are.
-static LOOKS: AtomicUsize = AtomicUsize::new(0);
+/// Number of examinations that have not ended.
+static EXAMINATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks at a CPU, from a thread of its own that goes there.
-pub fn examine(cpu: usize, host: HostPmu) -> Option<Hardware> {
+/// A host CPU's counters, as they were when the CPU was examined.
+#[derive(Debug, Clone)]
+pub struct Examined {
+    /// Number of the CPU.
+    pub cpu: usize,
+    /// Number of counters that the CPU has.
+    pub counters: usize,
+    /// Number of counters that others do not hold. The guest may hold some of these.
+    pub available: usize,
+    /// Who may hold the rest, as far as this user can see.
+    pub holders: Vec<String>,
+}
+
+impl Examined {
+    /// Returns who holds the counters while a vCPU holds those that it reports.
+    pub fn held_by(&self, vcpu: &VcpuReport) -> Hardware {
+        let Self { cpu, counters, available, .. } = *self;
+        let held: Vec<u32> = vcpu.held().into_iter().collect();
+        let free = available.saturating_sub(held.len());
+        let others = counters.saturating_sub(free + held.len());
+        Hardware { cpu, counters, held, free, others, holders: self.holders.clone() }
+    }
+}
+
+/// Examines a CPU, from a thread that is moved there. Returns none if that does not succeed in time.
+pub fn examine(cpu: usize, host: HostPmu) -> Option<Examined> {
     let look = move || {
         let mut there = CpuSet::new();
         (cpu < CpuSet::MAX_CPU).then(|| there.set(cpu))?;
@@ -37,45 +62,45 @@ pub fn examine(cpu: usize, host: HostPmu) -> Option<Hardware> {
         };
         Some((counters, available))
     };
-    let (counters, available) = in_time(look, PATIENCE)?;
+    let (counters, available) = in_time(look, TIMEOUT)?;
     let holders = if available < counters { holders() } else { Vec::new() };
-    Some(Hardware { cpu, counters, available, holders })
+    Some(Examined { cpu, counters, available, holders })
 }
 
-/// What a look has found on a thread of its own, which is left behind if it takes longer than that.
+/// Runs `look` on a thread of its own. A thread that exceeds the timeout is left behind.
 fn in_time<T: Send + 'static>(
     look: impl FnOnce() -> Option<T> + Send + 'static,
-    patience: Duration,
+    timeout: Duration,
 ) -> Option<T> {
-    let counted = Look::begin()?;
+    let counted = Examination::begin()?;
     let (sender, found) = mpsc::channel();
     let look = move || {
         let _counted = counted;
-        // Perhaps nobody waits any more.
+        // The receiver is gone after the timeout.
         let _ = sender.send(look());
     };
     thread::Builder::new().name("control".into()).spawn(look).ok()?;
-    found.recv_timeout(patience).ok()?
+    found.recv_timeout(timeout).ok()?
 }
 
-/// One of the looks that there may be.
-struct Look(());
+/// One of the [`MAX_EXAMINATIONS`].
+struct Examination(());
 
-impl Look {
+impl Examination {
     fn begin() -> Option<Self> {
         let look = Self(());
-        // One too many is over at once, when this is dropped.
-        (LOOKS.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS).then_some(look)
+        // One too many is no longer counted when this is dropped.
+        (EXAMINATIONS.fetch_add(1, Ordering::Relaxed) < MAX_EXAMINATIONS).then_some(look)
     }
 }
 
-impl Drop for Look {
+impl Drop for Examination {
     fn drop(&mut self) {
-        LOOKS.fetch_sub(1, Ordering::Relaxed);
+        EXAMINATIONS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Who may keep counters to themselves.
+/// Returns who may hold counters, as far as this user can see.
 fn holders() -> Vec<String> {
     let is_on = |switch| fs::read_to_string(switch).is_ok_and(|value| value.trim() == "1");
     WATCHDOG
@@ -92,7 +117,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[test]
-    fn a_cpu_that_lets_nobody_look_is_not_waited_for_and_does_not_gather_threads() {
+    fn a_cpu_that_cannot_be_examined_is_not_waited_for_and_does_not_pile_up_threads() {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let stuck = || {
@@ -103,12 +128,12 @@ mod tests {
             };
             in_time(look, Duration::ZERO)
         };
-        for _ in 0..2 * MOST_LOOKS {
+        for _ in 0..2 * MAX_EXAMINATIONS {
             assert_eq!(stuck(), None);
         }
-        assert_eq!(LOOKS.load(Ordering::Relaxed), MOST_LOOKS);
+        assert_eq!(EXAMINATIONS.load(Ordering::Relaxed), MAX_EXAMINATIONS);
         drop(release);
-        // The threads that are left behind have to notice first.
+        // The threads that were left behind have to end first.
         let again = (0..).find_map(|_| in_time(|| Some(7), Duration::from_mins(1)));
         assert_eq!(again, Some(7));
     }

@@ -1,4 +1,5 @@
-//! What a VM that runs answers, and whom its vCPUs' threads work for: that is watched only while somebody looks.
+//! Answers clients' requests to a running VM. What the vCPUs' threads do in the guest and in the host is counted only
+//! while a client looks.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,50 +17,54 @@ use tally_machine::{VcpuReport, Vcpus};
 use vpmu::policy::{Change, Policy};
 use vpmu_perf::{Attribution, HostPmu};
 
-use super::hardware;
+use super::hardware::{self, Examined};
+use super::look::{Look, Measured, ratio};
 use crate::cli::Run;
 use crate::control::Machine;
-use crate::control::message::{Answer, Hardware, Request, Snapshot, Summary, Switched, Vcpu};
-use crate::event_log::{EventLog, LONGEST_TEXT};
+use crate::control::message::{Answer, Request, Switched};
+use crate::event_log::{EventLog, MAX_TEXT};
 use crate::policy;
+use crate::status::{Summary, VmStatus};
 
-/// Trying what the host's counters are free for takes some of its time, so that is not done at every look.
-const HARDWARE_LASTS: Duration = Duration::from_secs(10);
+/// Time between two examinations of a CPU's counters, which cost more than a look.
+const EXAMINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A VM that runs.
+/// A running VM.
 pub struct Running {
-    /// What it is, without what changes.
+    /// What the VM is; its age is not kept up to date.
     pub about: Summary,
-    /// Since when.
+    /// Time of the start.
     pub begun: Instant,
-    /// Its vCPUs.
+    /// The vCPUs.
     pub vcpus: Arc<Vcpus>,
-    /// KVM's statistics of each.
+    /// KVM's statistics of each vCPU.
     pub kvm: Vec<Option<KvmStats>>,
     /// The PMU that the guest sees.
     pub pmu: Pmu,
-    /// What it may have of that.
+    /// Policy for that PMU.
     pub policy: Mutex<Policy>,
-    /// Its log, if it has one.
+    /// The event log, if there is one.
     pub log: Option<Arc<EventLog>>,
 }
 
-/// What is kept for a client that looks.
+/// State that is kept for a client that looks.
 #[derive(Default)]
 pub struct Watch {
     host: Option<HostPmu>,
     vcpus: BTreeMap<u8, Watched>,
+    /// The client's last look.
+    last: Option<Look>,
 }
 
-/// What is watched of a vCPU.
+/// What is counted and examined for a vCPU.
 struct Watched {
-    hardware: Option<Hardware>,
+    hardware: Option<Examined>,
     examined: Instant,
     attribution: Option<Attribution>,
 }
 
 impl Summary {
-    /// That of this process, which runs what the options say. Unless its user calls it something, it is called as what it runs.
+    /// Describes the VM of this process. Without `--name`, its name is that of what it runs.
     pub fn of_this(options: &Run, pmu: Pmu, cpus: u8, memory: u64) -> Self {
         let (kernel, command) = (options.kernel.as_deref(), &options.command);
         let file = command.first().map(Path::new).or(kernel).and_then(Path::file_name);
@@ -82,29 +87,31 @@ impl Summary {
             cpus,
             memory,
             started: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
-            age_ms: 0,
+            age: 0.0,
         }
     }
 }
 
 impl Running {
     fn summary(&self) -> Summary {
-        let age_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Summary { age_ms, ..self.about.clone() }
+        let milliseconds = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Summary { age: ratio(milliseconds, 1_000), ..self.about.clone() }
     }
 
-    fn look(&self, watch: &mut Watch) -> Snapshot {
+    fn look(&self, watch: &mut Watch) -> VmStatus {
         let reports = self.vcpus.report();
-        let at_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let vcpus = reports.into_iter().map(|report| self.look_at(report, watch)).collect();
-        Snapshot { vm: self.summary(), at_ns, paused_by: self.vcpus.pause.because_of(), vcpus }
+        let at = self.begun.elapsed();
+        let vcpus = reports.into_iter().map(|report| self.measure(report, watch)).collect();
+        let now = Look { about: self.summary(), at, paused_by: self.vcpus.pause.because_of(), vcpus };
+        let status = now.since(watch.last.as_ref().unwrap_or(&now));
+        watch.last = Some(now);
+        status
     }
 
     fn switch(&self, wanted: &[Switched]) -> Answer {
         let reports = self.vcpus.report();
-        let counters = |vcpu| {
-            reports.iter().find(|report| report.vcpu == vcpu)?.pmu.as_ref().map(|pmu| pmu.counters.len())
-        };
+        let counters =
+            |vcpu| reports.iter().find(|report| report.vcpu == vcpu).map(|report| report.counters.len());
         let is_there = |one: &&Switched| counters(one.vcpu).is_some_and(|counters| one.counter < counters);
         if let Some(Switched { vcpu, counter, .. }) = wanted.iter().find(|one| !is_there(one)) {
             return Answer::Error(format!("no vCPU {vcpu} has a counter {counter} that is Tally's"));
@@ -144,24 +151,24 @@ impl Running {
         let Some(log) = &self.log else {
             return Answer::Error("it has no log: that is for `tally run --pmu-log FILE`".to_owned());
         };
-        if text.is_some_and(|text| text.len() > LONGEST_TEXT) {
-            return Answer::Error(format!("a note has at most {LONGEST_TEXT} bytes"));
+        if text.is_some_and(|text| text.len() > MAX_TEXT) {
+            return Answer::Error(format!("a note has at most {MAX_TEXT} bytes"));
         }
         let written = text.map_or_else(|| log.flush(), |text| log.note(text));
         written.map_or_else(|error| Answer::Error(error.to_string()), |()| Answer::Done)
     }
 
-    fn look_at(&self, report: VcpuReport, watch: &mut Watch) -> Vcpu {
+    fn measure(&self, report: VcpuReport, watch: &mut Watch) -> Measured {
         let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
         let kvm = stats.and_then(|stats| stats.read().ok());
         let (mut work, mut hardware) = (None, None);
         if let Some(host) = watch.host(self.pmu) {
             let watched = watch.vcpus.entry(report.vcpu).or_insert_with(|| Watched::new(&report, host));
-            watched.keep_up(&report, host);
+            watched.examine_if_old(&report, host);
             work = watched.attribution.as_ref().map(Attribution::read);
             hardware.clone_from(&watched.hardware);
         }
-        Vcpu { report, kvm, work, hardware }
+        Measured { report, kvm, work, hardware }
     }
 }
 
@@ -180,12 +187,12 @@ impl Machine for Running {
 }
 
 impl Watch {
-    /// The host's PMU: the one that counts for the guest, if one does.
+    /// Returns the host's PMU: the one that counts for the guest, if one does.
     fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
         if self.host.is_none() {
             self.host = match pmu {
                 Pmu::Emulated(_, host) => Some(host.pmu),
-                // On a host with several, this keeps the client's thread to the cores of one.
+                // On a hybrid host, this keeps the client's thread to the cores of one PMU.
                 Pmu::None | Pmu::Kvm => HostPmu::bind_thread().ok().map(|(pmu, _)| pmu),
             };
         }
@@ -196,34 +203,33 @@ impl Watch {
 impl Watched {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
         let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
-        let held = report.pmu.as_ref().map_or(0, |pmu| {
-            // What has lost its counter is to find another.
-            let starved = pmu.counters.iter().filter_map(|counter| counter.backing);
-            pmu.held().len() + starved.filter(|backing| backing.hardware.is_none()).count()
-        });
+        // A counter that has lost its hardware is to find another.
+        let without_hardware =
+            report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
+        let held = report.held().len() + without_hardware.count();
         let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held));
         let attribution = Attribution::of(host, report.thread, room)
             .inspect_err(|error| debug!("it cannot be counted whom vCPU {} works for: {error}", report.vcpu));
         Self { hardware, examined: Instant::now(), attribution: attribution.ok() }
     }
 
-    fn keep_up(&mut self, report: &VcpuReport, host: HostPmu) {
-        if self.examined.elapsed() >= HARDWARE_LASTS {
+    fn examine_if_old(&mut self, report: &VcpuReport, host: HostPmu) {
+        if self.examined.elapsed() >= EXAMINE_EVERY {
             self.hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
             self.examined = Instant::now();
         }
     }
 }
 
-/// The CPU on which a thread of this process ran last.
+/// Returns the CPU on which a thread of this process ran last.
 fn last_cpu(thread: i32) -> Option<usize> {
     processor(&fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?)
 }
 
-/// Field 39 of `proc(5)`'s `stat`, of which the second is a name that may have anything in it.
+/// Returns field 39 of `/proc/PID/stat` (`proc_pid_stat(5)`). Field 2, the name, may contain anything.
 fn processor(stat: &str) -> Option<usize> {
-    const BEHIND_THE_NAME: usize = 39 - 3;
-    stat.rsplit_once(") ")?.1.split(' ').nth(BEHIND_THE_NAME)?.parse().ok()
+    const FIELDS_AFTER_NAME: usize = 39 - 3;
+    stat.rsplit_once(") ")?.1.split(' ').nth(FIELDS_AFTER_NAME)?.parse().ok()
 }
 
 #[cfg(test)]

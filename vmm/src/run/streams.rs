@@ -1,7 +1,8 @@
-//! What a command's streams are on this side: the terminal for those that are one, files and pipes for the others.
+//! Chooses the host's ends of a command's streams: the terminal for streams that are one, files and pipes for the
+//! others.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use guest_agent::protocol::{self, Terminals};
 
@@ -9,20 +10,20 @@ use crate::agent::{Input, OnClose, Sink, Streams};
 use crate::console::standard_stream;
 use crate::terminal::Raw;
 
-/// What was decided.
+/// The choice.
 pub struct Chosen {
-    /// For the agent's thread.
+    /// Streams for the agent's thread.
     pub streams: Streams,
-    /// For the agent itself.
+    /// Which of the command's streams are terminals in the guest.
     pub terminals: Terminals,
-    /// The terminal as it must be while somebody types into the guest.
+    /// The terminal in raw mode, if the user types into the guest.
     pub raw: Option<Raw>,
 }
 
-/// Looks at the standard streams.
+/// Chooses by what the standard streams are.
 pub fn choose() -> io::Result<Chosen> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
-    // Who reads our output from a pipe may want the keyboard for itself, as a pager does.
+    // A reader of our output at the other end of a pipe may want the keyboard for itself, as a pager does.
     let keyboard = stdin.is_terminal() && !is_pipe(&stdout)?;
     let raw = if keyboard { Raw::enter()? } else { None };
     let terminals =
@@ -53,7 +54,7 @@ pub fn choose() -> io::Result<Chosen> {
     Ok(Chosen { streams, terminals, raw })
 }
 
-fn is_pipe(stream: &impl AsRawFd) -> io::Result<bool> {
+fn is_pipe(stream: &impl AsFd) -> io::Result<bool> {
     use std::os::unix::fs::FileTypeExt;
     let kind = standard_stream(stream)?.metadata()?.file_type();
     Ok(kind.is_fifo() || kind.is_socket())

@@ -1,4 +1,4 @@
-//! The conversation with the default guest's agent: what it is told at the start.
+//! Starts the conversation with the default guest's agent.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,31 +15,31 @@ use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
 
-/// What it is about.
+/// What the agent is told at the start.
 pub struct Talk<'a> {
-    /// What the agent is to run. Without, it gives a shell on the console.
+    /// Command that the agent runs. If it is empty, the console gets a shell.
     pub command: &'a [OsString],
-    /// What it is to mount first.
+    /// Shares that the agent mounts first.
     pub shares: Vec<Share>,
-    /// The folder to start in.
+    /// Working directory of the command.
     pub folder: Option<OsString>,
-    /// What the command is to be sampled for.
+    /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
 }
 
-/// A conversation that goes on.
-pub struct Begun {
-    /// For the event loop.
+/// A conversation that has started.
+pub struct Started {
+    /// Handle on the agent, for the event loop.
     pub handle: Handle,
-    /// Ends when all is said.
+    /// Thread of the conversation.
     pub thread: JoinHandle<()>,
-    /// The terminal, if somebody types into the guest.
+    /// The terminal in raw mode, if the user types into the guest.
     pub raw: Option<Raw>,
 }
 
 impl Talk<'_> {
-    /// Begins it.
-    pub fn begin(self, console: Console, transport: Arc<Transport>, reporter: Reporter) -> Result<Begun> {
+    /// Starts the conversation.
+    pub fn start(self, console: Console, transport: Arc<Transport>, reporter: Reporter) -> Result<Started> {
         let Chosen { mut streams, terminals, raw } = if self.command.is_empty() {
             Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None }
         } else {
@@ -62,6 +62,6 @@ impl Talk<'_> {
         let (agent, handle) = Agent::new(transport, console, start, streams, reporter)
             .context("cannot prepare to talk to the guest")?;
         let thread = agent.spawn().context("cannot start a thread")?;
-        Ok(Begun { handle, thread, raw })
+        Ok(Started { handle, thread, raw })
     }
 }

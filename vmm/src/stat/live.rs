@@ -1,4 +1,4 @@
-//! `tally stat` on a terminal: what it has to tell, again and again, until a key or a signal ends it.
+//! `tally stat` on a terminal: redraws the text at each interval until a key or a signal ends it.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,29 +7,30 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Looked, Watched, look_at};
+use super::{Looked, look_at};
 use crate::cli::FAILURE;
+use crate::control::client::Vm;
 use crate::signals::Signals;
 use crate::stderr;
 use crate::terminal::{self, Raw};
 
-/// What ends it: q, Ctrl-C, Ctrl-D.
+/// Keys that end the live view: q, Ctrl-C, Ctrl-D.
 const KEYS: [u8; 3] = [b'q', 3, 4];
 
-/// What came while nothing was to be shown.
-enum Came {
-    /// Nothing: the time is over.
-    Nothing,
-    /// The terminal has another size.
+/// What ended a wait.
+enum Woken {
+    /// The interval has passed.
+    Interval,
+    /// The terminal's size has changed.
     Size,
-    /// A key that ends it.
+    /// A key that ends the live view.
     Key,
-    /// A signal that does.
+    /// A signal that ends the live view.
     Signal(i32),
 }
 
-/// Shows how these VMs do until there is an end.
-pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
+/// Shows these VMs until a key or a signal ends the live view, or all VMs have ended.
+pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     const INTERRUPTED: u8 = 128;
     let signals = Signals::take().context("cannot take signals")?;
     let raw = Raw::enter().context("cannot make the terminal raw")?;
@@ -37,17 +38,17 @@ pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
     let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];
     let mut all_gone = Vec::new();
     let mut ended_by = None;
-    while !watched.is_empty() {
+    while !vms.is_empty() {
         Screen::draw(&lines)?;
         match wait(&signals, raw.is_some(), interval)? {
-            Came::Nothing => {
-                let Looked { lines: found, gone } = look_at(&mut watched);
+            Woken::Interval => {
+                let Looked { lines: found, gone } = look_at(&mut vms);
                 lines = found;
                 all_gone.extend(gone);
             }
-            Came::Size => {}
-            Came::Key => break,
-            Came::Signal(signal) => {
+            Woken::Size => {}
+            Woken::Key => break,
+            Woken::Signal(signal) => {
                 ended_by = Some(signal);
                 break;
             }
@@ -62,14 +63,14 @@ pub fn show(mut watched: Vec<Watched>, interval: Duration) -> Result<ExitCode> {
     Ok(ended_by.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(status(signal))))
 }
 
-/// Waits for so long, or until something comes. Other keys do nothing.
-fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Came> {
+/// Waits for the interval, a resized terminal, a signal, or one of [`KEYS`]. Other keys do nothing.
+fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Woken> {
     let end = Instant::now() + interval;
     let stdin = io::stdin();
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(Came::Nothing);
+            return Ok(Woken::Interval);
         }
         let mut files = vec![PollFd::new(signals, PollFlags::IN)];
         if has_keys {
@@ -79,23 +80,23 @@ fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Cam
         let came = |number: usize| files.get(number).is_some_and(|file| !file.revents().is_empty());
         if came(0) {
             match signals.next() {
-                Some(libc::SIGWINCH) => return Ok(Came::Size),
-                Some(signal) => return Ok(Came::Signal(signal)),
+                Some(libc::SIGWINCH) => return Ok(Woken::Size),
+                Some(signal) => return Ok(Woken::Signal(signal)),
                 None => {}
             }
         }
         if came(1) {
             let mut typed = [0; 64];
             let count = rustix::io::read(&stdin, &mut typed)?;
-            // No more keys come from a terminal that is gone.
+            // A read of no bytes means that the terminal is gone.
             if count == 0 || typed[..count].iter().any(|key| KEYS.contains(key)) {
-                return Ok(Came::Key);
+                return Ok(Woken::Key);
             }
         }
     }
 }
 
-/// The terminal's other screen: when it is left, what was on the terminal before is there again.
+/// The terminal's alternate screen. Dropping this restores the primary screen.
 struct Screen(());
 
 impl Screen {
@@ -104,19 +105,19 @@ impl Screen {
         Ok(Self(()))
     }
 
-    /// Shows as much of this as there is room for.
+    /// Draws as much of these lines as there is room for.
     fn draw(lines: &[String]) -> io::Result<()> {
         let (rows, columns) =
             terminal::size().map_or((24, 80), |size| (size.rows.into(), size.columns.into()));
         let shown = lines.iter().take(rows).map(|line| line.chars().take(columns).collect::<String>());
-        // What is left of longer lines is cleared, and what is below.
+        // Clears the rest of each line, and the lines below.
         write(&format!("\x1b[H{}\x1b[J", shown.map(|line| line + "\x1b[K").collect::<Vec<_>>().join("\r\n")))
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Should the terminal be gone, it needs nothing.
+        // An error means that the terminal is gone.
         let _ = write("\x1b[?25h\x1b[?1049l");
     }
 }

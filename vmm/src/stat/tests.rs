@@ -1,50 +1,60 @@
-//! What is shown of a VM whose figures are known.
+//! What is shown of a VM whose counts are known.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use vpmu::report::{BackingReport, CounterReport, Report, State, Statistics};
+use vpmu::report::{CounterReport, State, Statistics};
 use vpmu_perf::{Attributed, Reading, Work};
 
-use super::document::{AboutDocument, VmDocument};
 use super::text;
-use crate::control::message::{Hardware, Snapshot, Summary, Vcpu};
-use tally_machine::VcpuReport;
-use tally_machine::{Exits, Share};
-
-const SECOND: u64 = 1_000_000_000;
-
-fn counter(event: Option<&str>, value: u64, state: State) -> CounterReport {
-    let event = event.map(str::to_owned);
-    CounterReport {
-        event,
-        value,
-        state,
-        backing: None,
-        overflows: 0,
-        starvations: 0,
-        starved_ns: 0,
-        estimated: 0,
-    }
-}
+use crate::run::hardware::Examined;
+use crate::run::look::{Look, Measured};
+use crate::status::{Summary, VmStatus};
+use tally_machine::{Exits, Share, VcpuReport};
 
 fn counters() -> Vec<CounterReport> {
-    let backed = |hardware, running_ns| Some(BackingReport { hardware, enabled_ns: 2 * SECOND, running_ns });
-    let mut list = vec![
-        counter(Some("instructions:u"), 1_234_567, State::Counting),
-        counter(Some("cycles"), 7, State::Starved),
-        counter(Some("r1cd:k"), 0, State::Refused("not supported".into())),
-    ];
-    list[0].backing = backed(Some(3), 2 * SECOND);
-    list[0].overflows = 12;
-    list[1].backing = backed(None, SECOND);
-    (list[1].starvations, list[1].starved_ns, list[1].estimated) = (2, SECOND, 5);
-    list.extend([counter(None, 0, State::Unused), counter(None, 0, State::Unused)]);
-    list
+    let counter = |counter, event: Option<&str>, value, state| CounterReport {
+        counter,
+        event: event.map(str::to_owned),
+        value,
+        state,
+        refusal: None,
+        hardware: None,
+        overflows: 0,
+        enabled: None,
+        running: None,
+        starvations: 0,
+        starved: 0.0,
+        estimated: 0,
+    };
+    vec![
+        CounterReport {
+            hardware: Some(3),
+            overflows: 12,
+            enabled: Some(2.0),
+            running: Some(2.0),
+            ..counter(0, Some("instructions:u"), 1_234_567, State::Counting)
+        },
+        CounterReport {
+            enabled: Some(2.0),
+            running: Some(1.0),
+            starvations: 2,
+            starved: 1.0,
+            estimated: 5,
+            ..counter(1, Some("cycles"), 7, State::Starved)
+        },
+        CounterReport {
+            refusal: Some("not supported".into()),
+            ..counter(2, Some("r1cd:k"), 0, State::Refused)
+        },
+        counter(3, None, 0, State::Unused),
+        counter(4, None, 0, State::Unused),
+    ]
 }
 
-/// A VM at so many seconds: all its figures are multiples of that.
-fn snapshot(seconds: u64) -> Snapshot {
+/// Measures a VM after this many seconds. All its counts are multiples of that time.
+fn look(seconds: u64) -> Look {
     let counted = |value: u64, running: u64| {
         Some(Reading { value: value * seconds, enabled: 100 * seconds, running: running * seconds })
     };
@@ -72,11 +82,12 @@ fn snapshot(seconds: u64) -> Snapshot {
             ..Exits::default()
         },
         share: Share { all: 10_000 * seconds, pmu: 25 * seconds },
-        pmu: Some(Report { counters: counters(), statistics }),
+        counters: counters(),
+        statistics: Some(statistics),
     };
     let kvm = ["exits", "io_exits", "halt_exits", "hypercalls"].into_iter().zip([5_000, 40, 0, 3]);
-    Snapshot {
-        vm: Summary {
+    Look {
+        about: Summary {
             pid: 412,
             name: "perf".into(),
             runs: "perf stat \x1b[2J".into(),
@@ -84,17 +95,17 @@ fn snapshot(seconds: u64) -> Snapshot {
             cpus: 1,
             memory: 1 << 30,
             started: 1_700_000_000,
-            age_ms: 3_725_500,
+            age: 3_725.5,
         },
-        at_ns: seconds * SECOND,
+        at: Duration::from_secs(seconds),
         paused_by: Vec::new(),
-        vcpus: vec![Vcpu {
+        vcpus: vec![Measured {
             report,
             kvm: Some(
                 kvm.map(|(name, count)| (name.to_owned(), count * seconds)).collect::<BTreeMap<_, _>>(),
             ),
             work: Some(work),
-            hardware: Some(Hardware {
+            hardware: Some(Examined {
                 cpu: 1,
                 counters: 6,
                 available: 5,
@@ -104,8 +115,8 @@ fn snapshot(seconds: u64) -> Snapshot {
     }
 }
 
-fn document() -> VmDocument {
-    VmDocument::new(snapshot(4), &snapshot(2))
+fn status() -> VmStatus {
+    look(4).since(&look(2))
 }
 
 #[test]
@@ -127,12 +138,12 @@ vCPU 0, thread 415, on CPU 1
   PMU time    0.25 %
   since start 12 overflows, 11 interrupts, 3 withheld, 14 alarms, 2 ignored, 2 starvations, 0 clamps, 1,400 system calls
   hardware    6 counters: 1 held by this vCPU (3), 4 free, 1 held by others: the NMI watchdog";
-    assert_eq!(text::lines(&document()).join("\n"), expected);
+    assert_eq!(text::lines(&status()).join("\n"), expected);
 }
 
 #[test]
-fn machines_are_told_the_same() {
-    let document = serde_json::to_value(document()).unwrap();
+fn the_document_has_the_same_figures_as_the_text() {
+    let document = serde_json::to_value(status()).unwrap();
     let top = |name: &str| document[name].clone();
     assert_eq!(
         [top("pid"), top("name"), top("age"), top("interval")],
@@ -155,20 +166,31 @@ fn machines_are_told_the_same() {
 }
 
 #[test]
-fn what_cannot_be_known_is_said_to_be_unknown() {
+fn figures_survive_the_socket_to_the_last_bit() {
+    let mut look = look(4);
+    look.vcpus[0].report.share.pmu = 3_333;
+    let status = look.since(&self::look(3));
+    let said = serde_json::to_string(&status).unwrap();
+    let heard: VmStatus = serde_json::from_str(&said).unwrap();
+    assert_eq!(serde_json::to_string(&heard).unwrap(), said);
+}
+
+#[test]
+fn what_cannot_be_known_is_null_and_not_shown() {
     let bare = |seconds| {
-        let mut snapshot = snapshot(seconds);
-        let vcpu = &mut snapshot.vcpus[0];
-        (vcpu.kvm, vcpu.work, vcpu.hardware, vcpu.report.pmu) = (None, None, None, None);
-        snapshot
+        let mut look = look(seconds);
+        let vcpu = &mut look.vcpus[0];
+        (vcpu.kvm, vcpu.work, vcpu.hardware) = (None, None, None);
+        (vcpu.report.counters, vcpu.report.statistics) = (Vec::new(), None);
+        look
     };
-    let document = VmDocument::new(bare(4), &bare(2));
-    let lines = text::lines(&document);
+    let status = bare(4).since(&bare(2));
+    let lines = text::lines(&status);
     assert!(lines.contains(&"vCPU 0, thread 415".to_owned()), "{lines:#?}");
     for unknown in ["KVM", "hardware", "in guest", "on host", "counted"] {
         assert!(!lines.iter().any(|line| line.contains(unknown)), "{unknown}: {lines:#?}");
     }
-    let vcpu = &serde_json::to_value(document).unwrap()["vcpus"][0];
+    let vcpu = &serde_json::to_value(status).unwrap()["vcpus"][0];
     for name in ["kvm", "hardware", "statistics"] {
         assert_eq!(vcpu[name], Value::Null, "{name}");
     }
@@ -176,33 +198,33 @@ fn what_cannot_be_known_is_said_to_be_unknown() {
 }
 
 #[test]
-fn what_there_is_no_counter_for_is_said_beside_what_is_counted() {
+fn an_event_without_a_counter_is_shown_as_not_counted() {
     let without_cycles = |seconds| {
-        let mut snapshot = snapshot(seconds);
-        let work = snapshot.vcpus[0].work.as_mut().unwrap();
+        let mut look = look(seconds);
+        let work = look.vcpus[0].work.as_mut().unwrap();
         (work.guest.cycles, work.host) = (None, Work::default());
-        snapshot
+        look
     };
-    let lines = text::lines(&VmDocument::new(without_cycles(4), &without_cycles(2)));
+    let lines = text::lines(&without_cycles(4).since(&without_cycles(2)));
     let line = "  in guest    6,000 instructions, - cycles (not counted)";
     assert!(lines.contains(&line.to_owned()), "{lines:#?}");
     assert!(!lines.iter().any(|line| line.contains("on host")), "{lines:#?}");
 }
 
 #[test]
-fn a_counter_that_is_disabled_is_told_from_one_that_the_guest_does_not_use() {
-    let mut snapshot = snapshot(4);
-    snapshot.vcpus[0].report.pmu.as_mut().unwrap().counters[4].state = State::Disabled;
-    let lines = text::lines(&VmDocument::new(snapshot.clone(), &snapshot));
+fn a_disabled_counter_is_shown_apart_from_unused_ones() {
+    let mut look = look(4);
+    look.vcpus[0].report.counters[4].state = State::Disabled;
+    let lines = text::lines(&look.since(&look));
     for line in ["  unused      3", "  disabled    4"] {
         assert!(lines.contains(&line.to_owned()), "{line}: {lines:#?}");
     }
 }
 
 #[test]
-fn a_vm_that_stands_still_says_because_of_whom() {
-    let paused = Snapshot { paused_by: vec![0, 2], ..snapshot(4) };
-    let headline = text::lines(&VmDocument::new(paused, &snapshot(2)))[0].clone();
+fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
+    let paused = Look { paused_by: vec![0, 2], ..look(4) };
+    let headline = text::lines(&paused.since(&look(2)))[0].clone();
     assert!(
         headline.contains(": standing still until vCPU 0, 2 has its counters back, started"),
         "{headline}"
@@ -211,7 +233,7 @@ fn a_vm_that_stands_still_says_because_of_whom() {
 
 #[test]
 fn vms_are_listed_in_columns() {
-    let about = |pid| AboutDocument::from(Summary { pid, ..snapshot(1).vm });
+    let about = |pid| Summary { pid, ..look(1).about };
     let expected = "\
 process  name  vCPUs     memory      age  PMU                                   runs
     412  perf      1  1,024 MiB  1:02:05  AMD's PMU with PerfMonV2, 5 counters  perf stat ?[2J
@@ -220,6 +242,6 @@ process  name  vCPUs     memory      age  PMU                                   
 }
 
 #[test]
-fn numbers_are_read_in_thousands() {
+fn numbers_have_separators_between_thousands() {
     assert_eq!([0, 999, 1_000, 1_234_567].map(text::number), ["0", "999", "1,000", "1,234,567"]);
 }

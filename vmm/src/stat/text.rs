@@ -1,16 +1,17 @@
-//! What `tally stat` has to tell, as people read it: aligned, and all of a VM of few vCPUs on one screen.
+//! Renders a VM's status as text: aligned, and all of a VM with few vCPUs on one screen.
 
 use std::fmt::Write;
 
-use super::document::{
-    AboutDocument, CounterDocument, HardwareDocument, VcpuDocument, VmDocument, WorkDocument,
-};
+use tally_machine::{Exits, VcpuReport};
+use vpmu::report::{CounterReport, State};
 
-/// How wide the names of lines are.
+use crate::status::{Hardware, Summary, VcpuStatus, VmStatus, Work};
+
+/// Width of the lines' names.
 const NAME: usize = 12;
 
-/// A VM's lines.
-pub fn lines(vm: &VmDocument) -> Vec<String> {
+/// Returns the lines that show a VM.
+pub fn lines(vm: &VmStatus) -> Vec<String> {
     let mut lines = vec![headline(vm), about(vm)];
     for vcpu in &vm.vcpus {
         lines.push(String::new());
@@ -19,22 +20,22 @@ pub fn lines(vm: &VmDocument) -> Vec<String> {
     lines.into_iter().map(|line| printable(&line)).collect()
 }
 
-/// As it may be shown on a terminal, whatever another user's VM says.
+/// Replaces control characters, so that another user's VM cannot draw on the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn headline(vm: &VmDocument) -> String {
+fn headline(vm: &VmStatus) -> String {
     let state = match &vm.paused_by[..] {
         [] => "running".to_owned(),
         vcpus => format!("standing still until vCPU {} has its counters back", listed(vcpus)),
     };
-    let AboutDocument { pid, name, runs, .. } = &vm.about;
+    let Summary { pid, name, runs, .. } = &vm.about;
     format!("{name} (process {pid}): {state}, started {} ago: {runs}", age(vm.about.age))
 }
 
-fn about(vm: &VmDocument) -> String {
-    let AboutDocument { pmu, cpus, memory, .. } = &vm.about;
+fn about(vm: &VmStatus) -> String {
+    let Summary { pmu, cpus, memory, .. } = &vm.about;
     format!("PMU: {pmu}; vCPUs: {cpus}; memory: {}", size(*memory))
 }
 
@@ -42,19 +43,20 @@ fn listed(numbers: &[impl ToString]) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn vcpu_lines(vcpu: &VcpuDocument, seconds: f64) -> Vec<String> {
+fn vcpu_lines(vcpu: &VcpuStatus, seconds: f64) -> Vec<String> {
     let place =
         vcpu.hardware.as_ref().map_or_else(String::new, |hardware| format!(", on CPU {}", hardware.cpu));
-    let mut lines = vec![format!("vCPU {}, thread {}{place}", vcpu.vcpu, vcpu.thread)];
-    lines.extend(table(&vcpu.counters));
+    let VcpuReport { vcpu: id, thread, counters, statistics, .. } = &vcpu.report;
+    let mut lines = vec![format!("vCPU {id}, thread {thread}{place}")];
+    lines.extend(table(counters));
     let mut line = |name: &str, text: String| lines.push(format!("  {name:NAME$}{text}"));
     for (name, work) in [("in guest", work(vcpu.interval.guest)), ("on host", work(vcpu.interval.host))] {
         if let Some(work) = work {
             line(name, work);
         }
     }
-    let exits = &vcpu.interval.exits;
-    line("exits", rates(exits.total(), exits.by_reason(), seconds));
+    let exits = by_reason(&vcpu.interval.exits);
+    line("exits", rates(exits.iter().map(|(_, count)| count).sum(), exits, seconds));
     if let Some(kvm) = &vcpu.interval.kvm {
         let reasons = kvm.iter().filter_map(|(name, count)| Some((name.strip_suffix("_exits")?, *count)));
         let reasons: Vec<_> = reasons.map(|(name, count)| (name.replace('_', " "), count)).collect();
@@ -63,7 +65,7 @@ fn vcpu_lines(vcpu: &VcpuDocument, seconds: f64) -> Vec<String> {
     if let Some(share) = vcpu.interval.pmu_share {
         line("PMU time", format!("{:.2} %", share * 100.0));
     }
-    if let Some(done) = &vcpu.statistics {
+    if let Some(done) = statistics {
         let done = [
             (done.overflows, "overflows"),
             (done.interrupts, "interrupts"),
@@ -79,29 +81,44 @@ fn vcpu_lines(vcpu: &VcpuDocument, seconds: f64) -> Vec<String> {
         line("since start", done.join(", "));
     }
     if let Some(hardware) = &vcpu.hardware {
-        line("hardware", disposition(hardware));
+        line("hardware", holders(hardware));
     }
     lines
 }
 
-/// The counters that the guest uses; of the others only which they are. Starvation is shown where there was any.
-fn table(counters: &[CounterDocument]) -> Vec<String> {
+/// Returns exits by reason.
+fn by_reason(exits: &Exits) -> [(&'static str, u64); 8] {
+    [
+        ("PMU reads", exits.pmu_reads),
+        ("PMU writes", exits.pmu_writes),
+        ("port reads", exits.port_reads),
+        ("port writes", exits.port_writes),
+        ("memory reads", exits.memory_reads),
+        ("memory writes", exits.memory_writes),
+        ("signals", exits.signals),
+        ("others", exits.others),
+    ]
+}
+
+/// Renders the counters that the guest uses as a table, and lists the numbers of the others. The column of starvation
+/// is there only if a counter was starved.
+fn table(counters: &[CounterReport]) -> Vec<String> {
     let (idle, used): (Vec<_>, Vec<_>) =
         counters.iter().partition(|counter| counter.event.is_none() && counter.overflows == 0);
-    let has_starved = used.iter().any(|counter| counter.starvations > 0);
+    let was_starved = used.iter().any(|counter| counter.starvations > 0);
     let mut lines = Vec::new();
     if !used.is_empty() {
         let mut rows = vec![title().to_vec()];
         rows.extend(used.iter().map(|counter| row(counter).to_vec()));
-        if !has_starved {
+        if !was_starved {
             for row in &mut rows {
                 row.remove(STARVED);
             }
         }
-        lines = aligned(&rows, &[EVENT, if has_starved { STATE } else { STATE - 1 }]);
+        lines = aligned(&rows, &[EVENT, if was_starved { STATE } else { STATE - 1 }]);
     }
     let (disabled, unused): (Vec<_>, Vec<_>) =
-        idle.into_iter().partition(|counter| counter.state == "disabled");
+        idle.into_iter().partition(|counter| counter.state == State::Disabled);
     for (name, counters) in [("unused", unused), ("disabled", disabled)] {
         if !counters.is_empty() {
             let numbers: Vec<usize> = counters.iter().map(|counter| counter.counter).collect();
@@ -111,7 +128,7 @@ fn table(counters: &[CounterDocument]) -> Vec<String> {
     lines
 }
 
-/// Columns of the table.
+/// Indices of the table's columns.
 const EVENT: usize = 2;
 const STARVED: usize = 7;
 const STATE: usize = 8;
@@ -120,7 +137,7 @@ fn title() -> [String; 9] {
     ["", "counter", "event", "value", "overflows", "backed", "of it", "starved", "state"].map(str::to_owned)
 }
 
-fn row(counter: &CounterDocument) -> [String; 9] {
+fn row(counter: &CounterReport) -> [String; 9] {
     let none = || "-".to_owned();
     let running = match (counter.enabled, counter.running) {
         (Some(enabled), Some(running)) if enabled > 0.0 && running >= enabled => "100 %".to_owned(),
@@ -133,8 +150,8 @@ fn row(counter: &CounterDocument) -> [String; 9] {
     };
     let state = match (&counter.refusal, counter.hardware) {
         (Some(why), _) => format!("refused: {why}"),
-        (None, Some(hardware)) => format!("{} on {hardware}", counter.state),
-        (None, None) => counter.state.clone(),
+        (None, Some(hardware)) => format!("{} on {hardware}", word(counter.state)),
+        (None, None) => word(counter.state).to_owned(),
     };
     let estimated =
         if counter.estimated > 0 { format!(" (~{})", number(counter.estimated)) } else { String::new() };
@@ -151,7 +168,18 @@ fn row(counter: &CounterDocument) -> [String; 9] {
     ]
 }
 
-/// Columns as wide as they have to be: numbers to the right, those of words to the left.
+fn word(state: State) -> &'static str {
+    match state {
+        State::Unused => "unused",
+        State::Stopped => "stopped",
+        State::Counting => "counting",
+        State::Starved => "starved",
+        State::Disabled => "disabled",
+        State::Refused => "refused",
+    }
+}
+
+/// Aligns rows: columns of `words` to the left, all others to the right.
 pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -172,8 +200,8 @@ pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What was done on one side; nothing where none of it can be counted.
-fn work(work: WorkDocument) -> Option<String> {
+/// Renders what a thread did in the guest or in the host. Returns none if nothing could be counted.
+fn work(work: Work) -> Option<String> {
     let one = |count: Option<u64>, counted: f64, what: &str| match count {
         Some(count) => format!("{} {what}", number(count)),
         None if counted > 0.0 => format!("- {what} (counted {:.0} % of the time)", counted * 100.0),
@@ -196,7 +224,7 @@ fn work(work: WorkDocument) -> Option<String> {
     Some(text)
 }
 
-/// So many in a second, and for what, the most frequent first.
+/// Renders a rate per second and its reasons, the most frequent first.
 fn rates<N: AsRef<str>>(total: u64, reasons: impl IntoIterator<Item = (N, u64)>, seconds: f64) -> String {
     let mut reasons: Vec<(N, u64)> = reasons.into_iter().filter(|(_, count)| *count > 0).collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -222,7 +250,7 @@ fn per_second(count: u64, seconds: f64) -> u64 {
     rate
 }
 
-fn disposition(hardware: &HardwareDocument) -> String {
+fn holders(hardware: &Hardware) -> String {
     let held = match &hardware.held[..] {
         [] => "none held by this vCPU".to_owned(),
         held => format!("{} held by this vCPU ({})", held.len(), listed(held)),
@@ -235,7 +263,7 @@ fn disposition(hardware: &HardwareDocument) -> String {
     format!("{} counters: {held}, {} free, {others}", hardware.counters, hardware.free)
 }
 
-/// With a separator between thousands.
+/// Renders a number with a separator between thousands.
 pub fn number(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -248,14 +276,14 @@ pub fn number(number: u64) -> String {
     text
 }
 
-/// A time as hours, minutes and seconds.
+/// Renders a time as hours, minutes and seconds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds are shown")]
 pub fn age(seconds: f64) -> String {
     let seconds = seconds as u64;
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// So much memory.
+/// Renders a size of memory.
 pub fn size(bytes: u64) -> String {
     format!("{} MiB", number(bytes >> 20))
 }

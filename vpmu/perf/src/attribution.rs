@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
-use serde::{Deserialize, Serialize};
 use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
@@ -29,7 +28,7 @@ struct Events {
 }
 
 /// What an [`Attribution`] has counted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributed {
     /// Counts while the thread ran the guest.
     pub guest: Work,
@@ -38,7 +37,7 @@ pub struct Attributed {
 }
 
 /// What a thread did on one side: in the guest, or in the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Retired instructions; `None` if there was no free counter for the event.
     pub instructions: Option<Reading>,
@@ -48,7 +47,7 @@ pub struct Work {
 
 /// Count of one event, with its enabled and running times as perf defines them. Both are CPU times of the thread, in
 /// nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The count.
     pub value: u64,

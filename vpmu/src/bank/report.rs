@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Bank;
 use crate::event::Selection;
-use crate::report::{BackingReport, CounterReport, State, Statistics};
+use crate::report::{CounterReport, State, Statistics};
 use crate::source::{Backing, Source};
 
 impl<S: Source> Bank<S> {
@@ -31,7 +31,7 @@ impl<S: Source> Bank<S> {
         let state = match (this.selection, refused) {
             (None, _) => State::Unused,
             (Some(_), _) if !self.runs(counter) => State::Stopped,
-            (Some(_), Some((_, why))) => State::Refused(why.clone()),
+            (Some(_), Some(_)) => State::Refused,
             _ if this.starvation.is_open() => State::Starved,
             _ => State::Counting,
         };
@@ -39,22 +39,29 @@ impl<S: Source> Bank<S> {
         let before = this.share.as_ref().map_or(Duration::ZERO, |share| share.starved_before);
         // The host's own clock stops while there is no hardware.
         let missed = nanoseconds(starved.saturating_sub(before));
+        let enabled_ns = backing.map(|backing| backing.enabled_ns.saturating_add(missed));
         CounterReport {
+            counter,
             event: this.selection.map(words),
             value: this.value,
             state,
+            refusal: refused.filter(|_| state == State::Refused).map(|(_, why)| why.clone()),
+            hardware: backing.and_then(|backing| backing.hardware),
             overflows: this.overflows,
+            enabled: enabled_ns.map(seconds),
+            running: backing.map(|backing| seconds(backing.running_ns)),
             starvations: this.starvation.times(),
-            starved_ns: nanoseconds(starved),
+            starved: seconds(nanoseconds(starved)),
             estimated: this.estimated,
-            backing: backing.map(|backing| BackingReport {
-                enabled_ns: backing.enabled_ns.saturating_add(missed),
-                ..backing
-            }),
         }
     }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of a hundred days are exact")]
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
 }

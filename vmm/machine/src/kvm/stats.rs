@@ -1,5 +1,6 @@
-//! What KVM itself counts for a vCPU, above all why it left the guest (`KVM_GET_STATS_FD`, Linux 5.14). Such a file
-//! describes itself: a header, a list of what there is, and the values. Anybody may read it while the vCPU runs.
+//! KVM's own statistics of a vCPU, above all its exits by reason (`KVM_GET_STATS_FD`, Linux 5.14). The file describes
+//! itself: a header (`struct kvm_stats_header`), descriptors (`struct kvm_stats_desc`), and the values. Any thread may
+//! read it while the vCPU runs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,69 +21,70 @@ ioctl_io_nr!(KVM_GET_STATS_FD, kvm_bindings::KVMIO, 0xce);
 #[derive(Debug)]
 pub struct KvmStats {
     file: File,
-    /// Each one's name and where its value is.
-    places: Vec<(String, u64)>,
+    /// Names, and the values' offsets in the file.
+    offsets: Vec<(String, u64)>,
 }
 
 impl KvmStats {
-    /// Those of a vCPU that does not run yet: KVM has one that runs wait. None if this KVM has none.
+    /// Opens the statistics of a vCPU. Call this before the vCPU runs, for KVM makes the call wait for a running one.
+    /// Returns none if this KVM has no statistics.
     pub fn of(vcpu: &VcpuFd) -> Option<Self> {
-        // SAFETY: takes no pointer.
+        // SAFETY: the request takes no argument.
         let fd = unsafe { ioctl(vcpu, KVM_GET_STATS_FD()) };
         if fd < 0 {
             return None;
         }
-        // SAFETY: the descriptor is new and nobody else has it.
+        // SAFETY: the descriptor is new, so nobody else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
-        let places = places(&file).ok()?;
-        Some(Self { file, places })
+        let offsets = offsets(&file).ok()?;
+        Some(Self { file, offsets })
     }
 
-    /// What was counted up to now, by KVM's names.
+    /// Returns the current values by KVM's names.
     pub fn read(&self) -> io::Result<BTreeMap<String, u64>> {
-        self.places.iter().map(|(name, place)| Ok((name.clone(), number(&self.file, *place)?))).collect()
+        self.offsets.iter().map(|(name, offset)| Ok((name.clone(), read_u64(&self.file, *offset)?))).collect()
     }
 }
 
-/// Where the values are of what is counted, and is a number. Times, tables and states are left out.
-fn places(file: &File) -> io::Result<Vec<(String, u64)>> {
+/// Returns names and values' offsets of the statistics that count something. Times, histograms and states are left out.
+fn offsets(file: &File) -> io::Result<Vec<(String, u64)>> {
     const NAME_SIZE: u64 = 4;
     const COUNT: u64 = 8;
-    const LIST: u64 = 16;
+    const DESCRIPTORS: u64 = 16;
     const DATA: u64 = 20;
-    /// Of an entry of the list, without its name: its flags, an exponent, its size, its place, and that of its table.
-    const ENTRY: u64 = 16;
-    let at = |place| half(file, place).map(u64::from);
-    let (name_size, count, list, data) = (at(NAME_SIZE)?, at(COUNT)?, at(LIST)?, at(DATA)?);
-    let mut places = Vec::new();
+    /// Size of a descriptor without its name: flags, exponent, size, offset, bucket size.
+    const DESCRIPTOR: u64 = 16;
+    let at = |offset| read_u32(file, offset).map(u64::from);
+    let (name_size, count, descriptors, data) = (at(NAME_SIZE)?, at(COUNT)?, at(DESCRIPTORS)?, at(DATA)?);
+    let mut offsets = Vec::new();
     for number in 0..count {
-        let entry = list + number * (ENTRY + name_size);
-        let (flags, place) = (half(file, entry)?, at(entry + 8)?);
+        let descriptor = descriptors + number * (DESCRIPTOR + name_size);
+        let (flags, offset) = (read_u32(file, descriptor)?, at(descriptor + 8)?);
         if flags & KVM_STATS_TYPE_MASK == KVM_STATS_TYPE_CUMULATIVE
             && flags & KVM_STATS_UNIT_MASK == KVM_STATS_UNIT_NONE
         {
-            places.push((text(file, entry + ENTRY, name_size)?, data + place));
+            offsets.push((read_name(file, descriptor + DESCRIPTOR, name_size)?, data + offset));
         }
     }
-    Ok(places)
+    Ok(offsets)
 }
 
-fn half(file: &File, place: u64) -> io::Result<u32> {
+fn read_u32(file: &File, offset: u64) -> io::Result<u32> {
     let mut bytes = [0; 4];
-    file.read_exact_at(&mut bytes, place)?;
+    file.read_exact_at(&mut bytes, offset)?;
     Ok(u32::from_ne_bytes(bytes))
 }
 
-fn number(file: &File, place: u64) -> io::Result<u64> {
+fn read_u64(file: &File, offset: u64) -> io::Result<u64> {
     let mut bytes = [0; 8];
-    file.read_exact_at(&mut bytes, place)?;
+    file.read_exact_at(&mut bytes, offset)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-fn text(file: &File, place: u64, size: u64) -> io::Result<String> {
+fn read_name(file: &File, offset: u64, size: u64) -> io::Result<String> {
     const LONGEST: u64 = 256;
     let mut bytes = vec![0; usize::try_from(size.min(LONGEST)).expect("it is short")];
-    file.read_exact_at(&mut bytes, place)?;
+    file.read_exact_at(&mut bytes, offset)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
 }
@@ -92,13 +94,13 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// A file as KVM has it, of these statistics: flags, name, value.
+    /// Returns a file in KVM's format with these statistics: flags, name, value.
     fn file(statistics: &[(u32, &str, u64)]) -> File {
         const NAME: usize = 8;
         let count = u32::try_from(statistics.len()).unwrap();
         let (list, data) = (24, 24 + count * (16 + 8));
         let mut bytes: Vec<u8> =
-            [0, 8, count, 0, list, data].iter().flat_map(|half| half.to_ne_bytes()).collect();
+            [0, 8, count, 0, list, data].iter().flat_map(|word| word.to_ne_bytes()).collect();
         for (number, (flags, name, _)) in (0..).zip(statistics) {
             bytes.extend(flags.to_ne_bytes());
             bytes.extend([0; 2]);
@@ -117,8 +119,8 @@ mod tests {
     fn what_is_counted_is_found_by_its_name() {
         let (peak, seconds) = (2, 0x20);
         let file = file(&[(0, "exits", 7), (peak, "depth", 3), (seconds, "wait", 4), (0, "io_exits", 5)]);
-        let places = places(&file).unwrap();
-        let stats = KvmStats { file, places }.read().unwrap();
+        let offsets = offsets(&file).unwrap();
+        let stats = KvmStats { file, offsets }.read().unwrap();
         assert_eq!(stats, BTreeMap::from([("exits".into(), 7), ("io_exits".into(), 5)]));
     }
 
@@ -126,6 +128,6 @@ mod tests {
     fn a_file_that_ends_too_early_is_refused() {
         let file = file(&[(0, "exits", 7)]);
         file.set_len(30).unwrap();
-        assert!(places(&file).is_err());
+        assert!(offsets(&file).is_err());
     }
 }

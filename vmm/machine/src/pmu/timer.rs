@@ -1,24 +1,23 @@
-//! A timer that sends a signal to the thread that has made it, and to no other.
+//! A timer that sends a signal to the thread that has created it.
 
 use std::io;
 use std::mem::zeroed;
 use std::ptr;
 use std::time::Duration;
 
-/// One of the kernel's timers.
+/// A POSIX timer (`timer_create(2)`) with `SIGEV_THREAD_ID`.
 pub struct Timer(libc::timer_t);
 
 impl Timer {
-    /// A timer of this thread, which does not run.
+    /// Creates a timer for this thread, disarmed.
     pub fn new(signal: libc::c_int) -> io::Result<Self> {
         // SAFETY: all-zero is a valid `sigevent`, a plain C structure.
         let mut event: libc::sigevent = unsafe { zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
-        // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_pid();
         let mut timer = ptr::null_mut();
-        // SAFETY: both are valid for the call.
+        // SAFETY: both pointers are valid for the call.
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } < 0 {
             return Err(io::Error::last_os_error());
         }

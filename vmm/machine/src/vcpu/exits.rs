@@ -1,4 +1,4 @@
-//! What a vCPU came out of the guest for, counted, and how much of the time its PMU takes.
+//! A vCPU's exits, counted by reason, and the part of its time that its PMU takes.
 
 use std::time::{Duration, Instant};
 
@@ -6,24 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::clock::ticks;
 
-/// How often `KVM_RUN` returned, and why.
+/// Numbers of `KVM_RUN`'s returns to Tally, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exits {
-    /// The guest read from a port.
+    /// Reads of I/O ports.
     pub port_reads: u64,
-    /// It wrote to one.
+    /// Writes to I/O ports.
     pub port_writes: u64,
-    /// It read a device's register in memory.
+    /// Reads of devices' registers in memory.
     pub memory_reads: u64,
-    /// It wrote to one.
+    /// Writes to devices' registers in memory.
     pub memory_writes: u64,
-    /// It read a register of the PMU's.
+    /// Reads of the PMU's registers.
     pub pmu_reads: u64,
-    /// It wrote to one.
+    /// Writes to the PMU's registers.
     pub pmu_writes: u64,
-    /// A signal came: an alarm of a counter's, or somebody's question.
+    /// Signals: a counter's alarm, a timer, or another thread's request.
     pub signals: u64,
-    /// Anything else.
+    /// All other exits.
     pub others: u64,
 }
 
@@ -42,37 +42,18 @@ impl Exits {
             others: self.others.saturating_sub(before.others),
         }
     }
-
-    /// Returns each reason in words, and how often it was that.
-    pub fn by_reason(&self) -> [(&'static str, u64); 8] {
-        [
-            ("PMU reads", self.pmu_reads),
-            ("PMU writes", self.pmu_writes),
-            ("port reads", self.port_reads),
-            ("port writes", self.port_writes),
-            ("memory reads", self.memory_reads),
-            ("memory writes", self.memory_writes),
-            ("signals", self.signals),
-            ("others", self.others),
-        ]
-    }
-
-    /// Returns how many there were.
-    pub fn total(&self) -> u64 {
-        self.by_reason().iter().map(|(_, count)| count).sum()
-    }
 }
 
-/// How long the PMU's exits take, in ticks of the processor's clock, while somebody watches.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Time that the PMU's exits take, in ticks of the processor's clock. It is measured only while a client asks for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Those that have passed since somebody first asked.
+    /// Ticks since a client first asked.
     pub all: u64,
-    /// Of these, those between such an exit and the next entry into the guest. What KVM itself does at an exit is not in them.
+    /// Ticks between exits for the PMU and the next entries into the guest, without what KVM itself does at an exit.
     pub pmu: u64,
 }
 
-/// Measures that share, while it is asked for.
+/// Measures [`Share`] while clients ask for it.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     watched: Option<Watched>,
@@ -82,20 +63,20 @@ pub struct Stopwatch {
 struct Watched {
     since: u64,
     pmu: u64,
-    /// When the exit was that is being dealt with, if it is for the PMU.
+    /// Time of the exit that is being handled, if it is for the PMU.
     exit: Option<u64>,
     asked: Instant,
 }
 
 impl Stopwatch {
-    /// The guest has come out for its PMU.
+    /// Records an exit for the PMU.
     pub fn exits_for_pmu(&mut self) {
         if let Some(watched) = &mut self.watched {
             watched.exit = Some(ticks());
         }
     }
 
-    /// It is about to go on.
+    /// Records that the vCPU is about to enter the guest.
     pub fn enters(&mut self) {
         if let Some(watched) = &mut self.watched
             && let Some(exit) = watched.exit.take()
@@ -104,23 +85,23 @@ impl Stopwatch {
         }
     }
 
-    /// The share so far, which is measured from the first time that somebody asks.
+    /// Returns the share so far, and starts to measure it at the first call.
     pub fn share(&mut self) -> Share {
         let now = ticks();
         let asked = Instant::now();
         let watched = self.watched.get_or_insert(Watched { since: now, pmu: 0, exit: None, asked });
         watched.asked = asked;
-        // What goes on is a part of what was up to now, and of nothing later.
+        // The part up to now of the exit that is being handled belongs to this answer, and not to the next.
         if let Some(exit) = &mut watched.exit {
             watched.pmu += now.saturating_sub(std::mem::replace(exit, now));
         }
         Share { all: now.saturating_sub(watched.since), pmu: watched.pmu }
     }
 
-    /// Stops if nobody has asked for some time.
-    pub fn rest(&mut self) {
-        const INTEREST: Duration = Duration::from_mins(1);
-        if self.watched.as_ref().is_some_and(|watched| watched.asked.elapsed() > INTEREST) {
+    /// Stops measuring if nobody has asked for a minute.
+    pub fn stop_if_unwatched(&mut self) {
+        const TIMEOUT: Duration = Duration::from_mins(1);
+        if self.watched.as_ref().is_some_and(|watched| watched.asked.elapsed() > TIMEOUT) {
             self.watched = None;
         }
     }
@@ -130,7 +111,7 @@ impl Stopwatch {
 mod tests {
     use super::*;
 
-    /// Waits for the next tick, which on some processors takes longer than many instructions.
+    /// Waits for the next tick; on some processors a tick is longer than many instructions.
     fn tick() {
         let now = ticks();
         while ticks() == now {}

@@ -1,64 +1,47 @@
-//! How other threads ask something of the vCPUs, whose counters only their own threads can look at: the question goes into the
-//! vCPU's mailbox, and a signal calls its thread out of the guest to answer. While nobody asks, that costs nothing.
+//! Requests of other threads to vCPUs. Only a vCPU's own thread can read its counters, so a request goes into the
+//! vCPU's mailbox, and a signal makes its thread leave the guest to answer. A vCPU without requests pays nothing.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use vpmu::Switch;
 use vpmu::policy::Policy;
-use vpmu::report::Report;
 
-use super::exits::{Exits, Share};
 use super::pause::Pause;
+use super::report::VcpuReport;
 use crate::pmu::alarm;
 
-/// For so long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for the answers to a request.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What can be asked of a vCPU. Whoever has asked and does not wait any more gets no answer.
+/// Request to a vCPU, with the channel for its answer. The requester may have stopped waiting.
 #[derive(Debug)]
 pub enum Ask {
-    /// How it does.
+    /// Report the vCPU's counters and exits.
     Report(Sender<VcpuReport>),
-    /// To do as the operator wants it to from now on.
-    Obey(Policy, Sender<()>),
-    /// To withhold a counter, or to give it back; whether there is one of this number.
+    /// Set the policy.
+    SetPolicy(Policy, Sender<()>),
+    /// Disable or enable a counter. The answer is false if there is no counter of this number.
     Switch(usize, Switch, Sender<bool>),
 }
 
-/// How a vCPU does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VcpuReport {
-    /// Its number.
-    pub vcpu: u8,
-    /// Its thread's.
-    pub thread: libc::pid_t,
-    /// What it came out of the guest for.
-    pub exits: Exits,
-    /// How much of its time the PMU takes.
-    pub share: Share,
-    /// Its PMU, if that is Tally's.
-    pub pmu: Option<Report>,
-}
-
-/// The vCPUs of a machine, for those who ask.
+/// Handle on all vCPUs of a machine, for other threads' requests.
 #[derive(Debug)]
 pub struct Vcpus {
     addresses: Vec<Address>,
-    /// Whether they all stand still.
+    /// The vCPUs that make the whole machine stand still.
     pub pause: Pause,
 }
 
-/// Where a vCPU is asked.
+/// Sender's end of a vCPU's mailbox.
 #[derive(Debug)]
 struct Address {
     asks: Sender<Ask>,
     thread: Arc<OnceLock<libc::pid_t>>,
 }
 
-/// A vCPU's mailbox, on its own thread.
+/// Receiver's end of a vCPU's mailbox, which its own thread holds.
 #[derive(Debug)]
 pub struct Mailbox {
     asks: Receiver<Ask>,
@@ -66,7 +49,7 @@ pub struct Mailbox {
 }
 
 impl Vcpus {
-    /// So many, with the mailbox of each.
+    /// Creates a handle on this number of vCPUs, and the mailbox of each.
     pub fn new(vcpus: u8) -> (Arc<Self>, Vec<Mailbox>) {
         let pair = |_| {
             let (sender, asks) = channel();
@@ -77,25 +60,25 @@ impl Vcpus {
         (Arc::new(Self { addresses, pause: Pause::default() }), mailboxes)
     }
 
-    /// How they do. One that has come to its end does not answer.
+    /// Returns the reports of all vCPUs that still run.
     pub fn report(&self) -> Vec<VcpuReport> {
         self.ask(Ask::Report)
     }
 
-    /// Has all of them do as the operator wants it to; how many do.
+    /// Sets the policy of all vCPUs. Returns how many have set it.
     pub fn set_policy(&self, policy: &Policy) -> usize {
-        self.ask(|answer| Ask::Obey(policy.clone(), answer)).len()
+        self.ask(|answer| Ask::SetPolicy(policy.clone(), answer)).len()
     }
 
-    /// Has a vCPU withhold one of its counters, or give it back; whether there is such a counter.
+    /// Disables or enables a vCPU's counter. Returns false if there is no such counter, or the vCPU does not answer.
     pub fn switch(&self, vcpu: u8, counter: usize, to: Switch) -> bool {
         let Some(address) = self.addresses.get(usize::from(vcpu)) else { return false };
         let (sender, answer) = channel();
-        address.put(Ask::Switch(counter, to, sender));
-        answer.recv_timeout(PATIENCE).unwrap_or(false)
+        address.post(Ask::Switch(counter, to, sender));
+        answer.recv_timeout(TIMEOUT).unwrap_or(false)
     }
 
-    /// Calls all of them out of the guest.
+    /// Makes all vCPUs leave the guest.
     pub fn call_out(&self) {
         for address in &self.addresses {
             address.call_out();
@@ -103,47 +86,46 @@ impl Vcpus {
     }
 
     fn ask<T>(&self, ask: impl Fn(Sender<T>) -> Ask) -> Vec<T> {
-        let put = |address: &Address| {
+        let post = |address: &Address| {
             let (sender, answer) = channel();
-            address.put(ask(sender));
+            address.post(ask(sender));
             answer
         };
-        let answers: Vec<Receiver<T>> = self.addresses.iter().map(put).collect();
-        heard(answers, Instant::now() + PATIENCE)
+        let answers: Vec<Receiver<T>> = self.addresses.iter().map(post).collect();
+        answers_until(answers, Instant::now() + TIMEOUT)
     }
 }
 
-/// What was answered until then: nobody is waited for longer because of another.
-fn heard<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
+/// Returns the answers that arrive before `end`. A vCPU that does not answer costs no other vCPU's answer.
+fn answers_until<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
     let left = || end.saturating_duration_since(Instant::now());
     answers.into_iter().filter_map(|answer| answer.recv_timeout(left()).ok()).collect()
 }
 
 impl Address {
-    fn put(&self, ask: Ask) {
-        // Of a vCPU that has ended nobody is left to answer.
+    fn post(&self, ask: Ask) {
+        // A vCPU that has ended has dropped its mailbox.
         let _ = self.asks.send(ask);
         self.call_out();
     }
 
-    /// One whose thread has not begun looks into its mailbox when it does.
+    /// Makes the vCPU leave the guest. A thread that has not begun looks into its mailbox when it does.
     fn call_out(&self) {
         if let Some(thread) = self.thread.get() {
             let process = std::process::id();
-            // SAFETY: takes numbers, and a thread that has ended is an error.
+            // SAFETY: the call takes numbers. A thread that has ended gives an error.
             unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::call()) };
         }
     }
 }
 
 impl Mailbox {
-    /// Has this thread be called from now on; its number.
+    /// Lets requests interrupt this thread from now on. Returns its thread id.
     pub fn begin(&self) -> libc::pid_t {
-        // SAFETY: takes nothing.
-        *self.thread.get_or_init(|| unsafe { libc::gettid() })
+        *self.thread.get_or_init(|| rustix::thread::gettid().as_raw_pid())
     }
 
-    /// The next question, if there is one.
+    /// Returns the next request, if there is one.
     pub fn next(&self) -> Option<Ask> {
         self.asks.try_recv().ok()
     }
@@ -152,6 +134,7 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vcpu::exits::{Exits, Share};
 
     #[test]
     fn every_vcpu_that_still_runs_answers() {
@@ -159,14 +142,15 @@ mod tests {
         drop(mailboxes.remove(1));
         let answering = std::thread::spawn(move || {
             for (vcpu, mailbox) in (0..).zip(mailboxes) {
-                // The test's own signals are not those of alarms: it looks by itself.
-                let Ask::Report(answer) = mailbox.asks.recv().unwrap() else { panic!("nobody asks that") };
+                // This thread blocks no signals, and is not interrupted: it waits for the request.
+                let Ask::Report(answer) = mailbox.asks.recv().unwrap() else { panic!("not requested") };
                 let report = VcpuReport {
                     vcpu,
                     thread: 1,
+                    counters: Vec::new(),
+                    statistics: None,
                     exits: Exits::default(),
                     share: Share::default(),
-                    pmu: None,
                 };
                 answer.send(report).unwrap();
             }
@@ -177,10 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn a_vcpu_that_has_answered_is_heard_however_long_another_was_waited_for() {
+    fn a_vcpus_answer_counts_however_long_another_was_waited_for() {
         let (_silent, first) = channel();
         let (answers, second) = channel();
         answers.send(7).unwrap();
-        assert_eq!(heard(vec![first, second], Instant::now()), [7]);
+        assert_eq!(answers_until(vec![first, second], Instant::now()), [7]);
     }
 }

@@ -4,7 +4,7 @@ use super::super::read::Reader;
 use super::super::record::Record;
 use super::*;
 
-/// A disk with room for so many bytes.
+/// A disk with room for this many bytes.
 #[derive(Default)]
 struct Disk {
     bytes: Vec<u8>,
@@ -43,13 +43,13 @@ fn add(writer: &mut Writer<Disk>, time: u64, number: u64) {
     writer.add(ms(time), place, &What::<&str>::Overflowed { counters: 1, interrupts: true });
 }
 
-/// What is on the disk, all of it.
+/// Returns all records on the disk.
 fn read(writer: &Writer<Disk>) -> Vec<Record<String>> {
     let (_, reader) = Reader::new(&*writer.file.bytes).unwrap();
     reader.collect::<Result<_, _>>().unwrap()
 }
 
-/// The numbers of the records on the disk, and between them how many are lost.
+/// Returns the numbers of the records on the disk, and between them how many are lost.
 fn numbers(writer: &Writer<Disk>) -> Vec<Result<u64, u64>> {
     let number = |record: Record<String>| match record.what {
         What::Overflowed { .. } => Some(Ok(record.place.rip.unwrap())),
@@ -62,7 +62,7 @@ fn numbers(writer: &Writer<Disk>) -> Vec<Result<u64, u64>> {
 const PLENTY: usize = 1 << 30;
 
 #[test]
-fn records_wait_until_there_are_many_or_somebody_asks() {
+fn records_wait_until_the_buffer_is_full_or_flushed() {
     let mut writer = writer(PLENTY);
     add(&mut writer, 0, 0);
     assert_eq!(writer.file.writes, 0);
@@ -79,7 +79,7 @@ fn records_wait_until_there_are_many_or_somebody_asks() {
 }
 
 #[test]
-fn a_disk_that_gets_room_in_time_costs_no_record() {
+fn a_disk_that_gets_room_in_time_loses_no_record() {
     let mut writer = writer(100);
     for number in 0..100 {
         add(&mut writer, number, number);
@@ -93,7 +93,7 @@ fn a_disk_that_gets_room_in_time_costs_no_record() {
 }
 
 #[test]
-fn what_finds_no_room_is_counted_told_and_written_down() {
+fn records_without_room_are_counted_reported_and_logged() {
     let mut writer = writer(100);
     for number in 0..10_000 {
         add(&mut writer, 0, number);
@@ -117,7 +117,7 @@ fn what_finds_no_room_is_counted_told_and_written_down() {
     assert_eq!(writer.end(ms(202), &"over"), Err(Failure { lost: lost + 1, ..failure }));
 }
 
-/// How many records are on the disk or on their way.
+/// Returns the number of records on the disk or in the buffer.
 fn record_count(writer: &Writer<Disk>) -> usize {
     let unwritten = record::unwritten(&writer.buffer, writer.first, writer.written);
     let on_disk = writer.file.bytes.len().saturating_sub(Header::SIZE) / 29;
@@ -125,7 +125,7 @@ fn record_count(writer: &Writer<Disk>) -> usize {
 }
 
 #[test]
-fn what_waits_at_the_end_of_a_full_disk_is_lost_too() {
+fn records_in_the_buffer_at_the_end_of_a_full_disk_are_lost_too() {
     let mut writer = writer(0);
     for number in 0..3 {
         add(&mut writer, 0, number);
@@ -140,7 +140,7 @@ fn what_waits_at_the_end_of_a_full_disk_is_lost_too() {
 }
 
 #[test]
-fn a_full_disk_is_told_of_once_and_is_not_written_to_all_the_time() {
+fn a_full_disk_is_reported_once_and_not_written_to_all_the_time() {
     let mut writer = writer(0);
     assert_eq!(writer.take_first_failure(), None);
     for number in 0..100_000 {

@@ -2,6 +2,7 @@
 
 use kvm_bindings::{KVM_EXIT_RISCV_CSR, KVM_EXIT_RISCV_SBI};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::register::Register;
 use crate::pmu::thread::ThreadPmu;
@@ -29,8 +30,8 @@ pub fn tell_of_pause(_fd: &VcpuFd) {}
 /// Sixteen bits of the host's.
 fn entropy() -> u16 {
     let mut bytes = [0; 2];
-    // SAFETY: the place is valid for its length. So few bytes come at once, since the host has started long ago.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    // So few bytes come at once, since the host has started long ago.
+    let _ = getrandom(&mut bytes, GetRandomFlags::empty());
     u16::from_le_bytes(bytes)
 }
 
