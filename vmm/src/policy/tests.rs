@@ -56,7 +56,7 @@ fn mistakes_are_reported_with_their_line_and_a_suggestion() {
             "# Events\nallow = [\n \"cycles\",\n \"instrutions\" ]",
             ", line 4: allow: unknown event `instrutions`: did you mean `instructions`?",
         ),
-        ("allow = [\"r\"]", "unknown event `r`: write a name of `perf`, such as `instructions`,"),
+        ("allow = [\"r\"]", "unknown event `r`: write a name of `perf`"),
         ("allow = [\"r12/\"]", "unknown event `r12/`: an encoding is `r`, "),
         ("allow = [\"r01c0/00ff\"]", "`r01c0/00ff` can be no event: its mask 0xff leaves out bits of 0x1c0"),
         ("allow = [1]", "allow is a list of events"),

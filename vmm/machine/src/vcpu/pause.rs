@@ -1,5 +1,5 @@
-//! The whole machine stands still while a vCPU's counters have no hardware, if the operator wants it to: better late than
-//! counted wrong.
+//! The whole machine stands still while a vCPU's counters have no hardware, if the operator wants it to: better late
+//! than counted wrong.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! `tally check`: whether the counters of this host count in guests what they ought to. Programs whose counts are known run
-//! in two guests, one without an operating system and Linux, and what was counted is put beside what is right, for people to
-//! read and to paste.
+//! `tally check`: whether the counters of this host count in guests what they ought to. Programs whose counts are known
+//! run in two guests, one without an operating system and Linux, and what was counted is put beside what is right, for
+//! people to read and to paste.
 
 mod guests;
 mod report;

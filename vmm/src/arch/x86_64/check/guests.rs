@@ -1,5 +1,5 @@
-//! The two guests, and what is known of the programs in them. Each is a run of this program, so that what is checked is what
-//! users have.
+//! The two guests, and what is known of the programs in them. Each is a run of this program, so that what is checked is
+//! what users have.
 
 use std::env;
 use std::fs::File;
@@ -112,7 +112,8 @@ fn switched_on(shown: Shown) -> String {
     }
 }
 
-/// The counters that can count instructions, or as many cycles, by name. Cycles are known only where one is an instruction.
+/// The counters that can count instructions, or as many cycles, by name. Cycles are known only where one is an
+/// instruction.
 fn counters(shown: Shown) -> Vec<String> {
     let general = |counters| (0..counters).map(|counter| format!("instructions, counter {counter}"));
     match shown {
