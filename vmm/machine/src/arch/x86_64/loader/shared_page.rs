@@ -47,8 +47,11 @@ impl Kernel {
             let image = self.describe();
             let table = functions::table(&image, sites)?;
             let stub = |at| Stub::new(at, registers, &table.originals, place);
-            let room = functions::room(&image, stub(table.address).code.len())?;
-            (table, stub(room), room)
+            let len = stub(table.address).code.len();
+            let room = functions::room(&image, len)?;
+            // How far jumps reach could make the code longer elsewhere.
+            let stub = Some(stub(room)).filter(|stub| stub.code.len() <= len)?;
+            (table, stub, room)
         };
         let changes = [
             (room, &stub.code[..]),
