@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use devices::End;
 use devices::virtio::Device;
 use log::{info, warn};
-use tally_machine::kvm::{KvmStats, check_cpus, raise_file_limit};
+use tally_machine::kvm::{check_cpus, raise_file_limit};
 use tally_machine::pmu::{Offer, offer};
 use tally_machine::target::COUNTERS;
 use tally_machine::{Config, GuestRam, Journal, Machine, Processor, Vcpu, hold_back_signals};
@@ -108,7 +108,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
         about: Summary::of_this(options, pmu, cpus, memory),
         begun: Instant::now(),
         vcpus: Arc::clone(&vm.asked),
-        kvm: vm.vcpus.iter().map(|vcpu| KvmStats::of(&vcpu.fd)).collect(),
+        kvm: vm.vcpus.iter().map(Vcpu::kvm_stats).collect(),
         pmu,
         policy: Mutex::new(policy),
         log: log.cloned(),
@@ -234,15 +234,13 @@ fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     }
 }
 
-fn start(mut vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
+fn start(vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     thread::Builder::new()
         .name(format!("vcpu{}", vcpu.id))
         .spawn(move || {
             let journal = log.map(|log| Box::new(log) as Box<dyn Journal>);
             let ending = vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest);
             reporter.report(ending);
-            // The other vCPUs may still run on this one's machine: it stays open until the process ends.
-            std::mem::forget(vcpu);
         })
         .context("cannot start a vCPU's thread")?;
     Ok(())

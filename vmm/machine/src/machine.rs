@@ -20,7 +20,6 @@ use crate::loader::{Boot, Kernel};
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::vcpu::Vcpu;
-use crate::vcpu::exits::{Exits, Stopwatch};
 use crate::vcpu::mailbox::Vcpus;
 use crate::virtio::{self, Virtio};
 
@@ -104,8 +103,6 @@ impl Machine {
                 policy: config.policy.clone(),
                 mailbox,
                 vcpus: Arc::clone(&asked),
-                exits: Exits::default(),
-                stopwatch: Stopwatch::default(),
                 vm: Arc::clone(&vm),
                 ram: config.ram.clone(),
             });

@@ -56,7 +56,7 @@ impl ThreadPmu {
             Pmu::Emulated(shown, host) => {
                 info!("what its counters count is counted by pinned perf events of this thread");
                 let mut front = Front::new(shown, host, vcpu);
-                front.pmu().set_policy(&vcpu.policy);
+                front.pmu().set_policy(vcpu.policy);
                 Kind::Emulated(Box::new(front))
             }
         };

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::exit::Kind;
 use crate::arch::clock::ticks;
 
 /// How often `KVM_RUN` returned, and why.
@@ -28,6 +29,21 @@ pub struct Exits {
 }
 
 impl Exits {
+    /// Counts one more.
+    pub fn count(&mut self, kind: Kind) {
+        let count = match kind {
+            Kind::PortRead => &mut self.port_reads,
+            Kind::PortWrite => &mut self.port_writes,
+            Kind::MemoryRead => &mut self.memory_reads,
+            Kind::MemoryWrite => &mut self.memory_writes,
+            Kind::PmuRead => &mut self.pmu_reads,
+            Kind::PmuWrite => &mut self.pmu_writes,
+            Kind::Signal => &mut self.signals,
+            Kind::Other => &mut self.others,
+        };
+        *count += 1;
+    }
+
     /// Returns the exits since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {

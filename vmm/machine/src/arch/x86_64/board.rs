@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use devices::virtio::MmioBus;
-use devices::{AcpiSleep, DebugExit, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
+use devices::{AcpiSleep, DebugExit, End, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
@@ -56,10 +56,18 @@ impl Buses {
             has_shared_pages: config.kernel.has_shared_pages(),
         })
     }
+}
 
-    /// Carries out what KVM has held back; after every exit.
-    pub fn drain(&self, fd: &mut VcpuFd) {
-        self.coalescing.drain(fd, &self.ports);
+impl Buses {
+    /// Reads a device's register in memory.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        self.memory.read(address, data);
+    }
+
+    /// Writes to one.
+    pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
+        self.memory.write(address, data);
+        None
     }
 }
 
