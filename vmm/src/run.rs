@@ -19,9 +19,9 @@ use devices::End;
 use devices::virtio::Device;
 use log::{info, warn};
 use tally_machine::kvm::{check_cpus, raise_file_limit};
-use tally_machine::pmu::{Offer, offer};
+use tally_machine::pmu::{self, Offer, offer};
 use tally_machine::target::COUNTERS;
-use tally_machine::{Config, GuestRam, Journal, Machine, Processor, Vcpu, hold_back_signals};
+use tally_machine::{Config, Journal, Machine, Vcpu, hold_back_signals};
 use vpmu::policy::Policy;
 
 use crate::cli::{FAILURE, Run};
@@ -57,7 +57,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let kvm = kvm::open(options.pmu)?;
     raise_file_limit();
     let cpus = check_cpus(&kvm, options.cpus)?;
-    let ram = GuestRam::new(&options.memory)?;
+    let ram = Machine::memory(&options.memory)?;
     let memory = ram.size();
     info!("guest: {ram}; vCPUs: {cpus}");
     let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
@@ -67,7 +67,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let has_command = !options.command.is_empty();
     boot::check(options, &kernel)?;
 
-    let processor = Processor::of(&kvm)?;
+    let processor = pmu::processor(&kvm)?;
     let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
     info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {processor})", options.pmu.name());
 
@@ -84,7 +84,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
 
     let talks = boot::has_agent(options, &kernel);
     let agent = talks.then(agent::console);
-    let command_line = boot::command_line(options, &kernel, processor.kernel_words(pmu));
+    let command_line = boot::command_line(options, &kernel, pmu.kernel_words(processor));
     info!("kernel command line: {command_line}");
     let vm = Machine::new(
         &kvm,

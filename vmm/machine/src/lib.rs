@@ -7,6 +7,7 @@
 //! What differs from one kind of processor to another is behind the traits of `architecture.rs`.
 
 mod arch;
+mod architecture;
 mod error;
 pub mod kvm;
 mod loader;
@@ -18,10 +19,9 @@ pub mod target;
 mod vcpu;
 mod virtio;
 
-pub use arch::board::KERNEL_WORDS;
-pub use arch::host::Processor;
 pub use error::MachineError;
-pub use loader::{Kernel, LoadError};
+pub use loader::Kernel;
+pub use loader::error::LoadError;
 pub use machine::{Config, Machine};
 pub use memory::{GuestRam, MemoryError, Size};
 pub use pmu::alarm::hold_back as hold_back_signals;
@@ -31,3 +31,6 @@ pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::{VcpuReport, Vcpus};
 pub use vcpu::{Failure, Vcpu};
 pub use virtio::MOST as MOST_VIRTIO_DEVICES;
+
+/// What every Linux kernel has to be told of the machine.
+pub const KERNEL_WORDS: &str = <arch::Arch as architecture::Architecture>::KERNEL_WORDS;

@@ -1,5 +1,5 @@
 //! One vCPU: the loop that enters the guest and deals with what it has left for ([`exit`]). What `KVM_RUN` comes back with is
-//! seen by [`crate::arch::exit`] alone.
+//! seen by the architecture's [`Run`] alone.
 
 pub mod exit;
 pub mod exits;
@@ -15,17 +15,21 @@ use log::warn;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
-use crate::arch::board::Buses;
-use crate::arch::exit::{KvmRun, POINTER, place, serve, tell_of_pause};
-use crate::kvm::{KvmError, KvmStats};
+use crate::arch::Arch;
+use crate::architecture::{Architecture, Run};
+use crate::kvm::KvmStats;
+use crate::kvm::error::KvmError;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
-use crate::pmu::thread::{Settled, ThreadPmu};
-use crate::pmu::wiring::Wiring;
+use crate::pmu::thread::{Settled, ThreadPmu, Wiring};
 use exit::{Bytes, Exit, Kind, Reason};
 use exits::{Exits, Stopwatch};
 use mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
+
+type Buses = <Arch as Architecture>::Buses;
+type KvmRun = <Arch as Architecture>::Run;
+type OwnExit = <Arch as Architecture>::OwnExit;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -51,7 +55,7 @@ pub struct Vcpu {
 
 /// A vCPU that cannot go on: which one, where, why.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {vcpu} at {POINTER} {place:#x}: {reason}")]
+#[error("vCPU {vcpu} at {} {place:#x}: {reason}", Arch::POINTER)]
 pub struct Failure {
     /// Its number.
     pub vcpu: u8,
@@ -122,22 +126,22 @@ impl VcpuThread {
     }
 
     /// Deals with an exit. Returns how the machine ends, if it does.
-    fn serve(&mut self, exit: crate::arch::exit::Exit, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
+    fn serve(&mut self, exit: Exit<OwnExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
         match exit {
             Exit::Own(exit) => {
-                self.count(exit.kind());
-                serve(exit, &mut self.run, pmu, &self.buses, &self.ram).map(Ok)
+                self.count(Arch::kind(&exit));
+                Arch::serve(exit, &mut self.run, &mut pmu.kind, &self.buses, &self.ram).map(Ok)
             }
             Exit::MemoryRead { address, width } => {
                 self.count(Kind::MemoryRead);
                 let mut data = Bytes::zeroes(width);
-                self.buses.read(address, &mut data);
+                Arch::read(&self.buses, address, &mut data);
                 self.run.answer_memory(data);
                 None
             }
             Exit::MemoryWrite { address, data } => {
                 self.count(Kind::MemoryWrite);
-                self.buses.write(address, &data).map(Ok)
+                Arch::write(&self.buses, address, &data).map(Ok)
             }
             Exit::CalledOut => {
                 self.count(Kind::Signal);
@@ -225,14 +229,14 @@ impl VcpuThread {
             if because_of_this {
                 say(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
             }
-            tell_of_pause(self.run.fd());
+            Arch::tell_of_pause(self.run.fd());
             // Its counters are looked at before it goes on.
             self.run.fd().set_kvm_immediate_exit(1);
         }
     }
 
     fn failure(&mut self, reason: Reason) -> Failure {
-        Failure { vcpu: self.id, place: place(self.run.fd()), reason }
+        Failure { vcpu: self.id, place: Arch::place(self.run.fd()), reason }
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::exit::Kind;
-use crate::arch::clock::ticks;
+use crate::arch::Arch;
+use crate::architecture::Architecture;
 
 /// How often `KVM_RUN` returned, and why.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +108,7 @@ impl Stopwatch {
     /// The guest has come out for its PMU.
     pub fn exits_for_pmu(&mut self) {
         if let Some(watched) = &mut self.watched {
-            watched.exit = Some(ticks());
+            watched.exit = Some(Arch::ticks());
         }
     }
 
@@ -116,13 +117,13 @@ impl Stopwatch {
         if let Some(watched) = &mut self.watched
             && let Some(exit) = watched.exit.take()
         {
-            watched.pmu += ticks().saturating_sub(exit);
+            watched.pmu += Arch::ticks().saturating_sub(exit);
         }
     }
 
     /// The share so far, which is measured from the first time that somebody asks.
     pub fn share(&mut self) -> Share {
-        let now = ticks();
+        let now = Arch::ticks();
         let asked = Instant::now();
         let watched = self.watched.get_or_insert(Watched { since: now, pmu: 0, exit: None, asked });
         watched.asked = asked;
@@ -148,8 +149,8 @@ mod tests {
 
     /// Waits for the next tick, which on some processors takes longer than many instructions.
     fn tick() {
-        let now = ticks();
-        while ticks() == now {}
+        let now = Arch::ticks();
+        while Arch::ticks() == now {}
     }
 
     #[test]

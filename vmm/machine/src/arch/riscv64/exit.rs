@@ -8,14 +8,12 @@ use vpmu::model::riscv::Answer;
 use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
 use super::board::Buses;
+use super::pmu::Kind as PmuKind;
 use super::register::Register;
 use super::sbi;
+use crate::architecture::Run;
 use crate::memory::GuestRam;
-use crate::pmu::thread::ThreadPmu;
-use crate::vcpu::exit::{self, Bytes, Kind};
-
-/// What says where a vCPU is.
-pub const POINTER: &str = "PC";
+use crate::vcpu::exit::{self, Kind};
 
 /// Why a vCPU has left its guest.
 pub type Exit = exit::Exit<OwnExit>;
@@ -59,26 +57,6 @@ pub struct KvmRun {
 }
 
 impl KvmRun {
-    /// Takes a vCPU to its thread.
-    pub fn new(fd: VcpuFd) -> Self {
-        Self { fd }
-    }
-
-    /// Returns the vCPU's file.
-    pub fn fd(&mut self) -> &mut VcpuFd {
-        &mut self.fd
-    }
-
-    /// Runs the guest until it leaves.
-    pub fn run(&mut self) -> Exit {
-        match self.fd.run() {
-            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Own(OwnExit::Call(self.call())),
-            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Own(OwnExit::Csr(self.csr())),
-            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
-            Err(error) => Exit::failed(error),
-        }
-    }
-
     fn call(&mut self) -> Call {
         // SAFETY: called for such an exit only, where the kernel has filled in this member of the union.
         let call = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi };
@@ -88,11 +66,6 @@ impl KvmRun {
     fn csr(&mut self) -> u64 {
         // SAFETY: called for such an exit only, where the kernel has filled in this member of the union.
         unsafe { self.fd.get_kvm_run().__bindgen_anon_1.riscv_csr.csr_num }
-    }
-
-    /// Gives the guest what it reads from a device's register in memory.
-    pub fn answer_memory(&mut self, data: Bytes) {
-        exit::answer_memory(&mut self.fd, data);
     }
 
     /// Gives the guest's kernel the answer to its call. KVM takes it from there at the next entry.
@@ -105,16 +78,38 @@ impl KvmRun {
     fn answer_csr(&mut self, value: u64) {
         self.fd.get_kvm_run().__bindgen_anon_1.riscv_csr.ret_value = value;
     }
+}
+
+impl Run for KvmRun {
+    type OwnExit = OwnExit;
+    type Buses = Buses;
+
+    fn new(fd: VcpuFd) -> Self {
+        Self { fd }
+    }
+
+    fn fd(&mut self) -> &mut VcpuFd {
+        &mut self.fd
+    }
+
+    fn run(&mut self) -> Exit {
+        match self.fd.run() {
+            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Own(OwnExit::Call(self.call())),
+            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Own(OwnExit::Csr(self.csr())),
+            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
+            Err(error) => Exit::failed(error),
+        }
+    }
 
     /// KVM holds nothing back here.
-    pub fn drain(&mut self, _buses: &Buses) {}
+    fn drain(&mut self, _buses: &Buses) {}
 }
 
 /// Deals with an exit that other architectures do not have.
 pub fn serve(
     exit: OwnExit,
     run: &mut KvmRun,
-    pmu: &mut ThreadPmu,
+    pmu: &mut PmuKind,
     buses: &Buses,
     ram: &GuestRam,
 ) -> Option<End> {

@@ -7,8 +7,8 @@ use vpmu_retarget::riscv::EXTENSION;
 
 use super::board::Buses;
 use super::exit::Call;
+use super::pmu::Kind;
 use crate::memory::GuestRam;
-use crate::pmu::thread::ThreadPmu;
 
 const BASE: u64 = 0x10;
 const PROBE: u64 = 3;
@@ -26,7 +26,7 @@ const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 const MOST_SAID: u64 = 4096;
 
 /// Answers a call.
-pub fn answer(call: Call, pmu: &mut ThreadPmu, buses: &Buses, ram: &GuestRam) -> Answer {
+pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answer {
     let Call { extension, function, arguments } = call;
     match (extension, function) {
         (EXTENSION, EVENT_GET_INFO) => tell_of_events(pmu, ram, arguments),
@@ -47,7 +47,7 @@ pub fn answer(call: Call, pmu: &mut ThreadPmu, buses: &Buses, ram: &GuestRam) ->
 }
 
 /// Says of each event in a list in the guest's memory whether it can be counted (SBI, 11.11).
-fn tell_of_events(pmu: &mut ThreadPmu, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
+fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
     /// An entry: the event, the answer, and what else belongs to the event, of 4, 4 and 8 bytes.
     const ENTRY: u64 = 16;
     /// Linux asks for some fifty at once; each may take the host a system call.

@@ -8,8 +8,8 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 use vpmu::x86::{Leaf, Vendor};
 
-use crate::kvm::{Doing, KvmError};
-use crate::pmu::Pmu;
+use super::pmu::Pmu;
+use crate::kvm::error::{Doing, KvmError};
 
 pub use self::identity::{ARCH_CAPABILITIES, Identity, immunities, is_intels_on_amd, kernel_words};
 

@@ -8,12 +8,10 @@ use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use vpmu::Outcome;
 
 use super::board::Buses;
+use super::pmu::Kind as PmuKind;
+use crate::architecture::Run;
 use crate::memory::GuestRam;
-use crate::pmu::thread::ThreadPmu;
 use crate::vcpu::exit::{self, Bytes, Kind};
-
-/// What says where a vCPU is.
-pub const POINTER: &str = "RIP";
 
 /// Why a vCPU has left its guest.
 pub type Exit = exit::Exit<OwnExit>;
@@ -78,36 +76,6 @@ impl Items {
 }
 
 impl KvmRun {
-    /// Takes a vCPU to its thread.
-    pub fn new(fd: VcpuFd) -> Self {
-        Self { fd, items: None }
-    }
-
-    /// Returns the vCPU's file. What is left of an access to a port is given up.
-    pub fn fd(&mut self) -> &mut VcpuFd {
-        self.items = None;
-        &mut self.fd
-    }
-
-    /// Runs the guest until it leaves.
-    pub fn run(&mut self) -> Exit {
-        self.items = None;
-        match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Own(OwnExit::PortRead(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::IoOut(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Own(OwnExit::PortWrite(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Own(OwnExit::ReadMsr(exit.index)),
-            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Own(OwnExit::WriteMsr(exit.index, exit.data)),
-            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
-            Err(error) => Exit::failed(error),
-        }
-    }
-
     fn port_access(&mut self, port: u16, data: NonNull<[u8]>) -> PortAccess {
         let width = item_width(self.fd.get_kvm_run());
         self.items = Some(Items { data, width, at: 0 });
@@ -136,11 +104,6 @@ impl KvmRun {
         true
     }
 
-    /// Gives the guest what it reads from a device's register in memory.
-    pub fn answer_memory(&mut self, data: Bytes) {
-        exit::answer_memory(&mut self.fd, data);
-    }
-
     /// Ends the guest's RDMSR with this value, or with a fault.
     fn answer_read(&mut self, outcome: Outcome) {
         let answer = &mut self.fd.get_kvm_run().__bindgen_anon_1;
@@ -156,9 +119,41 @@ impl KvmRun {
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
         }
     }
+}
 
-    /// Carries out what KVM has held back; after every exit, before that is dealt with.
-    pub fn drain(&mut self, buses: &Buses) {
+impl Run for KvmRun {
+    type OwnExit = OwnExit;
+    type Buses = Buses;
+
+    fn new(fd: VcpuFd) -> Self {
+        Self { fd, items: None }
+    }
+
+    /// What is left of an access to a port is given up.
+    fn fd(&mut self) -> &mut VcpuFd {
+        self.items = None;
+        &mut self.fd
+    }
+
+    fn run(&mut self) -> Exit {
+        self.items = None;
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Own(OwnExit::PortRead(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Own(OwnExit::PortWrite(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Own(OwnExit::ReadMsr(exit.index)),
+            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Own(OwnExit::WriteMsr(exit.index, exit.data)),
+            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
+            Err(error) => Exit::failed(error),
+        }
+    }
+
+    fn drain(&mut self, buses: &Buses) {
         buses.coalescing.drain(|| self.fd.coalesced_mmio_read().ok().flatten(), &buses.ports);
     }
 }
@@ -167,7 +162,7 @@ impl KvmRun {
 pub fn serve(
     exit: OwnExit,
     run: &mut KvmRun,
-    pmu: &mut ThreadPmu,
+    pmu: &mut PmuKind,
     buses: &Buses,
     _ram: &GuestRam,
 ) -> Option<End> {

@@ -143,7 +143,7 @@ pub fn refusal(content: &[u8]) -> String {
 
 /// Memory of so many MiB.
 pub fn ram(mib: u64) -> GuestRam {
-    GuestRam::new(&format!("{mib}M").parse().unwrap()).unwrap()
+    GuestRam::new(&format!("{mib}M").parse().unwrap(), crate::arch::x86_64::memory::ranges).unwrap()
 }
 
 /// A file of that content.
