@@ -2,11 +2,11 @@
 //!
 //! [`crate::arch`] chooses the one that this program is compiled for. Nothing in this file, or below it, knows which that is.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{Read, Seek, Write};
 use std::sync::Arc;
 
-use devices::virtio::MmioBus;
+use devices::virtio::{MmioBus, Transport};
 use devices::{End, Interrupt, Serial};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vpmu::event::Selection;
@@ -15,35 +15,11 @@ use vpmu::{Cause, Next, VirtualPmu};
 use vpmu_perf::PerfEvents;
 
 use crate::error::MachineError;
-use crate::kvm::error::{KvmError, Need};
+use crate::exit::{self, Bytes, Exit};
+use crate::kvm_error::{KvmError, Need};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::kernel::{Boot, Kernel};
 use crate::memory::GuestRam;
-use crate::pmu::kind::{Kind, Offer, Pmu};
-use crate::vcpu::exit::{self, Bytes, Exit};
-use crate::virtio::place::FirstVirtio;
-
-/// What a guest sees as its PMU.
-pub type PmuOf<A> = Pmu<<A as Architecture>::Shown, <A as Architecture>::Host>;
-
-/// What a vCPU has as its PMU.
-pub type KindOf<A> = Kind<<A as Architecture>::Front>;
-
-/// What a machine is built for, as far as that matters to its architecture.
-pub struct Plan<'a, F, P> {
-    /// The kernel.
-    pub kernel: &'a Kernel<F>,
-    /// Its command line.
-    pub command_line: &'a str,
-    /// How many vCPUs there are.
-    pub cpus: u8,
-    /// The guest's memory.
-    pub ram: &'a GuestRam,
-    /// Which PMU the guest sees.
-    pub pmu: P,
-    /// Opens where the console's output goes.
-    pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
-}
 
 /// A kind of processor, and the machine around it.
 pub trait Architecture: Sized {
@@ -237,4 +213,87 @@ pub trait Front {
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents>;
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError>;
+}
+
+/// What a guest sees as its PMU.
+pub type PmuOf<A> = Pmu<<A as Architecture>::Shown, <A as Architecture>::Host>;
+
+/// What a vCPU has as its PMU.
+pub type KindOf<A> = Kind<<A as Architecture>::Front>;
+
+/// What a machine is built for, as far as that matters to its architecture.
+pub struct Plan<'a, F, P> {
+    /// The kernel.
+    pub kernel: &'a Kernel<F>,
+    /// Its command line.
+    pub command_line: &'a str,
+    /// How many vCPUs there are.
+    pub cpus: u8,
+    /// The guest's memory.
+    pub ram: &'a GuestRam,
+    /// Which PMU the guest sees.
+    pub pmu: P,
+    /// Opens where the console's output goes.
+    pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
+}
+
+/// What the guest sees: `S` is a PMU of Tally's, and `H` who counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pmu<S, H> {
+    /// No PMU: none is announced, and its registers fault.
+    None,
+    /// KVM's own in-kernel vPMU.
+    Kvm,
+    /// Tally's.
+    Emulated(S, H),
+}
+
+/// What becomes of a choice.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Offer<P> {
+    /// What the guest sees.
+    pub pmu: P,
+    /// What the user should know about it.
+    pub remarks: Vec<String>,
+}
+
+/// What a vCPU has, on its thread: `F` is an emulated one.
+pub enum Kind<F> {
+    /// None.
+    None,
+    /// KVM's own.
+    Kvm,
+    /// One of Tally's.
+    Emulated(Box<F>),
+}
+
+impl<S: Display, H> Display for Pmu<S, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => write!(f, "none"),
+            Self::Kvm => write!(f, "KVM's own"),
+            Self::Emulated(shown, _) => write!(f, "{shown}"),
+        }
+    }
+}
+
+/// Where the first virtio device is. The others are behind it, each with an interrupt line of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstVirtio {
+    /// Its registers.
+    pub base: u64,
+    /// The interrupt line that it drives.
+    pub gsi: u32,
+}
+
+impl FirstVirtio {
+    /// Returns where a device's registers are.
+    pub fn address(self, index: usize) -> u64 {
+        self.base + index as u64 * Transport::SIZE
+    }
+
+    /// Returns the interrupt line that it drives.
+    pub fn line(self, index: usize) -> u32 {
+        self.gsi + u32::try_from(index).expect("there are few devices")
+    }
 }

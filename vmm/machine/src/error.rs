@@ -2,7 +2,7 @@
 
 use devices::Overlap;
 
-use crate::kvm::error::KvmError;
+use crate::kvm_error::KvmError;
 use crate::loader::error::LoadError;
 
 /// A machine that cannot be built.

@@ -1,6 +1,5 @@
 //! The host's KVM: opening it, and what it must be able to do.
 
-pub(crate) mod error;
 mod stats;
 
 use std::io;
@@ -11,8 +10,8 @@ use crate::arch::Arch;
 use crate::architecture::Architecture;
 use crate::pmu::Choice;
 
-pub use self::error::{API_VERSION, Doing, KvmError, Need};
 pub use self::stats::KvmStats;
+pub use crate::kvm_error::{API_VERSION, KvmError, Need};
 
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 

@@ -9,7 +9,10 @@
 mod arch;
 mod architecture;
 mod error;
+mod exit;
+mod kernel;
 pub mod kvm;
+mod kvm_error;
 mod loader;
 mod machine;
 mod memory;
@@ -20,13 +23,13 @@ mod vcpu;
 mod virtio;
 
 pub use error::MachineError;
-pub use loader::Kernel;
+pub use exit::Reason;
+pub use kernel::Kernel;
 pub use loader::error::LoadError;
 pub use machine::{Config, Machine};
 pub use memory::{GuestRam, MemoryError, Size};
 pub use pmu::alarm::hold_back as hold_back_signals;
 pub use pmu::journal::Journal;
-pub use vcpu::exit::Reason;
 pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::{VcpuReport, Vcpus};
 pub use vcpu::{Failure, Vcpu};

@@ -2,7 +2,7 @@
 //!
 //! A kernel is read once, whole and unpacked, and then loaded. Between the two its code can still be changed, which is
 //! why a packed kernel is unpacked here and not by the stub that it brings along. Which files are kernels is each
-//! processor's own ([`Architecture::read_kernel`]).
+//! processor's own ([`crate::architecture::Architecture::read_kernel`]).
 
 pub mod bytes;
 pub mod error;
@@ -11,53 +11,7 @@ pub mod foreign;
 pub mod kernel;
 pub mod unpack;
 
-use std::fmt;
-use std::path::Path;
-
-pub use self::error::LoadError;
-
-use self::file::UserFile;
-use self::kernel::Boot;
-use crate::arch::Arch;
-use crate::architecture::Architecture;
-use crate::pmu::Pmu;
-
 /// The most bytes of a kernel that Tally reads or unpacks.
 ///
 /// Linux maps itself into 512 MiB (`KERNEL_IMAGE_SIZE`) unless it moves itself about; Debian's takes a tenth of that.
 const LARGEST: u64 = 512 << 20;
-
-/// A kernel for this architecture.
-pub type Kernel = kernel::Kernel<<Arch as Architecture>::Format>;
-
-impl Kernel {
-    /// Reads a kernel, of whichever format the file turns out to be.
-    pub fn read(path: &Path) -> Result<Self, LoadError> {
-        let mut user = UserFile::open(path)?;
-        let (format, image) =
-            Arch::read_kernel(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
-        Ok(Self { path: path.to_owned(), image, format })
-    }
-
-    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
-    pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        Arch::retarget(self, pmu, cpus)
-    }
-
-    /// Puts the kernel and what it is booted with into the guest's memory.
-    pub fn load(&self, boot: &Boot) -> Result<<Arch as Architecture>::Entry, LoadError> {
-        Arch::load(self, boot)
-    }
-
-    /// Whether it is Linux.
-    pub fn is_linux(&self) -> bool {
-        Arch::is_linux(&self.format)
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_linux() { "Linux" } else { "a multiboot image" };
-        write!(f, "{}, {kind}", self.path.display())
-    }
-}

@@ -7,7 +7,6 @@
 
 pub(crate) mod alarm;
 pub(crate) mod journal;
-pub(crate) mod kind;
 pub(crate) mod thread;
 mod timer;
 
@@ -16,8 +15,8 @@ use vpmu::event::Selection;
 use vpmu::policy::Policy;
 
 use crate::arch::Arch;
-use crate::architecture::{Architecture, PmuOf};
-use crate::kvm::error::KvmError;
+use crate::architecture::{self, Architecture, PmuOf};
+use crate::kvm_error::KvmError;
 
 /// What can be asked for.
 pub type Choice = <Arch as Architecture>::Choice;
@@ -26,7 +25,7 @@ pub type Shown = <Arch as Architecture>::Shown;
 /// What the guest sees.
 pub type Pmu = PmuOf<Arch>;
 /// What becomes of a choice.
-pub type Offer = kind::Offer<Pmu>;
+pub type Offer = architecture::Offer<Pmu>;
 /// Why a PMU cannot be had.
 pub type Unavailable = <Arch as Architecture>::Unavailable;
 /// The host's processor, as far as PMUs go.

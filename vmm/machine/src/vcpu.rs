@@ -1,7 +1,6 @@
-//! One vCPU: the loop that enters the guest and deals with what it has left for ([`exit`]). What `KVM_RUN` comes back with is
+//! One vCPU: the loop that enters the guest and deals with what it has left for ([`crate::exit`]). What `KVM_RUN` comes back with is
 //! seen by the architecture's [`Run`] alone.
 
-pub mod exit;
 pub mod exits;
 pub mod mailbox;
 pub mod pause;
@@ -17,13 +16,13 @@ use vpmu::policy::Policy;
 
 use crate::arch::Arch;
 use crate::architecture::{Architecture, Run};
+use crate::exit::{Bytes, Exit, Kind, Reason};
 use crate::kvm::KvmStats;
-use crate::kvm::error::KvmError;
+use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{Settled, ThreadPmu, Wiring};
-use exit::{Bytes, Exit, Kind, Reason};
 use exits::{Exits, Stopwatch};
 use mailbox::{Ask, Mailbox, VcpuReport, Vcpus};
 

@@ -1,7 +1,5 @@
 //! Virtio devices in a machine: their place, their interrupts, and a thread for each to serve it.
 
-pub mod place;
-
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -15,7 +13,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::arch::Arch;
 use crate::architecture::Architecture;
 use crate::error::MachineError;
-use crate::kvm::Doing;
+use crate::kvm_error::Doing;
 
 /// The most devices that there can be.
 pub const MOST: usize = 8;

@@ -26,14 +26,14 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
 
+use crate::architecture::FirstVirtio;
 use crate::architecture::{Architecture, Plan};
 use crate::error::MachineError;
-use crate::kvm::error::{KvmError, Need};
+use crate::exit::Kind;
+use crate::kvm_error::{KvmError, Need};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::kernel::Boot;
 use crate::memory::GuestRam;
-use crate::vcpu::exit::Kind;
-use crate::virtio::place::FirstVirtio;
 
 use self::board::Buses;
 use self::exit::{KvmRun, OwnExit};
@@ -233,6 +233,6 @@ impl Architecture for Riscv64 {
     }
 
     fn front(shown: Shown, host: Host, vcpu: u8, buses: &Buses, _ram: &GuestRam) -> Front {
-        Front::new(shown, host, vcpu, buses)
+        Front::new(shown, host, vcpu, buses.controllers.clone())
     }
 }

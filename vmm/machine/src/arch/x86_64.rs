@@ -25,19 +25,20 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
 
+use crate::architecture::FirstVirtio;
 use crate::architecture::{Architecture, Plan};
 use crate::error::MachineError;
-use crate::kvm::error::{KvmError, Need};
+use crate::exit::Kind;
+use crate::kvm_error::{KvmError, Need};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::kernel::Boot;
 use crate::memory::GuestRam;
-use crate::vcpu::exit::Kind;
-use crate::virtio::place::FirstVirtio;
 
 use self::board::Buses;
 use self::exit::{KvmRun, OwnExit};
 use self::host::Processor;
 use self::loader::{Entry, Format, Kernel};
+use self::pmu::guest_page::GuestPage;
 use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 
 /// What it is called.
@@ -229,6 +230,7 @@ impl Architecture for X86_64 {
     }
 
     fn front(shown: Shown, host: Host, vcpu: u8, buses: &Buses, ram: &GuestRam) -> Front {
-        Front::new(shown, host, vcpu, buses, ram)
+        let page = buses.has_shared_pages.then(|| GuestPage::new(vcpu, &ram.mapped));
+        Front::new(shown, host, vcpu, page.flatten())
     }
 }

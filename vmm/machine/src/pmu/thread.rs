@@ -10,11 +10,10 @@ use vpmu_perf::PerfEvents;
 
 use super::alarm::{self, Calls};
 use super::journal::Journal;
-use super::kind::{Kind, Pmu};
 use super::timer::Timer;
 use crate::arch::Arch;
-use crate::architecture::{Architecture, Front, KindOf, PmuOf};
-use crate::kvm::error::KvmError;
+use crate::architecture::{Architecture, Front, Kind, KindOf, Pmu, PmuOf};
+use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.

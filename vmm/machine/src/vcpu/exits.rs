@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::exit::Kind;
 use crate::arch::Arch;
 use crate::architecture::Architecture;
+use crate::exit::Kind;
 
 /// How often `KVM_RUN` returned, and why.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

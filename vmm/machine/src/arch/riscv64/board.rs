@@ -20,7 +20,7 @@ use super::register::Register;
 use super::{fdt, isa, memory};
 use crate::architecture;
 use crate::error::MachineError;
-use crate::kvm::error::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// What a Linux kernel has to be told: its console, from the first message on; and that a panic ends in a reset, which ends the
 /// machine.

@@ -10,10 +10,10 @@ use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 use super::board::Buses;
 use super::pmu::Kind as PmuKind;
 use super::register::Register;
-use super::sbi;
+use super::sbi::{self, Call};
 use crate::architecture::Run;
+use crate::exit::{self, Kind};
 use crate::memory::GuestRam;
-use crate::vcpu::exit::{self, Kind};
 
 /// Why a vCPU has left its guest.
 pub type Exit = exit::Exit<OwnExit>;
@@ -25,17 +25,6 @@ pub enum OwnExit {
     Call(Call),
     /// The guest accesses a CSR of this number.
     Csr(u64),
-}
-
-/// A call of the SBI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    /// Which extension is called.
-    pub extension: u64,
-    /// Which of its functions.
-    pub function: u64,
-    /// `a0` to `a5`.
-    pub arguments: [u64; 6],
 }
 
 impl OwnExit {

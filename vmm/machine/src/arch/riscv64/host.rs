@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use kvm_ioctls::Kvm;
 
 use super::pmu::Pmu;
-use crate::kvm::error::KvmError;
+use crate::kvm_error::KvmError;
 
 /// A processor, as far as PMUs go: all have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

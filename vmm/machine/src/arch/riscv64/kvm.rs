@@ -3,7 +3,7 @@
 use kvm_ioctls::{Cap, Kvm};
 
 use super::pmu::Choice;
-use crate::kvm::error::Need;
+use crate::kvm_error::Need;
 
 /// What every machine needs.
 pub const NEEDS: [Need; 6] = [

@@ -17,11 +17,9 @@ use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
-use super::board::Buses;
 use super::register::Register;
 use crate::architecture;
-use crate::kvm::error::{Doing, KvmError};
-use crate::pmu::kind;
+use crate::kvm_error::{Doing, KvmError};
 use crate::target::ACCESSES;
 
 pub use self::offer::{Choice, Unavailable, offer};
@@ -34,11 +32,11 @@ pub const OVERFLOW: u64 = 1 << 13;
 pub struct Shown(pub Shape);
 
 /// What the guest sees.
-pub type Pmu = kind::Pmu<Shown, Host>;
+pub type Pmu = architecture::Pmu<Shown, Host>;
 /// What becomes of a choice.
-pub type Offer = kind::Offer<Pmu>;
+pub type Offer = architecture::Offer<Pmu>;
 /// What a vCPU has.
-pub type Kind = kind::Kind<Front>;
+pub type Kind = architecture::Kind<Front>;
 
 /// Who counts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +78,9 @@ pub struct Front {
 
 impl Front {
     /// Creates the PMU of a vCPU, on the vCPU's own thread.
-    pub fn new(shown: Shown, host: Host, vcpu: u8, buses: &Buses) -> Self {
+    pub fn new(shown: Shown, host: Host, vcpu: u8, controllers: Controllers) -> Self {
         let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
-        Self { pmu, vcpu, controllers: buses.controllers.clone() }
+        Self { pmu, vcpu, controllers }
     }
 }
 

@@ -6,7 +6,6 @@ use vpmu::model::riscv::{Answer, EVENT_GET_INFO};
 use vpmu_retarget::riscv::EXTENSION;
 
 use super::board::Buses;
-use super::exit::Call;
 use super::pmu::Kind;
 use crate::memory::GuestRam;
 
@@ -24,6 +23,17 @@ const INVALID: Answer = Answer { error: -3, value: 0 };
 const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 /// So much is said at once: what is more is said with the next call.
 const MOST_SAID: u64 = 4096;
+
+/// A call of the SBI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Which extension is called.
+    pub extension: u64,
+    /// Which of its functions.
+    pub function: u64,
+    /// `a0` to `a5`.
+    pub arguments: [u64; 6],
+}
 
 /// Answers a call.
 pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answer {

@@ -15,7 +15,7 @@ use super::pmu::Pmu;
 use super::{cpuid, firmware, registers};
 use crate::architecture;
 use crate::error::MachineError;
-use crate::kvm::error::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
 const TSS_ADDRESS: usize = 0xfffb_d000;

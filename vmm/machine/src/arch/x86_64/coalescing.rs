@@ -8,7 +8,7 @@ use kvm_bindings::kvm_coalesced_mmio;
 use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 
 use crate::arch::x86_64::machine::COM;
-use crate::kvm::error::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Whether KVM holds back writes to the console's transmit register.
 ///

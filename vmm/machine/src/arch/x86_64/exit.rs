@@ -10,8 +10,8 @@ use vpmu::Outcome;
 use super::board::Buses;
 use super::pmu::Kind as PmuKind;
 use crate::architecture::Run;
+use crate::exit::{self, Bytes, Kind};
 use crate::memory::GuestRam;
-use crate::vcpu::exit::{self, Bytes, Kind};
 
 /// Why a vCPU has left its guest.
 pub type Exit = exit::Exit<OwnExit>;

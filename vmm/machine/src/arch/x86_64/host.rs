@@ -7,7 +7,7 @@ use vpmu::x86::Vendor;
 
 use super::cpuid;
 use super::pmu::Pmu;
-use crate::kvm::error::KvmError;
+use crate::kvm_error::KvmError;
 
 /// A processor, as far as PMUs go: its vendor, if it is one whose PMUs are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

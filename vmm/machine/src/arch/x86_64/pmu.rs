@@ -5,7 +5,7 @@
 
 mod counters;
 pub mod filter;
-mod guest_page;
+pub mod guest_page;
 mod interrupt;
 mod offer;
 
@@ -22,13 +22,9 @@ use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
-use super::board::Buses;
-use super::cpuid::Identity;
 use super::msr::{self, Written};
 use crate::architecture;
-use crate::kvm::error::KvmError;
-use crate::memory::GuestRam;
-use crate::pmu::kind;
+use crate::kvm_error::KvmError;
 use crate::target::ACCESSES;
 use guest_page::{Confirmation, GuestPage};
 use interrupt::{Delivery, LvtEntry};
@@ -46,11 +42,11 @@ pub enum Shown {
 }
 
 /// What the guest sees.
-pub type Pmu = kind::Pmu<Shown, Host>;
+pub type Pmu = architecture::Pmu<Shown, Host>;
 /// What becomes of a choice.
-pub type Offer = kind::Offer<Pmu>;
+pub type Offer = architecture::Offer<Pmu>;
 /// What a vCPU has.
-pub type Kind = kind::Kind<Front>;
+pub type Kind = architecture::Kind<Front>;
 
 /// Who counts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +111,15 @@ impl fmt::Display for Shown {
     }
 }
 
+/// Whose processor the guest takes its own for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// The host's.
+    Host,
+    /// One of this vendor's, of which kernels know no more than its manual promises of all.
+    Generic(Vendor),
+}
+
 impl Pmu {
     /// Changes what CPUID says at `function` and, where it matters, `index`.
     pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
@@ -171,10 +176,9 @@ pub struct Front {
 
 impl Front {
     /// Creates the PMU of a vCPU, on the vCPU's own thread.
-    pub fn new(shown: Shown, host: Host, vcpu: u8, buses: &Buses, ram: &GuestRam) -> Self {
+    pub fn new(shown: Shown, host: Host, vcpu: u8, page: Option<GuestPage>) -> Self {
         let mut pmu = shown.virtual_pmu(host);
-        let page = buses.has_shared_pages.then(|| GuestPage::new(vcpu, &ram.mapped));
-        if let Some(page) = page.flatten() {
+        if let Some(page) = page {
             pmu.share_page(Box::new(page));
         }
         let lvt = LvtEntry::new(shown.entry(), vcpu);

@@ -9,7 +9,7 @@ use crate::arch::x86_64::cpuid;
 use crate::arch::x86_64::loader::Entry;
 use crate::arch::x86_64::memory::low;
 use crate::arch::x86_64::msr::{self, Written};
-use crate::kvm::error::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
 const CODE_SELECTOR: u16 = 0x10;

@@ -3,8 +3,8 @@
 use std::io::{Cursor, Write as _};
 use std::path::Path;
 
-use super::Format;
-use crate::loader::{Kernel, LoadError};
+use super::{Format, Kernel};
+use crate::loader::error::LoadError;
 use crate::memory::GuestRam;
 
 /// An ELF64 vmlinux: text with calls in it (so that a branch filter has something to do), and a `.bss`.

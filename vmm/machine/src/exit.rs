@@ -10,7 +10,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::kvm::error::KvmError;
+use crate::kvm_error::KvmError;
 
 /// Why a vCPU has left its guest. `A` are the exits that only one architecture has.
 pub enum Exit<A> {
