@@ -19,10 +19,10 @@ use anyhow::{Context, Result, bail};
 use devices::End;
 use devices::virtio::Device;
 use log::{info, warn};
-use tally_machine::kvm::{KvmStats, check_cpus, raise_file_limit};
-use tally_machine::pmu::{Offer, offer};
+use tally_machine::kvm::{check_cpus, raise_file_limit};
+use tally_machine::pmu::{self, Offer, offer};
 use tally_machine::target::COUNTERS;
-use tally_machine::{Config, GuestRam, Journal, Machine, Processor, Vcpu, hold_back_signals};
+use tally_machine::{Config, Journal, Machine, Vcpu, hold_back_signals};
 use vpmu::policy::Policy;
 
 use crate::cli::{FAILURE, Run};
@@ -58,7 +58,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let kvm = kvm::open(options.pmu)?;
     raise_file_limit();
     let cpus = check_cpus(&kvm, options.cpus)?;
-    let ram = GuestRam::new(&options.memory)?;
+    let ram = Machine::memory(&options.memory)?;
     let memory = ram.size();
     info!("guest: {ram}; vCPUs: {cpus}");
     let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
@@ -68,7 +68,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
     let has_command = !options.command.is_empty();
     boot::check(options, &kernel)?;
 
-    let processor = Processor::of(&kvm)?;
+    let processor = pmu::processor(&kvm)?;
     let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
     info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {}, on a host with {processor})", options.pmu.name());
 
@@ -85,7 +85,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
 
     let has_agent = boot::has_agent(options, &kernel);
     let agent = has_agent.then(agent::console);
-    let command_line = boot::command_line(options, &kernel, processor.kernel_words(pmu));
+    let command_line = boot::command_line(options, &kernel, pmu.kernel_words(processor));
     info!("kernel command line: {command_line}");
     let vm = Machine::new(
         &kvm,
@@ -109,7 +109,7 @@ fn boot_and_wait(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode>
         about: Summary::of_this(options, pmu, cpus, memory),
         begun: Instant::now(),
         vcpus: Arc::clone(&vm.asked),
-        kvm: vm.vcpus.iter().map(|vcpu| KvmStats::of(&vcpu.fd)).collect(),
+        kvm: vm.vcpus.iter().map(Vcpu::kvm_stats).collect(),
         pmu,
         policy: Mutex::new(policy),
         log: log.cloned(),
@@ -238,15 +238,13 @@ fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
 }
 
 /// Starts a vCPU's thread.
-fn start(mut vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
+fn start(vcpu: Vcpu, log: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     thread::Builder::new()
         .name(format!("vcpu{}", vcpu.id))
         .spawn(move || {
             let journal = log.map(|log| Box::new(log) as Box<dyn Journal>);
             let ending = vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest);
             reporter.report(ending);
-            // Other vCPUs may still run in the machine that this one shares: it stays open until the process ends.
-            std::mem::forget(vcpu);
         })
         .context("cannot start a vCPU's thread")?;
     Ok(())

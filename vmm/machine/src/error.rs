@@ -2,8 +2,8 @@
 
 use devices::Overlap;
 
-use crate::kvm::KvmError;
-use crate::loader::LoadError;
+use crate::kvm_error::KvmError;
+use crate::loader::error::LoadError;
 
 /// A machine that cannot be built.
 #[derive(Debug, thiserror::Error)]

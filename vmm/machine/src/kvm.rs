@@ -1,6 +1,5 @@
 //! The host's KVM: opening it, and what it must be able to do.
 
-mod error;
 mod stats;
 
 use std::io;
@@ -8,14 +7,24 @@ use std::io;
 use kvm_ioctls::{Cap, Kvm};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::arch;
+use crate::arch::Arch;
+use crate::architecture::Architecture;
 use crate::pmu::Choice;
 
-pub use self::error::{API_VERSION, Doing, KvmError, Need};
 pub use self::stats::KvmStats;
-pub use crate::arch::kvm::{MODULES, WANTED, of_its_own_pmu};
+pub use crate::kvm_error::{API_VERSION, KvmError, Need};
 
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
+
+/// What KVM had better have.
+pub const WANTED: &[Need] = Arch::WANTED;
+/// The modules that make KVM of a kernel, and what they stand on.
+pub const MODULES: &[(&str, &str)] = Arch::MODULES;
+
+/// Says what there is to say of KVM's own PMU.
+pub fn of_its_own_pmu(kvm: &Kvm) -> &'static str {
+    Arch::of_kvms_pmu(kvm)
+}
 
 /// Opens KVM and checks that a machine with this PMU can run on it.
 pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
@@ -39,12 +48,13 @@ pub fn open_any() -> Result<Kvm, KvmError> {
 
 /// What a machine with this PMU needs of it.
 pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static Need> {
-    arch::kvm::NEEDS.iter().chain(arch::kvm::needs(pmu))
+    Arch::NEEDS.iter().chain(Arch::needs(pmu))
 }
 
 /// The commands that load KVM's module, with this in front of each.
 pub fn loading(by: &str) -> String {
-    arch::kvm::LOADING.map(|command| format!("`{by}{command}`")).join(" or ")
+    let commands: Vec<String> = Arch::LOADING.iter().map(|command| format!("`{by}{command}`")).collect();
+    commands.join(" or ")
 }
 
 fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {

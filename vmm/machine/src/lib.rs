@@ -7,8 +7,12 @@
 //! What differs from one kind of processor to another is behind the traits of `architecture.rs`.
 
 mod arch;
+mod architecture;
 mod error;
+mod exit;
+mod kernel;
 pub mod kvm;
+mod kvm_error;
 mod loader;
 mod machine;
 mod memory;
@@ -18,10 +22,10 @@ pub mod target;
 mod vcpu;
 mod virtio;
 
-pub use arch::board::KERNEL_WORDS;
-pub use arch::host::Processor;
 pub use error::MachineError;
-pub use loader::{Kernel, LoadError};
+pub use exit::Reason;
+pub use kernel::Kernel;
+pub use loader::error::LoadError;
 pub use machine::{Config, Machine};
 pub use memory::{GuestRam, MemoryError, Size};
 pub use pmu::alarm::hold_back as hold_back_signals;
@@ -29,5 +33,8 @@ pub use pmu::journal::Journal;
 pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::Vcpus;
 pub use vcpu::report::VcpuReport;
-pub use vcpu::{Failure, Reason, Vcpu};
+pub use vcpu::{Failure, Vcpu};
 pub use virtio::MOST as MOST_VIRTIO_DEVICES;
+
+/// What every Linux kernel has to be told of the machine.
+pub const KERNEL_WORDS: &str = <arch::Arch as architecture::Architecture>::KERNEL_WORDS;

@@ -12,15 +12,15 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
-use crate::arch::board::{self, Buses, Processors};
-use crate::arch::machine::COM;
+use crate::arch::Arch;
+use crate::architecture::{Architecture, Plan};
 use crate::error::MachineError;
-use crate::kvm::{Doing, KvmError};
-use crate::loader::{Boot, Kernel};
-use crate::memory::GuestRam;
+use crate::kernel::Kernel;
+use crate::kvm_error::{Doing, KvmError};
+use crate::loader::kernel::Boot;
+use crate::memory::{GuestRam, MemoryError, Size};
 use crate::pmu::Pmu;
 use crate::vcpu::Vcpu;
-use crate::vcpu::exits::{Exits, Stopwatch};
 use crate::vcpu::mailbox::Vcpus;
 use crate::virtio::{self, Virtio};
 
@@ -65,21 +65,34 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Maps memory of this size for a guest.
+    pub fn memory(size: &Size) -> Result<GuestRam, MemoryError> {
+        GuestRam::new(size, Arch::ram)
+    }
+
     /// Builds it.
     pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
         let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
-        config.pmu.configure(&vm)?;
-        board::before_vcpus(&vm)?;
+        Arch::configure(config.pmu, &vm)?;
+        Arch::before_vcpus(&vm)?;
         add_memory(&vm, &config.ram)?;
         let vcpu = |id: u8| vm.create_vcpu(id.into()).doing("make a vCPU");
         let fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
-        let controllers = board::after_vcpus(&vm, &fds)?;
+        let controllers = Arch::after_vcpus(&vm, &fds)?;
 
         let command_line = config.command_line;
         let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
         let entry = config.kernel.load(&boot)?;
         let devices = std::mem::take(&mut config.devices);
-        board::describe(&config, &fds, devices.len() + usize::from(config.served_outside.is_some()), entry)?;
+        let plan = Plan {
+            kernel: config.kernel,
+            command_line,
+            cpus: config.cpus,
+            ram: &config.ram,
+            pmu: config.pmu,
+            console: config.console,
+        };
+        Arch::describe(&plan, &fds, devices.len() + usize::from(config.served_outside.is_some()), entry)?;
 
         let (console, console_room) = serial_port(&vm, (config.console)())?;
         let mut virtio = Virtio::default();
@@ -90,12 +103,12 @@ impl Machine {
             let transport = virtio.attach(&vm, memory, &*device)?;
             virtio::serve(&name, transport, device).map_err(MachineError::Thread)?;
         }
-        let buses = Buses::new(kvm, &vm, &config, &console, virtio.bus(), controllers)?;
-        let processors = Processors::new(kvm)?;
+        let buses = Arch::buses(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
+        let processors = Arch::processors(kvm)?;
         let (asked, mailboxes) = Vcpus::new(config.cpus);
         let mut vcpus = Vec::new();
         for (id, (mut fd, mailbox)) in (0..).zip(fds.into_iter().zip(mailboxes)) {
-            processors.prepare(&mut fd, id, entry, &config, &buses)?;
+            Arch::prepare(&processors, &mut fd, id, entry, &plan, &buses)?;
             vcpus.push(Vcpu {
                 id,
                 fd,
@@ -104,8 +117,6 @@ impl Machine {
                 policy: config.policy.clone(),
                 mailbox,
                 vcpus: Arc::clone(&asked),
-                exits: Exits::default(),
-                stopwatch: Stopwatch::default(),
                 vm: Arc::clone(&vm),
                 ram: config.ram.clone(),
             });
@@ -131,7 +142,10 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
 
 fn serial_port(vm: &Arc<VmFd>, output: Box<dyn Write + Send>) -> Result<(Serial, EventFd), MachineError> {
     let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
-    let serial =
-        Serial::new(board::line(vm, COM.gsi)?, room.try_clone().map_err(MachineError::Event)?, output);
+    let serial = Serial::new(
+        Arch::line(vm, Arch::CONSOLE_GSI)?,
+        room.try_clone().map_err(MachineError::Event)?,
+        output,
+    );
     Ok((serial, room))
 }

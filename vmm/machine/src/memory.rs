@@ -1,10 +1,8 @@
-//! The guest's memory. Where in its address space that is depends on the processor ([`crate::arch::memory`]).
+//! The guest's memory. Where in its address space that is depends on the processor ([`crate::architecture::Architecture::ram`]).
 
 use std::fmt;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
-
-use crate::arch::memory;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// The smallest guest: room for one MiB of kernel above the first MiB.
 const SMALLEST: u64 = 2 << 20;
@@ -72,8 +70,8 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Maps RAM of that size; the host gives pages only as the guest touches them.
-    pub fn new(size: &Size) -> Result<Self, MemoryError> {
+    /// Maps RAM of that size where `ranges` says that it is; the host gives pages only as the guest touches them.
+    pub fn new(size: &Size, ranges: impl Fn(u64) -> Vec<(u64, u64)>) -> Result<Self, MemoryError> {
         if size.bytes < SMALLEST {
             return Err(MemoryError::TooSmall(size.text.clone()));
         }
@@ -81,7 +79,7 @@ impl GuestRam {
         if size.bytes > has {
             return Err(MemoryError::TooLarge { asked: size.text.clone(), has: has >> 20 });
         }
-        let ranges: Vec<_> = memory::ranges(size.bytes)
+        let ranges: Vec<_> = ranges(size.bytes)
             .into_iter()
             .map(|(start, len)| {
                 (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
@@ -101,9 +99,9 @@ impl GuestRam {
 impl fmt::Display for GuestRam {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} MiB of memory", self.size >> 20)?;
-        for (number, (start, len)) in (0..).zip(memory::ranges(self.size)) {
+        for (number, region) in (0..).zip(self.mapped.iter()) {
             let before = if number == 0 { " at" } else { " and" };
-            write!(f, "{before} {start:#x}-{:#x}", start + len - 1)?;
+            write!(f, "{before} {:#x}-{:#x}", region.start_addr().0, region.last_addr().0)?;
         }
         Ok(())
     }
@@ -136,8 +134,15 @@ mod tests {
     #[test]
     fn too_little_or_too_much_memory_is_refused_by_name() {
         for text in ["0", "1M"] {
-            assert!(GuestRam::new(&size(text)).unwrap_err().to_string().contains(text));
+            assert!(
+                GuestRam::new(&size(text), |size| vec![(0, size)]).unwrap_err().to_string().contains(text)
+            );
         }
-        assert!(GuestRam::new(&size("1000000G")).unwrap_err().to_string().contains("this host has only"));
+        assert!(
+            GuestRam::new(&size("1000000G"), |size| vec![(0, size)])
+                .unwrap_err()
+                .to_string()
+                .contains("this host has only")
+        );
     }
 }

@@ -1,109 +1,62 @@
-//! One vCPU: the loop around `KVM_RUN`. What KVM's exits look like is seen here, as far as all processors have them,
-//! and behind [`exit`], nowhere else.
+//! One vCPU: the loop that enters the guest and deals with what it has left for ([`crate::exit`]). What `KVM_RUN` comes back with is
+//! seen by the architecture's [`Run`] alone.
 
 pub mod exits;
 pub mod mailbox;
 pub mod pause;
 pub mod report;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use devices::End;
-use kvm_bindings::{
-    KVM_EXIT_INTERNAL_ERROR, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN,
-    kvm_run,
-};
-use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
-use crate::arch::board::Buses;
-use crate::arch::exit;
-use crate::kvm::KvmError;
+use crate::arch::Arch;
+use crate::architecture::{Architecture, Run};
+use crate::exit::{Bytes, Exit, Kind, Reason};
+use crate::kvm::KvmStats;
+use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
-use crate::pmu::thread::{Settled, ThreadPmu};
-use crate::pmu::wiring::Wiring;
+use crate::pmu::thread::{Settled, ThreadPmu, Wiring};
 use exits::{Exits, Stopwatch};
 use mailbox::{Ask, Mailbox, Vcpus};
 use report::VcpuReport;
+
+type Buses = <Arch as Architecture>::Buses;
+type KvmRun = <Arch as Architecture>::Run;
+type OwnExit = <Arch as Architecture>::OwnExit;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
     /// Its number, which is its APIC id or its hart id.
     pub id: u8,
     /// KVM's side of it.
-    pub fd: VcpuFd,
+    pub(crate) fd: VcpuFd,
     /// The machine's devices.
-    pub buses: Buses,
+    pub(crate) buses: Buses,
     /// Which PMU it has.
-    pub pmu: Pmu,
+    pub(crate) pmu: Pmu,
     /// What the operator lets it have of that.
-    pub policy: Policy,
+    pub(crate) policy: Policy,
     /// Where it is asked how it does.
-    pub mailbox: Mailbox,
+    pub(crate) mailbox: Mailbox,
     /// All of the machine's.
-    pub vcpus: Arc<Vcpus>,
-    /// What it came out of the guest for.
-    pub exits: Exits,
-    /// How long that took.
-    pub stopwatch: Stopwatch,
+    pub(crate) vcpus: Arc<Vcpus>,
     /// The machine.
-    pub vm: Arc<VmFd>,
+    pub(crate) vm: Arc<VmFd>,
     /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
-    pub ram: GuestRam,
-}
-
-/// Why a vCPU cannot go on.
-#[derive(Debug)]
-pub enum Reason {
-    /// A fault while handling a fault while handling a fault.
-    TripleFault,
-    /// KVM met something that it cannot emulate.
-    InternalError(u32),
-    /// The processor refused to enter the guest.
-    EntryFailed(u64),
-    /// `KVM_RUN` itself failed.
-    RunFailed(kvm_ioctls::Error),
-    /// Something that must be done before it goes on cannot be done.
-    Refused(KvmError),
-    /// An exit that no machine of ours causes.
-    Unexpected(String),
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TripleFault => write!(f, "triple fault"),
-            Self::InternalError(kind) => {
-                let what = match *kind {
-                    kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => "it cannot emulate an instruction",
-                    kvm_bindings::KVM_INTERNAL_ERROR_SIMUL_EX => "two exceptions at once",
-                    kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV => "it cannot deliver an event",
-                    kvm_bindings::KVM_INTERNAL_ERROR_UNEXPECTED_EXIT_REASON => {
-                        "an exit that it does not know"
-                    }
-                    _ => "unknown",
-                };
-                write!(f, "KVM internal error {kind}: {what}")
-            }
-            Self::EntryFailed(reason) => {
-                write!(f, "KVM error: the processor refused to enter the guest ({reason:#x})")
-            }
-            Self::RunFailed(error) => write!(f, "KVM error: {error}"),
-            Self::Refused(error) => write!(f, "{error}"),
-            Self::Unexpected(exit) => write!(f, "KVM error: unexpected exit {exit}"),
-        }
-    }
+    pub(crate) ram: GuestRam,
 }
 
 /// A vCPU that cannot go on: which one, where, why.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {vcpu} at {} {place:#x}: {reason}", exit::POINTER)]
+#[error("vCPU {vcpu} at {} {place:#x}: {reason}", Arch::POINTER)]
 pub struct Failure {
     /// Its number.
     pub vcpu: u8,
@@ -113,52 +66,111 @@ pub struct Failure {
     pub reason: Reason,
 }
 
-/// What `KVM_RUN` came back for, free of the borrow of the vCPU's file.
-pub enum Exit {
-    /// Nothing more, or nothing that concerns us.
-    Nothing,
-    /// A signal, or what was asked for.
-    CalledOut,
-    /// The guest asked KVM itself for its end.
-    End(End),
-    /// It cannot go on.
-    Dead(Reason),
+impl Vcpu {
+    /// Returns what KVM itself counts for it, where KVM does.
+    pub fn kvm_stats(&self) -> Option<KvmStats> {
+        KvmStats::of(&self.fd)
+    }
+
+    /// Runs on this thread until the guest ends or cannot go on. What happens to its counters goes into the journal, if there is
+    /// one.
+    pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
+        let Self { id, fd, buses, pmu, policy, mailbox, vcpus, vm, ram } = self;
+        let wired = ThreadPmu::new(&Wiring { id, fd: &fd, pmu, policy: &policy, buses: &buses, ram: &ram });
+        let run = KvmRun::new(fd);
+        let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
+        let mut thread = VcpuThread { id, run, buses, mailbox, vcpus, exits, stopwatch, vm, ram };
+        let result = wired
+            .map_err(|error| thread.failure(Reason::Refused(error)))
+            .and_then(|mut pmu| thread.run(&mut pmu, journal));
+        // The other vCPUs may still run on this one's machine: it stays open until the process ends.
+        std::mem::forget(thread);
+        result
+    }
 }
 
-impl Vcpu {
-    /// Runs until the guest ends or cannot go on. What happens to its counters goes into the journal, if there is one.
-    pub fn run(&mut self, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
-        let Self { id, ref fd, pmu, ref policy, ref buses, ref ram, .. } = *self;
-        let pmu = ThreadPmu::new(&Wiring { id, fd, pmu, policy, buses, ram });
-        let mut pmu = pmu.map_err(|error| self.failure(Reason::Refused(error)))?;
+/// A vCPU on its own thread.
+struct VcpuThread {
+    id: u8,
+    run: KvmRun,
+    buses: Buses,
+    mailbox: Mailbox,
+    vcpus: Arc<Vcpus>,
+    /// What it came out of the guest for.
+    exits: Exits,
+    /// How long that took.
+    stopwatch: Stopwatch,
+    vm: Arc<VmFd>,
+    ram: GuestRam,
+}
+
+impl VcpuThread {
+    fn run(&mut self, pmu: &mut ThreadPmu, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
         if let Some(journal) = journal {
-            pmu.log_into(journal, &mut self.fd);
+            pmu.log_into(journal, self.run.fd());
         }
         self.mailbox.begin();
-        self.answer(&mut pmu);
+        self.answer(pmu);
         loop {
             self.stopwatch.enters();
-            let exit = self.enter(&mut pmu);
-            self.settle(&mut pmu, matches!(exit, Exit::CalledOut))?;
-            match exit {
-                Exit::Nothing | Exit::CalledOut => {}
-                Exit::End(end) => return Ok(end),
-                Exit::Dead(reason) => return Err(self.failure(reason)),
+            let exit = self.run.run();
+            self.run.drain(&self.buses);
+            let was_called = matches!(exit, Exit::CalledOut);
+            let ending = self.serve(exit, pmu);
+            self.settle(pmu, was_called)?;
+            match ending {
+                None => {}
+                Some(Ok(end)) => return Ok(end),
+                Some(Err(reason)) => return Err(self.failure(reason)),
             }
+        }
+    }
+
+    /// Deals with an exit. Returns how the machine ends, if it does.
+    fn serve(&mut self, exit: Exit<OwnExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
+        match exit {
+            Exit::Own(exit) => {
+                self.count(Arch::kind(&exit));
+                Arch::serve(exit, &mut self.run, &mut pmu.kind, &self.buses, &self.ram).map(Ok)
+            }
+            Exit::MemoryRead { address, width } => {
+                self.count(Kind::MemoryRead);
+                let mut data = Bytes::zeroes(width);
+                Arch::read(&self.buses, address, &mut data);
+                self.run.answer_memory(data);
+                None
+            }
+            Exit::MemoryWrite { address, data } => {
+                self.count(Kind::MemoryWrite);
+                Arch::write(&self.buses, address, &data).map(Ok)
+            }
+            Exit::CalledOut => {
+                self.count(Kind::Signal);
+                None
+            }
+            Exit::End(end) => Some(Ok(end)),
+            Exit::Dead(reason) => Some(Err(reason)),
+        }
+    }
+
+    fn count(&mut self, kind: Kind) {
+        self.exits.count(kind);
+        if matches!(kind, Kind::PmuRead | Kind::PmuWrite | Kind::Signal) {
+            self.stopwatch.exits_for_pmu();
         }
     }
 
     /// Has the PMU do what is due before the guest goes on.
     fn settle(&mut self, pmu: &mut ThreadPmu, was_called: bool) -> Result<(), Failure> {
-        let settled = pmu.settle(&self.vm, &mut self.fd, was_called);
+        let settled = pmu.settle(&self.vm, self.run.fd(), was_called);
         let Settled { called, notices, pauses } =
-            settled.map_err(|error| self.failure(Reason::Refused(error)))?;
+            settled.map_err(|error: KvmError| self.failure(Reason::Refused(error)))?;
         say(&notices);
         if called {
             self.stopwatch.stop_if_unwatched();
             if self.answer(pmu) {
                 // What was found out on the way is dealt with before the guest goes on.
-                self.fd.set_kvm_immediate_exit(1);
+                self.run.fd().set_kvm_immediate_exit(1);
             }
         }
         if called || pauses {
@@ -217,38 +229,14 @@ impl Vcpu {
             if because_of_this {
                 say(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
             }
-            exit::tell_of_pause(&self.fd);
+            Arch::tell_of_pause(self.run.fd());
             // Its counters are looked at before it goes on.
-            self.fd.set_kvm_immediate_exit(1);
+            self.run.fd().set_kvm_immediate_exit(1);
         }
     }
 
-    /// `KVM_RUN` failed.
-    pub fn failed_run(&mut self, error: kvm_ioctls::Error) -> Exit {
-        match error.errno() {
-            libc::EINTR | libc::EAGAIN => self.called_out(),
-            _ => Exit::Dead(Reason::RunFailed(error)),
-        }
-    }
-
-    /// An exit that says by itself too little.
-    pub fn rare_exit(&mut self) -> Exit {
-        match self.fd.get_kvm_run() {
-            run if run.exit_reason == KVM_EXIT_INTERNAL_ERROR => {
-                Exit::Dead(Reason::InternalError(internal_error(run)))
-            }
-            _ => self.called_out(),
-        }
-    }
-
-    fn called_out(&mut self) -> Exit {
-        self.exits.signals += 1;
-        self.stopwatch.exits_for_pmu();
-        Exit::CalledOut
-    }
-
-    fn failure(&self, reason: Reason) -> Failure {
-        Failure { vcpu: self.id, place: exit::place(&self.fd), reason }
+    fn failure(&mut self, reason: Reason) -> Failure {
+        Failure { vcpu: self.id, place: Arch::place(self.run.fd()), reason }
     }
 }
 
@@ -257,29 +245,4 @@ fn say(notices: &[Notice]) {
     for notice in notices {
         warn!("{notice}");
     }
-}
-
-impl Exit {
-    /// What is the same on all processors; none of what needs more than is in it.
-    pub fn of(exit: &VcpuExit) -> Option<Self> {
-        Some(match *exit {
-            VcpuExit::Intr | VcpuExit::InternalError => return None,
-            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Self::End(End::PowerOff),
-            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Self::End(End::Reboot),
-            VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _) => {
-                Self::Dead(Reason::Unexpected("guest crash".into()))
-            }
-            VcpuExit::SystemEvent(other, _) => {
-                Self::Dead(Reason::Unexpected(format!("system event {other}")))
-            }
-            VcpuExit::Shutdown => Self::Dead(Reason::TripleFault),
-            VcpuExit::FailEntry(reason, _) => Self::Dead(Reason::EntryFailed(reason)),
-            ref other => Self::Dead(Reason::Unexpected(format!("{other:?}"))),
-        })
-    }
-}
-
-fn internal_error(run: &kvm_run) -> u32 {
-    // SAFETY: called for an internal error only, where the kernel has filled in this member of the union.
-    unsafe { run.__bindgen_anon_1.internal.suberror }
 }

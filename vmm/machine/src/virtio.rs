@@ -10,32 +10,13 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use log::info;
 use vm_memory::GuestMemoryMmap;
 
-use crate::arch::board;
-use crate::arch::machine::VIRTIO;
+use crate::arch::Arch;
+use crate::architecture::Architecture;
 use crate::error::MachineError;
-use crate::kvm::Doing;
+use crate::kvm_error::Doing;
 
 /// The most devices that there can be.
 pub const MOST: usize = 8;
-
-/// Where the first is: those behind it have their registers behind each other, each with an interrupt line of its own.
-#[derive(Debug, Clone, Copy)]
-pub struct FirstVirtio {
-    /// Its registers.
-    pub base: u64,
-    /// The interrupt line that it drives.
-    pub gsi: u32,
-}
-
-/// Where a device's registers are.
-pub fn address(index: usize) -> u64 {
-    VIRTIO.base + index as u64 * Transport::SIZE
-}
-
-/// The interrupt line that it drives.
-pub fn gsi(index: usize) -> u32 {
-    VIRTIO.gsi + u32::try_from(index).expect("there are few devices")
-}
 
 /// The devices so far.
 #[derive(Default)]
@@ -50,10 +31,10 @@ impl Virtio {
         device: &dyn Device,
     ) -> Result<Arc<Transport>, MachineError> {
         let index = self.0.len();
-        let line = board::line(vm, gsi(index))?;
+        let line = Arch::line(vm, Arch::VIRTIO.line(index))?;
         let transport = Transport::new(device, memory.clone(), line).map_err(MachineError::Event)?;
         // So that a request does not make its vCPU leave KVM.
-        let notify = IoEventAddress::Mmio(address(index) + Transport::NOTIFY);
+        let notify = IoEventAddress::Mmio(Arch::VIRTIO.address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)
             .doing("take a virtio device's requests")?;
         self.0.push(Arc::clone(&transport));
@@ -62,7 +43,7 @@ impl Virtio {
 
     /// All their registers.
     pub fn bus(self) -> MmioBus {
-        MmioBus::new(VIRTIO.base, self.0)
+        MmioBus::new(Arch::VIRTIO.base, self.0)
     }
 }
 

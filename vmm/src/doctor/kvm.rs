@@ -23,7 +23,7 @@ const SYS_MODULE: &str = "/sys/module";
 
 /// Returns the facts about KVM.
 pub fn facts() -> Vec<Fact> {
-    let module = MODULES.into_iter().find(|(name, _)| Path::new(SYS_MODULE).join(name).exists());
+    let module = MODULES.iter().copied().find(|(name, _)| Path::new(SYS_MODULE).join(name).exists());
     let mut facts = match open_any() {
         Ok(kvm) => usable(&kvm, module),
         Err(NoKvm::Absent(_)) => vec![absent(Path::new(SYS_MODULE))],

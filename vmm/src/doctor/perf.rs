@@ -3,8 +3,7 @@
 use std::fs;
 use std::io;
 
-use tally_machine::Processor;
-use tally_machine::pmu::{Choice, Offer, Pmu, offer};
+use tally_machine::pmu::{Choice, Offer, Pmu, offer, processor};
 use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
 
@@ -78,7 +77,7 @@ fn direct_reads(rdpmc: Option<&str>) -> Option<Fact> {
 fn shown() -> Vec<Fact> {
     let about = "pmu";
     let Ok(kvm) = kvm::open(Choice::Auto) else { return Vec::new() };
-    let offer = match Processor::of(&kvm) {
+    let offer = match processor(&kvm) {
         Ok(processor) => offer(Choice::Auto, None, processor, &Policy::default()),
         Err(error) => return vec![Fact::bad(about, error.to_string())],
     };

@@ -3,8 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::arch;
-
 /// A file that cannot be booted, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", .path.display())]
@@ -23,11 +21,16 @@ pub enum Problem {
     #[error("not a regular file")]
     NotAFile,
     /// None of the formats that can be booted.
-    #[error("not a kernel: {}", arch::loader::FORMATS)]
-    NotAKernel,
+    #[error("not a kernel: {0}")]
+    NotAKernel(&'static str),
     /// Another CPU's code.
-    #[error("built for {0}, this host is {host}", host = arch::NAME)]
-    Architecture(&'static str),
+    #[error("built for {built}, this host is {host}")]
+    Architecture {
+        /// The file's.
+        built: &'static str,
+        /// This host's.
+        host: &'static str,
+    },
     /// A 32-bit Linux.
     #[error("a 32-bit kernel: Tally boots 64-bit Linux only")]
     Not64Bit,

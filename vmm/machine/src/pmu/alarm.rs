@@ -11,7 +11,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 use vpmu::Cause;
 
-use crate::kvm::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 use crate::signals;
 
 ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, kvm_signal_mask);

@@ -8,23 +8,39 @@ use vpmu::report::Report;
 use vpmu::{Cause, Next, Switch, VirtualPmu, Wake};
 use vpmu_perf::PerfEvents;
 
-use super::Pmu;
 use super::alarm::{self, Calls};
 use super::journal::Journal;
 use super::timer::Timer;
-use super::wiring::Wiring;
-use crate::arch::exit;
-use crate::arch::pmu::Front;
-use crate::kvm::KvmError;
+use crate::arch::Arch;
+use crate::architecture::{Architecture, Front, Kind, KindOf, Pmu, PmuOf};
+use crate::kvm_error::KvmError;
+use crate::memory::GuestRam;
 
 /// A vCPU's PMU. It stays on its thread, as its perf events do.
 pub struct ThreadPmu {
     /// Which PMU it is.
-    pub kind: Kind,
+    pub kind: KindOf<Arch>,
     calls: Calls,
     /// `None` if there are too many timers; lost counters and withheld interrupts are then handled at the next exit.
     wake_timer: Option<Timer>,
     log: Option<Box<dyn Journal>>,
+}
+
+/// What a vCPU's PMU is made from, on the vCPU's own thread.
+#[derive(Clone, Copy)]
+pub struct Wiring<'a> {
+    /// The vCPU's number.
+    pub id: u8,
+    /// KVM's side of the vCPU.
+    pub fd: &'a VcpuFd,
+    /// Which PMU it has.
+    pub pmu: PmuOf<Arch>,
+    /// What the operator lets it have of that.
+    pub policy: &'a Policy,
+    /// What it shares with the machine's other vCPUs.
+    pub buses: &'a <Arch as Architecture>::Buses,
+    /// The guest's memory.
+    pub ram: &'a GuestRam,
 }
 
 /// What to do after an exit.
@@ -37,16 +53,6 @@ pub struct Settled {
     pub pauses: bool,
 }
 
-/// Which PMU a vCPU has.
-pub enum Kind {
-    /// None.
-    None,
-    /// KVM's own.
-    Kvm,
-    /// One of Tally's.
-    Emulated(Box<Front>),
-}
-
 impl ThreadPmu {
     /// Creates the PMU of a vCPU that this thread is going to run.
     pub fn new(vcpu: &Wiring) -> Result<Self, KvmError> {
@@ -55,7 +61,7 @@ impl ThreadPmu {
             Pmu::Kvm => Kind::Kvm,
             Pmu::Emulated(shown, host) => {
                 info!("what its counters count is counted by pinned perf events of this thread");
-                let mut front = Front::new(shown, host, vcpu);
+                let mut front = Arch::front(shown, host, vcpu.id, vcpu.buses, vcpu.ram);
                 front.pmu().set_policy(vcpu.policy);
                 Kind::Emulated(Box::new(front))
             }
@@ -77,7 +83,7 @@ impl ThreadPmu {
     pub fn log_into(&mut self, log: Box<dyn Journal>, fd: &mut VcpuFd) {
         if let Some(pmu) = self.emulated() {
             pmu.keep_journal(true);
-            exit::keep_place(fd);
+            Arch::keep_place(fd);
             self.log = Some(log);
         }
     }
@@ -117,7 +123,7 @@ impl ThreadPmu {
         if let Some(log) = &self.log {
             let entries = front.pmu().take_journal();
             if !entries.is_empty() {
-                log.append(exit::kept_place(fd), &entries);
+                log.append(Arch::kept_place(fd), &entries);
             }
         }
         Ok(Settled { called, notices, pauses })

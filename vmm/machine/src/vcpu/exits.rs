@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::arch::clock::ticks;
+use crate::arch::Arch;
+use crate::architecture::Architecture;
+use crate::exit::Kind;
 
 /// Numbers of `KVM_RUN`'s returns to Tally, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +30,21 @@ pub struct Exits {
 }
 
 impl Exits {
+    /// Counts one more.
+    pub fn count(&mut self, kind: Kind) {
+        let count = match kind {
+            Kind::PortRead => &mut self.port_reads,
+            Kind::PortWrite => &mut self.port_writes,
+            Kind::MemoryRead => &mut self.memory_reads,
+            Kind::MemoryWrite => &mut self.memory_writes,
+            Kind::PmuRead => &mut self.pmu_reads,
+            Kind::PmuWrite => &mut self.pmu_writes,
+            Kind::Signal => &mut self.signals,
+            Kind::Other => &mut self.others,
+        };
+        *count += 1;
+    }
+
     /// Returns the exits since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
@@ -72,7 +89,7 @@ impl Stopwatch {
     /// Records an exit for the PMU.
     pub fn exits_for_pmu(&mut self) {
         if let Some(watched) = &mut self.watched {
-            watched.exit = Some(ticks());
+            watched.exit = Some(Arch::ticks());
         }
     }
 
@@ -81,13 +98,13 @@ impl Stopwatch {
         if let Some(watched) = &mut self.watched
             && let Some(exit) = watched.exit.take()
         {
-            watched.pmu += ticks().saturating_sub(exit);
+            watched.pmu += Arch::ticks().saturating_sub(exit);
         }
     }
 
     /// Returns the share so far, and starts to measure it at the first call.
     pub fn share(&mut self) -> Share {
-        let now = ticks();
+        let now = Arch::ticks();
         let asked = Instant::now();
         let watched = self.watched.get_or_insert(Watched { since: now, pmu: 0, exit: None, asked });
         watched.asked = asked;
@@ -113,8 +130,8 @@ mod tests {
 
     /// Waits for the next tick; on some processors a tick is longer than many instructions.
     fn tick() {
-        let now = ticks();
-        while ticks() == now {}
+        let now = Arch::ticks();
+        while Arch::ticks() == now {}
     }
 
     #[test]

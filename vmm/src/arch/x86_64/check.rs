@@ -8,8 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use guest_images::Progress;
-use tally_machine::Processor;
-use tally_machine::pmu::{Choice, Offer, Pmu, offer};
+use tally_machine::pmu::{Choice, Offer, Pmu, offer, processor};
 use vpmu::policy::Policy;
 
 use super::host;
@@ -20,7 +19,7 @@ use report::Report;
 /// `tally check`: runs both guests and prints the report.
 pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     let kvm = kvm::open(choice)?;
-    let Offer { pmu, remarks } = offer(choice, counters, Processor::of(&kvm)?, &Policy::default())?;
+    let Offer { pmu, remarks } = offer(choice, counters, processor(&kvm)?, &Policy::default())?;
     let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),

@@ -13,7 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::machine::aia;
-use crate::kvm::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// How many interrupts each CPU can tell apart: the least that there can be.
 pub const IDS: u32 = 63;

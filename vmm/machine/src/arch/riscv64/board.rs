@@ -13,18 +13,20 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
-use super::loader::Entry;
+use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN};
+use super::pmu::Pmu;
 use super::register::Register;
 use super::{fdt, isa, memory};
+use crate::architecture;
 use crate::error::MachineError;
-use crate::kvm::{Doing, KvmError};
-use crate::machine::Config;
-use crate::pmu::Pmu;
+use crate::kvm_error::{Doing, KvmError};
 
 /// What a Linux kernel has to be told: its console, from the first message on; and that a panic ends in a reset, which ends the
 /// machine.
 pub const KERNEL_WORDS: &str = "console=ttyS0 earlycon=sbi panic=-1";
+
+type Plan<'a> = architecture::Plan<'a, Format, Pmu>;
 
 /// Where a vCPU finds devices.
 #[derive(Clone)]
@@ -43,12 +45,12 @@ impl Buses {
     pub fn new(
         _kvm: &Kvm,
         _vm: &Arc<VmFd>,
-        config: &Config,
+        plan: &Plan,
         console: &Serial,
         virtio: MmioBus,
         controllers: Controllers,
     ) -> Result<Self, MachineError> {
-        let output = Arc::new(Mutex::new((config.console)()));
+        let output = Arc::new(Mutex::new((plan.console)()));
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
     }
 
@@ -122,12 +124,12 @@ pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError>
 }
 
 /// Tells the kernel what there is.
-pub fn describe(config: &Config, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
+pub fn describe(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
     const MMUS: [(u64, &str); 3] = [(8, "riscv,sv39"), (9, "riscv,sv48"), (10, "riscv,sv57")];
     let Some(first) = vcpus.first() else { return Ok(()) };
     let ask = |register: Register| register.get(first).doing("say what a vCPU can do");
     let mut extensions = isa::extensions(first);
-    match config.pmu {
+    match plan.pmu {
         Pmu::Kvm => {}
         // That is offered only where KVM has it.
         Pmu::Emulated(shown, _) if shown.0.overflows => {}
@@ -145,17 +147,17 @@ pub fn describe(config: &Config, vcpus: &[VcpuFd], virtio: usize, entry: Entry) 
         .filter(|(extension, ..)| has(*extension))
         .filter_map(|(_, name, register)| Some((name, u32::try_from(register.get(first).ok()?).ok()?)));
     let machine = fdt::Machine {
-        cpus: config.cpus.into(),
+        cpus: plan.cpus.into(),
         mmu: MMUS.iter().find(|(number, _)| *number == mode).map_or(MMUS[0].1, |(_, name)| name),
         blocks: &blocks.collect::<Vec<_>>(),
         ticks: u32::try_from(ask(Register::TICKS)?).unwrap_or(u32::MAX),
         extensions: &extensions,
-        memory: config.ram.size(),
+        memory: plan.ram.size(),
         virtio,
-        command_line: config.command_line,
+        command_line: plan.command_line,
         initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
     };
-    let (address, room) = memory::device_tree(config.ram.size());
+    let (address, room) = memory::device_tree(plan.ram.size());
     let tree = fdt::tree(&machine).map_err(|error| MachineError::Firmware(error.to_string()))?;
     if tree.len() as u64 > room {
         return Err(MachineError::Firmware(format!(
@@ -163,8 +165,7 @@ pub fn describe(config: &Config, vcpus: &[VcpuFd], virtio: usize, entry: Entry) 
             tree.len()
         )));
     }
-    config
-        .ram
+    plan.ram
         .mapped
         .write_slice(&tree, GuestAddress(address))
         .map_err(|error| MachineError::Firmware(error.to_string()))
@@ -186,27 +187,27 @@ impl Processors {
         fd: &mut VcpuFd,
         id: u8,
         entry: Entry,
-        config: &Config,
+        plan: &Plan,
         _buses: &Buses,
     ) -> Result<(), KvmError> {
         /// In the register of what programs may read.
         const CLOCK: u64 = 1 << 1;
         // Kernels before Linux 6.6 have no such call: the guest's does without, too.
         let _ = Register::sbi(CONSOLE).set(fd, 1);
-        if config.pmu != Pmu::Kvm {
+        if plan.pmu != Pmu::Kvm {
             // A KVM without its own has nothing to switch off.
             let _ = Register::sbi(PMU).set(fd, 0);
         }
         // As firmware leaves it. Linux with a PMU's driver does so by itself, and programs need their clock.
         Register::SCOUNTEREN.set(fd, CLOCK).doing("let programs read the clock")?;
-        if config.pmu.needs_retargeting() {
+        if super::needs_retargeting(plan.pmu) {
             // Kernels put other instructions over those that were changed if they know the vendor to have them.
             for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
                 register.set(fd, 0).doing("set who made a vCPU")?;
             }
         }
         if id == 0 {
-            let (tree, _) = memory::device_tree(config.ram.size());
+            let (tree, _) = memory::device_tree(plan.ram.size());
             for (register, value) in
                 [(Register::PC, entry.pc), (Register::A0, id.into()), (Register::A1, tree)]
             {

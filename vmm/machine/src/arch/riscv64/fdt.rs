@@ -7,9 +7,8 @@ use kvm_bindings::{KVM_DEV_RISCV_APLIC_SIZE, KVM_DEV_RISCV_IMSIC_SIZE};
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
 use super::aia::{self, imsic};
-use super::machine::{COM, aia as place};
+use super::machine::{COM, VIRTIO, aia as place};
 use super::memory;
-use crate::virtio;
 
 /// What differs from one machine to another.
 pub struct Machine<'a> {
@@ -64,11 +63,11 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     interrupts(&mut fdt, machine.cpus)?;
     serial(&mut fdt)?;
     for index in 0..machine.virtio {
-        let address = virtio::address(index);
+        let address = VIRTIO.address(index);
         let node = fdt.begin_node(&format!("virtio@{address:x}"))?;
         fdt.property_string("compatible", "virtio,mmio")?;
         fdt.property_array_u64("reg", &[address, Transport::SIZE])?;
-        line(&mut fdt, virtio::gsi(index))?;
+        line(&mut fdt, VIRTIO.line(index))?;
         fdt.end_node(node)?;
     }
     fdt.end_node(soc)?;

@@ -4,8 +4,8 @@ use std::{fmt, fs};
 
 use kvm_ioctls::Kvm;
 
-use crate::kvm::KvmError;
-use crate::pmu::Pmu;
+use super::pmu::Pmu;
+use crate::kvm_error::KvmError;
 
 /// A processor, as far as PMUs go: all have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use kvm_ioctls::{Cap, Kvm};
 
-use crate::kvm::Need;
-use crate::pmu::Choice;
+use super::pmu::Choice;
+use crate::kvm_error::Need;
 
 /// What every machine needs.
 pub const NEEDS: [Need; 6] = [

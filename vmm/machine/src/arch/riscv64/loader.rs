@@ -8,13 +8,14 @@ use log::{debug, info, warn};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::memory::{RAM, device_tree};
+use super::pmu::Pmu;
 use crate::loader::bytes::{u16_at, u32_at, u64_at};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
+use crate::loader::foreign;
+use crate::loader::kernel::{self, Boot};
 use crate::loader::unpack::unpack;
-use crate::loader::{Boot, Kernel, foreign};
 use crate::memory::GuestRam;
-use crate::pmu::Pmu;
 use crate::target::COUNTERS;
 
 /// What can be booted, for whoever brings something else.
@@ -35,6 +36,9 @@ const PAGE: u64 = 4096;
 const TABLES: u64 = 32 << 20;
 /// What does so is in kernels that have such a table, by its name (`mm/sparse.c`).
 const MAKES_TABLES: &[u8] = b"\0memblocks_present\0";
+
+/// A kernel for this architecture.
+pub type Kernel = kernel::Kernel<Format>;
 
 /// What a kernel's file is.
 pub struct Format {
@@ -172,38 +176,41 @@ fn unpacked(file: &mut (impl Read + Seek), head: &[u8], len: u64) -> Result<Vec<
     unpack(file, start..end, u64::MAX)
 }
 
+/// Says that a file is for other processors.
+fn built_for(built: &'static str) -> Problem {
+    Problem::Architecture { built, host: super::NAME }
+}
+
 /// Why a file is none of those.
 fn wrong(head: &[u8]) -> Problem {
     if head.starts_with(b"\x7fELF") {
         return match u16_at(head, 18) {
             Some(machine) if foreign::elf_machine(machine) != super::NAME => {
-                Problem::Architecture(foreign::elf_machine(machine))
+                built_for(foreign::elf_machine(machine))
             }
             _ => Problem::OtherElf("an ELF file, where the kernel's build makes an Image of it"),
         };
     }
-    foreign::architecture(head).map_or(Problem::NotAKernel, Problem::Architecture)
+    foreign::architecture(head).map_or(Problem::NotAKernel(FORMATS), built_for)
 }
 
-impl Kernel {
-    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
-    pub fn retarget(&mut self, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
-        let retargeted = match vpmu_retarget::riscv::retarget(&mut self.image) {
-            Ok(retargeted) => retargeted,
-            Err(refusal) if pmu == Pmu::None => {
-                debug!("{refusal}: it is left as it is");
-                return Ok(());
-            }
-            Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&self.path)),
-        };
-        for change in &retargeted.changes {
-            info!(target: COUNTERS, "{change}");
+/// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+pub fn retarget(kernel: &mut Kernel, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
+    let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
+        Ok(retargeted) => retargeted,
+        Err(refusal) if pmu == Pmu::None => {
+            debug!("{refusal}: it is left as it is");
+            return Ok(());
         }
-        if pmu != Pmu::None && !retargeted.samples() {
-            warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
-        }
-        Ok(())
+        Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&kernel.path)),
+    };
+    for change in &retargeted.changes {
+        info!(target: COUNTERS, "{change}");
     }
+    if pmu != Pmu::None && !retargeted.samples() {
+        warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,7 +293,7 @@ mod tests {
     #[test]
     fn a_guest_in_which_linux_would_stand_still_is_refused() {
         let room = |size: &str, kernel: &[u8]| {
-            let ram = GuestRam::new(&size.parse().unwrap()).unwrap();
+            let ram = GuestRam::new(&size.parse().unwrap(), crate::arch::riscv64::memory::ranges).unwrap();
             let boot = Boot { ram: &ram, command_line: "", initrd: None, front: &[] };
             let (format, image) = read(kernel).unwrap();
             format.load(Path::new("kernel"), &image, &boot).map(|entry| entry.pc)

@@ -1,6 +1,6 @@
 //! What the machine is made of: where its devices are, and which interrupts they have. Every other place asks here.
 
-use crate::virtio::FirstVirtio;
+use crate::architecture::FirstVirtio;
 
 /// A serial port.
 #[derive(Debug, Clone, Copy)]

@@ -18,10 +18,8 @@ use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
 use super::register::Register;
-use crate::kvm::{Doing, KvmError};
-use crate::pmu::Pmu;
-use crate::pmu::thread::{Kind, ThreadPmu};
-use crate::pmu::wiring::Wiring;
+use crate::architecture;
+use crate::kvm_error::{Doing, KvmError};
 use crate::target::ACCESSES;
 
 pub use self::offer::{Choice, Unavailable, offer};
@@ -32,6 +30,13 @@ pub const OVERFLOW: u64 = 1 << 13;
 /// The PMU of Tally's that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown(pub Shape);
+
+/// What the guest sees.
+pub type Pmu = architecture::Pmu<Shown, Host>;
+/// What becomes of a choice.
+pub type Offer = architecture::Offer<Pmu>;
+/// What a vCPU has.
+pub type Kind = architecture::Kind<Front>;
 
 /// Who counts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,20 +69,6 @@ impl fmt::Display for Shown {
     }
 }
 
-impl Pmu {
-    /// Whether the kernel has to access it in a way that can be handed over. A guest without counters has a PMU of none: it is
-    /// Linux' driver that lets programs read the clock, and KVM takes that from CPUs that the guest starts.
-    pub fn needs_retargeting(self) -> bool {
-        self != Self::Kvm
-    }
-
-    /// Tells KVM, before the first vCPU exists: it is told for each vCPU.
-    #[expect(clippy::unnecessary_wraps, reason = "other processors' KVM has to be told")]
-    pub fn configure(self, _vm: &VmFd) -> Result<(), KvmError> {
-        Ok(())
-    }
-}
-
 /// An emulated PMU as one vCPU sees it, and the controllers that its interrupt goes through.
 pub struct Front {
     pmu: VirtualPmu<PerfEvents>,
@@ -87,18 +78,18 @@ pub struct Front {
 
 impl Front {
     /// Creates the PMU of a vCPU, on the vCPU's own thread.
-    pub fn new(shown: Shown, host: Host, vcpu: &Wiring) -> Self {
+    pub fn new(shown: Shown, host: Host, vcpu: u8, controllers: Controllers) -> Self {
         let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
-        Self { pmu, vcpu: vcpu.id, controllers: vcpu.buses.controllers.clone() }
+        Self { pmu, vcpu, controllers }
     }
+}
 
-    /// The virtual PMU.
-    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+impl architecture::Front for Front {
+    fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
         &mut self.pmu
     }
 
-    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
-    pub fn after_exit(&mut self, cause: Cause, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+    fn after_exit(&mut self, cause: Cause, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
         let Self { pmu, vcpu, controllers } = self;
         pmu.after_exit(cause, &mut Exited { fd, vcpu: *vcpu, controllers })
     }
@@ -124,15 +115,15 @@ impl Platform for Exited<'_> {
     }
 }
 
-impl ThreadPmu {
+impl Kind {
     /// Whether it is asked by calls that come here.
     pub fn is_called(&self) -> bool {
-        !matches!(self.kind, Kind::Kvm)
+        !matches!(self, Self::Kvm)
     }
 
     /// Returns whether an event, as the guest writes it, can be counted.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
-        match &mut self.kind {
+        match self {
             Kind::Emulated(front) => front.pmu.has_event(index, data),
             Kind::None | Kind::Kvm => false,
         }
@@ -141,7 +132,7 @@ impl ThreadPmu {
     /// Handles a call by which the guest's kernel accesses its PMU.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NONE: Answer = Answer { error: 0, value: 0 };
-        let Kind::Emulated(front) = &mut self.kind else {
+        let Kind::Emulated(front) = self else {
             return if function == NUM_COUNTERS { NONE } else { Answer::NOT_SUPPORTED };
         };
         let register = match function {

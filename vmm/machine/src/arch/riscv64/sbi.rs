@@ -3,10 +3,11 @@
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::model::riscv::{Answer, EVENT_GET_INFO};
-use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
+use vpmu_retarget::riscv::EXTENSION;
 
-use crate::pmu::thread::ThreadPmu;
-use crate::vcpu::Vcpu;
+use super::board::Buses;
+use super::pmu::Kind;
+use crate::memory::GuestRam;
 
 const BASE: u64 = 0x10;
 const PROBE: u64 = 3;
@@ -23,87 +24,81 @@ const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 /// So much is said at once: what is more is said with the next call.
 const MOST_SAID: u64 = 4096;
 
-impl Vcpu {
-    /// Answers a call.
-    pub fn serve_call(&mut self, pmu: &mut ThreadPmu) {
-        // SAFETY: called for such an exit only, where the kernel has filled in this member of the union.
-        let call = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi };
-        if call.extension_id != EXTENSION {
-            self.exits.others += 1;
-        }
-        let answer = match (call.extension_id, call.function_id) {
-            (EXTENSION, function) => {
-                match function {
-                    READ_COUNTER | READ_OVERFLOWS => self.exits.pmu_reads += 1,
-                    _ => self.exits.pmu_writes += 1,
-                }
-                self.stopwatch.exits_for_pmu();
-                match function {
-                    EVENT_GET_INFO => self.tell_of_events(pmu, call.args),
-                    _ => pmu.call(function, call.args),
-                }
-            }
-            (CONSOLE, function) => self.speak(function, call.args),
-            (BASE, PROBE) => {
-                let is_there = call.args[0] == EXTENSION && pmu.is_called();
-                Answer { error: 0, value: is_there.into() }
-            }
-            // These keep the second register as it is.
-            (OLD_PUT, _) => {
-                self.buses.say(&call.args[0].to_le_bytes()[..1]);
-                Answer { error: 0, value: call.args[1] }
-            }
-            (OLD_GET, _) => Answer { error: NOTHING_TO_READ, value: call.args[1] },
-            _ => Answer::NOT_SUPPORTED,
-        };
-        // KVM takes the answer from there at the next run.
-        self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi.ret = [answer.error.cast_unsigned(), answer.value];
-    }
+/// A call of the SBI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Which extension is called.
+    pub extension: u64,
+    /// Which of its functions.
+    pub function: u64,
+    /// `a0` to `a5`.
+    pub arguments: [u64; 6],
+}
 
-    /// Says of each event in a list in the guest's memory whether it can be counted (SBI, 11.11).
-    fn tell_of_events(&mut self, pmu: &mut ThreadPmu, arguments: [u64; 6]) -> Answer {
-        /// An entry: the event, the answer, and what else belongs to the event, of 4, 4 and 8 bytes.
-        const ENTRY: u64 = 16;
-        /// Linux asks for some fifty at once; each may take the host a system call.
-        const MOST: u64 = 128;
-        let [low, high, number, flags, ..] = arguments;
-        if flags != 0 || !low.is_multiple_of(ENTRY) || !(1..=MOST).contains(&number) {
-            return INVALID;
+/// Answers a call.
+pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answer {
+    let Call { extension, function, arguments } = call;
+    match (extension, function) {
+        (EXTENSION, EVENT_GET_INFO) => tell_of_events(pmu, ram, arguments),
+        (EXTENSION, _) => pmu.call(function, arguments),
+        (CONSOLE, _) => speak(buses, ram, function, arguments),
+        (BASE, PROBE) => {
+            let is_there = arguments[0] == EXTENSION && pmu.is_called();
+            Answer { error: 0, value: is_there.into() }
         }
-        let memory = &self.ram.mapped;
-        for at in (0..number).map(|entry| low.checked_add(entry * ENTRY).filter(|_| high == 0)) {
-            let Some(at) = at else { return INVALID_ADDRESS };
-            let read = memory.read_obj::<u32>(GuestAddress(at)).and_then(|event| {
-                let data = memory.read_obj::<u64>(GuestAddress(at | 8))?;
-                let answer = u32::from(pmu.has_event(event.into(), data));
-                memory.write_obj(answer, GuestAddress(at | 4))
-            });
-            if read.is_err() {
-                return INVALID_ADDRESS;
-            }
+        // These keep the second register as it is.
+        (OLD_PUT, _) => {
+            buses.say(&arguments[0].to_le_bytes()[..1]);
+            Answer { error: 0, value: arguments[1] }
         }
-        Answer { error: 0, value: 0 }
+        (OLD_GET, _) => Answer { error: NOTHING_TO_READ, value: arguments[1] },
+        _ => Answer::NOT_SUPPORTED,
     }
+}
 
-    /// The debug console (SBI, chapter 12). There is never anything to read: input comes by the serial port.
-    fn speak(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        let [first, low, high, ..] = arguments;
-        match function {
-            CONSOLE_WRITE => {
-                let len = first.min(MOST_SAID);
-                let mut text = vec![0; usize::try_from(len).unwrap_or_default()];
-                if high != 0 || self.ram.mapped.read_slice(&mut text, GuestAddress(low)).is_err() {
-                    return INVALID;
-                }
-                self.buses.say(&text);
-                Answer { error: 0, value: len }
-            }
-            CONSOLE_READ => Answer { error: 0, value: 0 },
-            CONSOLE_WRITE_BYTE => {
-                self.buses.say(&first.to_le_bytes()[..1]);
-                Answer { error: 0, value: 0 }
-            }
-            _ => Answer::NOT_SUPPORTED,
+/// Says of each event in a list in the guest's memory whether it can be counted (SBI, 11.11).
+fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
+    /// An entry: the event, the answer, and what else belongs to the event, of 4, 4 and 8 bytes.
+    const ENTRY: u64 = 16;
+    /// Linux asks for some fifty at once; each may take the host a system call.
+    const MOST: u64 = 128;
+    let [low, high, number, flags, ..] = arguments;
+    if flags != 0 || !low.is_multiple_of(ENTRY) || !(1..=MOST).contains(&number) {
+        return INVALID;
+    }
+    let memory = &ram.mapped;
+    for at in (0..number).map(|entry| low.checked_add(entry * ENTRY).filter(|_| high == 0)) {
+        let Some(at) = at else { return INVALID_ADDRESS };
+        let read = memory.read_obj::<u32>(GuestAddress(at)).and_then(|event| {
+            let data = memory.read_obj::<u64>(GuestAddress(at | 8))?;
+            let answer = u32::from(pmu.has_event(event.into(), data));
+            memory.write_obj(answer, GuestAddress(at | 4))
+        });
+        if read.is_err() {
+            return INVALID_ADDRESS;
         }
+    }
+    Answer { error: 0, value: 0 }
+}
+
+/// The debug console (SBI, chapter 12). There is never anything to read: input comes by the serial port.
+fn speak(buses: &Buses, ram: &GuestRam, function: u64, arguments: [u64; 6]) -> Answer {
+    let [first, low, high, ..] = arguments;
+    match function {
+        CONSOLE_WRITE => {
+            let len = first.min(MOST_SAID);
+            let mut text = vec![0; usize::try_from(len).unwrap_or_default()];
+            if high != 0 || ram.mapped.read_slice(&mut text, GuestAddress(low)).is_err() {
+                return INVALID;
+            }
+            buses.say(&text);
+            Answer { error: 0, value: len }
+        }
+        CONSOLE_READ => Answer { error: 0, value: 0 },
+        CONSOLE_WRITE_BYTE => {
+            buses.say(&first.to_le_bytes()[..1]);
+            Answer { error: 0, value: 0 }
+        }
+        _ => Answer::NOT_SUPPORTED,
     }
 }

@@ -17,9 +17,8 @@ use devices::virtio::Transport;
 use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::arch::machine::{COM, port};
-use crate::arch::memory::low;
-use crate::virtio;
+use super::machine::{COM, VIRTIO, port};
+use super::memory::low;
 
 const OEM: [u8; 6] = *b"TALLY ";
 const OEM_TABLE: [u8; 8] = *b"TALLYVMM";
@@ -58,11 +57,11 @@ fn dsdt(virtio_devices: usize) -> Vec<u8> {
     let ports = IO::new(COM.base, COM.base, 1, 8);
     add_device(&mut body, "COM1", &EISAName::new("PNP0501"), 0, vec![&ports, &interrupt(COM.gsi)]);
     for index in 0..virtio_devices {
-        let address = u32::try_from(virtio::address(index)).expect("devices are below 4 GiB");
+        let address = u32::try_from(VIRTIO.address(index)).expect("devices are below 4 GiB");
         let registers = u32::try_from(Transport::SIZE).expect("registers take a page");
         let registers = Memory32Fixed::new(true, address, registers);
         let resources: Vec<&dyn Aml> = vec![&registers];
-        let interrupt = interrupt(virtio::gsi(index));
+        let interrupt = interrupt(VIRTIO.line(index));
         add_device(
             &mut body,
             &format!("VIO{index}"),

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use devices::virtio::MmioBus;
-use devices::{AcpiSleep, DebugExit, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
+use devices::{AcpiSleep, DebugExit, End, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
-use super::loader::Entry;
+use super::loader::{Entry, Format};
 use super::machine::{COM, port};
+use super::pmu::Pmu;
 use super::{cpuid, firmware, registers};
+use crate::architecture;
 use crate::error::MachineError;
-use crate::kvm::{Doing, KvmError};
-use crate::machine::Config;
+use crate::kvm_error::{Doing, KvmError};
 
 /// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -23,6 +24,8 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 /// What a Linux kernel has to be told: its console; that a panic ends in a reset, which ends the machine; and that there is no
 /// PCI bus to look for.
 pub const KERNEL_WORDS: &str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
+
+type Plan<'a> = architecture::Plan<'a, Format, Pmu>;
 
 /// Where a vCPU finds devices, and what else it has a share in.
 #[derive(Clone)]
@@ -42,28 +45,36 @@ impl Buses {
     pub fn new(
         kvm: &Kvm,
         vm: &Arc<VmFd>,
-        config: &Config,
+        plan: &Plan,
         console: &Serial,
         memory: MmioBus,
         _controllers: Controllers,
     ) -> Result<Self, MachineError> {
-        let linux = config.kernel.is_linux();
+        let linux = plan.kernel.format.is_linux();
         let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
         Ok(Self {
-            ports: Arc::new(ports(config, console, linux)?),
+            ports: Arc::new(ports(plan, console, linux)?),
             memory: Arc::new(memory),
             coalescing: Arc::new(Coalescing::new(Arc::clone(vm), coalesce)?),
-            has_shared_pages: config.kernel.has_shared_pages(),
+            has_shared_pages: plan.kernel.has_shared_pages(),
         })
-    }
-
-    /// Carries out what KVM has held back; after every exit.
-    pub fn drain(&self, fd: &mut VcpuFd) {
-        self.coalescing.drain(fd, &self.ports);
     }
 }
 
-fn ports(config: &Config, console: &Serial, linux: bool) -> Result<PortBus, Overlap> {
+impl Buses {
+    /// Reads a device's register in memory.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        self.memory.read(address, data);
+    }
+
+    /// Writes to one.
+    pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
+        self.memory.write(address, data);
+        None
+    }
+}
+
+fn ports(plan: &Plan, console: &Serial, linux: bool) -> Result<PortBus, Overlap> {
     let mut bus = PortBus::default();
     bus.attach(COM.base, Serial::PORTS, console.clone())?;
     bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
@@ -71,7 +82,7 @@ fn ports(config: &Config, console: &Serial, linux: bool) -> Result<PortBus, Over
     bus.attach(port::SLEEP, 2, AcpiSleep)?;
     bus.attach(port::RESET, 1, ResetOn::ACPI)?;
     if !linux {
-        bus.attach(port::FW_CFG, 2, FwCfg::new(config.cpus.into(), config.ram.size()))?;
+        bus.attach(port::FW_CFG, 2, FwCfg::new(plan.cpus.into(), plan.ram.size()))?;
     }
     Ok(bus)
 }
@@ -103,12 +114,12 @@ pub struct Controllers;
 
 /// Tells the kernel what there is.
 pub fn describe(
-    config: &Config,
+    plan: &Plan,
     _vcpus: &[VcpuFd],
     virtio_devices: usize,
     _entry: Entry,
 ) -> Result<(), MachineError> {
-    firmware::write(&config.ram.mapped, config.cpus, virtio_devices)
+    firmware::write(&plan.ram.mapped, plan.cpus, virtio_devices)
         .map_err(|error| MachineError::Firmware(error.to_string()))
 }
 
@@ -127,16 +138,16 @@ impl Processors {
         fd: &mut VcpuFd,
         id: u8,
         entry: Entry,
-        config: &Config,
+        plan: &Plan,
         buses: &Buses,
     ) -> Result<(), KvmError> {
-        let (supported, identity) = (&self.0, config.pmu.identity());
-        let cpuid = cpuid::for_vcpu(supported, id, config.cpus, config.pmu, identity)?;
+        let (supported, identity) = (&self.0, plan.pmu.identity());
+        let cpuid = cpuid::for_vcpu(supported, id, plan.cpus, plan.pmu, identity)?;
         fd.set_cpuid2(&cpuid).doing("set a vCPU's CPUID")?;
         let immunities = cpuid::immunities(supported, identity);
-        registers::prepare(fd, id == 0, entry, &config.ram.mapped, config.pmu, immunities)?;
+        registers::prepare(fd, id == 0, entry, &plan.ram.mapped, plan.pmu, immunities)?;
         if cpuid::is_intels_on_amd(supported, identity)
-            && let Some(sysret) = config.kernel.sysret()
+            && let Some(sysret) = plan.kernel.sysret()
         {
             registers::ignore_narrow_syscalls(fd, sysret)?;
         }

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::PortBus;
+use kvm_bindings::kvm_coalesced_mmio;
 use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 
-use crate::arch::machine::COM;
-use crate::kvm::{Doing, KvmError};
+use crate::arch::x86_64::machine::COM;
+use crate::kvm_error::{Doing, KvmError};
 
 /// Whether KVM holds back writes to the console's transmit register.
 ///
@@ -55,14 +56,14 @@ impl Coalescing {
         Ok(())
     }
 
-    /// Carries out the writes that KVM held back; after every exit, before it is looked at.
-    pub fn drain(&self, vcpu: &mut VcpuFd, bus: &PortBus) {
+    /// Carries out the writes that KVM held back, which `next` takes from the ring; after every exit, before it is dealt with.
+    pub fn drain(&self, mut next: impl FnMut() -> Option<kvm_coalesced_mmio>, bus: &PortBus) {
         if !self.used.load(Ordering::Relaxed) {
             return;
         }
         // The machine has one ring, and each vCPU a view of it: one reader at a time.
         let state = self.lock();
-        while let Ok(Some(write)) = vcpu.coalesced_mmio_read() {
+        while let Some(write) = next() {
             let len = write.data.len().min(write.len as usize);
             if let Ok(port) = u16::try_from(write.phys_addr) {
                 bus.write(port, &write.data[..len]);

@@ -8,10 +8,10 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 use vpmu::x86::{Leaf, Vendor};
 
-use crate::kvm::{Doing, KvmError};
-use crate::pmu::Pmu;
+use super::pmu::{Identity, Pmu};
+use crate::kvm_error::{Doing, KvmError};
 
-pub use self::identity::{ARCH_CAPABILITIES, Identity, immunities, is_intels_on_amd, kernel_words};
+pub use self::identity::{ARCH_CAPABILITIES, immunities, is_intels_on_amd, kernel_words};
 
 mod function {
     pub const VENDOR: u32 = 0;

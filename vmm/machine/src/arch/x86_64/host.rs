@@ -6,8 +6,8 @@ use kvm_ioctls::Kvm;
 use vpmu::x86::Vendor;
 
 use super::cpuid;
-use crate::kvm::KvmError;
-use crate::pmu::Pmu;
+use super::pmu::Pmu;
+use crate::kvm_error::KvmError;
 
 /// A processor, as far as PMUs go: its vendor, if it is one whose PMUs are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

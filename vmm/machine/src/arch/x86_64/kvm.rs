@@ -3,8 +3,8 @@
 use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Cap, Kvm};
 
-use crate::kvm::Need;
-use crate::pmu::Choice;
+use super::pmu::Choice;
+use crate::kvm_error::Need;
 
 /// What every machine needs.
 pub const NEEDS: [Need; 11] = [

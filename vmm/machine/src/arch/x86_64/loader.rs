@@ -4,7 +4,7 @@ mod bzimage;
 mod elf;
 mod linux;
 mod multiboot;
-mod retarget;
+pub mod retarget;
 mod sections;
 mod segment;
 pub mod shared_page;
@@ -23,10 +23,19 @@ use self::multiboot::Multiboot;
 use self::sections::Sections;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::read_range;
-use crate::loader::{Boot, foreign};
+use crate::loader::foreign;
+use crate::loader::kernel::{self, Boot};
+
+/// Says that a file is for other processors.
+fn built_for(built: &'static str) -> Problem {
+    Problem::Architecture { built, host: super::NAME }
+}
 
 /// What can be booted, for whoever brings something else.
 pub const FORMATS: &str = "neither a bzImage, nor a vmlinux, nor a multiboot image";
+
+/// A kernel for this architecture.
+pub type Kernel = kernel::Kernel<Format>;
 
 /// What a kernel's file is.
 pub struct Format {
@@ -101,7 +110,7 @@ fn classify(file: &mut (impl Read + Seek), len: u64) -> Result<(Kind, Vec<u8>), 
     } else if bzimage::is_bzimage(&head) {
         Linux::read_bzimage(file, len)?
     } else {
-        return Err(foreign::architecture(&head).map_or(Problem::NotAKernel, Problem::Architecture));
+        return Err(foreign::architecture(&head).map_or(Problem::NotAKernel(FORMATS), built_for));
     };
     Ok((Kind::Linux(linux), image))
 }

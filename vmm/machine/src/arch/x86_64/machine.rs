@@ -1,6 +1,6 @@
 //! What the machine is made of: which I/O ports and interrupts its devices have. Every other place asks here.
 
-use crate::virtio::FirstVirtio;
+use crate::architecture::FirstVirtio;
 
 /// One serial port.
 #[derive(Debug, Clone, Copy)]

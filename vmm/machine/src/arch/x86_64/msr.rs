@@ -3,7 +3,7 @@
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 
-use crate::kvm::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Whether KVM has taken a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

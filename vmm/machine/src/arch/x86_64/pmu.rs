@@ -4,8 +4,8 @@
 //! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`guest_page`]).
 
 mod counters;
-mod filter;
-mod guest_page;
+pub mod filter;
+pub mod guest_page;
 mod interrupt;
 mod offer;
 
@@ -22,12 +22,9 @@ use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
-use super::cpuid::Identity;
 use super::msr::{self, Written};
-use crate::kvm::KvmError;
-use crate::pmu::Pmu;
-use crate::pmu::thread::{Kind, ThreadPmu};
-use crate::pmu::wiring::Wiring;
+use crate::architecture;
+use crate::kvm_error::KvmError;
 use crate::target::ACCESSES;
 use guest_page::{Confirmation, GuestPage};
 use interrupt::{Delivery, LvtEntry};
@@ -43,6 +40,13 @@ pub enum Shown {
     /// Of Intel's kind.
     Intel(intel::Shape),
 }
+
+/// What the guest sees.
+pub type Pmu = architecture::Pmu<Shown, Host>;
+/// What becomes of a choice.
+pub type Offer = architecture::Offer<Pmu>;
+/// What a vCPU has.
+pub type Kind = architecture::Kind<Front>;
 
 /// Who counts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,21 +111,16 @@ impl fmt::Display for Shown {
     }
 }
 
+/// Whose processor the guest takes its own for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// The host's.
+    Host,
+    /// One of this vendor's, of which kernels know no more than its manual promises of all.
+    Generic(Vendor),
+}
+
 impl Pmu {
-    /// Tells KVM, before the first vCPU exists.
-    pub fn configure(self, vm: &VmFd) -> Result<(), KvmError> {
-        match self {
-            Self::Kvm => Ok(()),
-            Self::None => filter::take_registers(vm, None),
-            Self::Emulated(shown, _) => filter::take_registers(vm, Some(shown.vendor())),
-        }
-    }
-
-    /// Whether the kernel has to access it in a way that can be handed over.
-    pub fn needs_retargeting(self) -> bool {
-        matches!(self, Self::Emulated(..))
-    }
-
     /// Changes what CPUID says at `function` and, where it matters, `index`.
     pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
         if self != Self::Kvm {
@@ -177,23 +176,22 @@ pub struct Front {
 
 impl Front {
     /// Creates the PMU of a vCPU, on the vCPU's own thread.
-    pub fn new(shown: Shown, host: Host, vcpu: &Wiring) -> Self {
+    pub fn new(shown: Shown, host: Host, vcpu: u8, page: Option<GuestPage>) -> Self {
         let mut pmu = shown.virtual_pmu(host);
-        let page = vcpu.buses.has_shared_pages.then(|| GuestPage::new(vcpu.id, &vcpu.ram.mapped));
-        if let Some(page) = page.flatten() {
+        if let Some(page) = page {
             pmu.share_page(Box::new(page));
         }
-        let lvt = LvtEntry::new(shown.entry(), vcpu.id);
-        Self { pmu, lvt, confirmation: Confirmation::new(vcpu.id) }
+        let lvt = LvtEntry::new(shown.entry(), vcpu);
+        Self { pmu, lvt, confirmation: Confirmation::new(vcpu) }
     }
+}
 
-    /// The virtual PMU.
-    pub fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
+impl architecture::Front for Front {
+    fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
         &mut self.pmu
     }
 
-    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
-    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
         let Self { pmu, lvt, confirmation } = self;
         pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })
     }
@@ -222,10 +220,10 @@ impl Platform for Exited<'_> {
     }
 }
 
-impl ThreadPmu {
+impl Kind {
     /// Handles a guest's RDMSR that KVM has passed on.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
-        let outcome = match &mut self.kind {
+        let outcome = match self {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Emulated(front) => match (front.pmu.access(Access::Read(msr)), msr) {
@@ -243,7 +241,7 @@ impl ThreadPmu {
 
     /// Handles a guest's WRMSR that KVM has passed on.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
-        let outcome = match &mut self.kind {
+        let outcome = match self {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Emulated(front) if msr == DEBUGCTL => {

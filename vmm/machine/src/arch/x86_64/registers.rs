@@ -4,12 +4,12 @@ use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::arch::loader::Entry;
-use crate::arch::memory::low;
+use super::pmu::Pmu;
 use crate::arch::x86_64::cpuid;
+use crate::arch::x86_64::loader::Entry;
+use crate::arch::x86_64::memory::low;
 use crate::arch::x86_64::msr::{self, Written};
-use crate::kvm::{Doing, KvmError};
-use crate::pmu::Pmu;
+use crate::kvm_error::{Doing, KvmError};
 
 /// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
 const CODE_SELECTOR: u16 = 0x10;
@@ -159,7 +159,7 @@ pub fn ignore_narrow_syscalls(vcpu: &VcpuFd, sysret: u64) -> Result<(), KvmError
 
 /// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.
 mod misc_enable {
-    use crate::pmu::Pmu;
+    use crate::arch::x86_64::pmu::Pmu;
 
     pub const MSR: u32 = 0x1a0;
     const FAST_STRINGS: u64 = 1;

@@ -1,5 +1,6 @@
 //! From what was asked for to what the host can give: the guest is never offered more counters than there are.
 
+use kvm_ioctls::Kvm;
 use vpmu::event::Meaning;
 use vpmu::model::riscv::Shape;
 use vpmu::policy::Policy;
@@ -8,9 +9,7 @@ use vpmu_perf::{HostPmu, Obstacle, free_counters};
 use super::super::host::{self as processor, Processor};
 use super::super::isa;
 use super::super::register::Register;
-use super::{Host, OVERFLOW, Shown};
-use crate::kvm;
-use crate::pmu::{Offer, Pmu};
+use super::{Host, OVERFLOW, Offer, Pmu, Shown};
 
 /// So many counters there can be beside the two fixed ones.
 const MOST: usize = 29;
@@ -180,7 +179,7 @@ fn no_interrupt() -> Option<&'static str> {
     const OLD: &str =
         "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
     let takes = || {
-        let vm = kvm::open_any().ok()?.create_vm().ok()?;
+        let vm = Kvm::new().ok()?.create_vm().ok()?;
         let fd = vm.create_vcpu(0).ok()?;
         Register::SIP.set(&fd, OVERFLOW).ok()?;
         let waits = Register::SIP.get(&fd).ok()?;

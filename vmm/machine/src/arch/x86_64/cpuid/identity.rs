@@ -14,15 +14,7 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
 use super::function;
-
-/// Whose processor the guest takes its own for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Identity {
-    /// The host's.
-    Host,
-    /// One of this vendor's, of which kernels know no more than its manual promises of all.
-    Generic(Vendor),
-}
+use crate::arch::x86_64::pmu::Identity;
 
 /// `IA32_ARCH_CAPABILITIES` (SDM volume 4, table 2-2): which flaws one of Intel's processors does not have.
 pub const ARCH_CAPABILITIES: u32 = 0x10a;

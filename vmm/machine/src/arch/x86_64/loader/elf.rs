@@ -89,7 +89,7 @@ fn check_kind(head: &[u8]) -> Option<Result<Class, Problem>> {
     };
     let (kind, machine) = (half(16)?, half(18)?);
     if !matches!(machine, EM_386 | EM_X86_64) || order != 1 {
-        return Some(Err(Problem::Architecture(foreign::elf_machine(machine))));
+        return Some(Err(super::built_for(foreign::elf_machine(machine))));
     }
     Some(match (kind, class) {
         (ET_EXEC, 1) => Ok(Class::Bits32),

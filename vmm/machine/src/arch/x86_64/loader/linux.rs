@@ -15,10 +15,10 @@ use vm_memory::{Bytes, GuestAddress};
 use super::elf::{Class, Elf};
 use super::segment::{self, Segment, page_down, page_up};
 use super::{Entry, bzimage};
-use crate::arch::memory::{self, HIGH_RAM, RangeKind, low};
-use crate::loader::Boot;
+use crate::arch::x86_64::memory::{self, HIGH_RAM, RangeKind, low};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
+use crate::loader::kernel::Boot;
 use crate::memory::GuestRam;
 
 const BOOT_FLAG: u16 = 0xaa55;

@@ -12,11 +12,11 @@ use vm_memory::{Bytes, GuestAddress};
 use super::Entry;
 use super::elf::{self, Elf, check_in_file};
 use super::segment::{self, Segment, page_up};
-use crate::arch::memory::{self, HIGH_RAM, RangeKind, low};
-use crate::loader::Boot;
+use crate::arch::x86_64::memory::{self, HIGH_RAM, RangeKind, low};
 use crate::loader::bytes::u32_at;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
+use crate::loader::kernel::Boot;
 use crate::memory::GuestRam;
 
 /// "The Multiboot header must be contained completely within the first 8192 bytes of the OS image" (3.1).

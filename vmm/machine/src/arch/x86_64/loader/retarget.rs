@@ -4,12 +4,11 @@ use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
 use log::info;
 
-use super::Kind;
 use super::segment::Segment;
 use super::shared_page::Added;
-use crate::loader::Kernel;
+use super::{Kernel, Kind};
+use crate::arch::x86_64::pmu::Pmu;
 use crate::loader::error::{LoadError, Problem};
-use crate::pmu::Pmu;
 use crate::target::COUNTERS;
 
 /// What was changed in a kernel.
@@ -22,38 +21,38 @@ pub(super) struct Retargeted {
     pub left: Vec<u64>,
 }
 
-impl Kernel {
-    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
-    pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        let Retargeted { sites, left } = self.retarget_rdpmc()?;
-        if let Some(registers) = pmu.page_registers() {
-            match self.add_shared_pages(&registers, &sites, cpus) {
-                Some(Added { table, code }) => info!(
-                    target: COUNTERS,
-                    "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"
-                ),
-                None => info!(
-                    target: COUNTERS,
-                    "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
-                ),
-            }
-        }
-        for site in sites {
-            info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
-        }
-        for address in left {
-            info!(
+/// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+    let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
+    if let Some(registers) = pmu.page_registers() {
+        match kernel.add_shared_pages(&registers, &sites, cpus) {
+            Some(Added { table, code }) => info!(
                 target: COUNTERS,
-                "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
-            );
+                "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"
+            ),
+            None => info!(
+                target: COUNTERS,
+                "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
+            ),
         }
-        Ok(())
     }
+    for site in sites {
+        info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
+    }
+    for address in left {
+        info!(
+            target: COUNTERS,
+            "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
+        );
+    }
+    Ok(())
+}
 
+impl Kernel {
     /// Makes every RDPMC an RDMSR of the same register, or says why that cannot be done without a doubt.
     pub(super) fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
         let findings = vpmu_retarget::find(&self.describe());
-        let tells_code = self.is_linux() || self.format.sections.tell_code();
+        let tells_code = self.format.is_linux() || self.format.sections.tell_code();
         if let (true, Some(address)) = (tells_code, findings.undecided.first()) {
             return Err(Problem::Rdpmc(*address).with(&self.path));
         }

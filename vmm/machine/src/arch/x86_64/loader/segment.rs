@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::arch::memory::{self, RangeKind};
+use crate::arch::x86_64::memory::{self, RangeKind};
 use crate::loader::error::Problem;
 use crate::memory::GuestRam;
 

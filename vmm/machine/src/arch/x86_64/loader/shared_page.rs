@@ -5,10 +5,9 @@ use vpmu::shared_page::{Page, Registers};
 use vpmu_retarget::stub::{Place, Stub};
 use vpmu_retarget::{Site, functions};
 
-use super::Kind;
 use super::linux::SETUP_DATA_HEADER;
-use crate::arch::memory::low;
-use crate::loader::Kernel;
+use super::{Kernel, Kind};
+use crate::arch::x86_64::memory::low;
 
 /// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
 /// Only its own unpacker, which is not used, switches to five.
@@ -39,7 +38,7 @@ impl Kernel {
     /// Adds the stub for the shared pages to a kernel whose RDPMCs were found. Returns `None` and changes nothing if the kernel
     /// has no room or no table for it; each access then leaves the guest.
     pub fn add_shared_pages(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
-        if !self.is_linux() {
+        if !self.format.is_linux() {
             return None;
         }
         let place = Place { first: linux_address(page(0)), count: cpus.into() };
@@ -47,8 +46,11 @@ impl Kernel {
             let image = self.describe();
             let table = functions::table(&image, sites)?;
             let stub = |at| Stub::new(at, registers, &table.originals, place);
-            let room = functions::room(&image, stub(table.address).code.len())?;
-            (table, stub(room), room)
+            let len = stub(table.address).code.len();
+            let room = functions::room(&image, len)?;
+            // How far jumps reach could make the code longer elsewhere.
+            let stub = Some(stub(room)).filter(|stub| stub.code.len() <= len)?;
+            (table, stub, room)
         };
         let changes = [
             (room, &stub.code[..]),

@@ -6,8 +6,7 @@
 
 use vpmu_retarget::Content;
 
-use super::Kind;
-use crate::loader::Kernel;
+use super::{Kernel, Kind};
 
 /// SYSRET to 64-bit mode with the trap that Linux has behind it, and with the SWAPGS in front of it, as older ones have it. The
 /// two bytes alone occur in other instructions, some of which are changed while the kernel boots.

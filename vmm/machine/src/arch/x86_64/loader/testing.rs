@@ -3,8 +3,8 @@
 use std::io::{Cursor, Write as _};
 use std::path::Path;
 
-use super::Format;
-use crate::loader::{Kernel, LoadError};
+use super::{Format, Kernel};
+use crate::loader::error::LoadError;
 use crate::memory::GuestRam;
 
 /// An ELF64 vmlinux: text with calls in it (so that a branch filter has something to do), and a `.bss`.
@@ -143,7 +143,7 @@ pub fn refusal(content: &[u8]) -> String {
 
 /// Memory of so many MiB.
 pub fn ram(mib: u64) -> GuestRam {
-    GuestRam::new(&format!("{mib}M").parse().unwrap()).unwrap()
+    GuestRam::new(&format!("{mib}M").parse().unwrap(), crate::arch::x86_64::memory::ranges).unwrap()
 }
 
 /// A file of that content.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::testing::*;
 use super::*;
-use crate::loader::Kernel;
+use crate::kernel::Kernel;
 use crate::memory::GuestRam;
 
 const PACKED: [(&str, &[u8]); 4] = [

@@ -9,7 +9,7 @@ use kvm_bindings::{
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 use vpmu::x86::{DEBUGCTL, PMU_MSRS, RDPMC_MSRS, Vendor};
 
-use crate::kvm::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Has all accesses to the PMU's registers handed over, and if there is a PMU, to those of this vendor's that are beside
 /// it: reads of the "MSRs" that are RDPMC's counters. They are the numbers of real MSRs, too, whose writes are KVM's.

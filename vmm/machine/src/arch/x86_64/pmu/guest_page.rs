@@ -7,7 +7,7 @@ use log::debug;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::shared_page::Page;
 
-use crate::arch::loader::shared_page;
+use crate::arch::x86_64::loader::shared_page;
 
 /// The page of one vCPU.
 pub struct GuestPage {

@@ -14,7 +14,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use vpmu::x86::OVERFLOW_ENTRY;
 
 use crate::arch::x86_64::msr;
-use crate::kvm::{Doing, KvmError};
+use crate::kvm_error::{Doing, KvmError};
 
 /// Offsets in the APIC's page.
 const ID: usize = 0x20;

@@ -8,9 +8,8 @@ use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle};
 
-use super::{Host, Shown};
-use crate::arch::host::Processor;
-use crate::pmu::{Offer, Pmu};
+use super::{Host, Offer, Pmu, Shown};
+use crate::arch::x86_64::host::Processor;
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

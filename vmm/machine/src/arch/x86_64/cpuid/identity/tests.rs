@@ -7,7 +7,7 @@ use vpmu::x86::{Leaf, Vendor};
 
 use super::{Identity, immunities, kernel_words};
 use crate::arch::x86_64::cpuid::for_vcpu;
-use crate::pmu::Pmu;
+use crate::arch::x86_64::pmu::Pmu;
 
 const AS_INTEL: Identity = Identity::Generic(Vendor::Intel);
 const AS_AMD: Identity = Identity::Generic(Vendor::Amd);

@@ -1,7 +1,7 @@
 use super::super::Entry;
 use super::super::testing::*;
 use super::*;
-use crate::loader::Kernel;
+use crate::kernel::Kernel;
 
 fn start(kernel: &Kernel, ram: &GuestRam, command_line: &str, initrd: Option<&Path>) -> (u32, u32) {
     match kernel.load(&Boot { ram, command_line, initrd, front: &[] }).unwrap() {

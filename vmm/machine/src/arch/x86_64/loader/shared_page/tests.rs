@@ -5,7 +5,8 @@ use vpmu::model::amd::Version;
 
 use super::super::testing::*;
 use super::*;
-use crate::loader::{Boot, LoadError};
+use crate::loader::error::LoadError;
+use crate::loader::kernel::Boot;
 
 const CPUS: u8 = 3;
 

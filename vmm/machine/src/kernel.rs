@@ -1,0 +1,46 @@
+//! A kernel for this architecture: read, changed, loaded.
+
+use std::fmt;
+use std::path::Path;
+
+use crate::arch::Arch;
+use crate::architecture::Architecture;
+use crate::loader::error::LoadError;
+use crate::loader::file::UserFile;
+use crate::loader::kernel::{self, Boot};
+use crate::pmu::Pmu;
+
+/// A kernel for this architecture.
+pub type Kernel = kernel::Kernel<<Arch as Architecture>::Format>;
+
+impl Kernel {
+    /// Reads a kernel, of whichever format the file turns out to be.
+    pub fn read(path: &Path) -> Result<Self, LoadError> {
+        let mut user = UserFile::open(path)?;
+        let (format, image) =
+            Arch::read_kernel(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
+        Ok(Self { path: path.to_owned(), image, format })
+    }
+
+    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+    pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        Arch::retarget(self, pmu, cpus)
+    }
+
+    /// Puts the kernel and what it is booted with into the guest's memory.
+    pub fn load(&self, boot: &Boot) -> Result<<Arch as Architecture>::Entry, LoadError> {
+        Arch::load(self, boot)
+    }
+
+    /// Whether it is Linux.
+    pub fn is_linux(&self) -> bool {
+        Arch::is_linux(&self.format)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_linux() { "Linux" } else { "a multiboot image" };
+        write!(f, "{}, {kind}", self.path.display())
+    }
+}
