@@ -27,6 +27,13 @@ pub enum Ending {
     Signal(i32),
 }
 
+impl Ending {
+    /// Returns whether the user or a signal has ended the machine, so that the rest of its output is not waited for.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(self, Self::Quit | Self::Signal(_))
+    }
+}
+
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,0 +1,145 @@
+//! The second stage of a run: the machine is built, others can look at it, and its vCPUs do not run yet.
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use devices::virtio::Console;
+use guest_agent::protocol::Share;
+use log::warn;
+use tally_machine::pmu::Pmu;
+use tally_machine::target::COUNTERS;
+use tally_machine::{Journal, Machine, Vcpu};
+use vpmu::policy::Policy;
+
+use super::running::Running;
+use super::started::{Guards, Seen, Started};
+use super::talk::Talk;
+use crate::cli::Run;
+use crate::console::{FlushTimer, Output, standard_stream};
+use crate::control::Control;
+use crate::ending::{Ending, Reporter};
+use crate::event_log::{EventLog, VcpuLog};
+use crate::events::EventLoop;
+use crate::flamegraph::FlameGraph;
+use crate::metrics::{Metrics, Socket};
+use crate::signals::Signals;
+use crate::status::Summary;
+use crate::terminal::Raw;
+
+/// A machine whose vCPUs do not run yet, and what waits for it.
+pub struct Assembled<'a> {
+    pub options: &'a Run,
+    pub log: Option<&'a Arc<EventLog>>,
+    pub pmu: Pmu,
+    /// What the user should know about the PMU.
+    pub remarks: Vec<String>,
+    /// What the agent is to mount, and where it starts the command.
+    pub shares: Vec<Share>,
+    pub folder: Option<OsString>,
+    pub graph: Option<FlameGraph>,
+    /// The agent's device, if the guest has an agent.
+    pub agent: Option<Console>,
+    pub machine: Machine,
+    pub seen: Seen,
+    pub signals: Signals,
+    pub events: EventLoop,
+    pub output: Output,
+}
+
+impl<'a> Assembled<'a> {
+    /// Begins to talk to the agent, or to read the terminal, and has the vCPUs run.
+    pub fn start(self) -> Result<Started<'a>> {
+        let Self { options, log, pmu, remarks, shares, folder, mut graph, .. } = self;
+        let Self { agent, machine, seen, signals, mut events, output, .. } = self;
+        let (mut handle, mut thread, mut raw) = (None, None, None);
+        if let Some((console, transport)) = agent.zip(machine.served_outside) {
+            let talk = Talk { command: &options.command, shares, folder, graph: graph.as_mut() };
+            let started = talk.start(console, transport, events.reporter()?)?;
+            (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
+        }
+        events.add_signals(signals, handle);
+        if options.command.is_empty() {
+            events.add_input(machine.console, machine.console_room);
+            raw = Raw::enter().context("cannot make the terminal raw")?;
+        }
+        for remark in remarks {
+            warn!(target: COUNTERS, "{remark}");
+        }
+        for vcpu in machine.vcpus {
+            let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
+            run(vcpu, journal, events.reporter()?)?;
+        }
+        Ok(Started { options, log, guards: Guards { seen, events, raw }, output, agent: thread, graph })
+    }
+}
+
+/// Has a vCPU run on a thread of its own.
+fn run(vcpu: Vcpu, journal: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
+    let name = format!("vcpu{}", vcpu.id);
+    let work = move || {
+        let journal = journal.map(|journal| Box::new(journal) as Box<dyn Journal>);
+        reporter.report(vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest));
+    };
+    thread::Builder::new().name(name).spawn(work).context("cannot start a vCPU's thread").map(drop)
+}
+
+/// Returns the destination of the console's output, and its timer. While a command runs, the console is shown with `-v`
+/// only; its last lines are kept in case the guest dies.
+pub fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
+    let timer = Arc::new(FlushTimer::new()?);
+    let file = match (options.command.is_empty(), options.verbose > 0) {
+        (true, _) => Some(standard_stream(&io::stdout())?),
+        (false, true) => Some(standard_stream(&io::stderr())?),
+        (false, false) => None,
+    };
+    let output = Output::new(file, Arc::clone(&timer));
+    if !options.command.is_empty() && options.verbose == 0 {
+        output.keep_tail();
+    }
+    Ok((output, timer))
+}
+
+/// Serves the control socket and the metrics until the result is dropped.
+pub fn show(
+    options: &Run,
+    machine: &Machine,
+    pmu: Pmu,
+    policy: Policy,
+    memory: u64,
+    log: Option<&Arc<EventLog>>,
+    metrics: Option<(Metrics, Socket)>,
+) -> Result<Seen> {
+    let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
+    let running = Running {
+        about: Summary::of_this(options, pmu, cpus, memory),
+        begun: Instant::now(),
+        vcpus: Arc::clone(&machine.asked),
+        kvm: machine.vcpus.iter().map(Vcpu::kvm_stats).collect(),
+        pmu,
+        policy: Mutex::new(policy),
+        log: log.cloned(),
+    };
+    let socket = match metrics {
+        Some((metrics, socket)) => {
+            let facts = facts(&running.about);
+            metrics.serve(facts, Arc::clone(&running.vcpus)).context("cannot start the metrics' thread")?;
+            Some(socket)
+        }
+        None => None,
+    };
+    Ok(Seen { control: Control::open(running), metrics: socket })
+}
+
+/// Returns the labels of the metric `tally_machine_info`.
+fn facts(about: &Summary) -> Vec<(&'static str, String)> {
+    vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("name", about.name.clone()),
+        ("pid", about.pid.to_string()),
+        ("pmu", about.pmu.clone()),
+    ]
+}

@@ -1,0 +1,164 @@
+//! The first stage of a run: everything is found, opened and checked, and nothing of the process is changed yet that has to be put
+//! back.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use devices::virtio::Device;
+use kvm_ioctls::Kvm;
+use log::info;
+use tally_machine::kvm::{check_cpus, raise_file_limit};
+use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
+use tally_machine::target::COUNTERS;
+use tally_machine::{Config, GuestRam, Machine, hold_back_signals};
+use vpmu::policy::Policy;
+
+use super::assembled::{self, Assembled};
+use super::boot::{self, Files};
+use super::host_resources::{self, HostResources};
+use crate::cli::Run;
+use crate::event_log::EventLog;
+use crate::events::EventLoop;
+use crate::flamegraph::FlameGraph;
+use crate::metrics::{Metrics, Socket};
+use crate::signals::Signals;
+use crate::{agent, kvm, policy, signals};
+
+/// All that a machine is built from.
+pub struct Prepared<'a> {
+    options: &'a Run,
+    policy: Policy,
+    kvm: Kvm,
+    cpus: u8,
+    ram: GuestRam,
+    metrics: Option<(Metrics, Socket)>,
+    resources: HostResources,
+    graph: Option<FlameGraph>,
+    files: Files,
+    processor: Processor,
+    pmu: Pmu,
+    /// What the user should know about the PMU.
+    remarks: Vec<String>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Prepares what the options say.
+    pub fn new(options: &'a Run) -> Result<Self> {
+        let policy = policy(options)?;
+        signals::outlive_too_large_files();
+        let kvm = kvm::open(options.pmu)?;
+        raise_file_limit();
+        let cpus = check_cpus(&kvm, options.cpus)?;
+        let ram = Machine::memory(&options.memory)?;
+        info!("guest: {ram}; vCPUs: {cpus}");
+        let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
+        let resources = host_resources::devices(options)?;
+        let graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
+        let mut files = boot::files(options)?;
+        boot::check(options, &files.kernel)?;
+
+        let processor = pmu::processor(&kvm)?;
+        let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
+        let name = options.pmu.name();
+        info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
+        if pmu.needs_retargeting() {
+            files.kernel.retarget(pmu, cpus)?;
+        }
+        Ok(Self {
+            options,
+            policy,
+            kvm,
+            cpus,
+            ram,
+            metrics,
+            resources,
+            graph,
+            files,
+            processor,
+            pmu,
+            remarks,
+        })
+    }
+
+    /// Builds the machine. From here on, signals are blocked in this thread and all new ones, and arrive as events.
+    pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
+        let Self {
+            options,
+            policy,
+            kvm,
+            cpus,
+            ram,
+            metrics,
+            resources,
+            graph,
+            files,
+            processor,
+            pmu,
+            remarks,
+        } = self;
+        let Files { kernel, initrd, front } = files;
+        let HostResources { devices, shares, folder } = resources;
+        let memory = ram.size();
+
+        hold_back_signals().context("cannot hold signals back")?;
+        let signals = Signals::take().context("cannot take signals")?;
+        let mut events = EventLoop::new()?;
+        let (output, timer) = assembled::console(options).context("cannot prepare the console")?;
+        events.add_output(timer, output.clone());
+
+        let agent = boot::has_agent(options, &kernel).then(agent::console);
+        let command_line = boot::command_line(options, &kernel, pmu.kernel_words(processor));
+        info!("kernel command line: {command_line}");
+        let machine = Machine::new(
+            &kvm,
+            Config {
+                kernel: &kernel,
+                initrd: initrd.as_deref(),
+                front: &front,
+                command_line: &command_line,
+                cpus,
+                ram,
+                pmu,
+                policy: policy.clone(),
+                console: &|| Box::new(output.clone()),
+                served_outside: agent.as_ref().map(|console| console as &dyn Device),
+                devices,
+            },
+        )?;
+        // The unpacked image is large, and was copied into the guest's memory.
+        drop(kernel);
+        let seen = assembled::show(options, &machine, pmu, policy, memory, log, metrics)?;
+        Ok(Assembled {
+            options,
+            log,
+            pmu,
+            remarks,
+            shares,
+            folder,
+            graph,
+            agent,
+            machine,
+            seen,
+            signals,
+            events,
+            output,
+        })
+    }
+}
+
+/// Returns the policy for the guest's counters. `--on-starvation` wins over the file.
+fn policy(options: &Run) -> Result<Policy> {
+    let option = match (&options.pmu_policy, options.on_starvation) {
+        (Some(_), _) => Some("--pmu-policy"),
+        (None, Some(_)) => Some("--on-starvation"),
+        (None, None) => None,
+    };
+    if let Some(option) = option.filter(|_| !options.pmu.is_ours()) {
+        bail!("{option} is for Tally's own PMUs, not for --pmu {}", options.pmu.name());
+    }
+    let policy = options.pmu_policy.as_deref().map(policy::of_file).transpose()?.unwrap_or_default();
+    Ok(match options.on_starvation {
+        Some(on_starvation) => Policy { on_starvation, ..policy },
+        None => policy,
+    })
+}

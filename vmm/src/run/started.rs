@@ -1,0 +1,147 @@
+//! The third stage of a run: the guest runs. Its end takes down what was put up for it, in the order of [`Guards`].
+
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use devices::End;
+use log::info;
+
+use crate::cli::{FAILURE, Run};
+use crate::console::Output;
+use crate::control::Control;
+use crate::ending::Ending;
+use crate::event_log::EventLog;
+use crate::events::EventLoop;
+use crate::flamegraph::FlameGraph;
+use crate::metrics::Socket;
+use crate::terminal::Raw;
+use crate::{signals, stderr};
+
+/// While it lives, others find the machine.
+pub struct Seen {
+    #[expect(dead_code, reason = "it is kept for its drop")]
+    pub control: Control,
+    #[expect(dead_code, reason = "it is kept for its drop")]
+    pub metrics: Option<Socket>,
+}
+
+/// What is taken down when the machine has ended. Fields are dropped from the first to the last.
+pub struct Guards {
+    /// Nobody is to find a machine that has ended.
+    #[expect(dead_code, reason = "it is kept for its drop")]
+    pub seen: Seen,
+    /// This drops the handle on the agent, whose thread ends then, and sends again the signals that nobody has read.
+    pub events: EventLoop,
+    /// The terminal is put back when nobody reads it any more.
+    #[expect(dead_code, reason = "it is kept for its drop")]
+    pub raw: Option<Raw>,
+}
+
+/// A guest that runs.
+pub struct Started<'a> {
+    pub options: &'a Run,
+    pub log: Option<&'a Arc<EventLog>>,
+    pub guards: Guards,
+    pub output: Output,
+    /// The thread that talks to the agent, if there is one.
+    pub agent: Option<JoinHandle<()>>,
+    pub graph: Option<FlameGraph>,
+}
+
+/// A guest that has ended, and of which nothing is left but what it has said.
+pub struct Ended<'a> {
+    options: &'a Run,
+    ending: Ending,
+    output: Output,
+    agent: Option<JoinHandle<()>>,
+    graph: Option<FlameGraph>,
+}
+
+impl<'a> Started<'a> {
+    /// Waits for the machine's end.
+    pub fn wait(self) -> Result<Ended<'a>> {
+        let Self { options, log, mut guards, output, agent, graph } = self;
+        let ending = guards.events.run()?;
+        drop(guards);
+        if ending.is_interrupted() {
+            output.try_flush();
+        }
+        // What follows may block on a reader of the output: signals end this process again.
+        signals::give_back().context("cannot give signals back")?;
+        close(log, &ending);
+        Ok(Ended { options, ending, output, agent, graph })
+    }
+}
+
+impl Ended<'_> {
+    /// Passes on what the guest has said, draws its picture, and says which status the run has.
+    pub fn conclude(self) -> Result<ExitCode> {
+        let Self { options, ending, output, agent, graph } = self;
+        if !ending.is_interrupted() {
+            // All of the guest's output is passed on.
+            output.flush_all();
+            if let Some(agent) = agent {
+                // A panic would have ended the process.
+                let _ = agent.join();
+            }
+        }
+        if let (Some(graph), Ending::Command(status)) = (graph, &ending)
+            && let Err(error) = graph.finish(&options.command)
+        {
+            if *status == 0 {
+                return Err(error);
+            }
+            // The status of a command that failed says more than the lack of a picture.
+            stderr::say(&format_args!("{error:#}"));
+        }
+        Ok(status(&ending, !options.command.is_empty(), &output))
+    }
+}
+
+/// Closes the event log, and prints an error if records are missing.
+pub fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
+    if let Some(log) = log
+        && let Err(error) = log.end(how)
+    {
+        stderr::say(&error);
+    }
+}
+
+/// Prints why the machine ended, if that is a failure, and returns the exit status.
+fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
+    const INTERRUPTED: u8 = 128;
+    info!("{ending}");
+    let died = |how: &str| {
+        stderr::say(&how);
+        if has_command {
+            let tail = console.tail();
+            if !tail.is_empty() {
+                stderr::say(&format_args!("the guest's console ended with:\n{tail}"));
+            }
+        }
+        ExitCode::from(FAILURE)
+    };
+    match ending {
+        Ending::Command(status) => ExitCode::from(*status),
+        Ending::Agent(_) | Ending::Output(_) => {
+            stderr::say(ending);
+            ExitCode::from(FAILURE)
+        }
+        // As with QEMU's isa-debug-exit, no value is taken for success.
+        Ending::Guest(End::DebugExit(value)) => ExitCode::from(value << 1 | 1),
+        Ending::Guest(End::PowerOff) if has_command => {
+            died("the guest switched itself off before its command ended")
+        }
+        Ending::Guest(End::Reboot) if has_command => died("the guest reset before its command ended"),
+        Ending::Failed(failure) => died(&failure.to_string()),
+        Ending::Signal(signal) if has_command => {
+            ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))
+        }
+        // As after Ctrl-C (SIGINT).
+        Ending::Quit if has_command => ExitCode::from(INTERRUPTED | 2),
+        Ending::Guest(End::PowerOff | End::Reboot) | Ending::Quit | Ending::Signal(_) => ExitCode::SUCCESS,
+    }
+}
