@@ -1,10 +1,10 @@
-//! What the program says of one kind of host alone, and does there: a room for each, with the same doors.
+//! What the program prints and does on hosts of one architecture only: a module for each, with the same items.
 //!
-//! | door | behind it |
+//! | item | what it is |
 //! |---|---|
 //! | `check` | `tally check` |
-//! | `help` | what the command line says |
-//! | `host` | what there is to know of the processor |
+//! | `help` | help texts that differ |
+//! | `host` | facts about the processor |
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;

@@ -113,7 +113,7 @@ What guests see with --pmu:{pmus}
 Kernel and initrd that are not named are the default guest's. With COMMAND, it
 runs that; its output and status become Tally's. Without, its console is on the
 terminal, and Ctrl-A X ends it. Failures of Tally itself have status 125.
-RUST_LOG=tally::pmu=trace,... has parts of Tally tell more.
+RUST_LOG=tally::pmu=trace,... shows more messages of parts of Tally.
 
 Examples:
   tally run -- perf stat true
@@ -132,7 +132,7 @@ pub struct Run {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
-    /// Size of its memory, in bytes or with K, M or G
+    /// Memory size, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
     /// A host folder, at the same path in the guest, read-only unless it ends in `:rw`

@@ -1,4 +1,4 @@
-//! Opening the host's KVM, and what a user is told who has none.
+//! Opens the host's KVM, and explains what a user without KVM can do.
 
 use std::fs;
 
@@ -13,13 +13,13 @@ use crate::lab;
 /// Why there is no KVM to use.
 #[derive(Debug, thiserror::Error)]
 pub enum NoKvm {
-    /// This host's processor cannot have one: that a module could be loaded would be wrong advice.
+    /// This host's processor cannot have KVM: advice to load a module would be wrong.
     #[error("{0}")]
     Impossible(&'static str),
-    /// There is none.
+    /// There is no `/dev/kvm`.
     #[error("{0}{LAB_NEEDS_NONE}")]
     Absent(KvmError),
-    /// It cannot be used.
+    /// KVM cannot be used.
     #[error(transparent)]
     Refused(KvmError),
 }
@@ -31,7 +31,7 @@ pub fn open(pmu: Choice) -> Result<Kvm, NoKvm> {
     kvm::open(pmu).map_err(NoKvm::from)
 }
 
-/// Opens KVM, whatever it can do.
+/// Opens KVM without checking what it can do.
 pub fn open_any() -> Result<Kvm, NoKvm> {
     kvm::open_any().map_err(NoKvm::from)
 }
@@ -50,7 +50,8 @@ impl From<KvmError> for NoKvm {
     }
 }
 
-/// Returns why this host can have no KVM, if it cannot. On x86-64 one without hardware virtualisation is possible.
+/// Returns why this host can have no KVM, if that is so. On x86-64, `/dev/kvm` may exist without hardware
+/// virtualisation.
 fn impossible() -> Option<&'static str> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let lacks = Arch::default() == Arch::Riscv64 && !has_hypervisor_extension(&cpuinfo);

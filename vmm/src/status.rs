@@ -1,8 +1,9 @@
-//! What is told of a running VM: the schema of `tally list` and `tally stat` with `--json`, and of the answers on the VM's control
-//! socket. The text of `tally stat` and the metrics are rendered from the same types.
+//! What is told of a running VM: the schema of `tally list` and `tally stat` with `--json`, and of the answers on the
+//! VM's control socket. The text of `tally stat` and the metrics are rendered from the same types.
 //!
-//! What a vCPU's own thread reports is [`VcpuReport`]. docs/operations.md lists the fields. Fields may be added; those here keep their names, order and meaning. Times are in seconds.
-//! Outside of [`Interval`], counts are those since the VM was started. What cannot be known is `None`, and `null` in JSON.
+//! What a vCPU's own thread reports is [`VcpuReport`]. docs/operations.md lists the fields. Fields may be added; those
+//! here keep their names, order and meaning. Times are in seconds. Outside of [`Interval`], counts are those since the
+//! VM was started. What cannot be known is `None`, and `null` in JSON.
 
 use std::collections::BTreeMap;
 

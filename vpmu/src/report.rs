@@ -1,5 +1,6 @@
-//! What a vCPU's PMU reports about itself. [`CounterReport`] and [`Statistics`] are a part of the schema that operators' tools
-//! read as JSON: fields may be added, and those here keep their names, order and meaning. Times are in seconds.
+//! What a vCPU's PMU reports about itself. [`CounterReport`] and [`Statistics`] are a part of the schema that
+//! operators' tools read as JSON: fields may be added, and those here keep their names, order and meaning. Times are in
+//! seconds.
 
 use serde::{Deserialize, Serialize};
 

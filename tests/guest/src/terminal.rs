@@ -2,12 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::stdio::stdin;
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 /// A program on a pseudo-terminal of its own.
 pub struct Session {
@@ -81,11 +86,8 @@ impl Session {
 
     /// Sets the terminal's size. The kernel sends the program SIGWINCH.
     pub fn resize(&self, rows: u16, columns: u16) -> io::Result<()> {
-        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: `size` is initialised.
-        let failed =
-            unsafe { libc::ioctl(self.terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) } != 0;
-        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        Ok(tcsetwinsize(&self.terminal, size)?)
     }
 
     /// Returns all output so far.
@@ -95,14 +97,10 @@ impl Session {
 
     /// Returns the terminal's current mode.
     pub fn mode(&self) -> Mode {
-        // SAFETY: all-zero is a valid `termios`, a plain C structure of integers.
-        let mut termios: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, and `termios` is valid for writes.
-        let failed = unsafe { libc::tcgetattr(self.terminal.as_raw_fd(), &raw mut termios) } != 0;
         // Both sides of a pseudo-terminal share their settings.
-        assert!(!failed, "a pseudo-terminal has settings");
-        let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
-        if termios.c_lflag & cooked == cooked { Mode::Cooked } else { Mode::Raw }
+        let termios = tcgetattr(&self.terminal).expect("a pseudo-terminal has settings");
+        let cooked = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
+        if termios.local_modes.contains(cooked) { Mode::Cooked } else { Mode::Raw }
     }
 
     /// Returns the program's process id.
@@ -153,28 +151,10 @@ fn threads(process: u32) -> io::Result<String> {
 
 /// Opens a pseudo-terminal, and returns the side of this process and the program's side.
 fn open_terminal() -> io::Result<(File, OwnedFd)> {
-    let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: the two pointers are valid for writes, and no name, settings or size are passed.
-    let failed = unsafe {
-        libc::openpty(
-            &raw mut ours,
-            &raw mut theirs,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        )
-    } != 0;
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    for fd in [ours, theirs] {
-        // SAFETY: the call takes no pointer, and the descriptor is open.
-        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-    }
-    // SAFETY: the call above has just made this descriptor, and nothing else owns it.
-    let ours = unsafe { OwnedFd::from_raw_fd(ours) };
-    // SAFETY: as above.
-    let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(flags)?;
+    unlockpt(&ours)?;
+    let theirs = ioctl_tiocgptpeer(&ours, flags)?;
     Ok((File::from(ours), theirs))
 }
 
@@ -185,13 +165,6 @@ fn take_terminal() -> io::Result<()> {
         // SAFETY: a default disposition runs no code.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    // SAFETY: the call takes no arguments.
-    if unsafe { libc::setsid() } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the argument of this request is a number.
-    if unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    setsid()?;
+    Ok(ioctl_tiocsctty(stdin())?)
 }

@@ -178,8 +178,7 @@ fn missing_modules_are_named() {
 #[test]
 fn missing_permission_for_dev_kvm_is_explained() {
     // Root may open every file, so the test runs `tally` as another user.
-    // SAFETY: the call takes no arguments and cannot fail.
-    if unsafe { libc::geteuid() } != 0 || !has_kvm() {
+    if !rustix::process::geteuid().is_root() || !has_kvm() {
         eprintln!("skipped: only root can become a user without permissions");
         return;
     }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -461,13 +460,7 @@ fn unpacker(folder: &Path) -> Result<std::process::Child> {
 }
 
 fn anonymous_file() -> io::Result<File> {
-    // SAFETY: the name is a string that ends with a zero.
-    let fd = unsafe { libc::memfd_create(c"initrd".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call above has just returned this file descriptor, and nothing else owns it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(File::from(rustix::fs::memfd_create("initrd", rustix::fs::MemfdFlags::CLOEXEC)?))
 }
 
 /// Returns an argument quoted for a shell.

@@ -31,8 +31,7 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
     if missing.is_empty() {
         return Ok(());
     }
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         return Err(Error::MissingPackages(missing));
     }
     progress.step(format!("installing {}", missing.join(" ")));

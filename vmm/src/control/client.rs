@@ -229,7 +229,7 @@ fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, C
 }
 
 fn unexpected(process: u32) -> ClientError {
-    ClientError::Refused(process, "something else than was asked for: it is of another version".into())
+    ClientError::Refused(process, "an unexpected answer: it is of another version of Tally".into())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a VM measures when a client looks, and what that client is told: what happened since its last look is the difference of
-//! two measurements.
+//! What a VM measures when a client looks, and what that client is told: what happened since its last look is the
+//! difference of two measurements.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -136,10 +136,10 @@ impl Running {
         if changed != *policy {
             info!(target: COUNTERS, "policy: {}", policy::toml(&changed).trim_end().replace('\n', ", "));
             policy.clone_from(&changed);
-            let obeyed = self.vcpus.set_policy(&changed);
-            if obeyed < usize::from(self.about.cpus) {
+            let changed_vcpus = self.vcpus.set_policy(&changed);
+            if changed_vcpus < usize::from(self.about.cpus) {
                 return Answer::Error(format!(
-                    "{obeyed} of its {} vCPUs have obeyed; the others will when they can",
+                    "{changed_vcpus} of its {} vCPUs have the new policy; the others get it when they can",
                     self.about.cpus
                 ));
             }

@@ -13,6 +13,7 @@ use guest_tests::lab::core;
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use guest_tests::{program, stderr, stdout};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -199,7 +200,7 @@ fn a_signal_ends_the_lab_and_leaves_no_files() {
         fs::create_dir(folder).unwrap();
         fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     }
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in [Signal::INT, Signal::TERM] {
         let options = ["--share", "shared:rw", "--pmu-log", "log"];
         let mut command = lab_run(place.path(), &options, "echo x >shared/x; while :; do :; done");
         let mut lab = Running(command.env("TMPDIR", &scratch).spawn().expect("tally lab runs"));
@@ -210,9 +211,8 @@ fn a_signal_ends_the_lab_and_leaves_no_files() {
             let machine = format!("/proc/{}/stat", found.split_whitespace().next()?);
             fs::read_to_string(&machine).is_ok_and(|stat| stat.contains("qemu")).then_some(machine)
         });
-        // SAFETY: the call takes two numbers. The process is a child that has not been waited for, so its id is not
-        // reused.
-        unsafe { libc::kill(pid.try_into().expect("process numbers are small"), signal) };
+        // The process is a child that has not been waited for, so its id is not reused.
+        kill_process(Pid::from_child(&lab.0), signal).expect("the child is there");
         assert!(!lab.0.wait().unwrap().success());
         let is_gone = || {
             let stat = fs::read_to_string(&machine).unwrap_or_default();

@@ -1,22 +1,21 @@
-//! The whole machine stands still while a vCPU's counters have no hardware, if the operator wants it to: better late than
-//! counted wrong.
+//! Pauses the whole machine while a vCPU's counters have no hardware, if the policy's `on-starvation` is `stop`.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a vCPU that stands still looks whether it may go on, and whether it is asked something.
+/// Interval at which a vCPU that stands still checks its mailbox, and whether it may go on.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Whether the machine stands still.
+/// The vCPUs for which the machine stands still.
 #[derive(Debug, Default)]
 pub struct Pause {
-    /// The vCPUs because of which it does.
+    /// Numbers of these vCPUs; the machine runs while there are none.
     because_of: Mutex<Vec<u8>>,
     over: Condvar,
 }
 
 impl Pause {
-    /// Has it stand still because of this vCPU; whether it did not before.
+    /// Pauses the machine for this vCPU. Returns true if it was running.
     pub fn begin(&self, vcpu: u8) -> bool {
         let mut vcpus = self.vcpus();
         let first = vcpus.is_empty();
@@ -26,7 +25,7 @@ impl Pause {
         first
     }
 
-    /// This vCPU is no reason any more.
+    /// Ends the pause for this vCPU.
     pub fn end(&self, vcpu: u8) {
         let mut vcpus = self.vcpus();
         vcpus.retain(|other| *other != vcpu);
@@ -35,12 +34,12 @@ impl Pause {
         }
     }
 
-    /// Because of whom it stands still; of nobody if it runs.
+    /// Returns the vCPUs for which the machine stands still; none if it runs.
     pub fn because_of(&self) -> Vec<u8> {
         self.vcpus().clone()
     }
 
-    /// Waits until it is over, or for as long as a vCPU may be deaf; whether it goes on.
+    /// Waits until the pause is over, for [`INTERVAL`] at most. Returns true if the machine runs.
     pub fn wait(&self) -> bool {
         let vcpus = self.vcpus();
         let waited = self.over.wait_timeout_while(vcpus, INTERVAL, |vcpus| !vcpus.is_empty());
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_goes_on_when_nobody_is_a_reason_any_more() {
+    fn the_machine_goes_on_when_no_vcpu_pauses_it_any_more() {
         let pause = Pause::default();
         assert!(pause.wait(), "it runs");
         assert!(pause.begin(1) && !pause.begin(0) && !pause.begin(1));

@@ -1,5 +1,5 @@
-//! What a vCPU's own thread reports: with vpmu's report of a counter a part of the schema that operators' tools read as JSON. Fields
-//! may be added; those here keep their names, order and meaning.
+//! What a vCPU's own thread reports: with vpmu's report of a counter a part of the schema that operators' tools read as
+//! JSON. Fields may be added; those here keep their names, order and meaning.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What the command line's help says of these hosts alone.
+//! Help texts for RISC-V hosts.
 
 use tally_machine::pmu::Choice;
 
@@ -14,7 +14,7 @@ pub const PMUS: &str = "
   none         one without counters
 ";
 
-/// What each is, in a few words, for completions and manual pages.
+/// Returns a PMU's description for completions and manual pages.
 pub fn of_pmu(choice: Choice) -> &'static str {
     match choice {
         Choice::Auto => "RISC-V's PMU, as far as this host has it",

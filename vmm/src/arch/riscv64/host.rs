@@ -1,4 +1,4 @@
-//! What there is to know of a RISC-V host's processor.
+//! Facts about a RISC-V host's processor.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use guest_images::host::has_hypervisor_extension;
 use crate::arch::value;
 use crate::fact::Fact;
 
-/// What there is to know of the processor.
+/// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
     vec![virtualisation(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())]
 }

@@ -1,6 +1,5 @@
-//! `tally check`: whether the counters of this host count in guests what they ought to. Programs whose counts are known run
-//! in two guests, one without an operating system and Linux, and what was counted is put beside what is right, for people to
-//! read and to paste.
+//! `tally check`: checks that this host's counters count correctly in guests. Programs whose counts are known run in a
+//! bare-metal guest and in Linux, and the report shows the counts beside the right ones.
 
 mod guests;
 mod report;
@@ -17,7 +16,7 @@ use crate::{fact, kvm};
 use guests::{Guests, bare_metal, linux};
 use report::Report;
 
-/// Runs both guests and prints what they say.
+/// `tally check`: runs both guests and prints the report.
 pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     let kvm = kvm::open(choice)?;
     let Offer { pmu, remarks } = offer(choice, counters, processor(&kvm)?, &Policy::default())?;
@@ -27,7 +26,7 @@ pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
             None => bail!("--pmu {} is no PMU of Tally's: there is nothing to check", choice.name()),
         }
     };
-    // Here, where somebody may see that it is built, and not by the guests, whose words are part of the report.
+    // Built here, where the progress is shown: what the guests' runs print becomes a part of the report.
     guest_images::default_guest(&mut Progress::stderr("tally"))?;
     let mut report = Report::new();
     report.fact("host", &host::processor())?;

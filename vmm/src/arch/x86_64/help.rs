@@ -1,4 +1,4 @@
-//! What the command line's help says of these hosts alone.
+//! Help texts for x86-64 hosts.
 
 use tally_machine::pmu::Choice;
 
@@ -16,7 +16,7 @@ pub const PMUS: &str = "
   none         none: CPUID shows none, and its registers fault
 ";
 
-/// What each is, in a few words, for completions and manual pages.
+/// Returns a PMU's description for completions and manual pages.
 pub fn of_pmu(choice: Choice) -> &'static str {
     match choice {
         Choice::Auto => "That of the host's vendor",

@@ -1,4 +1,4 @@
-//! What there is to know of an x86-64 host's processor.
+//! Facts about an x86-64 host's processor.
 
 use std::arch::x86_64::__cpuid;
 use std::fs;
@@ -6,7 +6,7 @@ use std::fs;
 use crate::arch::value;
 use crate::fact::Fact;
 
-/// What there is to know of the processor.
+/// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut facts = vec![virtualisation(&cpuinfo, hidden_by_firmware())];
@@ -19,13 +19,13 @@ pub fn facts() -> Vec<Fact> {
     facts
 }
 
-/// The first processor: its name, and the numbers by which it is known.
+/// Describes the first processor: its name, family, model, stepping and microcode.
 pub fn processor() -> String {
     described(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
 }
 
-/// Whether the processor itself says that it can, whatever the kernel makes of it: Linux hides the flag of what the
-/// firmware has switched off.
+/// Returns true if CPUID reports hardware virtualisation. Linux hides the flag in `/proc/cpuinfo` if the firmware has
+/// disabled it.
 fn hidden_by_firmware() -> bool {
     const VMX: u32 = 1 << 5;
     const SVM: u32 = 1 << 2;
@@ -43,12 +43,12 @@ fn is_guest(cpuinfo: &str) -> bool {
 fn virtualisation(cpuinfo: &str, is_hidden: bool) -> Fact {
     let about = "processor";
     let processor = described(cpuinfo);
-    let maker = match value(cpuinfo, "vendor_id") {
+    let vendor = match value(cpuinfo, "vendor_id") {
         "AuthenticAMD" | "HygonGenuine" => "AMD's",
         "GenuineIntel" => "Intel's",
         other => other,
     };
-    let mend = match (is_hidden, is_guest(cpuinfo)) {
+    let advice = match (is_hidden, is_guest(cpuinfo)) {
         (true, _) => {
             "which it has: the firmware has switched it off, and its settings can switch it on (SVM, VT-x)"
         }
@@ -58,9 +58,9 @@ fn virtualisation(cpuinfo: &str, is_hidden: bool) -> Fact {
         (false, false) => "or the firmware hides it: look in its settings (SVM, VT-x)",
     };
     match (has(cpuinfo, "svm"), has(cpuinfo, "vmx")) {
-        (true, _) => Fact::good(about, format!("{processor}, {maker}, with AMD-V, enabled by the firmware")),
-        (_, true) => Fact::good(about, format!("{processor}, {maker}, with VT-x, enabled by the firmware")),
-        _ => Fact::bad(about, format!("{processor}, {maker}, without hardware virtualisation, {mend}")),
+        (true, _) => Fact::good(about, format!("{processor}, {vendor}, with AMD-V, enabled by the firmware")),
+        (_, true) => Fact::good(about, format!("{processor}, {vendor}, with VT-x, enabled by the firmware")),
+        _ => Fact::bad(about, format!("{processor}, {vendor}, without hardware virtualisation, {advice}")),
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn virtualisation_is_known_by_its_flag() {
+    fn virtualisation_is_found_by_its_flag() {
         let says =
             |flags: &str, hidden| virtualisation(&format!("{CPUINFO}flags\t\t: fpu {flags} lm\n"), hidden);
         assert!(
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn where_virtualisation_is_lacking_it_is_told_who_could_switch_it_on() {
+    fn missing_virtualisation_comes_with_advice_on_how_to_enable_it() {
         let says =
             |flags: &str, hidden| virtualisation(&format!("{CPUINFO}flags\t\t: {flags}\n"), hidden).says;
         assert!(says("fpu", true).contains("the firmware has switched it off"));

@@ -1,5 +1,5 @@
-//! The two guests, and what is known of the programs in them. Each is a run of this program, so that what is checked is what
-//! users have.
+//! The two guests, and the known counts of the programs in them. Each guest is a run of this program, so that the check
+//! covers what users run.
 
 use std::env;
 use std::fs::File;
@@ -17,16 +17,16 @@ use vmm_sys_util::tempfile::TempFile;
 use super::report::Report;
 use crate::logging;
 
-/// Runs guests like `tally run` with the same options.
+/// Runs guests by `tally run` with the same options.
 pub struct Guests {
     program: PathBuf,
     options: Vec<String>,
-    /// What the report has already.
+    /// Remarks that the report has already.
     known: Vec<String>,
 }
 
 impl Guests {
-    /// Guests with the PMU that is checked.
+    /// Prepares guests with the PMU that is checked.
     pub fn new(choice: Choice, counters: Option<u32>, known: Vec<String>) -> Result<Self> {
         let mut words = vec!["run".to_owned(), format!("--pmu={}", choice.name())];
         words.extend(counters.map(|counters| format!("--counters={counters}")));
@@ -37,11 +37,12 @@ impl Guests {
         })
     }
 
-    /// Runs one to its end, which has this status. What Tally says meanwhile belongs to the report.
+    /// Runs a guest, which has to end with this status, and returns its output. Tally's messages become notes in the
+    /// report.
     fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<String> {
         let mut command = Command::new(&self.program);
         command.args(&self.options).args(arguments).stdin(Stdio::null());
-        // What these guests say is part of the report, and has to be the same for everybody.
+        // The messages are a part of the report, and must not depend on the user's environment.
         command.env_remove(logging::VARIABLE);
         child::die_with_this_process(&mut command, child::Death::Terminate);
         let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
@@ -58,24 +59,24 @@ impl Guests {
     }
 }
 
-/// How many rounds the loop of `count-user` makes, of two instructions each; one more leads out of it.
+/// Number of rounds of `count-user`'s loop. A round has two instructions; one more instruction leaves the loop.
 const ROUNDS: u64 = 10_000_000;
-/// How many overflows are taken, and how far apart.
+/// Number of overflows, and the instructions between two of them.
 const OVERFLOWS: u64 = 1000;
 const PERIOD: u64 = 20_000;
 
 /// Counts in user mode with each counter, and takes overflows.
 pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
-    /// Instructions in user mode, which both vendors call the same. Fixed counters take no notice.
+    /// Instructions in user mode, which have the same encoding on AMD and Intel. Fixed counters ignore it.
     const INSTRUCTIONS: &str = "0:0x4100c0";
-    /// The words end with a write of 0 to the debug-exit port.
+    /// Status after a write of 0 to the debug-exit port, with which the guest ends.
     const ENDED: i32 = 1;
     let kernel = payload()?;
     let path = format!("/proc/{}/fd/{}", process::id(), kernel.as_raw_fd());
     let counters = counters(shown);
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
-    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", switched_on(shown), counts.join(" "));
+    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", enabling(shown), counts.join(" "));
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
 
     let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
@@ -93,15 +94,15 @@ pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<
     Ok(())
 }
 
-/// The bare-metal program in a file that has no name any more: it is gone with this process, however that ends.
+/// Returns the bare-metal program in an unlinked file, which is gone when this process ends.
 fn payload() -> Result<File> {
     let mut file = TempFile::new().context("cannot create a temporary file")?.into_file();
     file.write_all(BARE_METAL).context("cannot write the bare-metal program")?;
     Ok(file)
 }
 
-/// Has all counters on: after a reset Intel's fixed ones are off.
-fn switched_on(shown: Shown) -> String {
+/// Returns the words that enable all counters: after a reset, Intel's fixed counters are off.
+fn enabling(shown: Shown) -> String {
     const GLOBAL_CONTROL: u32 = 0x38f;
     match shown {
         Shown::Amd(_) => String::new(),
@@ -112,7 +113,7 @@ fn switched_on(shown: Shown) -> String {
     }
 }
 
-/// The counters that can count instructions, or as many cycles, by name. Cycles are known only where one is an instruction.
+/// Returns the names of the counters that can count instructions.
 fn counters(shown: Shown) -> Vec<String> {
     let general = |counters| (0..counters).map(|counter| format!("instructions, counter {counter}"));
     match shown {
@@ -135,7 +136,7 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
     };
     let at_once = vec!["branches:u"; general(shown)].join(",");
     let script = [
-        // Else the kernel lowers its own rate when samples take it long.
+        // Otherwise the kernel lowers the sampling rate when samples take long.
         "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
         stat("instructions:u"),
         stat("branches:u"),

@@ -1,13 +1,13 @@
-//! What is counted beside what is right.
+//! The report: counts beside the right ones.
 
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
 
-/// Of so many counts one may be too much or missing where it still passes: many processors count an instruction that
-/// an interrupt breaks off, and theirs are not the guest's to choose.
+/// A count may be off by one in this many: many processors count an instruction that an interrupt breaks off, and the
+/// guest does not choose when the host is interrupted.
 const NOISE: u64 = 20_000;
 
-/// A report in the making; it is printed as it grows.
+/// A report, which is printed line by line.
 pub struct Report {
     out: Stdout,
     exact: usize,
@@ -15,7 +15,7 @@ pub struct Report {
     wrong: usize,
 }
 
-/// How a count compares.
+/// Result of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Exact,
@@ -37,22 +37,22 @@ impl Verdict {
 }
 
 impl Report {
-    /// An empty one, for standard output.
+    /// Creates a report on standard output.
     pub fn new() -> Self {
         Self { out: io::stdout(), exact: 0, close: 0, wrong: 0 }
     }
 
-    /// Something to know.
+    /// Prints a fact about the host or the guest.
     pub fn fact(&mut self, about: &str, fact: &str) -> io::Result<()> {
         writeln!(self.out, "{about:6} {fact}")
     }
 
-    /// What comes now.
+    /// Prints the title of a section.
     pub fn title(&mut self, title: &str) -> io::Result<()> {
         writeln!(self.out, "\n{title}")
     }
 
-    /// Something that was counted, if it was.
+    /// Compares a count with the right one and prints the result.
     pub fn count(&mut self, what: &str, found: Option<u64>, right: u64) -> io::Result<()> {
         let verdict = Verdict::of(found, right);
         let (tally, said) = match &verdict {
@@ -66,7 +66,7 @@ impl Report {
         writeln!(self.out, "  {what:44} {found:>10} of {right:<10} {said}")
     }
 
-    /// Says how it went, and returns the status for that.
+    /// Prints the sums and returns the exit status.
     pub fn conclude(mut self) -> io::Result<ExitCode> {
         let Self { exact, close, wrong, .. } = self;
         writeln!(self.out, "\n{exact} exact, {close} close, {wrong} wrong")?;

@@ -182,6 +182,7 @@ fn the_distribution_s_kernels_read_counters_in_one_place_each() {
 }
 
 #[test]
+#[ignore = "compiles a kernel; `cargo sweep` runs it"]
 fn a_kernel_that_reads_counters_in_several_places_tells_the_same_with_and_without_symbols() {
     let cache = Cache::open().unwrap();
     let small = guest_images::small_kernel(&cache, &mut Progress::stderr("test")).unwrap();
