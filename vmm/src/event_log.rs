@@ -1,6 +1,6 @@
 //! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`mod@show`]): a
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show()`]): a
 //! header, then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are
 //! perf's.
 

@@ -1,6 +1,6 @@
 //! `tally run --flamegraph`: runs the command under `perf record` in the guest, and draws perf's samples on the host.
 //!
-//! The guest's report is untrusted: it is folded line by line as it arrives, in bounded memory ([`mod@fold`]).
+//! The guest's report is untrusted: it is folded line by line as it arrives, in bounded memory ([`fold()`]).
 
 mod fold;
 mod place;

@@ -195,3 +195,17 @@ fn internal_error(run: &kvm_run) -> u32 {
     // SAFETY: called for an internal error only, where the kernel has filled in this member of the union.
     unsafe { run.__bindgen_anon_1.internal.suberror }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_has_its_own_width_and_zeroes_behind() {
+        let mut bytes = Bytes::copy_of(&[1, 2]);
+        assert_eq!((&*bytes, bytes.padded()), (&[1, 2][..], [1, 2, 0, 0, 0, 0, 0, 0]));
+        bytes[1] = 3;
+        assert_eq!(*bytes, [1, 3]);
+        assert_eq!((Bytes::zeroes(4).len(), Bytes::zeroes(9).len()), (4, Bytes::MOST));
+    }
+}

@@ -1,9 +1,9 @@
 //! Which PMU the guest sees, and what it takes for it to see it.
 //!
 //! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). Each vCPU's thread
-//! answers for its PMU with counters of its own ([`thread`]). Signals call the thread out of the guest: when an alarm of a
-//! counter has expired ([`alarm`]), and when the virtual PMU has to look at its counters ([`timer`]). How a PMU is accessed and how
-//! it interrupts is the architecture's ([`crate::architecture`]).
+//! answers for its PMU with counters of its own (`thread`). Signals call the thread out of the guest: when an alarm of a
+//! counter has expired (`alarm`), and when the virtual PMU has to look at its counters (`timer`). How a PMU is accessed and how
+//! it interrupts is the architecture's (`architecture.rs`).
 
 pub(crate) mod alarm;
 pub(crate) mod journal;

@@ -221,3 +221,17 @@ fn item_width(run: &kvm_run) -> usize {
     let io = unsafe { run.__bindgen_anon_1.io };
     usize::from(io.size).max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_items_of_a_string_instruction_come_one_after_the_other() {
+        let mut data = [0; 6];
+        let mut items = Items { data: NonNull::from(&mut data[..]), width: 2, at: 0 };
+        let places: Vec<_> = std::iter::from_fn(|| items.next()).collect();
+        assert_eq!(places, [0..2, 2..4, 4..6]);
+        assert_eq!(items.next(), None);
+    }
+}
