@@ -29,7 +29,7 @@ pub enum Entry {
 
 /// The entries that were not taken yet; `None` while no journal is kept.
 #[derive(Debug, Default)]
-pub struct Journal(Option<Vec<Entry>>);
+pub(crate) struct Journal(Option<Vec<Entry>>);
 
 impl Journal {
     /// Sets whether entries are kept.

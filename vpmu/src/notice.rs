@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Notices of one vCPU that the operator has not been told yet, at a limited rate.
 #[derive(Debug, Default)]
-pub struct Notices {
+pub(crate) struct Notices {
     waiting: Vec<Notice>,
     /// Number of notices added of late. It decreases by one in each [`PAUSE`].
     recent: u32,
