@@ -84,7 +84,8 @@ pub mod translation;
 mod unit;
 pub mod x86;
 
-pub use pmu::{Access, Cause, Injected, Next, Platform, Switch, VirtualPmu, Wake};
+pub use pmu::{Access, Cause, Injected, Next, Platform, VirtualPmu, Wake};
+pub use unit::Switch;
 
 use std::fmt;
 

@@ -13,7 +13,7 @@ use crate::policy::Policy;
 use crate::report::Report;
 use crate::source::Source;
 use crate::unit::Unit;
-use riscv::Answer;
+use riscv::sbi::Answer;
 
 /// The registers of one vCPU's PMU.
 pub(crate) trait Model<S: Source> {

@@ -6,6 +6,7 @@
 //!   the alarm of the host's event, the counters that were due, the interrupt, the freeze, and the next alarm.
 //! - It supplies a [`Platform`], which injects the overflow interrupt.
 
+mod page;
 mod wake;
 
 #[cfg(test)]
@@ -15,7 +16,6 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
 use log::trace;
-use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 use crate::journal::Entry;
@@ -26,9 +26,11 @@ use crate::model::riscv::{self, Answer, Riscv};
 use crate::notice::Notice;
 use crate::policy::{OnStarvation, Policy};
 use crate::report::Report;
-use crate::shared_page::{Page, Registers, SharedPage};
+use crate::shared_page::{Page, Registers};
 use crate::source::Source;
+use crate::unit::Switch;
 use crate::x86::Vendor;
+use page::SharedPage;
 use wake::{Due, Schedule};
 
 pub use wake::Wake;
@@ -92,16 +94,6 @@ pub struct Next {
     pub pause: bool,
     /// Notices for the operator.
     pub notices: Vec<Notice>,
-}
-
-/// Whether the operator lets a guest use a counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    /// The guest may use the counter.
-    On,
-    /// The counter stands still, whatever the guest does.
-    Off,
 }
 
 /// The virtual PMU of one vCPU.

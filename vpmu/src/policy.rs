@@ -8,6 +8,7 @@ mod meaning;
 mod reach;
 mod rule;
 mod suggestion;
+pub(crate) mod tier;
 
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use crate::x86::Vendor;
 pub use change::{Change, From, Setting};
 pub use rule::{Name, Rule, UnknownEvent};
 pub use suggestion::suggestion;
+pub use tier::Tier;
 
 /// What a guest may do with the host's counters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,18 +49,6 @@ pub enum Allowed {
     Tier(Tier),
     /// The events that match at least one rule.
     These(Vec<Rule>),
-}
-
-/// A set of events that clouds offer. Each tier includes the tiers before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Tier {
-    /// The events that all processors of a vendor have, without those of the last-level cache.
-    Architectural,
-    /// The documented events of the core and of its private caches, which other cores do not affect.
-    Standard,
-    /// All events that the processor has.
-    Enhanced,
 }
 
 /// When counters count, of the time that a vCPU's thread runs.

@@ -6,11 +6,12 @@ mod rate_limiter;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bank::{Alarm, Bank};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
 use crate::notice::Notice;
-use crate::pmu::Switch;
 use crate::policy::Policy;
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
@@ -66,6 +67,16 @@ pub struct Unit<S: Source> {
     frozen: bool,
     /// Counters that the operator has disabled.
     disabled: u64,
+}
+
+/// Whether the operator lets a guest use a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// The guest may use the counter.
+    On,
+    /// The counter stands still, whatever the guest does.
+    Off,
 }
 
 impl<S: Source> Unit<S> {

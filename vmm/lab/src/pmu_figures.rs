@@ -8,6 +8,7 @@
 //! hundred instructions, so the cost of a task switch or a sample is exact to fifty.
 
 mod mark;
+mod per_unit;
 mod riscv64;
 mod script;
 mod table;
@@ -20,8 +21,9 @@ use std::time::Duration;
 use guest_images::{Arch, Progress, Release};
 
 pub use mark::{END, Mark, Work, tell_host};
+pub use per_unit::PerUnit;
 pub use table::{costs, overflow_calls};
-pub use windows::{PerUnit, Quantity};
+pub use windows::Quantity;
 
 use crate::{Error, Result, Scenario, default_host};
 use windows::Windows;

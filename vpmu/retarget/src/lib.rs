@@ -50,6 +50,7 @@ mod decode;
 mod flow;
 pub mod functions;
 pub mod riscv;
+mod start;
 mod starts;
 pub mod stub;
 mod sweep;
@@ -59,7 +60,8 @@ use std::fmt;
 
 use self::decode::Mode;
 use self::flow::Flow;
-use self::starts::{Start, starts};
+use self::start::Start;
+use self::starts::starts;
 
 /// First byte of both opcodes.
 const ESCAPE: u8 = 0x0f;

@@ -3,21 +3,11 @@
 use std::ops::Range;
 
 use super::decode::Mode;
+use super::start::Start;
 use super::{Content, Image, Kind, Proof, Section, sweep};
 
 /// The section with the replacement instructions of the alternatives.
 const REPLACEMENTS: &str = ".altinstr_replacement";
-
-/// An address at which an instruction is known to begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Start {
-    /// The address.
-    pub address: u64,
-    /// How it is known.
-    pub kind: Proof,
-    /// End of the function or instruction, if it is known. Without it, the instructions extend to the next start.
-    pub end: Option<u64>,
-}
 
 /// Returns the known starts of a section in ascending order. For a section that is known only as a whole, it returns
 /// those around the occurrences.

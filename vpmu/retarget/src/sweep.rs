@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::decode::{Instruction, Mode, Target};
-use super::starts::Start;
+use super::start::Start;
 use super::{Proof, Section, Verdict};
 
 /// Maximum number of starts before an occurrence from which the code is decoded.

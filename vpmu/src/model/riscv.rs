@@ -16,7 +16,7 @@
 //! shared memory either, because Linux loses samples with it.
 
 mod event;
-mod sbi;
+pub(crate) mod sbi;
 
 #[cfg(test)]
 mod tests;

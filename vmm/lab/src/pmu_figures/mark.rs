@@ -3,7 +3,7 @@
 //! exit to user space. For RISC-V see `riscv64.rs`.
 
 use super::SPACING;
-use super::windows::PerUnit;
+use super::per_unit::PerUnit;
 
 #[cfg(target_arch = "riscv64")]
 pub use super::riscv64::tell_host;

@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use super::Figures;
 use super::mark::Work;
-use super::windows::{PerUnit, Quantity};
+use super::per_unit::PerUnit;
+use super::windows::Quantity;
 
 const WORKS: [(Work, u8, &str); 5] = [
     (Work::Read, 1, "a read(2) of a counter"),

@@ -1,9 +1,9 @@
 //! Counts in the windows between marks, read from the output of ftrace and `perf script`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use super::mark::{END, Mark, Work};
+use super::per_unit::PerUnit;
 use super::{ROUNDS, riscv64};
 
 /// A quantity that is counted.
@@ -23,34 +23,6 @@ pub enum Quantity {
     HostUserInstructions,
     /// Instructions in the guest.
     GuestInstructions,
-}
-
-/// A number per unit of work, exact to a half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct PerUnit {
-    halves: i64,
-}
-
-impl PerUnit {
-    /// Returns a whole number.
-    pub fn whole(number: i64) -> Self {
-        Self { halves: number * 2 }
-    }
-}
-
-impl std::ops::Sub for PerUnit {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
-        Self { halves: self.halves - other.halves }
-    }
-}
-
-impl fmt::Display for PerUnit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let half = if self.halves % 2 == 0 { "" } else { ".5" };
-        write!(f, "{}{half}", self.halves / 2)
-    }
 }
 
 type Counts = BTreeMap<Quantity, i64>;
