@@ -206,7 +206,7 @@ impl Architecture for X86_64 {
         processor: Processor,
         policy: &Policy,
     ) -> Result<Offer, Unavailable> {
-        pmu::offer(choice, counters, processor, policy)
+        pmu::offer(choice, counters, processor.0, policy)
     }
 
     fn counters() -> Option<usize> {
