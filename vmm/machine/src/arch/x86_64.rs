@@ -41,9 +41,6 @@ use self::loader::{Entry, Format, Kernel};
 use self::pmu::guest_page::GuestPage;
 use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 
-/// What it is called.
-const NAME: &str = "x86-64";
-
 /// A PC with processors of AMD's or Intel's.
 pub struct X86_64;
 
