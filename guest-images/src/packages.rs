@@ -90,8 +90,8 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Fetches the package lists. While a mirror is being updated, its lists may not be those that its signed release file names.
-    /// Under the release's other name the mirror may still have a state in which they fit.
+    /// Fetches the package lists. While a mirror is being updated, its lists may not be those that its signed release
+    /// file names. Under the release's other name, the mirror may still have lists and a release file that fit.
     fn update(&self, archive: &Archive, directory: &Path) -> Result<()> {
         let sources = directory.join("sources.d/tally.sources");
         let fetch = |suite: &str| {
