@@ -41,9 +41,6 @@ use self::host::Processor;
 use self::loader::{Entry, Format, Kernel};
 use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 
-/// What it is called.
-const NAME: &str = "RISC-V";
-
 /// A machine with 64-bit RISC-V processors.
 pub struct Riscv64;
 

@@ -41,9 +41,6 @@ use self::loader::{Entry, Format, Kernel};
 use self::pmu::guest_page::GuestPage;
 use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 
-/// What it is called.
-const NAME: &str = "x86-64";
-
 /// A PC with processors of AMD's or Intel's.
 pub struct X86_64;
 
@@ -206,7 +203,7 @@ impl Architecture for X86_64 {
         processor: Processor,
         policy: &Policy,
     ) -> Result<Offer, Unavailable> {
-        pmu::offer(choice, counters, processor, policy)
+        pmu::offer(choice, counters, processor.0, policy)
     }
 
     fn counters() -> Option<usize> {

@@ -18,6 +18,8 @@ use crate::loader::unpack::unpack;
 use crate::memory::GuestRam;
 use crate::target::COUNTERS;
 
+/// What this architecture is called.
+const NAME: &str = "RISC-V";
 /// What can be booted, for whoever brings something else.
 pub const FORMATS: &str = "no Linux Image, packed or not";
 
@@ -178,14 +180,14 @@ fn unpacked(file: &mut (impl Read + Seek), head: &[u8], len: u64) -> Result<Vec<
 
 /// Says that a file is for other processors.
 fn built_for(built: &'static str) -> Problem {
-    Problem::Architecture { built, host: super::NAME }
+    Problem::Architecture { built, host: NAME }
 }
 
 /// Why a file is none of those.
 fn wrong(head: &[u8]) -> Problem {
     if head.starts_with(b"\x7fELF") {
         return match u16_at(head, 18) {
-            Some(machine) if foreign::elf_machine(machine) != super::NAME => {
+            Some(machine) if foreign::elf_machine(machine) != NAME => {
                 built_for(foreign::elf_machine(machine))
             }
             _ => Problem::OtherElf("an ELF file, where the kernel's build makes an Image of it"),

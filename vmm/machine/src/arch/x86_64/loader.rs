@@ -26,9 +26,12 @@ use crate::loader::file::read_range;
 use crate::loader::foreign;
 use crate::loader::kernel::{self, Boot};
 
+/// What this architecture is called.
+const NAME: &str = "x86-64";
+
 /// Says that a file is for other processors.
 fn built_for(built: &'static str) -> Problem {
-    Problem::Architecture { built, host: super::NAME }
+    Problem::Architecture { built, host: NAME }
 }
 
 /// What can be booted, for whoever brings something else.

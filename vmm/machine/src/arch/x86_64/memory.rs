@@ -1,6 +1,8 @@
 //! The guest's physical address space. RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt
 //! controllers live.
 
+use vpmu::shared_page::Page;
+
 /// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
 const HOLE_START: u64 = 3 << 30;
 const HOLE_END: u64 = 4 << 30;
@@ -25,6 +27,20 @@ pub mod low {
     pub const SHARED_PAGES: u64 = 0x3_0000;
     /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
     pub const ACPI: u64 = 0xe_0000;
+}
+
+/// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
+/// Only its own unpacker, which is not used, switches to five.
+const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+
+/// The physical address of the page that a vCPU shares with Linux.
+pub fn shared_page(vcpu: u8) -> u64 {
+    low::SHARED_PAGES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
+}
+
+/// Linux' virtual address of guest-physical memory.
+pub fn linux_address(physical: u64) -> u64 {
+    DIRECT_MAP + physical
 }
 
 /// What a range of guest-physical addresses is, as the firmware tells it.

@@ -7,11 +7,7 @@ use vpmu_retarget::{Site, functions};
 
 use super::linux::SETUP_DATA_HEADER;
 use super::{Kernel, Kind};
-use crate::arch::x86_64::memory::low;
-
-/// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
-/// Only its own unpacker, which is not used, switches to five.
-const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+use crate::arch::x86_64::memory::{linux_address, low, shared_page};
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
@@ -24,16 +20,6 @@ pub struct Added {
     pub code: u64,
 }
 
-/// The physical address of a vCPU's page.
-pub fn page(vcpu: u8) -> u64 {
-    low::SHARED_PAGES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
-}
-
-/// Linux' virtual address of guest-physical memory.
-pub fn linux_address(physical: u64) -> u64 {
-    DIRECT_MAP + physical
-}
-
 impl Kernel {
     /// Adds the stub for the shared pages to a kernel whose RDPMCs were found. Returns `None` and changes nothing if the kernel
     /// has no room or no table for it; each access then leaves the guest.
@@ -41,7 +27,7 @@ impl Kernel {
         if !self.format.is_linux() {
             return None;
         }
-        let place = Place { first: linux_address(page(0)), count: cpus.into() };
+        let place = Place { first: linux_address(shared_page(0)), count: cpus.into() };
         let (table, stub, room) = {
             let image = self.describe();
             let table = functions::table(&image, sites)?;
@@ -65,7 +51,7 @@ impl Kernel {
             self.bytes_mut(address, bytes.len())?.copy_from_slice(bytes);
         }
         if let Kind::Linux(linux) = &mut self.format.kind {
-            linux.setup_data = Some(low::SHARED_PAGES..page(cpus));
+            linux.setup_data = Some(low::SHARED_PAGES..shared_page(cpus));
         }
         Some(Added { table: table.address, code: room })
     }

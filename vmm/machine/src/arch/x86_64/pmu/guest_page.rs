@@ -7,7 +7,7 @@ use log::debug;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::shared_page::Page;
 
-use crate::arch::x86_64::loader::shared_page;
+use crate::arch::x86_64::memory::{linux_address, shared_page};
 
 /// The page of one vCPU.
 pub struct GuestPage {
@@ -18,7 +18,7 @@ pub struct GuestPage {
 impl GuestPage {
     /// Maps the page of a vCPU. Returns `None` if the guest's memory does not have it.
     pub fn new(vcpu: u8, memory: &GuestMemoryMmap) -> Option<Self> {
-        let slice = memory.get_slice(GuestAddress(shared_page::page(vcpu)), size_of::<Page>()).ok()?;
+        let slice = memory.get_slice(GuestAddress(shared_page(vcpu)), size_of::<Page>()).ok()?;
         #[expect(clippy::cast_ptr_alignment, reason = "checked below")]
         let page = slice.ptr_guard().as_ptr().cast::<Page>();
         if !page.is_aligned() {
@@ -50,7 +50,7 @@ pub struct Confirmation {
 impl Confirmation {
     /// Nothing is confirmed yet.
     pub fn new(vcpu: u8) -> Self {
-        Self { address: shared_page::linux_address(shared_page::page(vcpu)), is_confirmed: false }
+        Self { address: linux_address(shared_page(vcpu)), is_confirmed: false }
     }
 
     /// Returns whether the guest's kernel uses this page. The stub passes the address of the page in R9, and always uses the same

@@ -9,7 +9,6 @@ use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle};
 
 use super::{Host, Offer, Pmu, Shown};
-use crate::arch::x86_64::host::Processor;
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,17 +95,17 @@ impl Choice {
     }
 }
 
-/// Finds out what the guest can be offered on a host with that processor.
+/// Finds out what the guest can be offered on a host whose processor is of that vendor, if it is of one whose PMUs are known.
 pub fn offer(
     choice: Choice,
     counters: Option<u32>,
-    processor: Processor,
+    vendor: Option<Vendor>,
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
     let plain = |pmu| Offer { pmu, remarks: Vec::new() };
     let without =
         |why: String| Offer { pmu: Pmu::None, remarks: vec![format!("{why}; the guest sees no PMU")] };
-    match (choice, processor.0) {
+    match (choice, vendor) {
         _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
         (Choice::None, _) => Ok(plain(Pmu::None)),
         (Choice::Kvm, _) => Ok(plain(Pmu::Kvm)),
@@ -155,19 +154,17 @@ mod tests {
     #[test]
     fn a_number_of_counters_is_for_pmus_of_ours() {
         for (choice, words) in [(Choice::Kvm, "--pmu kvm"), (Choice::None, "--pmu none")] {
-            let refusal = offer(choice, Some(4), Processor(Some(Vendor::Amd)), &Policy::default())
-                .unwrap_err()
-                .to_string();
+            let refusal =
+                offer(choice, Some(4), Some(Vendor::Amd), &Policy::default()).unwrap_err().to_string();
             assert!(refusal.contains(words), "{refusal}");
         }
     }
 
     #[test]
     fn a_processor_whose_events_nobody_knows_counts_nothing() {
-        let refusal =
-            offer(Choice::Intel, None, Processor(None), &Policy::default()).unwrap_err().to_string();
+        let refusal = offer(Choice::Intel, None, None, &Policy::default()).unwrap_err().to_string();
         assert!(refusal.contains("--pmu intel needs"), "{refusal}");
-        let offer = offer(Choice::Auto, None, Processor(None), &Policy::default()).unwrap();
+        let offer = offer(Choice::Auto, None, None, &Policy::default()).unwrap();
         assert_eq!(offer.pmu, Pmu::None);
         assert!(offer.remarks[0].contains("neither AMD's nor Intel's"), "{:?}", offer.remarks);
     }

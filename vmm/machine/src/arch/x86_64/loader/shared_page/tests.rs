@@ -55,8 +55,8 @@ fn linux_is_told_to_leave_the_shared_pages_alone() {
     let setup_data = number(low::ZERO_PAGE + 0x250);
     assert_eq!((setup_data, number(setup_data)), (low::SHARED_PAGES, 0), "one, and no other");
     let len = number(setup_data + 8) >> 32;
-    assert!(setup_data + 16 <= page(0));
-    assert_eq!(setup_data + 16 + len, page(CPUS - 1) + Page::STRIDE as u64);
+    assert!(setup_data + 16 <= shared_page(0));
+    assert_eq!(setup_data + 16 + len, shared_page(CPUS - 1) + Page::STRIDE as u64);
 }
 
 #[test]
@@ -73,5 +73,5 @@ fn a_kernel_without_such_a_table_stays_as_it_is() {
 
 #[test]
 fn shared_pages_fit_below_what_is_not_ram() {
-    assert!(page(u8::MAX) + Page::STRIDE as u64 <= 0x9_fc00);
+    assert!(shared_page(u8::MAX) + Page::STRIDE as u64 <= 0x9_fc00);
 }
