@@ -8,7 +8,7 @@ mod select;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use crate::Outcome;
+use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
 use crate::source::Source;

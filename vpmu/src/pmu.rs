@@ -17,13 +17,13 @@ use std::sync::atomic::AtomicU64;
 
 use log::trace;
 
-use crate::Outcome;
 use crate::journal::Entry;
 use crate::model::Model;
 use crate::model::amd::{self, Amd};
 use crate::model::intel::{self, Intel};
 use crate::model::riscv::{self, Answer, Riscv};
 use crate::notice::Notice;
+use crate::outcome::Outcome;
 use crate::policy::{OnStarvation, Policy};
 use crate::report::Report;
 use crate::shared_page::{Page, Registers};

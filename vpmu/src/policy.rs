@@ -8,7 +8,6 @@ mod meaning;
 mod reach;
 mod rule;
 mod suggestion;
-pub(crate) mod tier;
 
 #[cfg(test)]
 mod tests;
@@ -21,10 +20,10 @@ use crate::event::Scope;
 use crate::translation;
 use crate::x86::Vendor;
 
+pub use crate::tier::Tier;
 pub use change::{Change, From, Setting};
 pub use rule::{Name, Rule, UnknownEvent};
 pub use suggestion::suggestion;
-pub use tier::Tier;
 
 /// What a guest may do with the host's counters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //! all the same.
 
 use crate::event::{Event, Meaning, Selection};
-use crate::policy::tier::Tier;
+use crate::tier::Tier;
 use crate::x86::Vendor;
 
 /// An event that the manuals or Linux name.

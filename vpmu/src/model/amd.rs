@@ -10,8 +10,8 @@ mod select;
 mod tests;
 
 use super::Model;
-use crate::Outcome;
 use crate::event_mapper::EventMapper;
+use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
 use crate::shared_page::{Counters, Registers, Slot, Stride};

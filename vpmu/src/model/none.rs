@@ -1,7 +1,8 @@
 //! No PMU: every access to a PMU register faults, as on a processor without the registers. CPUID cannot hide all of
 //! them: the K7 counters have no feature bit, so kernels probe them.
 
-use crate::{Outcome, x86};
+use crate::outcome::Outcome;
+use crate::x86;
 
 /// Returns the outcome of a read or a write of `msr`.
 pub fn access(msr: u32) -> Outcome {

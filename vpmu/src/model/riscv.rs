@@ -22,9 +22,9 @@ pub(crate) mod sbi;
 mod tests;
 
 use super::Model;
-use crate::Outcome;
 use crate::event::{Event, Filter, Meaning, Selection};
 use crate::mask::{first, members};
+use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::{Report, State};
 use crate::source::Source;

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use log::trace;
 
-use crate::Outcome;
 use crate::mask::{first, members};
 use crate::model::Model;
+use crate::outcome::Outcome;
 use crate::shared_page::{ACTIVE, IDLE, OFFERED, PASSED, Page, Registers, THAWED};
 use crate::source::Source;
 

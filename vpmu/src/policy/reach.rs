@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::tier::Tier;
+use crate::tier::Tier;
 use crate::x86::Vendor;
 
 /// Event numbers of Intel's cores since Nehalem, big and small ones. They are those that Linux lists

@@ -1,4 +1,4 @@
-//! The tiers that clouds sell.
+//! The tiers of events that clouds sell.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,27 @@
+//! What becomes of a register access.
+
+use std::fmt;
+
+/// What becomes of a register access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The write took effect.
+    Handled,
+    /// The read gives this.
+    Value(u64),
+    /// The access is an error: #GP on x86.
+    Fault,
+    /// The register belongs to something else.
+    NotMine,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Handled => write!(f, "done"),
+            Self::Value(value) => write!(f, "{value:#x}"),
+            Self::Fault => write!(f, "a fault"),
+            Self::NotMine => write!(f, "not the PMU's"),
+        }
+    }
+}
