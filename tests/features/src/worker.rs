@@ -59,8 +59,10 @@ impl Worker {
 
 /// Returns the thread ID of the caller.
 pub fn this_thread() -> i32 {
+    // The standard library refers to libc's `gettid` weakly, which can leave a static program without it.
     // SAFETY: the call takes no arguments and cannot fail.
-    unsafe { libc::gettid() }
+    let id = unsafe { libc::syscall(libc::SYS_gettid) };
+    i32::try_from(id).expect("thread IDs are below 2^22")
 }
 
 /// Forks a child that runs `job` and exits with its result. Returns the wait status of the child.

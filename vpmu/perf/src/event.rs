@@ -167,8 +167,9 @@ impl PerfEvent {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
         let fd = self.fd.as_raw_fd();
-        // SAFETY: `gettid` has no arguments.
-        let id = unsafe { libc::gettid() };
+        // Not libc's: the standard library refers to that one weakly, which a statically linked program optimised as a whole
+        // may be left with, and then it calls address 0.
+        let id = rustix::thread::gettid().as_raw_pid();
         let owner = Owner { kind: F_OWNER_TID, id };
         // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
         to_result(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
