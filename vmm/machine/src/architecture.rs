@@ -67,7 +67,7 @@ pub trait Architecture: Sized {
     fn is_linux(format: &Self::Format) -> bool;
     /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
     fn retarget(kernel: &mut Kernel<Self::Format>, pmu: PmuOf<Self>, cpus: u8) -> Result<(), LoadError>;
-    /// Loads a kernel, its initrd and its command line into the guest's memory.
+    /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
     fn load(kernel: &Kernel<Self::Format>, boot: &Boot) -> Result<Self::Entry, LoadError>;
 
     // The machine's parts.

@@ -27,7 +27,7 @@ impl Kernel {
         Arch::retarget(self, pmu, cpus)
     }
 
-    /// Loads the kernel, its initrd and its command line into the guest's memory.
+    /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.
     pub fn load(&self, boot: &Boot) -> Result<<Arch as Architecture>::Entry, LoadError> {
         Arch::load(self, boot)
     }
