@@ -1,4 +1,4 @@
-//! The traits that an architecture implements. They cover everything that differs between processor architectures.
+//! Traits for everything that differs between processor architectures.
 //!
 //! [`crate::arch`] chooses the architecture that this program is compiled for. Neither this file nor the modules that
 //! it imports depend on the choice.
@@ -248,7 +248,7 @@ pub struct Plan<'a, F, P> {
 /// The PMU that the guest sees. `S` is the guest's view of an emulated PMU, and `H` the host's side of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pmu<S, H> {
-    /// No PMU. The guest is told of none, and accesses to PMU registers fault.
+    /// No PMU. None is announced to the guest, and accesses to PMU registers fault.
     None,
     /// KVM's own in-kernel vPMU.
     Kvm,

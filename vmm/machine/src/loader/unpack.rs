@@ -1,8 +1,8 @@
 //! Decompresses the payload of a compressed kernel.
 //!
-//! The first bytes of the payload tell which of seven compressions it has. They are listed in the boot protocol's
-//! description of `payload_offset`. Tally supports those that distributions use. All payloads end with the uncompressed
-//! size: gzip's format ends with it, and for the others the kernel's build appends it.
+//! The first bytes of the payload are the magic number of one of seven compressions, which the boot protocol lists in
+//! its description of `payload_offset`. Tally supports those that distributions use. All payloads end with the
+//! uncompressed size: gzip's format ends with it, and for the others the kernel's build appends it.
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Take};
 use std::ops::Range;
