@@ -59,9 +59,9 @@ pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// Returns an archive of the modules with which a user's kernel drives Tally's devices. They are searched for where
-/// distributions install them: first below the root directory whose `boot` contains the kernel, then below this host's
-/// root directory.
+/// Returns an archive of the modules with which a user's kernel drives Tally's devices. The modules are searched for
+/// where distributions install them: first below the root directory whose `boot` contains the kernel, then below this
+/// host's root directory.
 fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
     let Some(release) = kernel.release() else { return Ok(Vec::new()) };
     let boot = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
