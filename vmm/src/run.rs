@@ -1,6 +1,7 @@
 //! `tally run`: builds a machine from the options, waits for its end, and turns that into an exit status.
 //!
-//! A run goes through stages, each a type that is made from the one before: [`Prepared`], `Assembled`, `Started`, `Ended`.
+//! A run has four stages. Each is a type that is created from the one before: [`Prepared`], `Assembled`, `Started`,
+//! `Ended`.
 
 mod assembled;
 mod boot;

@@ -1,6 +1,7 @@
-//! What an architecture supplies: everything in which a machine with one kind of processor differs from one with another.
+//! Traits for everything that differs between processor architectures.
 //!
-//! [`crate::arch`] chooses the one that this program is compiled for. Nothing in this file, or below it, knows which that is.
+//! [`crate::arch`] chooses the architecture that this program is compiled for. Neither this file nor the modules that
+//! it imports depend on the choice.
 
 use std::fmt::{self, Display};
 use std::io::{Read, Seek, Write};
@@ -21,82 +22,84 @@ use crate::loader::error::{LoadError, Problem};
 use crate::loader::kernel::{Boot, Kernel};
 use crate::memory::GuestRam;
 
-/// A kind of processor, and the machine around it.
+/// A processor architecture, and the machine around it.
 pub trait Architecture: Sized {
-    /// What its instruction pointer is called.
+    /// Name of the instruction pointer.
     const POINTER: &'static str;
 
     // The host.
 
-    /// The host's processor, as far as PMUs go.
+    /// The properties of the host's processor that matter to PMUs.
     type Processor: Copy + Display;
-    /// What every machine needs of KVM.
+    /// KVM capabilities that every machine needs.
     const NEEDS: &'static [Need];
-    /// What KVM had better have.
+    /// KVM capabilities that are used if KVM has them.
     const WANTED: &'static [Need];
-    /// The modules that make KVM of a kernel, and what they stand on.
+    /// KVM's kernel modules, each with a phrase for the user that says on what its KVM runs.
     const MODULES: &'static [(&'static str, &'static str)];
-    /// The commands that load such a module.
+    /// Commands that load a KVM module.
     const LOADING: &'static [&'static str];
 
     /// Returns the host's processor.
     fn processor(kvm: &Kvm) -> Result<Self::Processor, KvmError>;
-    /// Returns what a kernel has to be told of its processor, for this PMU.
+    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
     fn kernel_words(processor: Self::Processor, pmu: PmuOf<Self>) -> Option<&'static str>;
-    /// Returns what a machine with such a PMU needs of KVM beyond [`Self::NEEDS`].
+    /// Returns the KVM capabilities that a machine with this PMU needs beyond [`Self::NEEDS`].
     fn needs(choice: Self::Choice) -> &'static [Need];
-    /// Says what there is to say of KVM's own PMU.
+    /// Returns a sentence for the user about the state of KVM's own PMU.
     fn of_kvms_pmu(kvm: &Kvm) -> &'static str;
-    /// Returns the time by the processor's clock.
+    /// Reads the processor's clock (x86: the time-stamp counter, RISC-V: `time`).
     fn ticks() -> u64;
 
     // Kernels.
 
-    /// What a kernel's file was found to be.
+    /// Format of a kernel file.
     type Format;
-    /// How the guest's first vCPU starts.
+    /// Initial state of the guest's first vCPU.
     type Entry: Copy;
-    /// What every Linux kernel is told.
+    /// Parameters that every Linux kernel gets on its command line.
     const KERNEL_WORDS: &'static str;
 
-    /// Finds out what a file of this length is. It comes with what is loaded of it, unpacked, and perhaps more.
+    /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
+    /// is loaded.
     fn read_kernel(file: &mut (impl Read + Seek), len: u64) -> Result<(Self::Format, Vec<u8>), Problem>;
     /// Returns whether a kernel is Linux.
     fn is_linux(format: &Self::Format) -> bool;
-    /// Has a kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
     fn retarget(kernel: &mut Kernel<Self::Format>, pmu: PmuOf<Self>, cpus: u8) -> Result<(), LoadError>;
-    /// Puts a kernel and what it is booted with into the guest's memory.
+    /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
     fn load(kernel: &Kernel<Self::Format>, boot: &Boot) -> Result<Self::Entry, LoadError>;
 
-    // What the machine is made of.
+    // The machine's parts.
 
-    /// Where a vCPU finds devices, and what else it shares with the others.
+    /// The device buses, and other state that all vCPUs share.
     type Buses: Clone;
     /// The interrupt controllers.
     type Controllers;
-    /// What vCPUs are prepared from.
+    /// The host's data from which vCPUs are set up.
     type Processors;
-    /// The interrupt line of the serial port.
+    /// Interrupt line of the serial port.
     const CONSOLE_GSI: u32;
-    /// Where the first virtio device is.
+    /// Address and interrupt line of the first virtio device.
     const VIRTIO: FirstVirtio;
 
-    /// Returns where RAM of that size is: first addresses and lengths.
+    /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     fn ram(size: u64) -> Vec<(u64, u64)>;
-    /// Connects a device's interrupt line.
+    /// Creates the object through which a device raises this interrupt line.
     fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError>;
-    /// Makes what has to be there before the first vCPU.
+    /// Creates the parts of the VM that KVM requires before the first vCPU is created.
     fn before_vcpus(vm: &VmFd) -> Result<(), KvmError>;
-    /// Makes what comes after the last one.
+    /// Creates the parts of the VM that KVM creates only when all vCPUs exist.
     fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self::Controllers, KvmError>;
-    /// Tells the kernel what there is, so many virtio devices among it.
+    /// Writes the description of the hardware for the guest's kernel (x86: ACPI tables, RISC-V: device tree).
+    /// `virtio` is the number of virtio devices.
     fn describe(
         plan: &Plan<Self::Format, PmuOf<Self>>,
         vcpus: &[VcpuFd],
         virtio: usize,
         entry: Self::Entry,
     ) -> Result<(), MachineError>;
-    /// Puts the devices where vCPUs find them.
+    /// Creates the buses with all devices on them.
     fn buses(
         kvm: &Kvm,
         vm: &Arc<VmFd>,
@@ -105,21 +108,22 @@ pub trait Architecture: Sized {
         virtio: MmioBus,
         controllers: Self::Controllers,
     ) -> Result<Self::Buses, MachineError>;
-    /// Reads a device's register in memory.
+    /// Handles a guest's read from a device's register in memory (MMIO).
     fn read(buses: &Self::Buses, address: u64, data: &mut [u8]);
-    /// Writes to one.
+    /// Handles a guest's write to a device's register in memory (MMIO). Returns how the machine ends if the write
+    /// ends it.
     fn write(buses: &Self::Buses, address: u64, data: &[u8]) -> Option<End>;
 
     // vCPUs.
 
-    /// The exits that other architectures do not have.
+    /// Exits that only this architecture has.
     type OwnExit;
-    /// A vCPU's file, on its thread.
+    /// A vCPU's file descriptor, on the vCPU's thread.
     type Run: Run<OwnExit = Self::OwnExit, Buses = Self::Buses>;
 
-    /// Asks KVM what vCPUs are prepared from.
+    /// Reads from KVM the data from which vCPUs are set up.
     fn processors(kvm: &Kvm) -> Result<Self::Processors, KvmError>;
-    /// Prepares the vCPU of this number. All but the first wait for the kernel to start them.
+    /// Sets up the initial state of vCPU `id`. All vCPUs but the first wait until the guest's kernel starts them.
     fn prepare(
         processors: &Self::Processors,
         fd: &mut VcpuFd,
@@ -128,9 +132,9 @@ pub trait Architecture: Sized {
         plan: &Plan<Self::Format, PmuOf<Self>>,
         buses: &Self::Buses,
     ) -> Result<(), KvmError>;
-    /// Returns what an exit is counted as.
+    /// Returns the kind under which an exit is counted.
     fn kind(exit: &Self::OwnExit) -> exit::Kind;
-    /// Deals with an exit. Returns how the machine ends, if it does.
+    /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.
     fn serve(
         exit: Self::OwnExit,
         run: &mut Self::Run,
@@ -138,44 +142,47 @@ pub trait Architecture: Sized {
         buses: &Self::Buses,
         ram: &GuestRam,
     ) -> Option<End>;
-    /// Returns where a vCPU is.
+    /// Returns a vCPU's instruction pointer.
     fn place(fd: &VcpuFd) -> u64;
-    /// Prepares [`Self::kept_place`], which is asked for often.
+    /// Enables [`Self::kept_place`]. On x86 KVM then copies the registers into the shared pages at each exit, which
+    /// is cheaper than a system call after each exit.
     fn keep_place(fd: &mut VcpuFd);
-    /// Returns where a vCPU was when it left the guest.
+    /// Returns the instruction pointer at the last exit. Requires an earlier call of [`Self::keep_place`].
     fn kept_place(fd: &VcpuFd) -> u64;
-    /// Tells the guest's kernel that a vCPU was away, if it can be told.
+    /// Tells the guest's kernel that this vCPU was paused, so that the kernel's watchdog does not report a lockup. Does
+    /// nothing if the guest has no interface for this.
     fn tell_of_pause(fd: &VcpuFd);
 
     // The PMU.
 
-    /// What can be asked for.
+    /// A value of `--pmu`.
     type Choice: Copy;
-    /// A PMU of Tally's, as the guest sees it.
+    /// The guest's view of an emulated PMU: its vendor and its counters.
     type Shown: Copy;
-    /// Who counts for it.
+    /// The host's side of an emulated PMU: the host PMU that backs its counters.
     type Host: Copy;
-    /// Why a PMU cannot be had.
+    /// Why this host cannot offer a PMU.
     type Unavailable;
-    /// An emulated PMU, on its vCPU's thread.
+    /// A vCPU's emulated PMU, on the vCPU's thread.
     type Front: Front;
 
-    /// Finds out what the guest can be offered on a host with that processor.
+    /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
     fn offer(
         choice: Self::Choice,
         counters: Option<u32>,
         processor: Self::Processor,
         policy: &Policy,
     ) -> Result<Offer<PmuOf<Self>>, Self::Unavailable>;
-    /// Returns how many counters for any events the processor has on which this thread runs, if that can be known.
+    /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be
+    /// found out.
     fn counters() -> Option<usize>;
-    /// Returns what is counted, in the guest's words.
+    /// Describes a selected event in the guest's terms.
     fn words(shown: Self::Shown, host: Self::Host, selection: Selection) -> String;
-    /// Tells KVM which PMU the guest sees, before the first vCPU exists.
+    /// Configures KVM for this PMU. Must be called before the first vCPU is created.
     fn configure(pmu: PmuOf<Self>, vm: &VmFd) -> Result<(), KvmError>;
-    /// Returns whether the kernel has to access this PMU in a way that can be handed over.
+    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`Self::retarget`].
     fn needs_retargeting(pmu: PmuOf<Self>) -> bool;
-    /// Creates the PMU of the vCPU of this number, on that vCPU's thread.
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
     fn front(
         shown: Self::Shown,
         host: Self::Host,
@@ -185,29 +192,30 @@ pub trait Architecture: Sized {
     ) -> Self::Front;
 }
 
-/// A vCPU's file, on the thread that runs the vCPU: what `KVM_RUN` comes back with is seen by its methods alone.
+/// A vCPU's file descriptor, on the thread that runs the vCPU. Only this trait's methods see what `KVM_RUN` returns.
 pub trait Run {
-    /// The exits that other architectures do not have.
+    /// Exits that only this architecture has.
     type OwnExit;
-    /// Where a vCPU finds devices.
+    /// The device buses.
     type Buses;
 
-    /// Takes a vCPU to its thread.
+    /// Wraps the file descriptor. Must be called on the thread that runs the vCPU.
     fn new(fd: VcpuFd) -> Self;
-    /// Runs the guest until it leaves.
+    /// Runs the guest until its next exit.
     fn run(&mut self) -> Exit<Self::OwnExit>;
-    /// Returns the vCPU's file, for anything but to run it.
+    /// Returns the vCPU's file descriptor, for all operations except `KVM_RUN`.
     fn fd(&mut self) -> &mut VcpuFd;
-    /// Carries out what KVM has held back; after every exit, before that is dealt with.
+    /// Passes the writes that KVM has coalesced to their devices. Must be called after every exit, before the exit is
+    /// handled, so that the devices see all accesses in order.
     fn drain(&mut self, buses: &Self::Buses);
 
-    /// Gives the guest what it reads from a device's register in memory.
+    /// Completes an [`Exit::MemoryRead`] with this data.
     fn answer_memory(&mut self, data: Bytes) {
         exit::answer_memory(self.fd(), data);
     }
 }
 
-/// An emulated PMU as one vCPU sees it, on that vCPU's thread.
+/// A vCPU's emulated PMU, on the vCPU's thread.
 pub trait Front {
     /// Returns the virtual PMU.
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents>;
@@ -215,55 +223,55 @@ pub trait Front {
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError>;
 }
 
-/// What a guest sees as its PMU.
+/// The PMU that the guest sees, on architecture `A`.
 pub type PmuOf<A> = Pmu<<A as Architecture>::Shown, <A as Architecture>::Host>;
 
-/// What a vCPU has as its PMU.
+/// A vCPU's PMU on the vCPU's thread, on architecture `A`.
 pub type KindOf<A> = Kind<<A as Architecture>::Front>;
 
-/// What a machine is built for, as far as that matters to its architecture.
+/// The part of a machine's configuration that its architecture needs.
 pub struct Plan<'a, F, P> {
     /// The kernel.
     pub kernel: &'a Kernel<F>,
-    /// Its command line.
+    /// The kernel's command line.
     pub command_line: &'a str,
-    /// How many vCPUs there are.
+    /// Number of vCPUs.
     pub cpus: u8,
     /// The guest's memory.
     pub ram: &'a GuestRam,
-    /// Which PMU the guest sees.
+    /// The PMU that the guest sees.
     pub pmu: P,
-    /// Opens where the console's output goes.
+    /// Opens the destination of the console's output.
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
 }
 
-/// What the guest sees: `S` is a PMU of Tally's, and `H` who counts for it.
+/// The PMU that the guest sees. `S` is the guest's view of an emulated PMU, and `H` the host's side of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pmu<S, H> {
-    /// No PMU: none is announced, and its registers fault.
+    /// No PMU. None is announced to the guest, and accesses to PMU registers fault.
     None,
     /// KVM's own in-kernel vPMU.
     Kvm,
-    /// Tally's.
+    /// A PMU that Tally emulates.
     Emulated(S, H),
 }
 
-/// What becomes of a choice.
+/// The PMU that a host can offer for a choice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Offer<P> {
-    /// What the guest sees.
+    /// The PMU that the guest sees.
     pub pmu: P,
-    /// What the user should know about it.
+    /// Remarks for the user about the offer.
     pub remarks: Vec<String>,
 }
 
-/// What a vCPU has, on its thread: `F` is an emulated one.
+/// A vCPU's PMU on the vCPU's thread. `F` is an emulated PMU.
 pub enum Kind<F> {
-    /// None.
+    /// No PMU.
     None,
-    /// KVM's own.
+    /// KVM's own in-kernel vPMU.
     Kvm,
-    /// One of Tally's.
+    /// A PMU that Tally emulates.
     Emulated(Box<F>),
 }
 
@@ -277,22 +285,22 @@ impl<S: Display, H> Display for Pmu<S, H> {
     }
 }
 
-/// Where the first virtio device is. The others are behind it, each with an interrupt line of its own.
+/// Location of the first virtio device. The others follow it, in the address space and in the interrupt lines.
 #[derive(Debug, Clone, Copy)]
 pub struct FirstVirtio {
-    /// Its registers.
+    /// Address of the registers.
     pub base: u64,
-    /// The interrupt line that it drives.
+    /// Interrupt line.
     pub gsi: u32,
 }
 
 impl FirstVirtio {
-    /// Returns where a device's registers are.
+    /// Returns the address of the registers of device `index`.
     pub fn address(self, index: usize) -> u64 {
         self.base + index as u64 * Transport::SIZE
     }
 
-    /// Returns the interrupt line that it drives.
+    /// Returns the interrupt line of device `index`.
     pub fn line(self, index: usize) -> u32 {
         self.gsi + u32::try_from(index).expect("there are few devices")
     }

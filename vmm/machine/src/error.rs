@@ -1,29 +1,29 @@
-//! Why a machine cannot be built.
+//! Errors of building a machine.
 
 use devices::Overlap;
 
 use crate::kvm_error::KvmError;
 use crate::loader::error::LoadError;
 
-/// A machine that cannot be built.
+/// Why a machine cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// KVM refused something.
+    /// A KVM operation failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// The kernel cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Two devices at one place.
+    /// Two devices would have overlapping addresses.
     #[error(transparent)]
     Bus(#[from] Overlap),
-    /// The host is out of files.
+    /// An eventfd cannot be created, for example because too many files are open.
     #[error("cannot make an eventfd: {0}")]
     Event(std::io::Error),
-    /// Or of threads.
+    /// A thread cannot be started.
     #[error("cannot start a device's thread: {0}")]
     Thread(std::io::Error),
-    /// The guest's memory does not hold what its kernel is to be told.
+    /// The description of the hardware (ACPI tables or device tree) cannot be written into the guest's memory.
     #[error("cannot write the firmware: {0}")]
     Firmware(String),
 }

@@ -1,4 +1,4 @@
-//! Why a vCPU has left its guest, as values of our own: nothing in here borrows the pages that KVM shares with this process.
+//! Exits of a vCPU, as values that do not borrow from the pages that KVM shares with this process (`struct kvm_run`).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -12,54 +12,54 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::kvm_error::KvmError;
 
-/// Why a vCPU has left its guest. `A` are the exits that only one architecture has.
+/// Why a vCPU has left its guest. `A` is the type of the exits that only one architecture has.
 pub enum Exit<A> {
-    /// The guest reads a device's register in memory, and waits for the answer.
+    /// The guest reads from a device's register in memory (MMIO). The next entry completes the read.
     MemoryRead {
-        /// Its physical address.
+        /// Guest-physical address of the register.
         address: u64,
-        /// How many bytes it reads.
+        /// Number of bytes to read.
         width: usize,
     },
-    /// The guest writes to a device's register in memory.
+    /// The guest writes to a device's register in memory (MMIO).
     MemoryWrite {
-        /// Its physical address.
+        /// Guest-physical address of the register.
         address: u64,
-        /// What it writes.
+        /// The data written.
         data: Bytes,
     },
-    /// What only this architecture has.
+    /// An exit that only this architecture has.
     Own(A),
-    /// A signal has arrived, or the next entry was to return at once.
+    /// A signal has arrived, or `immediate_exit` was set. The guest itself has not caused this exit.
     CalledOut,
-    /// The guest has asked KVM itself for the end of its machine.
+    /// The guest has shut down or reset its machine through an interface that KVM implements.
     End(End),
-    /// The guest cannot go on.
+    /// The vCPU cannot run any further.
     Dead(Reason),
 }
 
-/// What an exit is counted as.
+/// Kinds of exits, for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A read from an I/O port.
     PortRead,
-    /// A write to one.
+    /// A write to an I/O port.
     PortWrite,
-    /// A read of a device's register in memory.
+    /// A read from a device's register in memory.
     MemoryRead,
-    /// A write to one.
+    /// A write to a device's register in memory.
     MemoryWrite,
-    /// A read of a register of the PMU's.
+    /// A read from a PMU register.
     PmuRead,
-    /// A write to one.
+    /// A write to a PMU register.
     PmuWrite,
     /// A signal.
     Signal,
-    /// Anything else.
+    /// Any other exit.
     Other,
 }
 
-/// The data of one access: up to 8 bytes.
+/// Data of one access to a device, at most [`Bytes::MOST`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
     bytes: [u8; Self::MOST],
@@ -67,15 +67,15 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// An access is of at most so many.
+    /// Maximum length of an access, as in `struct kvm_run`.
     pub const MOST: usize = 8;
 
-    /// Returns so many zeroes, or as many as there can be.
+    /// Returns `len` zeroes, but at most [`Self::MOST`].
     pub fn zeroes(len: usize) -> Self {
         Self { bytes: [0; Self::MOST], len: len.min(Self::MOST) }
     }
 
-    /// Returns a copy of these, or of as many as there can be.
+    /// Copies `data`, but at most its first [`Self::MOST`] bytes.
     pub fn copy_of(data: &[u8]) -> Self {
         let mut copy = Self::zeroes(data.len());
         let len = copy.len;
@@ -83,7 +83,7 @@ impl Bytes {
         copy
     }
 
-    /// Returns them with zeroes behind.
+    /// Returns the data, padded with zeroes.
     pub fn padded(self) -> [u8; Self::MOST] {
         self.bytes
     }
@@ -103,20 +103,20 @@ impl DerefMut for Bytes {
     }
 }
 
-/// Why a vCPU cannot go on.
+/// Why a vCPU cannot run any further.
 #[derive(Debug)]
 pub enum Reason {
-    /// A fault while handling a fault while handling a fault.
+    /// A triple fault: an exception occurred while the processor delivered a double fault.
     TripleFault,
-    /// KVM met something that it cannot emulate.
+    /// KVM reports an internal error (`KVM_EXIT_INTERNAL_ERROR`) with this suberror.
     InternalError(u32),
-    /// The processor refused to enter the guest.
+    /// The processor refused to enter the guest (`KVM_EXIT_FAIL_ENTRY`), for this hardware-specific reason.
     EntryFailed(u64),
-    /// `KVM_RUN` itself failed.
+    /// The ioctl `KVM_RUN` failed.
     RunFailed(kvm_ioctls::Error),
-    /// Something that must be done before it goes on cannot be done.
+    /// A KVM operation failed that the vCPU needs before it can enter the guest.
     Refused(KvmError),
-    /// An exit that no machine of ours causes.
+    /// An exit that a machine of Tally's should never cause.
     Unexpected(String),
 }
 
@@ -147,7 +147,8 @@ impl fmt::Display for Reason {
 }
 
 impl<A> Exit<A> {
-    /// Returns an exit that all architectures have; none for one that says by itself too little ([`Self::rare`]).
+    /// Converts an exit that all architectures have. Returns `None` if `exit` itself does not have enough detail: call
+    /// [`Self::rare`] then.
     pub fn common(exit: &VcpuExit) -> Option<Self> {
         Some(match *exit {
             VcpuExit::Intr | VcpuExit::InternalError => return None,
@@ -167,7 +168,8 @@ impl<A> Exit<A> {
         })
     }
 
-    /// Returns what the pages that KVM shares for a vCPU say of an exit.
+    /// Converts an exit whose details are only in `struct kvm_run`: an internal error, or an exit that the guest has
+    /// not caused.
     pub fn rare(fd: &mut VcpuFd) -> Self {
         match fd.get_kvm_run() {
             run if run.exit_reason == KVM_EXIT_INTERNAL_ERROR => {
@@ -177,7 +179,8 @@ impl<A> Exit<A> {
         }
     }
 
-    /// Returns what it means that `KVM_RUN` failed.
+    /// Converts an error of `KVM_RUN`. EINTR means that a signal has arrived or that `immediate_exit` was set. EAGAIN
+    /// asks for another call, for example because a vCPU that waited for its start was started.
     pub fn failed(error: kvm_ioctls::Error) -> Self {
         match error.errno() {
             libc::EINTR | libc::EAGAIN => Self::CalledOut,
@@ -186,7 +189,7 @@ impl<A> Exit<A> {
     }
 }
 
-/// Gives the guest what it reads from a device's register in memory. KVM takes it from there at the next entry.
+/// Completes a guest's read from a device's register in memory. KVM copies the data to the guest at the next entry.
 pub fn answer_memory(fd: &mut VcpuFd, data: Bytes) {
     fd.get_kvm_run().__bindgen_anon_1.mmio.data = data.padded();
 }
@@ -201,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_access_has_its_own_width_and_zeroes_behind() {
+    fn an_access_keeps_its_width_and_is_padded_with_zeroes() {
         let mut bytes = Bytes::copy_of(&[1, 2]);
         assert_eq!((&*bytes, bytes.padded()), (&[1, 2][..], [1, 2, 0, 0, 0, 0, 0, 0]));
         bytes[1] = 3;

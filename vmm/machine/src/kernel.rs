@@ -1,4 +1,4 @@
-//! A kernel for this architecture: read, changed, loaded.
+//! Reads, patches and loads kernels for this architecture.
 
 use std::fmt;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::pmu::Pmu;
 pub type Kernel = kernel::Kernel<<Arch as Architecture>::Format>;
 
 impl Kernel {
-    /// Reads a kernel, of whichever format the file turns out to be.
+    /// Reads a kernel from a file and detects its format.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let mut user = UserFile::open(path)?;
         let (format, image) =
@@ -22,17 +22,17 @@ impl Kernel {
         Ok(Self { path: path.to_owned(), image, format })
     }
 
-    /// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
     pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
         Arch::retarget(self, pmu, cpus)
     }
 
-    /// Puts the kernel and what it is booted with into the guest's memory.
+    /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.
     pub fn load(&self, boot: &Boot) -> Result<<Arch as Architecture>::Entry, LoadError> {
         Arch::load(self, boot)
     }
 
-    /// Whether it is Linux.
+    /// Returns true if the kernel is Linux.
     pub fn is_linux(&self) -> bool {
         Arch::is_linux(&self.format)
     }

@@ -1,73 +1,73 @@
-//! What KVM must be able to do, and what it says when it cannot.
+//! KVM capabilities that Tally needs, and errors of KVM.
 
 use std::io;
 
 use kvm_ioctls::Cap;
 
-/// KVM's interface has had this version since 2007.
+/// Version of KVM's API. It has not changed since 2007.
 pub const API_VERSION: i32 = 12;
 
-/// Something that a KVM must be able to do.
+/// A KVM capability that Tally needs or can use.
 pub struct Need {
-    /// KVM's name for it.
+    /// The capability.
     pub cap: Cap,
-    /// The same in its documentation.
+    /// Name of the capability in KVM's documentation.
     pub name: &'static str,
-    /// What it is for.
+    /// What Tally needs it for.
     pub purpose: &'static str,
 }
 
 impl Need {
-    /// A need.
+    /// Creates a description of a capability.
     pub const fn new(cap: Cap, name: &'static str, purpose: &'static str) -> Self {
         Self { cap, name, purpose }
     }
 }
 
-/// What KVM refused.
+/// Errors of KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// There is no KVM.
+    /// `/dev/kvm` does not exist.
     #[error("no /dev/kvm: this host has no KVM, or its module is not loaded ({loading})")]
     Absent {
-        /// The commands that load the module.
+        /// Commands that load a KVM module.
         loading: String,
     },
-    /// It is not for this user.
+    /// This user may not open `/dev/kvm`.
     #[error(
         "/dev/kvm: permission denied: join the group that owns it (`sudo usermod -aG kvm $USER`, then log in again)"
     )]
     Forbidden,
-    /// It cannot be opened for another reason.
+    /// `/dev/kvm` cannot be opened for another reason.
     #[error("/dev/kvm: {0}")]
     Open(io::Error),
-    /// Not the interface that we know.
+    /// KVM has another API version than [`API_VERSION`].
     #[error("/dev/kvm speaks version {0} of its interface, not {API_VERSION}")]
     Version(i32),
-    /// It lacks something.
+    /// KVM lacks these capabilities.
     #[error("this host's KVM lacks {0}")]
     Lacks(String),
-    /// More CPUs than it can give.
+    /// The number of vCPUs is outside of KVM's and Tally's limits.
     #[error("--cpus {asked}: this host's KVM allows 1 to {most}")]
     Cpus {
-        /// What was asked for.
+        /// Requested number.
         asked: u32,
-        /// The most there can be.
+        /// Maximum number.
         most: u32,
     },
     /// An operation failed.
     #[error("KVM cannot {what}: {source}")]
     Operation {
-        /// What was tried.
+        /// The operation. Completes the sentence "KVM cannot ...".
         what: &'static str,
-        /// What KVM said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
 }
 
-/// Gives a failed KVM operation its name.
+/// Adds the operation to an error of KVM.
 pub trait Doing<T> {
-    /// `what` completes the sentence "KVM cannot ...".
+    /// Names the operation. `what` completes the sentence "KVM cannot ...".
     fn doing(self, what: &'static str) -> Result<T, KvmError>;
 }
 

@@ -1,10 +1,11 @@
-//! A virtual machine on Linux' KVM whose guest has a working PMU: its memory, its vCPUs, how it boots, its devices' wiring.
+//! Virtual machines on Linux' KVM whose guests have a working PMU: memory, vCPUs, boot, and the wiring of devices.
 //!
-//! There is no command line in here, and nothing is printed: a program says what machine it wants ([`Config`]), has it
-//! built ([`Machine`]), runs each of its vCPUs on a thread ([`Vcpu::run`]), and asks them how they do ([`Vcpus`]). What happens to
-//! the guest's counters is told to a [`Journal`], and what else there is to say goes through the crate `log` ([`target`]).
+//! The library has no command line and prints nothing. A program describes a machine ([`Config`]), builds it
+//! ([`Machine`]), runs each vCPU on a thread of its own ([`Vcpu::run`]), and requests reports from the vCPUs
+//! ([`Vcpus`]). Events of the guest's counters are passed to a [`Journal`]. Other messages are logged with the crate
+//! `log` (see [`target`]).
 //!
-//! What differs from one kind of processor to another is behind the traits of `architecture.rs`.
+//! Everything that depends on the processor's architecture is behind the traits of `architecture.rs`.
 
 mod arch;
 mod architecture;
@@ -36,5 +37,5 @@ pub use vcpu::report::VcpuReport;
 pub use vcpu::{Failure, Vcpu};
 pub use virtio::MOST as MOST_VIRTIO_DEVICES;
 
-/// What every Linux kernel has to be told of the machine.
+/// Parameters that every Linux kernel gets on its command line, whatever the user's options.
 pub const KERNEL_WORDS: &str = <arch::Arch as architecture::Architecture>::KERNEL_WORDS;

@@ -1,8 +1,8 @@
-//! From a kernel file to a guest that is ready to run: what the file is, and where everything goes.
+//! Loads kernels: the parts that all architectures share.
 //!
-//! A kernel is read once, whole and unpacked, and then loaded. Between the two its code can still be changed, which is
-//! why a packed kernel is unpacked here and not by the stub that it brings along. Which files are kernels is each
-//! processor's own ([`crate::architecture::Architecture::read_kernel`]).
+//! A kernel is read into Tally's memory, uncompressed, and later loaded into the guest's memory. In between its code
+//! can be patched. This is why Tally decompresses a kernel itself, instead of letting the kernel's own stub do so in
+//! the guest. Each architecture has kernel formats of its own ([`crate::architecture::Architecture::read_kernel`]).
 
 pub mod bytes;
 pub mod error;
@@ -11,7 +11,8 @@ pub mod foreign;
 pub mod kernel;
 pub mod unpack;
 
-/// The most bytes of a kernel that Tally reads or unpacks.
+/// Maximum size of a kernel that Tally reads or decompresses to.
 ///
-/// Linux maps itself into 512 MiB (`KERNEL_IMAGE_SIZE`) unless it moves itself about; Debian's takes a tenth of that.
+/// Linux on x86 maps itself into at most 512 MiB (`KERNEL_IMAGE_SIZE` without KASLR). Debian's kernel needs a tenth
+/// of that.
 const LARGEST: u64 = 512 << 20;

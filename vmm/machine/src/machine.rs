@@ -1,4 +1,4 @@
-//! A virtual machine put together: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
+//! Builds a virtual machine: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
 
 use std::io::Write;
 use std::path::Path;
@@ -24,53 +24,53 @@ use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::Vcpus;
 use crate::virtio::{self, Virtio};
 
-/// What a machine is made from.
+/// Configuration of a machine.
 pub struct Config<'a> {
-    /// The kernel, not loaded yet.
+    /// The kernel. [`Machine::new`] loads it.
     pub kernel: &'a Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<&'a Path>,
-    /// An archive in front of the initrd.
+    /// A cpio archive that is placed in front of the initrd.
     pub front: &'a [u8],
     /// The kernel's command line.
     pub command_line: &'a str,
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub cpus: u8,
     /// The guest's memory.
     pub ram: GuestRam,
-    /// Which PMU it sees.
+    /// The PMU that the guest sees.
     pub pmu: Pmu,
-    /// What the operator lets it have of that.
+    /// The operator's policy for that PMU.
     pub policy: Policy,
-    /// Opens where the console's output goes.
+    /// Opens the destination of the console's output. It may be called more than once.
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
-    /// A virtio device that the caller serves: the first.
+    /// A virtio device whose queues the caller serves. It becomes the first virtio device.
     pub served_outside: Option<&'a dyn Device>,
-    /// The other virtio devices, each with a name for its thread.
+    /// The other virtio devices, each with the name of the thread that serves it.
     pub devices: Vec<(String, Box<dyn Device>)>,
 }
 
 /// A machine ready to run.
 pub struct Machine {
-    /// Its vCPUs, each to be run on a thread of its own.
+    /// The vCPUs. Each is to be run on a thread of its own.
     pub vcpus: Vec<Vcpu>,
-    /// How they are asked.
+    /// Handle for requests to the vCPUs.
     pub asked: Arc<Vcpus>,
-    /// The console's port, for input.
+    /// The console's serial port, for input.
     pub console: Serial,
-    /// Signalled when the console has taken its input.
+    /// Signalled when the guest has read all of the console's input.
     pub console_room: EventFd,
-    /// The registers of the device that the caller serves.
+    /// Transport of the device that the caller serves.
     pub served_outside: Option<Arc<Transport>>,
 }
 
 impl Machine {
-    /// Maps memory of this size for a guest.
+    /// Maps a guest's memory of this size.
     pub fn memory(size: &Size) -> Result<GuestRam, MemoryError> {
         GuestRam::new(size, Arch::ram)
     }
 
-    /// Builds it.
+    /// Creates the machine, loads the kernel and starts the threads of the virtio devices. The vCPUs do not run yet.
     pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
         let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
         Arch::configure(config.pmu, &vm)?;
@@ -134,7 +134,7 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped, and stays so as long as there are vCPUs: each has a share in it.
+        // SAFETY: the region is mapped, and each vCPU keeps it mapped: it holds a reference to the mapping.
         unsafe { vm.set_user_memory_region(region) }.doing("give the guest its memory")?;
     }
     Ok(())

@@ -1,41 +1,42 @@
-//! The guest's memory. Where in its address space that is depends on the processor ([`crate::architecture::Architecture::ram`]).
+//! The guest's memory. The architecture defines its guest-physical addresses
+//! ([`crate::architecture::Architecture::ram`]).
 
 use std::fmt;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The smallest guest: room for one MiB of kernel above the first MiB.
+/// Minimum size of a guest's memory: the first MiB, and one MiB above it for a kernel.
 const SMALLEST: u64 = 2 << 20;
 
-/// Memory that cannot be given to a guest.
+/// Why a guest cannot have memory of a size.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// Too small for anything.
+    /// The size is below the minimum.
     #[error("--memory {0}: a guest needs at least 2M")]
     TooSmall(String),
-    /// Larger than the host's own.
+    /// The size exceeds the host's memory.
     #[error("--memory {asked}: this host has only {has} MiB")]
     TooLarge {
-        /// What was asked for.
+        /// Requested size.
         asked: String,
-        /// What the host has, in MiB.
+        /// Size of the host's memory in MiB.
         has: u64,
     },
-    /// The host would not map it.
+    /// The host refused to map the memory.
     #[error("--memory {asked}: cannot map the guest's memory: {source}")]
     Map {
-        /// What was asked for.
+        /// Requested size.
         asked: String,
-        /// What the host said.
+        /// The host's error.
         source: vm_memory::mmap::FromRangesError,
     },
 }
 
-/// A size as users write it: bytes, or a number with K, M or G behind it.
+/// A size as users write it: a number of bytes, or a number with the unit K, M or G.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
     text: String,
-    /// The size in bytes, a multiple of a page.
+    /// The size in bytes, a multiple of the page size.
     pub bytes: u64,
 }
 
@@ -70,7 +71,8 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Maps RAM of that size where `ranges` says that it is; the host gives pages only as the guest touches them.
+    /// Maps RAM of this size. `ranges` returns its guest-physical ranges for a size. The host allocates a page only
+    /// when the page is first accessed.
     pub fn new(size: &Size, ranges: impl Fn(u64) -> Vec<(u64, u64)>) -> Result<Self, MemoryError> {
         if size.bytes < SMALLEST {
             return Err(MemoryError::TooSmall(size.text.clone()));
@@ -90,7 +92,7 @@ impl GuestRam {
         Ok(Self { mapped, size: size.bytes })
     }
 
-    /// How much there is, in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_or_too_much_memory_is_refused_by_name() {
+    fn a_refusal_names_the_size_or_the_hosts_limit() {
         for text in ["0", "1M"] {
             assert!(
                 GuestRam::new(&size(text), |size| vec![(0, size)]).unwrap_err().to_string().contains(text)

@@ -1,9 +1,10 @@
-//! Which PMU the guest sees, and what it takes for it to see it.
+//! The PMU that the guest sees, and its part on each vCPU's thread.
 //!
-//! What was asked for ([`Choice`]) becomes a [`Pmu`] once it is known what the host can give ([`offer`]). Each vCPU's thread
-//! answers for its PMU with counters of its own (`thread`). Signals call the thread out of the guest: when an alarm of a
-//! counter has expired (`alarm`), and when the virtual PMU has to look at its counters (`timer`). How a PMU is accessed and how
-//! it interrupts is the architecture's (`architecture.rs`).
+//! [`offer`] turns the user's [`Choice`] into a [`Pmu`] that the host can provide. Each vCPU's thread handles the
+//! accesses of its vCPU to the PMU, with perf events of its own (`thread`). Two signals make the thread leave the
+//! guest: one when a counter's alarm expires (`alarm`), the other when the virtual PMU's timer expires (`timer`) or
+//! another thread has a request. The architecture defines how the guest accesses the PMU and how the PMU interrupts
+//! the guest (`architecture.rs`).
 
 pub(crate) mod alarm;
 pub(crate) mod journal;
@@ -18,17 +19,17 @@ use crate::arch::Arch;
 use crate::architecture::{self, Architecture, PmuOf};
 use crate::kvm_error::KvmError;
 
-/// What can be asked for.
+/// A value of `--pmu`.
 pub type Choice = <Arch as Architecture>::Choice;
-/// A PMU of Tally's, as the guest sees it.
+/// The guest's view of an emulated PMU: its vendor and its counters.
 pub type Shown = <Arch as Architecture>::Shown;
-/// What the guest sees.
+/// The PMU that the guest sees.
 pub type Pmu = PmuOf<Arch>;
-/// What becomes of a choice.
+/// The PMU that this host can offer for a choice.
 pub type Offer = architecture::Offer<Pmu>;
-/// Why a PMU cannot be had.
+/// Why this host cannot offer a PMU.
 pub type Unavailable = <Arch as Architecture>::Unavailable;
-/// The host's processor, as far as PMUs go.
+/// The properties of the host's processor that matter to PMUs.
 pub type Processor = <Arch as Architecture>::Processor;
 
 /// Returns the host's processor.
@@ -36,7 +37,7 @@ pub fn processor(kvm: &Kvm) -> Result<Processor, KvmError> {
     Arch::processor(kvm)
 }
 
-/// Finds out what the guest can be offered on a host with that processor.
+/// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
 pub fn offer(
     choice: Choice,
     counters: Option<u32>,
@@ -46,13 +47,14 @@ pub fn offer(
     Arch::offer(choice, counters, processor, policy)
 }
 
-/// Returns how many counters for any events the processor has on which this thread runs, if that can be known.
+/// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be found
+/// out.
 pub fn counters() -> Option<usize> {
     Arch::counters()
 }
 
 impl Pmu {
-    /// Returns what is counted, in the guest's words.
+    /// Describes a selected event in the guest's terms.
     pub fn words(self, selection: Selection) -> String {
         match self {
             Self::Emulated(shown, host) => Arch::words(shown, host, selection),
@@ -60,12 +62,12 @@ impl Pmu {
         }
     }
 
-    /// Returns whether the kernel has to access this PMU in a way that can be handed over: see [`crate::Kernel::retarget`].
+    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].
     pub fn needs_retargeting(self) -> bool {
         Arch::needs_retargeting(self)
     }
 
-    /// Returns what a kernel has to be told of its processor, for this PMU.
+    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
     pub fn kernel_words(self, processor: Processor) -> Option<&'static str> {
         Arch::kernel_words(processor, self)
     }

@@ -1,4 +1,4 @@
-//! Which signals a thread blocks. A vCPU's thread takes some of them in its guest only.
+//! Blocks signals in threads, and takes pending signals from a thread's queue.
 
 use std::io;
 use std::ptr;
@@ -10,30 +10,30 @@ pub fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     create_sigset(signals).expect("Linux has these signals")
 }
 
-/// Blocks signals in this thread, and in those that it starts from now on. Returns which others it has blocked: a bit for each,
-/// from signal 1 on.
+/// Blocks signals in this thread, and in all threads that it starts from now on. Returns the set of the other signals
+/// that were blocked before, as a mask with signal 1 in bit 0.
 pub fn block(set: &libc::sigset_t) -> io::Result<u64> {
     let before = mask(libc::SIG_BLOCK, set)?;
-    // SAFETY: the sets are valid, and so are the signals.
+    // SAFETY: the sets and the signal numbers are valid.
     let is_in = |set, signal| unsafe { libc::sigismember(set, signal) == 1 };
     let others = (1..=64).filter(|signal| is_in(&raw const before, *signal) && !is_in(set, *signal));
     Ok(others.fold(0, |bits, signal| bits | 1 << (signal - 1)))
 }
 
-/// Lets signals arrive in this thread, and in those that it starts from now on.
+/// Unblocks signals in this thread, and in all threads that it starts from now on.
 pub fn unblock(set: &libc::sigset_t) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, set).map(drop)
 }
 
-/// Takes one of these signals from this thread's queue, if one is pending.
+/// Takes one of these signals from this thread's queue. Returns `None` if none is pending.
 pub fn take(set: &libc::sigset_t) -> Option<libc::c_int> {
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: all are valid for the call; what else there is to know is not asked for.
+    // SAFETY: all pointers are valid for the call. A null pointer means that no `siginfo_t` is returned.
     let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
     (signal > 0).then_some(signal)
 }
 
-/// Changes what this thread blocks. Returns what it blocked before.
+/// Changes this thread's signal mask. Returns the old mask.
 fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     let mut before = set_of(&[]);
     // SAFETY: both sets are valid.

@@ -1,6 +1,7 @@
-//! The targets of log messages that programs and users select by name. Other messages have the path of their module.
+//! Targets of log messages that programs and users select by name. Other messages have the path of their module as
+//! target.
 
-/// The target of what concerns the guest's counters, and belongs into their log.
+/// Target of messages about the guest's counters, which also go into the event log.
 pub const COUNTERS: &str = "tally::counters";
-/// The target of the guest's accesses to its PMU, whichever architecture's: users name it.
+/// Target of the guest's accesses to its PMU, the same on all architectures, because users name it in filters.
 pub const ACCESSES: &str = "tally::pmu";

@@ -1,5 +1,5 @@
-//! One vCPU: the loop that enters the guest and deals with what it has left for ([`crate::exit`]). What `KVM_RUN` comes back with is
-//! seen by the architecture's [`Run`] alone.
+//! A vCPU's loop: it enters the guest, and handles each exit ([`crate::exit`]). The architecture's [`Run`] converts
+//! what `KVM_RUN` returns.
 
 pub mod exits;
 pub mod mailbox;
@@ -34,56 +34,56 @@ type OwnExit = <Arch as Architecture>::OwnExit;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
-    /// Its number, which is its APIC id or its hart id.
+    /// Number of the vCPU, which is also its APIC id or its hart id.
     pub id: u8,
-    /// KVM's side of it.
+    /// KVM's file descriptor of the vCPU.
     pub(crate) fd: VcpuFd,
     /// The machine's devices.
     pub(crate) buses: Buses,
-    /// Which PMU it has.
+    /// The PMU that the guest sees.
     pub(crate) pmu: Pmu,
-    /// What the operator lets it have of that.
+    /// The operator's policy for that PMU.
     pub(crate) policy: Policy,
-    /// Where it is asked how it does.
+    /// Receives other threads' requests.
     pub(crate) mailbox: Mailbox,
-    /// All of the machine's.
+    /// Handle on all vCPUs of the machine.
     pub(crate) vcpus: Arc<Vcpus>,
-    /// The machine.
+    /// KVM's file descriptor of the machine.
     pub(crate) vm: Arc<VmFd>,
-    /// Its share in the guest's memory, which is mapped as long as a vCPU may run in it.
+    /// The guest's memory. This reference keeps it mapped while the vCPU may run.
     pub(crate) ram: GuestRam,
 }
 
-/// A vCPU that cannot go on: which one, where, why.
+/// Why a vCPU cannot run any further.
 #[derive(Debug, thiserror::Error)]
 #[error("vCPU {vcpu} at {} {place:#x}: {reason}", Arch::POINTER)]
 pub struct Failure {
-    /// Its number.
+    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Its instruction pointer.
+    /// Instruction pointer of the guest.
     pub place: u64,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
 impl Vcpu {
-    /// Returns what KVM itself counts for it, where KVM does.
+    /// Opens KVM's own statistics of this vCPU. Returns `None` if this KVM has none.
     pub fn kvm_stats(&self) -> Option<KvmStats> {
         KvmStats::of(&self.fd)
     }
 
-    /// Runs on this thread until the guest ends or cannot go on. What happens to its counters goes into the journal, if there is
-    /// one.
+    /// Runs the vCPU on this thread. Returns how the machine ends, or why this vCPU cannot run any further. Events of
+    /// the guest's counters are passed to the journal, if there is one.
     pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
         let Self { id, fd, buses, pmu, policy, mailbox, vcpus, vm, ram } = self;
-        let wired = ThreadPmu::new(&Wiring { id, fd: &fd, pmu, policy: &policy, buses: &buses, ram: &ram });
+        let pmu = ThreadPmu::new(&Wiring { id, fd: &fd, pmu, policy: &policy, buses: &buses, ram: &ram });
         let run = KvmRun::new(fd);
         let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
         let mut thread = VcpuThread { id, run, buses, mailbox, vcpus, exits, stopwatch, vm, ram };
-        let result = wired
+        let result = pmu
             .map_err(|error| thread.failure(Reason::Refused(error)))
             .and_then(|mut pmu| thread.run(&mut pmu, journal));
-        // The other vCPUs may still run on this one's machine: it stays open until the process ends.
+        // Other vCPUs may still run on this machine, so this vCPU's file descriptors stay open until the process ends.
         std::mem::forget(thread);
         result
     }
@@ -96,9 +96,9 @@ struct VcpuThread {
     buses: Buses,
     mailbox: Mailbox,
     vcpus: Arc<Vcpus>,
-    /// What it came out of the guest for.
+    /// Exits so far, by kind.
     exits: Exits,
-    /// How long that took.
+    /// Measures the time that exits for the PMU take.
     stopwatch: Stopwatch,
     vm: Arc<VmFd>,
     ram: GuestRam,
@@ -126,7 +126,7 @@ impl VcpuThread {
         }
     }
 
-    /// Deals with an exit. Returns how the machine ends, if it does.
+    /// Handles an exit. Returns how the machine ends, or why the vCPU cannot run any further.
     fn serve(&mut self, exit: Exit<OwnExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
         match exit {
             Exit::Own(exit) => {
@@ -160,30 +160,31 @@ impl VcpuThread {
         }
     }
 
-    /// Has the PMU do what is due before the guest goes on.
+    /// Prepares the next entry after an exit: lets the PMU handle overflows, answers requests, and pauses if required.
     fn settle(&mut self, pmu: &mut ThreadPmu, was_called: bool) -> Result<(), Failure> {
         let settled = pmu.settle(&self.vm, self.run.fd(), was_called);
         let Settled { called, notices, pauses } =
             settled.map_err(|error: KvmError| self.failure(Reason::Refused(error)))?;
-        say(&notices);
+        log_notices(&notices);
         if called {
             self.stopwatch.stop_if_unwatched();
             if self.answer(pmu) {
-                // What was found out on the way is dealt with before the guest goes on.
+                // Answering a request may update counters and find overflows: exit again at once, so that the PMU
+                // handles these before the guest executes anything.
                 self.run.fd().set_kvm_immediate_exit(1);
             }
         }
         if called || pauses {
-            self.stand_still(pmu, pauses);
+            self.pause_if_required(pmu, pauses);
         }
         Ok(())
     }
 
-    /// Answers what it was asked; whether that was anything.
+    /// Answers all pending requests. Returns true if there were any.
     fn answer(&mut self, pmu: &mut ThreadPmu) -> bool {
-        let mut asked = false;
+        let mut answered = false;
         while let Some(ask) = self.mailbox.next() {
-            asked = true;
+            answered = true;
             match ask {
                 Ask::Report(answer) => {
                     let thread = self.mailbox.begin();
@@ -192,7 +193,7 @@ impl VcpuThread {
                     let (counters, statistics) = report.unzip();
                     let counters = counters.unwrap_or_default();
                     let report = VcpuReport { vcpu: self.id, thread, counters, statistics, exits, share };
-                    // Whoever asked may not wait any more.
+                    // The requester may have stopped waiting.
                     let _ = answer.send(report);
                 }
                 Ask::SetPolicy(policy, answer) => {
@@ -204,14 +205,15 @@ impl VcpuThread {
                 }
             }
         }
-        asked
+        answered
     }
 
-    /// Waits for as long as a vCPU's counters have no hardware, if that is the policy.
-    fn stand_still(&mut self, pmu: &mut ThreadPmu, because_of_this: bool) {
+    /// Waits while the machine is paused, because counters of a vCPU have no hardware and the policy demands the pause.
+    /// `is_cause` is true if this vCPU's counters are the cause.
+    fn pause_if_required(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
         let vcpus = Arc::clone(&self.vcpus);
-        if because_of_this && vcpus.pause.begin(self.id) {
-            say(&pmu.tell(Notice::StandsStill));
+        if is_cause && vcpus.pause.begin(self.id) {
+            log_notices(&pmu.tell(Notice::StandsStill));
             vcpus.call_out();
         }
         let mut since = None;
@@ -221,16 +223,16 @@ impl VcpuThread {
                 pmu.paused();
             }
             self.answer(pmu);
-            if because_of_this && pmu.may_resume() {
+            if is_cause && pmu.may_resume() {
                 vcpus.pause.end(self.id);
             }
         }
         if let Some(since) = since {
-            if because_of_this {
-                say(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
+            if is_cause {
+                log_notices(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
             }
             Arch::tell_of_pause(self.run.fd());
-            // Its counters are looked at before it goes on.
+            // Exit again at once, so that the PMU updates its counters before the guest executes anything.
             self.run.fd().set_kvm_immediate_exit(1);
         }
     }
@@ -240,8 +242,8 @@ impl VcpuThread {
     }
 }
 
-/// Has the operator know.
-fn say(notices: &[Notice]) {
+/// Logs notices for the operator.
+fn log_notices(notices: &[Notice]) {
     for notice in notices {
         warn!("{notice}");
     }

@@ -1,4 +1,4 @@
-//! Virtio devices in a machine: their place, their interrupts, and a thread for each to serve it.
+//! Attaches virtio-mmio devices to a machine, and serves each on a thread of its own.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,15 +15,15 @@ use crate::architecture::Architecture;
 use crate::error::MachineError;
 use crate::kvm_error::Doing;
 
-/// The most devices that there can be.
+/// Maximum number of virtio devices.
 pub const MOST: usize = 8;
 
-/// The devices so far.
+/// The devices that are attached so far.
 #[derive(Default)]
 pub struct Virtio(Vec<Arc<Transport>>);
 
 impl Virtio {
-    /// Gives a device its registers and its interrupt; whoever has it serves it.
+    /// Assigns registers and an interrupt line to a device. The caller has to serve the returned transport.
     pub fn attach(
         &mut self,
         vm: &Arc<VmFd>,
@@ -33,7 +33,7 @@ impl Virtio {
         let index = self.0.len();
         let line = Arch::line(vm, Arch::VIRTIO.line(index))?;
         let transport = Transport::new(device, memory.clone(), line).map_err(MachineError::Event)?;
-        // So that a request does not make its vCPU leave KVM.
+        // With an ioeventfd, a vCPU that notifies the device does not exit to Tally.
         let notify = IoEventAddress::Mmio(Arch::VIRTIO.address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)
             .doing("take a virtio device's requests")?;
@@ -41,13 +41,13 @@ impl Virtio {
         Ok(transport)
     }
 
-    /// All their registers.
+    /// Returns the bus with the registers of all devices.
     pub fn bus(self) -> MmioBus {
         MmioBus::new(Arch::VIRTIO.base, self.0)
     }
 }
 
-/// Serves a device on a thread of its own until the process ends.
+/// Starts a thread that serves a device until the process ends.
 pub fn serve(name: &str, transport: Arc<Transport>, mut device: Box<dyn Device>) -> io::Result<()> {
     let work = move || {
         let mut is_driven = false;
@@ -62,17 +62,17 @@ pub fn serve(name: &str, transport: Arc<Transport>, mut device: Box<dyn Device>)
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// Waits until there may be something to serve.
+/// Waits until the driver notifies the device.
 fn wait(transport: &Transport) -> io::Result<()> {
     let mut kick = libc::pollfd { fd: transport.kick().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the one entry is valid.
+    // SAFETY: the array of one entry is valid.
     while unsafe { libc::poll(&raw mut kick, 1, -1) } < 0 {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
         }
     }
-    // Non-blocking: an error says that it was read already.
+    // The eventfd is non-blocking: reading fails if it was read already.
     let _ = transport.kick().read();
     Ok(())
 }

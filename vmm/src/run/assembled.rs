@@ -1,4 +1,4 @@
-//! The second stage of a run: the machine is built, others can look at it, and its vCPUs do not run yet.
+//! The second stage of a run: the machine is built and clients can connect to it, but its vCPUs do not run yet.
 
 use std::ffi::OsString;
 use std::io;
@@ -30,15 +30,16 @@ use crate::signals::Signals;
 use crate::status::Summary;
 use crate::terminal::Raw;
 
-/// A machine whose vCPUs do not run yet, and what waits for it.
+/// A machine whose vCPUs do not run yet, and everything that a running machine needs.
 pub struct Assembled<'a> {
     pub options: &'a Run,
     pub log: Option<&'a Arc<EventLog>>,
     pub pmu: Pmu,
-    /// What the user should know about the PMU.
+    /// Remarks for the user about the PMU.
     pub remarks: Vec<String>,
-    /// What the agent is to mount, and where it starts the command.
+    /// Shares that the agent mounts.
     pub shares: Vec<Share>,
+    /// Working directory of the command.
     pub folder: Option<OsString>,
     pub graph: Option<FlameGraph>,
     /// The agent's device, if the guest has an agent.
@@ -51,7 +52,7 @@ pub struct Assembled<'a> {
 }
 
 impl<'a> Assembled<'a> {
-    /// Begins to talk to the agent, or to read the terminal, and has the vCPUs run.
+    /// Starts the conversation with the agent or the input from the terminal, and then the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, folder, mut graph, .. } = self;
         let Self { agent, machine, seen, signals, mut events, output, .. } = self;
@@ -77,7 +78,7 @@ impl<'a> Assembled<'a> {
     }
 }
 
-/// Has a vCPU run on a thread of its own.
+/// Starts the thread of a vCPU.
 fn run(vcpu: Vcpu, journal: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     let name = format!("vcpu{}", vcpu.id);
     let work = move || {

@@ -16,7 +16,7 @@ pub struct Files {
     pub kernel: Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<PathBuf>,
-    /// Archive in front of the initrd: the modules of a kernel that is not the default guest's.
+    /// Archive in front of the initrd, with the modules of a kernel that is not the default guest's.
     pub front: Vec<u8>,
 }
 
@@ -59,8 +59,9 @@ pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// Returns an archive of the modules with which a user's kernel drives our devices. They are looked for where
-/// distributions install them: in the root origin `boot` has the kernel, then in this host's root.
+/// Returns an archive of the modules with which a user's kernel drives Tally's devices. The modules are searched for
+/// where distributions install them: first below the root directory whose `boot` contains the kernel, then below this
+/// host's root directory.
 fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
     let Some(release) = kernel.release() else { return Ok(Vec::new()) };
     let boot = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));

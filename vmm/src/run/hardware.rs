@@ -1,6 +1,6 @@
-//! Examines who holds a host CPU's counters: the number of counters is known, and how many of them are available is
-//! found by opening events. On a CPU that a real-time thread never leaves, this thread may never run: then nothing is
-//! known.
+//! Examines who holds a host CPU's counters. The number of counters is known, and the number of available ones is found
+//! out by opening events on that CPU. If a real-time thread never leaves the CPU, the examining thread cannot run
+//! there, and the examination times out.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,8 +15,8 @@ use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 use crate::doctor;
 use crate::status::Hardware;
 
-/// Timeout for an examination, which takes some milliseconds. With [`MAX_EXAMINATIONS`] of them in a row a client still
-/// gets its answer in time.
+/// Timeout for an examination, which takes some milliseconds. It is short enough that a client gets its answer in
+/// time even after [`MAX_EXAMINATIONS`] timeouts in a row.
 const TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum number of examinations that have not ended.
 const MAX_EXAMINATIONS: usize = 32;
@@ -48,7 +48,7 @@ impl Examined {
     }
 }
 
-/// Examines a CPU, from a thread that is moved there. Returns none if that does not succeed in time.
+/// Examines a CPU with a thread that is moved there. Returns `None` if this fails or times out.
 pub fn examine(cpu: usize, host: HostPmu) -> Option<Examined> {
     let look = move || {
         let mut there = CpuSet::new();
@@ -67,7 +67,7 @@ pub fn examine(cpu: usize, host: HostPmu) -> Option<Examined> {
     Some(Examined { cpu, counters, available, holders })
 }
 
-/// Runs `look` on a thread of its own. A thread that exceeds the timeout is left behind.
+/// Runs `look` on a thread of its own. A thread that exceeds the timeout is not waited for any longer.
 fn in_time<T: Send + 'static>(
     look: impl FnOnce() -> Option<T> + Send + 'static,
     timeout: Duration,
@@ -76,20 +76,20 @@ fn in_time<T: Send + 'static>(
     let (sender, found) = mpsc::channel();
     let look = move || {
         let _counted = counted;
-        // The receiver is gone after the timeout.
+        // Sending fails after the timeout, because the receiver was dropped.
         let _ = sender.send(look());
     };
     thread::Builder::new().name("control".into()).spawn(look).ok()?;
     found.recv_timeout(timeout).ok()?
 }
 
-/// One of the [`MAX_EXAMINATIONS`].
+/// Counts one of the [`MAX_EXAMINATIONS`] until it is dropped.
 struct Examination(());
 
 impl Examination {
     fn begin() -> Option<Self> {
         let look = Self(());
-        // One too many is no longer counted when this is dropped.
+        // If there are too many, the new one is dropped, which reverts the increment.
         (EXAMINATIONS.fetch_add(1, Ordering::Relaxed) < MAX_EXAMINATIONS).then_some(look)
     }
 }
@@ -117,7 +117,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[test]
-    fn a_cpu_that_cannot_be_examined_is_not_waited_for_and_does_not_pile_up_threads() {
+    fn examinations_that_time_out_do_not_pile_up_threads() {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let stuck = || {

@@ -13,30 +13,31 @@ use tally_machine::MOST_VIRTIO_DEVICES;
 
 use crate::cli::Run;
 
-/// Directories of the default guest's own: programs, libraries, their data, and where they write. A share at or above
-/// one of them would hide it.
+/// Directories of the default guest that it needs: programs, libraries, their data, and directories that programs
+/// write to. A share at or above one of them would hide it.
 #[rustfmt::skip]
 const GUESTS_OWN: [&str; 17] = [
     "/bin", "/etc", "/lib/modules", "/lib/tally", "/lib/terminfo", "/lib/x86_64-linux-gnu", "/lib64", "/root", "/run",
     "/sbin", "/tmp", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share/doc/linux-perf", SHARED_MEMORY,
 ];
-/// The kernel's own file systems. Only [`SHARED_MEMORY`] in them can have shares.
+/// Mount points of the kernel's file systems. A share cannot be below them, except below [`SHARED_MEMORY`].
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Maximum number of disks and shares; the agent has a virtio device too.
+/// Maximum number of disks and shares together. One virtio device is reserved for the agent.
 const MAX_DEVICES: usize = MOST_VIRTIO_DEVICES - 1;
 
-/// Devices for disks and shares, and what the agent does with them.
+/// Devices for disks and shares, and the agent's part in mounting them.
 pub struct HostResources {
-    /// The devices, each with a name for its thread.
+    /// The devices, each with the name of its thread.
     pub devices: Vec<(String, Box<dyn Device>)>,
     /// Shares that the agent mounts.
     pub shares: Vec<protocol::Share>,
-    /// Working directory of the command, if this process's is in a share.
+    /// Working directory of the command, if this process's working directory is in a share.
     pub folder: Option<OsString>,
 }
 
-/// Opens what the options name. The disks come first, so that their names in the guest are in the order given.
+/// Opens the disks and shares that the options name. The disks come first, so that their names in the guest follow the
+/// order of the options.
 pub fn devices(options: &Run) -> Result<HostResources> {
     let mut devices: Vec<(String, Box<dyn Device>)> = Vec::new();
     if options.disk.len() + options.share.len() > MAX_DEVICES {
@@ -55,8 +56,7 @@ pub fn devices(options: &Run) -> Result<HostResources> {
         devices.push((format!("share{number}"), Box::new(SharedFolder::new(folder, number))));
         shares.push(protocol::Share { tag: tag.into(), path: path.into(), access: mode_of(share.access) });
     }
-    // A folder is mounted before those in it, whatever their order in the options: a later mount would hide the earlier
-    // one below it.
+    // Sorting by path puts a directory before its subdirectories. If it were mounted after them, it would hide them.
     shares.sort_by(|one, other| one.path.cmp(&other.path));
     if let Some(pair) = shares.windows(2).find(|pair| pair[0].path == pair[1].path) {
         bail!("--share {}: given twice", Path::new(&pair[0].path).display());
@@ -66,7 +66,7 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     Ok(HostResources { devices, shares, folder: folder.map(PathBuf::into_os_string) })
 }
 
-/// Returns the path of a shared folder in the guest, which is the one on the host.
+/// Returns the path of a shared folder in the guest, which is its canonical path on the host.
 fn guest_path(folder: &Path) -> Result<PathBuf> {
     let path = fs::canonicalize(folder).with_context(|| format!("--share {}", folder.display()))?;
     if let Some(advice) = conflict(&path) {
@@ -75,7 +75,7 @@ fn guest_path(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns what to do instead, if a share at this path would hide something of the default guest.
+/// Returns advice for the user if a share at this path would hide something that the default guest needs.
 fn conflict(path: &Path) -> Option<&'static str> {
     if KERNEL_FILE_SYSTEMS.iter().any(|own| path.starts_with(own)) && !path.starts_with(SHARED_MEMORY) {
         Some("share a folder elsewhere")
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_hides_nothing_of_the_guests() {
+    fn a_share_cannot_hide_what_the_guest_needs() {
         let conflict = |path: &&str| conflict(Path::new(path));
         let hiding =
             ["/", "/etc", "/lib", "/root", "/run", "/tmp", "/dev/shm", "/usr", "/usr/lib", "/usr/share"];
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_would_hide_something_is_refused_in_one_line() {
+    fn a_refused_share_names_the_path_and_an_alternative() {
         let said = |path: &str| guest_path(Path::new(path)).unwrap_err().to_string();
         assert_eq!(said("/etc"), "--share /etc: the guest has a /etc of its own; share a folder in it");
         assert_eq!(said("/dev"), "--share /dev: the guest has a /dev of its own; share a folder elsewhere");

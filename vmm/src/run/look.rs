@@ -1,5 +1,4 @@
-//! What a VM measures when a client looks, and what that client is told: what happened since its last look is the
-//! difference of two measurements.
+//! Measurements of a VM. A client is told the difference between its latest request and the one before.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,34 +9,34 @@ use vpmu_perf::{Attributed, Reading};
 use super::hardware::Examined;
 use crate::status::{Interval, Summary, VcpuStatus, VmStatus, Work};
 
-/// A VM as it was measured at one look.
+/// The measurement of a VM for one request of a client.
 #[derive(Debug, Clone)]
 pub struct Look {
-    /// What the VM is.
+    /// Description of the VM.
     pub about: Summary,
     /// Time since the VM was started.
     pub at: Duration,
-    /// vCPUs for whose starved counters the machine stands still.
+    /// Numbers of the vCPUs for whose starved counters the machine is paused.
     pub paused_by: Vec<u8>,
     /// The vCPUs that have answered.
     pub vcpus: Vec<Measured>,
 }
 
-/// A vCPU as it was measured at one look.
+/// The measurement of a vCPU for one request of a client.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// What the vCPU's own thread reports.
+    /// Report of the vCPU's own thread.
     pub report: VcpuReport,
     /// KVM's statistics, if KVM has any.
     pub kvm: Option<BTreeMap<String, u64>>,
-    /// What the thread did in the guest and in the host, where that may be counted.
+    /// Instructions and cycles of the thread in the guest and in the host, if this user may count them.
     pub work: Option<Attributed>,
-    /// Counters of the host CPU on which the thread ran.
+    /// Counters of the host CPU on which the thread ran last.
     pub hardware: Option<Examined>,
 }
 
 impl Look {
-    /// Returns what a client is told that has looked `before`. A vCPU that did not answer then has done nothing since.
+    /// Returns the status since the measurement `before`. If a vCPU is not in `before`, its differences are 0.
     pub fn since(&self, before: &Self) -> VmStatus {
         let vcpu = |now: &Measured| {
             let before = before.vcpus.iter().find(|before| before.report.vcpu == now.report.vcpu);
@@ -89,7 +88,7 @@ fn work_since(now: vpmu_perf::Work, before: vpmu_perf::Work) -> Work {
     }
 }
 
-/// Returns the part of the time in which an event counted.
+/// Returns the part of the time in which an event was on a hardware counter.
 fn counted(reading: Reading) -> f64 {
     if reading.enabled > 0 { ratio(reading.running, reading.enabled) } else { 1.0 }
 }

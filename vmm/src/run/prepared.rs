@@ -1,5 +1,5 @@
-//! The first stage of a run: everything is found, opened and checked, and nothing of the process is changed yet that has to be put
-//! back.
+//! The first stage of a run: everything is found, opened and checked. Nothing is changed yet that has to be restored
+//! at the end.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, Socket};
 use crate::signals::Signals;
 use crate::{agent, kvm, policy, signals};
 
-/// All that a machine is built from.
+/// Everything that a machine is built from.
 pub struct Prepared<'a> {
     options: &'a Run,
     policy: Policy,
@@ -37,12 +37,12 @@ pub struct Prepared<'a> {
     files: Files,
     processor: Processor,
     pmu: Pmu,
-    /// What the user should know about the PMU.
+    /// Remarks for the user about the PMU.
     remarks: Vec<String>,
 }
 
 impl<'a> Prepared<'a> {
-    /// Prepares what the options say.
+    /// Opens and checks everything that the options name.
     pub fn new(options: &'a Run) -> Result<Self> {
         let policy = policy(options)?;
         signals::outlive_too_large_files();
@@ -80,7 +80,8 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// Builds the machine. From here on, signals are blocked in this thread and all new ones, and arrive as events.
+    /// Builds the machine. From here on, signals are blocked in this thread and in all threads that it starts, and are
+    /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
         let Self {
             options,
@@ -146,7 +147,7 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Returns the policy for the guest's counters. `--on-starvation` wins over the file.
+/// Returns the policy for the guest's counters. `--on-starvation` overrides the file of `--pmu-policy`.
 fn policy(options: &Run) -> Result<Policy> {
     let option = match (&options.pmu_policy, options.on_starvation) {
         (Some(_), _) => Some("--pmu-policy"),

@@ -1,5 +1,5 @@
-//! Answers clients' requests to a running VM. What the vCPUs' threads do in the guest and in the host is counted only
-//! while a client looks.
+//! Answers clients' requests to a running VM. The instructions and cycles of the vCPUs' threads are counted only
+//! while a client is connected that requests them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,12 +26,12 @@ use crate::event_log::{EventLog, MAX_TEXT};
 use crate::policy;
 use crate::status::{Summary, VmStatus};
 
-/// Time between two examinations of a CPU's counters, which cost more than a look.
+/// Interval between two examinations of a CPU's counters. An examination costs more than the rest of a measurement.
 const EXAMINE_EVERY: Duration = Duration::from_secs(10);
 
 /// A running VM.
 pub struct Running {
-    /// What the VM is; its age is not kept up to date.
+    /// Description of the VM. Its age is not kept up to date.
     pub about: Summary,
     /// Time of the start.
     pub begun: Instant,
@@ -47,16 +47,16 @@ pub struct Running {
     pub log: Option<Arc<EventLog>>,
 }
 
-/// State that is kept for a client that looks.
+/// State that is kept for a client between its requests.
 #[derive(Default)]
 pub struct Watch {
     host: Option<HostPmu>,
     vcpus: BTreeMap<u8, Watched>,
-    /// The client's last look.
+    /// Measurement for the client's last request.
     last: Option<Look>,
 }
 
-/// What is counted and examined for a vCPU.
+/// State that is kept for a client and a vCPU.
 struct Watched {
     hardware: Option<Examined>,
     examined: Instant,
@@ -64,7 +64,7 @@ struct Watched {
 }
 
 impl Summary {
-    /// Describes the VM of this process. Without `--name`, its name is that of what it runs.
+    /// Describes the VM of this process. Without `--name`, the VM has the name of the command's or the kernel's file.
     pub fn of_this(options: &Run, pmu: Pmu, cpus: u8, memory: u64) -> Self {
         let (kernel, command) = (options.kernel.as_deref(), &options.command);
         let file = command.first().map(Path::new).or(kernel).and_then(Path::file_name);
@@ -187,7 +187,7 @@ impl Machine for Running {
 }
 
 impl Watch {
-    /// Returns the host's PMU: the one that counts for the guest, if one does.
+    /// Returns the host's PMU. If the guest's PMU is emulated, this is the one that backs it.
     fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
         if self.host.is_none() {
             self.host = match pmu {
@@ -203,7 +203,7 @@ impl Watch {
 impl Watched {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
         let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
-        // A counter that has lost its hardware is to find another.
+        // Leave room for counters that have lost their hardware and need it again.
         let without_hardware =
             report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
         let held = report.held().len() + without_hardware.count();

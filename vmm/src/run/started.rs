@@ -1,4 +1,5 @@
-//! The third stage of a run: the guest runs. Its end takes down what was put up for it, in the order of [`Guards`].
+//! The third and fourth stage of a run: the guest runs, and then has ended. At its end the [`Guards`] are dropped in
+//! order.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use crate::metrics::Socket;
 use crate::terminal::Raw;
 use crate::{signals, stderr};
 
-/// While it lives, others find the machine.
+/// Sockets through which clients find the machine until this is dropped.
 pub struct Seen {
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub control: Control,
@@ -28,14 +29,15 @@ pub struct Seen {
     pub metrics: Option<Socket>,
 }
 
-/// What is taken down when the machine has ended. Fields are dropped from the first to the last.
+/// What is dropped when the machine has ended. The order of the fields is the order of their drops.
 pub struct Guards {
-    /// Nobody is to find a machine that has ended.
+    /// Dropped first, so that clients do not find a machine that has ended.
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub seen: Seen,
-    /// This drops the handle on the agent, whose thread ends then, and sends again the signals that nobody has read.
+    /// The event loop. Its drop drops the handle on the agent, so that the agent's thread ends, and sends unread
+    /// signals again.
     pub events: EventLoop,
-    /// The terminal is put back when nobody reads it any more.
+    /// Dropped last, so that the terminal is restored only when nothing reads it any more.
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub raw: Option<Raw>,
 }
@@ -51,7 +53,7 @@ pub struct Started<'a> {
     pub graph: Option<FlameGraph>,
 }
 
-/// A guest that has ended, and of which nothing is left but what it has said.
+/// A guest that has ended. Only its output and how it ended are left.
 pub struct Ended<'a> {
     options: &'a Run,
     ending: Ending,
@@ -69,7 +71,7 @@ impl<'a> Started<'a> {
         if ending.is_interrupted() {
             output.try_flush();
         }
-        // What follows may block on a reader of the output: signals end this process again.
+        // The rest may block while a reader of the output is slow, so signals have to end this process again.
         signals::give_back().context("cannot give signals back")?;
         close(log, &ending);
         Ok(Ended { options, ending, output, agent, graph })
@@ -77,14 +79,13 @@ impl<'a> Started<'a> {
 }
 
 impl Ended<'_> {
-    /// Passes on what the guest has said, draws its picture, and says which status the run has.
+    /// Writes the rest of the guest's output and the flame graph. Returns the exit status of the run.
     pub fn conclude(self) -> Result<ExitCode> {
         let Self { options, ending, output, agent, graph } = self;
         if !ending.is_interrupted() {
-            // All of the guest's output is passed on.
             output.flush_all();
             if let Some(agent) = agent {
-                // A panic would have ended the process.
+                // An error would mean that the thread has panicked, which ends the process anyway.
                 let _ = agent.join();
             }
         }
@@ -94,14 +95,14 @@ impl Ended<'_> {
             if *status == 0 {
                 return Err(error);
             }
-            // The status of a command that failed says more than the lack of a picture.
+            // The status of a failed command is more useful than an error about the flame graph.
             stderr::say(&format_args!("{error:#}"));
         }
         Ok(status(&ending, !options.command.is_empty(), &output))
     }
 }
 
-/// Closes the event log, and prints an error if records are missing.
+/// Closes the event log. Prints an error if records are missing.
 pub fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     if let Some(log) = log
         && let Err(error) = log.end(how)
@@ -110,7 +111,7 @@ pub fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     }
 }
 
-/// Prints why the machine ended, if that is a failure, and returns the exit status.
+/// Returns the exit status. Prints why the machine ended if this is a failure.
 fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
     info!("{ending}");
@@ -130,7 +131,7 @@ fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
             stderr::say(ending);
             ExitCode::from(FAILURE)
         }
-        // As with QEMU's isa-debug-exit, no value is taken for success.
+        // As with QEMU's isa-debug-exit, no value maps to success.
         Ending::Guest(End::DebugExit(value)) => ExitCode::from(value << 1 | 1),
         Ending::Guest(End::PowerOff) if has_command => {
             died("the guest switched itself off before its command ended")

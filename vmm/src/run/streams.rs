@@ -1,5 +1,5 @@
-//! Chooses the host's ends of a command's streams: the terminal for streams that are one, files and pipes for the
-//! others.
+//! Connects a command's standard streams to those of this process. Streams that are terminals here are terminals in the
+//! guest too.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use crate::agent::{Input, OnClose, Sink, Streams};
 use crate::console::standard_stream;
 use crate::terminal::Raw;
 
-/// The choice.
+/// The streams for a command.
 pub struct Chosen {
     /// Streams for the agent's thread.
     pub streams: Streams,
@@ -20,10 +20,10 @@ pub struct Chosen {
     pub raw: Option<Raw>,
 }
 
-/// Chooses by what the standard streams are.
+/// Chooses the streams by the types of this process's standard streams.
 pub fn choose() -> io::Result<Chosen> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
-    // A reader of our output at the other end of a pipe may want the keyboard for itself, as a pager does.
+    // If the output is a pipe, its reader may read the keyboard itself, as a pager does.
     let keyboard = stdin.is_terminal() && !is_pipe(&stdout)?;
     let raw = if keyboard { Raw::enter()? } else { None };
     let terminals =

@@ -15,7 +15,7 @@ use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
 
-/// What the agent is told at the start.
+/// Parameters of the conversation with the agent.
 pub struct Talk<'a> {
     /// Command that the agent runs. If it is empty, the console gets a shell.
     pub command: &'a [OsString],
@@ -27,7 +27,7 @@ pub struct Talk<'a> {
     pub graph: Option<&'a mut FlameGraph>,
 }
 
-/// A conversation that has started.
+/// A conversation after its start.
 pub struct Started {
     /// Handle on the agent, for the event loop.
     pub handle: Handle,

@@ -1,6 +1,6 @@
 //! 64-bit RISC-V processors with the hypervisor extension.
 
-#![expect(clippy::unused_self, reason = "these are methods because x86-64's need what they are methods of")]
+#![expect(clippy::unused_self, reason = "x86-64 has the same methods, which use `self`")]
 
 mod aia;
 mod board;
@@ -44,8 +44,9 @@ use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 /// A machine with 64-bit RISC-V processors.
 pub struct Riscv64;
 
-/// Returns whether the kernel has to access this PMU in a way that can be handed over. A guest without counters has a PMU of
-/// none: it is Linux' driver that lets programs read the clock, and KVM takes that from CPUs that the guest starts.
+/// Returns true if the kernel's accesses to this PMU reach Tally only after its code is patched. The code is also
+/// patched for a guest without counters. Linux' PMU driver then finds a PMU with no counters and lets programs read
+/// the clock: KVM resets that permission (`scounteren`) on CPUs that the guest starts.
 fn needs_retargeting(pmu: Pmu) -> bool {
     pmu != Pmu::Kvm
 }
@@ -220,7 +221,7 @@ impl Architecture for Riscv64 {
         shown.words(host, selection)
     }
 
-    /// KVM is told for each vCPU.
+    /// Does nothing: KVM's own PMU is configured for each vCPU, when the vCPU is set up.
     fn configure(_pmu: Pmu, _vm: &VmFd) -> Result<(), KvmError> {
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! KVM's own statistics of a vCPU, above all its exits by reason (`KVM_GET_STATS_FD`, Linux 5.14). The file describes
-//! itself: a header (`struct kvm_stats_header`), descriptors (`struct kvm_stats_desc`), and the values. Any thread may
-//! read it while the vCPU runs.
+//! KVM's own statistics of a vCPU, such as exits by reason (`KVM_GET_STATS_FD`, Linux 5.14). The statistics file has a
+//! header (`struct kvm_stats_header`), descriptors (`struct kvm_stats_desc`), and the values. Any thread may read it
+//! while the vCPU runs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,42 +17,43 @@ use vmm_sys_util::ioctl_io_nr;
 
 ioctl_io_nr!(KVM_GET_STATS_FD, kvm_bindings::KVMIO, 0xce);
 
-/// The statistics of one vCPU.
+/// KVM's statistics of one vCPU.
 #[derive(Debug)]
 pub struct KvmStats {
     file: File,
-    /// Names, and the values' offsets in the file.
+    /// Names of the statistics, and offsets of their values in the file.
     offsets: Vec<(String, u64)>,
 }
 
 impl KvmStats {
-    /// Opens the statistics of a vCPU. Call this before the vCPU runs, for KVM makes the call wait for a running one.
-    /// Returns none if this KVM has no statistics.
+    /// Opens the statistics of a vCPU. Must be called before the vCPU runs, because KVM blocks the call while the vCPU
+    /// runs. Returns `None` if this KVM has no statistics.
     pub fn of(vcpu: &VcpuFd) -> Option<Self> {
-        // SAFETY: the request takes no argument.
+        // SAFETY: the ioctl has no argument.
         let fd = unsafe { ioctl(vcpu, KVM_GET_STATS_FD()) };
         if fd < 0 {
             return None;
         }
-        // SAFETY: the descriptor is new, so nobody else owns it.
+        // SAFETY: the file descriptor is new, so nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         let offsets = offsets(&file).ok()?;
         Some(Self { file, offsets })
     }
 
-    /// Returns the current values by KVM's names.
+    /// Reads the current values. Returns them by KVM's names.
     pub fn read(&self) -> io::Result<BTreeMap<String, u64>> {
         self.offsets.iter().map(|(name, offset)| Ok((name.clone(), read_u64(&self.file, *offset)?))).collect()
     }
 }
 
-/// Returns names and values' offsets of the statistics that count something. Times, histograms and states are left out.
+/// Reads the names of all cumulative event counts, and the offsets of their values. Times, histograms and states are
+/// left out.
 fn offsets(file: &File) -> io::Result<Vec<(String, u64)>> {
     const NAME_SIZE: u64 = 4;
     const COUNT: u64 = 8;
     const DESCRIPTORS: u64 = 16;
     const DATA: u64 = 20;
-    /// Size of a descriptor without its name: flags, exponent, size, offset, bucket size.
+    /// Size of a descriptor without the name behind it: flags, exponent, size, offset, bucket size.
     const DESCRIPTOR: u64 = 16;
     let at = |offset| read_u32(file, offset).map(u64::from);
     let (name_size, count, descriptors, data) = (at(NAME_SIZE)?, at(COUNT)?, at(DESCRIPTORS)?, at(DATA)?);
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_found_by_its_name() {
+    fn event_counts_are_read_by_name() {
         let (peak, seconds) = (2, 0x20);
         let file = file(&[(0, "exits", 7), (peak, "depth", 3), (seconds, "wait", 4), (0, "io_exits", 5)]);
         let offsets = offsets(&file).unwrap();
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_ends_too_early_is_refused() {
+    fn a_truncated_file_is_refused() {
         let file = file(&[(0, "exits", 7)]);
         file.set_len(30).unwrap();
         assert!(offsets(&file).is_err());

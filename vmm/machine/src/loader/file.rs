@@ -1,4 +1,4 @@
-//! Files that the user names, and their way into memory: the guest's without a copy in between, ours within limits.
+//! Reads files that the user names: directly into the guest's memory, or into Tally's memory up to a maximum size.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,17 +10,17 @@ use vm_memory::{Bytes, GuestAddress};
 use super::error::{LoadError, Problem};
 use crate::memory::GuestRam;
 
-/// A file that the user named, open for reading.
+/// A file that the user has named, open for reading.
 pub struct UserFile<'a> {
     path: &'a Path,
     /// The file.
     pub file: File,
-    /// Its length when it was opened.
+    /// Length of the file when it was opened.
     pub len: u64,
 }
 
 impl<'a> UserFile<'a> {
-    /// Opens a regular file.
+    /// Opens a file. Returns an error if it is not a regular file.
     pub fn open(path: &'a Path) -> Result<Self, LoadError> {
         let open = || {
             let metadata = std::fs::metadata(path)?;
@@ -33,7 +33,7 @@ impl<'a> UserFile<'a> {
         Ok(Self { path, file, len })
     }
 
-    /// Reads the whole file into the guest's memory, where the caller made sure that there is room.
+    /// Reads the whole file into the guest's memory at `at`. The caller has checked that the file fits there.
     pub fn place(mut self, ram: &GuestRam, at: u64) -> Result<(), LoadError> {
         let mut place = || {
             let len = usize::try_from(self.len).map_err(io::Error::other)?;
@@ -45,13 +45,13 @@ impl<'a> UserFile<'a> {
         place().map_err(|problem: Problem| problem.with(self.path))
     }
 
-    /// What is wrong with the file, named.
+    /// Returns an error that names this file.
     pub fn error(&self, problem: Problem) -> LoadError {
         problem.with(self.path)
     }
 }
 
-/// Reads a part of a file that the caller knows to be there.
+/// Reads a range of a file. Returns an error if it is larger than [`super::LARGEST`] or ends after the file does.
 pub fn read_range(file: &mut (impl Read + Seek), range: Range<u64>) -> Result<Vec<u8>, Problem> {
     let len = range.end.saturating_sub(range.start);
     if len > super::LARGEST {

@@ -1,9 +1,10 @@
-//! Kernels for other processors, by their names.
+//! Names the architecture of a kernel that was built for another architecture.
 
 use super::bytes::{u16_at, u32_at};
 
-/// The processor of a kernel that is not an ELF file: by the 64-byte headers of `Documentation/arch/arm64/booting` and
-/// `arch/riscv/boot-image-header`, the header of a bzImage, and the PE header of kernels that are EFI programs.
+/// Returns the architecture of a kernel that is not an ELF file. It is detected by the 64-byte headers of
+/// `Documentation/arch/arm64/booting` and `arch/riscv/boot-image-header`, the header of a bzImage, and the PE header of
+/// kernels that are EFI programs.
 pub fn architecture(head: &[u8]) -> Option<&'static str> {
     match head.get(56..60)? {
         b"ARM\x64" => return Some("aarch64"),
@@ -26,7 +27,7 @@ pub fn architecture(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// That of an ELF file, by the machine in its header.
+/// Returns the architecture of an ELF file, by `e_machine` in the ELF header.
 pub fn elf_machine(machine: u16) -> &'static str {
     match machine {
         2 | 18 | 43 => "SPARC",

@@ -1,39 +1,40 @@
-//! A kernel that has been read, and what it is to be booted with.
+//! A kernel in Tally's memory, and the parameters with which it is booted.
 
 use std::path::{Path, PathBuf};
 
 use crate::memory::GuestRam;
 
-/// A kernel in Tally's memory, unpacked.
+/// A kernel in Tally's memory, decompressed.
 pub struct Kernel<F> {
-    /// Its file.
+    /// Path of the kernel's file.
     pub path: PathBuf,
-    /// What is loaded of it, and perhaps more.
+    /// The decompressed image. Not all of it has to be loaded.
     pub image: Vec<u8>,
-    /// What it is.
+    /// Format of the kernel.
     pub format: F,
 }
 
-/// What a kernel is to be booted with.
+/// Parameters with which a kernel is booted.
 pub struct Boot<'a> {
-    /// Where to load it: fresh memory, all zeroes, so that nobody need clear a kernel's `.bss`.
+    /// The guest's memory. It is all zeroes, so the loader does not clear the kernel's `.bss`.
     pub ram: &'a GuestRam,
-    /// The command line. Multiboot images find the kernel's path in front of it, as the multiboot
-    /// specification (3.3, "cmdline") and QEMU have it.
+    /// The command line. For a multiboot image the loader puts the kernel's path in front of it, as the multiboot
+    /// specification (3.3, "cmdline") says and QEMU does.
     pub command_line: &'a str,
-    /// The initrd. For a multiboot image a list `FILE ARGS,FILE ARGS...` of modules, with `,,` for a comma.
+    /// The initrd. For a multiboot image this is a list `FILE ARGS,FILE ARGS...` of modules, in which `,,` stands for a
+    /// comma.
     pub initrd: Option<&'a Path>,
-    /// An archive that goes in front of Linux' initrd: the kernel unpacks one after the other.
+    /// A cpio archive that is placed in front of Linux' initrd. The kernel unpacks both, one after the other.
     pub front: &'a [u8],
 }
 
 impl<F> Kernel<F> {
-    /// Which Linux it is, as `uname -r` says it.
+    /// Returns the release of a Linux kernel, as `uname -r` prints it.
     pub fn release(&self) -> Option<&str> {
         const BANNER: &[u8] = b"Linux version ";
         let at = self.image.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
         let release = self.image[at..].split(|&byte| byte == b' ').next()?;
-        // It names a folder: what else a file claims is no release.
+        // The release becomes the name of a directory, so other characters in the untrusted file are refused.
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+~-".contains(byte);
         let fits = (1..=64).contains(&release.len()) && release[0] != b'.' && release.iter().all(is_name);
         std::str::from_utf8(release).ok().filter(|_| fits)
@@ -41,12 +42,12 @@ impl<F> Kernel<F> {
 }
 
 impl<F> Drop for Kernel<F> {
-    /// Gives back to the host what reading a kernel took: the allocator keeps what the decompressors freed (with xz
-    /// 16 MiB), for a need that will not come again.
+    /// Returns the memory for reading a kernel to the host. The allocator would keep what the decompressors have freed
+    /// (16 MiB with xz), although Tally does not need as much again.
     fn drop(&mut self) {
         self.image = Vec::new();
         #[cfg(target_env = "gnu")]
-        // SAFETY: it takes no pointer, may be called from any thread, and leaves alone what is allocated.
+        // SAFETY: `malloc_trim` has no pointer argument, is thread-safe, and does not affect allocated memory.
         unsafe {
             libc::malloc_trim(0);
         }

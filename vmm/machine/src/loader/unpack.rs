@@ -1,8 +1,8 @@
-//! The compressed kernel inside a bzImage, unpacked.
+//! Decompresses the payload of a compressed kernel.
 //!
-//! A bzImage is recognised to be compressed with one of seven programs by the first bytes of its payload, as the boot
-//! protocol's description of `payload_offset` lists them. Tally unpacks what distributions use. All of them end with
-//! the unpacked size: gzip by its own format, the others because the kernel's build appends it.
+//! The first bytes of the payload are the magic number of one of seven compressions, which the boot protocol lists in
+//! its description of `payload_offset`. Tally supports those that distributions use. All payloads end with the
+//! uncompressed size: gzip's format ends with it, and for the others the kernel's build appends it.
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Take};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::file::read_range;
 const SIZE_LEN: u64 = 4;
 const BUFFER: usize = 64 << 10;
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
-/// What a block of `lz4 -l` unpacks to at most, and the most bytes that it can take for that ("LZ4 Frame Format
+/// Maximum uncompressed size of a block of `lz4 -l`, and maximum compressed size of such a block ("LZ4 Frame Format
 /// Description", "Legacy frame").
 const LZ4_BLOCK: usize = 8 << 20;
 const LZ4_BLOCK_PACKED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
@@ -52,7 +52,7 @@ impl Compression {
     }
 }
 
-/// Unpacks the payload that is there in the file, to `limit` bytes at most.
+/// Decompresses the payload at this range of the file. Returns an error if the result would exceed `limit` bytes.
 pub fn unpack(file: &mut (impl Read + Seek), payload: Range<u64>, limit: u64) -> Result<Vec<u8>, Problem> {
     const SHORT: Problem = Problem::Damaged("its payload is too short");
     let len = payload.end.saturating_sub(payload.start);
@@ -79,7 +79,8 @@ pub fn unpack(file: &mut (impl Read + Seek), payload: Range<u64>, limit: u64) ->
     }
 }
 
-/// Gives `size` bytes; fewer if there are not so many, one more if there are more.
+/// Decompresses `size` bytes. Returns fewer bytes if the payload is shorter, and one byte more or an error if it is
+/// longer.
 fn decode(compression: Compression, packed: Take<impl Read>, size: usize) -> io::Result<Vec<u8>> {
     match compression {
         Compression::Gzip => read_all(flate2::bufread::GzDecoder::new(buffered(packed)), size),
@@ -103,7 +104,8 @@ fn read_all(decoder: impl Read, size: usize) -> io::Result<Vec<u8>> {
     Ok(unpacked)
 }
 
-/// The kernel's build pipes into `zstd -22 --ultra`, which then announces a window of 128 MiB: the decoder's own limit.
+/// Decompresses zstd. The kernel's build pipes into `zstd -22 --ultra`, so the frame announces a window of 128 MiB,
+/// which is just the decoder's limit.
 fn zstd(packed: impl Read, size: usize) -> io::Result<Vec<u8>> {
     let mut decoder = ruzstd::decoding::StreamingDecoder::new(buffered(packed)).map_err(io::Error::other)?;
     let unpacked = read_all(&mut decoder, size)?;
@@ -115,7 +117,8 @@ fn zstd(packed: impl Read, size: usize) -> io::Result<Vec<u8>> {
     Ok(unpacked)
 }
 
-/// A run of blocks, each with its length in front; the magic number may come again where frames were concatenated.
+/// Decompresses LZ4's legacy format: a sequence of blocks, each with its length in front. Where frames were
+/// concatenated, the magic number appears again between blocks.
 fn lz4_legacy(mut packed: Take<impl Read>, size: usize) -> io::Result<Vec<u8>> {
     let mut unpacked = vec![0; size];
     let mut filled = 0;

@@ -1,7 +1,7 @@
-//! How a vCPU's thread leaves the guest when one of its counters has overflowed: the perf event sends a signal to this very
-//! thread, which lets signals of that kind arrive in the guest only. So there is no handler: `KVM_RUN` returns, or does not
-//! begin, and the signal is taken from the queue. No other thread and no lock is involved, and no alarm can come between the
-//! last look and the entry into the guest.
+//! The signals that make a vCPU's thread leave the guest. When a counter overflows, its perf event sends a signal to
+//! the vCPU's own thread. The thread blocks the signal except in `KVM_RUN` (`KVM_SET_SIGNAL_MASK`). So no signal
+//! handler is needed: `KVM_RUN` returns, or does not enter the guest at all, and the thread takes the signal from its
+//! queue. No other thread and no lock is involved, and a signal that arrives just before the entry is not lost.
 
 use std::io;
 
@@ -16,15 +16,17 @@ use crate::signals;
 
 ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, kvm_signal_mask);
 
-/// What perf events send if nobody says otherwise. However many overflow, there is one.
+/// The signal that perf events send by default (`O_ASYNC`). It is not queued: there is one, however many events
+/// overflow.
 const ALARM: libc::c_int = libc::SIGIO;
 
-/// The signal with which timers and other threads call a vCPU's thread out of the guest.
+/// Returns the signal by which timers and other threads make a vCPU's thread leave the guest.
 pub fn call() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-/// Has the signals wait in this thread and those that it starts from now on: they are for vCPUs' threads in their guests.
+/// Blocks these signals in this thread, and in all threads that it starts from now on. vCPUs' threads unblock them in
+/// `KVM_RUN` only.
 pub fn hold_back() -> io::Result<()> {
     signals::block(&set()).map(drop)
 }
@@ -33,14 +35,14 @@ fn set() -> libc::sigset_t {
     signals::set_of(&[ALARM, call()])
 }
 
-/// The signals that have this thread's vCPU leave the guest.
+/// The set of signals that make this thread's vCPU leave the guest.
 pub struct Calls(libc::sigset_t);
 
 impl Calls {
-    /// From now on they arrive while this thread runs the vCPU, and wait until it does.
+    /// Blocks the signals in this thread except while it runs the vCPU.
     pub fn of(fd: &VcpuFd) -> Result<Self, KvmError> {
         const WHAT: &str = "say which signals end a run";
-        /// As KVM wants it: how many bytes the set has, and the set.
+        /// `struct kvm_signal_mask`, with a set of 64 signals behind it.
         #[repr(C)]
         struct Mask {
             len: u32,
@@ -49,18 +51,18 @@ impl Calls {
         let calls = set();
         let others = signals::block(&calls).map_err(kvm_ioctls::Error::from).doing(WHAT)?;
         let mask = Mask { len: 8, set: others.to_ne_bytes() };
-        // SAFETY: it is as long as it says, and KVM only reads it.
+        // SAFETY: `mask` has the length that it states, and KVM only reads from it.
         match unsafe { ioctl_with_ref(fd, KVM_SET_SIGNAL_MASK(), &mask) } {
             0 => Ok(Self(calls)),
             _ => Err(kvm_ioctls::Error::last()).doing(WHAT),
         }
     }
 
-    /// Returns why `KVM_RUN` returned without an exit of the guest's, and takes that signal from the queue. If there are more
-    /// signals, the next `KVM_RUN` returns at once.
+    /// Returns why `KVM_RUN` returned although the guest has caused no exit, and takes the signals from the queue up
+    /// to the first alarm. If signals remain in the queue, the next `KVM_RUN` returns at once.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
         let mut called = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
-        // Calls queue up while a vCPU stands still. An alarm comes before them.
+        // Calls are real-time signals, so they queue up while a vCPU is paused.
         loop {
             match signals::take(&self.0) {
                 Some(ALARM) if called => return Cause::AlarmAndCall,

@@ -1,9 +1,10 @@
-//! Who is told what happens to a vCPU's counters.
+//! The interface through which a program receives the events of a vCPU's counters.
 
 use vpmu::journal::Entry;
 
-/// Takes what happens to the counters of one vCPU, on that vCPU's own thread.
+/// Receives the events of one vCPU's counters, on that vCPU's own thread.
 pub trait Journal: Send {
-    /// Takes entries in the order in which they happened, and where the guest was when they were found: its instruction pointer.
+    /// Appends entries, in the order in which they happened. `place` is the guest's instruction pointer at the exit
+    /// at which they were found.
     fn append(&self, place: u64, entries: &[Entry]);
 }

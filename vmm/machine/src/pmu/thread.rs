@@ -16,28 +16,29 @@ use crate::architecture::{Architecture, Front, Kind, KindOf, Pmu, PmuOf};
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 
-/// A vCPU's PMU. It stays on its thread, as its perf events do.
+/// A vCPU's PMU. It cannot leave its thread, because its perf events count that thread.
 pub struct ThreadPmu {
-    /// Which PMU it is.
+    /// The PMU.
     pub kind: KindOf<Arch>,
     calls: Calls,
-    /// `None` if there are too many timers; lost counters and withheld interrupts are then handled at the next exit.
+    /// Timer for [`Wake`]. `None` if it could not be created: starved counters and delayed interrupts are then
+    /// handled at the next exit.
     wake_timer: Option<Timer>,
     log: Option<Box<dyn Journal>>,
 }
 
-/// What a vCPU's PMU is made from, on the vCPU's own thread.
+/// What a vCPU's PMU is created from, on the vCPU's own thread.
 #[derive(Clone, Copy)]
 pub struct Wiring<'a> {
-    /// The vCPU's number.
+    /// Number of the vCPU.
     pub id: u8,
-    /// KVM's side of the vCPU.
+    /// KVM's file descriptor of the vCPU.
     pub fd: &'a VcpuFd,
-    /// Which PMU it has.
+    /// The PMU that the guest sees.
     pub pmu: PmuOf<Arch>,
-    /// What the operator lets it have of that.
+    /// The operator's policy for that PMU.
     pub policy: &'a Policy,
-    /// What it shares with the machine's other vCPUs.
+    /// State that all vCPUs of the machine share.
     pub buses: &'a <Arch as Architecture>::Buses,
     /// The guest's memory.
     pub ram: &'a GuestRam,
@@ -67,8 +68,8 @@ impl ThreadPmu {
             }
         };
         let calls = Calls::of(vcpu.fd)?;
-        let timeless = |error| warn!("no timer: what counters miss is told late ({error})");
-        let wake_timer = Timer::new(alarm::call()).map_err(timeless).ok();
+        let warn_no_timer = |error| warn!("no timer: what counters miss is told late ({error})");
+        let wake_timer = Timer::new(alarm::call()).map_err(warn_no_timer).ok();
         Ok(Self { kind, calls, wake_timer, log: None })
     }
 
@@ -79,7 +80,7 @@ impl ThreadPmu {
         }
     }
 
-    /// Logs all that happens to the vCPU's counters from now on.
+    /// Passes the events of the vCPU's counters to this journal from now on. Does nothing if the PMU is not emulated.
     pub fn log_into(&mut self, log: Box<dyn Journal>, fd: &mut VcpuFd) {
         if let Some(pmu) = self.emulated() {
             pmu.keep_journal(true);
@@ -100,12 +101,13 @@ impl ThreadPmu {
         self.emulated().is_some_and(|pmu| pmu.switch(counter, to))
     }
 
-    /// Reports the counters of an emulated PMU.
+    /// Reports the counters. Returns `None` if the PMU is not emulated.
     pub fn report(&mut self) -> Option<Report> {
         self.emulated().map(VirtualPmu::report)
     }
 
-    /// Handles overflows and timers after an exit, and injects an interrupt if one is due. Must be called after every exit.
+    /// Handles overflows and timers after an exit, and injects an interrupt if one is due. Must be called after every
+    /// exit. `was_called` is true if the guest itself has not caused the exit.
     pub fn settle(&mut self, vm: &VmFd, fd: &mut VcpuFd, was_called: bool) -> Result<Settled, KvmError> {
         let cause = if was_called { self.calls.take(fd) } else { Cause::Guest };
         let called = matches!(cause, Cause::Call | Cause::AlarmAndCall);
@@ -129,14 +131,14 @@ impl ThreadPmu {
         Ok(Settled { called, notices, pauses })
     }
 
-    /// Records that the vCPU pauses from now on: its counters miss nothing.
+    /// Records that the vCPU is paused from now on, so that its counters miss no events until it runs again.
     pub fn paused(&mut self) {
         if let Some(pmu) = self.emulated() {
             pmu.paused();
         }
     }
 
-    /// Adds a notice, and takes all notices for the operator.
+    /// Adds a notice for the operator. Returns all notices that were not returned before.
     pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
         self.emulated().map_or_else(Vec::new, |pmu| pmu.tell(notice))
     }

@@ -1,4 +1,4 @@
-//! A timer that sends a signal to the thread that has created it.
+//! A timer that sends a signal to the thread that created it.
 
 use std::io;
 use std::mem::zeroed;
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Timer(libc::timer_t);
 
 impl Timer {
-    /// Creates a timer for this thread, disarmed.
+    /// Creates a disarmed timer that signals this thread.
     pub fn new(signal: libc::c_int) -> io::Result<Self> {
         // SAFETY: all-zero is a valid `sigevent`, a plain C structure.
         let mut event: libc::sigevent = unsafe { zeroed() };
@@ -24,20 +24,20 @@ impl Timer {
         Ok(Self(timer))
     }
 
-    /// Sends the signal once, after this time; an earlier setting no longer counts.
+    /// Sends the signal once, after this time. Replaces an earlier setting.
     pub fn arm(&mut self, after: Duration) {
         // A time of 0 would disarm the timer.
         self.set(after.max(Duration::from_nanos(1)));
     }
 
-    /// Sends no signal.
+    /// Disarms the timer.
     pub fn disarm(&mut self) {
         self.set(Duration::ZERO);
     }
 
     fn set(&mut self, after: Duration) {
         let times = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(after) };
-        // SAFETY: the timer exists, and `times` is valid; the old times are not asked for.
+        // SAFETY: the timer exists, and `times` is valid. A null pointer means that the old setting is not returned.
         unsafe { libc::timer_settime(self.0, 0, &raw const times, ptr::null_mut()) };
     }
 }
@@ -48,7 +48,7 @@ fn timespec(time: Duration) -> libc::timespec {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer exists, and nobody uses it any more.
+        // SAFETY: the timer exists, and is not used after this.
         unsafe { libc::timer_delete(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! A vCPU's exits, counted by reason, and the part of its time that its PMU takes.
+//! Counts a vCPU's exits by reason, and measures the part of the time that exits for the PMU take.
 
 use std::time::{Duration, Instant};
 
@@ -8,29 +8,29 @@ use crate::arch::Arch;
 use crate::architecture::Architecture;
 use crate::exit::Kind;
 
-/// Numbers of `KVM_RUN`'s returns to Tally, by reason.
+/// Numbers of exits to Tally (returns of `KVM_RUN`), by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exits {
-    /// Reads of I/O ports.
+    /// Reads from I/O ports.
     pub port_reads: u64,
     /// Writes to I/O ports.
     pub port_writes: u64,
-    /// Reads of devices' registers in memory.
+    /// Reads from devices' registers in memory.
     pub memory_reads: u64,
     /// Writes to devices' registers in memory.
     pub memory_writes: u64,
-    /// Reads of the PMU's registers.
+    /// Reads from PMU registers.
     pub pmu_reads: u64,
-    /// Writes to the PMU's registers.
+    /// Writes to PMU registers.
     pub pmu_writes: u64,
-    /// Signals: a counter's alarm, a timer, or another thread's request.
+    /// Signals, from a counter's alarm, a timer or another thread.
     pub signals: u64,
     /// All other exits.
     pub others: u64,
 }
 
 impl Exits {
-    /// Counts one more.
+    /// Counts one exit of this kind.
     pub fn count(&mut self, kind: Kind) {
         let count = match kind {
             Kind::PortRead => &mut self.port_reads,
@@ -61,16 +61,17 @@ impl Exits {
     }
 }
 
-/// Time that the PMU's exits take, in ticks of the processor's clock. It is measured only while a client asks for it.
+/// Time that exits for the PMU take, in ticks of the processor's clock. It is measured only while a client asks for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Ticks since a client first asked.
+    /// Ticks since the measurement began, at a client's first request.
     pub all: u64,
-    /// Ticks between exits for the PMU and the next entries into the guest, without what KVM itself does at an exit.
+    /// Ticks between exits for the PMU and the next entries into the guest. The time that KVM itself takes is not
+    /// included.
     pub pmu: u64,
 }
 
-/// Measures [`Share`] while clients ask for it.
+/// Measures [`Share`] while clients request it.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     watched: Option<Watched>,
@@ -108,14 +109,14 @@ impl Stopwatch {
         let asked = Instant::now();
         let watched = self.watched.get_or_insert(Watched { since: now, pmu: 0, exit: None, asked });
         watched.asked = asked;
-        // The part up to now of the exit that is being handled belongs to this answer, and not to the next.
+        // The exit that is being handled counts up to now for this answer, and from now on for the next.
         if let Some(exit) = &mut watched.exit {
             watched.pmu += now.saturating_sub(std::mem::replace(exit, now));
         }
         Share { all: now.saturating_sub(watched.since), pmu: watched.pmu }
     }
 
-    /// Stops measuring if nobody has asked for a minute.
+    /// Stops measuring if no client has asked for a minute.
     pub fn stop_if_unwatched(&mut self) {
         const TIMEOUT: Duration = Duration::from_mins(1);
         if self.watched.as_ref().is_some_and(|watched| watched.asked.elapsed() > TIMEOUT) {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_measured_before_somebody_asks() {
+    fn nothing_is_measured_before_a_client_asks() {
         let mut watch = Stopwatch::default();
         watch.exits_for_pmu();
         watch.enters();
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_that_takes_long_is_no_more_than_all_of_the_time() {
+    fn the_pmus_time_never_exceeds_the_whole_time() {
         let mut watch = Stopwatch::default();
         watch.share();
         watch.exits_for_pmu();
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn other_exits_are_not_the_pmus() {
+    fn other_exits_do_not_count_as_the_pmus_time() {
         let mut watch = Stopwatch::default();
         watch.share();
         watch.enters();

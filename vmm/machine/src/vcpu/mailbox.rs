@@ -1,5 +1,6 @@
-//! Requests of other threads to vCPUs. Only a vCPU's own thread can read its counters, so a request goes into the
-//! vCPU's mailbox, and a signal makes its thread leave the guest to answer. A vCPU without requests pays nothing.
+//! Requests of other threads to vCPUs. Only a vCPU's own thread can read the vCPU's counters. So a request is put
+//! into the vCPU's mailbox, and a signal makes the thread leave the guest to answer. A vCPU without requests has no
+//! overhead.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +16,7 @@ use crate::pmu::alarm;
 /// Timeout for the answers to a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Request to a vCPU, with the channel for its answer. The requester may have stopped waiting.
+/// Request to a vCPU, with the channel for the answer. The requester may have stopped waiting.
 #[derive(Debug)]
 pub enum Ask {
     /// Report the vCPU's counters and exits.
@@ -30,7 +31,7 @@ pub enum Ask {
 #[derive(Debug)]
 pub struct Vcpus {
     addresses: Vec<Address>,
-    /// The vCPUs that make the whole machine stand still.
+    /// The pause of the whole machine for starved counters.
     pub pause: Pause,
 }
 
@@ -96,7 +97,8 @@ impl Vcpus {
     }
 }
 
-/// Returns the answers that arrive before `end`. A vCPU that does not answer costs no other vCPU's answer.
+/// Returns the answers that arrive before `end`. An answer that has arrived is returned even if the time ran out while
+/// another vCPU was waited for.
 fn answers_until<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
     let left = || end.saturating_duration_since(Instant::now());
     answers.into_iter().filter_map(|answer| answer.recv_timeout(left()).ok()).collect()
@@ -104,16 +106,17 @@ fn answers_until<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
 
 impl Address {
     fn post(&self, ask: Ask) {
-        // A vCPU that has ended has dropped its mailbox.
+        // Sending fails if the mailbox was dropped. The requester then gets no answer.
         let _ = self.asks.send(ask);
         self.call_out();
     }
 
-    /// Makes the vCPU leave the guest. A thread that has not begun looks into its mailbox when it does.
+    /// Makes the vCPU leave the guest. A thread that has not called [`Mailbox::begin`] yet needs no signal: it checks
+    /// its mailbox before it first enters the guest.
     fn call_out(&self) {
         if let Some(thread) = self.thread.get() {
             let process = std::process::id();
-            // SAFETY: the call takes numbers. A thread that has ended gives an error.
+            // SAFETY: the system call has no pointer arguments. It returns an error if the thread has ended.
             unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::call()) };
         }
     }
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vcpus_answer_counts_however_long_another_was_waited_for() {
+    fn an_answer_is_not_lost_while_another_vcpu_is_silent() {
         let (_silent, first) = channel();
         let (answers, second) = channel();
         answers.send(7).unwrap();

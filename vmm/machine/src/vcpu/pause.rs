@@ -3,13 +3,13 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Interval at which a vCPU that stands still checks its mailbox, and whether it may go on.
+/// Interval at which a paused vCPU checks its mailbox, and whether the pause may end.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// The vCPUs for which the machine stands still.
+/// A pause of the whole machine. It lasts while any vCPU requires it.
 #[derive(Debug, Default)]
 pub struct Pause {
-    /// Numbers of these vCPUs; the machine runs while there are none.
+    /// Numbers of the vCPUs that require the pause. The machine runs if there are none.
     because_of: Mutex<Vec<u8>>,
     over: Condvar,
 }
@@ -34,12 +34,12 @@ impl Pause {
         }
     }
 
-    /// Returns the vCPUs for which the machine stands still; none if it runs.
+    /// Returns the numbers of the vCPUs that require the pause. The list is empty if the machine runs.
     pub fn because_of(&self) -> Vec<u8> {
         self.vcpus().clone()
     }
 
-    /// Waits until the pause is over, for [`INTERVAL`] at most. Returns true if the machine runs.
+    /// Waits until the pause is over, but at most for [`INTERVAL`]. Returns true if the machine runs.
     pub fn wait(&self) -> bool {
         let vcpus = self.vcpus();
         let waited = self.over.wait_timeout_while(vcpus, INTERVAL, |vcpus| !vcpus.is_empty());
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_goes_on_when_no_vcpu_pauses_it_any_more() {
+    fn the_machine_resumes_when_no_vcpu_pauses_it_any_more() {
         let pause = Pause::default();
         assert!(pause.wait(), "it runs");
         assert!(pause.begin(1) && !pause.begin(0) && !pause.begin(1));

@@ -1,5 +1,5 @@
-//! What a vCPU's own thread reports: with vpmu's report of a counter a part of the schema that operators' tools read as
-//! JSON. Fields may be added; those here keep their names, order and meaning.
+//! A vCPU's report. Together with vpmu's counter reports it is a part of the JSON schema that operators' tools read.
+//! Fields may be added, but existing fields keep their names, order and meaning.
 
 use std::collections::BTreeSet;
 
@@ -8,26 +8,27 @@ use vpmu::report::{CounterReport, Statistics};
 
 use super::exits::{Exits, Share};
 
-/// What a vCPU's own thread reports.
+/// Report of a vCPU, made by its own thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuReport {
     /// Number of the vCPU.
     pub vcpu: u8,
     /// Thread id.
     pub thread: i32,
-    /// The counters of the guest's PMU; none if the PMU is not Tally's.
+    /// Counters of the guest's PMU. Empty if Tally does not emulate the PMU.
     pub counters: Vec<CounterReport>,
-    /// What was done for the counters; none if the PMU is not Tally's.
+    /// Statistics of the PMU. `None` if Tally does not emulate the PMU.
     pub statistics: Option<Statistics>,
     /// Exits to Tally, by reason.
     pub exits: Exits,
-    /// Time that the PMU takes. Not a part of the schema.
+    /// Time that exits for the PMU take. Not a part of the schema.
     #[serde(skip)]
     pub share: Share,
 }
 
 impl VcpuReport {
-    /// Returns the host counters on which this vCPU's counters count. Several counters may share one.
+    /// Returns the numbers of the host counters that back this vCPU's counters. Several counters may share a host
+    /// counter.
     pub fn held(&self) -> BTreeSet<u32> {
         self.counters.iter().filter_map(|counter| counter.hardware).collect()
     }

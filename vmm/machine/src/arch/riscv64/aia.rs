@@ -1,5 +1,5 @@
-//! The interrupt controllers, which are KVM's (RISC-V Advanced Interrupt Architecture): lines lead to one that makes them
-//! messages, and each CPU has one that takes messages.
+//! KVM's interrupt controllers (RISC-V Advanced Interrupt Architecture): an APLIC turns interrupt lines into messages
+//! (MSIs), and an IMSIC for each CPU receives the messages.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use kvm_ioctls::{DeviceFd, VmFd};
 use super::machine::aia;
 use crate::kvm_error::{Doing, KvmError};
 
-/// How many interrupts each CPU can tell apart: the least that there can be.
+/// Number of interrupt identities of each IMSIC: the minimum of the specification.
 pub const IDS: u32 = 63;
 
-/// Makes them, for vCPUs that are there already.
+/// Creates the interrupt controllers. All vCPUs have to exist already.
 pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
     let mut device =
         kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_RISCV_AIA, ..Default::default() };
@@ -36,15 +36,16 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
     Ok(Controllers(Arc::new(device)))
 }
 
-/// The controllers of a machine.
+/// The interrupt controllers of a machine.
 #[derive(Clone)]
 pub struct Controllers(Arc<DeviceFd>);
 
 impl Controllers {
-    /// Has KVM find out anew whether an interrupt waits for a CPU that does not run. It forgets what comes while a vCPU's waiting
-    /// interrupts are set, unless the processor keeps them itself.
+    /// Makes KVM check again whether an external interrupt is pending for a vCPU that does not run. This is necessary
+    /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that arrives at the
+    /// same time.
     pub fn look_again(&self, cpu: u8) -> Result<(), KvmError> {
-        /// The register of the least interrupt that is not taken. To set it to what it is does no more than that.
+        /// The IMSIC register `eithreshold`. Writing its current value has no other effect than the check.
         const THRESHOLD: u32 = 0x72;
         let mut value = 0_u64;
         let mut attribute = kvm_device_attr {
@@ -53,13 +54,13 @@ impl Controllers {
             addr: &raw mut value as u64,
             flags: 0,
         };
-        // SAFETY: the register is of this size, and KVM writes there only during the call.
+        // SAFETY: the register has this size, and KVM writes to `value` only during the call.
         unsafe { self.0.get_device_attr(&mut attribute) }.doing("read an interrupt controller")?;
         self.0.set_device_attr(&attribute).doing("look for interrupts")
     }
 }
 
-/// Where a CPU takes messages.
+/// Returns the address of a CPU's IMSIC.
 pub fn imsic(cpu: u32) -> u64 {
     aia::IMSIC + u64::from(cpu) * u64::from(KVM_DEV_RISCV_IMSIC_SIZE)
 }

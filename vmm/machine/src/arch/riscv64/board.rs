@@ -1,5 +1,5 @@
-//! What a RISC-V machine is made of beside memory and virtio devices: interrupt controllers, a serial port, the device tree,
-//! and what its vCPUs can do.
+//! The parts of a RISC-V machine other than memory and virtio devices: interrupt controllers, a serial port, the device
+//! tree, and the vCPUs' features.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,26 +22,25 @@ use crate::architecture;
 use crate::error::MachineError;
 use crate::kvm_error::{Doing, KvmError};
 
-/// What a Linux kernel has to be told: its console, from the first message on; and that a panic ends in a reset, which ends the
-/// machine.
+/// Linux' kernel parameters: the console, from the first message on, and a reset after a panic, which ends the machine.
 pub const KERNEL_WORDS: &str = "console=ttyS0 earlycon=sbi panic=-1";
 
 type Plan<'a> = architecture::Plan<'a, Format, Pmu>;
 
-/// Where a vCPU finds devices.
+/// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
 pub struct Buses {
     serial: Serial,
     virtio: Arc<MmioBus>,
-    /// What the kernel says by calls of the SBI goes there.
+    /// Destination of what the kernel writes with SBI calls.
     output: Arc<Mutex<dyn Write + Send>>,
-    /// What interrupts it.
+    /// The interrupt controllers.
     pub controllers: Controllers,
 }
 
 impl Buses {
-    /// Those of a machine.
-    #[expect(clippy::unnecessary_wraps, reason = "on other processors devices can be in each other's way")]
+    /// Creates the buses with all devices on them.
+    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 devices can overlap, which is an error")]
     pub fn new(
         _kvm: &Kvm,
         _vm: &Arc<VmFd>,
@@ -54,7 +53,7 @@ impl Buses {
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
     }
 
-    /// A load from anywhere that is no memory.
+    /// Handles a load from an address that is not RAM.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match within(address, COM.base, Serial::PORTS.into(), data.len()) {
             Some(offset) => self.serial.read(offset, data),
@@ -62,7 +61,7 @@ impl Buses {
         }
     }
 
-    /// A store to anywhere that is no memory.
+    /// Handles a store to an address that is not RAM. Returns how the machine ends if the store ends it.
     pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
         if let Some(offset) = within(address, COM.base, Serial::PORTS.into(), data.len()) {
             return self.serial.write(offset, data);
@@ -74,15 +73,15 @@ impl Buses {
         None
     }
 
-    /// The kernel says something by a call of the SBI.
+    /// Writes text of the kernel to the console's output.
     pub fn say(&self, text: &[u8]) {
         let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
-        // What nobody takes any more is lost, as on a serial line.
+        // If the output fails, the text is lost, as on a serial line.
         let _ = output.write_all(text);
     }
 }
 
-/// How far behind a device's first register an access is, if all of it is the device's.
+/// Returns the offset of an access in a device's registers. Returns `None` if the access is not completely inside them.
 fn within(address: u64, base: u64, len: u64, width: usize) -> Option<u16> {
     let offset = address.checked_sub(base)?;
     let end = offset.checked_add(width as u64)?;
@@ -92,8 +91,8 @@ fn within(address: u64, base: u64, len: u64, width: usize) -> Option<u16> {
 
 /// A device's interrupt line.
 ///
-/// KVM turns an eventfd into a line that is raised and never lowered, which is one interrupt and no more. So it is told by
-/// itself.
+/// It uses `KVM_IRQ_LINE` instead of an irqfd: for an irqfd, KVM raises the line and never lowers it, so the APLIC
+/// would see only the first rising edge.
 struct Line {
     vm: Arc<VmFd>,
     gsi: u32,
@@ -106,24 +105,24 @@ impl Interrupt for Line {
     }
 }
 
-/// Makes one.
-#[expect(clippy::unnecessary_wraps, reason = "on other processors it takes an eventfd")]
+/// Creates the object through which a device raises this interrupt line.
+#[expect(clippy::unnecessary_wraps, reason = "on x86-64 an eventfd is needed, which may fail")]
 pub fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
     Ok(Line { vm: Arc::clone(vm), gsi })
 }
 
-/// What has to be there before the first vCPU: nothing.
-#[expect(clippy::unnecessary_wraps, reason = "other processors' machines need more")]
+/// Does nothing: KVM requires no part of the VM before the first vCPU here.
+#[expect(clippy::unnecessary_wraps, reason = "x86-64 machines need more, which may fail")]
 pub fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// What comes after the last one.
+/// Creates the interrupt controllers, for which KVM requires that all vCPUs exist.
 pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
     aia::create(vm, u32::try_from(vcpus.len()).unwrap_or(u32::MAX))
 }
 
-/// Tells the kernel what there is.
+/// Writes the device tree into the guest's memory.
 pub fn describe(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
     const MMUS: [(u64, &str); 3] = [(8, "riscv,sv39"), (9, "riscv,sv48"), (10, "riscv,sv57")];
     let Some(first) = vcpus.first() else { return Ok(()) };
@@ -131,11 +130,11 @@ pub fn describe(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> R
     let mut extensions = isa::extensions(first);
     match plan.pmu {
         Pmu::Kvm => {}
-        // That is offered only where KVM has it.
+        // A PMU with overflow interrupts is offered only if KVM has the extension.
         Pmu::Emulated(shown, _) if shown.0.overflows => {}
         Pmu::None | Pmu::Emulated(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
     }
-    // Kernels before Linux 6.4 do not say: then it is the one that all have.
+    // Host kernels before Linux 6.4 do not have this register. Sv39 is then assumed, which all processors have.
     let mode = Register::SATP_MODE.get(first).unwrap_or(MMUS[0].0);
     let blocks = [
         ("zicbom", "riscv,cbom-block-size", Register::ZICBOM_BLOCK),
@@ -171,17 +170,17 @@ pub fn describe(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> R
         .map_err(|error| MachineError::Firmware(error.to_string()))
 }
 
-/// What vCPUs are made with.
+/// The host's data from which vCPUs are set up: none here.
 pub struct Processors(());
 
 impl Processors {
-    /// Those of the host's kind.
-    #[expect(clippy::unnecessary_wraps, reason = "other processors have to be asked")]
+    /// Creates the value; there is nothing to read from KVM.
+    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 KVM is asked, which may fail")]
     pub fn new(_kvm: &Kvm) -> Result<Self, KvmError> {
         Ok(Self(()))
     }
 
-    /// Prepares one, which has this number. All but the first wait for the kernel to start them.
+    /// Sets up the initial state of vCPU `id`. All vCPUs but the first wait until the guest's kernel starts them.
     pub fn prepare(
         &self,
         fd: &mut VcpuFd,
@@ -190,18 +189,19 @@ impl Processors {
         plan: &Plan,
         _buses: &Buses,
     ) -> Result<(), KvmError> {
-        /// In the register of what programs may read.
+        /// The bit `TM` in `scounteren`.
         const CLOCK: u64 = 1 << 1;
-        // Kernels before Linux 6.6 have no such call: the guest's does without, too.
+        // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest
+        // then has no debug console.
         let _ = Register::sbi(CONSOLE).set(fd, 1);
         if plan.pmu != Pmu::Kvm {
-            // A KVM without its own has nothing to switch off.
+            // Disable KVM's own SBI PMU. This fails if KVM has none.
             let _ = Register::sbi(PMU).set(fd, 0);
         }
-        // As firmware leaves it. Linux with a PMU's driver does so by itself, and programs need their clock.
+        // Let programs read the clock, as firmware does. Only Linux kernels with a PMU driver set this bit themselves.
         Register::SCOUNTEREN.set(fd, CLOCK).doing("let programs read the clock")?;
         if super::needs_retargeting(plan.pmu) {
-            // Kernels put other instructions over those that were changed if they know the vendor to have them.
+            // For some vendors Linux overwrites the patched instructions with others (alternatives). Show no vendor.
             for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
                 register.set(fd, 0).doing("set who made a vCPU")?;
             }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_access_is_a_devices_if_all_of_it_is() {
+    fn an_access_must_be_completely_inside_a_devices_registers() {
         assert_eq!(within(0x1007, 0x1000, 8, 1), Some(7));
         assert_eq!(within(0x1007, 0x1000, 8, 2), None);
         assert_eq!(within(0xfff, 0x1000, 8, 1), None);

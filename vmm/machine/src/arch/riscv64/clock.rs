@@ -2,10 +2,10 @@
 
 use std::arch::asm;
 
-/// How far it is.
+/// Reads the clock.
 pub fn ticks() -> u64 {
     let now;
-    // SAFETY: it reads a register that Linux lets programs read, and touches nothing else.
+    // SAFETY: the instruction reads a register that Linux lets programs read, and has no other effect.
     unsafe { asm!("rdtime {}", out(reg) now, options(nomem, nostack)) };
     now
 }

@@ -1,5 +1,5 @@
-//! A vCPU on its thread, and the one place that sees what `KVM_RUN` comes back with: the calls of the SBI that are not KVM's, and
-//! CSRs that KVM has not.
+//! Runs a vCPU on its thread, and converts what `KVM_RUN` returns. The exits that only RISC-V has are SBI calls that
+//! KVM does not handle, and accesses to CSRs that KVM does not have.
 
 use devices::End;
 use kvm_bindings::{KVM_EXIT_RISCV_CSR, KVM_EXIT_RISCV_SBI};
@@ -19,17 +19,17 @@ use crate::memory::GuestRam;
 /// Why a vCPU has left its guest.
 pub type Exit = exit::Exit<OwnExit>;
 
-/// The exits that other architectures do not have.
+/// Exits that only RISC-V has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnExit {
-    /// The guest's kernel calls the SBI.
+    /// The guest's kernel makes an SBI call.
     Call(Call),
-    /// The guest accesses a CSR of this number.
+    /// The guest accesses the CSR of this number.
     Csr(u64),
 }
 
 impl OwnExit {
-    /// What it is counted as.
+    /// Returns the kind under which the exit is counted.
     pub fn kind(self) -> Kind {
         match self {
             Self::Call(Call { extension: EXTENSION, function: READ_COUNTER | READ_OVERFLOWS, .. }) => {
@@ -41,30 +41,30 @@ impl OwnExit {
     }
 }
 
-/// A vCPU's file, and the pages that KVM shares for it. It stays on the thread that runs the vCPU.
+/// A vCPU's file descriptor and shared pages (`struct kvm_run`), on the thread that runs the vCPU.
 pub struct KvmRun {
     fd: VcpuFd,
 }
 
 impl KvmRun {
     fn call(&mut self) -> Call {
-        // SAFETY: called for such an exit only, where the kernel has filled in this member of the union.
+        // SAFETY: called for an exit of this kind only, for which KVM has filled in this member of the union.
         let call = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi };
         Call { extension: call.extension_id, function: call.function_id, arguments: call.args }
     }
 
     fn csr(&mut self) -> u64 {
-        // SAFETY: called for such an exit only, where the kernel has filled in this member of the union.
+        // SAFETY: called for an exit of this kind only, for which KVM has filled in this member of the union.
         unsafe { self.fd.get_kvm_run().__bindgen_anon_1.riscv_csr.csr_num }
     }
 
-    /// Gives the guest's kernel the answer to its call. KVM takes it from there at the next entry.
+    /// Completes an SBI call. KVM copies the result to the guest's registers at the next entry.
     fn answer_call(&mut self, answer: Answer) {
         let ret = [answer.error.cast_unsigned(), answer.value];
         self.fd.get_kvm_run().__bindgen_anon_1.riscv_sbi.ret = ret;
     }
 
-    /// Gives the guest what it reads from a CSR.
+    /// Completes a CSR access. KVM copies the value to the guest's register at the next entry.
     fn answer_csr(&mut self, value: u64) {
         self.fd.get_kvm_run().__bindgen_anon_1.riscv_csr.ret_value = value;
     }
@@ -91,11 +91,11 @@ impl Run for KvmRun {
         }
     }
 
-    /// KVM holds nothing back here.
+    /// Does nothing: KVM coalesces no writes here.
     fn drain(&mut self, _buses: &Buses) {}
 }
 
-/// Deals with an exit that other architectures do not have.
+/// Handles an exit that only RISC-V has. No such exit ends the machine.
 pub fn serve(
     exit: OwnExit,
     run: &mut KvmRun,
@@ -110,34 +110,34 @@ pub fn serve(
     None
 }
 
-/// Returns what a CSR reads as that KVM has not: `seed` gives entropy (Zkr), all else is 0.
+/// Returns the value of a CSR that KVM does not have: entropy for `seed` (Zkr), and 0 for all others.
 fn csr(number: u64) -> u64 {
     const SEED: u64 = 0x15;
-    /// There is entropy.
+    /// The state "entropy available" in `seed`.
     const ES16: u64 = 0b10 << 30;
     if number == SEED { ES16 | u64::from(entropy()) } else { 0 }
 }
 
-/// Sixteen bits of the host's.
+/// Returns 16 bits of the host's entropy.
 fn entropy() -> u16 {
     let mut bytes = [0; 2];
-    // So few bytes come at once, since the host has started long ago.
+    // `getrandom` does not fail for so few bytes once the host's pool is initialised.
     let _ = getrandom(&mut bytes, GetRandomFlags::empty());
     u16::from_le_bytes(bytes)
 }
 
-/// Where a vCPU is.
+/// Returns a vCPU's program counter.
 pub fn place(fd: &VcpuFd) -> u64 {
     Register::PC.get(fd).unwrap_or_default()
 }
 
-/// From now on it is wanted with each exit: it is asked for.
+/// Does nothing: [`kept_place`] reads the register with a system call.
 pub fn keep_place(_fd: &mut VcpuFd) {}
 
-/// Where it is, with the exit.
+/// Returns the program counter at the last exit.
 pub fn kept_place(fd: &VcpuFd) -> u64 {
     place(fd)
 }
 
-/// Tells the guest's kernel that a vCPU was away: there is no way to.
+/// Does nothing: the guest has no interface to learn that a vCPU was paused.
 pub fn tell_of_pause(_fd: &VcpuFd) {}

@@ -1,4 +1,4 @@
-//! The device tree: what the kernel is told of the machine (Devicetree Specification 0.4, and Linux' bindings).
+//! The device tree, which describes the machine to the kernel (Devicetree Specification 0.4, and Linux' bindings).
 
 use std::ops::Range;
 
@@ -10,38 +10,38 @@ use super::aia::{self, imsic};
 use super::machine::{COM, VIRTIO, aia as place};
 use super::memory;
 
-/// What differs from one machine to another.
+/// The properties in which machines differ.
 pub struct Machine<'a> {
-    /// How many CPUs there are.
+    /// Number of CPUs.
     pub cpus: u32,
-    /// What each can do.
+    /// Names of each CPU's ISA extensions.
     pub extensions: &'a [&'a str],
-    /// Its largest page tables.
+    /// The largest virtual-memory scheme of the CPUs.
     pub mmu: &'a str,
-    /// How large the blocks are that its cache instructions are about, by the names that they have here.
+    /// Block sizes of the cache-block instructions (Zicbom, Zicboz), each with the name of its property.
     pub blocks: &'a [(&'a str, u32)],
-    /// How often its clock ticks in a second.
+    /// Frequency of the clock in Hz.
     pub ticks: u32,
-    /// How much memory there is.
+    /// Size of RAM in bytes.
     pub memory: u64,
-    /// How many virtio devices there are.
+    /// Number of virtio devices.
     pub virtio: usize,
     /// The kernel's command line.
     pub command_line: &'a str,
-    /// Where the initrd is, if there is one.
+    /// Addresses of the initrd, if there is one.
     pub initrd: Option<Range<u64>>,
 }
 
-/// Machine external interrupts are number 11, a supervisor's 9.
+/// Number of the supervisor external interrupt.
 const SUPERVISOR_EXTERNAL: u32 = 9;
-/// How an interrupt is told: by its beginning.
+/// Interrupt type: a rising edge.
 const RISING_EDGE: u32 = 1;
-/// By which name other nodes call one.
+/// Phandles of the nodes that other nodes refer to.
 const APLIC: u32 = 1;
 const IMSIC: u32 = 2;
 const FIRST_CPU: u32 = 16;
 
-/// The whole of it.
+/// Returns the device tree blob.
 pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     let mut fdt = FdtWriter::new()?;
     let root = fdt.begin_node("")?;
@@ -142,7 +142,7 @@ fn interrupts(fdt: &mut FdtWriter, cpus: u32) -> FdtWriterResult<()> {
 }
 
 fn serial(fdt: &mut FdtWriter) -> FdtWriterResult<()> {
-    /// A PC's, of which 16 make a bit at the highest speed.
+    /// Clock of a PC's UART in Hz. A bit takes 16 cycles at the highest speed.
     const CLOCK: u32 = 1_843_200;
     let node = fdt.begin_node(&format!("serial@{:x}", COM.base))?;
     fdt.property_string("compatible", "ns16550a")?;

@@ -1,4 +1,4 @@
-//! The processor that the host has.
+//! The host's processor.
 
 use std::{fmt, fs};
 
@@ -7,19 +7,20 @@ use kvm_ioctls::Kvm;
 use super::pmu::Pmu;
 use crate::kvm_error::KvmError;
 
-/// A processor, as far as PMUs go: all have the same.
+/// The properties of a processor that matter to PMUs. All RISC-V processors are alike in this, so it is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor;
 
 impl Processor {
-    /// The host's.
-    #[expect(clippy::unnecessary_wraps, reason = "other processors have to be asked")]
+    /// Returns the host's processor.
+    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 KVM is asked, which may fail")]
     pub fn of(_kvm: &Kvm) -> Result<Self, KvmError> {
         Ok(Self)
     }
 
-    /// What a kernel has to be told of its processor. Where the SBI has no PMU, Linux takes it that `cycle` and `instret` can be
-    /// read all the same, and dies when they cannot.
+    /// Returns kernel parameters that a guest with this PMU needs. If the SBI has no PMU extension, Linux' legacy PMU
+    /// driver assumes that `cycle` and `instret` can be read. The kernel dies if they cannot, so the driver is
+    /// disabled.
     pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
         (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
     }
@@ -31,13 +32,13 @@ impl fmt::Display for Processor {
     }
 }
 
-/// Whether the host's processor has an extension that is a word.
+/// Returns true if the host's processor has this multi-letter ISA extension.
 pub fn has(extension: &str) -> bool {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     value(&cpuinfo, "isa").split('_').any(|word| word == extension)
 }
 
-/// What the first processor has for a key.
+/// Returns the value of a key for the first processor.
 fn value<'a>(cpuinfo: &'a str, key: &str) -> &'a str {
     let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     fields.find(|(name, _)| name.trim() == key).map_or("?", |(_, value)| value.trim())

@@ -1,13 +1,13 @@
-//! Which extensions of the instruction set a guest's processor has, by their names.
+//! The ISA extensions of a guest's processor, by their names.
 
 use kvm_ioctls::VcpuFd;
 
 use super::register::Register;
 
-/// Counters' overflow interrupt, and the modes in which they count.
+/// Sscofpmf: the counters' overflow interrupt, and filtering of the privilege modes in which they count.
 pub const COUNTER_OVERFLOWS: &str = "sscofpmf";
 
-/// In the order of KVM's numbers (`enum KVM_RISCV_ISA_EXT_ID`).
+/// Names of extensions, in the order of KVM's numbers (`enum KVM_RISCV_ISA_EXT_ID`).
 const NAMES: [&str; 71] = [
     "a",
     "c",
@@ -81,16 +81,16 @@ const NAMES: [&str; 71] = [
     "zaamo",
     "zalrsc",
 ];
-/// The order in which those of one letter are written.
+/// Single-letter extensions, in the order in which an ISA string lists them.
 const LETTERS: &str = "imafdcvh";
 
-/// Those that a vCPU has.
+/// Returns the extensions that a vCPU has.
 pub fn extensions(fd: &VcpuFd) -> Vec<&'static str> {
     let has = |number| Register::extension(number).get(fd) == Ok(1);
     (0..).zip(NAMES).filter(|(number, _)| has(*number)).map(|(_, name)| name).collect()
 }
 
-/// What a kernel calls a processor with these.
+/// Returns the ISA string of a processor with these extensions.
 pub fn named(extensions: &[&str]) -> String {
     let letters: String =
         LETTERS.chars().filter(|letter| extensions.contains(&&*letter.to_string())).collect();
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_come_in_their_order_and_names_behind_them() {
+    fn an_isa_string_lists_letters_in_order_and_then_names() {
         assert_eq!(named(&["a", "c", "d", "f", "i", "m", "sstc", "zba"]), "rv64imafdc_sstc_zba");
     }
 }

@@ -1,11 +1,11 @@
-//! What KVM must be able to do here, and what it is called.
+//! The KVM capabilities that Tally needs on RISC-V, and KVM's modules.
 
 use kvm_ioctls::{Cap, Kvm};
 
 use super::pmu::Choice;
 use crate::kvm_error::Need;
 
-/// What every machine needs.
+/// KVM capabilities that every machine needs.
 pub const NEEDS: [Need; 6] = [
     Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
     Need::new(Cap::OneReg, "KVM_CAP_ONE_REG", "the vCPUs' registers"),
@@ -15,21 +15,21 @@ pub const NEEDS: [Need; 6] = [
     Need::new(Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT", "leaving the guest when a counter overflows"),
 ];
 
-/// What is good to have.
+/// KVM capabilities that are used if KVM has them.
 pub const WANTED: [Need; 0] = [];
 
-/// The modules that make KVM of a kernel, and what they stand on.
+/// KVM's kernel modules, each with a phrase for the user that says on what its KVM runs.
 pub const MODULES: [(&str, &str); 1] = [("kvm", "on the processor's hypervisor extension")];
 
-/// How such a module is loaded.
+/// Commands that load a KVM module.
 pub const LOADING: [&str; 1] = ["modprobe kvm"];
 
-/// What a KVM must be able to do for this choice, beyond what every machine needs.
+/// Returns the KVM capabilities that a machine with this PMU needs beyond [`NEEDS`].
 pub fn needs(_choice: Choice) -> &'static [Need] {
     &[]
 }
 
-/// What there is to say of KVM's own PMU.
+/// Returns a sentence for the user about the state of KVM's own PMU.
 pub fn of_its_own_pmu(_kvm: &Kvm) -> &'static str {
     "KVM's own PMU is switched off for each guest"
 }

@@ -1,5 +1,5 @@
-//! The kernels that boot on this processor: Linux' `Image`, as it is, packed by gzip, or packed as an EFI program
-//! (`Documentation/arch/riscv/boot-image-header`, `boot`).
+//! Loads the kernels that boot on RISC-V: Linux' `Image`, uncompressed, compressed by gzip, or compressed in an EFI
+//! program (`Documentation/arch/riscv/boot-image-header`, `boot`).
 
 use std::io::{Read, Seek};
 use std::path::Path;
@@ -18,49 +18,49 @@ use crate::loader::unpack::unpack;
 use crate::memory::GuestRam;
 use crate::target::COUNTERS;
 
-/// What this architecture is called.
+/// Name of the architecture, for messages.
 const NAME: &str = "RISC-V";
-/// What can be booted, for whoever brings something else.
+/// Error for a file of another format.
 pub const FORMATS: &str = "no Linux Image, packed or not";
 
 const MAGIC: &[u8] = b"RSC\x05";
 const GZIP: &[u8] = &[0x1f, 0x8b];
-/// "MZ", and behind two bytes "zimg": a program that unpacks a kernel.
+/// Magic number of an EFI program that decompresses a kernel. It follows "MZ" and two more bytes.
 const PACKED: &[u8] = b"zimg";
-/// `COMMAND_LINE_SIZE` of RISC-V, with the NUL at its end.
+/// `COMMAND_LINE_SIZE` of RISC-V, including the terminating NUL.
 const COMMAND_LINE_SIZE: usize = 1024;
-/// Kernels are placed at multiples of this, which is a large page.
+/// Alignment of kernels, which is a large page.
 const ALIGNMENT: u64 = 2 << 20;
-/// And initrds of this.
+/// Alignment of initrds.
 const PAGE: u64 = 4096;
-/// Of all memory that there could ever be (2^56 bytes in sections of 2^27) Linux makes a table, 8 bytes for 128 sections, whatever
-/// there is.
+/// Size of the table that Linux allocates for all memory that there could ever be, however much there is: 2^56 bytes in
+/// sections of 2^27, with 8 bytes for 128 sections.
 const TABLES: u64 = 32 << 20;
-/// What does so is in kernels that have such a table, by its name (`mm/sparse.c`).
+/// Name of the function that allocates the table (`mm/sparse.c`). Kernels that have such a table contain the name.
 const MAKES_TABLES: &[u8] = b"\0memblocks_present\0";
 
 /// A kernel for this architecture.
 pub type Kernel = kernel::Kernel<Format>;
 
-/// What a kernel's file is.
+/// Format of a kernel file.
 pub struct Format {
-    /// How far behind RAM's beginning it is to be.
+    /// Offset from the beginning of RAM at which the kernel is loaded.
     offset: u64,
-    /// How much memory it takes.
+    /// Size of memory that the kernel needs.
     len: u64,
 }
 
-/// How the guest's first CPU starts.
+/// Initial state of the guest's first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The first instruction.
+    /// Address of the first instruction.
     pub pc: u64,
-    /// Where the initrd is, and how long; 0 if there is none.
+    /// Address and length of the initrd. The length is 0 if there is none.
     pub initrd: (u64, u64),
 }
 
 impl Format {
-    /// Finds out what a file is. It comes with the kernel, unpacked.
+    /// Detects the format of a kernel file of this length. Also returns the decompressed kernel.
     pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let head = read_range(file, 0..len.min(4096))?;
         let image = if head.starts_with(GZIP) {
@@ -76,17 +76,17 @@ impl Format {
             return Err(wrong(&image[..image.len().min(4096)]));
         }
         let number = |at| u64_at(&image, at).ok_or(Problem::Damaged("it is shorter than its header"));
-        // A kernel that does not say how large it is takes what it has.
+        // The header may state a size of 0. The kernel then needs the size of its image.
         let len = number(16)?.max(image.len() as u64);
         Ok((Self { offset: number(8)?, len }, image))
     }
 
-    /// Whether it is Linux: nothing else boots.
+    /// Returns true: only Linux is supported.
     pub fn is_linux(&self) -> bool {
         true
     }
 
-    /// Puts the kernel and what it is booted with into the guest's memory.
+    /// Loads the kernel and its initrd into the guest's memory.
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         let (tree, _) = device_tree(boot.ram.size());
         let pc = RAM.saturating_add(self.offset);
@@ -103,14 +103,15 @@ impl Format {
         }
         let initrd = boot.initrd.map(UserFile::open).transpose()?;
         let initrd_len = initrd.as_ref().map_or(0, |file| file.len.saturating_add(boot.front.len() as u64));
-        // Linux unpacks it beside itself.
+        // The initrd counts twice, because Linux unpacks it while the archive is still in memory.
         let needs = end.saturating_add(TABLES).saturating_add(initrd_len.saturating_mul(2));
-        // A kernel that has no room so early does not know yet that a panic is to end the machine, and would stand still.
+        // Check this here: if Linux runs out of memory this early, it has not parsed `panic=` yet and would hang
+        // forever.
         if needs > tree && contains(image, MAKES_TABLES) {
             let needs = size_with_end(needs, boot.ram);
             return Err(Problem::Beginning { needs, has: boot.ram.size() }.with(path));
         }
-        // Memory is zero to begin with, and what nobody wrote costs the host nothing.
+        // Do not write zeroes at the end: guest memory is zeroed, and unwritten pages cost the host nothing.
         let used = image.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         write(boot.ram, &image[..used], pc).map_err(|problem| problem.with(path))?;
         let initrd = match initrd {
@@ -125,7 +126,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// As high as it goes.
+/// Loads the initrd as high as possible below `limit`. Returns its address and length.
 fn place_initrd(
     file: UserFile,
     len: u64,
@@ -148,42 +149,42 @@ fn write(ram: &GuestRam, bytes: &[u8], at: u64) -> Result<(), Problem> {
     ram.mapped.write_slice(bytes, GuestAddress(at)).map_err(|_| too_small("the kernel", end, ram))
 }
 
-/// What to say of something that would end there.
+/// Returns an error for a file that would end at this address.
 fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
     Problem::Memory { what, needs: size_with_end(end, ram), has: ram.size() }
 }
 
-/// How much memory there has to be for something to end there.
+/// Returns the size of RAM with which a file that ends at this address fits.
 fn size_with_end(end: u64, ram: &GuestRam) -> u64 {
     let (tree, _) = device_tree(ram.size());
-    let behind = RAM + ram.size() - tree;
-    end.saturating_sub(RAM).saturating_add(behind)
+    let reserved = RAM + ram.size() - tree;
+    end.saturating_sub(RAM).saturating_add(reserved)
 }
 
 fn is_image(head: &[u8]) -> bool {
     head.get(56..60) == Some(MAGIC)
 }
 
-/// The kernel in a program that unpacks it (`drivers/firmware/efi/libstub/zboot-header.S`).
+/// Reads the kernel out of an EFI program that decompresses it (`drivers/firmware/efi/libstub/zboot-header.S`).
 fn unpacked(file: &mut (impl Read + Seek), head: &[u8], len: u64) -> Result<Vec<u8>, Problem> {
     const SHORT: Problem = Problem::Damaged("it is shorter than its header");
     let number = |at| u32_at(head, at).map(u64::from).ok_or(SHORT);
     let (start, size) = (number(8)?, number(12)?);
-    // What gzip packs ends with its size; behind what others do the kernel's build has put it.
-    let behind = if head.get(24..28) == Some(b"gzip") { 0 } else { 4 };
-    let end = start + size + behind;
+    // The uncompressed size is the last field of gzip's format. For other compressions the kernel's build appends it.
+    let size_len = if head.get(24..28) == Some(b"gzip") { 0 } else { 4 };
+    let end = start + size + size_len;
     if end > len {
         return Err(Problem::Truncated { what: "packed kernel", needs: end, has: len });
     }
     unpack(file, start..end, u64::MAX)
 }
 
-/// Says that a file is for other processors.
+/// Returns an error for a kernel of another architecture.
 fn built_for(built: &'static str) -> Problem {
     Problem::Architecture { built, host: NAME }
 }
 
-/// Why a file is none of those.
+/// Returns an error for a file of another format.
 fn wrong(head: &[u8]) -> Problem {
     if head.starts_with(b"\x7fELF") {
         return match u16_at(head, 18) {
@@ -196,7 +197,8 @@ fn wrong(head: &[u8]) -> Problem {
     foreign::architecture(head).map_or(Problem::NotAKernel(FORMATS), built_for)
 }
 
-/// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+/// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
+/// PMU, a kernel that cannot be patched is left as it is.
 pub fn retarget(kernel: &mut Kernel, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
     let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
         Ok(retargeted) => retargeted,
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_read_whole() {
+    fn an_uncompressed_image_is_read_whole() {
         let (format, content) = read(&image(8192)).unwrap();
         assert_eq!((format.offset, format.len, content.len()), (0x20_0000, 12288, 8192));
     }
@@ -245,7 +247,7 @@ mod tests {
         packed.finish().unwrap()
     }
 
-    /// An EFI program with a packed kernel behind its headers.
+    /// Returns an EFI program with a compressed kernel behind its headers.
     fn efi_program(how: [u8; 4], packed: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 4096];
         file[..8].copy_from_slice(b"MZ\0\0zimg");
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn other_processors_kernels_are_named_however_they_are_packed() {
+    fn errors_name_the_architecture_of_other_architectures_kernels() {
         let mut bzimage = vec![0; 4096];
         bzimage[0x202..0x206].copy_from_slice(b"HdrS");
         let mut aarch64 = vec![0; 4096];
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_in_which_linux_would_stand_still_is_refused() {
+    fn a_guest_in_which_linux_would_hang_early_is_refused() {
         let room = |size: &str, kernel: &[u8]| {
             let ram = GuestRam::new(&size.parse().unwrap(), crate::arch::riscv64::memory::ranges).unwrap();
             let boot = Boot { ram: &ram, command_line: "", initrd: None, front: &[] };
@@ -303,7 +305,7 @@ mod tests {
         let small = image(8192);
         let mut sparse = small.clone();
         sparse[4096..][..MAKES_TABLES.len()].copy_from_slice(MAKES_TABLES);
-        // 2 MiB in front of the kernel, its 12 KiB, the tables, and the device tree's room.
+        // 2 MiB in front of the kernel, its 12 KiB, the tables, and the space for the device tree.
         let text = room("34M", &sparse).unwrap_err().to_string();
         assert!(text.contains("--memory 35M or more, the guest has 34M"), "{text}");
         for (size, kernel) in [("35M", &sparse), ("34M", &small)] {

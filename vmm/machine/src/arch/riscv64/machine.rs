@@ -1,33 +1,33 @@
-//! What the machine is made of: where its devices are, and which interrupts they have. Every other place asks here.
+//! The memory map and the interrupt lines of the machine. All other modules use these constants.
 
 use crate::architecture::FirstVirtio;
 
 /// A serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
-    /// Its registers.
+    /// Address of the registers.
     pub base: u64,
-    /// The interrupt line that it drives: its source at the interrupt controller.
+    /// Interrupt line, which is the number of the APLIC's source.
     pub gsi: u32,
 }
 
-/// The serial port: the console.
+/// The serial port of the console.
 pub const COM: SerialPort = SerialPort { base: 0x1000_0000, gsi: 1 };
 
-/// Debug exit: a write there ends the machine with a number.
+/// Address of the debug exit. A write to it ends the machine with the number that is written.
 pub const DEBUG_EXIT: u64 = 0x0010_0000;
-/// How many bytes it takes, so that any width of access reaches it.
+/// Length of the debug exit's register, enough for accesses of any width.
 pub const DEBUG_EXIT_LEN: u64 = 8;
 
-/// The interrupt controllers (AIA): the one that devices' lines lead to, and each CPU's, one behind the other.
+/// The interrupt controllers (AIA): the APLIC, to which the devices' lines are connected, and the CPUs' IMSICs.
 pub mod aia {
-    /// Where lines are made messages.
+    /// Address of the APLIC.
     pub const APLIC: u64 = 0x0d00_0000;
-    /// Where the first CPU takes messages.
+    /// Address of the first CPU's IMSIC. The others follow.
     pub const IMSIC: u64 = 0x2800_0000;
-    /// How many lines there can be.
+    /// Number of interrupt sources of the APLIC.
     pub const SOURCES: u32 = 32;
 }
 
-/// The first virtio device: its registers, and its interrupt line.
+/// Address and interrupt line of the first virtio device.
 pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0x1100_0000, gsi: 2 };

@@ -1,7 +1,7 @@
-//! The PMU that there is here: calls of the SBI, registers that are read by calls, and a local interrupt.
+//! The emulated RISC-V PMU: SBI calls, counter registers that are read with SBI calls too, and a local interrupt.
 //!
-//! The loader has the kernel make calls that KVM leaves to us ([`vpmu_retarget::riscv`]). Each vCPU's [`Front`] answers them,
-//! and interrupts the guest.
+//! The loader patches the kernel so that it accesses the PMU with SBI calls that KVM forwards to Tally
+//! ([`vpmu_retarget::riscv`]). Each vCPU's [`Front`] answers the calls and interrupts the guest.
 
 mod offer;
 
@@ -24,34 +24,34 @@ use crate::target::ACCESSES;
 
 pub use self::offer::{Choice, Unavailable, offer};
 
-/// The counters' interrupt among those of a CPU (Sscofpmf).
+/// The local counter-overflow interrupt in `sip` (Sscofpmf).
 pub const OVERFLOW: u64 = 1 << 13;
 
-/// The PMU of Tally's that is shown.
+/// The guest's view of an emulated PMU: its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown(pub Shape);
 
-/// What the guest sees.
+/// The PMU that the guest sees.
 pub type Pmu = architecture::Pmu<Shown, Host>;
-/// What becomes of a choice.
+/// The PMU that this host can offer for a choice.
 pub type Offer = architecture::Offer<Pmu>;
-/// What a vCPU has.
+/// A vCPU's PMU on the vCPU's thread.
 pub type Kind = architecture::Kind<Front>;
 
-/// Who counts for it.
+/// The host's side of an emulated PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Host {
-    /// The host's PMU.
+    /// The host PMU that backs the counters.
     pub pmu: HostPmu,
 }
 
-/// How many counters for any events the processor has on which this thread runs: there is no way to know.
+/// Returns `None`: there is no way to find out the number of the processor's counters.
 pub fn counters() -> Option<usize> {
     None
 }
 
 impl Shown {
-    /// What is counted, in the guest's words.
+    /// Describes a selected event in the guest's terms.
     pub fn words(self, _host: Host, selection: Selection) -> String {
         selection.to_string()
     }
@@ -69,7 +69,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// An emulated PMU as one vCPU sees it, and the controllers that its interrupt goes through.
+/// A vCPU's emulated PMU, and the interrupt controllers.
 pub struct Front {
     pmu: VirtualPmu<PerfEvents>,
     vcpu: u8,
@@ -77,7 +77,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// Creates the PMU of a vCPU, on the vCPU's own thread.
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
     pub fn new(shown: Shown, host: Host, vcpu: u8, controllers: Controllers) -> Self {
         let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
         Self { pmu, vcpu, controllers }
@@ -105,8 +105,9 @@ struct Exited<'a> {
 impl Platform for Exited<'_> {
     type Error = KvmError;
 
-    /// The handler may not be the next thing that the guest executes: the kernel may have masked the interrupt, and one that is
-    /// about to wait for an interrupt waits first, because KVM does not look at the bit before it lets the vCPU sleep.
+    /// Returns [`Injected::Otherwise`], because the handler may not be the next thing that the guest executes: the
+    /// kernel may have masked the interrupt. A vCPU that executes WFI sleeps first, because KVM does not check this
+    /// bit before it blocks the vCPU.
     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
         let pending = Register::SIP.get(self.fd).doing("say which interrupts wait")?;
         Register::SIP.set(self.fd, pending | OVERFLOW).doing("interrupt a vCPU")?;
@@ -116,7 +117,7 @@ impl Platform for Exited<'_> {
 }
 
 impl Kind {
-    /// Whether it is asked by calls that come here.
+    /// Returns true if Tally answers the guest's PMU calls. KVM answers them if the PMU is KVM's own.
     pub fn is_called(&self) -> bool {
         !matches!(self, Self::Kvm)
     }

@@ -1,4 +1,4 @@
-//! A vCPU's registers as KVM has them, each with a number (KVM API, 4.68).
+//! A vCPU's registers, by KVM's numbers (KVM API, 4.68).
 
 use kvm_bindings::{
     KVM_REG_RISCV, KVM_REG_RISCV_CONFIG, KVM_REG_RISCV_CORE, KVM_REG_RISCV_CSR, KVM_REG_RISCV_ISA_EXT,
@@ -6,49 +6,49 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Error, VcpuFd};
 
-/// A register's number.
+/// KVM's number of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Register(u64);
 
 impl Register {
-    /// Where the vCPU is.
+    /// The program counter.
     pub const PC: Self = Self::new(KVM_REG_RISCV_CORE, 0);
-    /// The first arguments of functions.
+    /// The register `a0`, the first argument of functions.
     pub const A0: Self = Self::new(KVM_REG_RISCV_CORE, 10);
-    /// The next.
+    /// The register `a1`, the second argument of functions.
     pub const A1: Self = Self::new(KVM_REG_RISCV_CORE, 11);
-    /// Which interrupts wait.
+    /// The CSR `sip`: pending interrupts.
     pub const SIP: Self = Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, sip));
-    /// Which of the clock and the counters programs may read.
+    /// The CSR `scounteren`: whether programs may read the clock and the counters.
     pub const SCOUNTEREN: Self =
         Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, scounteren));
-    /// The page tables that there can be, as `satp` has it.
+    /// The largest virtual-memory scheme, as encoded in `satp.MODE`.
     pub const SATP_MODE: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, satp_mode));
-    /// How much a CBO instruction of management is about.
+    /// Block size of the cache-block management instructions (Zicbom).
     pub const ZICBOM_BLOCK: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, zicbom_block_size));
-    /// How much one that clears is about.
+    /// Block size of the cache-block zero instruction (Zicboz).
     pub const ZICBOZ_BLOCK: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, zicboz_block_size));
-    /// Who made the processor.
+    /// The CSR `mvendorid`.
     pub const VENDOR: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, mvendorid));
-    /// What its maker calls its kind.
+    /// The CSR `marchid`.
     pub const ARCHITECTURE: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, marchid));
-    /// And its version.
+    /// The CSR `mimpid`.
     pub const IMPLEMENTATION: Self =
         Self::word(KVM_REG_RISCV_CONFIG, std::mem::offset_of!(kvm_riscv_config, mimpid));
-    /// How often the clock ticks in a second.
+    /// Frequency of the clock in Hz.
     pub const TICKS: Self = Self::new(KVM_REG_RISCV_TIMER, 0);
 
-    /// Whether there is an extension of the instruction set.
+    /// Returns the register that is 1 if the vCPU has this ISA extension.
     pub const fn extension(number: u32) -> Self {
         Self::new(KVM_REG_RISCV_ISA_EXT, number)
     }
 
-    /// Whether there is an extension of the SBI.
+    /// Returns the register that is 1 if this SBI extension is enabled.
     pub const fn sbi(number: u32) -> Self {
         Self::new(KVM_REG_RISCV_SBI_EXT, number)
     }
@@ -66,14 +66,14 @@ impl Register {
         )
     }
 
-    /// Its value.
+    /// Reads the register.
     pub fn get(self, fd: &VcpuFd) -> Result<u64, Error> {
         let mut value = [0; 8];
         fd.get_one_reg(self.0, &mut value)?;
         Ok(u64::from_le_bytes(value))
     }
 
-    /// Sets it.
+    /// Writes the register.
     pub fn set(self, fd: &VcpuFd, value: u64) -> Result<(), Error> {
         fd.set_one_reg(self.0, &value.to_le_bytes()).map(drop)
     }

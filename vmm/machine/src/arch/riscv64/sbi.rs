@@ -1,5 +1,5 @@
-//! The calls of the SBI (RISC-V Supervisor Binary Interface) that KVM leaves to us: the console, and those that a kernel's
-//! accesses to its PMU have become.
+//! Answers the SBI calls (RISC-V Supervisor Binary Interface) that KVM forwards to Tally: console calls, and the calls
+//! that the patched kernel makes to access its PMU.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::model::riscv::{Answer, EVENT_GET_INFO};
@@ -21,21 +21,21 @@ const NOTHING_TO_READ: i64 = -1;
 
 const INVALID: Answer = Answer { error: -3, value: 0 };
 const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
-/// So much is said at once: what is more is said with the next call.
+/// Maximum number of bytes written by one call. The kernel writes the rest with its next calls.
 const MOST_SAID: u64 = 4096;
 
-/// A call of the SBI.
+/// An SBI call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Which extension is called.
+    /// Extension id.
     pub extension: u64,
-    /// Which of its functions.
+    /// Function id.
     pub function: u64,
-    /// `a0` to `a5`.
+    /// The arguments, from `a0` to `a5`.
     pub arguments: [u64; 6],
 }
 
-/// Answers a call.
+/// Handles a call and returns its result.
 pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answer {
     let Call { extension, function, arguments } = call;
     match (extension, function) {
@@ -46,7 +46,7 @@ pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answ
             let is_there = arguments[0] == EXTENSION && pmu.is_called();
             Answer { error: 0, value: is_there.into() }
         }
-        // These keep the second register as it is.
+        // The legacy calls return one value and must keep `a1`.
         (OLD_PUT, _) => {
             buses.say(&arguments[0].to_le_bytes()[..1]);
             Answer { error: 0, value: arguments[1] }
@@ -56,11 +56,12 @@ pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answ
     }
 }
 
-/// Says of each event in a list in the guest's memory whether it can be counted (SBI, 11.11).
+/// Handles the call "event get info" (SBI, 11.11). For each event in a list in the guest's memory, writes whether the
+/// event can be counted.
 fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
-    /// An entry: the event, the answer, and what else belongs to the event, of 4, 4 and 8 bytes.
+    /// Size of an entry: event index, output and event data, of 4, 4 and 8 bytes.
     const ENTRY: u64 = 16;
-    /// Linux asks for some fifty at once; each may take the host a system call.
+    /// Maximum number of entries. Linux uses about fifty. Each entry may cost the host a system call.
     const MOST: u64 = 128;
     let [low, high, number, flags, ..] = arguments;
     if flags != 0 || !low.is_multiple_of(ENTRY) || !(1..=MOST).contains(&number) {
@@ -81,7 +82,8 @@ fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer
     Answer { error: 0, value: 0 }
 }
 
-/// The debug console (SBI, chapter 12). There is never anything to read: input comes by the serial port.
+/// Handles calls of the debug console (SBI, chapter 12). Reads return no bytes, because input arrives at the serial
+/// port.
 fn speak(buses: &Buses, ram: &GuestRam, function: u64, arguments: [u64; 6]) -> Answer {
     let [first, low, high, ..] = arguments;
     match function {

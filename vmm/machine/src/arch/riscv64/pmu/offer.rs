@@ -1,4 +1,4 @@
-//! From what was asked for to what the host can give: the guest is never offered more counters than there are.
+//! Determines the PMU that the host can offer. The guest is never offered more counters than the host has free.
 
 use kvm_ioctls::Kvm;
 use vpmu::event::Meaning;
@@ -11,13 +11,13 @@ use super::super::isa;
 use super::super::register::Register;
 use super::{Host, OVERFLOW, Offer, Pmu, Shown};
 
-/// So many counters there can be beside the two fixed ones.
+/// Maximum number of programmable counters, beside the two fixed ones.
 const MOST: usize = 29;
 
-/// What was asked for.
+/// A value of `--pmu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// RISC-V's PMU, as far as this host has it.
+    /// RISC-V's PMU, with the features that this host supports.
     Auto,
     /// RISC-V's PMU with overflow interrupts (Sscofpmf).
     Riscv,
@@ -25,53 +25,54 @@ pub enum Choice {
     RiscvBase,
     /// KVM's own in-kernel vPMU, for comparison.
     Kvm,
-    /// No PMU: the SBI has one of no counters.
+    /// No PMU. The SBI's PMU extension then has no counters.
     None,
 }
 
-/// Linux then refuses events that leave out the modes of the host (`PERF_PMU_CAP_NO_EXCLUDE`).
+/// Reason for [`Unavailable::NoModes`]. Without Sscofpmf Linux refuses events that exclude modes of the host
+/// (`PERF_PMU_CAP_NO_EXCLUDE`).
 const NO_MODES: &str = "this host's PMU cannot tell guests from the host, as its processor has no Sscofpmf";
 
-/// A PMU that cannot be had.
+/// Why this host cannot offer a PMU.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
-    /// The host gives no counters.
+    /// The host provides no counters.
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(#[from] Obstacle),
-    /// The host's PMU knows of no modes.
+    /// The host's PMU cannot count by privilege mode.
     #[error("{NO_MODES}; run without a PMU: --pmu none")]
     NoModes,
-    /// Nothing would interrupt the guest.
+    /// The host cannot deliver overflow interrupts to the guest. Contains the reason.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
     NoInterrupt(&'static str),
-    /// More than the model has.
+    /// The PMU cannot have this number of counters.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
     Model {
-        /// What was asked for.
+        /// Requested number.
         asked: u32,
-        /// Of which PMU.
+        /// The PMU.
         choice: &'static str,
-        /// What is possible.
+        /// The possible numbers.
         has: &'static str,
     },
-    /// More than the host has.
+    /// The host has fewer free counters.
     #[error("--counters {asked}: this host has {free} free")]
     Busy {
-        /// What was asked for.
+        /// Requested number.
         asked: u32,
-        /// What there is.
+        /// Number of free counters.
         free: usize,
     },
-    /// A number of counters for a PMU that has none of ours.
+    /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotOurs(&'static str),
-    /// The threads cannot stay where the counters are.
+    /// The thread cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
 }
 
 impl Unavailable {
-    /// Whether there is nothing that anybody could do about it on this host.
+    /// Returns true if the user can do nothing about the reason on this host.
     fn is_for_good(&self) -> bool {
         match self {
             Self::Host(obstacle) => obstacle.is_permanent(),
@@ -80,7 +81,7 @@ impl Unavailable {
         }
     }
 
-    /// Why, without what to do.
+    /// Returns the reason, without advice.
     fn reason(&self) -> String {
         match self {
             Self::Host(obstacle) => obstacle.to_string(),
@@ -91,15 +92,15 @@ impl Unavailable {
 }
 
 impl Choice {
-    /// All that there are, in the order in which users are told of them.
+    /// All choices, in the order in which messages list them.
     pub const ALL: [Self; 5] = [Self::Auto, Self::Riscv, Self::RiscvBase, Self::Kvm, Self::None];
 
-    /// Whether that is a PMU of Tally's.
+    /// Returns true if Tally emulates this PMU.
     pub fn is_ours(self) -> bool {
         !matches!(self, Self::Kvm | Self::None)
     }
 
-    /// Its name.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -111,7 +112,7 @@ impl Choice {
     }
 }
 
-/// Finds out what the guest can be offered.
+/// Determines the PMU that this host can offer the guest for a choice and a number of counters.
 pub fn offer(
     choice: Choice,
     counters: Option<u32>,
@@ -137,13 +138,14 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
     if !processor::has(isa::COUNTER_OVERFLOWS) {
         return Err(Unavailable::NoModes);
     }
-    let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
+    let (pmu, binding) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
     let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
     if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
         return Err(Unavailable::NoInterrupt(why));
     }
     let overflows = choice != Choice::RiscvBase && obstacle.is_none();
-    // What counts for the two fixed counters takes room as well. Where the others overflow, Linux leaves the fixed ones alone.
+    // The two fixed counters need host counters too. If the other counters interrupt on overflow,
+    // Linux does not use the fixed ones, whose overflows never interrupt.
     let fixed: &[_] = if overflows { &[] } else { &[Meaning::Cycles, Meaning::Instructions] };
     let free = free_counters(pmu, 1, fixed, MOST)?;
     if free.fixed < fixed.len() {
@@ -152,7 +154,7 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
     let remark =
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
-    let remarks = stays.into_iter().chain(remark).collect();
+    let remarks = binding.into_iter().chain(remark).collect();
     Ok(Offer { pmu: Pmu::Emulated(Shown(shape), Host { pmu }), remarks })
 }
 
@@ -173,8 +175,9 @@ fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize
     }
 }
 
-/// Why nothing can interrupt a guest for an overflow, if nothing can: KVM would have to take that interrupt, and tell that it
-/// waits, and that no other does. Kernels that take it for another one say so.
+/// Returns why overflow interrupts cannot be delivered to a guest, or `None` if they can. KVM has to accept the
+/// overflow interrupt in `sip`, and to report this bit and no other as pending. Older kernels report another
+/// interrupt instead.
 fn no_interrupt() -> Option<&'static str> {
     const OLD: &str =
         "this host's KVM cannot give a guest the interrupt of its counters (a newer kernel can)";
