@@ -62,7 +62,7 @@ pub fn low_end(size: u64) -> u64 {
     size.min(HOLE_START)
 }
 
-/// Returns the firmware's memory map, in ascending order. Only ranges below the hole and RAM above it are listed.
+/// Returns the firmware's memory map, in ascending order.
 pub fn map(size: u64) -> Vec<Range> {
     let mut map = vec![
         Range { start: 0, len: EBDA, kind: RangeKind::Ram },

@@ -1,5 +1,5 @@
-//! Lets Linux access the PMU's registers without leaving the guest (see [`vpmu::shared_page`]): adds the stub to a kernel that has
-//! been read, points the kernel's table of register functions to it, and reserves memory for the shared pages.
+//! Lets Linux access the PMU's registers without an exit (see [`vpmu::shared_page`]). Adds the stub to a kernel's
+//! image, points the kernel's table of register functions to the stub, and reserves memory for the shared pages.
 
 use vpmu::shared_page::{Page, Registers};
 use vpmu_retarget::stub::{Place, Stub};
@@ -9,8 +9,8 @@ use super::linux::SETUP_DATA_HEADER;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::memory::low;
 
-/// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
-/// Only its own unpacker, which is not used, switches to five.
+/// Virtual address at which Linux maps all memory with four levels of page tables and without KASLR
+/// (`__PAGE_OFFSET_BASE_L4`). Only the kernel's own decompressor, which does not run here, switches to five levels.
 const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
@@ -24,19 +24,20 @@ pub struct Added {
     pub code: u64,
 }
 
-/// The physical address of a vCPU's page.
+/// Returns the physical address of a vCPU's page.
 pub fn page(vcpu: u8) -> u64 {
     low::SHARED_PAGES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
 }
 
-/// Linux' virtual address of guest-physical memory.
+/// Returns Linux' virtual address of a physical address.
 pub fn linux_address(physical: u64) -> u64 {
     DIRECT_MAP + physical
 }
 
 impl Kernel {
-    /// Adds the stub for the shared pages to a kernel whose RDPMCs were found. Returns `None` and changes nothing if the kernel
-    /// has no room or no table for it; each access then leaves the guest.
+    /// Adds the stub for the shared pages to a kernel whose RDPMC instructions are at `sites`. Returns `None` and
+    /// changes nothing if the kernel has no table of register functions or no room for the stub. Each access then
+    /// exits.
     pub fn add_shared_pages(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
         if !self.format.is_linux() {
             return None;
@@ -48,7 +49,8 @@ impl Kernel {
             let stub = |at| Stub::new(at, registers, &table.originals, place);
             let len = stub(table.address).code.len();
             let room = functions::room(&image, len)?;
-            // How far jumps reach could make the code longer elsewhere.
+            // The code may be longer at another address, if a jump no longer reaches its target with a short
+            // displacement.
             let stub = Some(stub(room)).filter(|stub| stub.code.len() <= len)?;
             (table, stub, room)
         };
