@@ -49,7 +49,7 @@ enum Kind {
     Multiboot(Multiboot),
 }
 
-/// How the guest's first CPU starts.
+/// State of the guest's first CPU at the kernel's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// In 64-bit mode with identity-mapped memory (Linux/x86 boot protocol, "64-bit Boot Protocol").

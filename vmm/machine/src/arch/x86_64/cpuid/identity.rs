@@ -10,7 +10,7 @@
 //! unset. For Linux, Tally points CSTAR to a SYSRET if it finds one in the kernel
 //! ([`crate::arch::x86_64::registers::ignore_narrow_syscalls`]).
 //!
-//! Sources: SDM volume 2, CPUID; APM volume 3, appendix E. How Linux evaluates CPUID: `arch/x86/kernel/cpu`.
+//! Sources: SDM volume 2, CPUID; APM volume 3, appendix E. Linux evaluates CPUID in `arch/x86/kernel/cpu`.
 
 use std::ops::RangeInclusive;
 

@@ -15,7 +15,7 @@ const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
-/// Where the stub was added to a kernel.
+/// Addresses of what was changed to add the stub to a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
     /// Address of the kernel's table of register functions.

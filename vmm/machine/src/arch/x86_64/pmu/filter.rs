@@ -47,8 +47,8 @@ fn filtered(shown: Option<Vendor>) -> (Vec<Bitmap>, Vec<Bitmap>) {
 
 fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
     // The value is 0 if KVM has no vPMU or its `enable_pmu` is off, and also before Linux 5.18, which does not know the
-    // capability. Such a KVM's vPMU cannot be switched off. But accesses to its MSRs exit because of the filter, and
-    // RDPMC, the only other access to it, reads 0.
+    // capability. The vPMU of such an old KVM cannot be switched off. But accesses to its MSRs exit because of the
+    // filter, and RDPMC, the only other way to access its counters, reads 0.
     if vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) <= 0 {
         return Ok(());
     }

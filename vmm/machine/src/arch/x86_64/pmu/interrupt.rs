@@ -31,7 +31,7 @@ const NMI: u32 = 4;
 const GLOBAL_ENABLE: u64 = 1 << 11;
 const X2APIC_MODE: u64 = 1 << 10;
 
-/// How the APIC delivers an overflow.
+/// Delivery of an overflow by the APIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
     /// Not at all: the entry is masked, the APIC is disabled, or the entry's delivery mode is not valid for a counter.
@@ -45,7 +45,7 @@ pub enum Delivery {
     },
 }
 
-/// What the delivery of an interrupt does to the LVT entry.
+/// Effect of the delivery of an interrupt on the LVT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDelivery {
     /// Sets the mask bit, which the guest then has to clear.
