@@ -1,5 +1,5 @@
 //! Runs a vCPU and handles the exits that only x86 has: accesses to I/O ports and to the PMU's MSRs. Only this file
-//! reads the x86 part of `struct kvm_run`.
+//! evaluates what `KVM_RUN` returns on x86.
 
 use std::ptr::NonNull;
 
@@ -204,8 +204,8 @@ pub fn place(fd: &VcpuFd) -> u64 {
     fd.get_regs().map_or(0, |regs| regs.rip)
 }
 
-/// Makes KVM store the registers in `struct kvm_run` at each exit, for [`kept_place`]. An ioctl (`KVM_GET_REGS`) at
-/// each logged overflow would cost more than the rest of the logging.
+/// Makes KVM store the registers in `struct kvm_run` at each exit, for [`kept_place`]. A separate
+/// `KVM_GET_REGS` would cost more than the rest of the logging.
 pub fn keep_place(fd: &mut VcpuFd) {
     fd.set_sync_valid_reg(SyncReg::Register);
 }
