@@ -1,4 +1,4 @@
-//! AMD's and Intel's processors.
+//! The x86-64 architecture: PCs with an AMD or Intel processor.
 
 mod acpi;
 mod board;
@@ -41,7 +41,7 @@ use self::loader::{Entry, Format, Kernel};
 use self::pmu::guest_page::GuestPage;
 use self::pmu::{Choice, Front, Host, Offer, Pmu, Shown, Unavailable};
 
-/// A PC with processors of AMD's or Intel's.
+/// A PC with AMD or Intel processors.
 pub struct X86_64;
 
 impl Architecture for X86_64 {

@@ -1,7 +1,8 @@
-//! The ACPI tables: they tell the guest which CPUs and devices it has, how to switch itself off, and what it need not look for.
+//! The ACPI tables. They tell the guest which CPUs and devices it has, how to power itself off, and which legacy
+//! devices are absent.
 //!
-//! The machine is a "hardware-reduced" one (ACPI 6.5, section 4.1): no PIC, no keyboard controller, no clock chip
-//! and no VGA. A kernel that is told so does not probe for them, and that is most of what makes a boot short.
+//! The machine is a "hardware-reduced" one (ACPI 6.5, section 4.1): it announces no PIC, keyboard controller, CMOS
+//! clock or VGA. A kernel then does not probe for these devices, which is the main reason why it boots fast.
 
 use acpi_tables::aml::{
     Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope,
@@ -26,11 +27,11 @@ const OEM_REVISION: u32 = 1;
 const IO_APIC: u32 = 0xfec0_0000;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 
-/// Writes the tables for `cpus` CPUs and that many virtio devices, the root pointer at [`low::ACPI`].
+/// Writes the tables for `cpus` CPUs and `virtio` virtio devices. The root pointer (RSDP) is at [`low::ACPI`].
 pub fn write(memory: &GuestMemoryMmap, cpus: u8, virtio: usize) -> Result<(), GuestMemoryError> {
     let mut next = low::ACPI + Rsdp::len() as u64;
     let mut put = |table: &[u8]| {
-        // Tables begin on 16-byte boundaries, as firmware has it.
+        // Firmware aligns tables to 16 bytes.
         let at = next.next_multiple_of(16);
         next = at + table.len() as u64;
         memory.write_slice(table, GuestAddress(at)).map(|()| at)
@@ -52,7 +53,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
 
 fn dsdt(virtio_devices: usize) -> Vec<u8> {
     let mut body = Vec::new();
-    // Both kinds raise their interrupt at an edge.
+    // The interrupts of the serial port and of virtio devices are edge-triggered.
     let interrupt = |gsi| Interrupt::new(true, true, false, false, gsi);
     let ports = IO::new(COM.base, COM.base, 1, 8);
     add_device(&mut body, "COM1", &EISAName::new("PNP0501"), 0, vec![&ports, &interrupt(COM.gsi)]);
@@ -78,7 +79,8 @@ fn dsdt(virtio_devices: usize) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// A device with this hardware id, told from others of its kind by a number.
+/// Adds a device with the hardware ID `id` to `body`. Devices with the same hardware ID differ in `number`, their
+/// `_UID`.
 fn add_device(body: &mut Vec<u8>, name: &str, id: &dyn Aml, number: usize, resources: Vec<&dyn Aml>) {
     let resources = ResourceTemplate::new(resources);
     let (id, number, resources) = (

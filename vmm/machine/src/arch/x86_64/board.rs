@@ -1,4 +1,5 @@
-//! What a PC is made of beside memory and virtio devices: interrupt controllers, ports, firmware, and its vCPUs' CPUID.
+//! The parts of a PC other than memory and virtio devices: interrupt controllers, I/O ports, firmware, and the initial
+//! state of the vCPUs.
 
 use std::sync::Arc;
 
@@ -17,31 +18,32 @@ use crate::architecture;
 use crate::error::MachineError;
 use crate::kvm_error::{Doing, KvmError};
 
-/// Three pages that Intel's processors want below 4 GiB, and one more, out of the way of RAM and devices.
+/// Guest-physical addresses of the three pages of the TSS and the one page of the identity map, which KVM needs on
+/// Intel hosts. They are below 4 GiB, where the guest has neither RAM nor devices.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-/// What a Linux kernel has to be told: its console; that a panic ends in a reset, which ends the machine; and that there is no
-/// PCI bus to look for.
+/// Parameters for every Linux kernel: its console; that a panic resets the machine, which ends it; and that there is no
+/// PCI bus to probe.
 pub const KERNEL_WORDS: &str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
 
 type Plan<'a> = architecture::Plan<'a, Format, Pmu>;
 
-/// Where a vCPU finds devices, and what else it has a share in.
+/// Device buses of a machine, and other state that its vCPUs share.
 #[derive(Clone)]
 pub struct Buses {
-    /// Those with I/O ports.
+    /// Devices with I/O ports.
     pub ports: Arc<PortBus>,
-    /// Those with registers in memory.
+    /// Devices with memory-mapped registers.
     pub memory: Arc<MmioBus>,
-    /// The console bytes that KVM holds back.
+    /// Coalesced writes to the console.
     pub coalescing: Arc<Coalescing>,
-    /// Whether the kernel can access the PMU's registers without leaving the guest.
+    /// True if the guest's kernel can access the PMU's registers without an exit (see [`vpmu::shared_page`]).
     pub has_shared_pages: bool,
 }
 
 impl Buses {
-    /// Those of a machine.
+    /// Creates the buses of a machine and attaches its devices.
     pub fn new(
         kvm: &Kvm,
         vm: &Arc<VmFd>,
@@ -62,12 +64,12 @@ impl Buses {
 }
 
 impl Buses {
-    /// Reads a device's register in memory.
+    /// Reads a device's memory-mapped register.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         self.memory.read(address, data);
     }
 
-    /// Writes to one.
+    /// Writes to a device's memory-mapped register. Such a write never ends the machine.
     pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
         self.memory.write(address, data);
         None
@@ -87,14 +89,14 @@ fn ports(plan: &Plan, console: &Serial, linux: bool) -> Result<PortBus, Overlap>
     Ok(bus)
 }
 
-/// A device's interrupt line.
+/// Connects a device's interrupt line to the interrupt controllers.
 pub fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
     let event = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
     vm.register_irqfd(&event, gsi).doing("connect a device's interrupt")?;
     Ok(event)
 }
 
-/// What has to be there before the first vCPU.
+/// Creates what KVM needs before the first vCPU.
 pub fn before_vcpus(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_tss_address(TSS_ADDRESS).doing("place the TSS")?;
     vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).doing("place the identity map")?;
@@ -103,16 +105,16 @@ pub fn before_vcpus(vm: &VmFd) -> Result<(), KvmError> {
     vm.create_pit2(pit).doing("make the timer")
 }
 
-/// What comes after the last one: nothing.
+/// Creates what KVM needs after the last vCPU: nothing on x86.
 #[expect(clippy::unnecessary_wraps, reason = "other processors' machines need more")]
 pub fn after_vcpus(_vm: &VmFd, _vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
     Ok(Controllers)
 }
 
-/// What has come after the last one.
+/// Interrupt controllers that are created after the vCPUs: none, as KVM's are created before.
 pub struct Controllers;
 
-/// Tells the kernel what there is.
+/// Describes the machine to the kernel, by the ACPI tables.
 pub fn describe(
     plan: &Plan,
     _vcpus: &[VcpuFd],
@@ -123,16 +125,16 @@ pub fn describe(
         .map_err(|error| MachineError::Firmware(error.to_string()))
 }
 
-/// What vCPUs are made with.
+/// CPUID that KVM supports on this host, from which each vCPU's CPUID is made.
 pub struct Processors(CpuId);
 
 impl Processors {
-    /// Those of the host's kind.
+    /// Asks KVM for the supported CPUID.
     pub fn new(kvm: &Kvm) -> Result<Self, KvmError> {
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports").map(Self)
     }
 
-    /// Prepares one, which has this number.
+    /// Prepares the vCPU of number `id`: its CPUID, its registers, and its ring of coalesced writes.
     pub fn prepare(
         &self,
         fd: &mut VcpuFd,

@@ -1,4 +1,5 @@
-//! The console's writes that KVM holds back, so that they cost no exit.
+//! Coalesced writes to the console (`KVM_CAP_COALESCED_PIO`): KVM collects them in a ring, so they cost no exit of
+//! their own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,26 +11,28 @@ use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 use crate::arch::x86_64::machine::COM;
 use crate::kvm_error::{Doing, KvmError};
 
-/// Whether KVM holds back writes to the console's transmit register.
+/// Controls whether KVM coalesces writes to the console's transmit register.
 ///
-/// A kernel that prints polls: it reads the line status, then writes a byte, each of them an exit. KVM can keep
-/// the writes in a ring and go on; the next exit, the next look at the line status, finds them there. That halves
-/// the cost of a boot's messages. It must end when the guest sends by interrupt: then the write itself has to be
-/// seen, for it is what raises the next interrupt.
+/// A kernel that prints polls the serial port: it reads the line status register and then writes a byte, and each of
+/// these accesses is an exit. With coalescing, KVM puts the writes into a ring and resumes the guest. The next exit,
+/// usually the next read of the line status, finds the writes in the ring. This halves the cost of a boot's messages.
+/// Coalescing must end when the guest transmits by interrupt, because each write then raises the next interrupt and has
+/// to be seen at once.
 pub struct Coalescing {
     vm: Arc<VmFd>,
     state: Mutex<State>,
-    /// Whether the ring may hold anything, so that most machines' exits take no lock.
+    /// False once the ring cannot hold writes any more. Exits then need not take the lock.
     used: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Writes are held back.
+    /// KVM coalesces writes.
     On,
-    /// The guest has switched the transmit interrupt on, maybe only to try it.
+    /// The guest has enabled the transmit interrupt, perhaps only to probe it. Coalescing resumes if the guest disables
+    /// the interrupt before it writes a byte.
     Paused,
-    /// The guest sends by interrupt.
+    /// KVM does not coalesce writes: the guest transmits by interrupt, or coalescing was not wanted.
     Off,
 }
 
@@ -38,7 +41,7 @@ impl Coalescing {
     const INTERRUPT_ENABLE: u16 = COM.base + 1;
     const TRANSMIT_INTERRUPT: u8 = 1 << 1;
 
-    /// Begins to hold back writes, if `wanted`.
+    /// Starts to coalesce writes if `wanted`.
     pub fn new(vm: Arc<VmFd>, wanted: bool) -> Result<Self, KvmError> {
         if wanted {
             vm.register_coalesced_mmio(IoEventAddress::Pio(Self::DATA.into()), 1)
@@ -48,7 +51,7 @@ impl Coalescing {
         Ok(Self { vm, state, used: AtomicBool::new(wanted) })
     }
 
-    /// Prepares a vCPU for [`Coalescing::drain`].
+    /// Maps the ring of coalesced writes for a vCPU, which [`Coalescing::drain`] needs.
     pub fn attach(&self, vcpu: &mut VcpuFd) -> Result<(), KvmError> {
         if self.used.load(Ordering::Relaxed) {
             vcpu.map_coalesced_mmio_ring().doing("map the ring of held-back writes")?;
@@ -56,12 +59,13 @@ impl Coalescing {
         Ok(())
     }
 
-    /// Carries out the writes that KVM held back, which `next` takes from the ring; after every exit, before it is dealt with.
+    /// Carries out the coalesced writes, which `next` removes from the ring. Must be called after every exit, before
+    /// the exit is handled.
     pub fn drain(&self, mut next: impl FnMut() -> Option<kvm_coalesced_mmio>, bus: &PortBus) {
         if !self.used.load(Ordering::Relaxed) {
             return;
         }
-        // The machine has one ring, and each vCPU a view of it: one reader at a time.
+        // All vCPUs map the same ring, so the lock admits one reader at a time.
         let state = self.lock();
         while let Some(write) = next() {
             let len = write.data.len().min(write.len as usize);
@@ -74,7 +78,7 @@ impl Coalescing {
         }
     }
 
-    /// Looks at a write that is about to be carried out.
+    /// Updates the state for a write that is about to be carried out.
     pub fn watch(&self, port: u16, data: &[u8]) {
         if !matches!(port, Self::DATA | Self::INTERRUPT_ENABLE) || !self.used.load(Ordering::Relaxed) {
             return;
@@ -83,7 +87,8 @@ impl Coalescing {
         let mut state = self.lock();
         let zone = IoEventAddress::Pio(Self::DATA.into());
         *state = match (*state, port) {
-            // KVM cannot fail to find the zone that it has, nor lack room for the one that it had.
+            // Neither call is expected to fail: the zone to be removed exists, and there was room for the zone to be
+            // added.
             (State::On, Self::INTERRUPT_ENABLE) if wants_interrupt => {
                 self.vm.unregister_coalesced_mmio(zone, 1).map_or(State::On, |()| State::Paused)
             }

@@ -1,5 +1,5 @@
-//! What CPUID tells each vCPU: what KVM supports on this host, less what Tally does not show, with the guest's own topology,
-//! and if need be in the words of another vendor.
+//! The CPUID of each vCPU: what KVM supports on this host, without the features that Tally hides, with the guest's own
+//! topology, and in the format of the other vendor if the emulated PMU is that vendor's ([`identity`]).
 
 mod identity;
 mod topology;
@@ -35,7 +35,7 @@ mod function {
     pub const TOPOLOGY_AMD_V2: u32 = 0x8000_0026;
 }
 
-/// The CPUID of the vCPU with that APIC id, one of `cpus` cores in one package.
+/// Returns the CPUID of the vCPU with this APIC ID, which is one of `cpus` cores in one package.
 pub fn for_vcpu(
     supported: &CpuId,
     apic_id: u8,
@@ -43,7 +43,7 @@ pub fn for_vcpu(
     pmu: Pmu,
     identity: Identity,
 ) -> Result<CpuId, KvmError> {
-    // KVM gives as much of the topology leaves as it likes; ours replace them.
+    // Versions of KVM differ in which topology subleaves they report. All are replaced below.
     let mut entries: Vec<_> = supported
         .as_slice()
         .iter()
@@ -71,9 +71,10 @@ pub fn for_vcpu(
         .map_err(|_| KvmError::Lacks(format!("room for the {} CPUID leaves that it supports", entries.len())))
 }
 
-/// Makes room for functions up to `last`, for a PMU that the host's processor need not have.
+/// Adds the function `last` and raises the highest function of its range. The host's processor may not have the
+/// function that describes the emulated PMU.
 fn extend(entries: &mut Vec<kvm_cpuid_entry2>, last: u32) {
-    // The first function of each range says which its last is.
+    // EAX of the first function of each range is the highest function of that range.
     let first = last & function::LAST_EXTENDED;
     for entry in entries.iter_mut().filter(|entry| entry.function == first) {
         entry.eax = entry.eax.max(last);
@@ -83,12 +84,12 @@ fn extend(entries: &mut Vec<kvm_cpuid_entry2>, last: u32) {
     }
 }
 
-/// Who made the processor that these describe.
+/// Returns the vendor of the processor that the entries describe.
 fn vendor(entries: &[kvm_cpuid_entry2]) -> Option<Vendor> {
     entries.iter().find(|entry| entry.function == function::VENDOR).and_then(|entry| Vendor::of(leaf(entry)))
 }
 
-/// Who made the host's processor.
+/// Returns the vendor of the host's processor.
 pub fn host_vendor(kvm: &Kvm) -> Result<Option<Vendor>, KvmError> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
     Ok(vendor(supported.as_slice()))
@@ -104,7 +105,7 @@ fn show_pmu(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
     (entry.eax, entry.ebx, entry.ecx, entry.edx) = (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx);
 }
 
-/// A guest in a guest would count on a PMU that we do not follow it to.
+/// Hides VMX and SVM. Tally does not emulate a PMU for nested guests.
 fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
     const VMX: u32 = 1 << 5;
     const SVM: u32 = 1 << 2;
@@ -117,11 +118,11 @@ fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
 }
 
 fn set_features(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8, vendor: Option<Vendor>) {
-    /// KVM's local APIC has this timer mode on every host; with it the guest need not calibrate the other one.
+    /// KVM's local APIC supports this timer mode on every host. A guest that uses it need not calibrate the APIC timer.
     const TSC_DEADLINE: u32 = 1 << 24;
     const HYPERVISOR: u32 = 1 << 31;
     const HTT: u32 = 1 << 28;
-    /// `CmpLegacy`: what HTT counts are cores.
+    /// `CmpLegacy`: the logical processors that leaf 1 counts are cores.
     const CORES_NOT_THREADS: u32 = 1 << 1;
     if entry.function == function::FEATURES {
         entry.ecx |= TSC_DEADLINE | HYPERVISOR;
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_cores_are_one_package_whatever_kvm_says_of_its_own() {
-        // Newer KVMs give the first level only, and of one CPU.
+        // Newer versions of KVM report the first level only, for one CPU.
         let leaves = seen(&[amd(0xd), entry(0xb, 0), entry(0x8000_0008, 0), entry(0x8000_0001, 0)], 3, 4);
         let topology: Vec<_> = leaves.iter().filter(|leaf| leaf.function == 0xb).collect();
         assert_eq!(topology.len(), 3);
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_amd_has_stays_as_it_is_on_intel() {
+    fn amds_core_count_is_not_set_on_intel() {
         let leaves = seen(&[kvm_cpuid_entry2 { function: 0x8000_0008, ..Default::default() }], 0, 4);
         assert_eq!(leaves[0].ecx, 0);
     }

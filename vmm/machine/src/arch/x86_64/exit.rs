@@ -1,4 +1,5 @@
-//! A vCPU on its thread, and the one place that sees what `KVM_RUN` comes back with: I/O ports, and the MSRs that are the PMU's.
+//! Runs a vCPU and handles the exits that only x86 has: accesses to I/O ports and to the PMU's MSRs. Only this file
+//! evaluates what `KVM_RUN` returns on x86.
 
 use std::ptr::NonNull;
 
@@ -13,33 +14,34 @@ use crate::architecture::Run;
 use crate::exit::{self, Bytes, Kind};
 use crate::memory::GuestRam;
 
-/// Why a vCPU has left its guest.
+/// Reason for an exit to userspace.
 pub type Exit = exit::Exit<OwnExit>;
 
-/// The exits that other architectures do not have.
+/// Exits that only x86 has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnExit {
-    /// The guest executes an `in`, or several at once by a string instruction.
+    /// The guest executes an IN, or several at once by a string instruction.
     PortRead(PortAccess),
-    /// It executes an `out`, or several at once.
+    /// The guest executes an OUT, or several at once by a string instruction.
     PortWrite(PortAccess),
-    /// It executes an RDMSR of this register.
+    /// The guest executes RDMSR of this register.
     ReadMsr(u32),
-    /// It executes a WRMSR of this register and value.
+    /// The guest executes WRMSR of this register, with this value.
     WriteMsr(u32, u64),
 }
 
-/// An access to an I/O port. What is accessed are items: see [`KvmRun::take_item`] and [`KvmRun::give_item`].
+/// An access to an I/O port. It has one item, or several for a string instruction, which [`KvmRun::take_item`] and
+/// [`KvmRun::give_item`] transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortAccess {
-    /// Which port.
+    /// Number of the port.
     pub port: u16,
-    /// How many bytes an item has.
+    /// Number of bytes of each item.
     pub width: usize,
 }
 
 impl OwnExit {
-    /// What it is counted as.
+    /// Returns the kind under which the statistics count the exit.
     pub fn kind(self) -> Kind {
         match self {
             Self::PortRead(_) => Kind::PortRead,
@@ -50,24 +52,24 @@ impl OwnExit {
     }
 }
 
-/// A vCPU's file, and the pages that KVM shares for it. It stays on the thread that runs the vCPU.
+/// A vCPU's file descriptor, and the pages that KVM shares for the vCPU. It stays on the thread that runs the vCPU.
 pub struct KvmRun {
     fd: VcpuFd,
     items: Option<Items>,
 }
 
-/// The items of an access to a port that were not dealt with yet.
+/// Items of an access to a port that are not transferred yet.
 struct Items {
-    /// Where they are in the pages that KVM shares.
+    /// All items of the access, in the pages that KVM shares.
     data: NonNull<[u8]>,
-    /// How wide each is.
+    /// Number of bytes of each item.
     width: usize,
-    /// Where the next begins.
+    /// Offset of the next item in `data`.
     at: usize,
 }
 
 impl Items {
-    /// Returns where the next item is, and goes on to the one behind it.
+    /// Returns the range of the next item in `data` and advances past it. Returns `None` if no item is left.
     fn next(&mut self) -> Option<std::ops::Range<usize>> {
         let item = self.at..self.at + self.width;
         self.at = item.end;
@@ -82,30 +84,31 @@ impl KvmRun {
         PortAccess { port, width }
     }
 
-    /// Takes the next item that the guest writes to a port, if there is one more.
+    /// Returns the next item that the guest writes to a port, or `None` if no item is left.
     pub fn take_item(&mut self) -> Option<Bytes> {
         let items = self.items.as_mut()?;
         let item = items.next()?;
-        // SAFETY: KVM gave this slice of the vCPU's shared pages at the last exit. They are mapped as long as `self.fd` is open,
-        // and since then `self.fd` was neither entered nor lent to anybody, either of which clears `items`. So nobody else
-        // has a reference to the slice, and KVM does not touch it.
+        // SAFETY: KVM reported this slice of the vCPU's shared pages at the last exit. The pages are mapped as long as
+        // `self.fd` is open. Since that exit `self.fd` was neither run nor borrowed by a caller, because both `run` and
+        // `fd` clear `items`. So there is no other reference to the slice, and KVM does not access it.
         let data = unsafe { items.data.as_ref() };
         Some(Bytes::copy_of(&data[item]))
     }
 
-    /// Gives the guest the next item that it reads from a port, which `read` gets. Returns false if it wants no more.
+    /// Calls `read` for the next item that the guest reads from a port and stores the result for the guest. Returns
+    /// false, without a call of `read`, if no item is left.
     pub fn give_item(&mut self, read: impl FnOnce() -> Bytes) -> bool {
         let Some(items) = &mut self.items else { return false };
         let Some(item) = items.next() else { return false };
-        let given = read();
-        // SAFETY: as for `take_item`. The exit was a read of a port, for which KVM gave the slice to be written to.
+        let value = read();
+        // SAFETY: as in `take_item`. The exit was a read of a port, for which KVM expects the slice to be written.
         let data = unsafe { items.data.as_mut() };
-        data[item].copy_from_slice(&given);
+        data[item].copy_from_slice(&value);
         true
     }
 
-    /// Ends the guest's RDMSR with this value, or with a fault.
-    fn answer_read(&mut self, outcome: Outcome) {
+    /// Completes the guest's RDMSR with a value, or with a fault (#GP).
+    fn complete_rdmsr(&mut self, outcome: Outcome) {
         let answer = &mut self.fd.get_kvm_run().__bindgen_anon_1;
         match outcome {
             Outcome::Value(value) => answer.msr.data = value,
@@ -113,8 +116,8 @@ impl KvmRun {
         }
     }
 
-    /// Ends the guest's WRMSR, with a fault unless it was handled.
-    fn answer_write(&mut self, outcome: Outcome) {
+    /// Completes the guest's WRMSR. It faults (#GP) unless it was handled.
+    fn complete_wrmsr(&mut self, outcome: Outcome) {
         if outcome != Outcome::Handled {
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
         }
@@ -129,7 +132,7 @@ impl Run for KvmRun {
         Self { fd, items: None }
     }
 
-    /// What is left of an access to a port is given up.
+    /// Discards the items of a port access that are left, because the caller may invalidate them.
     fn fd(&mut self) -> &mut VcpuFd {
         self.items = None;
         &mut self.fd
@@ -158,7 +161,7 @@ impl Run for KvmRun {
     }
 }
 
-/// Deals with an exit that other architectures do not have.
+/// Handles an exit that only x86 has. Returns how the machine ends if the exit ends it.
 pub fn serve(
     exit: OwnExit,
     run: &mut KvmRun,
@@ -185,39 +188,42 @@ pub fn serve(
         }
         OwnExit::ReadMsr(msr) => {
             let outcome = pmu.read(run.fd(), msr);
-            run.answer_read(outcome);
+            run.complete_rdmsr(outcome);
         }
         OwnExit::WriteMsr(msr, value) => {
             let outcome = pmu.write(run.fd(), msr, value);
-            run.answer_write(outcome);
+            run.complete_wrmsr(outcome);
         }
     }
     None
 }
 
-/// Where a vCPU is. AMD's processors lose it in a triple fault: KVM then shows that of a reset.
+/// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a reset
+/// instead.
 pub fn place(fd: &VcpuFd) -> u64 {
     fd.get_regs().map_or(0, |regs| regs.rip)
 }
 
-/// From now on KVM says with each exit where the guest is: to ask it would cost more than the rest of the logging.
+/// Makes KVM store the registers in `struct kvm_run` at each exit, for [`kept_place`]. A separate
+/// `KVM_GET_REGS` would cost more than the rest of the logging.
 pub fn keep_place(fd: &mut VcpuFd) {
     fd.set_sync_valid_reg(SyncReg::Register);
 }
 
-/// What it has said.
+/// Returns the instruction pointer at the last exit, as KVM stored it.
 pub fn kept_place(fd: &VcpuFd) -> u64 {
     fd.sync_regs().regs.rip
 }
 
-/// Tells the guest's kernel that a vCPU was away, lest it takes itself for hung. One that has no such clock cannot be told.
+/// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a
+/// lockup. The ioctl fails if the guest does not use kvmclock; there is no other way to tell the guest.
 pub fn tell_of_pause(fd: &VcpuFd) {
     let _ = fd.kvmclock_ctrl();
 }
 
-/// How wide each item of an access to a port is; a string instruction makes several accesses at once.
+/// Returns the number of bytes of each item of an access to a port. A string instruction has several items.
 fn item_width(run: &kvm_run) -> usize {
-    // SAFETY: called for an access to a port only, where the kernel has filled in this member of the union.
+    // SAFETY: only called after `KVM_EXIT_IO`, for which KVM fills in this member of the union.
     let io = unsafe { run.__bindgen_anon_1.io };
     usize::from(io.size).max(1)
 }

@@ -1,17 +1,18 @@
-//! What is left of a BIOS: the ACPI tables, and the address that processors and kernels jump to for a reset.
+//! The firmware that the guest finds: the ACPI tables, and code at the BIOS entry point that resets the machine.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::arch::x86_64::acpi;
 
-/// F000:FFF0, where a BIOS begins. A kernel that believes that there is one jumps here to restart: Linux does on a
-/// hardware-reduced machine, where it expects EFI to have done it before.
+/// F000:FFF0, the BIOS entry point. Some kernels jump here to restart. Linux does so on a hardware-reduced machine,
+/// where it expects EFI to have restarted the machine before.
 const RESET_VECTOR: u64 = 0xf_fff0;
 
-/// `mov $0xfe, %al; out %al, $0x64; 1: hlt; jmp 1b` in 16-bit code: asks the keyboard controller for a reset.
+/// `mov $0xfe, %al; out %al, $0x64; 1: hlt; jmp 1b` in 16-bit code: resets the machine by the
+/// keyboard controller.
 const RESET: [u8; 7] = [0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd];
 
-/// Writes it for a machine with that many CPUs and virtio devices.
+/// Writes the firmware for a machine with `cpus` CPUs and `virtio` virtio devices.
 pub fn write(memory: &GuestMemoryMmap, cpus: u8, virtio: usize) -> Result<(), GuestMemoryError> {
     acpi::write(memory, cpus, virtio)?;
     memory.write_slice(&RESET, GuestAddress(RESET_VECTOR))

@@ -1,4 +1,4 @@
-//! The processor that the host has.
+//! The host's processor.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use super::cpuid;
 use super::pmu::Pmu;
 use crate::kvm_error::KvmError;
 
-/// A processor, as far as PMUs go: its vendor, if it is one whose PMUs are known.
+/// Vendor of a processor, or `None` if Tally does not know that vendor's PMUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor(pub Option<Vendor>);
 
 impl Processor {
-    /// The host's.
+    /// Returns the host's processor.
     pub fn of(kvm: &Kvm) -> Result<Self, KvmError> {
         cpuid::host_vendor(kvm).map(Self)
     }
 
-    /// What a kernel has to be told of its processor.
+    /// Returns the Linux parameters that a guest with this PMU needs on this processor.
     pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
         cpuid::kernel_words(self.0, pmu.identity())
     }

@@ -1,4 +1,4 @@
-//! What KVM must be able to do here, and what it is called.
+//! KVM capabilities that Tally needs on x86, and the names of KVM's modules.
 
 use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Cap, Kvm};
@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm};
 use super::pmu::Choice;
 use crate::kvm_error::Need;
 
-/// What every machine needs.
+/// Capabilities that every machine needs.
 pub const NEEDS: [Need; 11] = [
     Need::new(Cap::Irqchip, "KVM_CAP_IRQCHIP", "interrupt controllers"),
     Need::new(Cap::UserMemory, "KVM_CAP_USER_MEMORY", "the guest's memory"),
@@ -21,27 +21,27 @@ pub const NEEDS: [Need; 11] = [
     Need::new(Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI", "the interrupt of an overflow"),
 ];
 
-/// What a machine with one of Tally's PMUs, or none, needs beside that.
+/// Capabilities that a machine with an emulated PMU, or without a PMU, needs in addition.
 const PMU_NEEDS: [Need; 3] = [
     Need::new(Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR", "the PMU's registers"),
     Need::new(Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER", "handing over no other registers"),
     Need::new(Cap::SyncRegs, "KVM_CAP_SYNC_REGS", "where the guest is at an overflow, for its log"),
 ];
 
-/// What makes a console faster.
+/// Optional capability that makes the console faster.
 pub const WANTED: [Need; 1] = [Need::new(Cap::CoalescedPio, "KVM_CAP_COALESCED_PIO", "a faster console")];
 
-/// The modules that make KVM of a kernel, and what they stand on.
+/// Kernel modules that provide KVM, and what each of them is based on.
 pub const MODULES: [(&str, &str); 3] = [
     ("kvm_amd", "on the processor's virtualisation"),
     ("kvm_intel", "on the processor's virtualisation"),
     ("kvm_pvm", "in software only"),
 ];
 
-/// How such a module is loaded.
+/// Commands that load these modules.
 pub const LOADING: [&str; 2] = ["modprobe kvm-amd", "modprobe kvm-intel"];
 
-/// What a KVM must be able to do for this choice, beyond what every machine needs.
+/// Returns the capabilities that this choice of a PMU needs in addition to [`NEEDS`].
 pub fn needs(choice: Choice) -> &'static [Need] {
     match choice {
         Choice::Kvm => &[],
@@ -49,7 +49,7 @@ pub fn needs(choice: Choice) -> &'static [Need] {
     }
 }
 
-/// What there is to say of KVM's own PMU.
+/// Returns a sentence on whether KVM's own PMU can be switched off.
 pub fn of_its_own_pmu(kvm: &Kvm) -> &'static str {
     if kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0 {
         "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"

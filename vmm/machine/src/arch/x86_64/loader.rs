@@ -1,4 +1,4 @@
-//! The kernels that boot on this processor: Linux as a bzImage or a vmlinux, and multiboot images.
+//! Loads kernels for x86: Linux as a bzImage or a vmlinux, and multiboot images.
 
 mod bzimage;
 mod elf;
@@ -26,24 +26,24 @@ use crate::loader::file::read_range;
 use crate::loader::foreign;
 use crate::loader::kernel::{self, Boot};
 
-/// What this architecture is called.
+/// Name of the architecture in messages.
 const NAME: &str = "x86-64";
 
-/// Says that a file is for other processors.
+/// Returns the error for a file that is built for another architecture.
 fn built_for(built: &'static str) -> Problem {
     Problem::Architecture { built, host: NAME }
 }
 
-/// What can be booted, for whoever brings something else.
+/// Formats of bootable files, for the error message about other files.
 pub const FORMATS: &str = "neither a bzImage, nor a vmlinux, nor a multiboot image";
 
 /// A kernel for this architecture.
 pub type Kernel = kernel::Kernel<Format>;
 
-/// What a kernel's file is.
+/// Format of a kernel's file.
 pub struct Format {
     kind: Kind,
-    /// What an ELF file says about its parts, most of it from behind its segments.
+    /// Sections and symbols of an ELF file; empty if the file has none.
     sections: Sections,
 }
 
@@ -52,47 +52,47 @@ enum Kind {
     Multiboot(Multiboot),
 }
 
-/// How the guest's first CPU starts.
+/// State of the guest's first CPU at the kernel's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// In 64-bit mode, with identity-mapped pages (Linux/x86 boot protocol, "64-bit Boot Protocol").
+    /// In 64-bit mode with identity-mapped memory (Linux/x86 boot protocol, "64-bit Boot Protocol").
     Long {
-        /// The first instruction.
+        /// Address of the first instruction.
         rip: u64,
-        /// What RSI points to.
+        /// Address of the boot parameters ("zero page"), in RSI.
         boot_params: u64,
     },
     /// In 32-bit protected mode without paging (multiboot specification, 3.2, "Machine state").
     Protected {
-        /// The first instruction.
+        /// Address of the first instruction.
         eip: u32,
-        /// What EBX points to.
+        /// Address of the multiboot information structure, in EBX.
         multiboot_info: u32,
     },
 }
 
 impl Entry {
-    /// What EAX says to an image that starts in protected mode.
+    /// Value of EAX at the entry of a multiboot image.
     pub const MULTIBOOT_MAGIC: u32 = 0x2bad_b002;
 }
 
 impl Format {
-    /// Finds out what a file is. It comes with the ELF file as far as its segments reach, unpacked, or the whole of a multiboot
-    /// image that is not ELF.
+    /// Reads a kernel's file. Returns its format and its unpacked image, which for ELF ends with the last segment.
+    /// Offsets in the image are offsets in the file, or in the vmlinux that a bzImage contains.
     pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (kind, image) = classify(file, len)?;
-        // A packed kernel has its own inside.
+        // A bzImage is not ELF, but the vmlinux in it may have sections.
         let packed = || Sections::read(&mut Cursor::new(&image), image.len() as u64);
         let sections = Sections::read(file, len).or_else(packed).unwrap_or_default();
         Ok((Self { kind, sections }, image))
     }
 
-    /// Whether it is Linux, and not a multiboot image.
+    /// Returns true for Linux and false for a multiboot image.
     pub fn is_linux(&self) -> bool {
         matches!(self.kind, Kind::Linux(_))
     }
 
-    /// Puts the kernel and what it is booted with into the guest's memory.
+    /// Writes the kernel, its command line and its initrd or modules into the guest's memory.
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         match &self.kind {
             Kind::Linux(linux) => linux.load(path, image, boot),
@@ -101,7 +101,8 @@ impl Format {
     }
 }
 
-/// Multiboot goes first: its images are often ELF files too, and say by their header how they want to be started.
+/// Detects the format of a file and reads its image. The multiboot header is checked first, because many multiboot
+/// images are ELF files too, and their header requires the multiboot entry.
 fn classify(file: &mut (impl Read + Seek), len: u64) -> Result<(Kind, Vec<u8>), Problem> {
     let head = read_range(file, 0..len.min(multiboot::SEARCHED))?;
     if let Some(header) = multiboot::Header::find(&head) {

@@ -1,24 +1,24 @@
-//! What the machine is made of: which I/O ports and interrupts its devices have. Every other place asks here.
+//! I/O ports, addresses and interrupt lines of the machine's devices.
 
 use crate::architecture::FirstVirtio;
 
 /// One serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
-    /// Its first I/O port.
+    /// First I/O port.
     pub base: u16,
-    /// The interrupt line that it drives.
+    /// Interrupt line (GSI) of the port.
     pub gsi: u32,
 }
 
-/// The serial port, where a PC has its first: the console.
+/// The console: COM1 of a PC.
 pub const COM: SerialPort = SerialPort { base: 0x3f8, gsi: 4 };
 
-/// The first virtio device: its registers, in the hole below 4 GiB, and the first of the lines of KVM's I/O APIC that no device of
-/// a PC's has.
+/// The first virtio device: its registers are in the hole below 4 GiB, and its interrupt line is the first one of KVM's
+/// I/O APIC that no legacy device of a PC uses.
 pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0xd000_0000, gsi: 16 };
 
-/// The other devices' I/O ports.
+/// I/O ports of the other devices.
 pub mod port {
     /// The keyboard controller's command port.
     pub const KEYBOARD: u16 = 0x64;

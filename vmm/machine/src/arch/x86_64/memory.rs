@@ -1,69 +1,70 @@
-//! The guest's physical address space. RAM is one range from 0, interrupted below 4 GiB by the hole in which the interrupt
-//! controllers live.
+//! The guest-physical address space. RAM is one range from address 0, interrupted by a hole below 4 GiB for the
+//! interrupt controllers and virtio devices.
 
 use vpmu::shared_page::Page;
 
-/// Where the hole for memory-mapped devices begins; RAM that does not fit below it goes to 4 GiB and up.
+/// First address of the hole for memory-mapped devices. RAM that does not fit below the hole continues at 4 GiB.
 const HOLE_START: u64 = 3 << 30;
 const HOLE_END: u64 = 4 << 30;
-/// The last of conventional memory, where a BIOS keeps its data area.
+/// First address of the extended BIOS data area, at the end of conventional memory.
 const EBDA: u64 = 0x9_fc00;
-/// From here on RAM is free for kernels and initrds.
+/// First address of the RAM that kernels and initrds can use.
 pub const HIGH_RAM: u64 = 1 << 20;
 
-/// What Tally writes into the guest's first MiB.
+/// Addresses in the first MiB at which Tally writes boot data.
 pub mod low {
-    /// The segment descriptors of the boot protocols.
+    /// Global descriptor table with the segments that the boot protocols require.
     pub const GDT: u64 = 0x500;
     /// Linux' boot parameters ("zero page").
     pub const ZERO_PAGE: u64 = 0x7000;
-    /// A multiboot information structure and what it points to, up to [`PAGE_TABLES`].
+    /// Multiboot information structure and the data that it points to. Ends at [`PAGE_TABLES`].
     pub const MULTIBOOT_INFO: u64 = 0x7000;
-    /// Identity page tables for 64-bit entry: one table of each of the three upper levels.
+    /// Identity page tables for the 64-bit entry: one table for each of the three upper levels.
     pub const PAGE_TABLES: u64 = 0x1_0000;
     /// The kernel's command line.
     pub const COMMAND_LINE: u64 = 0x2_0000;
-    /// What Tally and Linux share for each vCPU, so that Linux need not leave the guest (see [`vpmu::shared_page`]).
+    /// One page for each vCPU that Tally shares with Linux, so that accesses to the PMU need no exit (see
+    /// [`vpmu::shared_page`]).
     pub const SHARED_PAGES: u64 = 0x3_0000;
-    /// The ACPI tables, in the area where a BIOS would have them, with the root pointer first.
+    /// ACPI tables, in the BIOS area. The root pointer (RSDP) is the first.
     pub const ACPI: u64 = 0xe_0000;
 }
 
-/// Where Linux maps all memory with four levels of page tables, unless it moves itself about (`__PAGE_OFFSET_BASE_L4`).
-/// Only its own unpacker, which is not used, switches to five.
+/// Virtual address at which Linux maps all memory with four levels of page tables and without KASLR
+/// (`__PAGE_OFFSET_BASE_L4`). Only the kernel's own decompressor, which does not run here, switches to five levels.
 const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
-/// The physical address of the page that a vCPU shares with Linux.
+/// Returns the physical address of the page that a vCPU shares with Linux.
 pub fn shared_page(vcpu: u8) -> u64 {
     low::SHARED_PAGES + Page::STRIDE as u64 * (u64::from(vcpu) + 1)
 }
 
-/// Linux' virtual address of guest-physical memory.
+/// Returns Linux' virtual address of a physical address.
 pub fn linux_address(physical: u64) -> u64 {
     DIRECT_MAP + physical
 }
 
-/// What a range of guest-physical addresses is, as the firmware tells it.
+/// Type of a range in the firmware's memory map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeKind {
-    /// Free for the guest.
+    /// RAM that the guest may use.
     Ram,
-    /// Holds something, or nothing at all.
+    /// Addresses that the guest must not use as RAM.
     Reserved,
 }
 
-/// One range of the memory map.
+/// A range of the memory map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// Its first address.
+    /// First address.
     pub start: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What it is.
+    /// Type of the range.
     pub kind: RangeKind,
 }
 
-/// Where RAM of that size is: first addresses and lengths.
+/// Returns the ranges of RAM for a guest with `size` bytes: first addresses and lengths.
 pub fn ranges(size: u64) -> Vec<(u64, u64)> {
     let mut ranges = vec![(0, low_end(size))];
     if size > HOLE_START {
@@ -72,12 +73,12 @@ pub fn ranges(size: u64) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// One past the last byte of RAM below the hole.
+/// Returns the end of RAM below the hole.
 pub fn low_end(size: u64) -> u64 {
     size.min(HOLE_START)
 }
 
-/// The memory map that the guest is told, in ascending order.
+/// Returns the firmware's memory map, in ascending order.
 pub fn map(size: u64) -> Vec<Range> {
     let mut map = vec![
         Range { start: 0, len: EBDA, kind: RangeKind::Ram },

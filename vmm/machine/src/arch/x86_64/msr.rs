@@ -1,37 +1,38 @@
-//! Model-specific registers of a vCPU, as KVM has them.
+//! Reads and writes a vCPU's model-specific registers (`KVM_GET_MSRS`, `KVM_SET_MSRS`).
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 
 use crate::kvm_error::{Doing, KvmError};
 
-/// Whether KVM has taken a value.
+/// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// It has.
+    /// KVM has set the register.
     Yes,
-    /// It has no such register, or not with this value.
+    /// KVM does not have the register, or rejects the value.
     No,
 }
 
-/// The value of a register, if KVM has it.
+/// Returns the value of a register, or `None` if KVM does not have the register.
 pub fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
-    ask(vcpu, &mut question(index))
+    get(vcpu, &mut read_request(index))
 }
 
-/// The question for a register's value, for whoever asks it often.
-pub fn question(index: u32) -> Msrs {
+/// Creates a request to read a register. [`get`] can use it repeatedly, without an allocation for each read.
+pub fn read_request(index: u32) -> Msrs {
     let entry = kvm_msr_entry { index, ..Default::default() };
     Msrs::from_entries(&[entry]).expect("one entry fits")
 }
 
-/// The answer to it, if KVM has the register.
-pub fn ask(vcpu: &VcpuFd, question: &mut Msrs) -> Result<Option<u64>, KvmError> {
-    let read = vcpu.get_msrs(question).doing("read the MSRs")?;
-    Ok(question.as_slice().first().filter(|_| read == 1).map(|entry| entry.data))
+/// Carries out a request of [`read_request`]. Returns the register's value, or `None` if KVM does not have the
+/// register.
+pub fn get(vcpu: &VcpuFd, request: &mut Msrs) -> Result<Option<u64>, KvmError> {
+    let read = vcpu.get_msrs(request).doing("read the MSRs")?;
+    Ok(request.as_slice().first().filter(|_| read == 1).map(|entry| entry.data))
 }
 
-/// Sets a register.
+/// Writes a register.
 pub fn write(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
     let written =

@@ -1,7 +1,8 @@
-//! The PMUs that there are here: registers that KVM hands over, and a local APIC that is interrupted.
+//! The guest's PMU on x86: its MSRs, and its interrupt through the local APIC.
 //!
-//! KVM is told which registers to hand over ([`filter`]). Each vCPU's [`Front`] answers for them, and interrupts the guest
-//! ([`interrupt`]). While its counters are frozen or stand still, a Linux guest need not hand anything over ([`guest_page`]).
+//! An MSR filter makes KVM exit on accesses to the PMU's registers ([`filter`]). Each vCPU's [`Front`] emulates the
+//! registers and interrupts the guest at an overflow ([`interrupt`]). While its counters are frozen or stand still, a
+//! Linux guest can access the registers without an exit ([`guest_page`]).
 
 mod counters;
 pub mod filter;
@@ -32,33 +33,33 @@ use interrupt::{Delivery, LvtEntry};
 pub use self::counters::counters;
 pub use self::offer::{Choice, Unavailable, offer};
 
-/// The PMU of Tally's that is shown.
+/// The emulated PMU's model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// Of AMD's kind.
+    /// An AMD PMU of this version.
     Amd(amd::Version),
-    /// Of Intel's kind.
+    /// Intel's architectural PMU with this version and these counters.
     Intel(intel::Shape),
 }
 
-/// What the guest sees.
+/// The PMU that the guest sees.
 pub type Pmu = architecture::Pmu<Shown, Host>;
-/// What becomes of a choice.
+/// The PMU for a choice, with remarks for the user.
 pub type Offer = architecture::Offer<Pmu>;
-/// What a vCPU has.
+/// The PMU of a vCPU.
 pub type Kind = architecture::Kind<Front>;
 
-/// Who counts for it.
+/// The host's PMU, which counts for the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Host {
-    /// Who made the processor.
+    /// Vendor of the processor.
     pub vendor: Vendor,
-    /// Its PMU.
+    /// The processor's PMU.
     pub pmu: HostPmu,
 }
 
 impl Shown {
-    /// Whose PMUs are like this.
+    /// Returns the vendor of the model.
     pub fn vendor(self) -> Vendor {
         match self {
             Self::Amd(_) => Vendor::Amd,
@@ -66,16 +67,16 @@ impl Shown {
         }
     }
 
-    /// What is counted, in the guest's words.
+    /// Returns a description of an event selection, in the terms of the guest's PMU.
     pub fn words(self, host: Host, selection: Selection) -> String {
         Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 
-    /// What its interrupt does to the local APIC's entry.
-    fn entry(self) -> interrupt::Entry {
+    /// Returns what an interrupt does to the LVT entry.
+    fn on_delivery(self) -> interrupt::OnDelivery {
         match self {
-            Self::Amd(_) => interrupt::Entry::Stays,
-            Self::Intel(_) => interrupt::Entry::MasksItself,
+            Self::Amd(_) => interrupt::OnDelivery::Unchanged,
+            Self::Intel(_) => interrupt::OnDelivery::SetsMask,
         }
     }
 
@@ -111,17 +112,17 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Whose processor the guest takes its own for.
+/// Vendor and model of the processor that CPUID shows to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// The host's.
+    /// The host's processor.
     Host,
-    /// One of this vendor's, of which kernels know no more than its manual promises of all.
+    /// A fixed model of this vendor, independent of the host's model (see `cpuid::identity`).
     Generic(Vendor),
 }
 
 impl Pmu {
-    /// Changes what CPUID says at `function` and, where it matters, `index`.
+    /// Changes a CPUID leaf so that it describes this PMU. `index` matters only for functions with several leaves.
     pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
         if self != Self::Kvm {
             vpmu::x86::hide_pmu(function, index, leaf);
@@ -133,7 +134,7 @@ impl Pmu {
         }
     }
 
-    /// The last CPUID function in which it has something to show, if there is one.
+    /// Returns the last CPUID function that describes this PMU, if there is one.
     pub fn last_function(self) -> Option<u32> {
         match self {
             Self::Emulated(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
@@ -151,13 +152,13 @@ impl Pmu {
         }
     }
 
-    /// Whether `IA32_MISC_ENABLE` is to say that counters are there.
+    /// Returns true if `IA32_MISC_ENABLE` has to show that performance monitoring is available.
     pub fn is_monitoring(self) -> bool {
         matches!(self, Self::Emulated(Shown::Intel(_), _))
     }
 
-    /// What processor the guest has to see, for its kernel to find this PMU. That of a hybrid processor would promise PMUs of
-    /// two kinds.
+    /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The identity of a hybrid
+    /// processor would make the kernel expect PMUs of two kinds.
     pub fn identity(self) -> Identity {
         match self {
             Self::Emulated(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
@@ -181,7 +182,7 @@ impl Front {
         if let Some(page) = page {
             pmu.share_page(Box::new(page));
         }
-        let lvt = LvtEntry::new(shown.entry(), vcpu);
+        let lvt = LvtEntry::new(shown.on_delivery(), vcpu);
         Self { pmu, lvt, confirmation: Confirmation::new(vcpu) }
     }
 }
@@ -197,7 +198,7 @@ impl architecture::Front for Front {
     }
 }
 
-/// A vCPU that has left the guest.
+/// A vCPU outside its guest, as the virtual PMU accesses it.
 struct Exited<'a> {
     vm: &'a VmFd,
     fd: &'a mut VcpuFd,
@@ -221,13 +222,13 @@ impl Platform for Exited<'_> {
 }
 
 impl Kind {
-    /// Handles a guest's RDMSR that KVM has passed on.
+    /// Handles an RDMSR that has left the guest.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         let outcome = match self {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Emulated(front) => match (front.pmu.access(Access::Read(msr)), msr) {
-                // The rest of the register is KVM's.
+                // KVM emulates the other bits of the register.
                 (Outcome::Value(ours), DEBUGCTL) => {
                     let kvms = msr::read(fd, msr).ok().flatten();
                     Outcome::Value(ours | kvms.unwrap_or_default())
@@ -239,13 +240,13 @@ impl Kind {
         outcome
     }
 
-    /// Handles a guest's WRMSR that KVM has passed on.
+    /// Handles a WRMSR that has left the guest.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         let outcome = match self {
             Kind::None => none::access(msr),
             Kind::Kvm => Outcome::NotMine,
             Kind::Emulated(front) if msr == DEBUGCTL => {
-                // The rest of the register is KVM's, and a write that KVM refuses faults.
+                // KVM emulates the other bits of the register. A write that KVM rejects faults.
                 let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
                 match msr::write(fd, msr, value & !ours) {
                     Ok(Written::Yes) => front.pmu.access(Access::Write(msr, ours)),

@@ -1,4 +1,4 @@
-//! The state in which a vCPU starts: what Linux' 64-bit boot protocol and the multiboot specification promise a kernel.
+//! The initial state of a vCPU, as Linux' 64-bit boot protocol and the multiboot specification require.
 
 use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
@@ -11,12 +11,13 @@ use crate::arch::x86_64::memory::low;
 use crate::arch::x86_64::msr::{self, Written};
 use crate::kvm_error::{Doing, KvmError};
 
-/// Segments that cover everything, in their order in the descriptor table: Linux asks for `__BOOT_CS` 0x10 and `__BOOT_DS` 0x18.
+/// Selectors of the flat segments, in the order of the descriptor table. Linux requires `__BOOT_CS` 0x10 and
+/// `__BOOT_DS` 0x18.
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
 const TASK_SELECTOR: u16 = 0x20;
 
-/// Types of segment: execute and read, accessed; read and write, accessed; a busy task.
+/// Segment types: execute and read, accessed; read and write, accessed; busy TSS.
 const CODE: u8 = 0xb;
 const DATA: u8 = 0x3;
 const TASK: u8 = 0xb;
@@ -30,9 +31,9 @@ mod cr {
     pub const EFER_LMA: u64 = 1 << 10;
 }
 
-/// Prepares what every vCPU needs, and on the first one the entry into the kernel.
-/// The others wait for the kernel to start them (INIT, SIPI), in the state of a processor after reset.
-/// `immunities` are those that its CPUID's identity calls for ([`cpuid::immunities`]).
+/// Sets the MSRs and the local APIC of a vCPU, and on the first vCPU the entry into the kernel. The other vCPUs stay in
+/// the state after reset and wait for the kernel to start them (INIT, SIPI). `immunities` are the bits to add to
+/// `IA32_ARCH_CAPABILITIES` ([`cpuid::immunities`]).
 pub fn prepare(
     vcpu: &VcpuFd,
     first: bool,
@@ -103,7 +104,7 @@ fn set_segments(sregs: &mut kvm_sregs, memory: &GuestMemoryMmap, long: bool) {
     sregs.idt.limit = 0;
 }
 
-/// A segment as an entry of the descriptor table (SDM volume 3, section 3.4.5).
+/// Returns a segment's entry in the descriptor table (SDM volume 3, section 3.4.5).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
     let flags = u64::from(segment.type_)
@@ -115,7 +116,7 @@ fn descriptor(segment: &kvm_segment) -> u64 {
     limit & 0xffff | (limit >> 16) << 48 | flags << 40
 }
 
-/// Maps the first GiB to itself, in pages of 2 MiB.
+/// Writes page tables that map the first GiB to itself, in pages of 2 MiB.
 fn map_identity(memory: &GuestMemoryMmap) {
     const PRESENT_WRITABLE: u64 = 3;
     const LARGE: u64 = 1 << 7;
@@ -135,13 +136,13 @@ fn set_msrs(vcpu: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
     const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
     const MTRRS_ON: u64 = 1 << 11;
     const WRITE_BACK: u64 = 6;
-    // What KVM says here of monitoring depends on the host.
+    // KVM's initial value of the bit for performance monitoring depends on the host.
     let found = msr::read(vcpu, misc_enable::MSR)?.unwrap_or_default();
     msr::write(vcpu, misc_enable::MSR, misc_enable::value(found, pmu))?;
     msr::write(vcpu, MTRR_DEFAULT_TYPE, MTRRS_ON | WRITE_BACK).map(drop)
 }
 
-/// Tells the guest which flaws its processor does not have, beside those that KVM denies.
+/// Adds bits to `IA32_ARCH_CAPABILITIES`, for vulnerabilities that the processor does not have.
 fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
     let found = msr::read(vcpu, cpuid::ARCH_CAPABILITIES)?.unwrap_or_default();
     match msr::write(vcpu, cpuid::ARCH_CAPABILITIES, found | immunities)? {
@@ -150,14 +151,16 @@ fn add_immunities(vcpu: &VcpuFd, immunities: u64) -> Result<(), KvmError> {
     }
 }
 
-/// Has SYSCALL in 32-bit mode return at once, by a SYSRET at this address, until the kernel says otherwise.
+/// Points the entry of SYSCALL in 32-bit mode (CSTAR) to a SYSRET at this address, so that such a SYSCALL returns at
+/// once. The kernel can change the entry.
 pub fn ignore_narrow_syscalls(vcpu: &VcpuFd, sysret: u64) -> Result<(), KvmError> {
-    /// APM volume 2, 6.1.1.
+    /// APM volume 2, section 6.1.1.
     const CSTAR: u32 = 0xc000_0083;
     msr::write(vcpu, CSTAR, sysret).map(drop)
 }
 
-/// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also says what monitoring there is.
+/// `IA32_MISC_ENABLE` (SDM volume 4, table 2-2), which also shows whether there are performance monitoring, branch
+/// traces and PEBS.
 mod misc_enable {
     use crate::arch::x86_64::pmu::Pmu;
 
@@ -176,7 +179,7 @@ mod misc_enable {
     }
 }
 
-/// LINT0 takes interrupts from a PIC and LINT1 NMIs, as firmware leaves them.
+/// Configures LINT0 for interrupts of a PIC (`ExtINT`) and LINT1 for NMIs, as firmware does.
 fn set_local_interrupts(vcpu: &VcpuFd) -> Result<(), KvmError> {
     const LVT_LINT0: usize = 0x350;
     const LVT_LINT1: usize = 0x360;
@@ -196,13 +199,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_pmu_no_kind_of_monitoring_is_announced() {
+    fn without_a_pmu_misc_enable_shows_no_monitoring() {
         assert_eq!(misc_enable::value(1 << 7, Pmu::None), 1 | 1 << 11 | 1 << 12);
         assert_eq!(misc_enable::value(1 << 7 | 1 << 11, Pmu::Kvm), 1 | 1 << 7 | 1 << 11);
     }
 
     #[test]
-    fn flat_segments_are_the_descriptors_that_manuals_show() {
+    fn flat_segments_have_the_descriptors_of_the_manuals() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let mut sregs = kvm_sregs::default();
         let read = |slot: u64| memory.read_obj::<u64>(GuestAddress(low::GDT + 8 * slot)).unwrap();

@@ -1,14 +1,15 @@
-//! The guest's cores: one package of them, one thread each, and what caches they share.
+//! The guest's topology: one package, one thread per core, and which caches the cores share.
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vpmu::x86::Vendor;
 
 use super::function;
 
-/// Changes what KVM says of caches and cores.
+/// Replaces the topology in an entry: which caches are shared, the number of cores, and the vCPU's APIC ID.
 pub fn set(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8, vendor: Option<Vendor>) {
     match entry.function {
-        // Bits 31..26: cores in the package; 25..14: threads that share the cache, all of them for level 3.
+        // Bits 31..26: cores in the package less one (Intel only); 25..14: threads that share the cache, less one. All
+        // share level 3.
         function::CACHES | function::CACHES_AMD if entry.eax & 0x1f != 0 => {
             let shared = if entry.eax >> 5 & 7 >= 3 { u32::from(cpus) - 1 } else { 0 };
             entry.eax = entry.eax & 0x3fff | shared << 14;
@@ -16,7 +17,7 @@ pub fn set(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8, vendor: Option<V
                 entry.eax |= (u32::from(cpus) - 1).min(0x3f) << 26;
             }
         }
-        // ECX: bits 7..0 cores less one, bits 15..12 the width of a core's id.
+        // ECX: bits 7..0 are the number of cores less one, bits 15..12 the width of a core's ID.
         function::SIZES if vendor == Some(Vendor::Amd) => {
             entry.ecx = id_bits(cpus) << 12 | (u32::from(cpus) - 1);
         }
@@ -28,7 +29,8 @@ pub fn set(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8, vendor: Option<V
     }
 }
 
-/// One level of the extended topology: one thread in a core, all cores in the package, no more (SDM volume 2, CPUID, leaf 0xb).
+/// Returns a level of the extended topology (SDM volume 2, CPUID, leaf 0xb): one thread per core, all cores in one
+/// package. All higher levels are invalid.
 pub fn level(leaf: u32, level: u32, apic_id: u8, cpus: u8) -> kvm_cpuid_entry2 {
     const SMT: u32 = 1 << 8;
     const CORE: u32 = 2 << 8;
@@ -49,7 +51,7 @@ pub fn level(leaf: u32, level: u32, apic_id: u8, cpus: u8) -> kvm_cpuid_entry2 {
     }
 }
 
-/// How many bits of an APIC id tell the cores apart.
+/// Returns the number of bits of an APIC ID that identify the core.
 fn id_bits(cpus: u8) -> u32 {
     u32::from(cpus).next_power_of_two().trailing_zeros()
 }

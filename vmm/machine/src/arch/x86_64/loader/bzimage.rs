@@ -1,4 +1,4 @@
-//! bzImage: the file of Linux/x86, whose setup header says where in it the compressed kernel is.
+//! Reads bzImage files. Their setup header contains the position of the compressed kernel in the file.
 //!
 //! The fields are those of the Linux/x86 boot protocol, "The Real-Mode Kernel Header".
 
@@ -15,17 +15,17 @@ use crate::loader::unpack::unpack;
 const SETUP_HEADER: u64 = 0x1f1;
 const MAGIC_AT: usize = 0x202;
 const MAGIC: &[u8] = b"HdrS";
-/// Version 2.12 brought `xloadflags`, which tell of a 64-bit kernel.
+/// Version 2.12 introduced `xloadflags`, whose [`XLF_KERNEL_64`] marks a 64-bit kernel.
 const OLDEST: u16 = 0x20c;
 const XLF_KERNEL_64: u16 = 1;
 const SECTOR: u64 = 512;
 
-/// Whether a file that begins so is a bzImage.
+/// Returns true if `head` is the beginning of a bzImage.
 pub fn is_bzimage(head: &[u8]) -> bool {
     head.get(MAGIC_AT..).is_some_and(|rest| rest.starts_with(MAGIC))
 }
 
-/// The setup header, and the vmlinux that was packed behind it.
+/// Returns the setup header and the unpacked vmlinux.
 pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(setup_header, Vec<u8>), Problem> {
     let header = read_header(file, len)?;
     if header.version < OLDEST {
@@ -39,13 +39,13 @@ pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(setup_header, Ve
     let start = (sectors + 1) * SECTOR + u64::from(header.payload_offset);
     let end = start + u64::from(header.payload_length);
     check_in_file("compressed kernel", end, len)?;
-    // The kernel unpacks itself into the memory that it asks for, so it cannot be larger than that.
+    // Without Tally, the kernel unpacks itself within `init_size` bytes of memory, so the vmlinux cannot be larger.
     let vmlinux = unpack(file, start..end, header.init_size.into())?;
     Ok((header, vmlinux))
 }
 
-/// "The end of setup header can be calculated as follows: 0x0202 + byte value at offset 0x0201"; what an older kernel's
-/// header does not have is zero.
+/// Reads the setup header. "The end of setup header can be calculated as follows: 0x0202 + byte value at offset
+/// 0x0201". Fields that an older kernel's header does not have are zero.
 fn read_header(file: &mut (impl Read + Seek), len: u64) -> Result<setup_header, Problem> {
     let mut header = setup_header::default();
     let known = SETUP_HEADER + header.as_slice().len() as u64;

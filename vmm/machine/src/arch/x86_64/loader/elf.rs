@@ -1,4 +1,4 @@
-//! ELF files as kernels use them: 32- and 64-bit, program headers only.
+//! Reads the ELF header and the program headers of 32- and 64-bit kernels.
 
 use std::io::{Read, Seek};
 use std::ops::Range;
@@ -15,7 +15,7 @@ const EM_386: u16 = 3;
 const EM_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 
-/// The width of an ELF file's addresses, which decides where its fields are.
+/// Class of an ELF file, on which the layout of its headers depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// ELF32.
@@ -24,18 +24,18 @@ pub enum Class {
     Bits64,
 }
 
-/// What an ELF file says about what to load where.
+/// Entry point and segments of an ELF file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Elf {
-    /// The width of its addresses.
+    /// Class of the file.
     pub class: Class,
-    /// The first instruction.
+    /// Address of the first instruction.
     pub entry: u64,
-    /// What to load; at least one.
+    /// Segments to load; at least one.
     pub segments: Vec<Segment>,
 }
 
-/// Whether a file that begins so is an ELF file.
+/// Returns true if `head` is the beginning of an ELF file.
 pub fn is_elf(head: &[u8]) -> bool {
     head.starts_with(b"\x7fELF")
 }
@@ -64,7 +64,7 @@ impl Elf {
         Ok(Self { class, entry: header.entry, segments })
     }
 
-    /// Where the last segment ends in the file. Debug information comes after it, often ten times as much.
+    /// Returns the end of the last segment in the file. The debug information after it is often ten times as large.
     pub fn file_end(&self) -> u64 {
         self.segments.iter().map(|s| s.file.end as u64).max().unwrap_or(0)
     }
@@ -79,12 +79,13 @@ impl Class {
     }
 }
 
-/// Refuses what is ELF but no executable for x86; `None` if the header is too short to tell.
+/// Returns the class of an executable for x86, and an error for other ELF files. Returns `None` if the header is
+/// truncated.
 fn check_kind(head: &[u8]) -> Option<Result<Class, Problem>> {
     let (class, order) = (*head.get(4)?, *head.get(5)?);
     let half = |at| {
         let value = u16_at(head, at)?;
-        // A foreign byte order is read all the same, so as to name the machine.
+        // Files of the other byte order are read too, so that the error can name their architecture.
         Some(if order == 2 { value.swap_bytes() } else { value })
     };
     let (kind, machine) = (half(16)?, half(18)?);
@@ -126,7 +127,7 @@ impl Header {
         })
     }
 
-    /// Where the program headers are in the file.
+    /// Returns the range of the program headers in the file.
     fn table(&self, class: Class) -> Result<Range<u64>, Problem> {
         if self.entries != 0 && usize::from(self.entry_size) != class.program_header_size() {
             return Err(Problem::Damaged("its program headers have an impossible size"));
@@ -180,14 +181,14 @@ impl ProgramHeader {
         let offset = |at| usize::try_from(at).map_err(|_| NOWHERE);
         Ok(Segment {
             memory: self.physical_address..memory_end,
-            // A segment of zeroes only has no place in the file, whatever its offset says.
+            // The offset of a segment without bytes in the file may be invalid.
             file: if self.file_len == 0 { 0..0 } else { offset(self.offset)?..offset(file_end)? },
             virtual_address: self.virtual_address,
         })
     }
 }
 
-/// Whether the file goes on to that offset.
+/// Returns an error that names `what` if the file is shorter than `end`.
 pub fn check_in_file(what: &'static str, end: u64, len: u64) -> Result<(), Problem> {
     if end > len { Err(Problem::Truncated { what, needs: end, has: len }) } else { Ok(()) }
 }

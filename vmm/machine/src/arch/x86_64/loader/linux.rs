@@ -1,7 +1,7 @@
-//! Linux by its 64-bit boot protocol (Linux/x86 boot protocol, "64-bit Boot Protocol"): the unpacked kernel at its own
-//! address, the zero page, the command line and the initrd.
+//! Loads Linux by its 64-bit boot protocol (Linux/x86 boot protocol, "64-bit Boot Protocol"): the unpacked kernel at
+//! its link address, the zero page, the command line and the initrd.
 //!
-//! The kernel is not moved, so its relocations are not applied and it runs without KASLR.
+//! The kernel is not relocated, so it runs without KASLR.
 
 use std::io::{Cursor, Read, Seek};
 use std::ops::Range;
@@ -24,35 +24,35 @@ use crate::memory::GuestRam;
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"HdrS");
 const PROTOCOL: u16 = 0x020f;
-/// "Undefined": a loader without a number of its own.
+/// Boot loader ID "Undefined", for loaders without an assigned ID.
 const LOADER_UNDEFINED: u8 = 0xff;
 const LOADED_HIGH: u8 = 1 << 0;
-/// Set by the kernel's own unpacker if it moved the kernel, which it never gets to do here.
+/// Set by the kernel's own decompressor if it applied KASLR. The decompressor does not run here.
 const KASLR_FLAG: u8 = 1 << 1;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
-/// `COMMAND_LINE_SIZE` of x86 without the NUL, which every bzImage has in its header.
+/// `cmdline_size` in the header of every bzImage: `COMMAND_LINE_SIZE` of x86 without the NUL.
 const COMMAND_LINE_MAX: u32 = 2047;
-/// A header may say more than there is memory behind `low::COMMAND_LINE`.
+/// Space for the command line at [`low::COMMAND_LINE`]. A header may allow more than that.
 const COMMAND_LINE_ROOM: usize = 64 << 10;
-/// What every 64-bit bzImage has in its header.
+/// `initrd_addr_max` in the header of every 64-bit bzImage.
 const INITRD_ADDR_MAX: u32 = 0x7fff_ffff;
-/// `__START_KERNEL_map`: kernels are linked to run from here up.
+/// `__START_KERNEL_map`: lowest virtual address to which kernels are linked.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
-/// The length of an entry's header in the list that `setup_data` begins.
+/// Length of the header of a `struct setup_data`.
 pub const SETUP_DATA_HEADER: usize = 16;
 
 /// A Linux kernel whose file has been read.
 pub struct Linux {
     header: setup_header,
     elf: Elf,
-    /// What it is to leave alone, of the memory that it may use (`struct setup_data`).
+    /// Memory that Linux has to reserve for the shared pages, by a `struct setup_data` at its start.
     pub setup_data: Option<Range<u64>>,
 }
 
 impl Linux {
-    /// Reads a vmlinux, without what comes behind its segments.
+    /// Reads a vmlinux. The image ends with the last segment.
     pub fn read_vmlinux(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let elf = read_elf(file, len)?;
         let image = read_range(file, 0..elf.file_end())?;
@@ -75,12 +75,12 @@ impl Linux {
         Ok((Self { header, elf, setup_data: None }, image))
     }
 
-    /// What is loaded.
+    /// Returns the segments to load.
     pub fn segments(&self) -> &[Segment] {
         &self.elf.segments
     }
 
-    /// Puts everything into memory.
+    /// Writes the kernel, the command line, the initrd and the zero page into the guest's memory.
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         self.place(image, boot).map_err(|problem| problem.with(path))?;
         let initrd = match boot.initrd {
@@ -108,14 +108,15 @@ impl Linux {
         write(boot.ram, &line, low::COMMAND_LINE)
     }
 
-    /// One past the last byte that the kernel needs before it looks at the memory map: its segments with their zeroes,
-    /// and the linear memory that its header asks for (`init_size`).
+    /// Returns the end of the memory that the kernel uses before it reads the memory map: its segments with their
+    /// zeroes, and the `init_size` bytes that its header requires.
     fn end(&self) -> u64 {
         let start = self.elf.segments.iter().map(|s| s.memory.start).min().unwrap_or(0);
         segment::end(&self.elf.segments).max(start.saturating_add(self.header.init_size.into()))
     }
 
-    /// As high as it goes, so that it is out of the way of what the kernel does with the memory behind itself.
+    /// Writes the initrd, with `front` before it, to the highest possible address. The kernel may use the memory right
+    /// after itself.
     fn place_initrd(&self, front: &[u8], path: &Path, ram: &GuestRam) -> Result<Initrd, LoadError> {
         let file = UserFile::open(path)?;
         let front_len = front.len() as u64;
@@ -166,10 +167,11 @@ impl Linux {
     }
 }
 
-/// A type of the list's entries that Linux does not know: it only keeps their memory.
+/// Type of the `struct setup_data`. Linux does not know this type and therefore only reserves the memory.
 const SETUP_TALLY: u32 = u32::from_le_bytes(*b"Tall");
 
-/// The one entry of the list: what is next, the type, and how much comes behind this.
+/// Returns the header of the only `struct setup_data`: no next entry, the type, and the length of the data after the
+/// header.
 fn setup_data_header(data: &Range<u64>) -> [u8; SETUP_DATA_HEADER] {
     let len = u32::try_from(data.end - data.start).unwrap_or(0).saturating_sub(16);
     let mut header = [0; SETUP_DATA_HEADER];

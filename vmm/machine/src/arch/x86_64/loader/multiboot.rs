@@ -1,6 +1,6 @@
-//! Multiboot images (Multiboot Specification version 0.6.96): bare-metal payloads and test kernels.
+//! Loads multiboot images (Multiboot Specification version 0.6.96): bare-metal payloads and test kernels.
 //!
-//! Where the specification leaves a choice, it is QEMU's, for which such kernels are written.
+//! Where the specification leaves a choice, this loader does what QEMU does, because such kernels are written for QEMU.
 
 use std::ffi::OsStr;
 use std::io::{Read, Seek};
@@ -22,22 +22,23 @@ use crate::memory::GuestRam;
 /// "The Multiboot header must be contained completely within the first 8192 bytes of the OS image" (3.1).
 pub const SEARCHED: u64 = 8192;
 const HEADER_MAGIC: u32 = 0x1bad_b002;
-/// "All boot modules ... must be aligned on page boundaries", as we do anyway, and "information on available memory".
+/// Supported requirements: "All boot modules ... must be aligned on page boundaries", which is always done, and
+/// "information on available memory".
 const REQUIREMENTS_MET: u32 = 1 << 0 | 1 << 1;
-/// Bits 0-15 are requirements, the others are not (3.1.2).
+/// Flags 0 to 15 are requirements: a loader that does not support one of them must not boot the image (3.1.2).
 const REQUIREMENTS: u32 = 0xffff;
 const HAS_ADDRESSES: u32 = 1 << 16;
 
-/// The header that makes a file a multiboot image.
+/// Multiboot header of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where it was found.
+    /// Offset of the header in the file.
     offset: usize,
     flags: u32,
 }
 
 impl Header {
-    /// Looks for one at the file's beginning.
+    /// Searches for a multiboot header in the first bytes of a file.
     pub fn find(head: &[u8]) -> Option<Self> {
         (0..head.len()).step_by(4).find_map(|offset| {
             let (magic, flags) = (u32_at(head, offset)?, u32_at(head, offset + 4)?);
@@ -55,7 +56,7 @@ pub struct Multiboot {
 }
 
 impl Multiboot {
-    /// Reads the image that has this header; `head` is the file's beginning.
+    /// Reads the image with this header. `head` is the beginning of the file.
     pub fn read(
         header: &Header,
         head: &[u8],
@@ -82,18 +83,18 @@ impl Multiboot {
         Ok((Self { segments, entry }, image))
     }
 
-    /// What is loaded.
+    /// Returns the segments to load.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The physical address of the first instruction.
+    /// Returns the physical address of the first instruction.
     pub fn entry(&self) -> u32 {
         self.entry
     }
 
-    /// Puts everything into memory: the image, above it the modules, and the information structure where the image
-    /// leaves room for it.
+    /// Writes the image into the guest's memory, the modules above it, and the information structure where the image
+    /// leaves room.
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         segment::place(&self.segments, image, boot.ram).map_err(|problem| problem.with(path))?;
         let mut free = page_up(segment::end(&self.segments).max(HIGH_RAM));
@@ -109,13 +110,14 @@ impl Multiboot {
         Ok(Entry::Protected { eip: self.entry, multiboot_info })
     }
 
-    /// Below the first megabyte, where kernels do not look for free memory; but above everything else if the image has
-    /// itself loaded there, or the command line is enormous.
+    /// Writes the information structure and returns its address. The structure is below 1 MiB, where kernels do not
+    /// allocate memory. It is at `free`, above everything else, if the image occupies that memory or the command line
+    /// is too long for it.
     fn place_information(&self, info: &Information, free: u64) -> Result<u32, Problem> {
         let len = info.bytes(0).len() as u64;
         let low_end = low::MULTIBOOT_INFO + len;
-        let taken = |s: &Segment| s.memory.start < low_end && low::MULTIBOOT_INFO < s.memory.end;
-        let fits = low_end <= low::PAGE_TABLES && !self.segments.iter().any(taken);
+        let overlaps = |s: &Segment| s.memory.start < low_end && low::MULTIBOOT_INFO < s.memory.end;
+        let fits = low_end <= low::PAGE_TABLES && !self.segments.iter().any(overlaps);
         let at = if fits { low::MULTIBOOT_INFO } else { free };
         let end = at.saturating_add(len);
         let too_large = || segment::too_small("the multiboot information", end, info.ram);
@@ -126,7 +128,8 @@ impl Multiboot {
     }
 }
 
-/// The address fields of the header (3.1.3), for images that are not ELF: one segment.
+/// Reads the address fields of the header (3.1.3), which images that are not ELF need. Returns the only segment and the
+/// entry point.
 fn read_addresses(header: &Header, head: &[u8], len: u64) -> Result<(Vec<Segment>, u64), Problem> {
     const WRONG: Problem =
         Problem::Damaged("the load addresses in its multiboot header contradict each other");
@@ -153,7 +156,8 @@ fn read_addresses(header: &Header, head: &[u8], len: u64) -> Result<(Vec<Segment
     Ok((vec![segment], entry))
 }
 
-/// "FILE ARGS,FILE ARGS": QEMU's way to name modules with its option for the initrd; a doubled comma is one in a name.
+/// Splits a list of modules, `FILE ARGS,FILE ARGS`, which has the syntax of QEMU's `-initrd`. A doubled comma is a
+/// comma in a name.
 fn split_modules(list: &Path) -> Vec<Vec<u8>> {
     let mut modules = vec![Vec::new()];
     let mut bytes = list.as_os_str().as_bytes().iter().copied().peekable();
@@ -171,7 +175,7 @@ fn split_modules(list: &Path) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// "kernel ARGS": the first word is the kernel's own name, which it is free to skip.
+/// Returns the kernel's command line. Its first word is the path of the kernel's file.
 fn command_line(path: &Path, append: &str) -> Vec<u8> {
     let mut line = path.as_os_str().as_bytes().to_vec();
     line.push(b' ');
@@ -182,7 +186,7 @@ fn command_line(path: &Path, append: &str) -> Vec<u8> {
 struct Module {
     start: u32,
     end: u32,
-    /// The file's name and its arguments.
+    /// Path of the file, and the arguments.
     text: Vec<u8>,
 }
 
@@ -200,7 +204,7 @@ impl Module {
     }
 }
 
-/// What the information structure tells (3.3).
+/// Contents of the information structure (3.3).
 struct Information<'a> {
     command_line: Vec<u8>,
     modules: Vec<Module>,
@@ -208,7 +212,7 @@ struct Information<'a> {
 }
 
 impl Information<'_> {
-    /// As far as the VBE fields, none of which is present.
+    /// Length up to the VBE fields, which are not present.
     const LEN: usize = 88;
     const HAS_MEMORY: u32 = 1 << 0;
     const HAS_COMMAND_LINE: u32 = 1 << 2;
@@ -216,7 +220,7 @@ impl Information<'_> {
     const HAS_MAP: u32 = 1 << 6;
     const HAS_LOADER_NAME: u32 = 1 << 9;
 
-    /// The structure and what it points to, for that address.
+    /// Returns the bytes of the structure and of the data that it points to, for the address `base`.
     fn bytes(&self, base: u32) -> Vec<u8> {
         let mut block = Block { base, bytes: vec![0; Self::LEN] };
         let map = memory::map(self.ram.size());
@@ -265,7 +269,7 @@ impl Information<'_> {
     }
 }
 
-/// Bytes that know their address.
+/// Bytes that will be written at the address `base`.
 struct Block {
     base: u32,
     bytes: Vec<u8>,

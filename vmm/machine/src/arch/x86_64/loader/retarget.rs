@@ -1,4 +1,4 @@
-//! Changes the RDPMC instructions of a kernel that has been read into RDMSR (see [`vpmu_retarget`]).
+//! Replaces the RDPMC instructions of a kernel's image by RDMSR, which can exit to Tally (see [`vpmu_retarget`]).
 
 use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
@@ -11,17 +11,18 @@ use crate::arch::x86_64::pmu::Pmu;
 use crate::loader::error::{LoadError, Problem};
 use crate::target::COUNTERS;
 
-/// What was changed in a kernel.
+/// Result of [`Kernel::retarget_rdpmc`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Retargeted {
-    /// The instructions that were changed.
+    /// Instructions that were replaced.
     pub sites: Vec<Site>,
-    /// Where the bytes of an RDPMC are in an image that does not tell code from data, and nothing leads there. They were
-    /// left alone: should one be an instruction after all, it faults in the guest, for all to see.
+    /// Addresses of the bytes of an RDPMC in an image without sections, where no known code leads to the bytes. They
+    /// are left unchanged. If such bytes are executed as an instruction, it faults in the guest.
     pub left: Vec<u64>,
 }
 
-/// Has the kernel access its PMU in a way that can be handed over, and logs what was changed for that.
+/// Changes a kernel's image so that its accesses to the PMU can exit to Tally, and adds the code for the shared pages
+/// if the PMU and the kernel support them. Logs the changes.
 pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
     if let Some(registers) = pmu.page_registers() {
@@ -49,7 +50,8 @@ pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError
 }
 
 impl Kernel {
-    /// Makes every RDPMC an RDMSR of the same register, or says why that cannot be done without a doubt.
+    /// Replaces every RDPMC by an RDMSR of the same register. Returns an error if some bytes in Linux, or in an
+    /// image with sections, may or may not be an RDPMC.
     pub(super) fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
         let findings = vpmu_retarget::find(&self.describe());
         let tells_code = self.format.is_linux() || self.format.sections.tell_code();
@@ -65,9 +67,10 @@ impl Kernel {
         Ok(Retargeted { sites: findings.sites, left: findings.undecided })
     }
 
+    /// Returns the image's sections and symbols for [`vpmu_retarget`].
     pub(super) fn describe(&self) -> Image<'_> {
         let (kind, written) = match &self.format.kind {
-            // Linux maps what it writes to so that it cannot run.
+            // Linux maps writable memory as not executable.
             Kind::Linux(_) => (vpmu_retarget::Kind::Linux, Content::Data),
             Kind::Multiboot(multiboot) => {
                 let entry = link_address(multiboot.segments(), multiboot.entry().into());
@@ -88,7 +91,7 @@ impl Kernel {
         Image { sections, symbols, kind }
     }
 
-    /// The image as it is loaded, where nothing says which parts of it are code.
+    /// Returns whole segments as code, for an image whose sections are unknown.
     fn whole_segments(&self) -> Vec<Section<'_>> {
         let section = |segment: &Segment| {
             let bytes = self.image.get(segment.file.clone())?;
@@ -97,12 +100,12 @@ impl Kernel {
         self.segments().iter().filter_map(section).collect()
     }
 
-    /// The two bytes that end at an address for which the kernel was linked.
+    /// Returns the two bytes that end at a link address.
     fn instruction_mut(&mut self, address: u64) -> Option<&mut [u8; 2]> {
         self.bytes_mut(address.checked_sub(1)?, 2)?.try_into().ok()
     }
 
-    /// So many bytes at an address for which the kernel was linked.
+    /// Returns `len` bytes at a link address, or `None` if no segment has all of them.
     pub(super) fn bytes_mut(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
         let offset = self.segments().iter().find_map(|segment| {
             let offset = usize::try_from(address.checked_sub(segment.virtual_address)?).ok()?;
@@ -119,7 +122,7 @@ impl Kernel {
     }
 }
 
-/// The address that the kernel itself has for a physical one.
+/// Returns the link address of a physical address.
 fn link_address(segments: &[Segment], physical: u64) -> u64 {
     let there = segments.iter().find(|segment| segment.memory.contains(&physical));
     there.map_or(physical, |segment| segment.virtual_address.wrapping_add(physical - segment.memory.start))

@@ -1,6 +1,6 @@
-//! What an ELF file says beyond what to load: which parts are code, and what its functions are called.
+//! Reads the section headers and symbols of an ELF file, which show what is code and name the functions.
 //!
-//! A kernel boots without all this, so what is missing or damaged is not an error here: it is not there.
+//! A kernel boots without this information, so missing or damaged headers are not an error. They are treated as absent.
 
 use std::io::{Read, Seek};
 use std::ops::Range;
@@ -20,7 +20,7 @@ const SHF_EXECINSTR: u64 = 4;
 const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 
-/// The sections that are loaded, and the symbols.
+/// Loaded sections and symbols of an ELF file.
 #[derive(Debug, Default)]
 pub struct Sections {
     loaded: Vec<Header>,
@@ -42,7 +42,8 @@ struct Header {
 }
 
 impl Sections {
-    /// Reads the headers and the symbols of an ELF file, if it is one and has them.
+    /// Reads the section headers and the symbols. Returns `None` if the file is not ELF or its section headers are
+    /// missing or damaged.
     pub fn read(file: &mut (impl Read + Seek), len: u64) -> Option<Self> {
         let mut read = |range: Range<u64>| -> Option<Vec<u8>> {
             let there = range.start <= range.end && range.end <= len;
@@ -80,13 +81,13 @@ impl Sections {
         Some(Self { loaded, names, symbols, symbol_names, class: Some(class) })
     }
 
-    /// Whether the file says which of its parts are code.
+    /// Returns true if the file's sections show what is code.
     pub fn tell_code(&self) -> bool {
         self.loaded.iter().any(|header| header.flags & SHF_EXECINSTR != 0)
     }
 
-    /// The sections, with their bytes out of the image. What may be `written` may run in images where nothing forbids
-    /// it; Linux does.
+    /// Returns the sections with their bytes in the image. Sections that are both writable and executable have the
+    /// content `written`: they are code in images that may execute writable memory, and data in Linux, which does not.
     pub fn list<'a>(&'a self, image: &'a [u8], written: Content) -> Vec<Section<'a>> {
         let section = |header: &'a Header| {
             let start = usize::try_from(header.file.start).ok()?;
@@ -101,7 +102,7 @@ impl Sections {
         self.loaded.iter().filter_map(section).collect()
     }
 
-    /// The functions and objects that have names.
+    /// Returns the symbols of functions and objects.
     pub fn symbols(&self) -> impl Iterator<Item = Symbol<'_>> {
         let class = self.class.unwrap_or(Class::Bits64);
         self.symbols.chunks_exact(class.symbol_len()).filter_map(move |entry| {
@@ -157,7 +158,7 @@ impl Header {
     }
 }
 
-/// The text that begins there in a table of strings; nothing if there is none.
+/// Returns the string at an offset in a string table, or an empty string if there is none.
 fn text(table: &[u8], at: usize) -> &str {
     let rest = table.get(at..).unwrap_or_default();
     let text = rest.split(|byte| *byte == 0).next().unwrap_or_default();

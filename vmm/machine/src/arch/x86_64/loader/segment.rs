@@ -1,4 +1,4 @@
-//! The parts of an image, and where in the guest's memory they belong.
+//! The segments of an image, and how they are copied into the guest's memory.
 
 use std::ops::Range;
 
@@ -8,35 +8,35 @@ use crate::arch::x86_64::memory::{self, RangeKind};
 use crate::loader::error::Problem;
 use crate::memory::GuestRam;
 
-/// Memory below this is not for images: Tally's segment descriptors are there.
+/// Lowest address for an image. Tally's segment descriptors are below.
 const LOWEST: u64 = 0x1000;
 const PAGE: u64 = 4096;
 
-/// One part of an image.
+/// A segment of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Its physical addresses, its zeroes at the end included.
+    /// Physical addresses of the segment, including the zeroes at its end.
     pub memory: Range<u64>,
-    /// Its bytes in the image; no more than there is memory for.
+    /// Range of the segment's bytes in the image. Not longer than `memory`.
     pub file: Range<usize>,
-    /// The virtual address at which the kernel will map it.
+    /// Virtual address at which the kernel maps the segment.
     pub virtual_address: u64,
 }
 
-/// One past the last address of any segment.
+/// Returns the end of the segment with the highest physical addresses.
 pub fn end(segments: &[Segment]) -> u64 {
     segments.iter().map(|s| s.memory.end).max().unwrap_or(0)
 }
 
-/// Whether an address is in one of them.
+/// Returns true if a physical address is in one of the segments.
 pub fn contain(segments: &[Segment], address: u64) -> bool {
     segments.iter().any(|s| s.memory.contains(&address))
 }
 
 /// Copies an image's segments into the guest's memory.
 ///
-/// Zeroes at a segment's end are not written, whether the file has them or not (Linux' `.bss` is in its file): the
-/// guest's memory is zero to begin with, and pages that nobody wrote cost the host nothing.
+/// Zeroes at a segment's end are not written, even if the file contains them, as Linux' file contains its `.bss`. The
+/// guest's memory is initially zero, and the host allocates no memory for pages that are never written.
 pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), Problem> {
     let map = memory::map(ram.size());
     for Segment { memory, file, .. } in segments {
@@ -57,21 +57,21 @@ pub fn place(segments: &[Segment], image: &[u8], ram: &GuestRam) -> Result<(), P
     Ok(())
 }
 
-/// The bytes without the zeroes at their end, but for less than a page.
+/// Returns the bytes without the zeroes at the end, apart from less than a page of them.
 fn without_zeroes(bytes: &[u8]) -> &[u8] {
     const CHUNK: usize = 4096;
-    // To look at all bytes of a chunk at once is quick.
+    // The compiler vectorises a fold without an early exit.
     let is_zero = |chunk: &&[u8]| chunk.iter().fold(0, |all, byte| all | byte) == 0;
     let zeroes: usize = bytes.rchunks(CHUNK).take_while(is_zero).map(<[u8]>::len).sum();
     &bytes[..bytes.len() - zeroes]
 }
 
-/// Whether the guest has memory up to that address, below its hole.
+/// Returns an error that names `what` if `end` is beyond the guest's memory below the hole.
 pub fn check_end(what: &'static str, end: u64, ram: &GuestRam) -> Result<(), Problem> {
     if end > memory::low_end(ram.size()) { Err(too_small(what, end, ram)) } else { Ok(()) }
 }
 
-/// What to say of something that would end beyond the guest's memory, or beyond where its hole begins.
+/// Returns the error for something that ends beyond the guest's memory, or beyond the start of the hole.
 pub fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
     if ram.size() > memory::low_end(ram.size()) {
         Problem::Hole { what, end, hole: memory::low_end(ram.size()) }
@@ -80,12 +80,12 @@ pub fn too_small(what: &'static str, end: u64, ram: &GuestRam) -> Problem {
     }
 }
 
-/// The next page boundary; absurd addresses stay absurd.
+/// Rounds an address up to a page boundary. Returns `u64::MAX` if that overflows.
 pub fn page_up(address: u64) -> u64 {
     address.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
-/// The page boundary at or below an address.
+/// Rounds an address down to a page boundary.
 pub fn page_down(address: u64) -> u64 {
     address - address % PAGE
 }

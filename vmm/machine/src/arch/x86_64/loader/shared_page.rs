@@ -1,5 +1,5 @@
-//! Lets Linux access the PMU's registers without leaving the guest (see [`vpmu::shared_page`]): adds the stub to a kernel that has
-//! been read, points the kernel's table of register functions to it, and reserves memory for the shared pages.
+//! Lets Linux access the PMU's registers without an exit (see [`vpmu::shared_page`]). Adds the stub to a kernel's
+//! image, points the kernel's table of register functions to the stub, and reserves memory for the shared pages.
 
 use vpmu::shared_page::{Page, Registers};
 use vpmu_retarget::stub::{Place, Stub};
@@ -11,7 +11,7 @@ use crate::arch::x86_64::memory::{linux_address, low, shared_page};
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
-/// Where the stub was added to a kernel.
+/// Addresses of what was changed to add the stub to a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
     /// Address of the kernel's table of register functions.
@@ -21,8 +21,9 @@ pub struct Added {
 }
 
 impl Kernel {
-    /// Adds the stub for the shared pages to a kernel whose RDPMCs were found. Returns `None` and changes nothing if the kernel
-    /// has no room or no table for it; each access then leaves the guest.
+    /// Adds the stub for the shared pages to a kernel whose RDPMC instructions are at `sites`. Returns `None` and
+    /// changes nothing if the kernel has no table of register functions or no room for the stub. Each access then
+    /// exits.
     pub fn add_shared_pages(&mut self, registers: &Registers, sites: &[Site], cpus: u8) -> Option<Added> {
         if !self.format.is_linux() {
             return None;
@@ -34,7 +35,8 @@ impl Kernel {
             let stub = |at| Stub::new(at, registers, &table.originals, place);
             let len = stub(table.address).code.len();
             let room = functions::room(&image, len)?;
-            // How far jumps reach could make the code longer elsewhere.
+            // The code may be longer at another address, if a jump no longer reaches its target with a short
+            // displacement.
             let stub = Some(stub(room)).filter(|stub| stub.code.len() <= len)?;
             (table, stub, room)
         };

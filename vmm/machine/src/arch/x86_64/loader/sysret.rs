@@ -1,22 +1,23 @@
-//! Finds where Linux returns from system calls.
+//! Finds a SYSRET in Linux.
 //!
-//! A kernel that takes its processor for Intel's sets no entry for SYSCALL in 32-bit mode, where Intel's has none. On an AMD
-//! processor it is an instruction like any other, though, and would enter the kernel at address 0. Pointed to a SYSRET,
-//! it does nothing.
+//! A kernel that sees an Intel processor sets no entry point for SYSCALL in 32-bit mode (CSTAR), because Intel
+//! processors do not have the instruction in that mode. AMD processors have it, and it would enter the kernel at
+//! address 0. With CSTAR pointed to a SYSRET, the instruction has no effect.
 
 use vpmu_retarget::Content;
 
 use super::{Kernel, Kind};
 
-/// SYSRET to 64-bit mode with the trap that Linux has behind it, and with the SWAPGS in front of it, as older ones have it. The
-/// two bytes alone occur in other instructions, some of which are changed while the kernel boots.
+/// SYSRET to 64-bit mode, with the INT3 that follows it in newer versions of Linux, and with the SWAPGS that precedes
+/// it in older ones. The two bytes of SYSRET alone also occur in other instructions, some of which the kernel patches
+/// while it boots.
 const GUARDED: &[u8] = &[0x48, 0x0f, 0x07, 0xcc];
 const BEHIND_SWAPGS: &[u8] = &[0x0f, 0x01, 0xf8, 0x48, 0x0f, 0x07];
-/// Without its prefix (0x48) it returns to 32-bit mode.
+/// SYSRET to 32-bit mode: the instruction without the REX.W prefix (0x48).
 const SYSRET: [u8; 2] = [0x0f, 0x07];
 
 impl Kernel {
-    /// The address of a SYSRET to 32-bit mode, in code that Linux keeps.
+    /// Returns the address of a SYSRET to 32-bit mode in Linux' `.text`, which stays in memory after the boot.
     pub fn sysret(&self) -> Option<u64> {
         let Kind::Linux(_) = self.format.kind else { return None };
         let sections = self.format.sections.list(&self.image, Content::Data);

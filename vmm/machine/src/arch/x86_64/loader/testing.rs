@@ -1,4 +1,4 @@
-//! Images made for tests: small, complete, and easy to damage.
+//! Small, complete images for tests.
 
 use std::io::{Cursor, Write as _};
 use std::path::Path;
@@ -7,15 +7,15 @@ use super::{Format, Kernel};
 use crate::loader::error::LoadError;
 use crate::memory::GuestRam;
 
-/// An ELF64 vmlinux: text with calls in it (so that a branch filter has something to do), and a `.bss`.
+/// An ELF64 vmlinux with a `.bss`. Its text has calls, so that the branch filters of decompressors have an effect.
 /// `testdata/payload.*` are this file, compressed: see [`super::tests`].
 pub const VMLINUX: &[u8] = include_bytes!("testdata/payload");
-/// Where it is loaded, up to the end of its `.bss`.
+/// Physical addresses of [`VMLINUX`], up to the end of its `.bss`.
 pub const VMLINUX_MEMORY: std::ops::Range<u64> = 0x10_0000..0x20_0000;
-/// Its first instruction.
+/// Entry point of [`VMLINUX`].
 pub const VMLINUX_ENTRY: u64 = 0x10_0040;
 
-/// The pieces of an ELF file with one segment.
+/// Fields of an ELF file with one segment.
 pub struct ElfFile {
     pub bits: u8,
     pub kind: u16,
@@ -43,7 +43,7 @@ impl Default for ElfFile {
 }
 
 impl ElfFile {
-    /// Where the segment's bytes begin in the file.
+    /// Offset of the segment's bytes in the file.
     pub const CONTENT: usize = 128;
 
     pub fn build(&self) -> Vec<u8> {
@@ -79,7 +79,7 @@ impl ElfFile {
     }
 }
 
-/// A bzImage with that payload, which is not looked at.
+/// Returns a bzImage with this payload, whatever the payload is.
 pub fn bzimage(payload: &[u8], init_size: u32) -> Vec<u8> {
     let mut file = vec![0; 1024];
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -101,21 +101,21 @@ pub fn bzimage(payload: &[u8], init_size: u32) -> Vec<u8> {
     file
 }
 
-/// A payload as the kernel's build leaves it: with the unpacked size behind it.
+/// Returns a payload followed by its unpacked size, as the kernel's build writes it.
 pub fn with_size(packed: &[u8], size: usize) -> Vec<u8> {
     let mut payload = packed.to_vec();
     payload.extend_from_slice(&u32::try_from(size).unwrap().to_le_bytes());
     payload
 }
 
-/// A multiboot header with its checksum.
+/// Returns a multiboot header with its checksum.
 pub fn multiboot_header(flags: u32, addresses: &[u32]) -> Vec<u8> {
     let magic = 0x1bad_b002_u32;
     let checksum = 0_u32.wrapping_sub(magic).wrapping_sub(flags);
     [&[magic, flags, checksum], addresses].concat().iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A multiboot ELF image for that address.
+/// Returns a multiboot ELF image for this address.
 pub fn multiboot_elf(address: u64) -> ElfFile {
     ElfFile {
         bits: 32,
@@ -128,7 +128,7 @@ pub fn multiboot_elf(address: u64) -> ElfFile {
     }
 }
 
-/// What [`Kernel::read`] makes of a file of that content, named `kernel`.
+/// Returns the result of [`Kernel::read`] for a file with this content and the name `kernel`.
 pub fn read(content: &[u8]) -> Result<Kernel, LoadError> {
     let path = Path::new("kernel");
     let len = content.len() as u64;
@@ -136,17 +136,17 @@ pub fn read(content: &[u8]) -> Result<Kernel, LoadError> {
     Ok(Kernel { path: path.to_owned(), image, format })
 }
 
-/// Why a file of that content is no kernel.
+/// Returns the error for a file with this content, which must not be a kernel.
 pub fn refusal(content: &[u8]) -> String {
     read(content).err().expect("this was taken for a kernel").to_string()
 }
 
-/// Memory of so many MiB.
+/// Returns a guest's memory of `mib` MiB.
 pub fn ram(mib: u64) -> GuestRam {
     GuestRam::new(&format!("{mib}M").parse().unwrap(), crate::arch::x86_64::memory::ranges).unwrap()
 }
 
-/// A file of that content.
+/// Creates a file with this content.
 pub fn file(content: &[u8]) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(content).unwrap();

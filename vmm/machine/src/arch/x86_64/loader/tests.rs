@@ -1,4 +1,4 @@
-//! What the loader makes of whole files: good ones, wrong ones, and ones that were tampered with.
+//! Tests of the loader with whole files: valid, invalid and damaged ones.
 //!
 //! `testdata/payload` was compressed as the kernel's `scripts/Makefile.lib` does it, from standard input:
 //! `lz4 -l -9`, `zstd -22 --ultra`, `xz --check=crc32 --x86 --lzma2=dict=32MiB`, `gzip -n -9`.
@@ -18,7 +18,7 @@ const PACKED: [(&str, &[u8]); 4] = [
 ];
 const INIT_SIZE: u32 = 0x10_0000;
 
-/// The payloads as they are in a bzImage.
+/// Returns the payloads as a bzImage contains them.
 fn payloads() -> impl Iterator<Item = (&'static str, Vec<u8>)> {
     PACKED.into_iter().map(|(name, packed)| match name {
         "gzip" => (name, packed.to_vec()),
@@ -26,7 +26,7 @@ fn payloads() -> impl Iterator<Item = (&'static str, Vec<u8>)> {
     })
 }
 
-/// One file of each kind, with a name for it.
+/// Returns a valid file of each format, with its name.
 fn good_files() -> Vec<(String, Vec<u8>)> {
     let with_addresses = multiboot_header(1 << 16, &[0x10_0000, 0x10_0000, 0, 0x10_1000, 0x10_0020]);
     let mut files: Vec<_> =
@@ -95,7 +95,7 @@ fn a_payload_that_would_fill_the_host_s_memory_is_not_unpacked() {
 }
 
 #[test]
-fn a_changed_byte_in_a_checked_payload_is_noticed() {
+fn a_changed_byte_in_a_payload_with_a_checksum_is_noticed() {
     for (name, payload) in payloads().filter(|(name, _)| *name != "lz4") {
         let mut file = bzimage(&payload, INIT_SIZE);
         let middle = 1024 + 16 + payload.len() / 2;
@@ -105,7 +105,7 @@ fn a_changed_byte_in_a_checked_payload_is_noticed() {
 }
 
 #[test]
-fn what_is_no_kernel_is_said_to_be_none() {
+fn a_file_that_is_not_a_kernel_is_refused() {
     let zeroes = vec![0; 20_000];
     for content in [&b""[..], b"MZ", b"#!/bin/sh\n", &zeroes] {
         assert_eq!(
@@ -116,7 +116,7 @@ fn what_is_no_kernel_is_said_to_be_none() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named() {
+fn a_file_that_cannot_be_opened_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let text = Kernel::read(directory.path()).err().unwrap().to_string();
     assert!(text.ends_with("not a regular file"), "{text}");
@@ -125,10 +125,10 @@ fn what_cannot_be_opened_is_named() {
 }
 
 #[test]
-fn a_truncated_kernel_is_said_to_be_truncated() {
+fn a_truncated_kernel_is_reported_as_truncated() {
     for (name, file) in good_files() {
         let len = match name.as_str() {
-            // A file of this kind that ends where its header says is complete.
+            // This file has no fixed length: a shorter one is complete, too.
             "multiboot addresses" => continue,
             "vmlinux" | "multiboot ELF" => file.len() - 1,
             _ => file.len() - 65,
@@ -169,7 +169,7 @@ fn kernels_for_other_architectures_are_named() {
 }
 
 #[test]
-fn elf_files_that_are_no_kernels_are_told_apart() {
+fn the_error_names_the_type_of_an_elf_file_that_is_not_a_kernel() {
     let kind = |kind| refusal(&ElfFile { kind, ..ElfFile::default() }.build());
     assert!(kind(1).contains("relocatable object"));
     assert!(kind(3).contains("shared object"));
@@ -193,16 +193,16 @@ fn old_and_32_bit_bzimages_are_refused() {
     assert!(refusal(&narrow).contains("32-bit kernel"));
 }
 
-/// Reads a tampered file and, should it still be taken for a kernel, changes and loads it. Nothing may panic.
+/// Reads a damaged file and, if it is still accepted as a kernel, retargets and loads it. Nothing may panic.
 fn survive(content: &[u8], ram: &GuestRam) {
     if let Ok(mut kernel) = read(content) {
         let _ = kernel.retarget_rdpmc();
-        // A refusal is as good as a boot.
+        // An error is as acceptable as success.
         let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None, front: &[] });
     }
 }
 
-/// Where a file says things about itself.
+/// Returns the range of a file's headers.
 fn headers(file: &[u8]) -> Range<usize> {
     if bzimage::is_bzimage(file) { 0x1f1..0x26c } else { 0..ElfFile::CONTENT.min(file.len()) }
 }

@@ -1,21 +1,22 @@
-//! How many counters the host's processor has.
+//! The number of counters of the host's processor.
 
 use std::arch::x86_64::__cpuid;
 
 use vpmu::x86::{Leaf, Vendor};
 
-/// How many counters for any events the processor has on which this thread runs.
+/// Returns the number of general-purpose counters of the processor on which this thread runs, or `None` if CPUID does
+/// not show it.
 pub fn counters() -> Option<usize> {
-    by(leaf)
+    of_cpuid(leaf)
 }
 
 fn leaf(function: u32) -> Leaf {
-    let said = __cpuid(function);
-    Leaf { eax: said.eax, ebx: said.ebx, ecx: said.ecx, edx: said.edx }
+    let registers = __cpuid(function);
+    Leaf { eax: registers.eax, ebx: registers.ebx, ecx: registers.ecx, edx: registers.edx }
 }
 
-/// The same, by what CPUID says (APM volume 3, E.4; SDM volume 2, CPUID).
-fn by(leaf: impl Fn(u32) -> Leaf) -> Option<usize> {
+/// Returns the number of general-purpose counters that CPUID describes (APM volume 3, E.4; SDM volume 2, CPUID).
+fn of_cpuid(leaf: impl Fn(u32) -> Leaf) -> Option<usize> {
     const EXTENDED: u32 = 0x8000_0000;
     const PERFMON_V2: u32 = 0x8000_0022;
     const SIX: u32 = 1 << 23;
@@ -34,13 +35,13 @@ fn by(leaf: impl Fn(u32) -> Leaf) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A processor of this maker, with these leaves.
-    fn processor(maker: &[u8; 12], leaves: &[(u32, Leaf)]) -> impl Fn(u32) -> Leaf {
-        let word = |at: usize| u32::from_le_bytes(maker[at..at + 4].try_into().unwrap());
+    /// Returns the CPUID of a processor of this vendor with these leaves.
+    fn processor(vendor: &[u8; 12], leaves: &[(u32, Leaf)]) -> impl Fn(u32) -> Leaf {
+        let word = |at: usize| u32::from_le_bytes(vendor[at..at + 4].try_into().unwrap());
         let name = Leaf { ebx: word(0), edx: word(4), ecx: word(8), ..Leaf::default() };
         move |function| {
-            let said = leaves.iter().find(|(known, _)| *known == function).map(|(_, leaf)| *leaf);
-            if function == 0 { name } else { said.unwrap_or_default() }
+            let registers = leaves.iter().find(|(known, _)| *known == function).map(|(_, leaf)| *leaf);
+            if function == 0 { name } else { registers.unwrap_or_default() }
         }
     }
 
@@ -49,10 +50,10 @@ mod tests {
     }
 
     #[test]
-    fn each_maker_says_in_its_own_way_how_many_counters_there_are() {
+    fn each_vendor_reports_its_number_of_counters_in_its_own_leaves() {
         const SIX: Leaf = Leaf { eax: 0, ebx: 0, ecx: 1 << 23, edx: 0 };
         const V2: Leaf = Leaf { eax: 1, ebx: 5, ecx: 0, edx: 0 };
-        let counters = |maker: &[u8; 12], leaves: &[(u32, Leaf)]| by(processor(maker, leaves));
+        let counters = |vendor: &[u8; 12], leaves: &[(u32, Leaf)]| of_cpuid(processor(vendor, leaves));
         assert_eq!(counters(b"GenuineIntel", &[(0xa, eax(0x0730_0804))]), Some(8));
         assert_eq!(counters(b"GenuineIntel", &[]), None, "as in a virtual machine without a PMU");
         assert_eq!(counters(b"AuthenticAMD", &[(0x8000_0000, eax(0x8000_001f))]), Some(4));

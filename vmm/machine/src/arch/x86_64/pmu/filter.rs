@@ -1,4 +1,4 @@
-//! How KVM is made to hand over the PMU's registers: its own vPMU off, and an MSR filter.
+//! Makes KVM exit on accesses to the PMU's registers: switches KVM's own vPMU off and sets an MSR filter.
 
 use std::ops::RangeInclusive;
 
@@ -11,15 +11,16 @@ use vpmu::x86::{DEBUGCTL, PMU_MSRS, RDPMC_MSRS, Vendor};
 
 use crate::kvm_error::{Doing, KvmError};
 
-/// Has all accesses to the PMU's registers handed over, and if there is a PMU, to those of this vendor's that are beside
-/// it: reads of the "MSRs" that are RDPMC's counters. They are the numbers of real MSRs, too, whose writes are KVM's.
+/// Makes KVM exit on accesses to the PMU's registers. If an emulated PMU of this vendor is shown, KVM also exits on the
+/// accesses that belong to it: for Intel accesses to `IA32_DEBUGCTL`, and for both vendors reads of the "MSRs" whose
+/// numbers are RDPMC's counter numbers. Some of these numbers are real MSRs, too. KVM handles writes to them.
 pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> {
     disable_kvms_own(vm)?;
     let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
     cap.args[0] = KVM_MSR_EXIT_REASON_FILTER.into();
     vm.enable_cap(&cap).doing("have MSR accesses handed over")?;
 
-    let (registers, counters) = taken(shown);
+    let (registers, counters) = filtered(shown);
     let read_and_write = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
     let ranges: Vec<_> = registers
         .iter()
@@ -29,24 +30,25 @@ pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> 
     vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).doing("set the MSR filter")
 }
 
-/// The registers, and what is only read.
-fn taken(shown: Option<Vendor>) -> (Vec<Bitmap>, Vec<Bitmap>) {
+/// Returns the MSRs whose reads and writes exit, and those of which only reads exit.
+fn filtered(shown: Option<Vendor>) -> (Vec<Bitmap>, Vec<Bitmap>) {
     match shown {
-        None => (gather(&PMU_MSRS), Vec::new()),
-        // There are no fixed counters: KVM faults where AMD's processors do.
-        Some(Vendor::Amd) => (gather(&PMU_MSRS), gather(&RDPMC_MSRS[..1])),
+        None => (bitmaps(&PMU_MSRS), Vec::new()),
+        // AMD's PMU has no fixed counters, so their RDPMC numbers stay with KVM, which makes the access fault.
+        Some(Vendor::Amd) => (bitmaps(&PMU_MSRS), bitmaps(&RDPMC_MSRS[..1])),
         Some(Vendor::Intel) => {
             let mut registers = PMU_MSRS.to_vec();
             registers.push(DEBUGCTL..=DEBUGCTL);
             registers.sort_unstable_by_key(|range| *range.start());
-            (gather(&registers), gather(&RDPMC_MSRS))
+            (bitmaps(&registers), bitmaps(&RDPMC_MSRS))
         }
     }
 }
 
 fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
-    // A value of 0: this KVM has no vPMU, or its operator left it off. No such capability (before Linux 5.18): it cannot
-    // be switched off, but its registers are handed over like the others, and what is left of it is RDPMC, which reads 0.
+    // The value is 0 if KVM has no vPMU or its `enable_pmu` is off, and also before Linux 5.18, which does not know the
+    // capability. The vPMU of such an old KVM cannot be switched off. But accesses to its MSRs exit because of the
+    // filter, and RDPMC, the only other way to access its counters, reads 0.
     if vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) <= 0 {
         return Ok(());
     }
@@ -55,7 +57,7 @@ fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
     vm.enable_cap(&cap).doing("switch KVM's own vPMU off")
 }
 
-/// A bitmap over a range of MSRs; a clear bit hands the access over.
+/// A bitmap over a range of MSRs. An access to an MSR with a clear bit exits.
 struct Bitmap {
     base: u32,
     count: u32,
@@ -63,7 +65,7 @@ struct Bitmap {
 }
 
 impl Bitmap {
-    /// As many MSRs as one range of a filter can hold.
+    /// Maximum number of MSRs in one range of a filter.
     const MOST: u32 = 0x600 * 8;
 
     fn with(&self, flags: MsrFilterRangeFlags) -> MsrFilterRange<'_> {
@@ -71,8 +73,9 @@ impl Bitmap {
     }
 }
 
-/// As few bitmaps as hold all of these ranges, which ascend: a filter takes sixteen, and KVM goes through all of them.
-fn gather(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
+/// Returns as few bitmaps as possible that cover the ranges, which must be in ascending order. A filter has at most
+/// sixteen, and KVM searches them one after the other.
+fn bitmaps(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
     let mut bitmaps: Vec<Bitmap> = Vec::new();
     for range in ranges {
         if bitmaps.last().is_none_or(|bitmap| range.end() - bitmap.base >= Bitmap::MOST) {
@@ -80,7 +83,7 @@ fn gather(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
         }
         let bitmap = bitmaps.last_mut().expect("there is one now");
         bitmap.count = range.end() - bitmap.base + 1;
-        // KVM wants whole words of 64 bits, whatever the number of registers.
+        // KVM requires whole 64-bit words, whatever the number of registers.
         bitmap.bits.resize(bitmap.count.div_ceil(64) as usize * 8, 0xff);
         for msr in range.clone() {
             let bit = msr - bitmap.base;
@@ -102,9 +105,9 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_takes_every_pmu_register_and_no_other() {
+    fn accesses_to_every_pmu_register_exit_and_no_others() {
         for shown in [None, Some(Vendor::Amd), Some(Vendor::Intel)] {
-            let (bitmaps, _) = taken(shown);
+            let (bitmaps, _) = filtered(shown);
             assert_eq!(bitmaps.len(), 3, "Intel's, and two of AMD's");
             for msr in (0..0x2_0000).chain(0xc000_0000..0xc001_2000) {
                 let control = msr == DEBUGCTL && shown == Some(Vendor::Intel);
@@ -114,12 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn counters_can_be_read_and_what_is_beside_them_is_kvms() {
-        let (_, counters) = taken(Some(Vendor::Intel));
+    fn reads_of_counters_by_rdpmc_exit_and_other_msrs_stay_with_kvm() {
+        let (_, counters) = filtered(Some(Vendor::Intel));
         for number in [0, 7, 1 << 30, 3 | 1 << 30, 1 << 31, 3 << 30] {
             assert!(has(&counters, number), "{number:#x}");
         }
-        let (_, amds) = taken(Some(Vendor::Amd));
+        let (_, amds) = filtered(Some(Vendor::Amd));
         assert!(has(&amds, 5) && !has(&amds, 1 << 30));
         for msr in [0x10, 0x1b, 0xc000_0080, 0x4000_0010] {
             assert!(!has(&counters, msr), "{msr:#x}");
@@ -127,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_of_sizes_that_kvm_takes() {
+    fn filters_have_sizes_that_kvm_accepts() {
         for shown in [None, Some(Vendor::Amd), Some(Vendor::Intel)] {
-            let (registers, counters) = taken(shown);
+            let (registers, counters) = filtered(shown);
             assert!(registers.len() + counters.len() <= 16);
             for bitmap in registers.iter().chain(&counters) {
                 assert!(bitmap.bits.len().is_multiple_of(8) && bitmap.bits.len() <= 0x600);

@@ -1,10 +1,13 @@
-//! The interrupt of an overflow, as the guest's local APIC has it (APM volume 2, 16.4.3 and 16.4.5; SDM volume 3, 11.5.1).
+//! Delivers overflow interrupts through the guest's local APIC (APM volume 2, 16.4.3 and 16.4.5; SDM volume 3, 11.5.1).
 //!
-//! The APIC is KVM's, and the guest sets its performance-counter entry without an exit. So it is looked at when an interrupt
-//! is due, unless a kernel that notes what it writes there has written nothing since. It is never written as a whole: that
-//! would undo what other interrupts have set meanwhile. So where the entry masks itself ([`Entry`]), that is done only in
-//! x2APIC mode, in which each register can be written by itself; in the older mode a guest finds its entry as it has left it.
-//! In an APIC that software has disabled all entries are masked: KVM does that, too.
+//! KVM emulates the APIC, and the guest writes the LVT entry for performance counters without an exit to Tally. Tally
+//! therefore reads the entry when an interrupt is due. It skips the read if the guest's kernel notes its writes to the
+//! entry and has written nothing since.
+//!
+//! Tally never sets the APIC's whole state, because that would undo what other interrupts have changed meanwhile. Where
+//! a delivery sets the entry's mask ([`OnDelivery`]), it does so only in x2APIC mode, in which each register can be
+//! written by its MSR. In xAPIC mode the guest finds its entry unchanged. While software has disabled the APIC, all
+//! entries are masked, which KVM implements.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,59 +19,61 @@ use vpmu::x86::OVERFLOW_ENTRY;
 use crate::arch::x86_64::msr;
 use crate::kvm_error::{Doing, KvmError};
 
-/// Offsets in the APIC's page.
+/// Offsets of registers in the APIC's page.
 const ID: usize = 0x20;
 const PERFORMANCE: usize = 0x340;
 
 const MASKED: u32 = 1 << 16;
-/// How an interrupt is delivered.
+/// Delivery modes of an LVT entry.
 const FIXED: u32 = 0;
 const NMI: u32 = 4;
-/// In `APIC_BASE`.
+/// Bits of `IA32_APIC_BASE`.
 const GLOBAL_ENABLE: u64 = 1 << 11;
 const X2APIC_MODE: u64 = 1 << 10;
 
-/// What the APIC makes of an overflow.
+/// Delivery of an overflow by the APIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
-    /// Nothing: the entry is masked, the APIC is off, or the entry's type is none that a counter has.
+    /// Not at all: the entry is masked, the APIC is disabled, or the entry's delivery mode is not valid for a counter.
     None,
     /// A non-maskable interrupt.
     Nmi,
-    /// An ordinary interrupt.
+    /// A fixed interrupt.
     Fixed {
-        /// Its vector.
+        /// Vector of the interrupt.
         vector: u8,
     },
 }
 
-/// What becomes of the entry when it has delivered an interrupt.
+/// Effect of the delivery of an interrupt on the LVT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
-    /// It masks itself, until the guest writes it anew.
-    MasksItself,
-    /// Nothing.
-    Stays,
+pub enum OnDelivery {
+    /// Sets the mask bit, which the guest then has to clear.
+    SetsMask,
+    /// Leaves the entry unchanged.
+    Unchanged,
 }
 
-/// A vCPU's line for overflows.
+/// The LVT entry for performance counters of a vCPU's local APIC.
 pub struct LvtEntry {
-    entry: Entry,
-    /// The vCPU's number, which is its APIC's id in x2APIC mode.
+    on_delivery: OnDelivery,
+    /// The vCPU's number, which is also its APIC ID in x2APIC mode.
     vcpu: u8,
-    /// The question for the entry in x2APIC mode.
-    question: Msrs,
-    /// What was once found there as the guest's kernel had noted it, which need not be asked for again.
+    /// Request to read the entry in x2APIC mode.
+    request: Msrs,
+    /// Last value that both KVM and the note of the guest's kernel had for the entry. While the note has this value,
+    /// KVM need not be asked.
     known: Option<u64>,
 }
 
 impl LvtEntry {
-    /// A vCPU's line, with such an entry.
-    pub fn new(entry: Entry, vcpu: u8) -> Self {
-        Self { entry, vcpu, question: msr::question(OVERFLOW_ENTRY), known: None }
+    /// Creates the entry of a vCPU.
+    pub fn new(on_delivery: OnDelivery, vcpu: u8) -> Self {
+        Self { on_delivery, vcpu, request: msr::read_request(OVERFLOW_ENTRY), known: None }
     }
 
-    /// Delivers an interrupt, and says how. A kernel may have noted what it has written to the entry.
+    /// Delivers an interrupt and returns how. `noted` is the value that the guest's kernel last wrote to the entry, if
+    /// the kernel notes it.
     pub fn deliver(
         &mut self,
         vm: &VmFd,
@@ -80,17 +85,17 @@ impl LvtEntry {
             return Ok(Delivery::None);
         }
         let is_x2apic = base & X2APIC_MODE != 0;
-        // To read a register by itself costs less than a copy of all of them.
-        let by_itself = if is_x2apic { self.find_entry(fd, noted)? } else { None };
-        let (entry, id) = if let Some(value) = by_itself {
+        // Reading one register costs less than copying all of them.
+        let from_msr = if is_x2apic { self.find_entry(fd, noted)? } else { None };
+        let (entry, id) = if let Some(value) = from_msr {
             (low(value), self.vcpu.into())
         } else {
             let page = fd.get_lapic().doing("read the local APIC")?;
             (register(&page, PERFORMANCE), register(&page, ID) >> 24)
         };
         let delivery = Delivery::of(entry);
-        if self.entry == Entry::MasksItself && is_x2apic && delivery != Delivery::None {
-            // KVM takes whatever entry there can be, and in no other mode than this.
+        if self.on_delivery == OnDelivery::SetsMask && is_x2apic && delivery != Delivery::None {
+            // KVM accepts every valid entry, but only in x2APIC mode.
             let masked = (entry | MASKED).into();
             msr::write(fd, OVERFLOW_ENTRY, masked)?;
             match noted {
@@ -103,21 +108,21 @@ impl LvtEntry {
             Delivery::Nmi => NMI << 8,
             Delivery::Fixed { vector } => vector.into(),
         };
-        // The ids of our machines are of 8 bits. An NMI by a request of its own to the vCPU would cost more.
+        // APIC IDs have 8 bits in Tally's machines. An NMI by `KVM_NMI` would cost more than an MSI.
         let message = kvm_msi { address_lo: 0xfee0_0000 | (id & 0xff) << 12, data, ..Default::default() };
-        // It is no error if the guest's APIC does not take it.
+        // It is not an error if the guest's APIC does not accept the interrupt.
         vm.signal_msi(message).doing("send an interrupt")?;
         Ok(delivery)
     }
 
-    /// The entry in x2APIC mode, if KVM gives it. To ask is a tenth of what an interrupt costs, so what is noted is
-    /// believed if the same was true before.
+    /// Returns the entry in x2APIC mode, or `None` if KVM does not return it. Asking KVM is a tenth of an interrupt's
+    /// cost, so the note is used without asking if KVM has had the same value before.
     fn find_entry(&mut self, fd: &VcpuFd, noted: Option<&AtomicU64>) -> Result<Option<u64>, KvmError> {
         let noted = noted.map(|noted| noted.load(Relaxed));
         if noted.is_some() && noted == self.known {
             return Ok(noted);
         }
-        let entry = msr::ask(fd, &mut self.question)?;
+        let entry = msr::get(fd, &mut self.request)?;
         if noted.is_some() && noted == entry {
             self.known = entry;
         }
@@ -138,7 +143,7 @@ fn low(value: u64) -> u32 {
 
 impl Delivery {
     fn of(entry: u32) -> Self {
-        /// Below are exceptions: the APIC notes an error and delivers nothing.
+        /// Lower vectors are for exceptions. The APIC then records an error and delivers nothing.
         const FIRST_VECTOR: u8 = 16;
         if entry & MASKED != 0 {
             return Self::None;
@@ -166,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_read_from_the_page_as_the_guest_has_them() {
+    fn registers_are_read_from_the_apic_page() {
         let mut page = kvm_lapic_state::default();
         for (at, byte) in 0x0103_00f3_u32.to_le_bytes().into_iter().enumerate() {
             page.regs[PERFORMANCE + at] = byte.cast_signed();

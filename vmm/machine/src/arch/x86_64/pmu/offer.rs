@@ -1,4 +1,5 @@
-//! From what was asked for to what the host can give: the guest is never offered more counters than there are.
+//! Chooses the guest's PMU from the user's options and the host's free counters. A guest never gets more counters than
+//! the host has free.
 
 mod amd;
 mod intel;
@@ -10,10 +11,10 @@ use vpmu_perf::{HostPmu, Obstacle};
 
 use super::{Host, Offer, Pmu, Shown};
 
-/// What was asked for.
+/// The user's choice of a PMU (`--pmu`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// That of the host's vendor.
+    /// The newest emulated PMU of the host's vendor.
     Auto,
     /// AMD's PMU with PerfMonV2.
     Amd,
@@ -29,59 +30,59 @@ pub enum Choice {
     None,
 }
 
-/// A PMU that cannot be had.
+/// Reason why the requested PMU is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
-    /// The host gives no counters.
+    /// Tally cannot use the host's counters.
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(#[from] Obstacle),
-    /// Nobody knows the host's events.
+    /// The host's processor has events that Tally does not know.
     #[error("--pmu {0} needs a processor of AMD's or Intel's, and this host's is another vendor's")]
     Vendor(&'static str),
-    /// More than the model has.
+    /// More counters were requested than the model has.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
     Model {
-        /// What was asked for.
+        /// Requested number of counters.
         asked: u32,
-        /// Of which PMU.
+        /// Name of the chosen PMU.
         choice: &'static str,
-        /// What is possible.
+        /// Possible numbers of counters.
         has: &'static str,
     },
-    /// More than the host has.
+    /// More counters were requested than the host has free.
     #[error(
         "--counters {asked}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` frees the one of the NMI watchdog)"
     )]
     Busy {
-        /// What was asked for.
+        /// Requested number of counters.
         asked: u32,
-        /// What there is.
+        /// Number of the host's free counters.
         free: usize,
     },
-    /// The older models have a fixed number of counters.
+    /// The older models have a fixed number of counters, and the host has fewer free.
     #[error(
         "--pmu amd-legacy has at least 4 counters, and this host has {0} free: --pmu amd does with fewer"
     )]
     TooFew(usize),
-    /// A number of counters for a PMU that has none of ours.
+    /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotOurs(&'static str),
-    /// The threads cannot stay where the counters are.
+    /// The threads cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
 }
 
 impl Choice {
-    /// All that there are, in the order in which users are told of them.
+    /// All choices, in the order of the help text.
     pub const ALL: [Self; 7] =
         [Self::Auto, Self::Amd, Self::AmdLegacy, Self::Intel, Self::IntelV2, Self::Kvm, Self::None];
 
-    /// Whether that is a PMU of Tally's.
+    /// Returns true if Tally emulates this PMU.
     pub fn is_ours(self) -> bool {
         !matches!(self, Self::Kvm | Self::None)
     }
 
-    /// Its name.
+    /// Returns the choice's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -95,7 +96,8 @@ impl Choice {
     }
 }
 
-/// Finds out what the guest can be offered on a host whose processor is of that vendor, if it is of one whose PMUs are known.
+/// Chooses the guest's PMU on a host whose processor is of this vendor, or of another one (`None`). Returns the reason if the choice
+/// is not available.
 pub fn offer(
     choice: Choice,
     counters: Option<u32>,
@@ -103,31 +105,34 @@ pub fn offer(
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
     let plain = |pmu| Offer { pmu, remarks: Vec::new() };
-    let without =
+    let without_pmu =
         |why: String| Offer { pmu: Pmu::None, remarks: vec![format!("{why}; the guest sees no PMU")] };
     match (choice, vendor) {
         _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
         (Choice::None, _) => Ok(plain(Pmu::None)),
         (Choice::Kvm, _) => Ok(plain(Pmu::Kvm)),
-        (Choice::Auto, None) => Ok(without("this host's processor is neither AMD's nor Intel's".to_owned())),
+        (Choice::Auto, None) => {
+            Ok(without_pmu("this host's processor is neither AMD's nor Intel's".to_owned()))
+        }
         (_, None) => Err(Unavailable::Vendor(choice.name())),
         (Choice::Auto, Some(vendor)) => {
             let own = match vendor {
                 Vendor::Amd => Choice::Amd,
                 Vendor::Intel => Choice::Intel,
             };
-            match of_ours(own, counters, vendor, policy) {
+            match emulated(own, counters, vendor, policy) {
                 Err(Unavailable::Host(obstacle)) if obstacle.is_permanent() && counters.is_none() => {
-                    Ok(without(obstacle.to_string()))
+                    Ok(without_pmu(obstacle.to_string()))
                 }
                 found => found,
             }
         }
-        (_, Some(vendor)) => of_ours(choice, counters, vendor, policy),
+        (_, Some(vendor)) => emulated(choice, counters, vendor, policy),
     }
 }
 
-fn of_ours(
+/// Chooses the version and counters of an emulated PMU, and binds this thread to the cores whose PMU counts.
+fn emulated(
     choice: Choice,
     counters: Option<u32>,
     vendor: Vendor,
@@ -140,10 +145,10 @@ fn of_ours(
         Choice::IntelV2 => intel::shown(Version::V2, choice.name(), counters, host, policy)?,
         _ => amd::shown(choice, counters, host)?,
     };
-    let meaningless = policy.names_without_meaning(shown.vendor()).map(|name| {
+    let unknown_names = policy.names_without_meaning(shown.vendor()).map(|name| {
         format!("the policy allows {name}, which no event of this PMU is called: allow its encoding, if it has one")
     });
-    let remarks = stays.into_iter().chain(remark).chain(meaningless).collect();
+    let remarks = stays.into_iter().chain(remark).chain(unknown_names).collect();
     Ok(Offer { pmu: Pmu::Emulated(shown, host), remarks })
 }
 
@@ -152,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_of_counters_is_for_pmus_of_ours() {
+    fn a_number_of_counters_is_refused_for_pmus_that_tally_does_not_emulate() {
         for (choice, words) in [(Choice::Kvm, "--pmu kvm"), (Choice::None, "--pmu none")] {
             let refusal =
                 offer(choice, Some(4), Some(Vendor::Amd), &Policy::default()).unwrap_err().to_string();
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_whose_events_nobody_knows_counts_nothing() {
+    fn a_processor_of_an_unknown_vendor_has_no_pmu() {
         let refusal = offer(Choice::Intel, None, None, &Policy::default()).unwrap_err().to_string();
         assert!(refusal.contains("--pmu intel needs"), "{refusal}");
         let offer = offer(Choice::Auto, None, None, &Policy::default()).unwrap();

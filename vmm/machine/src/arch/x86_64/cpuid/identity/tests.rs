@@ -1,4 +1,4 @@
-//! What guests of a borrowed identity see, from what KVM supports on two hosts: a Zen 2 and an Ice Lake.
+//! The CPUID of guests with another identity than the host's, on two hosts: a Zen 2 and an Ice Lake.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const AS_AMD: Identity = Identity::Generic(Vendor::Amd);
 
 type Row = (u32, u32, [u32; 4]);
 
-/// Of a Zen 2 with 32 KiB of each L1, 512 KiB of L2 and 16 MiB of L3.
+/// CPUID that KVM supports on a Zen 2 with 32 KiB of each L1, 512 KiB of L2 and 16 MiB of L3.
 const ZEN_2: [Row; 21] = [
     (0, 0, [0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
     (1, 0, [0x0083_0f10, 0x0000_0800, 0x76f8_3203, 0x0f8b_fbff]),
@@ -39,7 +39,7 @@ const ZEN_2: [Row; 21] = [
     (0x8000_0021, 0, [0x45, 0, 0, 0]),
 ];
 
-/// Of an Ice Lake with 48 and 32 KiB of L1, 1,280 KiB of L2 and 24 MiB of L3.
+/// CPUID that KVM supports on an Ice Lake with 48 and 32 KiB of L1, 1,280 KiB of L2 and 24 MiB of L3.
 const ICE_LAKE: [Row; 16] = [
     (0, 0, [0x1b, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
     (1, 0, [0x0006_06a6, 0x0000_0800, 0x76fa_3223, 0x0f8b_fbff]),
@@ -75,7 +75,7 @@ fn supported(rows: &[Row]) -> CpuId {
     CpuId::from_entries(&entries).unwrap()
 }
 
-/// What the last of four vCPUs sees.
+/// CPUID of the last of four vCPUs.
 struct Guest(BTreeMap<(u32, u32), kvm_cpuid_entry2>);
 
 impl Guest {
@@ -96,7 +96,7 @@ impl Guest {
         super::super::leaf(&self.0[&(function, index)])
     }
 
-    /// Family and model, put together as manuals say.
+    /// Returns the family and model, with their extended fields (SDM volume 2, CPUID, leaf 1).
     fn model(&self) -> (u32, u32) {
         let signature = self.leaf(1, 0).eax;
         let family = signature >> 8 & 0xf;
@@ -104,7 +104,7 @@ impl Guest {
         (family + extended, (signature >> 16 & 0xf) << 4 | signature >> 4 & 0xf)
     }
 
-    /// Type, level, KiB and how many share it.
+    /// Returns each cache's type, level, size in KiB and number of cores that share it.
     fn caches(&self, function: u32) -> Vec<(u32, u32, u32, u32)> {
         (0..)
             .map_while(|index| self.0.get(&(function, index)))
@@ -118,7 +118,7 @@ impl Guest {
 }
 
 #[test]
-fn on_amd_an_intel_of_an_unknown_model_is_seen() {
+fn a_generic_intel_on_amd_has_a_model_that_kernels_do_not_know() {
     let guest = Guest::on(&ZEN_2, AS_INTEL);
     assert_eq!(Vendor::of(guest.leaf(0, 0)), Some(Vendor::Intel));
     assert_eq!(guest.model(), (6, 0x20));
@@ -134,7 +134,7 @@ fn an_intel_on_amd_has_no_features_that_only_amd_has() {
     assert_eq!(guest.leaf(0x8000_0005, 0), Leaf::default());
     assert_eq!(guest.leaf(0x8000_0006, 0), Leaf { ecx: 0x0200_6140, ..Leaf::default() });
     assert_eq!(guest.leaf(0x8000_0007, 0), Leaf { edx: 0x100, ..Leaf::default() });
-    // Widths of addresses; IBPB, IBRS, STIBP, SSBD and WBNOINVD of what AMD has in EBX.
+    // Address widths; of AMD's bits in EBX: WBNOINVD, IBPB, IBRS, STIBP and SSBD.
     assert_eq!(guest.leaf(0x8000_0008, 0), Leaf { eax: 0x3030, ebx: 0x0100_d200, ecx: 0, edx: 0 });
     for function in [0x8000_001d, 0x8000_001e, 0x8000_0021] {
         assert!(!guest.has(function), "{function:#x}");
@@ -150,7 +150,7 @@ fn an_intel_on_amd_knows_its_caches() {
 }
 
 #[test]
-fn a_kernel_that_would_call_kvm_by_the_other_vendors_instruction_is_not_asked_to() {
+fn a_guest_with_the_other_vendors_identity_is_offered_no_hypercalls() {
     for (host, own, other) in [(&ZEN_2[..], AS_AMD, AS_INTEL), (&ICE_LAKE, AS_INTEL, AS_AMD)] {
         assert_eq!(Guest::on(host, own).leaf(0x4000_0001, 0).eax, 0x0100_7efb);
         assert_eq!(Guest::on(host, other).leaf(0x4000_0001, 0).eax, 0x0100_567b, "without three");
@@ -166,7 +166,7 @@ fn an_intel_on_amd_is_one_package_of_four_cores() {
 }
 
 #[test]
-fn an_intel_on_amd_is_told_which_of_intels_flaws_it_does_not_have() {
+fn an_intel_on_amd_is_immune_to_vulnerabilities_that_only_intel_has() {
     let guest = Guest::on(&ZEN_2, AS_INTEL);
     assert_eq!(guest.leaf(7, 0).edx >> 29 & 1, 1, "that there is a register to read");
     let immune = immunities(&supported(&ZEN_2), AS_INTEL).unwrap();
@@ -178,7 +178,7 @@ fn an_intel_on_amd_is_told_which_of_intels_flaws_it_does_not_have() {
 }
 
 #[test]
-fn an_intel_on_amd_has_its_32_bit_programs_call_it_by_interrupt() {
+fn an_intel_on_amd_makes_32_bit_system_calls_by_interrupt() {
     assert_eq!(kernel_words(Some(Vendor::Amd), AS_INTEL), Some("vdso32=0"));
     for (host, identity) in
         [(Vendor::Amd, Identity::Host), (Vendor::Intel, AS_INTEL), (Vendor::Intel, AS_AMD)]
@@ -188,14 +188,14 @@ fn an_intel_on_amd_has_its_32_bit_programs_call_it_by_interrupt() {
 }
 
 #[test]
-fn nothing_is_added_to_what_kvm_says_of_other_hosts_flaws() {
+fn immunities_are_added_only_for_an_intel_on_amd() {
     assert_eq!(immunities(&supported(&ICE_LAKE), AS_INTEL), None);
     assert_eq!(immunities(&supported(&ICE_LAKE), AS_AMD), None);
     assert_eq!(immunities(&supported(&ZEN_2), Identity::Host), None);
 }
 
 #[test]
-fn on_intel_a_zen_4_is_seen() {
+fn an_amd_on_intel_is_a_zen_4() {
     let guest = Guest::on(&ICE_LAKE, AS_AMD);
     assert_eq!(Vendor::of(guest.leaf(0, 0)), Some(Vendor::Amd));
     let extended = guest.leaf(0x8000_0000, 0);
@@ -208,7 +208,7 @@ fn on_intel_a_zen_4_is_seen() {
 fn an_amd_on_intel_has_no_features_that_only_intel_has() {
     let guest = Guest::on(&ICE_LAKE, AS_AMD);
     assert_eq!(guest.leaf(1, 0).edx >> 27 & 1, 0, "self-snooping");
-    // HLE and RTM, MPX, SGX, trace; speculation's switches stay.
+    // HLE and RTM, MPX, SGX and Processor Trace are hidden; speculation control stays.
     assert_eq!(
         guest.leaf(7, 0),
         Leaf { eax: 0, ebx: 0xf1bf_2fff & !0x0200_4814, ecx: 0x0040_5f4e, edx: 0x8c00_0010 }
@@ -220,7 +220,7 @@ fn an_amd_on_intel_has_no_features_that_only_intel_has() {
 }
 
 #[test]
-fn an_amd_on_intel_says_what_amds_say_twice() {
+fn an_amd_on_intel_repeats_the_features_of_leaf_1() {
     let guest = Guest::on(&ICE_LAKE, AS_AMD);
     let both = guest.leaf(0x8000_0001, 0).edx & 0x0183_f3ff;
     assert_eq!(both, guest.leaf(1, 0).edx & 0x0183_f3ff);
@@ -228,15 +228,15 @@ fn an_amd_on_intel_says_what_amds_say_twice() {
 }
 
 #[test]
-fn an_amd_on_intel_needs_no_registers_of_amds_to_be_safe() {
+fn an_amd_on_intel_needs_no_msrs_that_only_amd_has() {
     let guest = Guest::on(&ICE_LAKE, AS_AMD);
-    // LFENCE serialises without DE_CFG; no SRSO, no TSA; error pointers are saved.
+    // LFENCE serialises without DE_CFG; no SRSO, no TSA; the FPU's error pointers are saved.
     assert_eq!(
         guest.leaf(0x8000_0021, 0),
         Leaf { eax: 1 << 2 | 1 << 6 | 1 << 29, ecx: 6, ..Leaf::default() }
     );
     assert_eq!(guest.leaf(0x8000_0008, 0).ebx, 0x0100_d204);
-    // OSVW's, SVM's, IBS's would fault.
+    // MSRs of SVM, OSVW and IBS would fault.
     assert_eq!(guest.leaf(0x8000_0001, 0).ecx & (1 << 2 | 1 << 9 | 1 << 10), 0);
 }
 
@@ -249,7 +249,7 @@ fn an_amd_on_intel_knows_its_caches() {
     );
     let (first, others) = (guest.leaf(0x8000_0005, 0), guest.leaf(0x8000_0006, 0));
     assert_eq!((first.ecx, first.edx), (48 << 24 | 12 << 16 | 0x140, 32 << 24 | 8 << 16 | 0x140));
-    // Twenty and twelve ways have no code of their own.
+    // There is no code for twenty or twelve ways.
     assert_eq!((others.ecx, others.edx), (1280 << 16 | 0x9140, 48 << 18 | 0x9140));
 }
 
@@ -273,6 +273,6 @@ fn a_generic_intel_on_intel_differs_in_its_model_only() {
 }
 
 #[test]
-fn an_amd_stays_the_amd_that_it_is() {
+fn an_amd_guest_on_amd_has_the_hosts_identity() {
     assert_eq!(Guest::on(&ZEN_2, AS_AMD).0, Guest::on(&ZEN_2, Identity::Host).0);
 }

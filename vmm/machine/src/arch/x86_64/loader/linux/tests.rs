@@ -20,7 +20,7 @@ fn at(ram: &GuestRam, address: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_vmlinux_is_loaded_where_it_wants_to_be() {
+fn a_vmlinux_is_loaded_at_its_link_address() {
     let ram = ram(8);
     let entry = read(VMLINUX).unwrap().load(&boot(&ram, "", None)).unwrap();
     assert_eq!(entry, Entry::Long { rip: VMLINUX_ENTRY, boot_params: low::ZERO_PAGE });
@@ -29,7 +29,7 @@ fn a_vmlinux_is_loaded_where_it_wants_to_be() {
 }
 
 #[test]
-fn the_zero_page_tells_memory_command_line_and_acpi() {
+fn the_zero_page_has_the_memory_map_command_line_and_acpi_tables() {
     let ram = ram(5 << 10);
     read(VMLINUX).unwrap().load(&boot(&ram, "console=ttyS0 quiet", None)).unwrap();
     let params = zero_page(&ram);
@@ -41,14 +41,14 @@ fn the_zero_page_tells_memory_command_line_and_acpi() {
     assert_eq!({ header.ramdisk_size }, 0);
     assert_eq!(u64::from(header.cmd_line_ptr), low::COMMAND_LINE);
     assert_eq!(at(&ram, low::COMMAND_LINE, 20), b"console=ttyS0 quiet\0");
-    let told: Vec<_> = params.e820_table[..usize::from(params.e820_entries)]
+    let ranges: Vec<_> = params.e820_table[..usize::from(params.e820_entries)]
         .iter()
         .map(|entry| (entry.addr, entry.size, entry.r#type))
         .collect();
-    assert_eq!(told.len(), memory::map(ram.size()).len());
-    assert!(told.contains(&(HIGH_RAM, (3 << 30) - HIGH_RAM, 1)));
-    assert!(told.contains(&(4 << 30, 2 << 30, 1)));
-    assert_eq!(told[1].2, 2);
+    assert_eq!(ranges.len(), memory::map(ram.size()).len());
+    assert!(ranges.contains(&(HIGH_RAM, (3 << 30) - HIGH_RAM, 1)));
+    assert!(ranges.contains(&(4 << 30, 2 << 30, 1)));
+    assert_eq!(ranges[1].2, 2);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn the_setup_header_of_a_bzimage_comes_from_its_file() {
 }
 
 #[test]
-fn the_initrd_is_as_high_as_it_goes() {
+fn the_initrd_is_at_the_highest_possible_address() {
     let (ram, initrd) = (ram(8), file(b"an initrd"));
     read(VMLINUX).unwrap().load(&boot(&ram, "", Some(initrd.path()))).unwrap();
     let header = zero_page(&ram).hdr;
@@ -75,7 +75,7 @@ fn the_initrd_is_as_high_as_it_goes() {
 }
 
 #[test]
-fn what_goes_in_front_of_the_initrd_is_part_of_it() {
+fn the_archive_in_front_of_the_initrd_is_part_of_it() {
     let (ram, initrd) = (ram(8), file(b"an initrd"));
     let boot = Boot { front: b"modules.", ..boot(&ram, "", Some(initrd.path())) };
     read(VMLINUX).unwrap().load(&boot).unwrap();
@@ -83,7 +83,7 @@ fn what_goes_in_front_of_the_initrd_is_part_of_it() {
 }
 
 #[test]
-fn the_initrd_stays_below_the_address_that_the_kernel_names() {
+fn the_initrd_stays_below_initrd_addr_max() {
     let (ram, initrd) = (ram(3 << 10), file(&[7; 5000]));
     read(VMLINUX).unwrap().load(&boot(&ram, "", Some(initrd.path()))).unwrap();
     assert_eq!(u64::from(zero_page(&ram).hdr.ramdisk_image), (2 << 30) - 8192);
@@ -103,7 +103,7 @@ fn an_initrd_that_does_not_fit_says_how_much_memory_it_needs() {
 }
 
 #[test]
-fn an_initrd_that_just_fits_is_taken() {
+fn an_initrd_that_just_fits_is_loaded() {
     let ram = ram(4);
     let initrd = file(&[]);
     initrd.as_file().set_len(2 << 20).unwrap();
@@ -120,7 +120,7 @@ fn a_kernel_that_does_not_fit_says_how_much_memory_it_needs() {
 }
 
 #[test]
-fn the_memory_that_a_bzimage_asks_for_counts() {
+fn a_guest_with_less_memory_than_a_bzimage_requires_is_refused() {
     let ram = ram(8);
     let payload = with_size(include_bytes!("../testdata/payload.lz4"), VMLINUX.len());
     let text =
@@ -137,7 +137,7 @@ fn a_kernel_may_not_load_over_low_memory() {
 }
 
 #[test]
-fn a_command_line_longer_than_the_kernel_takes_is_refused() {
+fn a_command_line_longer_than_the_kernel_allows_is_refused() {
     let ram = ram(8);
     let longest = "x".repeat(2047);
     let kernel = read(VMLINUX).unwrap();
@@ -147,7 +147,7 @@ fn a_command_line_longer_than_the_kernel_takes_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_below_the_devices_is_not_told_to_have_more_memory() {
+fn the_error_for_a_kernel_that_does_not_fit_below_the_hole_does_not_ask_for_more_memory() {
     let ram = ram(5 << 10);
     let file = ElfFile { memory_len: 4 << 30, ..ElfFile::default() }.build();
     let text = read(&file).unwrap().load(&boot(&ram, "", None)).unwrap_err().to_string();

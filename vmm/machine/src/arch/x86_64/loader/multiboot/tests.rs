@@ -81,22 +81,22 @@ fn the_command_line_begins_with_the_kernel_s_path() {
 }
 
 #[test]
-fn the_memory_map_is_the_guest_s() {
+fn the_multiboot_memory_map_is_the_machine_s() {
     let ram = ram(5 << 10);
     let (_, info) = start(&read(&multiboot_elf(0x40_0000).build()).unwrap(), &ram, "", None);
     assert_eq!((word(&ram, info + 4), word(&ram, info + 8)), (639, (3 << 20) - 1024));
     let (len, map) = (word(&ram, info + 44), word(&ram, info + 48));
-    let mut told = Vec::new();
+    let mut ranges = Vec::new();
     let mut at = map;
     while at < map + len {
         let long = |at| u64::from(word(&ram, at)) | u64::from(word(&ram, at + 4)) << 32;
-        told.push((long(at + 4), long(at + 12), word(&ram, at + 20)));
+        ranges.push((long(at + 4), long(at + 12), word(&ram, at + 20)));
         at += word(&ram, at) + 4;
     }
     let kind = |range: &memory::Range| if range.kind == RangeKind::Ram { 1 } else { 2 };
     let expected: Vec<_> =
         memory::map(ram.size()).iter().map(|range| (range.start, range.len, kind(range))).collect();
-    assert_eq!(told, expected);
+    assert_eq!(ranges, expected);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_doubled_comma_is_one_in_a_file_s_name() {
 }
 
 #[test]
-fn an_image_over_the_information_s_place_moves_the_information() {
+fn an_image_below_1_mib_moves_the_information_structure_above_it() {
     let ram = ram(8);
     let low_image = ElfFile { memory_len: 0x8000, ..multiboot_elf(0x4000) };
     let (_, info) = start(&read(&low_image.build()).unwrap(), &ram, "", None);
@@ -158,7 +158,7 @@ fn images_and_modules_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_header_that_requires_what_tally_has_not_is_refused() {
+fn a_header_that_requires_unsupported_features_is_refused() {
     let file = [multiboot_header(1 << 2 | 1 << 16, &[0; 5]), vec![0; 64]].concat();
     assert!(refusal(&file).contains("features that Tally does not have (header flags 0x10004)"));
     let neither = [multiboot_header(0, &[]), vec![0; 64]].concat();

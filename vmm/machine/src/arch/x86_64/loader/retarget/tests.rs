@@ -23,15 +23,15 @@ fn on_disk(path: &std::path::Path) -> Kernel {
 #[test]
 fn an_rdpmc_of_the_kernel_becomes_an_rdmsr() {
     let mut kernel = read(&linux(&RDPMC).build()).unwrap();
-    let told = kernel.retarget_rdpmc().unwrap();
-    assert_eq!(told.sites.iter().map(|site| site.address).collect::<Vec<_>>(), [0xffff_ffff_8010_0002]);
+    let retargeted = kernel.retarget_rdpmc().unwrap();
+    assert_eq!(retargeted.sites.iter().map(|site| site.address).collect::<Vec<_>>(), [0xffff_ffff_8010_0002]);
     assert_eq!(kernel.image, linux(&RDMSR).build());
     assert_eq!(kernel.retarget_rdpmc().unwrap(), Retargeted { sites: vec![], left: vec![] });
 }
 
 #[test]
 fn a_linux_with_a_doubtful_rdpmc_is_refused_and_stays_as_it_was() {
-    // A byte behind it is no instruction, so the segment is not all code.
+    // The byte after the first RDPMC's function is not a valid instruction, so the segment is not only code.
     let file = linux(&[&RDPMC[..], &[0x06], &RDPMC].concat()).build();
     let mut kernel = read(&file).unwrap();
     assert_eq!(
@@ -43,21 +43,21 @@ fn a_linux_with_a_doubtful_rdpmc_is_refused_and_stays_as_it_was() {
 }
 
 #[test]
-fn a_flat_image_keeps_what_nothing_leads_to() {
+fn a_flat_image_keeps_an_rdpmc_that_no_code_leads_to() {
     let header = multiboot_header(1 << 16, &[0x10_0000, 0x10_0000, 0, 0, 0x10_0020]);
     let mut kernel = read(&[&header[..], &RDPMC, &RDPMC].concat()).unwrap();
-    let told = kernel.retarget_rdpmc().unwrap();
-    assert_eq!(told.left, [0x10_0027]);
+    let retargeted = kernel.retarget_rdpmc().unwrap();
+    assert_eq!(retargeted.left, [0x10_0027]);
     let expected = [&header[..], &RDMSR, &RDPMC].concat();
     assert_eq!(kernel.image, expected);
 }
 
-/// Numbers of so many bytes each.
+/// Returns the bytes of numbers, each with its length in bytes.
 fn numbers(numbers: &[(u64, usize)]) -> Vec<u8> {
     numbers.iter().flat_map(|(value, len)| value.to_le_bytes().into_iter().take(*len)).collect()
 }
 
-/// A file with two sections, one of code and one of data, and a symbol for the first bytes of the code.
+/// Returns a file with two sections, one of code and one of data, and a symbol for the first bytes of the code.
 fn with_sections(file: &ElfFile, code: Range<u64>) -> Vec<u8> {
     const NAMES: &[u8] = b"\0.text\0.rodata\0read_counter\0";
     const CONTENT: u64 = ElfFile::CONTENT as u64;
@@ -76,7 +76,7 @@ fn with_sections(file: &ElfFile, code: Range<u64>) -> Vec<u8> {
         numbers(&[(15, 4), (address, 4), (len, 4), (2, 1), (0, 1), (1, 2)])
     });
     let table = bytes.len() as u64;
-    // Name, kind, flags, address, offset, length; all links to names are to the first section.
+    // Name, type, flags, address, offset, length. All links are to the first section, which has the names.
     for [name, kind, flags, address, offset, len] in [
         [0, 3, 0, 0, names, NAMES.len() as u64],
         [1, 1, 6, address, CONTENT + code.start, code.end - code.start],
@@ -96,7 +96,7 @@ fn with_sections(file: &ElfFile, code: Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// A Linux and a bare-metal image that read a counter in a function of their own, and have the same bytes as data.
+/// Returns a Linux and a bare-metal image with a function that reads a counter, and with the same bytes as data.
 fn files_with_sections() -> [Vec<u8>; 2] {
     let content = [RDPMC, RDPMC].concat();
     let bare_metal = multiboot_elf(0x10_0000);
@@ -109,12 +109,12 @@ fn files_with_sections() -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn code_is_changed_data_is_not_and_the_function_is_named() {
+fn an_rdpmc_in_code_is_changed_and_its_bytes_in_data_are_not() {
     for file in files_with_sections() {
         let mut kernel = read(&file).unwrap();
-        let told = kernel.retarget_rdpmc().unwrap();
-        assert_eq!(told.left, [0; 0]);
-        let [site] = &told.sites[..] else { panic!("{told:?}") };
+        let retargeted = kernel.retarget_rdpmc().unwrap();
+        assert_eq!(retargeted.left, [0; 0]);
+        let [site] = &retargeted.sites[..] else { panic!("{retargeted:?}") };
         assert_eq!(site.function.as_deref(), Some("read_counter"));
         let changed: Vec<usize> =
             (0..kernel.image.len()).filter(|at| kernel.image[*at] != file[*at]).collect();
@@ -126,7 +126,7 @@ fn code_is_changed_data_is_not_and_the_function_is_named() {
 fn no_change_of_a_number_in_a_section_header_panics() {
     for mut file in files_with_sections() {
         let headers = file.len() - if file[4] == 2 { 256 } else { 160 };
-        // The addresses of segments, too; a file whose sections were lost is read by those.
+        // Segment addresses are changed as well, since a file without valid sections is read by its segments.
         for at in (16..ElfFile::CONTENT - 8).chain(headers - 40..file.len() - 8) {
             let good: [u8; 8] = file[at..at + 8].try_into().unwrap();
             for bad in [0, u64::MAX, 1 << 63, 0xffff_ffff_ffff_f000, u64::from_le_bytes(good) ^ 1] {
@@ -145,27 +145,27 @@ fn no_change_of_a_number_in_a_section_header_panics() {
 #[test]
 fn the_bare_metal_payload_reads_counters_in_one_place() {
     let mut kernel = read(BARE_METAL).unwrap();
-    let told = kernel.retarget_rdpmc().unwrap();
-    assert_eq!(told.sites.len(), 1);
-    assert_eq!(told.left, [0; 0]);
+    let retargeted = kernel.retarget_rdpmc().unwrap();
+    assert_eq!(retargeted.sites.len(), 1);
+    assert_eq!(retargeted.left, [0; 0]);
 }
 
-/// Where, by the look of the code alone, a counter is read: RDPMC, and soon after it SHL RDX, 32 to put its halves
-/// together.
-fn read_by_the_look(kernel: &Kernel) -> Vec<u64> {
+/// Returns the addresses at which the pattern of the code alone suggests the read of a counter: RDPMC, and soon after
+/// it SHL RDX, 32, which combines the halves of the value.
+fn likely_reads(kernel: &Kernel) -> Vec<u64> {
     const SHIFT: [u8; 4] = [0x48, 0xc1, 0xe2, 0x20];
     let description = kernel.describe();
     let code = description.sections.iter().filter(|section| section.content == Content::Code);
-    let looks = code.flat_map(|section| {
+    let likely_addresses = code.flat_map(|section| {
         let windows = (section.address..).zip(section.bytes.windows(16));
         windows.filter(|(_, bytes)| bytes.starts_with(&[0x0f, 0x33]) && bytes.windows(4).any(|w| w == SHIFT))
     });
-    looks.map(|(address, _)| address).collect()
+    likely_addresses.map(|(address, _)| address).collect()
 }
 
 fn changed(kernel: &mut Kernel) -> Vec<(u64, Proof)> {
-    let told = kernel.retarget_rdpmc().unwrap_or_else(|error| panic!("{error}"));
-    told.sites.into_iter().map(|site| (site.address, site.proof)).collect()
+    let retargeted = kernel.retarget_rdpmc().unwrap_or_else(|error| panic!("{error}"));
+    retargeted.sites.into_iter().map(|site| (site.address, site.proof)).collect()
 }
 
 #[test]
@@ -174,24 +174,24 @@ fn the_distribution_s_kernels_read_counters_in_one_place_each() {
     for suite in [Suite::Bookworm, Suite::Trixie, Suite::Sid] {
         let image = guest_images::kernel(&cache, suite, &mut Progress::stderr("test")).unwrap().image;
         let mut kernel = on_disk(&image);
-        let look = read_by_the_look(&kernel);
-        assert_eq!(look.len(), 1, "{suite}");
-        assert_eq!(changed(&mut kernel), [(look[0], Proof::Unwind)], "{suite}");
+        let likely = likely_reads(&kernel);
+        assert_eq!(likely.len(), 1, "{suite}");
+        assert_eq!(changed(&mut kernel), [(likely[0], Proof::Unwind)], "{suite}");
         assert_eq!(changed(&mut kernel), [], "{suite}");
     }
 }
 
 #[test]
 #[ignore = "compiles a kernel; `cargo sweep` runs it"]
-fn a_kernel_that_reads_counters_in_several_places_tells_the_same_with_and_without_symbols() {
+fn the_same_rdpmcs_are_changed_with_and_without_symbols() {
     let cache = Cache::open().unwrap();
     let small = guest_images::small_kernel(&cache, &mut Progress::stderr("test")).unwrap();
     let (mut packed, mut with_symbols) = (on_disk(&small.image), on_disk(&small.vmlinux));
-    let look = read_by_the_look(&packed);
-    assert!(look.len() > 1);
-    let told = with_symbols.retarget_rdpmc().unwrap_or_else(|error| panic!("{error}"));
-    assert!(told.sites.iter().any(|site| site.function.as_deref() == Some("x86_perf_event_update")));
-    let by_symbols: Vec<_> = told.sites.iter().map(|site| (site.address, site.proof)).collect();
-    assert_eq!(by_symbols, look.iter().map(|address| (*address, Proof::Function)).collect::<Vec<_>>());
-    assert_eq!(changed(&mut packed), look.iter().map(|at| (*at, Proof::WholeSection)).collect::<Vec<_>>());
+    let likely = likely_reads(&packed);
+    assert!(likely.len() > 1);
+    let retargeted = with_symbols.retarget_rdpmc().unwrap_or_else(|error| panic!("{error}"));
+    assert!(retargeted.sites.iter().any(|site| site.function.as_deref() == Some("x86_perf_event_update")));
+    let by_symbols: Vec<_> = retargeted.sites.iter().map(|site| (site.address, site.proof)).collect();
+    assert_eq!(by_symbols, likely.iter().map(|address| (*address, Proof::Function)).collect::<Vec<_>>());
+    assert_eq!(changed(&mut packed), likely.iter().map(|at| (*at, Proof::WholeSection)).collect::<Vec<_>>());
 }

@@ -20,7 +20,7 @@ fn add(kernel: &mut Kernel) -> Result<Option<Added>, LoadError> {
 }
 
 #[test]
-fn the_distribution_s_kernels_get_code_where_nothing_was_and_a_table_that_leads_to_it() {
+fn the_distribution_s_kernels_get_the_stub_in_padding_and_a_table_that_leads_to_it() {
     let cache = Cache::open().unwrap();
     for suite in [Suite::Bookworm, Suite::Trixie, Suite::Sid] {
         let image = guest_images::kernel(&cache, suite, &mut Progress::stderr("test")).unwrap().image;
@@ -44,7 +44,7 @@ fn the_distribution_s_kernels_get_code_where_nothing_was_and_a_table_that_leads_
 }
 
 #[test]
-fn linux_is_told_to_leave_the_shared_pages_alone() {
+fn linux_reserves_the_shared_pages_as_setup_data() {
     let cache = Cache::open().unwrap();
     let kernel = guest_images::kernel(&cache, Suite::Bookworm, &mut Progress::stderr("test")).unwrap();
     let mut kernel = Kernel::read(&kernel.image).unwrap();
@@ -60,7 +60,7 @@ fn linux_is_told_to_leave_the_shared_pages_alone() {
 }
 
 #[test]
-fn a_kernel_without_such_a_table_stays_as_it_is() {
+fn a_kernel_without_a_table_of_register_functions_stays_unchanged() {
     let mut kernel = read(VMLINUX).unwrap();
     let before = kernel.image.clone();
     assert_eq!(add(&mut kernel).unwrap(), None);
@@ -72,6 +72,6 @@ fn a_kernel_without_such_a_table_stays_as_it_is() {
 }
 
 #[test]
-fn shared_pages_fit_below_what_is_not_ram() {
+fn shared_pages_fit_below_the_bios_data_area() {
     assert!(shared_page(u8::MAX) + Page::STRIDE as u64 <= 0x9_fc00);
 }

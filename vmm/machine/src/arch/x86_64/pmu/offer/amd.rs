@@ -1,17 +1,17 @@
-//! How many counters AMD's PMUs get.
+//! Chooses the version and the number of counters of AMD's PMUs.
 
 use vpmu::model::amd::{K7_COUNTERS, MOST_COUNTERS, Version};
 use vpmu_perf::free_counters;
 
 use super::{Choice, Host, Shown, Unavailable};
 
-/// The one to show, and what to say of it.
+/// Returns the PMU to emulate, and a remark for the user if there is one.
 pub fn shown(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Shown, Option<String>), Unavailable> {
     let free = free_counters(host.pmu, MOST_COUNTERS, &[], MOST_COUNTERS)?.general;
     of(choice, asked, free).map(|(version, remark)| (Shown::Amd(version), remark))
 }
 
-/// That for a host that has so many counters free.
+/// Returns the version for a host with `free` counters, and a remark for the user.
 fn of(choice: Choice, asked: Option<u32>, free: usize) -> Result<(Version, Option<String>), Unavailable> {
     let version = if choice == Choice::AmdLegacy { legacy(asked, free)? } else { newest(asked, free)? };
     let remark = (asked.is_none() && version.counters() < MOST_COUNTERS).then(|| {
@@ -38,7 +38,8 @@ fn newest(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
     }
 }
 
-/// Without PerfMonV2 the number of counters is not told but known: six with the CPUID bit, four without.
+/// Returns the version without PerfMonV2. CPUID then does not report the number of counters: there are six with the
+/// CPUID bit `PerfCtrExtCore`, and four without it.
 fn legacy(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
     let version = match asked {
         None if free >= MOST_COUNTERS => Version::Core,

@@ -1,4 +1,4 @@
-//! How many counters Intel's PMU gets, and which events it says to have.
+//! Chooses the number of counters of Intel's PMU, and the architectural events that CPUID reports.
 
 use std::arch::x86_64::__cpuid;
 use std::fs;
@@ -11,7 +11,7 @@ use vpmu_perf::{Free, exists, free_counters};
 
 use super::{Host, Shown, Unavailable};
 
-/// The one to show, and what to say of it.
+/// Returns the PMU to emulate, and a remark for the user if there is one.
 pub fn shown(
     version: Version,
     choice: &'static str,
@@ -20,8 +20,8 @@ pub fn shown(
     policy: &Policy,
 ) -> Result<(Shown, Option<String>), Unavailable> {
     let wanted = wanted(choice, asked)?;
-    // Fixed counters are as good as general ones for what they count, and cost the guest less. One general counter at least
-    // there must be.
+    // Fixed counters count their events as well as general ones, and with less overhead for the guest. At least one
+    // general counter is required.
     let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MOST_GENERAL))?;
     let shape = of(version, asked, free, absent_events(host) | denied_events(policy))?;
     let remark = (asked.is_none() && watchdog_is_on()).then(|| {
@@ -33,7 +33,7 @@ pub fn shown(
     Ok((Shown::Intel(shape), remark))
 }
 
-/// The number of general counters that was asked for.
+/// Returns the requested number of general counters, or `None` if the user did not request one.
 fn wanted(choice: &'static str, asked: Option<u32>) -> Result<Option<usize>, Unavailable> {
     let Some(asked) = asked else { return Ok(None) };
     match usize::try_from(asked) {
@@ -42,7 +42,7 @@ fn wanted(choice: &'static str, asked: Option<u32>) -> Result<Option<usize>, Una
     }
 }
 
-/// That for a host that has so many counters free.
+/// Returns the PMU's shape for a host with these free counters.
 fn of(version: Version, asked: Option<u32>, free: Free, absent: u32) -> Result<Shape, Unavailable> {
     match asked {
         Some(asked) if usize::try_from(asked).is_ok_and(|asked| asked > free.general) => {
@@ -52,7 +52,7 @@ fn of(version: Version, asked: Option<u32>, free: Free, absent: u32) -> Result<S
     }
 }
 
-/// A bit for each architectural event that the host cannot count.
+/// Returns a bit for each architectural event that the host cannot count.
 fn absent_events(host: Host) -> u32 {
     if host.vendor == Vendor::Intel {
         let leaf = __cpuid(Shape::FUNCTION);
@@ -62,18 +62,20 @@ fn absent_events(host: Host) -> u32 {
     absent_where(|event| exists(host.pmu, translation.event(event)))
 }
 
-/// A bit for each that the policy denies.
+/// Returns a bit for each architectural event that the policy denies.
 fn denied_events(policy: &Policy) -> u32 {
     absent_where(|event| policy.allows(Vendor::Intel, event))
 }
 
-/// What an Intel processor says of itself: bits of EBX mean absence, and those from the number in EAX on mean nothing.
+/// Returns a bit for each architectural event that an Intel processor's leaf 0xa reports as absent. A bit set in EBX
+/// means that the event is absent. EAX has the number of valid bits in EBX, and the events beyond them are absent, too.
 fn absent_of_leaf(eax: u32, ebx: u32) -> u32 {
-    let [.., told] = eax.to_le_bytes();
+    let [.., reported] = eax.to_le_bytes();
     let mut bits = 0..;
-    absent_where(|_| bits.next().is_some_and(|bit| bit < told && ebx & 1 << bit == 0))
+    absent_where(|_| bits.next().is_some_and(|bit| bit < reported && ebx & 1 << bit == 0))
 }
 
+/// Returns a bit for each architectural event for which `is_there` returns false.
 fn absent_where(mut is_there: impl FnMut(u64) -> bool) -> u32 {
     let events = (0..).zip(ARCHITECTURAL_EVENTS);
     events.fold(0, |absent, (bit, event)| absent | u32::from(!is_there(event)) << bit)
@@ -89,7 +91,7 @@ mod tests {
     use vpmu::policy::{Allowed, Tier};
 
     #[test]
-    fn the_guest_gets_the_fixed_counters_that_the_host_holds_beside_the_general_ones() {
+    fn the_guest_gets_the_hosts_free_fixed_counters_beside_the_general_ones() {
         let free = Free { general: 4, fixed: 2 };
         let shape = Shape { version: Version::V5, general: 4, fixed: 2, absent: 0 };
         assert_eq!(of(Version::V5, None, free, 0).unwrap(), shape);
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_the_processor_does_not_tell_of_are_absent() {
+    fn events_that_the_processor_does_not_report_are_absent() {
         assert_eq!(absent_of_leaf(0x0730_0402, 0), 0);
         assert_eq!(absent_of_leaf(0x0730_0402, 0x18), 0x18);
         assert_eq!(absent_of_leaf(0x0530_0402, 0x01), 0x61);
