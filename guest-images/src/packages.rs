@@ -82,8 +82,10 @@ impl Apt {
             .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS));
         write("apt.conf", configuration(&directory, release)?)?;
         write("empty", String::new())?;
-        if !is_recent || fs::read_to_string(&stamp).is_ok_and(|fetched| fetched != wanted) {
+        if !is_recent || fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
             progress.step(format!("fetching the package lists of {release}"));
+            // If the update fails, the lists are of no known archive.
+            let _ = fs::remove_file(&stamp);
             apt.update(&archive, &directory)?;
             write("updated", wanted)?;
         }

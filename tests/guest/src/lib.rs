@@ -34,10 +34,7 @@ pub fn program(name: &str) -> PathBuf {
         let test = env::current_exe().expect("a process can find its program");
         let target = test.ancestors().nth(3).expect("tests are in TARGET/PROFILE/deps");
         for packages in BUILDS {
-            let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            build.args(["build", "--quiet", "--release", "--bins"]).args(packages);
-            let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-            assert!(status.success(), "these programs do not build: {packages:?}");
+            build(&[&["--release", "--bins"], packages].concat());
         }
         target.join("release")
     });
@@ -48,11 +45,16 @@ pub fn program(name: &str) -> PathBuf {
 pub fn example(name: &str) -> PathBuf {
     let test = env::current_exe().expect("a process can find its program");
     let profile = test.ancestors().nth(2).expect("tests are in TARGET/PROFILE/deps");
-    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--quiet", "--package=vpmu", "--example", name]);
-    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-    assert!(status.success(), "the example {name} does not build");
+    build(&["--package=vpmu", "--example", name]);
     profile.join("examples").join(name)
+}
+
+/// Builds a part of the workspace.
+fn build(selection: &[&str]) {
+    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet"]).args(selection);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "does not build: {selection:?}");
 }
 
 /// Returns true if this machine's KVM can be used. If not, prints that the calling test is skipped, and why.

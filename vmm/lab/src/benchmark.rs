@@ -75,6 +75,8 @@ impl Bench {
             self.on.retain(|column| *column != Column::Kvm);
         }
         let plan = self.plan()?;
+        let command = command(env::args().skip(1));
+        self.write.as_ref().map_or(Ok(()), |file| published::check(file, &command))?;
         let tally = beside::program("tally", progress)?;
         let programs = Programs { workload: beside::program("bench-workload", progress)?, tally };
         let figures = if self.here {
@@ -88,7 +90,7 @@ impl Bench {
         let model = Model { exit_ns, user_exit_ns, syscall_ns };
         let tables = bench::table(&plan, &figures, (!self.here).then_some(model));
         match &self.write {
-            Some(file) => published::publish(file, &command(env::args().skip(1)), &tables)?,
+            Some(file) => published::publish(file, &command, &tables)?,
             None => print!("{tables}"),
         }
         Ok(0)

@@ -12,13 +12,22 @@ use std::process::Command;
 
 use crate::{Error, Result};
 
-/// Replaces what a file has between the marks of a command, in all of its places, by what the command printed.
+/// Checks that a file has the marks of a command. Measuring takes minutes, so this is checked first.
+pub fn check(file: &Path, command: &str) -> Result<()> {
+    replaced(file, command, "").map(drop)
+}
+
+/// Replaces what a file has between the marks of a command by what the command printed.
 pub fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
-    let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
     let stamp = format!("`{command}`, {}, commit {}.", date()?, commit(file)?);
-    let replaced = replace(&text, command, &format!("{stamp}\n\n{}\n", printed.trim_end()));
-    let missing = || Error::Command(format!("finding `{}` in {}", begin(command), file.display()));
-    fs::write(file, replaced.ok_or_else(missing)?).map_err(Error::file("write", file))
+    let text = replaced(file, command, &format!("{stamp}\n\n{}\n", printed.trim_end()))?;
+    fs::write(file, text).map_err(Error::file("write", file))
+}
+
+fn replaced(file: &Path, command: &str, content: &str) -> Result<String> {
+    let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
+    let missing = || Error::Command(format!("finding `{}` in {}", begin(command).trim_end(), file.display()));
+    replace(&text, command, content).ok_or_else(missing)
 }
 
 fn begin(command: &str) -> String {
