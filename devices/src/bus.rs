@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::End;
+use crate::end::End;
 
 /// A device with I/O ports. All vCPU threads may call it concurrently.
 pub trait PortDevice: Send + Sync {

@@ -42,7 +42,7 @@ mod nodes;
 mod tests;
 mod wire;
 
-use crate::Access;
+use crate::access::Access;
 
 use attributes::Owner;
 use folders::Entries;

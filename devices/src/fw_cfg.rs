@@ -3,7 +3,8 @@
 
 use std::sync::Mutex;
 
-use crate::{End, PortDevice};
+use crate::bus::PortDevice;
+use crate::end::End;
 
 const SELECTOR: u16 = 0;
 const DATA: u16 = 1;

@@ -1,6 +1,7 @@
 //! Registers that end the virtual machine: power-off, reset, and debug exit.
 
-use crate::{End, PortDevice};
+use crate::bus::PortDevice;
+use crate::end::End;
 
 /// ACPI's sleep control register, followed by the sleep status register (ACPI 6.5, section 4.8.3.7). The only sleeping
 /// state is S5, soft off.

@@ -8,7 +8,9 @@ use vm_superio::Trigger;
 use vm_superio::serial::SerialEvents;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{End, Interrupt, PortDevice};
+use crate::bus::PortDevice;
+use crate::end::End;
+use crate::interrupt::Interrupt;
 
 /// Error while input was passed to the port.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Progress, Result};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
 
 /// Number of entries of a kind that are kept, enough for a few work trees.
 const KEPT: usize = 6;

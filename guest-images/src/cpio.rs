@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, Key};
+use crate::error::{Error, Result};
 use crate::packages::Apt;
+use crate::progress::Progress;
 use crate::release::{Arch, Suite};
-use crate::{Error, Progress, Result};
 
 const PACKAGE: &str = "qemu-user-static";
 

@@ -77,3 +77,6 @@ impl Error {
         move |source| Self::Io { action, path, source }
     }
 }
+
+/// The result of this crate's fallible functions.
+pub type Result<T> = std::result::Result<T, Error>;

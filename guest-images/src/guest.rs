@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
+use crate::error::{Error, Result};
 use crate::image::{self, Unpacked};
 use crate::packages::Apt;
 use crate::payloads::OwnPrograms;
-use crate::{Arch, Error, Progress, Release, Result, Suite, lz4, modules};
+use crate::progress::Progress;
+use crate::release::{Arch, Release, Suite};
+use crate::{lz4, modules};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");

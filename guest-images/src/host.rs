@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 
-use crate::Arch;
+use crate::release::Arch;
 
 /// Message for a RISC-V machine without the hypervisor extension.
 pub const NO_HYPERVISOR_EXTENSION: &str =

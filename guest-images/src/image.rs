@@ -11,7 +11,10 @@ use std::process::Command;
 use crate::cache::Cache;
 use crate::cpio::Archive;
 use crate::emulator::emulator;
-use crate::{Error, Progress, Release, Result, tool};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::release::Release;
+use crate::tool;
 
 /// Library directories of the packages, in addition to those named after the architecture.
 const LIBRARY_DIRECTORIES: [&str; 3] = ["lib64", "usr/lib64", "usr/lib"];

@@ -26,12 +26,9 @@ mod small_kernel;
 pub mod sources;
 mod tool;
 
-pub use error::Error;
+pub use error::{Error, Result};
 pub use guest::{Guest, Kernel, default_guest, guest, guest_of, kernel, stamp};
 pub use progress::Progress;
 pub use release::{Arch, Release, Suite};
 pub use small_kernel::{SmallKernel, small_kernel};
 pub use tool::run as run_tool;
-
-/// The result of this crate's fallible functions.
-pub type Result<T> = std::result::Result<T, Error>;

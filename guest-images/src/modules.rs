@@ -11,7 +11,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use crate::cpio::Archive;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The drivers of the transport and of the devices: console, file system, disk.
 const WANTED: [&str; 4] = ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk"];

@@ -10,9 +10,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::cache::{Cache, Guard};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
 use crate::release::Release;
 use crate::sources::Archive;
-use crate::{Error, Progress, Result, tool};
+use crate::tool;
 
 /// Package lists older than this are updated before they are used.
 const MAX_AGE_OF_LISTS: Duration = Duration::from_hours(1);
@@ -23,7 +25,7 @@ pub struct Package {
     /// The package's name.
     pub name: String,
     /// The name of the `.deb` file.
-    file: String,
+    pub file: String,
     size: u64,
 }
 

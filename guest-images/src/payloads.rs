@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::Arch;
+use crate::release::Arch;
 
 pub mod riscv64;
 #[cfg(target_arch = "x86_64")]

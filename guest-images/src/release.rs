@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Error;
+use crate::error::Error;
 
 /// A release of the distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

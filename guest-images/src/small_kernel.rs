@@ -9,8 +9,11 @@ use std::process::Command;
 use std::thread;
 
 use crate::cache::{Cache, Key};
+use crate::error::{Error, Result};
 use crate::packages::Apt;
-use crate::{Error, Progress, Result, Suite, tool};
+use crate::progress::Progress;
+use crate::release::Suite;
+use crate::tool;
 
 const CONFIG: &str = include_str!("small_kernel.config");
 const SOURCE: &str = "linux-source-6.1";

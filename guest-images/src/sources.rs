@@ -6,7 +6,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Suites by which a Debian archive is recognised.
 const DEBIAN_SUITES: [&str; 9] =

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
 use crate::child::{self, Death};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Number of lines of a failed program's output that an error contains.
 const TAIL_LINES: usize = 6;

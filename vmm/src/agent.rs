@@ -78,8 +78,8 @@ pub struct Agent {
 enum Next {
     /// Wait until something can go on.
     Wait,
-    /// Go on: it has stopped only to let others have their turn.
-    Go,
+    /// Continue: it has stopped only to let others have their turn.
+    Continue,
     End,
 }
 
@@ -130,7 +130,7 @@ impl Agent {
             }
             warn_after = warn_after.filter(|_| self.start.is_some());
             let limit = match next {
-                Next::Go => Some(Duration::ZERO),
+                Next::Continue => Some(Duration::ZERO),
                 _ if ending => Some(ENDING_POLL),
                 _ => warn_after,
             };
@@ -177,7 +177,7 @@ impl Agent {
                 match self.pass_output(console, queues, port) {
                     Passed::All => {}
                     Passed::Blocked => pending = true,
-                    Passed::Turn => (pending, next) = (true, Next::Go),
+                    Passed::Turn => (pending, next) = (true, Next::Continue),
                 }
             }
             let sent = console.give(queues, CONTROL, &self.outgoing);
@@ -189,7 +189,7 @@ impl Agent {
                     !input.waiting().is_empty() && console.has_room(queues, *port)
                 });
             if input || !self.outgoing.is_empty() && console.has_room(queues, CONTROL) {
-                next = Next::Go;
+                next = Next::Continue;
             }
             match self.status {
                 Some(status) if !pending => {
@@ -227,7 +227,7 @@ impl Agent {
             received += count;
             self.decode();
         }
-        Next::Go
+        Next::Continue
     }
 
     fn decode(&mut self) {
@@ -272,12 +272,12 @@ impl Agent {
             return console.close(queues, protocol::STDIN as usize);
         };
         let given = console.give(queues, *port, input.waiting());
-        input.given(given);
+        input.consume(given);
         if input.is_over() {
             console.close(queues, *port);
             self.streams.input = None;
         } else {
-            input.ask(console.has_room(queues, *port));
+            input.set_guest_has_room(console.has_room(queues, *port));
         }
     }
 
@@ -294,7 +294,7 @@ impl Agent {
                 return Passed::All;
             }
             let taken = match &mut sink {
-                Some(sink) => sink.take(bytes),
+                Some(sink) => sink.write(bytes),
                 // Without a sink, the output is lost.
                 None => Ok(bytes.len()),
             };

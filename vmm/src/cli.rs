@@ -52,17 +52,17 @@ pub enum Command {
     Stat(Stat),
     /// Change or print what a running VM's guest may count
     Policy(ChangePolicy),
-    /// Say what this host can do, and how to fix what it cannot
+    /// Check this host's KVM and PMU, and print fixes
     Doctor(Doctor),
-    /// Check that this host's counters count right in guests
-    #[command(hide = !lab::IS_HERE)]
+    /// Check that counters in guests count correctly on this host
+    #[command(hide = !lab::LAB_AVAILABLE)]
     Check(Check),
-    /// Print an event log, or write a note into a running VM's
+    /// Print an event log, or add a note to a running VM's log
     Log(Log),
     /// Use the simulated host, for machines without a PMU or KVM
     #[command(
         disable_help_flag = true,
-        hide = !lab::IS_HERE,
+        hide = !lab::LAB_AVAILABLE,
         after_help = "\
 Examples:
   tally lab --help
@@ -73,10 +73,10 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Measure what the use of counters costs, beside KVM's vPMU
+    /// Benchmark the cost of using counters, compared with KVM's vPMU
     #[command(
         disable_help_flag = true,
-        hide = !lab::IS_HERE,
+        hide = !lab::LAB_AVAILABLE,
         after_help = "\
 `tally bench --help` tells the options.
 
@@ -110,10 +110,10 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 What guests see with --pmu:{pmus}
-Kernel and initrd that are not named are the default guest's. With COMMAND, it
-runs that; its output and status become Tally's. Without, its console is on the
-terminal, and Ctrl-A X ends it. Failures of Tally itself have status 125.
-RUST_LOG=tally::pmu=trace,... shows more messages of parts of Tally.
+--kernel and --initrd default to the default guest's. With COMMAND, the guest
+runs it, and its output and exit status become Tally's. Without COMMAND, the
+terminal is the guest's console; Ctrl-A X ends the VM. If Tally itself fails,
+the exit status is 125. RUST_LOG=tally::pmu=trace,... sets log levels by target.
 
 Examples:
   tally run -- perf stat true
@@ -153,7 +153,7 @@ pub struct Run {
     /// Policy for its counters: see `tally policy`
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
-    /// When others take its counters: report, scale or stop [default: report]
+    /// What to do when a counter loses its hardware: report, scale or stop [default: report]
     #[arg(long, value_name = "HOW", value_parser = on_starvation(), hide_possible_values = true)]
     pub on_starvation: Option<OnStarvation>,
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
@@ -165,7 +165,7 @@ pub struct Run {
     /// Sample COMMAND with perf, and draw a flame graph
     #[arg(long, value_name = "OUT.svg", requires = "command")]
     pub flamegraph: Option<PathBuf>,
-    /// Say what is done and why, and show the console (-vv, -vvv: more)
+    /// Log what Tally does, and show the console (-vv, -vvv: more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
     /// Command that the default guest runs
@@ -215,10 +215,9 @@ fn on_starvation() -> impl TypedValueParser<Value = OnStarvation> {
 /// The options of `tally doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line is a fact: `ok`, `BAD` if it keeps guests or their counters from
-working, or `-` if it is good to know. Commands that mend something stand
-between backticks. The last line says what runs here. The status is 1 if a
-fact is bad.
+Each line is a fact: `ok`; `BAD` if it prevents guests or their counters from
+working; `-` for information. Commands that fix a problem are in backticks. The
+last line is the result. The exit status is 1 if any fact is BAD.
 
 Examples:
   tally doctor
@@ -232,9 +231,9 @@ pub struct Doctor {
 /// The options of `tally check`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Programs whose counts are known run in guests, and what was counted is printed
-beside what is right, to be pasted wherever people compare hosts. The status is
-0 if nothing is wrong, 1 if a count is, and 125 if there is nothing to check.
+Runs programs with known event counts in guests, and prints the measured counts
+next to the expected ones. The exit status is 0 if all counts are correct, 1 if
+one is wrong, and 125 if nothing could be checked.
 
 Examples:
   tally check

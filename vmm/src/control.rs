@@ -1,10 +1,10 @@
 //! A running VM's control socket, a unix socket by which other commands look at the VM and change it: where the sockets
-//! are ([`place`]), the protocol ([`message`]), the server in the VM ([`serve`]) and the clients ([`client`]).
+//! are ([`socket_dir`]), the protocol ([`message`]), the server in the VM ([`serve`]) and the clients ([`client`]).
 
 pub mod client;
 pub mod message;
-mod place;
 mod serve;
+mod socket_dir;
 
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use log::info;
 
 pub use self::serve::Machine;
 
-use self::place::{Place, PlaceError, Socket};
+use self::socket_dir::{Socket, SocketDir, SocketDirError};
 
 /// The socket of this process, while it has one.
 static SOCKET: Mutex<Option<Socket>> = Mutex::new(None);
@@ -33,9 +33,9 @@ impl Control {
     }
 }
 
-fn open(machine: impl Machine) -> Result<(), PlaceError> {
-    let (listener, socket) = Place::own()?.listen(process::id())?;
-    serve::serve(listener, Arc::new(machine)).map_err(PlaceError::Thread)?;
+fn open(machine: impl Machine) -> Result<(), SocketDirError> {
+    let (listener, socket) = SocketDir::own()?.listen(process::id())?;
+    serve::serve(listener, Arc::new(machine)).map_err(SocketDirError::Thread)?;
     *SOCKET.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
     Ok(())
 }

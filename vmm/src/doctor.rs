@@ -45,7 +45,7 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
 }
 
 /// Verdict where no Linux guest runs.
-const NOT_HERE: &str = if lab::IS_HERE {
+const NOT_HERE: &str = if lab::LAB_AVAILABLE {
     "Linux guests run only in the lab: `tally lab run -- perf stat true`"
 } else {
     "no guests run here"
@@ -54,7 +54,7 @@ const NOT_HERE: &str = if lab::IS_HERE {
 const WITHOUT: &str = "Linux guests run here, but without a PMU until what is BAD above is mended";
 /// Where guests have a PMU, after [`WITHOUT`].
 const WITH_ONE: &str =
-    if lab::IS_HERE { "; with one in the lab: `tally lab run -- perf stat true`" } else { "" };
+    if lab::LAB_AVAILABLE { "; with one in the lab: `tally lab run -- perf stat true`" } else { "" };
 
 /// Returns the verdict on these facts.
 fn verdict(facts: &[Fact]) -> Fact {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc::Sender;
 
 use devices::End;
-use tally_machine::Failure;
+use tally_machine::VcpuError;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Why the machine ends.
@@ -14,7 +14,7 @@ pub enum Ending {
     /// The guest has switched itself off, reset itself, or written to the debug exit.
     Guest(End),
     /// A vCPU cannot go on.
-    Failed(Failure),
+    Failed(VcpuError),
     /// The command has ended with this status.
     Command(u8),
     /// The guest's agent has failed, for this reason.

@@ -27,7 +27,7 @@ use vpmu::notice::Notice;
 
 use crate::stderr;
 pub use record::MAX_TEXT;
-use record::{Header, Place, What};
+use record::{Header, Location, What};
 pub use show::{Part, show};
 use write::Writer;
 
@@ -88,14 +88,14 @@ impl EventLog {
     }
 
     /// Logs a message about the counters that the user is shown.
-    pub fn say(&self, text: &str) {
-        self.with(|writer, now| writer.add(now, Place::default(), &What::Said(text)));
+    pub fn message(&self, text: &str) {
+        self.with(|writer, now| writer.add(now, Location::default(), &What::Message(text)));
     }
 
     /// Logs the user's note, and flushes the log.
     pub fn note(&self, text: &str) -> Result<(), Error> {
         self.with(|writer, now| {
-            writer.add(now, Place::default(), &What::Note(text));
+            writer.add(now, Location::default(), &What::Note(text));
             writer.flush(now)
         })
         .map_err(|lost| self.error(lost))
@@ -112,7 +112,7 @@ impl EventLog {
     }
 
     /// Flushes the log before the process ends suddenly, unless it is locked: this thread may hold the lock.
-    pub fn rescue(&self) {
+    pub fn flush_if_unlocked(&self) {
         if let Ok(mut writer) = self.writer.try_lock() {
             let _ = writer.flush(self.now());
         }
@@ -150,11 +150,11 @@ impl VcpuLog {
 
 impl Journal for VcpuLog {
     fn append(&self, rip: u64, entries: &[Entry]) {
-        let place = Place { vcpu: Some(self.vcpu), rip: Some(rip) };
-        let words = |selection| self.pmu.words(selection);
+        let location = Location { vcpu: Some(self.vcpu), rip: Some(rip) };
+        let words = |selection| self.pmu.describe(selection);
         self.log.with(|writer, now| {
             for entry in entries {
-                writer.add(now, place, &what(entry, &words));
+                writer.add(now, location, &what(entry, &words));
             }
         });
     }
@@ -166,7 +166,7 @@ fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
         Entry::Configured { counter, selection: Some(event), interrupts } => {
             What::Configured { counter: number(counter), interrupts, event: words(event) }
         }
-        Entry::Configured { counter, selection: None, .. } => What::Emptied { counter: number(counter) },
+        Entry::Configured { counter, selection: None, .. } => What::Unconfigured { counter: number(counter) },
         Entry::Overflowed { counters, interrupts } => What::Overflowed { counters, interrupts },
         Entry::Noticed(Notice::Starved { counter, selection }) => {
             What::Starved { counter: number(counter), event: words(selection) }
@@ -177,7 +177,7 @@ fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
         Entry::Noticed(Notice::GivenUp { counter, selection, missed }) => {
             What::GivenUp { counter: number(counter), missed, event: words(selection) }
         }
-        Entry::Noticed(ref other) => What::Said(other.to_string()),
+        Entry::Noticed(ref other) => What::Message(other.to_string()),
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
         let log = EventLog::create(&path).unwrap();
         assert_eq!(shown(&path), [""; 0], "it is a log from the first moment on");
         log.note("the experiment begins").unwrap();
-        log.say("RDPMC became RDMSR");
+        log.message("RDPMC became RDMSR");
         assert_eq!(shown(&path), ["note: the experiment begins"]);
         log.flush().unwrap();
         assert_eq!(shown(&path), ["note: the experiment begins", "RDPMC became RDMSR"]);
@@ -225,7 +225,7 @@ mod tests {
         let log = EventLog::create(Path::new("/dev/full")).unwrap();
         let full = "No space left on device (os error 28)";
         for _ in 0..2 {
-            log.say("something");
+            log.message("something");
             let error = log.flush().unwrap_err().to_string();
             assert_eq!(error, format!("/dev/full: the log cannot be written: {full}"));
         }
@@ -235,17 +235,17 @@ mod tests {
 
     #[test]
     fn events_are_named_as_the_guests_perf_does() {
-        use vpmu::event::{Event, Filter, Meaning, Scope};
+        use vpmu::event::{Event, Filter, GenericEvent, Scope};
         let words = |selection: Selection| selection.to_string();
         let selection = Some(Selection {
-            event: Event::Meaning(Meaning::Instructions),
+            event: Event::Generic(GenericEvent::Instructions),
             filter: Filter::User,
             scope: Scope::Guest,
         });
         let configured = what(&Entry::Configured { counter: 3, selection, interrupts: true }, &words);
         assert_eq!(configured.to_string(), "counter 3 counts instructions:u, and interrupts");
-        let emptied = what(&Entry::Configured { counter: 3, selection: None, interrupts: true }, &words);
-        assert_eq!(emptied.to_string(), "counter 3 counts nothing");
+        let unconfigured = what(&Entry::Configured { counter: 3, selection: None, interrupts: true }, &words);
+        assert_eq!(unconfigured.to_string(), "counter 3 counts nothing");
         let told = what(&Entry::Noticed(Notice::RateFloor { period: 10_000, times: 1 }), &words);
         assert!(told.to_string().starts_with("rate floor: "), "{told}");
     }

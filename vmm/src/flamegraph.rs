@@ -2,8 +2,8 @@
 //!
 //! The guest's report is untrusted: it is folded line by line as it arrives, in bounded memory ([`fold()`]).
 
+mod destination;
 mod fold;
-mod place;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,8 +17,8 @@ use inferno::flamegraph::color::MultiPalette;
 use inferno::flamegraph::{self, Options, Palette};
 use log::warn;
 
+use destination::Destination;
 use fold::{Stacks, fold};
-use place::Place;
 
 /// Shell script that runs the command `$@` under perf and sends every sample's stack to the report's port. The status
 /// and all errors are the command's: a missing command is reported as the agent does, one that cannot be run by the
@@ -49,7 +49,7 @@ pub fn wrap(command: &[OsString]) -> Vec<OsString> {
 /// A flame graph that is being made. Unless it is finished, no file is left.
 pub struct FlameGraph {
     path: PathBuf,
-    place: Place,
+    destination: Destination,
     /// Thread that folds the report.
     folding: Option<JoinHandle<io::Result<Stacks>>>,
 }
@@ -57,8 +57,9 @@ pub struct FlameGraph {
 impl FlameGraph {
     /// Prepares a flame graph in this file.
     pub fn new(path: &Path) -> Result<Self> {
-        let place = Place::new(path).with_context(|| format!("--flamegraph {}", path.display()))?;
-        Ok(Self { path: path.to_owned(), place, folding: None })
+        let destination =
+            Destination::new(path).with_context(|| format!("--flamegraph {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), destination, folding: None })
     }
 
     /// Returns the file into which the guest's report goes, and starts the thread that folds it.
@@ -95,7 +96,7 @@ impl FlameGraph {
         options.hash = true;
         let lines: Vec<String> =
             counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
-        self.place
+        self.destination
             .write(|to| flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), to))
             .with_context(|| format!("--flamegraph {}", self.path.display()))
     }

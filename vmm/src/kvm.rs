@@ -24,7 +24,7 @@ pub enum NoKvm {
     Refused(KvmError),
 }
 
-const LAB_NEEDS_NONE: &str = if lab::IS_HERE { "; `tally lab run` needs none" } else { "" };
+const LAB_NEEDS_NONE: &str = if lab::LAB_AVAILABLE { "; `tally lab run` needs none" } else { "" };
 
 /// Opens KVM and checks that a machine with this PMU can run on it.
 pub fn open(pmu: Choice) -> Result<Kvm, NoKvm> {

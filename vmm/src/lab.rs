@@ -13,9 +13,9 @@ use anyhow::{Context, Result, bail};
 const PROGRAM: &str = "tally-lab";
 
 /// True if this architecture has a lab, and programs that `tally check` runs.
-pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
+pub const LAB_AVAILABLE: bool = cfg!(target_arch = "x86_64");
 /// Advice after the reason why Linux does not run here.
-pub const RUNS_IT: &str = if IS_HERE { ": `tally lab run` runs it on a simulated host" } else { "" };
+pub const LAB_HINT: &str = if LAB_AVAILABLE { ": `tally lab run` runs it on a simulated host" } else { "" };
 
 /// Executes `tally-lab` with this subcommand in place of this process. It is looked for beside this program, then in
 /// `PATH`.

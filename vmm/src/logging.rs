@@ -21,7 +21,7 @@ const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
 
 /// Crates whose messages `-v` shows. Those of other crates are shown only if `RUST_LOG` names them: a guest can cause
 /// many of them.
-const OURS: [&str; 4] = ["tally", "vpmu", "devices", "guest_images"];
+const SHOWN_CRATES: [&str; 4] = ["tally", "vpmu", "devices", "guest_images"];
 /// Environment variable that adds messages by target: `tally::pmu=trace,vpmu=debug`.
 pub const VARIABLE: &str = "RUST_LOG";
 
@@ -61,7 +61,7 @@ impl Shown {
             _ => LevelFilter::Trace,
         };
         let mut options = Builder::new();
-        for name in OURS {
+        for name in SHOWN_CRATES {
             options.filter_module(name, level);
         }
         let mut named = Builder::new();
@@ -102,14 +102,14 @@ impl log::Log for Logger {
             stderr::say(&line);
         }
         if let Some(log) = self.log_of(record.metadata()) {
-            log.say(&line);
+            log.message(&line);
         }
     }
 
     /// Flushes the event log before the process ends suddenly.
     fn flush(&self) {
         if let Some(log) = &self.counters {
-            log.rescue();
+            log.flush_if_unlocked();
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
 //!
-//! From the command line ([`cli`]) a run goes through [`run`], which has a machine put together (the crate
-//! `tally_machine`) and waits in the event loop ([`events`]) while the machine's threads run the guest. The other
-//! commands are the operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over
-//! the socket that each has ([`control`]).
+//! From the command line ([`cli`]) a run goes through [`run`], which builds a machine (the crate `tally_machine`) and
+//! waits in the event loop ([`events`]) while the machine's threads run the guest. The other commands are the
+//! operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over the socket that
+//! each has ([`control`]).
 
 mod agent;
 mod arch;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),
     };
-    let result = begin_to_tell(&cli.command).and_then(|log| match &cli.command {
+    let result = init_logging(&cli.command).and_then(|log| match &cli.command {
         Command::Run(options) => run::run(options, log.as_ref()),
         Command::Log(options) => operator::log(options),
         Command::List(options) => stat::list(options),
@@ -65,8 +65,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a run tells goes into its event log, too, if it has one.
-fn begin_to_tell(command: &Command) -> Result<Option<Arc<EventLog>>> {
+/// Opens the event log, if requested, and installs the logger.
+fn init_logging(command: &Command) -> Result<Option<Arc<EventLog>>> {
     let (verbosity, path) = match command {
         Command::Run(options) => (options.verbose, options.pmu_log.as_deref()),
         _ => (0, None),
@@ -78,7 +78,7 @@ fn begin_to_tell(command: &Command) -> Result<Option<Arc<EventLog>>> {
     Ok(log)
 }
 
-/// A mistake of ours, in whichever thread, ends the machine like every other failure: with one line and our status.
+/// Installs a panic hook: a panic in any thread prints one line and exits with FAILURE.
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         terminal::restore();

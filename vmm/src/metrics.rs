@@ -20,7 +20,7 @@ use log::info;
 
 use crate::deadline::{Deadlined, Timed};
 use exposition::{CONTENT_TYPE, Machine};
-use tally_machine::Vcpus;
+use tally_machine::VcpuHandles;
 
 /// Maximum size of a request with its headers; real ones have some hundred bytes.
 const MAX_REQUEST: usize = 8 << 10;
@@ -130,11 +130,11 @@ impl Metrics {
     }
 
     /// Starts the threads that serve until the process ends. The facts are the labels of `tally_machine_info`.
-    pub fn serve(self, facts: Vec<(&'static str, String)>, vcpus: Arc<Vcpus>) -> io::Result<()> {
+    pub fn serve(self, facts: Vec<(&'static str, String)>, vcpus: Arc<VcpuHandles>) -> io::Result<()> {
         let cache = Cache::default();
         let answer = move || {
             cache.get(Instant::now, || {
-                let stands_still = !vcpus.pause.because_of().is_empty();
+                let stands_still = !vcpus.pause.causes().is_empty();
                 exposition::write(Machine { facts: facts.clone(), stands_still, vcpus: vcpus.report() })
             })
         };

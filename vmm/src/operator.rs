@@ -8,7 +8,7 @@ use vpmu::Switch;
 
 use crate::cli::{ChangePolicy, CounterName, Log};
 use crate::control::client;
-use crate::control::message::{Request, Switched};
+use crate::control::message::{CounterSwitch, Request};
 use crate::event_log::{self, Part};
 use crate::policy;
 
@@ -19,7 +19,7 @@ pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     let mut vm = client::find_one(vm)?;
     let off = disable.iter().map(|name| switched(*name, Switch::Off));
     let on = enable.iter().map(|name| switched(*name, Switch::On));
-    let switched: Vec<Switched> = off.chain(on).collect();
+    let switched: Vec<CounterSwitch> = off.chain(on).collect();
     let is_changed = file.is_some() || !settings.is_empty();
     if !switched.is_empty() {
         vm.request(&Request::Switch(switched))?;
@@ -34,8 +34,8 @@ pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn switched(CounterName { vcpu, counter }: CounterName, to: Switch) -> Switched {
-    Switched { vcpu, counter, to }
+fn switched(CounterName { vcpu, counter }: CounterName, to: Switch) -> CounterSwitch {
+    CounterSwitch { vcpu, counter, to }
 }
 
 /// `tally log`: prints a log, writes a note into a running VM's log, or flushes that.

@@ -122,21 +122,24 @@ const KEYS: [Key; 6] = [
         value: "a number of counts, from 1 on",
         read: |key, value| {
             let Value::Number(counts) = value else { return Err(key.wrong()) };
-            NonZeroU64::new(counts).map(Setting::LeastPeriod).ok_or_else(|| key.wrong())
+            NonZeroU64::new(counts).map(Setting::MinPeriod).ok_or_else(|| key.wrong())
         },
-        write: |policy| Some(policy.least_period.to_string()),
+        write: |policy| Some(policy.min_period.to_string()),
     },
     Key {
         name: "max-interrupts-per-second",
         value: "a number from 1 on, or `none`",
         read: |key, value| {
-            let most = match value {
-                Value::Number(most) => u32::try_from(most).ok().and_then(NonZeroU32::new).map(Some),
+            let max = match value {
+                Value::Number(max) => u32::try_from(max).ok().and_then(NonZeroU32::new).map(Some),
                 Value::Words(words) => (words == [NONE]).then_some(None),
             };
-            most.map(Setting::MostInterrupts).ok_or_else(|| key.wrong())
+            max.map(Setting::MaxInterruptsPerSecond).ok_or_else(|| key.wrong())
         },
-        write: |policy| Some(policy.most_interrupts.map_or(format!("\"{NONE}\""), |most| most.to_string())),
+        write: |policy| {
+            let max = policy.max_interrupts_per_second;
+            Some(max.map_or(format!("\"{NONE}\""), |max| max.to_string()))
+        },
     },
     Key {
         name: "freeze",

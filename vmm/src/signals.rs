@@ -41,12 +41,12 @@ pub struct Signals {
 impl Signals {
     /// Blocks the signals in this thread and those that it starts from now on, and starts the thread that waits for
     /// them.
-    pub fn take() -> io::Result<Self> {
+    pub fn start() -> io::Result<Self> {
         /// The thread calls next to nothing.
         const STACK: usize = 64 << 10;
         let (arrived, mut arrivals) = io::pipe()?;
         rustix::fs::fcntl_setfl(&arrived, OFlags::NONBLOCK)?;
-        hold_back()?;
+        block_events()?;
         let set = set_of(&[events(), vec![end_signal()]].concat());
         // The new thread inherits this blocked signal; here it is unblocked again.
         block(&set_of(&[end_signal()]))?;
@@ -102,18 +102,18 @@ fn events() -> Vec<libc::c_int> {
     EVENTS.into_iter().filter(|signal| !is_ignored(*signal)).collect()
 }
 
-/// Blocks the signals in this thread, and in those that it starts from now on, until [`give_back`].
-pub fn hold_back() -> io::Result<()> {
+/// Blocks the signals in this thread, and in those that it starts from now on, until [`unblock_events`].
+pub fn block_events() -> io::Result<()> {
     block(&set_of(&events())).map(drop)
 }
 
 /// Unblocks the signals, which have their default actions.
-pub fn give_back() -> io::Result<()> {
+pub fn unblock_events() -> io::Result<()> {
     unblock(&set_of(&EVENTS))
 }
 
 /// Ignores SIGXFSZ: a write beyond the limit of a file's size (`ulimit -f`) fails, and does not end the process.
-pub fn outlive_too_large_files() {
+pub fn ignore_sigxfsz() {
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }

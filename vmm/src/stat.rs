@@ -1,5 +1,5 @@
 //! `tally list` and `tally stat`: show running VMs from outside. What is shown is described in [`crate::status`]; this
-//! room renders it.
+//! module renders it.
 
 mod live;
 mod text;
@@ -59,11 +59,11 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
         Some(who) => vec![client::find_one(who)?],
         None => client::find().answering(say)?,
     };
-    // The first look begins the interval of the second.
-    let mut vms = client::some_of(vms.into_iter().map(|mut vm| vm.look().map(|_| vm)), say)?;
+    // The first request begins the interval of the second.
+    let mut vms = client::some_of(vms.into_iter().map(|mut vm| vm.status().map(|_| vm)), say)?;
     if options.json {
         thread::sleep(options.interval);
-        let vms = client::some_of(vms.iter_mut().map(Vm::look), say)?;
+        let vms = client::some_of(vms.iter_mut().map(Vm::status), say)?;
         writeln!(io::stdout(), "{}", serde_json::to_string(&Document { vms })?)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -117,7 +117,7 @@ struct Looked {
 /// Looks at all VMs, and removes those that do not answer.
 fn look_at(vms: &mut Vec<Vm>) -> Looked {
     let (mut blocks, mut gone) = (Vec::new(), Vec::new());
-    vms.retain_mut(|vm| match vm.look() {
+    vms.retain_mut(|vm| match vm.status() {
         Ok(status) => {
             blocks.push(text::lines(&status));
             true

@@ -1,4 +1,4 @@
-//! What is told of a running VM: the schema of `tally list` and `tally stat` with `--json`, and of the answers on the
+//! Status of a running VM: the schema of `tally list` and `tally stat` with `--json`, and of the answers on the
 //! VM's control socket. The text of `tally stat` and the metrics are rendered from the same types.
 //!
 //! What a vCPU's own thread reports is [`VcpuReport`]. docs/operations.md lists the fields. Fields may be added; those
@@ -31,7 +31,7 @@ pub struct Summary {
     pub age: f64,
 }
 
-/// A VM at one look of a client's.
+/// A VM at one request of a client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmStatus {
     /// What the VM is.
@@ -39,13 +39,13 @@ pub struct VmStatus {
     pub about: Summary,
     /// vCPUs for whose starved counters the machine stands still; empty while it runs.
     pub paused_by: Vec<u8>,
-    /// Time since the client's last look.
+    /// Time since the client's last request.
     pub interval: f64,
     /// The VM's vCPUs. A vCPU that has ended is not among them.
     pub vcpus: Vec<VcpuStatus>,
 }
 
-/// A vCPU at one look of a client's.
+/// A vCPU at one request of a client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuStatus {
     /// What the vCPU's own thread reports.
@@ -53,13 +53,13 @@ pub struct VcpuStatus {
     pub report: VcpuReport,
     /// What KVM counts for the vCPU, by KVM's names.
     pub kvm: Option<BTreeMap<String, u64>>,
-    /// What the vCPU did since the client's last look.
+    /// What the vCPU did since the client's last request.
     pub interval: Interval,
-    /// Counters of the host CPU on which the vCPU ran when that was last examined.
+    /// Counters of the host CPU on which the vCPU ran when that was last probed.
     pub hardware: Option<Hardware>,
 }
 
-/// What a vCPU did since the client's last look.
+/// What a vCPU did since the client's last request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Exits to Tally, by reason.
@@ -87,7 +87,7 @@ pub struct Work {
     pub cycles_counted: f64,
 }
 
-/// Who holds a host CPU's counters. Only the counters for any event are told of.
+/// Who holds a host CPU's counters. General-purpose counters only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
     /// Number of the CPU.

@@ -137,7 +137,7 @@ mod x86_64 {
                 Ok(VcpuExit::X86Rdmsr(exit)) => {
                     match pmu.access(Access::Read(exit.index)) {
                         Outcome::Value(value) => *exit.data = value,
-                        Outcome::Handled | Outcome::Fault | Outcome::NotMine => *exit.error = 1,
+                        Outcome::Handled | Outcome::Fault | Outcome::NotHandled => *exit.error = 1,
                     }
                     Cause::Guest
                 }
@@ -177,7 +177,7 @@ mod x86_64 {
 
         fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, kvm_ioctls::Error> {
             self.0.nmi()?;
-            Ok(Injected::TakenAtOnce)
+            Ok(Injected::AtNextEntry)
         }
     }
 

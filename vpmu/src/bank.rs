@@ -8,6 +8,7 @@
 mod alarm;
 mod alarms;
 mod coalescing;
+mod completed;
 mod counter;
 mod deferral;
 mod floor;
@@ -32,7 +33,7 @@ use crate::source::{Backing, FAR, PolicyEffect, Source};
 use coalescing::Coalescing;
 use counter::Counter;
 use floor::Floor;
-use hardware::{Hardware, Look};
+use hardware::{Hardware, Reading};
 use host_event::HostEvent;
 use record::Record;
 
@@ -59,8 +60,12 @@ pub struct Bank<S: Source> {
     overflowed: u64,
     /// Counters that have stood still since the last call of [`Self::release_idle`].
     idle: u64,
-    /// The policy's least distance between two overflows that interrupt.
-    least_period: u64,
+    /// The policy's minimum distance between two overflows that interrupt.
+    min_period: u64,
+    /// The events that count all retired instructions.
+    instructions: &'static [Event],
+    /// Alarms may be late by instructions that were completed.
+    has_late_alarms: bool,
     floor: Floor,
     coalescing: Coalescing,
     hardware: Hardware,
@@ -83,7 +88,9 @@ impl<S: Source> Bank<S> {
             interrupting: 0,
             overflowed: 0,
             idle: 0,
-            least_period: 1,
+            min_period: 1,
+            instructions: &[],
+            has_late_alarms: false,
             floor: Floor::default(),
             coalescing: Coalescing::default(),
             hardware: Hardware::default(),
@@ -105,17 +112,17 @@ impl<S: Source> Bank<S> {
     pub fn configure(&mut self, counter: usize, selection: Option<Selection>, alarm: Alarm) {
         let interrupts = alarm == Alarm::AtOverflow;
         let before = (self.counters[counter].selection, self.interrupts(counter));
-        self.look_if_running(counter);
+        self.update_if_running(counter);
         if before != (selection, interrupts) {
-            self.counters[counter].put_off = false;
+            self.counters[counter].overflow_delayed = false;
         }
         self.reconfigure(counter, selection, interrupts);
     }
 
-    /// Replaces the host event without the guest seeing it. An overflow that was put off is still reported.
-    pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
+    /// Replaces the host event without the guest seeing it. A delayed overflow is still reported.
+    pub fn replace_event(&mut self, counter: usize, selection: Option<Selection>) {
         if self.counters[counter].selection != selection {
-            self.look_if_running(counter);
+            self.update_if_running(counter);
             self.reconfigure(counter, selection, self.interrupts(counter));
         }
     }
@@ -127,8 +134,8 @@ impl<S: Source> Bank<S> {
         }
         let (stop, start) = (self.running & !running, running & !self.running);
         if stop != 0 {
-            self.look_at(stop);
-            self.stand_still(stop);
+            self.update(stop);
+            self.counters_stopped(stop);
         }
         self.running = running;
         if start != 0 {
@@ -138,7 +145,7 @@ impl<S: Source> Bank<S> {
 
     /// Updates and reads a counter.
     pub fn read(&mut self, counter: usize) -> u64 {
-        self.look_if_running(counter);
+        self.update_if_running(counter);
         self.counters[counter].value
     }
 
@@ -158,7 +165,7 @@ impl<S: Source> Bank<S> {
             self.counters[counter].set(value, mask);
             return;
         }
-        self.look_if_running(counter);
+        self.update_if_running(counter);
         self.counters[counter].set(value, mask);
         if let (Some(index), Some(share)) = (index, &self.counters[counter].share) {
             self.set_alarm(index, share.mark);
@@ -166,18 +173,18 @@ impl<S: Source> Bank<S> {
     }
 
     /// Updates the running counters.
-    pub fn look(&mut self) {
-        self.look_at(self.running);
+    pub fn update_running(&mut self) {
+        self.update(self.running);
     }
 
     /// Updates all counters and looks for expired alarms. An alarm also expires while its counters stand still.
-    pub fn look_at_all(&mut self) {
-        self.look_at(self.all());
+    pub fn update_all(&mut self) {
+        self.update(self.all());
     }
 
     /// Polls for counters that have lost their hardware or got it back.
     pub fn poll(&mut self) {
-        self.look_at_all();
+        self.update_all();
         self.hardware.last_poll = self.source.now();
     }
 
@@ -185,7 +192,7 @@ impl<S: Source> Bank<S> {
     pub fn release_idle(&mut self) {
         let stand_still = self.backed() & !self.running;
         for counter in members(stand_still & self.idle) {
-            debug!("counter {counter} stands still: its hardware is given back");
+            debug!("counter {counter} stands still: released its host event");
             self.release(counter);
         }
         self.idle = stand_still;
@@ -203,8 +210,8 @@ impl<S: Source> Bank<S> {
 
     /// Sets the policy.
     pub fn set_policy(&mut self, policy: &Policy) {
-        self.look_at_all();
-        self.least_period = policy.least_period.get().min(FAR);
+        self.update_all();
+        self.min_period = policy.min_period.get().min(FAR);
         if self.source.set_policy(policy) == PolicyEffect::OnNewBackings {
             members(self.backed()).for_each(|counter| self.release(counter));
             self.resume(self.running);
@@ -230,9 +237,10 @@ impl<S: Source> Bank<S> {
         self.coalescing.not_observed();
     }
 
-    /// Records whether the interrupt of an alarm is taken at the next entry. If not, no alarm waits for the kernel.
-    pub fn interrupt_injected(&mut self, taken_at_next_entry: bool) {
-        if taken_at_next_entry {
+    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if no
+    /// interrupt was injected. If the guest does not take one, no alarm waits for the kernel.
+    pub fn alarm_delivered(&mut self, at_next_entry: bool) {
+        if at_next_entry {
             self.coalescing.interrupted();
         } else {
             self.set_waiting_alarms();
@@ -244,7 +252,7 @@ impl<S: Source> Bank<S> {
         self.coalescing.accessed();
         if !is_updated {
             self.coalescing.alarm_begins();
-            self.look_at_all();
+            self.update_all();
             self.coalescing.alarm_ends();
         }
         self.record.alarm(self.overflows());
@@ -260,11 +268,11 @@ impl<S: Source> Bank<S> {
             if self.events[index].deferred.is_some() {
                 continue;
             }
-            let look = self.count(index);
-            if look.recovered {
-                self.set_alarm_anew(index, look.count);
+            let reading = self.count(index);
+            if reading.recovered {
+                self.replace_alarm(index, reading.count);
             } else {
-                self.set_alarm(index, look.count);
+                self.set_alarm(index, reading.count);
             }
         }
     }
@@ -294,8 +302,8 @@ impl<S: Source> Bank<S> {
     }
 
     /// Adds a notice for the operator. Returns false if it was dropped because there were too many of late.
-    pub fn tell(&mut self, notice: Notice) -> bool {
-        self.record.tell(notice, self.source.now())
+    pub fn add_notice(&mut self, notice: Notice) -> bool {
+        self.record.add_notice(notice, self.source.now())
     }
 
     fn reconfigure(&mut self, counter: usize, selection: Option<Selection>, interrupts: bool) {
@@ -320,37 +328,37 @@ impl<S: Source> Bank<S> {
         self.interrupting & 1 << counter != 0
     }
 
-    fn look_if_running(&mut self, counter: usize) {
+    fn update_if_running(&mut self, counter: usize) {
         if self.runs(counter) {
-            self.look_at(1 << counter);
+            self.update(1 << counter);
         }
     }
 
-    fn look_at(&mut self, counters: u64) {
+    fn update(&mut self, counters: u64) {
         for index in 0..self.events.len() {
             let HostEvent { users, deferred, .. } = &self.events[index];
             if users & counters != 0 && deferred.is_none() {
-                let look = self.count(index);
-                self.take_over(index, &look, counters & self.running);
+                let reading = self.count(index);
+                self.update_event_users(index, &reading, counters & self.running);
             }
         }
     }
 
     /// Updates the given running counters of a host event; all of them if its alarm has expired, so that the next alarm can be set.
     /// Returns true if an alarm was set.
-    fn take_over(&mut self, index: usize, look: &Look, counters: u64) -> bool {
+    fn update_event_users(&mut self, index: usize, reading: &Reading, counters: u64) -> bool {
         let HostEvent { backing, users, alarm, .. } = &self.events[index];
-        let (all, estimated, due) = (users & self.running, backing.estimated(), look.count >= alarm.at);
-        let expiry = due.then(|| self.expire(index, look.count));
+        let (all, estimated, due) = (users & self.running, backing.estimated(), reading.count >= alarm.at);
+        let expiry = due.then(|| self.expire(index, reading.count));
         let these = if due { all } else { all & counters };
         let interrupts =
-            members(these).fold(false, |any, counter| any | self.advance(counter, look.count, estimated));
+            members(these).fold(false, |any, counter| any | self.advance(counter, reading.count, estimated));
         if let Some(expiry) = expiry {
-            self.renew_alarm(index, look.count, expiry, interrupts);
-        } else if look.recovered {
-            self.set_alarm_anew(index, look.count);
+            self.renew_alarm(index, reading.count, expiry, interrupts);
+        } else if reading.recovered {
+            self.replace_alarm(index, reading.count);
         }
-        due || look.recovered
+        due || reading.recovered
     }
 
     /// Adds what was counted while a counter ran. Returns true if it has overflowed and interrupts.
@@ -360,18 +368,20 @@ impl<S: Source> Bank<S> {
         let this = &mut self.counters[counter];
         let at = this.share.as_ref().map_or(u64::MAX, |share| share.overflow);
         let has_overflowed = this.advance(count, estimated, mask);
-        if !has_overflowed && !this.put_off {
+        if !has_overflowed && !this.overflow_delayed {
             return false;
         }
         let Some(share) = &mut this.share else { return false };
         self.record.statistics.clamps += u64::from(has_overflowed && interrupts && at < share.earliest);
-        let is_told = count >= share.earliest || !interrupts;
-        this.put_off = !is_told;
-        if is_told {
+        let is_reported = count >= share.earliest || !interrupts;
+        this.overflow_delayed = !is_reported;
+        if is_reported {
             this.overflows += 1;
-            share.earliest = count.saturating_add(self.least_period);
+            // An overflow that does not interrupt may be found late.
+            let reported = if interrupts { count } else { at.min(count) };
+            share.earliest = reported.saturating_add(self.min_period);
             self.overflowed |= 1 << counter;
         }
-        is_told && interrupts
+        is_reported && interrupts
     }
 }

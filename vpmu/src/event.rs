@@ -12,7 +12,7 @@ pub enum Event {
     /// An encoding of the host's PMU: the guest has the same vendor's PMU, and its encoding is passed through.
     Raw(u64),
     /// An event that Linux has a name for. The host's kernel finds its PMU's encoding.
-    Meaning(Meaning),
+    Generic(GenericEvent),
     /// An event that this host cannot count.
     Absent {
         /// The guest's encoding.
@@ -34,7 +34,7 @@ pub enum Event {
 /// The first five count the same on all processors. Which caches the others are about, and what a stall is, depends on
 /// the processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Meaning {
+pub enum GenericEvent {
     /// Core cycles.
     Cycles,
     /// Cycles of a clock with a constant rate, while the core is not halted.
@@ -103,7 +103,7 @@ pub struct Selection {
     pub scope: Scope,
 }
 
-impl Meaning {
+impl GenericEvent {
     /// Returns the name that `perf` prints.
     pub fn name(self) -> &'static str {
         match self {
@@ -133,7 +133,7 @@ impl Meaning {
     }
 }
 
-impl fmt::Display for Meaning {
+impl fmt::Display for GenericEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -146,7 +146,7 @@ impl fmt::Display for Selection {
             Event::Raw(code) | Event::Absent { code, .. } | Event::Denied { code, .. } => {
                 write!(f, "r{code:x}")?;
             }
-            Event::Meaning(meaning) => write!(f, "{meaning}")?,
+            Event::Generic(generic) => write!(f, "{generic}")?,
         }
         f.write_str(match self.filter {
             Filter::User => ":u",

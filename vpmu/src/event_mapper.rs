@@ -1,6 +1,6 @@
 //! Maps a guest's event encodings to what the host counts: the event of the same meaning, unless the policy denies it.
 
-use crate::event::{Event, Filter, Meaning, Scope, Selection};
+use crate::event::{Event, Filter, GenericEvent, Scope, Selection};
 use crate::policy::Policy;
 use crate::translation::{self, Translation};
 use crate::x86::Vendor;
@@ -33,10 +33,10 @@ impl EventMapper {
     }
 
     /// Returns what the host counts for a fixed counter.
-    pub fn fixed(&self, meaning: Meaning, filter: Filter) -> Selection {
-        match translation::encoding(self.translation.guest, meaning) {
-            Some(code) => self.unless_denied(code, filter, || Event::Meaning(meaning)),
-            None => Selection { event: Event::Meaning(meaning), filter, scope: Scope::Guest },
+    pub fn fixed(&self, generic: GenericEvent, filter: Filter) -> Selection {
+        match translation::encoding(self.translation.guest, generic) {
+            Some(code) => self.unless_denied(code, filter, || Event::Generic(generic)),
+            None => Selection { event: Event::Generic(generic), filter, scope: Scope::Guest },
         }
     }
 

@@ -13,7 +13,7 @@ pub enum Entry {
         counter: usize,
         /// What it counts from now on, if anything.
         selection: Option<Selection>,
-        /// Its overflow interrupts.
+        /// Overflow interrupt enabled.
         interrupts: bool,
     },
     /// Counters have overflowed.
@@ -27,17 +27,17 @@ pub enum Entry {
     Noticed(Notice),
 }
 
-/// The entries that were not taken yet; `None` while no journal is kept.
+/// The entries that were not taken yet; `None` while no entries are recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Journal(Option<Vec<Entry>>);
 
 impl Journal {
-    /// Sets whether entries are kept.
-    pub fn keep(&mut self, kept: bool) {
-        self.0 = kept.then(|| self.0.take().unwrap_or_default());
+    /// Starts or stops recording entries.
+    pub fn enable(&mut self, enabled: bool) {
+        self.0 = enabled.then(|| self.0.take().unwrap_or_default());
     }
 
-    /// Adds an entry, if entries are kept.
+    /// Adds an entry, if entries are recorded.
     pub fn add(&mut self, entry: impl FnOnce() -> Entry) {
         if let Some(entries) = &mut self.0 {
             entries.push(entry());

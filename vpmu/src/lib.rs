@@ -4,7 +4,7 @@
 //! these accesses in user space hands them to a [`VirtualPmu`], one per vCPU, and acts on the [`Outcome`]. After every exit it calls
 //! [`VirtualPmu::after_exit`], which finds overflows, injects interrupts by the VMM's [`Platform`], and sets the next alarm.
 //!
-//! The crate knows neither KVM nor the host's perf events. What counts is a [`source::Source`]: the crate `vpmu-perf` has one that
+//! The crate knows neither KVM nor the host's perf events. Counting is done by a [`source::Source`]: the crate `vpmu-perf` has one that
 //! opens perf events; [`source::script`] has one for tests, whose counts the test decides.
 //!
 //! # PMUs
@@ -38,7 +38,7 @@
 //!
 //!     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
 //!         self.interrupts += 1;
-//!         Ok(Injected::TakenAtOnce)
+//!         Ok(Injected::AtNextEntry)
 //!     }
 //! }
 //!

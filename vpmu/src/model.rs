@@ -8,6 +8,7 @@ mod select;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use crate::event::{Event, GenericEvent};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
@@ -37,6 +38,11 @@ pub(crate) trait Model<S: Source> {
     /// Returns whether an event of the SBI's can be counted.
     fn has_event(&mut self, _index: u64, _data: u64) -> bool {
         false
+    }
+
+    /// Returns the events that count all retired instructions.
+    fn instructions(&self) -> &'static [Event] {
+        &[Event::Generic(GenericEvent::Instructions)]
     }
 
     /// Returns the counters behind the registers.

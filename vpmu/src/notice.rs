@@ -24,7 +24,7 @@ pub(crate) struct Notices {
 
 impl Notices {
     /// Adds a notice. Returns false if it was dropped because there were too many of late.
-    pub fn tell(&mut self, notice: Notice, now: Duration) -> bool {
+    pub fn add(&mut self, notice: Notice, now: Duration) -> bool {
         let pauses = now.saturating_sub(self.since).as_secs() / PAUSE.as_secs();
         if pauses > 0 {
             self.recent = self.recent.saturating_sub(u32::try_from(pauses).unwrap_or(u32::MAX));
@@ -99,10 +99,10 @@ pub enum Notice {
         /// Longest time for which it can have missed counts.
         missed: Duration,
     },
-    /// The whole machine is paused until this vCPU's counters have hardware.
-    StandsStill,
-    /// The machine runs again.
-    GoesOn {
+    /// The VM is paused until this vCPU's counters have hardware.
+    Paused,
+    /// The VM has resumed.
+    Resumed {
         /// Length of the pause.
         after: Duration,
     },
@@ -150,8 +150,8 @@ impl fmt::Display for Notice {
                     "counter {counter} ({selection}) is no longer used, after it missed counts for up to {missed:.3?}"
                 )
             }
-            Self::StandsStill => write!(f, "the machine stands still until its counters have hardware"),
-            Self::GoesOn { after } => write!(f, "the machine goes on, after {after:.3?}"),
+            Self::Paused => write!(f, "the VM is paused until its counters have hardware"),
+            Self::Resumed { after } => write!(f, "the VM has resumed, after {after:.3?}"),
             Self::RateFloor { period, times } => write!(
                 f,
                 "rate floor: the guest's overflows come too fast, periods under {period} are raised to it for some \

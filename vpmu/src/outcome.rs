@@ -1,18 +1,18 @@
-//! What becomes of a register access.
+//! Result of a register access.
 
 use std::fmt;
 
-/// What becomes of a register access.
+/// Result of a register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The write took effect.
     Handled,
-    /// The read gives this.
+    /// Value that the read returns.
     Value(u64),
     /// The access is an error: #GP on x86.
     Fault,
-    /// The register belongs to something else.
-    NotMine,
+    /// Not a register of this PMU.
+    NotHandled,
 }
 
 impl fmt::Display for Outcome {
@@ -21,7 +21,7 @@ impl fmt::Display for Outcome {
             Self::Handled => write!(f, "done"),
             Self::Value(value) => write!(f, "{value:#x}"),
             Self::Fault => write!(f, "a fault"),
-            Self::NotMine => write!(f, "not the PMU's"),
+            Self::NotHandled => write!(f, "not the PMU's"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! One vCPU's virtual PMU: the door of this crate.
+//! One vCPU's virtual PMU: the main type of this crate.
 //!
 //! A VMM does three things with it:
 //! - It hands in each access to a PMU register ([`VirtualPmu::access`]; on RISC-V also [`VirtualPmu::call`]).
-//! - It calls [`VirtualPmu::after_exit`] after every exit, before the guest is entered again. An overflow's whole life is in there:
+//! - It calls [`VirtualPmu::after_exit`] after every exit, before the guest is entered again. It handles an overflow completely:
 //!   the alarm of the host's event, the counters that were due, the interrupt, the freeze, and the next alarm.
 //! - It supplies a [`Platform`], which injects the overflow interrupt.
 
@@ -38,8 +38,8 @@ pub use wake::Wake;
 /// A guest's access to a PMU register: an MSR on x86, a CSR on RISC-V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Reads the register with this number. On x86 this includes RDPMC, which a VMM cannot trap: a kernel whose RDPMC
-    /// instructions were replaced by RDMSR reads a counter by its RDPMC number.
+    /// Reads the register with this number. On x86 this includes RDPMC, for which KVM never exits to user space: a
+    /// kernel whose RDPMCs were replaced by RDMSRs reads a counter by its RDPMC number.
     Read(u32),
     /// Writes a value to the register with this number.
     Write(u32, u64),
@@ -52,10 +52,10 @@ pub enum Cause {
     Guest,
     /// An alarm of the [`Source`] has expired.
     Alarm,
-    /// The timer of [`Next::wake`] has expired, or another thread called the vCPU out of the guest.
-    Call,
-    /// Both of the above.
-    AlarmAndCall,
+    /// The timer of [`Next::wake`] has expired, or another thread kicked the vCPU.
+    Kick,
+    /// An alarm has expired and the vCPU was kicked.
+    AlarmAndKick,
 }
 
 /// What the VMM supplies for [`VirtualPmu::after_exit`].
@@ -68,27 +68,27 @@ pub trait Platform {
     /// `lvt_entry` is the local APIC's LVT entry for overflows, if the guest's kernel keeps a copy of it on its shared page.
     fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Self::Error>;
 
-    /// Returns whether the page that was given to [`VirtualPmu::share_page`] is the one that the guest's kernel uses on this
-    /// vCPU: its address is in R9 when the kernel freezes the counters by an exit.
+    /// Returns whether the guest's kernel uses the page of this vCPU. The stub puts the page's address in R9 before it
+    /// exits to freeze the counters.
     fn uses_shared_page(&mut self) -> bool {
         false
     }
 }
 
-/// What becomes of an injected interrupt.
+/// Whether the guest takes the interrupt at the next entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injected {
     /// The handler is the next thing that the guest executes.
-    TakenAtOnce,
+    AtNextEntry,
     /// The guest takes the interrupt later, or has masked it.
-    Otherwise,
+    Pending,
 }
 
 /// What the VMM has to do before it enters the guest again.
 #[derive(Debug)]
 #[must_use]
 pub struct Next {
-    /// How to set the timer that calls the vCPU out of the guest.
+    /// How to set the timer that kicks the vCPU.
     pub wake: Wake,
     /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
     pub pause: bool,
@@ -98,7 +98,7 @@ pub struct Next {
 
 /// The virtual PMU of one vCPU.
 ///
-/// It must be used on one thread only if its [`Source`] must; perf events of the host do.
+/// It may be moved to another thread only if its [`Source`] may; a source of perf events may not.
 pub struct VirtualPmu<S: Source> {
     model: Box<dyn Model<S>>,
     /// The registers that can be accessed on a shared page, if the PMU has a global control register.
@@ -122,14 +122,16 @@ impl<S: Source + 'static> VirtualPmu<S> {
     /// Creates a PMU of RISC-V's, in its state after reset.
     ///
     /// # Panics
-    /// If there are more than [`riscv::MOST_PROGRAMMABLE`] programmable counters.
+    /// If there are more than [`riscv::MAX_PROGRAMMABLE`] programmable counters.
     pub fn riscv(shape: riscv::Shape, source: S) -> Self {
         Self::new(Box::new(Riscv::new(shape, source)), None)
     }
 }
 
 impl<S: Source> VirtualPmu<S> {
-    fn new(model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
+    fn new(mut model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
+        let instructions = model.instructions();
+        model.unit().set_instructions(instructions);
         Self {
             model,
             page_registers,
@@ -149,9 +151,34 @@ impl<S: Source> VirtualPmu<S> {
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
         match access {
-            Access::Read(register) => self.model.read(register),
-            Access::Write(register, value) => self.model.write(register, value),
+            Access::Read(register) => {
+                let outcome = self.model.read(register);
+                if matches!(outcome, Outcome::Value(_)) {
+                    self.complete(|| false);
+                }
+                outcome
+            }
+            Access::Write(register, value) => {
+                let counted = self.complete(|| false);
+                let outcome = self.model.write(register, value);
+                if outcome != Outcome::Handled {
+                    self.model.unit().take_back(counted);
+                }
+                outcome
+            }
         }
+    }
+
+    /// Counts an instruction of the guest that has exited and that the VMM completes, such as an access to a device. `is_user` says
+    /// whether the guest is in user mode; it is called only if that makes a difference. An access to a PMU register is counted by
+    /// [`Self::access`]: a read after it has read, and a write before it has an effect, so that a write which stops a counter is the
+    /// last instruction that the counter counts.
+    pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
+        self.complete(is_user);
+    }
+
+    fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {
+        self.model.unit().complete(is_user)
     }
 
     /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the exception: its
@@ -169,21 +196,22 @@ impl<S: Source> VirtualPmu<S> {
     /// guest is entered again. If injecting fails, the vCPU must not be entered again.
     pub fn after_exit<P: Platform>(&mut self, cause: Cause, platform: &mut P) -> Result<Next, P::Error> {
         let is_updated = self.apply_page();
-        let (is_alarm, is_call) = match cause {
+        let (is_alarm, is_kick) = match cause {
             Cause::Guest => (false, false),
             Cause::Alarm => (true, false),
-            Cause::Call => (false, true),
-            Cause::AlarmAndCall => (true, true),
+            Cause::Kick => (false, true),
+            Cause::AlarmAndKick => (true, true),
         };
         let unit = self.model.unit();
         if is_alarm {
             unit.alarm(is_updated);
         }
-        if is_call {
+        unit.settle_completed();
+        if is_kick {
             match self.schedule.take(unit.now()) {
                 // The alarm has updated all counters already.
                 Due::Nothing if is_alarm => {}
-                Due::Nothing => unit.look(),
+                Due::Nothing => unit.update_all(),
                 Due::Poll => unit.poll(),
                 Due::PollAndRelease => {
                     unit.poll();
@@ -191,23 +219,23 @@ impl<S: Source> VirtualPmu<S> {
                 }
             }
         }
-        let mut is_taken_at_once = false;
+        let mut at_next_entry = false;
         if unit.take_interrupt() {
-            trace!("is interrupted: a counter has overflowed");
+            trace!("overflow interrupt: injecting");
             let lvt_entry = self.page.as_mut().and_then(SharedPage::lvt_entry);
-            is_taken_at_once = platform.inject(lvt_entry)? == Injected::TakenAtOnce;
+            at_next_entry = platform.inject(lvt_entry)? == Injected::AtNextEntry;
         }
         if is_alarm {
-            unit.interrupt_injected(is_taken_at_once);
+            unit.alarm_delivered(at_next_entry);
         }
         let wake = self.schedule.plan(unit);
         let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
         let notices = unit.take_notices();
         if let Some(page) = &mut self.page {
-            if is_alarm && is_taken_at_once {
-                page.offer(&mut *self.model);
+            if is_alarm && at_next_entry {
+                page.activate_in_handler(&mut *self.model);
             }
-            page.activate(&mut *self.model, || platform.uses_shared_page());
+            page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
         Ok(Next { wake, pause, notices })
     }
@@ -220,9 +248,9 @@ impl<S: Source> VirtualPmu<S> {
     }
 
     /// Enables or disables a counter for the guest. Returns false if there is no such counter.
-    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+    pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
         self.withdraw_page();
-        self.model.unit().switch(counter, to)
+        self.model.unit().set_counter_switch(counter, to)
     }
 
     /// Reports the counters and what was done for them. Events are named in the guest's terms.
@@ -230,28 +258,28 @@ impl<S: Source> VirtualPmu<S> {
         self.model.report()
     }
 
-    /// Records that the vCPU pauses from now on: its counters miss nothing.
+    /// Records that the vCPU is paused: the pause does not count as starvation.
     pub fn paused(&mut self) {
-        self.model.unit().stands_still();
+        self.model.unit().vm_paused();
     }
 
     /// Returns true if the policy no longer demands that the machine pauses.
     pub fn may_resume(&mut self) -> bool {
-        self.on_starvation != OnStarvation::Stop || self.model.unit().has_hardware_again()
+        self.on_starvation != OnStarvation::Stop || self.model.unit().retry_scheduling()
     }
 
     /// Adds a notice, and takes all notices for the operator.
-    pub fn tell(&mut self, notice: Notice) -> Vec<Notice> {
-        self.model.unit().tell(notice);
+    pub fn add_notice(&mut self, notice: Notice) -> Vec<Notice> {
+        self.model.unit().add_notice(notice);
         self.model.unit().take_notices()
     }
 
-    /// Sets whether a journal is kept, for [`Self::take_journal`].
-    pub fn keep_journal(&mut self, kept: bool) {
-        self.model.unit().keep_journal(kept);
+    /// Starts or stops recording journal entries, for [`Self::take_journal`].
+    pub fn enable_journal(&mut self, enabled: bool) {
+        self.model.unit().enable_journal(enabled);
     }
 
-    /// Takes the journal's entries since the last call, if a journal is kept.
+    /// Takes the journal's entries since the last call, if entries are recorded.
     pub fn take_journal(&mut self) -> Vec<Entry> {
         self.model.unit().take_entries()
     }

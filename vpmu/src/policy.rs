@@ -4,7 +4,7 @@
 //! them; a denied event behaves as on a processor that does not have the event. A policy may change at any time.
 
 mod change;
-mod meaning;
+mod generic;
 mod reach;
 mod rule;
 mod suggestion;
@@ -30,10 +30,12 @@ pub use suggestion::suggestion;
 pub struct Policy {
     /// The events that may be counted.
     pub allowed: Allowed,
-    /// Least number of counts between two interrupts of a counter.
-    pub least_period: NonZeroU64,
+    /// Minimum number of counts between two interrupts of a counter.
+    #[serde(rename = "least_period")]
+    pub min_period: NonZeroU64,
     /// Maximum number of interrupts of a vCPU's counters in a second, if it is limited.
-    pub most_interrupts: Option<NonZeroU32>,
+    #[serde(rename = "most_interrupts")]
+    pub max_interrupts_per_second: Option<NonZeroU32>,
     /// When counters count.
     pub freeze: Freeze,
     /// What is done about a counter without hardware.
@@ -81,8 +83,8 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             allowed: Allowed::Tier(Tier::Enhanced),
-            least_period: NonZeroU64::MIN,
-            most_interrupts: None,
+            min_period: NonZeroU64::MIN,
+            max_interrupts_per_second: None,
             freeze: Freeze::default(),
             on_starvation: OnStarvation::default(),
         }
@@ -107,13 +109,13 @@ impl Policy {
         }
     }
 
-    /// Returns the names of its rules that are no event of this vendor's PMU.
-    pub fn names_without_meaning(&self, vendor: Vendor) -> impl Iterator<Item = Name> {
+    /// Returns the names in its rules of which this vendor's PMU has no event.
+    pub fn unknown_event_names(&self, vendor: Vendor) -> impl Iterator<Item = Name> {
         let rules = match &self.allowed {
             Allowed::Tier(_) => &[],
             Allowed::These(rules) => rules.as_slice(),
         };
-        rules.iter().filter_map(move |rule| rule.name_without_meaning(vendor))
+        rules.iter().filter_map(move |rule| rule.unknown_event_name(vendor))
     }
 }
 

@@ -30,9 +30,9 @@ pub struct CounterReport {
     pub hardware: Option<u32>,
     /// Number of overflows.
     pub overflows: u64,
-    /// For how long the backing event was to count; none if there is no backing event.
+    /// perf's enabled time of the backing event; none if there is no backing event.
     pub enabled: Option<f64>,
-    /// For how long the backing event did count.
+    /// perf's running time of it.
     pub running: Option<f64>,
     /// Number of times that the counter was starved: without hardware while it should count.
     pub starvations: u64,
@@ -65,9 +65,9 @@ pub enum State {
 pub struct BackingReport {
     /// Host counter on which the event counts, while it is on one.
     pub hardware: Option<u32>,
-    /// For how long the event was to count, in nanoseconds.
+    /// perf's enabled time of the event, in nanoseconds.
     pub enabled_ns: u64,
-    /// For how long the event did count, in nanoseconds.
+    /// perf's running time of the event, in nanoseconds.
     pub running_ns: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct BackingReport {
 pub struct Statistics {
     /// Overflows of all counters.
     pub overflows: u64,
-    /// Interrupts that the PMU asked for.
+    /// Interrupts that the PMU raised.
     pub interrupts: u64,
     /// Interrupts that the policy's cap has delayed.
     pub withheld: u64,

@@ -14,7 +14,7 @@
 //! program counted until its next exit.
 //!
 //! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). At each freeze that leaves the guest it
-//! sets [`Page::passed`]; a kernel without the code never does, and nothing changes for it. The VMM uses the memory as a shared
+//! sets [`Page::freezing`]; a kernel without the code never does, and nothing changes for it. The VMM uses the memory as a shared
 //! page once the code has set that word and both ends of the page are as the VMM left them. That is a safeguard against a
 //! kernel that was loaded later, not a proof. Nothing that a guest writes on its page can do more than its register writes
 //! could.
@@ -25,9 +25,9 @@
 use std::sync::atomic::AtomicU64;
 
 /// Maximum number of registers on the page; the status has the slot after them.
-pub const MOST_SLOTS: usize = 23;
-/// Value of [`Page::passed`] that the stub writes.
-pub const PASSED: u64 = u64::from_le_bytes(*b"passing!");
+pub const MAX_SLOTS: usize = 23;
+/// Value of [`Page::freezing`] that the stub writes.
+pub const FREEZING: u64 = u64::from_le_bytes(*b"passing!");
 /// Value of [`Page::active`] while accesses may be made on the page.
 pub const ACTIVE: u64 = u64::from_le_bytes(*b"on page!");
 /// Value of [`Page::active`] while accesses may be made from the next freeze on, which itself needs no exit.
@@ -43,8 +43,8 @@ pub const IDLE: u64 = u64::from_le_bytes(*b"not now!");
 pub struct Page {
     /// [`ACTIVE`], [`OFFERED`], [`THAWED`] or [`IDLE`]; anything else before the first use.
     pub active: AtomicU64,
-    /// Set to [`PASSED`] by the stub when it is about to freeze all counters by an exit.
-    pub passed: AtomicU64,
+    /// Set to [`FREEZING`] by the stub when it is about to freeze all counters by an exit.
+    pub freezing: AtomicU64,
     /// A bit for each slot that was written.
     pub dirty: AtomicU64,
     /// Bits written to the register that clears the status.
@@ -52,17 +52,17 @@ pub struct Page {
     /// Value that thaws the counters without an exit when it is written to the control register, or 0.
     pub thaw: AtomicU64,
     /// Nonzero if a write since the freeze requires the thaw to exit.
-    pub matters: AtomicU64,
+    pub thaw_must_exit: AtomicU64,
     /// Value that the kernel last wrote to its APIC's LVT entry for overflows; noted before the write.
-    pub entry: AtomicU64,
+    pub lvt_entry: AtomicU64,
     /// Value last written to each register.
-    pub written: [AtomicU64; MOST_SLOTS + 1],
+    pub written: [AtomicU64; MAX_SLOTS + 1],
     /// Value that a read of each register returns; the last slot is the status.
-    pub shown: [AtomicU64; MOST_SLOTS + 1],
+    pub shown: [AtomicU64; MAX_SLOTS + 1],
     /// First and last value that can be written to each register without a thaw that exits.
-    pub free: [[AtomicU64; 2]; MOST_SLOTS],
+    pub no_exit_range: [[AtomicU64; 2]; MAX_SLOTS],
     /// [`IDLE`] since the first use. Anything else means that another kernel uses the memory.
-    pub end: AtomicU64,
+    pub tail_guard: AtomicU64,
 }
 
 impl Page {
@@ -78,9 +78,9 @@ pub struct Slot {
     /// The register's number.
     pub register: u32,
     /// Bits that can be written without a fault and without an immediate effect.
-    pub accepts: u64,
+    pub write_mask: u64,
     /// Bits that a read returns after a write.
-    pub keeps: u64,
+    pub read_mask: u64,
     /// The counter whose value the register is, if it is a counter's.
     pub counter: Option<usize>,
 }

@@ -6,7 +6,7 @@
 //! difference remains: AMD's branches include interrupts and exceptions. Linux uses that event for `branches` on AMD
 //! all the same.
 
-use crate::event::{Event, Meaning, Selection};
+use crate::event::{Event, GenericEvent, Selection};
 use crate::tier::Tier;
 use crate::x86::Vendor;
 
@@ -21,7 +21,7 @@ struct Row {
     /// AMD's encodings: unit mask and event. Bits 11..8 of the event are bits 35..32 here, as in the register.
     amd: &'static [u64],
     /// The event that a host of the other vendor counts for it, if both vendors have it.
-    meaning: Option<Meaning>,
+    generic: Option<GenericEvent>,
     /// The lowest tier that has it.
     tier: Tier,
     /// What it measures.
@@ -44,33 +44,33 @@ use Tier::{Architectural, Enhanced, Standard};
 /// AMD's are those that Linux has for families 0x17 to 0x1a (arch/x86/events/amd/core.c); the PPRs describe them.
 #[rustfmt::skip]
 const TABLE: [Row; 21] = [
-    Row { name: "cycles",                              perf: &["cycles", "cpu-cycles"],                             intel: &[0x003c], amd: &[0x0076],         meaning: Some(Meaning::Cycles),          tier: Architectural, measures: Time },
-    Row { name: "instructions",                        perf: &["instructions"],                                     intel: &[0x00c0], amd: &[0x00c0],         meaning: Some(Meaning::Instructions),    tier: Architectural, measures: Work },
+    Row { name: "cycles",                              perf: &["cycles", "cpu-cycles"],                             intel: &[0x003c], amd: &[0x0076],         generic: Some(GenericEvent::Cycles),          tier: Architectural, measures: Time },
+    Row { name: "instructions",                        perf: &["instructions"],                                     intel: &[0x00c0], amd: &[0x00c0],         generic: Some(GenericEvent::Instructions),    tier: Architectural, measures: Work },
     // Counts at the rate of the bus or crystal clock. AMD's event counts at the rate of the TSC, as Intel's fixed
     // counter 2 does.
-    Row { name: "bus-cycles",                          perf: &["bus-cycles"],                                       intel: &[0x013c], amd: &[],               meaning: None,                           tier: Architectural, measures: Time },
+    Row { name: "bus-cycles",                          perf: &["bus-cycles"],                                       intel: &[0x013c], amd: &[],               generic: None,                                tier: Architectural, measures: Time },
     // AMD's core counters do not count last-level cache accesses. AMD's events of these names are about the L2 cache.
-    Row { name: "LLC references",                      perf: &["cache-references"],                                 intel: &[0x4f2e], amd: &[],               meaning: None,                           tier: Enhanced,      measures: Work },
-    Row { name: "LLC misses",                          perf: &["cache-misses"],                                     intel: &[0x412e], amd: &[],               meaning: None,                           tier: Enhanced,      measures: Work },
-    Row { name: "branches",                            perf: &["branches", "branch-instructions", "branch-loads"],  intel: &[0x00c4], amd: &[0x00c2],         meaning: Some(Meaning::Branches),        tier: Architectural, measures: Work },
-    Row { name: "branch-misses",                       perf: &["branch-misses", "branch-load-misses"],              intel: &[0x00c5], amd: &[0x00c3],         meaning: Some(Meaning::BranchMisses),    tier: Architectural, measures: Work },
+    Row { name: "LLC references",                      perf: &["cache-references"],                                 intel: &[0x4f2e], amd: &[],               generic: None,                                tier: Enhanced,      measures: Work },
+    Row { name: "LLC misses",                          perf: &["cache-misses"],                                     intel: &[0x412e], amd: &[],               generic: None,                                tier: Enhanced,      measures: Work },
+    Row { name: "branches",                            perf: &["branches", "branch-instructions", "branch-loads"],  intel: &[0x00c4], amd: &[0x00c2],         generic: Some(GenericEvent::Branches),        tier: Architectural, measures: Work },
+    Row { name: "branch-misses",                       perf: &["branch-misses", "branch-load-misses"],              intel: &[0x00c5], amd: &[0x00c3],         generic: Some(GenericEvent::BranchMisses),    tier: Architectural, measures: Work },
     // Intel has a fixed counter for this event, and no encoding. 0x0300 is the encoding that Linux uses for the fixed
     // counter.
-    Row { name: "ref-cycles",                          perf: &["ref-cycles"],                                       intel: &[0x0300], amd: &[0x1_0000_0120],  meaning: Some(Meaning::ReferenceCycles), tier: Architectural, measures: Time },
-    Row { name: "cache-references (of the L2 cache)",  perf: &["cache-references"],                                 intel: &[],       amd: &[0xff60],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "cache-misses (of the L2 cache)",      perf: &["cache-misses"],                                     intel: &[],       amd: &[0x0964],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "stalled-cycles-frontend",             perf: &["stalled-cycles-frontend", "idle-cycles-frontend"],  intel: &[],       amd: &[0x0287, 0x00a9], meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "stalled-cycles-backend",              perf: &["stalled-cycles-backend", "idle-cycles-backend"],    intel: &[],       amd: &[0x0187],         meaning: None,                           tier: Standard,      measures: Work },
+    Row { name: "ref-cycles",                          perf: &["ref-cycles"],                                       intel: &[0x0300], amd: &[0x1_0000_0120],  generic: Some(GenericEvent::ReferenceCycles), tier: Architectural, measures: Time },
+    Row { name: "cache-references (of the L2 cache)",  perf: &["cache-references"],                                 intel: &[],       amd: &[0xff60],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "cache-misses (of the L2 cache)",      perf: &["cache-misses"],                                     intel: &[],       amd: &[0x0964],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "stalled-cycles-frontend",             perf: &["stalled-cycles-frontend", "idle-cycles-frontend"],  intel: &[],       amd: &[0x0287, 0x00a9], generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "stalled-cycles-backend",              perf: &["stalled-cycles-backend", "idle-cycles-backend"],    intel: &[],       amd: &[0x0187],         generic: None,                                tier: Standard,      measures: Work },
     // AMD counts accesses, Intel counts load instructions.
-    Row { name: "L1-dcache-loads",                     perf: &["L1-dcache-loads"],                                  intel: &[],       amd: &[0x0040, 0xff29], meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "L1-dcache-load-misses",               perf: &["L1-dcache-load-misses"],                            intel: &[],       amd: &[0xc860, 0xe860], meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "L1-dcache-prefetches",                perf: &["L1-dcache-prefetches"],                             intel: &[],       amd: &[0xff5a],         meaning: None,                           tier: Enhanced,      measures: Work },
-    Row { name: "L1-icache-loads",                     perf: &["L1-icache-loads"],                                  intel: &[],       amd: &[0x0080],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "L1-icache-load-misses",               perf: &["L1-icache-load-misses"],                            intel: &[],       amd: &[0x0081],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "dTLB-loads",                          perf: &["dTLB-loads"],                                       intel: &[],       amd: &[0xff45],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "dTLB-load-misses",                    perf: &["dTLB-load-misses"],                                 intel: &[],       amd: &[0xf045],         meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "iTLB-loads",                          perf: &["iTLB-loads"],                                       intel: &[],       amd: &[0x0084, 0xff84], meaning: None,                           tier: Standard,      measures: Work },
-    Row { name: "iTLB-load-misses",                    perf: &["iTLB-load-misses"],                                 intel: &[],       amd: &[0xff85],         meaning: None,                           tier: Standard,      measures: Work },
+    Row { name: "L1-dcache-loads",                     perf: &["L1-dcache-loads"],                                  intel: &[],       amd: &[0x0040, 0xff29], generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "L1-dcache-load-misses",               perf: &["L1-dcache-load-misses"],                            intel: &[],       amd: &[0xc860, 0xe860], generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "L1-dcache-prefetches",                perf: &["L1-dcache-prefetches"],                             intel: &[],       amd: &[0xff5a],         generic: None,                                tier: Enhanced,      measures: Work },
+    Row { name: "L1-icache-loads",                     perf: &["L1-icache-loads"],                                  intel: &[],       amd: &[0x0080],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "L1-icache-load-misses",               perf: &["L1-icache-load-misses"],                            intel: &[],       amd: &[0x0081],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "dTLB-loads",                          perf: &["dTLB-loads"],                                       intel: &[],       amd: &[0xff45],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "dTLB-load-misses",                    perf: &["dTLB-load-misses"],                                 intel: &[],       amd: &[0xf045],         generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "iTLB-loads",                          perf: &["iTLB-loads"],                                       intel: &[],       amd: &[0x0084, 0xff84], generic: None,                                tier: Standard,      measures: Work },
+    Row { name: "iTLB-load-misses",                    perf: &["iTLB-load-misses"],                                 intel: &[],       amd: &[0xff85],         generic: None,                                tier: Standard,      measures: Work },
 ];
 
 /// The bits of an encoding that are the event and its unit mask. The other bits are the counter mask, invert and edge.
@@ -110,9 +110,9 @@ pub fn is_time(vendor: Vendor, code: u64) -> bool {
     row(vendor, code).is_some_and(|row| row.measures == Time)
 }
 
-/// Returns a vendor's encoding of a meaning, if both vendors have the event.
-pub fn encoding(vendor: Vendor, meaning: Meaning) -> Option<u64> {
-    TABLE.iter().find(|row| row.meaning == Some(meaning))?.encodings(vendor).first().copied()
+/// Returns a vendor's encoding of a generic event, if both vendors have the event.
+pub fn encoding(vendor: Vendor, generic: GenericEvent) -> Option<u64> {
+    TABLE.iter().find(|row| row.generic == Some(generic))?.encodings(vendor).first().copied()
 }
 
 fn row(vendor: Vendor, code: u64) -> Option<&'static Row> {
@@ -135,8 +135,8 @@ impl Translation {
             return Event::Raw(code);
         }
         match row(self.guest, code) {
-            Some(Row { meaning: Some(meaning), .. }) if code & !PLAIN == 0 => Event::Meaning(*meaning),
-            Some(Row { name, meaning: None, .. }) => Event::Absent { code, name },
+            Some(Row { generic: Some(generic), .. }) if code & !PLAIN == 0 => Event::Generic(*generic),
+            Some(Row { name, generic: None, .. }) => Event::Absent { code, name },
             Some(_) => Event::Absent { code, name: "with a threshold or by edges" },
             None => Event::Absent { code, name: "an event of the guest's vendor only" },
         }
@@ -175,15 +175,15 @@ mod tests {
     const AMD_ON_INTEL: Translation = Translation { guest: Vendor::Amd, host: Vendor::Intel };
 
     #[test]
-    fn an_event_of_both_vendors_is_translated_by_its_meaning() {
-        for (intel, amd, meaning) in [
-            (0x003c, 0x0076, Meaning::Cycles),
-            (0x00c0, 0x00c0, Meaning::Instructions),
-            (0x00c4, 0x00c2, Meaning::Branches),
-            (0x00c5, 0x00c3, Meaning::BranchMisses),
+    fn an_event_of_both_vendors_is_translated_as_a_generic_event() {
+        for (intel, amd, generic) in [
+            (0x003c, 0x0076, GenericEvent::Cycles),
+            (0x00c0, 0x00c0, GenericEvent::Instructions),
+            (0x00c4, 0x00c2, GenericEvent::Branches),
+            (0x00c5, 0x00c3, GenericEvent::BranchMisses),
         ] {
-            assert_eq!(INTEL_ON_AMD.event(intel), Event::Meaning(meaning));
-            assert_eq!(AMD_ON_INTEL.event(amd), Event::Meaning(meaning));
+            assert_eq!(INTEL_ON_AMD.event(intel), Event::Generic(generic));
+            assert_eq!(AMD_ON_INTEL.event(amd), Event::Generic(generic));
         }
     }
 
@@ -233,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn an_event_with_a_meaning_is_an_event_of_both_vendors() {
-        for row in TABLE.iter().filter(|row| row.meaning.is_some()) {
+    fn a_generic_event_is_an_event_of_both_vendors() {
+        for row in TABLE.iter().filter(|row| row.generic.is_some()) {
             assert!(!row.intel.is_empty() && !row.amd.is_empty(), "{}", row.name);
         }
     }

@@ -1,4 +1,4 @@
-//! What the PMUs of all vendors do: counters are configured one by one and stopped all at once, a status records which have
+//! The part that all PMU models share: counters are configured one by one and stopped all at once, a status records which have
 //! overflowed, and an overflow interrupts. A register model adds the registers.
 
 mod rate_limiter;
@@ -24,7 +24,7 @@ pub struct CounterConfig {
     pub selection: Option<Selection>,
     /// Its own enable bit. Global control, the freeze and the operator can stop it all the same.
     pub enabled: bool,
-    /// Its overflow interrupts.
+    /// Overflow interrupt enabled.
     pub interrupts: bool,
 }
 
@@ -34,9 +34,9 @@ enum Interrupt {
     /// None is pending.
     None,
     /// One is to be injected.
-    Asked,
+    Pending,
     /// One waits for the rate limiter.
-    Withheld {
+    Throttled {
         /// The counters whose overflow it is for.
         counters: u64,
         /// When it may be injected.
@@ -50,7 +50,7 @@ pub struct Unit<S: Source> {
     configs: Vec<CounterConfig>,
     /// Counters whose own enable bit is set.
     enabled: u64,
-    /// Counters whose overflow interrupts.
+    /// Counters with the overflow interrupt enabled.
     interrupting: u64,
     /// Global control.
     control: u64,
@@ -59,7 +59,7 @@ pub struct Unit<S: Source> {
     interrupt: Interrupt,
     /// Limits the interrupts, if the policy has a limit.
     rate_limiter: Option<RateLimiter>,
-    /// Number of interrupts asked for.
+    /// Number of interrupts raised.
     interrupts: u64,
     /// Number of interrupts that had to wait for the rate limiter.
     withheld: u64,
@@ -113,7 +113,7 @@ impl<S: Source> Unit<S> {
         self.bank.run(self.running() & !(1 << counter));
         self.take_overflows();
         if self.configs[counter] != config {
-            self.no_longer_withhold(1 << counter);
+            self.cancel_throttled(1 << counter);
         }
         self.configs[counter] = config;
         for (set, belongs) in
@@ -132,8 +132,8 @@ impl<S: Source> Unit<S> {
     }
 
     /// Replaces the backing event without the guest seeing it. An interrupt that waits is still injected.
-    pub fn select(&mut self, counter: usize, selection: Option<Selection>) {
-        self.bank.select(counter, selection);
+    pub fn replace_event(&mut self, counter: usize, selection: Option<Selection>) {
+        self.bank.replace_event(counter, selection);
         self.configs[counter].selection = selection;
         self.take_overflows();
     }
@@ -156,7 +156,7 @@ impl<S: Source> Unit<S> {
         self.bank.kernel_accesses();
         self.bank.write(counter, value);
         self.take_overflows();
-        self.no_longer_withhold(1 << counter);
+        self.cancel_throttled(1 << counter);
     }
 
     /// Returns global control.
@@ -185,16 +185,16 @@ impl<S: Source> Unit<S> {
     /// Reads global status, up to date. Counters that stand still were updated when they stopped.
     pub fn status(&mut self) -> u64 {
         self.bank.kernel_accesses();
-        self.look_at_running();
+        self.update_running();
         self.status
     }
 
     /// Clears bits of global status.
     pub fn clear_status(&mut self, counters: u64) {
         self.bank.kernel_accesses();
-        self.look_at_running();
+        self.update_running();
         self.status &= !counters;
-        self.no_longer_withhold(counters);
+        self.cancel_throttled(counters);
     }
 
     /// Sets bits of global status, without an interrupt.
@@ -202,8 +202,8 @@ impl<S: Source> Unit<S> {
         self.status |= counters & self.all();
     }
 
-    /// Sets whether an overflow that interrupts freezes all counters.
-    pub fn freeze_at_interrupts(&mut self, freezes: bool) {
+    /// Sets whether an overflow interrupt freezes all counters.
+    pub fn set_freeze_on_pmi(&mut self, freezes: bool) {
         self.freezes = freezes;
     }
 
@@ -240,14 +240,14 @@ impl<S: Source> Unit<S> {
     }
 
     /// Returns the values that a deferred counter can be written without a request to the host.
-    pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
-        self.bank.free_values(counter)
+    pub fn no_exit_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
+        self.bank.no_exit_values(counter)
     }
 
     /// Sets the policy.
     pub fn set_policy(&mut self, policy: &Policy) {
         self.bank.set_policy(policy);
-        self.rate_limiter = policy.most_interrupts.map(RateLimiter::new);
+        self.rate_limiter = policy.max_interrupts_per_second.map(RateLimiter::new);
         self.take_overflows();
     }
 
@@ -255,6 +255,28 @@ impl<S: Source> Unit<S> {
     pub fn alarm(&mut self, is_updated: bool) {
         self.bank.alarm(is_updated);
         self.take_overflows();
+    }
+
+    /// Sets which events count all retired instructions.
+    pub fn set_instructions(&mut self, instructions: &'static [Event]) {
+        self.bank.set_instructions(instructions);
+    }
+
+    /// Adds an instruction that the VMM completes. See [`Bank::complete`].
+    pub fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {
+        self.bank.complete(is_user)
+    }
+
+    /// Takes back what [`Self::complete`] has just added.
+    pub fn take_back(&mut self, events: u64) {
+        self.bank.take_back(events);
+    }
+
+    /// Finds overflows at instructions that were completed.
+    pub fn settle_completed(&mut self) {
+        if self.bank.settle_completed() {
+            self.take_overflows();
+        }
     }
 
     /// Polls for counters that have lost their hardware or got it back. Called by a timer.
@@ -290,29 +312,30 @@ impl<S: Source> Unit<S> {
 
     /// Takes the pending interrupt. Returns true if one is to be injected.
     pub fn take_interrupt(&mut self) -> bool {
-        if let Interrupt::Withheld { counters, until } = self.interrupt
+        if let Interrupt::Throttled { counters, until } = self.interrupt
             && self.bank.now() >= until
         {
             self.interrupt = Interrupt::None;
-            self.ask_for_interrupt(counters);
+            self.raise_interrupt(counters);
         }
-        let asked = self.interrupt == Interrupt::Asked;
-        if asked {
+        let is_pending = self.interrupt == Interrupt::Pending;
+        if is_pending {
             self.interrupt = Interrupt::None;
         }
-        asked
+        is_pending
     }
 
-    /// Records, after an alarm, whether the injected interrupt is taken at the next entry.
-    pub fn interrupt_injected(&mut self, taken_at_next_entry: bool) {
-        self.bank.interrupt_injected(taken_at_next_entry);
+    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if no
+    /// interrupt was injected.
+    pub fn alarm_delivered(&mut self, at_next_entry: bool) {
+        self.bank.alarm_delivered(at_next_entry);
     }
 
-    /// Returns the time at which the rate limiter lets a withheld interrupt through.
-    pub fn withheld_until(&self) -> Option<Duration> {
+    /// Returns the time at which the rate limiter permits a throttled interrupt.
+    pub fn throttled_until(&self) -> Option<Duration> {
         match self.interrupt {
-            Interrupt::Withheld { until, .. } => Some(until),
-            Interrupt::None | Interrupt::Asked => None,
+            Interrupt::Throttled { until, .. } => Some(until),
+            Interrupt::None | Interrupt::Pending => None,
         }
     }
 
@@ -326,24 +349,24 @@ impl<S: Source> Unit<S> {
         self.bank.take_notices()
     }
 
-    /// Records that the vCPU stands still until the counters have their hardware again.
-    pub fn stands_still(&mut self) {
-        self.bank.stands_still();
+    /// Records that the VM is paused until the counters have their hardware again.
+    pub fn vm_paused(&mut self) {
+        self.bank.vm_paused();
     }
 
     /// Retries scheduling. Returns true once every counter is on hardware.
-    pub fn has_hardware_again(&mut self) -> bool {
-        self.bank.has_hardware_again()
+    pub fn retry_scheduling(&mut self) -> bool {
+        self.bank.retry_scheduling()
     }
 
     /// Adds a notice for the operator.
-    pub fn tell(&mut self, notice: Notice) {
-        self.bank.tell(notice);
+    pub fn add_notice(&mut self, notice: Notice) {
+        self.bank.add_notice(notice);
     }
 
-    /// Sets whether a journal is kept, for [`Self::take_entries`].
-    pub fn keep_journal(&mut self, kept: bool) {
-        self.bank.journal().keep(kept);
+    /// Starts or stops recording journal entries, for [`Self::take_entries`].
+    pub fn enable_journal(&mut self, enabled: bool) {
+        self.bank.journal().enable(enabled);
     }
 
     /// Takes the journal's entries.
@@ -353,7 +376,7 @@ impl<S: Source> Unit<S> {
 
     /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a disabled
     /// counter is released like that of any counter that stands still.
-    pub fn switch(&mut self, counter: usize, to: Switch) -> bool {
+    pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
         if counter >= self.bank.size() {
             return false;
         }
@@ -379,13 +402,13 @@ impl<S: Source> Unit<S> {
     }
 
     /// Updates all counters, and looks for expired alarms.
-    pub fn look(&mut self) {
-        self.bank.look_at_all();
+    pub fn update_all(&mut self) {
+        self.bank.update_all();
         self.take_overflows();
     }
 
-    fn look_at_running(&mut self) {
-        self.bank.look();
+    fn update_running(&mut self) {
+        self.bank.update_running();
         self.take_overflows();
     }
 
@@ -399,7 +422,7 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Sets the status for new overflows, and asks for an interrupt if one of these counters interrupts.
+    /// Sets the status for new overflows, and raises an interrupt if one of these counters interrupts.
     fn take_overflows(&mut self) {
         let overflowed = self.bank.take_overflowed();
         if overflowed == 0 {
@@ -408,7 +431,7 @@ impl<S: Source> Unit<S> {
         let counters = overflowed & self.interrupting;
         self.note_overflows(overflowed, counters != 0);
         if counters != 0 {
-            self.ask_for_interrupt(counters);
+            self.raise_interrupt(counters);
         }
     }
 
@@ -419,12 +442,12 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// Asks for one interrupt for all overflows before it. A withheld interrupt freezes nothing: the guest would not thaw it.
-    fn ask_for_interrupt(&mut self, counters: u64) {
+    /// Raises one interrupt for all overflows before it. A throttled interrupt freezes nothing: the guest would not thaw it.
+    fn raise_interrupt(&mut self, counters: u64) {
         match &mut self.interrupt {
-            Interrupt::Asked => return,
-            Interrupt::Withheld { counters: withheld, .. } => {
-                *withheld |= counters;
+            Interrupt::Pending => return,
+            Interrupt::Throttled { counters: throttled, .. } => {
+                *throttled |= counters;
                 return;
             }
             Interrupt::None => {}
@@ -432,22 +455,22 @@ impl<S: Source> Unit<S> {
         if let Some(limiter) = &mut self.rate_limiter
             && let Err(until) = limiter.take(self.bank.now())
         {
-            self.interrupt = Interrupt::Withheld { counters, until };
+            self.interrupt = Interrupt::Throttled { counters, until };
             self.withheld += 1;
             return;
         }
-        self.interrupt = Interrupt::Asked;
+        self.interrupt = Interrupt::Pending;
         self.interrupts += 1;
         if self.freezes && !self.frozen {
             self.set_frozen(true);
         }
     }
 
-    /// Drops a withheld interrupt for counters that the guest has handled itself.
-    fn no_longer_withhold(&mut self, counters: u64) {
-        if let Interrupt::Withheld { counters: withheld, .. } = &mut self.interrupt {
-            *withheld &= !counters;
-            if *withheld == 0 {
+    /// Drops a throttled interrupt for counters that the guest has handled itself.
+    fn cancel_throttled(&mut self, counters: u64) {
+        if let Interrupt::Throttled { counters: throttled, .. } = &mut self.interrupt {
+            *throttled &= !counters;
+            if *throttled == 0 {
                 self.interrupt = Interrupt::None;
             }
         }

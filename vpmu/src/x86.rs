@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use crate::event::{Event, GenericEvent};
+
 /// The MSRs of PMUs: counters, event selects, global control and sampling. A KVM MSR filter has 16 ranges at most.
 ///
 /// AMD: APM volume 2, section 13.2 and appendix A. Intel: SDM volume 4, table 2-2. Branch records (LBR) are not
@@ -31,13 +33,16 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
     0xc001_1030..=0xc001_103d,
 ];
 
-/// `IA32_DEBUGCTL`. Only [`FREEZE_AT_INTERRUPTS`] belongs to the PMU (SDM volume 4, table 2-2).
+/// The events that count all retired instructions: both vendors' encoding is the same.
+pub const INSTRUCTIONS: [Event; 2] = [Event::Generic(GenericEvent::Instructions), Event::Raw(0xc0)];
+
+/// `IA32_DEBUGCTL`. Only [`FREEZE_PERFMON_ON_PMI`] belongs to the PMU (SDM volume 4, table 2-2).
 pub const DEBUGCTL: u32 = 0x1d9;
 /// `FREEZE_PERFMON_ON_PMI` in [`DEBUGCTL`]: an overflow that interrupts freezes all counters.
-pub const FREEZE_AT_INTERRUPTS: u64 = 1 << 12;
+pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
 /// The local APIC's LVT entry for counter overflows, in x2APIC mode (SDM volume 3, table 12-6).
-pub const OVERFLOW_ENTRY: u32 = 0x834;
+pub const X2APIC_LVTPC: u32 = 0x834;
 
 /// RDPMC numbers that a guest reads with RDMSR: a VMM cannot trap RDPMC, so a kernel's RDPMC instructions can be
 /// changed into RDMSR, which takes the number of the counter in the same register.

@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::message::Name;
-use crate::Access;
+use crate::access::Access;
 
 /// An `O_PATH` descriptor of the shared directory or of an inode in it.
 pub type PathFd = OwnedFd;

@@ -12,7 +12,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_queue::{Reader, Writer};
 
 use super::{Device, Queues};
-use crate::Access;
+use crate::access::Access;
 
 const SECTOR: u64 = 512;
 const QUEUE_SIZE: u16 = 128;

@@ -83,7 +83,7 @@ mod tests {
 
     use super::super::testing::Driver;
     use super::*;
-    use crate::Access;
+    use crate::access::Access;
 
     const LOOKUP: u32 = 1;
     const FORGET: u32 = 2;

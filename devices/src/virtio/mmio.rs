@@ -15,7 +15,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Device, Queues};
-use crate::Interrupt;
+use crate::interrupt::Interrupt;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;

@@ -7,6 +7,7 @@ pub mod model;
 pub mod perf;
 pub mod programs;
 pub mod prometheus;
+pub mod rr;
 pub mod suite;
 pub mod terminal;
 

@@ -24,7 +24,9 @@ pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Workload
 pub use script::{Limit, Plan};
 pub use table::table;
 
-use crate::{Error, HostPmu, Result, Scenario};
+use crate::board::HostPmu;
+use crate::error::{Error, Result};
+use crate::scenario::Scenario;
 
 /// Number of the hypercall with which a guest's program marks the start of its rounds.
 pub const BEGIN: u32 = 0x7a12_0001;

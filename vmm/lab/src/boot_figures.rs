@@ -1,5 +1,6 @@
 //! The cost of a boot from the first `KVM_RUN` to the guest's init, with Tally and with the peer. Kernel, initrd,
-//! command line, console and simulated host are the same.
+//! command line, console and simulated host are the same. Also how many of a guest's instructions KVM completes by
+//! itself, which no counter of the guest's sees.
 
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
@@ -23,10 +24,68 @@ pub struct Figures {
     pub boots: Vec<Boot>,
     /// Resident memory of Tally without the guest's memory.
     pub resident_kib: u64,
+    /// What KVM completes by itself in a boot, and in `perf stat true`.
+    pub completed: [Completed; 2],
+}
+
+/// Instructions of a guest that exit and that KVM completes without user space.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Completed {
+    /// CPUID.
+    pub cpuid: u64,
+    /// HLT.
+    pub halts: u64,
+    /// RDMSR and WRMSR.
+    pub msrs: u64,
+    /// IN and OUT.
+    pub ports: u64,
+}
+
+impl Completed {
+    /// Reads the numbers of [`completed`]: CPUID, HLT, all MSR and port exits, and those that reached user space.
+    fn read(line: &str) -> Option<Self> {
+        let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let [cpuid, halts, msrs, ports, user_reads, user_writes, user_ports] = *numbers else { return None };
+        Some(Self {
+            cpuid,
+            halts,
+            msrs: msrs.checked_sub(user_reads + user_writes)?,
+            ports: ports.checked_sub(user_ports)?,
+        })
+    }
+
+    fn since(self, before: Self) -> Option<Self> {
+        Some(Self {
+            cpuid: self.cpuid.checked_sub(before.cpuid)?,
+            halts: self.halts.checked_sub(before.halts)?,
+            msrs: self.msrs.checked_sub(before.msrs)?,
+            ports: self.ports.checked_sub(before.ports)?,
+        })
+    }
+}
+
+/// Returns a command that runs another, and then prints `completed` and how often KVM's tracepoints were hit
+/// meanwhile: CPUID; the exits of AMD's processors for HLT, MSRs and ports; and the exits to user space for MSRs and
+/// ports.
+fn completed(command: &str) -> String {
+    let exits = [0x78, 0x7c, 0x7b].map(|reason| ("kvm_exit", "exit_reason", reason));
+    // `KVM_EXIT_X86_RDMSR`, `KVM_EXIT_X86_WRMSR`, `KVM_EXIT_IO`.
+    let user_exits = [29, 30, 2].map(|reason| ("kvm_userspace_exit", "reason", reason));
+    let event = |(event, field, reason)| format!(" -e kvm:{event} --filter '{field} == {reason}'");
+    let events = exits.into_iter().chain(user_exits).map(event).collect::<Vec<_>>().concat();
+    format!(
+        "perf stat -x, -o counted -e kvm:kvm_cpuid{events} {command} >console </dev/null\n\
+         awk -F, '$3 ~ /^kvm:/ {{ line = line \" \" $1 }} END {{ print \"completed\" line }}' counted\n"
+    )
 }
 
 /// Kernel arguments with which the init only writes to the debug-exit port, which ends the machine.
 const INIT: &str = "rdinit=/lib/tally/outb -- 0xf4 0";
+
+/// Returns a run of a command in the default guest.
+fn run(command: &str) -> String {
+    format!("./tally run --append cryptomgr.notests -- {command}")
+}
 
 /// Returns the script that counts `KVM_RUN` (0xae80). It prints `boot NAME COUNT BEGIN END` for each monitor, then
 /// `resident KIB`.
@@ -34,6 +93,9 @@ fn script() -> String {
     let line = format!("console=ttyS0 panic=-1 {INIT}");
     let peers: String = [Machine::Microvm, Machine::Default]
         .map(|machine| format!("boot {} {}\n", machine.name(), peer::to_debug_exit(machine, &line)))
+        .concat();
+    let completed: String = [format!("./tally run --append '{INIT}'"), run("true"), run("perf stat true")]
+        .map(|command| completed(&command))
         .concat();
     format!(
         "T=/sys/kernel/tracing
@@ -58,7 +120,7 @@ awk -v size=$((512 * 1024)) '/^Size:/ {{ guest = $2 == size }} /^Rss:/ && !guest
     END {{ print \"resident\", sum }}' /proc/$!/smaps
 kill $!
 wait $!
-true
+{completed}true
 "
     )
 }
@@ -77,7 +139,14 @@ pub fn measure(progress: &mut Progress) -> Result<Figures> {
         text.lines().filter_map(|line| line.strip_prefix("boot ")).map(boot).collect();
     let resident = text.lines().find_map(|line| line.strip_prefix("resident "));
     let unreadable = || Error::Command(format!("the measuring script printed\n{text}"));
+    let completed: Option<Vec<Completed>> =
+        text.lines().filter_map(|line| line.strip_prefix("completed ")).map(Completed::read).collect();
+    let completed = match completed.as_deref() {
+        Some([boot, without, with]) => with.since(*without).map(|perf| [*boot, perf]),
+        _ => None,
+    };
     Ok(Figures {
+        completed: completed.ok_or_else(unreadable)?,
         boots: boots.ok_or_else(unreadable)?,
         resident_kib: resident.and_then(|kib| kib.parse().ok()).ok_or_else(unreadable)?,
     })

@@ -15,7 +15,8 @@ use guest_images::cache::{Cache, Key, remove_folder};
 use guest_images::packages::Apt;
 use guest_images::{Arch, Progress, Suite, child, run_tool};
 
-use crate::{Error, Result, tools};
+use crate::error::{Error, Result};
+use crate::tools;
 
 /// The PMUs' sources, in a directory for each architecture, and the patch with QEMU's calls of them.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cpu_files.rs"));

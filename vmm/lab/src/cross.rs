@@ -15,7 +15,7 @@ use guest_images::cache::{Cache, Key};
 use guest_images::packages::Apt;
 use guest_images::{Arch, Progress, Release, Suite, run_tool};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 const SUITE: Suite = Suite::Trixie;
 /// Packages of this machine's architecture: the compiler, a linker, and the C library for RISC-V.

@@ -122,3 +122,6 @@ impl Error {
         move |source| Self::System { action, source }
     }
 }
+
+/// Result of the lab's functions.
+pub type Result<T> = std::result::Result<T, Error>;

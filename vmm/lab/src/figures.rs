@@ -12,7 +12,8 @@ use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Result, Scenario, published};
 
-use crate::{beside, boot_figures, riscv_figures};
+use crate::boot_figures::{self, Completed};
+use crate::{beside, riscv_figures};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -82,6 +83,13 @@ fn boot(progress: &mut Progress) -> Result<String> {
                 boot.monitor
             ),
             &format!("{}, {:.2} s", boot.exits, boot.seconds),
+        );
+    }
+    for (what, completed) in ["a boot to init", "`perf stat true`"].into_iter().zip(costs.completed) {
+        let Completed { cpuid, halts, msrs, ports } = completed;
+        row(
+            &format!("{what}: instructions that KVM completes by itself: CPUID, HLT, MSRs, ports"),
+            &format!("{cpuid}, {halts}, {msrs}, {ports}"),
         );
     }
     row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));

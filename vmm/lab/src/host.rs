@@ -12,7 +12,7 @@ use guest_images::image::Unpacked;
 use guest_images::packages::Apt;
 use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool, stamp};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 const INIT: &str = include_str!("../host/init");
 const RECIPE: &str = "2";

@@ -36,13 +36,10 @@ use guest_images::{Arch, Progress, Release};
 
 pub use board::HostPmu;
 pub use cores::Core;
-pub use error::Error;
+pub use error::{Error, Result};
 pub use host::default_host;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
-
-/// Result of the lab's functions.
-pub type Result<T> = std::result::Result<T, Error>;
 
 /// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Stores the time that the
 /// first build takes, which cannot be measured again without deleting the cache.

@@ -14,7 +14,7 @@ use guest_images::{Arch, child};
 
 use crate::board::{Board, HostPmu};
 use crate::cpu::LabCpu;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Timeout of a request to QEMU's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);

@@ -25,7 +25,9 @@ pub use per_unit::PerUnit;
 pub use table::{costs, overflow_calls};
 pub use windows::Quantity;
 
-use crate::{Error, Result, Scenario, default_host};
+use crate::error::{Error, Result};
+use crate::host::default_host;
+use crate::scenario::Scenario;
 use windows::Windows;
 
 /// Number of windows of each kind.

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Checks that a file has the marks of a command. Measuring takes minutes, so this is checked first.
 pub fn check(file: &Path, command: &str) -> Result<()> {
@@ -19,7 +19,7 @@ pub fn check(file: &Path, command: &str) -> Result<()> {
 
 /// Replaces what a file has between the marks of a command by what the command printed.
 pub fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
-    let stamp = format!("`{command}`, {}, commit {}.", date()?, commit(file)?);
+    let stamp = format!("```sh\n{command}  # {}, commit {}\n```", date()?, commit(file)?);
     let text = replaced(file, command, &format!("{stamp}\n\n{}\n", printed.trim_end()))?;
     fs::write(file, text).map_err(Error::file("write", file))
 }
@@ -47,14 +47,17 @@ fn date() -> Result<String> {
     output(Command::new("date").args(["--utc", "+%F"]))
 }
 
-/// Returns the commit of the checkout that the file is in, marked if the checkout has changes.
+/// Returns the commit of the checkout that the file is in, marked if anything but the documentation has changed since.
 fn commit(file: &Path) -> Result<String> {
     let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
-    let mut git = Command::new("git");
-    output(
-        git.args(["describe", "--always", "--dirty", "--exclude=*"])
-            .current_dir(directory.unwrap_or(Path::new("."))),
-    )
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.args(arguments).current_dir(directory.unwrap_or(Path::new(".")));
+        git
+    };
+    let commit = output(&mut git(&["rev-parse", "--short", "HEAD"]))?;
+    let changes = output(&mut git(&["diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)docs"]))?;
+    Ok(if changes.is_empty() { commit } else { commit + "-dirty" })
 }
 
 fn output(command: &mut Command) -> Result<String> {

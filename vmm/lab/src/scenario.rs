@@ -17,10 +17,11 @@ use guest_images::{Arch, Progress, Release};
 
 use crate::board::HostPmu;
 use crate::cores::Core;
+use crate::error::{Error, Result};
 use crate::machine::{Machine, Output, Shape};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
-use crate::{Error, Result, cpu, cross, host};
+use crate::{cpu, cross, host};
 
 /// Number of the console's last lines that an error message has.
 const CONSOLE_LINES: usize = 50;
@@ -243,7 +244,7 @@ impl Scenario {
     /// Turns off the lookup of kernel symbols if the host hangs. The scenario that reads the symbols needs that, as it
     /// would start itself again.
     #[must_use]
-    pub(crate) fn without_symbols(mut self) -> Self {
+    fn without_symbols(mut self) -> Self {
         self.finds_symbols = false;
         self
     }
@@ -319,7 +320,11 @@ impl Scenario {
             Place::Processes(text) => return text,
             Place::Unknown => "unknown".to_owned(),
             Place::Address(address) => {
-                let symbols = self.finds_symbols.then(|| Symbols::of_host(self.host, progress));
+                let read = |progress: &mut Progress| {
+                    let scenario = Scenario::new("cat /proc/kallsyms").host(self.host).without_symbols();
+                    Ok(scenario.run(progress)?.stdout)
+                };
+                let symbols = self.finds_symbols.then(|| Symbols::of_host(self.host, progress, read));
                 let name = symbols.and_then(Result::ok).and_then(|symbols| symbols.name(address));
                 format!("{address:#x} {}", name.unwrap_or_default())
             }

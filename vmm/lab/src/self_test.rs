@@ -11,13 +11,14 @@ use std::fmt::Write;
 
 use guest_images::{Progress, Suite};
 
+use crate::error::{Error, Result};
 use crate::peer::{self, Machine};
 use crate::programs::{
     GUEST_EXITS_CPUID, GUEST_EXITS_INJECTED, GUEST_EXITS_INTERRUPTS, GUEST_EXITS_MSR, GUEST_EXITS_ROM,
     GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LOOP, LOOP_BRANCHES,
     LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
 };
-use crate::{Error, Result, Scenario};
+use crate::scenario::Scenario;
 
 pub use riscv64::{in_a_guest as in_a_riscv_guest, on_the_host as on_the_riscv_host};
 

@@ -8,14 +8,20 @@ use std::fs;
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Release};
 
-use crate::{Error, Result, Scenario, host};
+use crate::error::{Error, Result};
+use crate::host;
 
 /// The kernel's symbols, sorted by address.
 pub struct Symbols(Vec<(u64, String)>);
 
 impl Symbols {
-    /// Returns the symbols of the host with the kernel of a release.
-    pub fn of_host(release: Release, progress: &mut Progress) -> Result<Self> {
+    /// Returns the symbols of the host with the kernel of a release. If they are not in the cache, `read` reads the host's
+    /// `/proc/kallsyms`.
+    pub fn of_host(
+        release: Release,
+        progress: &mut Progress,
+        read: impl FnOnce(&mut Progress) -> Result<Vec<u8>>,
+    ) -> Result<Self> {
         let cache = Cache::open()?;
         let image = host::build(&cache, release, progress)?;
         let identity = image.initrd.as_os_str().as_encoded_bytes();
@@ -23,11 +29,8 @@ impl Symbols {
             .with(identity)
             .with(image.kernel.as_os_str().as_encoded_bytes());
         let entry = cache.entry(&key, progress, |progress, entry| {
-            let scenario = Scenario::new("cat /proc/kallsyms").host(release);
-            let scenario = scenario.without_symbols();
-            let symbols = scenario.run(progress)?.stdout;
             let path = entry.join("kallsyms");
-            fs::write(&path, symbols).map_err(Error::file("write", path))
+            fs::write(&path, read(progress)?).map_err(Error::file("write", path))
         })?;
         let path = entry.join("kallsyms");
         Ok(Self::parse(&fs::read_to_string(&path).map_err(Error::file("read", path))?))

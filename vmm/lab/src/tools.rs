@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use guest_images::{Progress, run_tool};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Packages that compile the lab CPU.
 pub const COMPILING: [&str; 14] = [

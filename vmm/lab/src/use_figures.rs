@@ -10,8 +10,9 @@ use std::path::Path;
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel};
 
+use crate::error::{Error, Result};
 use crate::peer::{self, Folder, Machine};
-use crate::{Error, Result, Scenario};
+use crate::scenario::Scenario;
 
 /// Size of the file that is read from a shared directory.
 pub const MIB: u32 = 100;

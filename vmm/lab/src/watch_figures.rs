@@ -11,8 +11,9 @@ use std::path::Path;
 
 use guest_images::{Progress, Suite};
 
+use crate::error::{Error, Result};
 use crate::programs::{LOOP, LOOP_INSTRUCTIONS};
-use crate::{Error, Result, Scenario};
+use crate::scenario::Scenario;
 
 /// Sampling period in instructions.
 pub const PERIOD: u64 = 100_000;

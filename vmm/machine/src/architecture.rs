@@ -3,8 +3,9 @@
 //! [`crate::arch`] chooses the architecture that this program is compiled for. Neither this file nor the modules that
 //! it imports depend on the choice.
 
-use std::fmt::{self, Display};
+use std::fmt::{self, Debug, Display};
 use std::io::{Read, Seek, Write};
+use std::path::Path;
 use std::sync::Arc;
 
 use devices::virtio::{MmioBus, Transport};
@@ -17,220 +18,232 @@ use vpmu_perf::PerfEvents;
 
 use crate::error::MachineError;
 use crate::exit::{self, Bytes, Exit};
-use crate::kvm_error::{KvmError, Need};
+use crate::kvm_error::{Capability, KvmError};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::kernel::{Boot, Kernel};
 use crate::memory::GuestRam;
 
-/// A processor architecture, and the machine around it.
-pub trait Architecture: Sized {
+/// A processor architecture: the types that implement the traits below.
+pub trait Architecture {
     /// Name of the instruction pointer.
-    const POINTER: &'static str;
+    const INSTRUCTION_POINTER: &'static str;
+    /// What machines of this architecture need from KVM.
+    const KVM: KvmRequirements;
+    /// The PMUs that Tally can emulate.
+    type Model: PmuModel;
+    /// The kernels that can be booted.
+    type Format: Format<Model = Self::Model>;
+    /// The devices around the processors.
+    type Board: Board<Format = Self::Format>;
+    /// A vCPU's file descriptor, on the vCPU's thread.
+    type Run: Run<
+            Board = Self::Board,
+            Emulated: EmulatedPmu<Model = Self::Model, Link = <Self::Board as Board>::PmuLink>,
+        >;
 
-    // The host.
-
-    /// The properties of the host's processor that matter to PMUs.
-    type Processor: Copy + Display;
-    /// KVM capabilities that every machine needs.
-    const NEEDS: &'static [Need];
-    /// KVM capabilities that are used if KVM has them.
-    const WANTED: &'static [Need];
-    /// KVM's kernel modules, each with a phrase for the user that says on what its KVM runs.
-    const MODULES: &'static [(&'static str, &'static str)];
-    /// Commands that load a KVM module.
-    const LOADING: &'static [&'static str];
-
-    /// Returns the host's processor.
-    fn processor(kvm: &Kvm) -> Result<Self::Processor, KvmError>;
-    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
-    fn kernel_words(processor: Self::Processor, pmu: PmuOf<Self>) -> Option<&'static str>;
-    /// Returns the KVM capabilities that a machine with this PMU needs beyond [`Self::NEEDS`].
-    fn needs(choice: Self::Choice) -> &'static [Need];
-    /// Returns a sentence for the user about the state of KVM's own PMU.
-    fn of_kvms_pmu(kvm: &Kvm) -> &'static str;
     /// Reads the processor's clock (x86: the time-stamp counter, RISC-V: `time`).
     fn ticks() -> u64;
+}
 
-    // Kernels.
+/// What machines of an architecture need from KVM.
+pub struct KvmRequirements {
+    /// KVM capabilities that every machine needs.
+    pub required: &'static [Capability],
+    /// KVM capabilities that are used if KVM has them.
+    pub optional: &'static [Capability],
+    /// KVM's kernel modules, each with the kind of virtualisation that it uses, for messages.
+    pub modules: &'static [(&'static str, &'static str)],
+    /// Commands that load a KVM module.
+    pub modprobe: &'static [&'static str],
+}
 
-    /// Format of a kernel file.
-    type Format;
-    /// Initial state of the guest's first vCPU.
-    type Entry: Copy;
-    /// Parameters that every Linux kernel gets on its command line.
-    const KERNEL_WORDS: &'static str;
-
-    /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
-    /// is loaded.
-    fn read_kernel(file: &mut (impl Read + Seek), len: u64) -> Result<(Self::Format, Vec<u8>), Problem>;
-    /// Returns whether a kernel is Linux.
-    fn is_linux(format: &Self::Format) -> bool;
-    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
-    fn retarget(kernel: &mut Kernel<Self::Format>, pmu: PmuOf<Self>, cpus: u8) -> Result<(), LoadError>;
-    /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
-    fn load(kernel: &Kernel<Self::Format>, boot: &Boot) -> Result<Self::Entry, LoadError>;
-
-    // The machine's parts.
-
-    /// The device buses, and other state that all vCPUs share.
-    type Buses: Clone;
-    /// The interrupt controllers.
-    type Controllers;
-    /// The host's data from which vCPUs are set up.
-    type Processors;
-    /// Interrupt line of the serial port.
-    const CONSOLE_GSI: u32;
-    /// Address and interrupt line of the first virtio device.
-    const VIRTIO: FirstVirtio;
-
-    /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
-    fn ram(size: u64) -> Vec<(u64, u64)>;
-    /// Creates the object through which a device raises this interrupt line.
-    fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError>;
-    /// Creates the parts of the VM that KVM requires before the first vCPU is created.
-    fn before_vcpus(vm: &VmFd) -> Result<(), KvmError>;
-    /// Creates the parts of the VM that KVM creates only when all vCPUs exist.
-    fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self::Controllers, KvmError>;
-    /// Writes the description of the hardware for the guest's kernel (x86: ACPI tables, RISC-V: device tree).
-    /// `virtio` is the number of virtio devices.
-    fn describe(
-        plan: &Plan<Self::Format, PmuOf<Self>>,
-        vcpus: &[VcpuFd],
-        virtio: usize,
-        entry: Self::Entry,
-    ) -> Result<(), MachineError>;
-    /// Creates the buses with all devices on them.
-    fn buses(
-        kvm: &Kvm,
-        vm: &Arc<VmFd>,
-        plan: &Plan<Self::Format, PmuOf<Self>>,
-        console: &Serial,
-        virtio: MmioBus,
-        controllers: Self::Controllers,
-    ) -> Result<Self::Buses, MachineError>;
-    /// Handles a guest's read from a device's register in memory (MMIO).
-    fn read(buses: &Self::Buses, address: u64, data: &mut [u8]);
-    /// Handles a guest's write to a device's register in memory (MMIO). Returns how the machine ends if the write
-    /// ends it.
-    fn write(buses: &Self::Buses, address: u64, data: &[u8]) -> Option<End>;
-
-    // vCPUs.
-
-    /// Exits that only this architecture has.
-    type OwnExit;
-    /// A vCPU's file descriptor, on the vCPU's thread.
-    type Run: Run<OwnExit = Self::OwnExit, Buses = Self::Buses>;
-
-    /// Reads from KVM the data from which vCPUs are set up.
-    fn processors(kvm: &Kvm) -> Result<Self::Processors, KvmError>;
-    /// Sets up the initial state of vCPU `id`. All vCPUs but the first wait until the guest's kernel starts them.
-    fn prepare(
-        processors: &Self::Processors,
-        fd: &mut VcpuFd,
-        id: u8,
-        entry: Self::Entry,
-        plan: &Plan<Self::Format, PmuOf<Self>>,
-        buses: &Self::Buses,
-    ) -> Result<(), KvmError>;
-    /// Returns the kind under which an exit is counted.
-    fn kind(exit: &Self::OwnExit) -> exit::Kind;
-    /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.
-    fn serve(
-        exit: Self::OwnExit,
-        run: &mut Self::Run,
-        pmu: &mut KindOf<Self>,
-        buses: &Self::Buses,
-        ram: &GuestRam,
-    ) -> Option<End>;
-    /// Returns a vCPU's instruction pointer.
-    fn place(fd: &VcpuFd) -> u64;
-    /// Enables [`Self::kept_place`]. On x86 KVM then copies the registers into the shared pages at each exit, which
-    /// is cheaper than a system call after each exit.
-    fn keep_place(fd: &mut VcpuFd);
-    /// Returns the instruction pointer at the last exit. Requires an earlier call of [`Self::keep_place`].
-    fn kept_place(fd: &VcpuFd) -> u64;
-    /// Tells the guest's kernel that this vCPU was paused, so that the kernel's watchdog does not report a lockup. Does
-    /// nothing if the guest has no interface for this.
-    fn tell_of_pause(fd: &VcpuFd);
-
-    // The PMU.
-
+/// The guest's view of an emulated PMU: its vendor and its counters.
+pub trait PmuModel: Copy + Debug + Display + Eq {
     /// A value of `--pmu`.
     type Choice: Copy;
-    /// The guest's view of an emulated PMU: its vendor and its counters.
-    type Shown: Copy;
-    /// The host's side of an emulated PMU: the host PMU that backs its counters.
-    type Host: Copy;
+    /// The host PMU that backs the counters.
+    type Host: Copy + Debug + Eq;
+    /// The properties of the host's processor that matter to PMUs.
+    type Processor: Copy + Display;
     /// Why this host cannot offer a PMU.
     type Unavailable;
-    /// A vCPU's emulated PMU, on the vCPU's thread.
-    type Front: Front;
 
+    /// Returns the host's processor.
+    fn processor() -> Self::Processor;
+    /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be
+    /// found out.
+    fn host_counters() -> Option<usize>;
     /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
     fn offer(
         choice: Self::Choice,
         counters: Option<u32>,
         processor: Self::Processor,
         policy: &Policy,
-    ) -> Result<Offer<PmuOf<Self>>, Self::Unavailable>;
-    /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be
-    /// found out.
-    fn counters() -> Option<usize>;
-    /// Describes a selected event in the guest's terms.
-    fn words(shown: Self::Shown, host: Self::Host, selection: Selection) -> String;
+    ) -> Result<Offer<Pmu<Self>>, Self::Unavailable>;
+    /// Returns the KVM capabilities that a machine with this PMU needs beyond [`KvmRequirements::required`].
+    fn required_capabilities(choice: Self::Choice) -> &'static [Capability];
+    /// Returns a sentence for the user about the state of KVM's own PMU.
+    fn kvm_pmu_state(kvm: &Kvm) -> &'static str;
     /// Configures KVM for this PMU. Must be called before the first vCPU is created.
-    fn configure(pmu: PmuOf<Self>, vm: &VmFd) -> Result<(), KvmError>;
-    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`Self::retarget`].
-    fn needs_retargeting(pmu: PmuOf<Self>) -> bool;
-    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
-    fn front(
-        shown: Self::Shown,
-        host: Self::Host,
-        vcpu: u8,
-        buses: &Self::Buses,
-        ram: &GuestRam,
-    ) -> Self::Front;
+    fn configure(pmu: Pmu<Self>, vm: &VmFd) -> Result<(), KvmError>;
+    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`Format::retarget`].
+    fn needs_retargeting(pmu: Pmu<Self>) -> bool;
+    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
+    fn kernel_parameters(pmu: Pmu<Self>, processor: Self::Processor) -> Option<&'static str>;
+    /// Describes a selected event in the guest's terms.
+    fn describe(self, host: Self::Host, selection: Selection) -> String;
+}
+
+/// Format of a kernel file.
+pub trait Format: Sized {
+    /// The PMUs that Tally can emulate.
+    type Model: PmuModel;
+    /// Initial state of the guest's first vCPU.
+    type Entry: Copy;
+
+    /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
+    /// is loaded.
+    fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem>;
+    /// Returns whether a kernel is Linux.
+    fn is_linux(&self) -> bool;
+    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
+    fn retarget(kernel: &mut Kernel<Self>, pmu: Pmu<Self::Model>, cpus: u8) -> Result<(), LoadError>;
+    /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
+    fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Self::Entry, LoadError>;
+}
+
+/// Everything around the processors: memory map, interrupt controllers, device buses, firmware.
+pub trait Board: Clone {
+    /// Parameters that every Linux kernel gets on its command line.
+    const KERNEL_PARAMETERS: &'static str;
+    /// Interrupt line of the serial port.
+    const CONSOLE_GSI: u32;
+    /// Address and interrupt line of the first virtio device.
+    const VIRTIO: FirstVirtio;
+    /// Format of a kernel file.
+    type Format: Format;
+    /// The interrupt controllers that are created after the vCPUs.
+    type Controllers;
+    /// What an emulated PMU needs from the board.
+    type PmuLink;
+
+    /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
+    fn ram(size: u64) -> Vec<(u64, u64)>;
+    /// Creates the object through which a device raises this interrupt line.
+    fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError>;
+    /// Creates the parts of the VM that KVM requires before the first vCPU is created.
+    fn before_vcpus(vm: &VmFd) -> Result<(), KvmError>;
+    /// Creates the parts of the VM that KVM creates only when all vCPUs exist.
+    fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self::Controllers, KvmError>;
+    /// Writes the description of the hardware for the guest's kernel (x86: ACPI tables, RISC-V: device tree).
+    /// `virtio` is the number of virtio devices.
+    fn write_tables(
+        plan: &Plan<Self::Format>,
+        vcpus: &[VcpuFd],
+        virtio: usize,
+        entry: EntryOf<Self::Format>,
+    ) -> Result<(), MachineError>;
+    /// Creates the buses with all devices on them.
+    fn new(
+        kvm: &Kvm,
+        vm: &Arc<VmFd>,
+        plan: &Plan<Self::Format>,
+        console: &Serial,
+        virtio: MmioBus,
+        controllers: Self::Controllers,
+    ) -> Result<Self, MachineError>;
+    /// Sets up the initial state of all vCPUs. All but the first wait until the guest's kernel starts them.
+    fn set_up_vcpus(
+        &self,
+        kvm: &Kvm,
+        plan: &Plan<Self::Format>,
+        vcpus: &mut [VcpuFd],
+        entry: EntryOf<Self::Format>,
+    ) -> Result<(), KvmError>;
+    /// Returns what a vCPU's emulated PMU needs from the board.
+    fn pmu_link(&self) -> Self::PmuLink;
+    /// Handles a guest's read from a device's register in memory (MMIO).
+    fn read(&self, address: u64, data: &mut [u8]);
+    /// Handles a guest's write to a device's register in memory (MMIO). Returns how the machine ends if the write
+    /// ends it.
+    fn write(&self, address: u64, data: &[u8]) -> Option<End>;
 }
 
 /// A vCPU's file descriptor, on the thread that runs the vCPU. Only this trait's methods see what `KVM_RUN` returns.
-pub trait Run {
+pub trait Run: Sized {
     /// Exits that only this architecture has.
-    type OwnExit;
-    /// The device buses.
-    type Buses;
+    type ArchExit;
+    /// The devices around the processors.
+    type Board;
+    /// A vCPU's emulated PMU.
+    type Emulated: EmulatedPmu;
 
     /// Wraps the file descriptor. Must be called on the thread that runs the vCPU.
     fn new(fd: VcpuFd) -> Self;
     /// Runs the guest until its next exit.
-    fn run(&mut self) -> Exit<Self::OwnExit>;
+    fn run(&mut self) -> Exit<Self::ArchExit>;
     /// Returns the vCPU's file descriptor, for all operations except `KVM_RUN`.
     fn fd(&mut self) -> &mut VcpuFd;
     /// Passes the writes that KVM has coalesced to their devices. Must be called after every exit, before the exit is
     /// handled, so that the devices see all accesses in order.
-    fn drain(&mut self, buses: &Self::Buses);
+    fn drain(&mut self, board: &Self::Board);
+    /// Returns the kind under which an exit is counted.
+    fn kind(exit: &Self::ArchExit) -> exit::ExitKind;
+    /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.
+    fn handle(
+        &mut self,
+        exit: Self::ArchExit,
+        pmu: &mut VcpuPmu<Self::Emulated>,
+        board: &Self::Board,
+        ram: &GuestRam,
+    ) -> Option<End>;
 
     /// Completes an [`Exit::MemoryRead`] with this data.
-    fn answer_memory(&mut self, data: Bytes) {
-        exit::answer_memory(self.fd(), data);
+    fn complete_read(&mut self, data: Bytes) {
+        exit::complete_read(self.fd(), data);
     }
+
+    /// Returns whether a vCPU is in user mode.
+    fn is_in_user_mode(fd: &VcpuFd) -> bool;
+    /// Returns a vCPU's instruction pointer.
+    fn instruction_pointer(fd: &VcpuFd) -> u64;
+    /// Enables [`Self::synced_instruction_pointer`]. On x86 KVM then copies the registers into the shared pages at each
+    /// exit, which is cheaper than a system call after each exit.
+    fn sync_instruction_pointer(fd: &mut VcpuFd);
+    /// Returns the instruction pointer at the last exit. Requires an earlier call of
+    /// [`Self::sync_instruction_pointer`].
+    fn synced_instruction_pointer(fd: &VcpuFd) -> u64;
+    /// Tells the guest's kernel that this vCPU was paused, so that the kernel's watchdog does not report a lockup. Does
+    /// nothing if the guest has no interface for this.
+    fn notify_paused(fd: &VcpuFd);
 }
 
 /// A vCPU's emulated PMU, on the vCPU's thread.
-pub trait Front {
+pub trait EmulatedPmu: Sized {
+    /// The guest's view of the PMU.
+    type Model: PmuModel;
+    /// What it needs from the board.
+    type Link;
+
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
+    fn new(
+        model: Self::Model,
+        host: <Self::Model as PmuModel>::Host,
+        vcpu: u8,
+        link: Self::Link,
+        ram: &GuestRam,
+    ) -> Self;
     /// Returns the virtual PMU.
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents>;
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError>;
 }
 
-/// The PMU that the guest sees, on architecture `A`.
-pub type PmuOf<A> = Pmu<<A as Architecture>::Shown, <A as Architecture>::Host>;
-
-/// A vCPU's PMU on the vCPU's thread, on architecture `A`.
-pub type KindOf<A> = Kind<<A as Architecture>::Front>;
+/// Initial state of the first vCPU, for a kernel of format `F`.
+pub type EntryOf<F> = <F as Format>::Entry;
 
 /// The part of a machine's configuration that its architecture needs.
-pub struct Plan<'a, F, P> {
+pub struct Plan<'a, F: Format> {
     /// The kernel.
     pub kernel: &'a Kernel<F>,
     /// The kernel's command line.
@@ -240,20 +253,20 @@ pub struct Plan<'a, F, P> {
     /// The guest's memory.
     pub ram: &'a GuestRam,
     /// The PMU that the guest sees.
-    pub pmu: P,
+    pub pmu: Pmu<F::Model>,
     /// Opens the destination of the console's output.
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
 }
 
-/// The PMU that the guest sees. `S` is the guest's view of an emulated PMU, and `H` the host's side of it.
+/// The PMU that the guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pmu<S, H> {
+pub enum Pmu<M: PmuModel> {
     /// No PMU. None is announced to the guest, and accesses to PMU registers fault.
     None,
     /// KVM's own in-kernel vPMU.
     Kvm,
-    /// A PMU that Tally emulates.
-    Emulated(S, H),
+    /// A PMU that Tally emulates, and the host PMU that backs it.
+    Emulated(M, M::Host),
 }
 
 /// The PMU that a host can offer for a choice.
@@ -265,22 +278,32 @@ pub struct Offer<P> {
     pub remarks: Vec<String>,
 }
 
-/// A vCPU's PMU on the vCPU's thread. `F` is an emulated PMU.
-pub enum Kind<F> {
+/// A vCPU's PMU on the vCPU's thread.
+pub enum VcpuPmu<E> {
     /// No PMU.
     None,
     /// KVM's own in-kernel vPMU.
     Kvm,
     /// A PMU that Tally emulates.
-    Emulated(Box<F>),
+    Emulated(Box<E>),
 }
 
-impl<S: Display, H> Display for Pmu<S, H> {
+impl<E: EmulatedPmu> VcpuPmu<E> {
+    /// Counts an instruction that accesses a device: it exits and is completed by Tally, so that no hardware counts it. `is_user` is
+    /// called only if the answer matters.
+    pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
+        if let Self::Emulated(emulated) = self {
+            emulated.pmu().completes_instruction(is_user);
+        }
+    }
+}
+
+impl<M: PmuModel> Display for Pmu<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => write!(f, "none"),
             Self::Kvm => write!(f, "KVM's own"),
-            Self::Emulated(shown, _) => write!(f, "{shown}"),
+            Self::Emulated(model, _) => write!(f, "{model}"),
         }
     }
 }
@@ -301,7 +324,7 @@ impl FirstVirtio {
     }
 
     /// Returns the interrupt line of device `index`.
-    pub fn line(self, index: usize) -> u32 {
+    pub fn gsi(self, index: usize) -> u32 {
         self.gsi + u32::try_from(index).expect("there are few devices")
     }
 }

@@ -29,18 +29,18 @@ pub enum Exit<A> {
         data: Bytes,
     },
     /// An exit that only this architecture has.
-    Own(A),
+    Arch(A),
     /// A signal has arrived, or `immediate_exit` was set. The guest itself has not caused this exit.
-    CalledOut,
+    Interrupted,
     /// The guest has shut down or reset its machine through an interface that KVM implements.
     End(End),
     /// The vCPU cannot run any further.
-    Dead(Reason),
+    Fatal(Reason),
 }
 
 /// Kinds of exits, for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExitKind {
     /// A read from an I/O port.
     PortRead,
     /// A write to an I/O port.
@@ -59,23 +59,23 @@ pub enum Kind {
     Other,
 }
 
-/// Data of one access to a device, at most [`Bytes::MOST`] bytes.
+/// Data of one access to a device, at most [`Bytes::MAX_LEN`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
-    bytes: [u8; Self::MOST],
+    bytes: [u8; Self::MAX_LEN],
     len: usize,
 }
 
 impl Bytes {
     /// Maximum length of an access, as in `struct kvm_run`.
-    pub const MOST: usize = 8;
+    pub const MAX_LEN: usize = 8;
 
-    /// Returns `len` zeroes, but at most [`Self::MOST`].
+    /// Returns `len` zeroes, but at most [`Self::MAX_LEN`].
     pub fn zeroes(len: usize) -> Self {
-        Self { bytes: [0; Self::MOST], len: len.min(Self::MOST) }
+        Self { bytes: [0; Self::MAX_LEN], len: len.min(Self::MAX_LEN) }
     }
 
-    /// Copies `data`, but at most its first [`Self::MOST`] bytes.
+    /// Copies `data`, but at most its first [`Self::MAX_LEN`] bytes.
     pub fn copy_of(data: &[u8]) -> Self {
         let mut copy = Self::zeroes(data.len());
         let len = copy.len;
@@ -84,7 +84,7 @@ impl Bytes {
     }
 
     /// Returns the data, padded with zeroes.
-    pub fn padded(self) -> [u8; Self::MOST] {
+    pub fn padded(self) -> [u8; Self::MAX_LEN] {
         self.bytes
     }
 }
@@ -115,7 +115,7 @@ pub enum Reason {
     /// The ioctl `KVM_RUN` failed.
     RunFailed(kvm_ioctls::Error),
     /// A KVM operation failed that the vCPU needs before it can enter the guest.
-    Refused(KvmError),
+    Kvm(KvmError),
     /// An exit that a machine of Tally's should never cause.
     Unexpected(String),
 }
@@ -140,7 +140,7 @@ impl fmt::Display for Reason {
                 write!(f, "KVM error: the processor refused to enter the guest ({reason:#x})")
             }
             Self::RunFailed(error) => write!(f, "KVM error: {error}"),
-            Self::Refused(error) => write!(f, "{error}"),
+            Self::Kvm(error) => write!(f, "{error}"),
             Self::Unexpected(exit) => write!(f, "KVM error: unexpected exit {exit}"),
         }
     }
@@ -148,8 +148,8 @@ impl fmt::Display for Reason {
 
 impl<A> Exit<A> {
     /// Converts an exit that all architectures have. Returns `None` if `exit` itself does not have enough detail: call
-    /// [`Self::rare`] then.
-    pub fn common(exit: &VcpuExit) -> Option<Self> {
+    /// [`Self::from_kvm_run`] then.
+    pub fn from_vcpu_exit(exit: &VcpuExit) -> Option<Self> {
         Some(match *exit {
             VcpuExit::Intr | VcpuExit::InternalError => return None,
             VcpuExit::MmioRead(address, ref data) => Self::MemoryRead { address, width: data.len() },
@@ -157,40 +157,40 @@ impl<A> Exit<A> {
             VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Self::End(End::PowerOff),
             VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Self::End(End::Reboot),
             VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _) => {
-                Self::Dead(Reason::Unexpected("guest crash".into()))
+                Self::Fatal(Reason::Unexpected("guest crash".into()))
             }
             VcpuExit::SystemEvent(other, _) => {
-                Self::Dead(Reason::Unexpected(format!("system event {other}")))
+                Self::Fatal(Reason::Unexpected(format!("system event {other}")))
             }
-            VcpuExit::Shutdown => Self::Dead(Reason::TripleFault),
-            VcpuExit::FailEntry(reason, _) => Self::Dead(Reason::EntryFailed(reason)),
-            ref other => Self::Dead(Reason::Unexpected(format!("{other:?}"))),
+            VcpuExit::Shutdown => Self::Fatal(Reason::TripleFault),
+            VcpuExit::FailEntry(reason, _) => Self::Fatal(Reason::EntryFailed(reason)),
+            ref other => Self::Fatal(Reason::Unexpected(format!("{other:?}"))),
         })
     }
 
     /// Converts an exit whose details are only in `struct kvm_run`: an internal error, or an exit that the guest has
     /// not caused.
-    pub fn rare(fd: &mut VcpuFd) -> Self {
+    pub fn from_kvm_run(fd: &mut VcpuFd) -> Self {
         match fd.get_kvm_run() {
             run if run.exit_reason == KVM_EXIT_INTERNAL_ERROR => {
-                Self::Dead(Reason::InternalError(internal_error(run)))
+                Self::Fatal(Reason::InternalError(internal_error(run)))
             }
-            _ => Self::CalledOut,
+            _ => Self::Interrupted,
         }
     }
 
     /// Converts an error of `KVM_RUN`. EINTR means that a signal has arrived or that `immediate_exit` was set. EAGAIN
     /// asks for another call, for example because a vCPU that waited for its start was started.
-    pub fn failed(error: kvm_ioctls::Error) -> Self {
+    pub fn from_run_error(error: kvm_ioctls::Error) -> Self {
         match error.errno() {
-            libc::EINTR | libc::EAGAIN => Self::CalledOut,
-            _ => Self::Dead(Reason::RunFailed(error)),
+            libc::EINTR | libc::EAGAIN => Self::Interrupted,
+            _ => Self::Fatal(Reason::RunFailed(error)),
         }
     }
 }
 
 /// Completes a guest's read from a device's register in memory. KVM copies the data to the guest at the next entry.
-pub fn answer_memory(fd: &mut VcpuFd, data: Bytes) {
+pub fn complete_read(fd: &mut VcpuFd, data: Bytes) {
     fd.get_kvm_run().__bindgen_anon_1.mmio.data = data.padded();
 }
 
@@ -209,6 +209,6 @@ mod tests {
         assert_eq!((&*bytes, bytes.padded()), (&[1, 2][..], [1, 2, 0, 0, 0, 0, 0, 0]));
         bytes[1] = 3;
         assert_eq!(*bytes, [1, 3]);
-        assert_eq!((Bytes::zeroes(4).len(), Bytes::zeroes(9).len()), (4, Bytes::MOST));
+        assert_eq!((Bytes::zeroes(4).len(), Bytes::zeroes(9).len()), (4, Bytes::MAX_LEN));
     }
 }

@@ -3,38 +3,38 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::arch::Arch;
-use crate::architecture::Architecture;
+use crate::arch;
+use crate::architecture::{EntryOf, Format};
 use crate::loader::error::LoadError;
 use crate::loader::file::UserFile;
 use crate::loader::kernel::{self, Boot};
 use crate::pmu::Pmu;
 
 /// A kernel for this architecture.
-pub type Kernel = kernel::Kernel<<Arch as Architecture>::Format>;
+pub type Kernel = kernel::Kernel<arch::Format>;
 
 impl Kernel {
     /// Reads a kernel from a file and detects its format.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let mut user = UserFile::open(path)?;
         let (format, image) =
-            Arch::read_kernel(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
+            arch::Format::read(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
         Ok(Self { path: path.to_owned(), image, format })
     }
 
     /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
     pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        Arch::retarget(self, pmu, cpus)
+        arch::Format::retarget(self, pmu, cpus)
     }
 
     /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.
-    pub fn load(&self, boot: &Boot) -> Result<<Arch as Architecture>::Entry, LoadError> {
-        Arch::load(self, boot)
+    pub fn load(&self, boot: &Boot) -> Result<EntryOf<arch::Format>, LoadError> {
+        self.format.load(&self.path, &self.image, boot)
     }
 
     /// Returns true if the kernel is Linux.
     pub fn is_linux(&self) -> bool {
-        Arch::is_linux(&self.format)
+        self.format.is_linux()
     }
 }
 

@@ -7,23 +7,23 @@ use std::io;
 use kvm_ioctls::{Cap, Kvm};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::arch::Arch;
-use crate::architecture::Architecture;
+use crate::arch::{Arch, Model};
+use crate::architecture::{Architecture, PmuModel};
 use crate::pmu::Choice;
 
 pub use self::stats::KvmStats;
-pub use crate::kvm_error::{API_VERSION, KvmError, Need};
+pub use crate::kvm_error::{API_VERSION, Capability, KvmError};
 
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 
 /// KVM capabilities that are used if KVM has them.
-pub const WANTED: &[Need] = Arch::WANTED;
-/// KVM's kernel modules, each with a phrase for the user that says on what its KVM runs.
-pub const MODULES: &[(&str, &str)] = Arch::MODULES;
+pub const OPTIONAL: &[Capability] = Arch::KVM.optional;
+/// KVM's kernel modules, each with the kind of virtualisation that it uses, for messages.
+pub const MODULES: &[(&str, &str)] = Arch::KVM.modules;
 
 /// Returns a sentence for the user about the state of KVM's own PMU.
-pub fn of_its_own_pmu(kvm: &Kvm) -> &'static str {
-    Arch::of_kvms_pmu(kvm)
+pub fn own_pmu_state(kvm: &Kvm) -> &'static str {
+    Model::kvm_pmu_state(kvm)
 }
 
 /// Opens KVM, and checks that it has what a machine with this PMU needs.
@@ -40,25 +40,28 @@ pub fn open(pmu: Choice) -> Result<Kvm, KvmError> {
 /// Opens KVM without checking its version and capabilities.
 pub fn open_any() -> Result<Kvm, KvmError> {
     Kvm::new_with_path(DEVICE).map_err(|error| match io::Error::from(error) {
-        error if error.kind() == io::ErrorKind::NotFound => KvmError::Absent { loading: loading("") },
+        error if error.kind() == io::ErrorKind::NotFound => {
+            KvmError::Absent { modprobe: modprobe_commands("") }
+        }
         error if error.kind() == io::ErrorKind::PermissionDenied => KvmError::Forbidden,
         error => KvmError::Open(error),
     })
 }
 
 /// Returns the KVM capabilities that a machine with this PMU needs.
-pub fn needed(pmu: Choice) -> impl Iterator<Item = &'static Need> {
-    Arch::NEEDS.iter().chain(Arch::needs(pmu))
+pub fn required_capabilities(pmu: Choice) -> impl Iterator<Item = &'static Capability> {
+    Arch::KVM.required.iter().chain(Model::required_capabilities(pmu))
 }
 
-/// Returns the commands that load a KVM module, each with the prefix `by` (such as `sudo `).
-pub fn loading(by: &str) -> String {
-    let commands: Vec<String> = Arch::LOADING.iter().map(|command| format!("`{by}{command}`")).collect();
+/// Returns the commands that load a KVM module, each with a prefix (such as `sudo `).
+pub fn modprobe_commands(prefix: &str) -> String {
+    let commands: Vec<String> =
+        Arch::KVM.modprobe.iter().map(|command| format!("`{prefix}{command}`")).collect();
     commands.join(" or ")
 }
 
 fn lacking(pmu: Choice, has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
-    needed(pmu).filter(|need| !has(need.cap)).map(|need| need.name).collect()
+    required_capabilities(pmu).filter(|required| !has(required.cap)).map(|required| required.name).collect()
 }
 
 /// Raises the limit of open files to the hard limit. Each vCPU needs a file descriptor, and one more for each of its
@@ -71,11 +74,11 @@ pub fn raise_file_limit() {
 
 /// Checks a number of vCPUs against KVM's limit and Tally's. Tally's is 254, because an xAPIC id has 8 bits and 255
 /// is the broadcast id.
-pub fn check_cpus(kvm: &Kvm, asked: u32) -> Result<u8, KvmError> {
-    let most = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);
-    match u8::try_from(asked) {
-        Ok(cpus) if (1..=most).contains(&asked) => Ok(cpus),
-        _ => Err(KvmError::Cpus { asked, most }),
+pub fn check_cpus(kvm: &Kvm, requested: u32) -> Result<u8, KvmError> {
+    let max = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);
+    match u8::try_from(requested) {
+        Ok(cpus) if (1..=max).contains(&requested) => Ok(cpus),
+        _ => Err(KvmError::Cpus { requested, max }),
     }
 }
 

@@ -8,7 +8,7 @@ use kvm_ioctls::Cap;
 pub const API_VERSION: i32 = 12;
 
 /// A KVM capability that Tally needs or can use.
-pub struct Need {
+pub struct Capability {
     /// The capability.
     pub cap: Cap,
     /// Name of the capability in KVM's documentation.
@@ -17,7 +17,7 @@ pub struct Need {
     pub purpose: &'static str,
 }
 
-impl Need {
+impl Capability {
     /// Creates a description of a capability.
     pub const fn new(cap: Cap, name: &'static str, purpose: &'static str) -> Self {
         Self { cap, name, purpose }
@@ -28,10 +28,10 @@ impl Need {
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// `/dev/kvm` does not exist.
-    #[error("no /dev/kvm: this host has no KVM, or its module is not loaded ({loading})")]
+    #[error("no /dev/kvm: this host has no KVM, or its module is not loaded ({modprobe})")]
     Absent {
         /// Commands that load a KVM module.
-        loading: String,
+        modprobe: String,
     },
     /// This user may not open `/dev/kvm`.
     #[error(
@@ -48,12 +48,12 @@ pub enum KvmError {
     #[error("this host's KVM lacks {0}")]
     Lacks(String),
     /// The number of vCPUs is outside of KVM's and Tally's limits.
-    #[error("--cpus {asked}: this host's KVM allows 1 to {most}")]
+    #[error("--cpus {requested}: this host's KVM allows 1 to {max}")]
     Cpus {
         /// Requested number.
-        asked: u32,
+        requested: u32,
         /// Maximum number.
-        most: u32,
+        max: u32,
     },
     /// An operation failed.
     #[error("KVM cannot {what}: {source}")]
@@ -65,14 +65,14 @@ pub enum KvmError {
     },
 }
 
-/// Adds the operation to an error of KVM.
-pub trait Doing<T> {
+/// Adds the operation to a result of KVM.
+pub trait KvmResultExt<T> {
     /// Names the operation. `what` completes the sentence "KVM cannot ...".
-    fn doing(self, what: &'static str) -> Result<T, KvmError>;
+    fn operation(self, what: &'static str) -> Result<T, KvmError>;
 }
 
-impl<T> Doing<T> for Result<T, kvm_ioctls::Error> {
-    fn doing(self, what: &'static str) -> Result<T, KvmError> {
+impl<T> KvmResultExt<T> for Result<T, kvm_ioctls::Error> {
+    fn operation(self, what: &'static str) -> Result<T, KvmError> {
         self.map_err(|source| KvmError::Operation { what, source })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The library has no command line and prints nothing. A program describes a machine ([`Config`]), builds it
 //! ([`Machine`]), runs each vCPU on a thread of its own ([`Vcpu::run`]), and requests reports from the vCPUs
-//! ([`Vcpus`]). Events of the guest's counters are passed to a [`Journal`]. Other messages are logged with the crate
-//! `log` (see [`target`]).
+//! ([`VcpuHandles`]). Events of the guest's counters are passed to a [`Journal`]. Other messages are logged with the
+//! crate `log` (see [`target`]).
 //!
 //! Everything that depends on the processor's architecture is behind the traits of `architecture.rs`.
 
@@ -29,13 +29,13 @@ pub use kernel::Kernel;
 pub use loader::error::LoadError;
 pub use machine::{Config, Machine};
 pub use memory::{GuestRam, MemoryError, Size};
-pub use pmu::alarm::hold_back as hold_back_signals;
+pub use pmu::alarm::block_exit_signals;
 pub use pmu::journal::Journal;
 pub use vcpu::exits::{Exits, Share};
-pub use vcpu::mailbox::Vcpus;
+pub use vcpu::mailbox::VcpuHandles;
 pub use vcpu::report::VcpuReport;
-pub use vcpu::{Failure, Vcpu};
-pub use virtio::MOST as MOST_VIRTIO_DEVICES;
+pub use vcpu::{Vcpu, VcpuError};
+pub use virtio::MAX_VIRTIO_DEVICES;
 
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
-pub const KERNEL_WORDS: &str = <arch::Arch as architecture::Architecture>::KERNEL_WORDS;
+pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;

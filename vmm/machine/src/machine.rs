@@ -12,16 +12,16 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
-use crate::arch::Arch;
-use crate::architecture::{Architecture, Plan};
+use crate::arch::{self, Model};
+use crate::architecture::{Board, Plan, PmuModel};
 use crate::error::MachineError;
 use crate::kernel::Kernel;
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 use crate::loader::kernel::Boot;
 use crate::memory::{GuestRam, MemoryError, Size};
 use crate::pmu::Pmu;
 use crate::vcpu::Vcpu;
-use crate::vcpu::mailbox::Vcpus;
+use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{self, Virtio};
 
 /// Configuration of a machine.
@@ -30,8 +30,8 @@ pub struct Config<'a> {
     pub kernel: &'a Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<&'a Path>,
-    /// A cpio archive that is placed in front of the initrd.
-    pub front: &'a [u8],
+    /// cpio archive prepended to the initrd: the modules that a user's kernel needs for Tally's devices.
+    pub initrd_prefix: &'a [u8],
     /// The kernel's command line.
     pub command_line: &'a str,
     /// Number of vCPUs.
@@ -45,7 +45,7 @@ pub struct Config<'a> {
     /// Opens the destination of the console's output. It may be called more than once.
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
     /// A virtio device whose queues the caller serves. It becomes the first virtio device.
-    pub served_outside: Option<&'a dyn Device>,
+    pub external_device: Option<&'a dyn Device>,
     /// The other virtio devices, each with the name of the thread that serves it.
     pub devices: Vec<(String, Box<dyn Device>)>,
 }
@@ -54,34 +54,39 @@ pub struct Config<'a> {
 pub struct Machine {
     /// The vCPUs. Each is to be run on a thread of its own.
     pub vcpus: Vec<Vcpu>,
-    /// Handle for requests to the vCPUs.
-    pub asked: Arc<Vcpus>,
+    /// Handles for requests to the vCPUs.
+    pub vcpu_handles: Arc<VcpuHandles>,
     /// The console's serial port, for input.
     pub console: Serial,
     /// Signalled when the guest has read all of the console's input.
     pub console_room: EventFd,
     /// Transport of the device that the caller serves.
-    pub served_outside: Option<Arc<Transport>>,
+    pub external_transport: Option<Arc<Transport>>,
 }
 
 impl Machine {
     /// Maps a guest's memory of this size.
     pub fn memory(size: &Size) -> Result<GuestRam, MemoryError> {
-        GuestRam::new(size, Arch::ram)
+        GuestRam::new(size, arch::Board::ram)
     }
 
     /// Creates the machine, loads the kernel and starts the threads of the virtio devices. The vCPUs do not run yet.
     pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
-        let vm = Arc::new(kvm.create_vm().doing("make a virtual machine")?);
-        Arch::configure(config.pmu, &vm)?;
-        Arch::before_vcpus(&vm)?;
+        let vm = Arc::new(kvm.create_vm().operation("create a VM")?);
+        Model::configure(config.pmu, &vm)?;
+        arch::Board::before_vcpus(&vm)?;
         add_memory(&vm, &config.ram)?;
-        let vcpu = |id: u8| vm.create_vcpu(id.into()).doing("make a vCPU");
-        let fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
-        let controllers = Arch::after_vcpus(&vm, &fds)?;
+        let vcpu = |id: u8| vm.create_vcpu(id.into()).operation("create a vCPU");
+        let mut fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
+        let controllers = arch::Board::after_vcpus(&vm, &fds)?;
 
         let command_line = config.command_line;
-        let boot = Boot { ram: &config.ram, command_line, initrd: config.initrd, front: config.front };
+        let boot = Boot {
+            ram: &config.ram,
+            command_line,
+            initrd: config.initrd,
+            initrd_prefix: config.initrd_prefix,
+        };
         let entry = config.kernel.load(&boot)?;
         let devices = std::mem::take(&mut config.devices);
         let plan = Plan {
@@ -92,36 +97,34 @@ impl Machine {
             pmu: config.pmu,
             console: config.console,
         };
-        Arch::describe(&plan, &fds, devices.len() + usize::from(config.served_outside.is_some()), entry)?;
+        let num_virtio = devices.len() + usize::from(config.external_device.is_some());
+        arch::Board::write_tables(&plan, &fds, num_virtio, entry)?;
 
         let (console, console_room) = serial_port(&vm, (config.console)())?;
         let mut virtio = Virtio::default();
         let memory = &config.ram.mapped;
-        let served_outside =
-            config.served_outside.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
+        let external_transport =
+            config.external_device.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
         for (name, device) in devices {
             let transport = virtio.attach(&vm, memory, &*device)?;
             virtio::serve(&name, transport, device).map_err(MachineError::Thread)?;
         }
-        let buses = Arch::buses(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
-        let processors = Arch::processors(kvm)?;
-        let (asked, mailboxes) = Vcpus::new(config.cpus);
-        let mut vcpus = Vec::new();
-        for (id, (mut fd, mailbox)) in (0..).zip(fds.into_iter().zip(mailboxes)) {
-            Arch::prepare(&processors, &mut fd, id, entry, &plan, &buses)?;
-            vcpus.push(Vcpu {
-                id,
-                fd,
-                buses: buses.clone(),
-                pmu: config.pmu,
-                policy: config.policy.clone(),
-                mailbox,
-                vcpus: Arc::clone(&asked),
-                vm: Arc::clone(&vm),
-                ram: config.ram.clone(),
-            });
-        }
-        Ok(Self { vcpus, asked, console, console_room, served_outside })
+        let board = arch::Board::new(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
+        board.set_up_vcpus(kvm, &plan, &mut fds, entry)?;
+        let (vcpu_handles, mailboxes) = VcpuHandles::new(config.cpus);
+        let vcpu = |(id, (fd, mailbox))| Vcpu {
+            id,
+            fd,
+            board: board.clone(),
+            pmu: config.pmu,
+            policy: config.policy.clone(),
+            mailbox,
+            vcpus: Arc::clone(&vcpu_handles),
+            vm: Arc::clone(&vm),
+            ram: config.ram.clone(),
+        };
+        let vcpus = (0..).zip(fds.into_iter().zip(mailboxes)).map(vcpu).collect();
+        Ok(Self { vcpus, vcpu_handles, console, console_room, external_transport })
     }
 }
 
@@ -135,7 +138,7 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
             userspace_addr: region.as_ptr() as u64,
         };
         // SAFETY: the region is mapped, and each vCPU keeps it mapped: it holds a reference to the mapping.
-        unsafe { vm.set_user_memory_region(region) }.doing("give the guest its memory")?;
+        unsafe { vm.set_user_memory_region(region) }.operation("register the guest's memory")?;
     }
     Ok(())
 }
@@ -143,7 +146,7 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
 fn serial_port(vm: &Arc<VmFd>, output: Box<dyn Write + Send>) -> Result<(Serial, EventFd), MachineError> {
     let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
     let serial = Serial::new(
-        Arch::line(vm, Arch::CONSOLE_GSI)?,
+        arch::Board::interrupt(vm, arch::Board::CONSOLE_GSI)?,
         room.try_clone().map_err(MachineError::Event)?,
         output,
     );

@@ -1,5 +1,5 @@
 //! The guest's memory. The architecture defines its guest-physical addresses
-//! ([`crate::architecture::Architecture::ram`]).
+//! ([`crate::architecture::Board::ram`]).
 
 use std::fmt;
 

@@ -11,30 +11,27 @@ pub(crate) mod journal;
 pub(crate) mod thread;
 mod timer;
 
-use kvm_ioctls::Kvm;
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
 
-use crate::arch::Arch;
-use crate::architecture::{self, Architecture, PmuOf};
-use crate::kvm_error::KvmError;
+use crate::architecture::{self, PmuModel};
+
+pub use crate::arch::Model;
 
 /// A value of `--pmu`.
-pub type Choice = <Arch as Architecture>::Choice;
-/// The guest's view of an emulated PMU: its vendor and its counters.
-pub type Shown = <Arch as Architecture>::Shown;
+pub type Choice = <Model as PmuModel>::Choice;
 /// The PMU that the guest sees.
-pub type Pmu = PmuOf<Arch>;
+pub type Pmu = architecture::Pmu<Model>;
 /// The PMU that this host can offer for a choice.
 pub type Offer = architecture::Offer<Pmu>;
 /// Why this host cannot offer a PMU.
-pub type Unavailable = <Arch as Architecture>::Unavailable;
+pub type Unavailable = <Model as PmuModel>::Unavailable;
 /// The properties of the host's processor that matter to PMUs.
-pub type Processor = <Arch as Architecture>::Processor;
+pub type Processor = <Model as PmuModel>::Processor;
 
 /// Returns the host's processor.
-pub fn processor(kvm: &Kvm) -> Result<Processor, KvmError> {
-    Arch::processor(kvm)
+pub fn processor() -> Processor {
+    Model::processor()
 }
 
 /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
@@ -44,31 +41,31 @@ pub fn offer(
     processor: Processor,
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
-    Arch::offer(choice, counters, processor, policy)
+    Model::offer(choice, counters, processor, policy)
 }
 
 /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be found
 /// out.
-pub fn counters() -> Option<usize> {
-    Arch::counters()
+pub fn host_counters() -> Option<usize> {
+    Model::host_counters()
 }
 
 impl Pmu {
     /// Describes a selected event in the guest's terms.
-    pub fn words(self, selection: Selection) -> String {
+    pub fn describe(self, selection: Selection) -> String {
         match self {
-            Self::Emulated(shown, host) => Arch::words(shown, host, selection),
+            Self::Emulated(model, host) => model.describe(host, selection),
             Self::None | Self::Kvm => selection.to_string(),
         }
     }
 
     /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].
     pub fn needs_retargeting(self) -> bool {
-        Arch::needs_retargeting(self)
+        Model::needs_retargeting(self)
     }
 
     /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
-    pub fn kernel_words(self, processor: Processor) -> Option<&'static str> {
-        Arch::kernel_words(processor, self)
+    pub fn kernel_parameters(self, processor: Processor) -> Option<&'static str> {
+        Model::kernel_parameters(self, processor)
     }
 }

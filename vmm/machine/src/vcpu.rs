@@ -15,22 +15,20 @@ use log::warn;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
-use crate::arch::Arch;
-use crate::architecture::{Architecture, Run};
-use crate::exit::{Bytes, Exit, Kind, Reason};
+use crate::arch::{self, Arch, Board};
+use crate::architecture::{Architecture, Board as _, Run};
+use crate::exit::{Bytes, Exit, ExitKind, Reason};
 use crate::kvm::KvmStats;
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
-use crate::pmu::thread::{Settled, ThreadPmu, Wiring};
+use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
 use exits::{Exits, Stopwatch};
-use mailbox::{Ask, Mailbox, Vcpus};
+use mailbox::{Mailbox, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
 
-type Buses = <Arch as Architecture>::Buses;
-type KvmRun = <Arch as Architecture>::Run;
-type OwnExit = <Arch as Architecture>::OwnExit;
+type ArchExit = <arch::Run as Run>::ArchExit;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -39,15 +37,15 @@ pub struct Vcpu {
     /// KVM's file descriptor of the vCPU.
     pub(crate) fd: VcpuFd,
     /// The machine's devices.
-    pub(crate) buses: Buses,
+    pub(crate) board: Board,
     /// The PMU that the guest sees.
     pub(crate) pmu: Pmu,
     /// The operator's policy for that PMU.
     pub(crate) policy: Policy,
     /// Receives other threads' requests.
     pub(crate) mailbox: Mailbox,
-    /// Handle on all vCPUs of the machine.
-    pub(crate) vcpus: Arc<Vcpus>,
+    /// Handles on all vCPUs of the machine.
+    pub(crate) vcpus: Arc<VcpuHandles>,
     /// KVM's file descriptor of the machine.
     pub(crate) vm: Arc<VmFd>,
     /// The guest's memory. This reference keeps it mapped while the vCPU may run.
@@ -56,12 +54,12 @@ pub struct Vcpu {
 
 /// Why a vCPU cannot run any further.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {vcpu} at {} {place:#x}: {reason}", Arch::POINTER)]
-pub struct Failure {
+#[error("vCPU {vcpu} at {} {instruction_pointer:#x}: {reason}", Arch::INSTRUCTION_POINTER)]
+pub struct VcpuError {
     /// Number of the vCPU.
     pub vcpu: u8,
     /// Instruction pointer of the guest.
-    pub place: u64,
+    pub instruction_pointer: u64,
     /// The reason.
     pub reason: Reason,
 }
@@ -74,14 +72,15 @@ impl Vcpu {
 
     /// Runs the vCPU on this thread. Returns how the machine ends, or why this vCPU cannot run any further. Events of
     /// the guest's counters are passed to the journal, if there is one.
-    pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
-        let Self { id, fd, buses, pmu, policy, mailbox, vcpus, vm, ram } = self;
-        let pmu = ThreadPmu::new(&Wiring { id, fd: &fd, pmu, policy: &policy, buses: &buses, ram: &ram });
-        let run = KvmRun::new(fd);
+    pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, VcpuError> {
+        let Self { id, fd, board, pmu, policy, mailbox, vcpus, vm, ram } = self;
+        let pmu =
+            ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
+        let run = arch::Run::new(fd);
         let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
-        let mut thread = VcpuThread { id, run, buses, mailbox, vcpus, exits, stopwatch, vm, ram };
+        let mut thread = VcpuThread { id, run, board, mailbox, vcpus, exits, stopwatch, vm, ram };
         let result = pmu
-            .map_err(|error| thread.failure(Reason::Refused(error)))
+            .map_err(|error| thread.error(Reason::Kvm(error)))
             .and_then(|mut pmu| thread.run(&mut pmu, journal));
         // Other vCPUs may still run on this machine, so this vCPU's file descriptors stay open until the process ends.
         std::mem::forget(thread);
@@ -92,10 +91,10 @@ impl Vcpu {
 /// A vCPU on its own thread.
 struct VcpuThread {
     id: u8,
-    run: KvmRun,
-    buses: Buses,
+    run: arch::Run,
+    board: Board,
     mailbox: Mailbox,
-    vcpus: Arc<Vcpus>,
+    vcpus: Arc<VcpuHandles>,
     /// Exits so far, by kind.
     exits: Exits,
     /// Measures the time that exits for the PMU take.
@@ -105,89 +104,96 @@ struct VcpuThread {
 }
 
 impl VcpuThread {
-    fn run(&mut self, pmu: &mut ThreadPmu, journal: Option<Box<dyn Journal>>) -> Result<End, Failure> {
+    fn run(&mut self, pmu: &mut ThreadPmu, journal: Option<Box<dyn Journal>>) -> Result<End, VcpuError> {
         if let Some(journal) = journal {
             pmu.log_into(journal, self.run.fd());
         }
-        self.mailbox.begin();
-        self.answer(pmu);
+        self.mailbox.register_thread();
+        self.handle_requests(pmu);
         loop {
             self.stopwatch.enters();
             let exit = self.run.run();
-            self.run.drain(&self.buses);
-            let was_called = matches!(exit, Exit::CalledOut);
-            let ending = self.serve(exit, pmu);
-            self.settle(pmu, was_called)?;
+            self.run.drain(&self.board);
+            let was_interrupted = matches!(exit, Exit::Interrupted);
+            let ending = self.handle(exit, pmu);
+            self.after_exit(pmu, was_interrupted)?;
             match ending {
                 None => {}
                 Some(Ok(end)) => return Ok(end),
-                Some(Err(reason)) => return Err(self.failure(reason)),
+                Some(Err(reason)) => return Err(self.error(reason)),
             }
         }
     }
 
     /// Handles an exit. Returns how the machine ends, or why the vCPU cannot run any further.
-    fn serve(&mut self, exit: Exit<OwnExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
+    fn handle(&mut self, exit: Exit<ArchExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
         match exit {
-            Exit::Own(exit) => {
-                self.count(Arch::kind(&exit));
-                Arch::serve(exit, &mut self.run, &mut pmu.kind, &self.buses, &self.ram).map(Ok)
+            Exit::Arch(exit) => {
+                self.count(arch::Run::kind(&exit));
+                self.run.handle(exit, &mut pmu.pmu, &self.board, &self.ram).map(Ok)
             }
             Exit::MemoryRead { address, width } => {
-                self.count(Kind::MemoryRead);
+                self.count(ExitKind::MemoryRead);
+                self.completes_instruction(pmu);
                 let mut data = Bytes::zeroes(width);
-                Arch::read(&self.buses, address, &mut data);
-                self.run.answer_memory(data);
+                self.board.read(address, &mut data);
+                self.run.complete_read(data);
                 None
             }
             Exit::MemoryWrite { address, data } => {
-                self.count(Kind::MemoryWrite);
-                Arch::write(&self.buses, address, &data).map(Ok)
+                self.count(ExitKind::MemoryWrite);
+                self.completes_instruction(pmu);
+                self.board.write(address, &data).map(Ok)
             }
-            Exit::CalledOut => {
-                self.count(Kind::Signal);
+            Exit::Interrupted => {
+                self.count(ExitKind::Signal);
                 None
             }
             Exit::End(end) => Some(Ok(end)),
-            Exit::Dead(reason) => Some(Err(reason)),
+            Exit::Fatal(reason) => Some(Err(reason)),
         }
     }
 
-    fn count(&mut self, kind: Kind) {
+    /// Counts the instruction that has accessed a device's register in memory.
+    fn completes_instruction(&mut self, pmu: &mut ThreadPmu) {
+        pmu.pmu.completes_instruction(|| arch::Run::is_in_user_mode(self.run.fd()));
+    }
+
+    fn count(&mut self, kind: ExitKind) {
         self.exits.count(kind);
-        if matches!(kind, Kind::PmuRead | Kind::PmuWrite | Kind::Signal) {
+        if matches!(kind, ExitKind::PmuRead | ExitKind::PmuWrite | ExitKind::Signal) {
             self.stopwatch.exits_for_pmu();
         }
     }
 
-    /// Prepares the next entry after an exit: lets the PMU handle overflows, answers requests, and pauses if required.
-    fn settle(&mut self, pmu: &mut ThreadPmu, was_called: bool) -> Result<(), Failure> {
-        let settled = pmu.settle(&self.vm, self.run.fd(), was_called);
-        let Settled { called, notices, pauses } =
-            settled.map_err(|error: KvmError| self.failure(Reason::Refused(error)))?;
+    /// Prepares the next entry after an exit: lets the PMU handle overflows, handles requests, and pauses if required.
+    fn after_exit(&mut self, pmu: &mut ThreadPmu, was_interrupted: bool) -> Result<(), VcpuError> {
+        let after = pmu.after_exit(&self.vm, self.run.fd(), was_interrupted);
+        let AfterExit { kicked, notices, pauses } =
+            after.map_err(|error: KvmError| self.error(Reason::Kvm(error)))?;
         log_notices(&notices);
-        if called {
+        if kicked {
             self.stopwatch.stop_if_unwatched();
-            if self.answer(pmu) {
-                // Answering a request may update counters and find overflows: exit again at once, so that the PMU
+            if self.handle_requests(pmu) {
+                // Handling a request may update counters and find overflows: exit again at once, so that the PMU
                 // handles these before the guest executes anything.
                 self.run.fd().set_kvm_immediate_exit(1);
             }
         }
-        if called || pauses {
+        if kicked || pauses {
             self.pause_if_required(pmu, pauses);
         }
         Ok(())
     }
 
-    /// Answers all pending requests. Returns true if there were any.
-    fn answer(&mut self, pmu: &mut ThreadPmu) -> bool {
-        let mut answered = false;
-        while let Some(ask) = self.mailbox.next() {
-            answered = true;
-            match ask {
-                Ask::Report(answer) => {
-                    let thread = self.mailbox.begin();
+    /// Handles all pending requests. Returns true if there were any.
+    fn handle_requests(&mut self, pmu: &mut ThreadPmu) -> bool {
+        let mut handled = false;
+        while let Some(request) = self.mailbox.next() {
+            handled = true;
+            match request {
+                VcpuRequest::Report(answer) => {
+                    let thread = self.mailbox.thread_id();
                     let (exits, share) = (self.exits, self.stopwatch.share());
                     let report = pmu.report().map(|report| (report.counters, report.statistics));
                     let (counters, statistics) = report.unzip();
@@ -196,49 +202,50 @@ impl VcpuThread {
                     // The requester may have stopped waiting.
                     let _ = answer.send(report);
                 }
-                Ask::SetPolicy(policy, answer) => {
+                VcpuRequest::SetPolicy(policy, answer) => {
                     pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }
-                Ask::Switch(counter, to, answer) => {
-                    let _ = answer.send(pmu.switch(counter, to));
+                VcpuRequest::Switch(counter, to, answer) => {
+                    let _ = answer.send(pmu.set_counter_switch(counter, to));
                 }
             }
         }
-        answered
+        handled
     }
 
     /// Waits while the machine is paused, because counters of a vCPU have no hardware and the policy demands the pause.
     /// `is_cause` is true if this vCPU's counters are the cause.
     fn pause_if_required(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
         let vcpus = Arc::clone(&self.vcpus);
-        if is_cause && vcpus.pause.begin(self.id) {
-            log_notices(&pmu.tell(Notice::StandsStill));
-            vcpus.call_out();
+        if is_cause && vcpus.pause.request(self.id) {
+            log_notices(&pmu.add_notice(Notice::Paused));
+            vcpus.kick();
         }
         let mut since = None;
-        while !vcpus.pause.wait() {
+        while !vcpus.pause.wait_for_resume() {
             if since.is_none() {
                 since = Some(Instant::now());
                 pmu.paused();
             }
-            self.answer(pmu);
+            self.handle_requests(pmu);
             if is_cause && pmu.may_resume() {
-                vcpus.pause.end(self.id);
+                vcpus.pause.release(self.id);
             }
         }
         if let Some(since) = since {
             if is_cause {
-                log_notices(&pmu.tell(Notice::GoesOn { after: since.elapsed() }));
+                log_notices(&pmu.add_notice(Notice::Resumed { after: since.elapsed() }));
             }
-            Arch::tell_of_pause(self.run.fd());
+            arch::Run::notify_paused(self.run.fd());
             // Exit again at once, so that the PMU updates its counters before the guest executes anything.
             self.run.fd().set_kvm_immediate_exit(1);
         }
     }
 
-    fn failure(&mut self, reason: Reason) -> Failure {
-        Failure { vcpu: self.id, place: Arch::place(self.run.fd()), reason }
+    fn error(&mut self, reason: Reason) -> VcpuError {
+        let instruction_pointer = arch::Run::instruction_pointer(self.run.fd());
+        VcpuError { vcpu: self.id, instruction_pointer, reason }
     }
 }
 

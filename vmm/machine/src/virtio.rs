@@ -10,13 +10,13 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use log::info;
 use vm_memory::GuestMemoryMmap;
 
-use crate::arch::Arch;
-use crate::architecture::Architecture;
+use crate::arch;
+use crate::architecture::Board;
 use crate::error::MachineError;
-use crate::kvm_error::Doing;
+use crate::kvm_error::KvmResultExt;
 
 /// Maximum number of virtio devices.
-pub const MOST: usize = 8;
+pub const MAX_VIRTIO_DEVICES: usize = 8;
 
 /// The devices that are attached so far.
 #[derive(Default)]
@@ -31,19 +31,19 @@ impl Virtio {
         device: &dyn Device,
     ) -> Result<Arc<Transport>, MachineError> {
         let index = self.0.len();
-        let line = Arch::line(vm, Arch::VIRTIO.line(index))?;
+        let line = arch::Board::interrupt(vm, arch::Board::VIRTIO.gsi(index))?;
         let transport = Transport::new(device, memory.clone(), line).map_err(MachineError::Event)?;
         // With an ioeventfd, a vCPU that notifies the device does not exit to Tally.
-        let notify = IoEventAddress::Mmio(Arch::VIRTIO.address(index) + Transport::NOTIFY);
+        let notify = IoEventAddress::Mmio(arch::Board::VIRTIO.address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)
-            .doing("take a virtio device's requests")?;
+            .operation("register a virtio ioeventfd")?;
         self.0.push(Arc::clone(&transport));
         Ok(transport)
     }
 
     /// Returns the bus with the registers of all devices.
     pub fn bus(self) -> MmioBus {
-        MmioBus::new(Arch::VIRTIO.base, self.0)
+        MmioBus::new(arch::Board::VIRTIO.base, self.0)
     }
 }
 

@@ -38,7 +38,7 @@ impl Input {
     }
 
     /// Records whether the guest has room for more. A person's input is wanted in any case.
-    pub fn ask(&mut self, has_room: bool) {
+    pub fn set_guest_has_room(&mut self, has_room: bool) {
         self.wanted = !self.ended && (self.escape.is_some() || has_room && self.waiting.is_empty());
     }
 
@@ -48,7 +48,7 @@ impl Input {
     }
 
     /// Removes bytes that the guest was given.
-    pub fn given(&mut self, count: usize) {
+    pub fn consume(&mut self, count: usize) {
         self.waiting.drain(..count);
     }
 
@@ -101,7 +101,7 @@ pub enum OnClose {
     /// End the machine, as SIGPIPE ends a program.
     End,
     /// Drop the rest of the stream.
-    Go,
+    Discard,
 }
 
 impl Sink {
@@ -111,7 +111,7 @@ impl Sink {
     }
 
     /// Writes as many of these bytes as the file takes without blocking. Returns their number, or an ending.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Ending> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Ending> {
         let Some(file) = &mut self.file else { return Ok(bytes.len()) };
         if !has_room(file) {
             return Ok(0);
@@ -124,7 +124,7 @@ impl Sink {
             Err(error) => {
                 self.file = None;
                 match (self.on_close, error.kind()) {
-                    (OnClose::Go, _) => Ok(bytes.len()),
+                    (OnClose::Discard, _) => Ok(bytes.len()),
                     (OnClose::End, io::ErrorKind::BrokenPipe) => Err(Ending::Signal(libc::SIGPIPE)),
                     (OnClose::End, _) => Err(Ending::Output(error)),
                 }

@@ -12,7 +12,7 @@ use crate::policy;
 /// The options of `tally list`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-This user's VMs, and root's list has everybody's.
+Lists this user's VMs; for root, all users' VMs.
 
 Examples:
   tally list
@@ -26,8 +26,8 @@ pub struct List {
 /// The options of `tally stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-On a terminal it goes on until q or Ctrl-C; otherwise it prints again and again.
-What is not counted for lack of counters is shown as `-`.
+On a terminal it refreshes until q or Ctrl-C; otherwise it prints one block per
+interval. `-` means not counted, because no counter was free.
 
 Examples:
   tally stat
@@ -39,7 +39,7 @@ pub struct Stat {
     /// Print JSON, over one interval
     #[arg(long, conflicts_with = "count")]
     pub json: bool,
-    /// Time between two looks: 0.01 to 60
+    /// Refresh interval: 0.01 to 60
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
     /// Print this many times, then end
@@ -50,7 +50,7 @@ pub struct Stat {
 /// The options of `tally policy`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Keys, in TOML as well (without anything to change, all are printed):
+Keys, the same as in the TOML file (without changes, the policy is printed):
   tier=architectural|standard|enhanced    allow=EVENT,r00c0/00ff,...
   min-period=COUNTS    max-interrupts-per-second=N|none
   freeze=guest|hybrid|host    on-starvation=report|scale|stop
@@ -69,7 +69,7 @@ pub struct ChangePolicy {
     /// Enable a counter again
     #[arg(long, value_name = "VCPU:COUNTER")]
     pub enable: Vec<CounterName>,
-    /// Disable a counter: it stands still
+    /// Disable a counter: it stops counting
     #[arg(long, value_name = "VCPU:COUNTER")]
     pub disable: Vec<CounterName>,
     /// Settings to change
@@ -80,8 +80,8 @@ pub struct ChangePolicy {
 /// The options of `tally log`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line that is shown is a record of the log: its time in seconds, the vCPU,
-what happened, and where the guest was then. Sums of them follow.
+Each line of --show is one record: time in seconds, vCPU, event, and the guest's
+instruction pointer. A summary follows.
 
 Examples:
   tally run --pmu-log events -- perf record true
@@ -89,7 +89,7 @@ Examples:
   tally log --show events | less
   tally log --show events --summary")]
 pub struct Log {
-    /// A running VM that has a log, which is flushed
+    /// Running VM whose event log is flushed
     #[arg(value_name = "PID|NAME", required_unless_present = "show", conflicts_with = "show")]
     pub vm: Option<String>,
     /// A note to write into its log
@@ -97,7 +97,7 @@ pub struct Log {
     /// Print the file that `tally run --pmu-log FILE` writes
     #[arg(long, value_name = "FILE")]
     pub show: Option<PathBuf>,
-    /// Print the sums alone
+    /// Print only the summary
     #[arg(long, requires = "show")]
     pub summary: bool,
 }

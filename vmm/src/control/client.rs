@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use vpmu::policy::{Change, Policy};
 
 use super::message::{self, Answer, Request};
-use super::place::{Place, Reached};
+use super::socket_dir::{Connection, SocketDir};
 use crate::deadline::Deadlined;
 use crate::status::{Summary, VmStatus};
 
@@ -66,18 +66,18 @@ pub enum ClientError {
 
 /// Finds all running VMs. Sockets that killed VMs have left behind are removed.
 pub fn find() -> Found {
-    let (mut found, mut reached) = (Found::default(), Vec::new());
-    for place in Place::all() {
-        for process in place.processes() {
-            match place.reach(process) {
-                Ok(Reached::Vm(stream)) => reached.push((process, stream)),
-                Ok(Reached::Nobody) => place.forget(process),
-                Ok(Reached::Busy) => found.silent.push(ClientError::Busy(process)),
+    let (mut found, mut connected) = (Found::default(), Vec::new());
+    for dir in SocketDir::all() {
+        for process in dir.processes() {
+            match dir.connect(process) {
+                Ok(Connection::Vm(stream)) => connected.push((process, stream)),
+                Ok(Connection::Stale) => dir.remove_stale(process),
+                Ok(Connection::Busy) => found.silent.push(ClientError::Busy(process)),
                 Err(error) => found.silent.push(ClientError::Silent(process, error)),
             }
         }
     }
-    for greeted in greet(reached, Instant::now() + GREETING_TIMEOUT) {
+    for greeted in greet(connected, Instant::now() + GREETING_TIMEOUT) {
         match greeted {
             Ok(vm) => found.vms.push(vm),
             Err(ClientError::Ended(_)) => {}
@@ -89,14 +89,14 @@ pub fn find() -> Found {
 }
 
 /// Greets VMs in parallel, with one deadline for all.
-fn greet(reached: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, ClientError>> {
+fn greet(connected: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, ClientError>> {
     thread::scope(|scope| {
         let greet = |(process, stream)| {
             thread::Builder::new()
                 .spawn_scoped(scope, move || Vm::greet(process, stream, end))
                 .map_err(|error| ClientError::Silent(process, error))
         };
-        let greetings: Vec<_> = reached.into_iter().map(greet).collect();
+        let greetings: Vec<_> = connected.into_iter().map(greet).collect();
         let greeted = greetings
             .into_iter()
             .map(|greeting| greeting?.join().unwrap_or_else(|why| panic::resume_unwind(why)));
@@ -171,10 +171,10 @@ impl Vm {
         }
     }
 
-    /// Returns how the VM does, and what it did since this client's last look.
-    pub fn look(&mut self) -> Result<VmStatus, ClientError> {
-        match self.ask(&Request::Look)? {
-            Answer::Look(status) => Ok(*status),
+    /// Returns the VM's status, and what it did since this client's last request.
+    pub fn status(&mut self) -> Result<VmStatus, ClientError> {
+        match self.ask(&Request::Status)? {
+            Answer::Status(status) => Ok(*status),
             _ => Err(unexpected(self.about.pid)),
         }
     }
@@ -211,8 +211,10 @@ impl Summary {
     }
 }
 
+/// Replaces control characters, and cuts off what is too long to be a name or a reason: another process says both.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    const MAX_CHARS: usize = 1000;
+    text.chars().take(MAX_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
@@ -336,7 +338,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_draw_on_the_terminal() {
+    fn a_name_cannot_draw_on_the_terminal_or_be_endless() {
         assert_eq!(vm(1, "a\x1b[2Jb\n").printable().name, "a?[2Jb?");
+        assert_eq!(vm(1, &"a".repeat(70_000)).printable().name.len(), 1000);
     }
 }

@@ -16,11 +16,12 @@ use crate::status::{Summary, VmStatus};
 pub enum Request {
     /// Say what the VM is.
     Hello,
-    /// Look at the VM. From the first look until the client disconnects, the VM also counts what its vCPUs' threads do
-    /// in the guest and in the host.
-    Look,
+    /// Return the VM's status. From the first such request until the client disconnects, the VM also counts what its
+    /// vCPUs' threads do in the guest and in the host.
+    #[serde(rename = "look")]
+    Status,
     /// Disable or enable counters. If one of them does not exist, none is changed.
-    Switch(Vec<Switched>),
+    Switch(Vec<CounterSwitch>),
     /// Change the policy, and return the new one.
     Policy(Change),
     /// Flush the event log, after writing this note into it if there is one.
@@ -29,7 +30,7 @@ pub enum Request {
 
 /// A counter to disable or enable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Switched {
+pub struct CounterSwitch {
     /// Number of the vCPU.
     pub vcpu: u8,
     /// Number of the counter.
@@ -44,8 +45,9 @@ pub struct Switched {
 pub enum Answer {
     /// What the VM is.
     Hello(Summary),
-    /// How the VM is, and what it did since the client's last look.
-    Look(Box<VmStatus>),
+    /// The VM's status, and what it did since the client's last request.
+    #[serde(rename = "look")]
+    Status(Box<VmStatus>),
     /// The VM's policy.
     Policy(Policy),
     /// The request was carried out.
@@ -89,7 +91,8 @@ mod tests {
     #[test]
     fn requests_can_be_typed_by_hand() {
         assert_eq!(line_of(&Request::Hello), "\"hello\"\n");
-        let request = Request::Switch(vec![Switched { vcpu: 0, counter: 3, to: Switch::Off }]);
+        assert_eq!(line_of(&Request::Status), "\"look\"\n");
+        let request = Request::Switch(vec![CounterSwitch { vcpu: 0, counter: 3, to: Switch::Off }]);
         let line = line_of(&request);
         assert_eq!(line, "{\"switch\":[{\"vcpu\":0,\"counter\":3,\"to\":\"off\"}]}\n");
         assert_eq!(receive(&mut line.as_bytes()).unwrap(), Some(request));

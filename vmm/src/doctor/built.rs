@@ -29,7 +29,7 @@ pub fn facts() -> Vec<Fact> {
             "the default guest is not built yet, which the first `tally run -- true` does",
         ),
     };
-    let lab = lab::IS_HERE.then(|| {
+    let lab = lab::LAB_AVAILABLE.then(|| {
         if has_all(cache.root(), &LAB) {
             Fact::note("lab", "the lab is built")
         } else {

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use kvm_ioctls::Kvm;
-use tally_machine::kvm::{self, KvmError, MODULES, Need, WANTED, of_its_own_pmu};
+use tally_machine::kvm::{self, Capability, KvmError, MODULES, OPTIONAL, own_pmu_state};
 use tally_machine::pmu::Choice;
 
 use crate::fact::Fact;
@@ -33,7 +33,7 @@ pub fn facts() -> Vec<Fact> {
     facts.extend(parameters(Path::new(SYS_MODULE)));
     facts.push(match guest_images::host::obstacle() {
         None => Fact::good(LINUX, "Linux runs here as it is"),
-        Some(obstacle) => Fact::bad(LINUX, format!("{obstacle}{}", lab::RUNS_IT)),
+        Some(obstacle) => Fact::bad(LINUX, format!("{obstacle}{}", lab::LAB_HINT)),
     });
     facts
 }
@@ -48,14 +48,16 @@ fn usable(kvm: &Kvm, module: Option<(&str, &str)>) -> Vec<Fact> {
         Fact::bad(ABOUT, format!("{says}, not {}", kvm::API_VERSION))
     };
     let mut facts = vec![opened];
-    facts.extend(kvm::needed(Choice::Auto).map(|need| capability(need, kvm.check_extension(need.cap))));
-    facts.extend(WANTED.iter().map(|need| optional(need, kvm.check_extension(need.cap))));
-    facts.push(Fact::note(CAPABILITY, of_its_own_pmu(kvm)));
+    let has = |capability: &Capability| kvm.check_extension(capability.cap);
+    facts
+        .extend(kvm::required_capabilities(Choice::Auto).map(|required| capability(required, has(required))));
+    facts.extend(OPTIONAL.iter().map(|capability| optional(capability, has(capability))));
+    facts.push(Fact::note(CAPABILITY, own_pmu_state(kvm)));
     facts
 }
 
-fn capability(need: &Need, is_there: bool) -> Fact {
-    let Need { name, purpose, .. } = need;
+fn capability(capability: &Capability, is_there: bool) -> Fact {
+    let Capability { name, purpose, .. } = capability;
     if is_there {
         Fact::good(CAPABILITY, format!("{name} is there, for {purpose}"))
     } else {
@@ -66,8 +68,8 @@ fn capability(need: &Need, is_there: bool) -> Fact {
     }
 }
 
-fn optional(need: &Need, is_there: bool) -> Fact {
-    let Need { name, purpose, .. } = need;
+fn optional(capability: &Capability, is_there: bool) -> Fact {
+    let Capability { name, purpose, .. } = capability;
     let there = if is_there { "is there" } else { "is missing" };
     Fact::note(CAPABILITY, format!("{name} {there}, for {purpose}; guests run without, too"))
 }
@@ -85,7 +87,7 @@ fn absent(modules: &Path) -> Fact {
         ABOUT,
         format!(
             "no /dev/kvm: this kernel has no KVM, or its module is not loaded: {}",
-            kvm::loading("sudo ")
+            kvm::modprobe_commands("sudo ")
         ),
     )
 }
@@ -188,15 +190,18 @@ mod tests {
     #[test]
     fn a_missing_device_is_explained_with_or_without_a_module() {
         let modules = tempfile::tempdir().unwrap();
-        assert!(absent(modules.path()).says.contains(&kvm::loading("sudo ")));
+        assert!(absent(modules.path()).says.contains(&kvm::modprobe_commands("sudo ")));
         fs::create_dir(modules.path().join("kvm")).unwrap();
         assert!(absent(modules.path()).says.contains("--device /dev/kvm"));
     }
 
     #[test]
     fn a_missing_capability_that_every_guest_needs_is_bad() {
-        let need = kvm::needed(Choice::Auto).next().unwrap();
-        assert_eq!((capability(need, true).state, capability(need, false).state), (State::Good, State::Bad));
-        assert_eq!(optional(need, false).state, State::Note);
+        let required = kvm::required_capabilities(Choice::Auto).next().unwrap();
+        assert_eq!(
+            (capability(required, true).state, capability(required, false).state),
+            (State::Good, State::Bad)
+        );
+        assert_eq!(optional(required, false).state, State::Note);
     }
 }

@@ -83,7 +83,7 @@ fn read(file: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{Place, What};
+    use super::super::record::{Location, What};
     use super::*;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -95,7 +95,7 @@ mod tests {
         let header = Header { wall: Duration::ZERO, monotonic: Duration::ZERO };
         let mut bytes = header.encode();
         for number in 0..NOTES {
-            What::Note(number).encode(Duration::from_nanos(number), Place::default(), &mut bytes);
+            What::Note(number).encode(Duration::from_nanos(number), Location::default(), &mut bytes);
         }
         bytes
     }

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | 2 | number of the bytes that follow |
 //! | 1 | kind of the record: which [`What`] it is |
-//! | 1 | parts of the [`Place`] that are present: 1 for a vCPU, 2 for a RIP, 3 for both |
+//! | 1 | parts of the [`Location`] that are present: 1 for a vCPU, 2 for a RIP, 3 for both |
 //! | 8 | nanoseconds since the log's beginning |
 //! | 1, 8 | vCPU, RIP |
 //! | the rest | content: numbers, then text |
@@ -43,15 +43,15 @@ pub struct Header {
 pub struct Record<T> {
     /// Time since the log's beginning.
     pub time: Duration,
-    /// Place of the event.
-    pub place: Place,
+    /// Location of the event.
+    pub location: Location,
     /// The event.
     pub what: What<T>,
 }
 
-/// Place of an event.
+/// Location of an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// vCPU, for events of a vCPU.
     pub vcpu: Option<u8>,
     /// Guest's RIP, for events of the guest.
@@ -62,7 +62,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What<T> {
     /// Tally's message about the counters.
-    Said(T),
+    Message(T),
     /// The user's note, written by `tally log VM TEXT`.
     Note(T),
     /// This number of records is missing here, because they could not be written.
@@ -72,7 +72,7 @@ pub enum What<T> {
     /// The guest has configured a counter.
     Configured { counter: u8, interrupts: bool, event: T },
     /// The guest has configured a counter to count nothing.
-    Emptied { counter: u8 },
+    Unconfigured { counter: u8 },
     /// These counters have overflowed (a mask).
     Overflowed { counters: u64, interrupts: bool },
     /// A counter has lost its hardware.
@@ -122,21 +122,21 @@ impl Header {
 
 impl<T: Display> What<T> {
     /// Appends a record with this content.
-    pub fn encode(&self, time: Duration, place: Place, to: &mut Vec<u8>) {
+    pub fn encode(&self, time: Duration, location: Location, to: &mut Vec<u8>) {
         let begin = to.len();
-        let parts = place.vcpu.map_or(0, |_| VCPU) | place.rip.map_or(0, |_| RIP);
+        let parts = location.vcpu.map_or(0, |_| VCPU) | location.rip.map_or(0, |_| RIP);
         to.extend([0, 0, self.kind(), parts]);
         to.extend(nanoseconds(time).to_le_bytes());
-        to.extend(place.vcpu);
-        to.extend(place.rip.map(u64::to_le_bytes).iter().flatten());
+        to.extend(location.vcpu);
+        to.extend(location.rip.map(u64::to_le_bytes).iter().flatten());
         match self {
-            Self::Said(words) | Self::Note(words) | Self::End(words) => text(to, words),
+            Self::Message(words) | Self::Note(words) | Self::End(words) => text(to, words),
             Self::Lost(records) => to.extend(records.to_le_bytes()),
             Self::Configured { counter, interrupts, event } => {
                 to.extend([*counter, u8::from(*interrupts)]);
                 text(to, event);
             }
-            Self::Emptied { counter } => to.push(*counter),
+            Self::Unconfigured { counter } => to.push(*counter),
             Self::Overflowed { counters, interrupts } => {
                 to.extend(counters.to_le_bytes());
                 to.push(u8::from(*interrupts));
@@ -157,12 +157,12 @@ impl<T: Display> What<T> {
 
     fn kind(&self) -> u8 {
         match self {
-            Self::Said(_) => 1,
+            Self::Message(_) => 1,
             Self::Note(_) => 2,
             Self::Lost(_) => 3,
             Self::End(_) => 4,
             Self::Configured { .. } => 5,
-            Self::Emptied { .. } => 6,
+            Self::Unconfigured { .. } => 6,
             Self::Overflowed { .. } => 7,
             Self::Starved { .. } => 8,
             Self::Recovered { .. } => 9,
@@ -180,12 +180,12 @@ impl Record<String> {
         let vcpu = (parts & VCPU != 0).then(|| rest.byte()).transpose()?;
         let rip = (parts & RIP != 0).then(|| rest.number()).transpose()?;
         let what = match kind {
-            1 => What::Said(rest.text()?),
+            1 => What::Message(rest.text()?),
             2 => What::Note(rest.text()?),
             3 => What::Lost(rest.number()?),
             4 => What::End(rest.text()?),
             5 => What::Configured { counter: rest.byte()?, interrupts: rest.flag()?, event: rest.text()? },
-            6 => What::Emptied { counter: rest.byte()? },
+            6 => What::Unconfigured { counter: rest.byte()? },
             7 => What::Overflowed { counters: rest.number()?, interrupts: rest.flag()? },
             8 => What::Starved { counter: rest.byte()?, event: rest.text()? },
             9 => What::Recovered { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
@@ -193,7 +193,7 @@ impl Record<String> {
             _ => return Err(DecodeError::Record),
         };
         let is_whole = rest.0.is_empty() && parts & !(VCPU | RIP) == 0;
-        is_whole.then_some(Self { time, place: Place { vcpu, rip }, what }).ok_or(DecodeError::Record)
+        is_whole.then_some(Self { time, location: Location { vcpu, rip }, what }).ok_or(DecodeError::Record)
     }
 }
 
@@ -265,15 +265,15 @@ mod tests {
         any::<u64>().prop_map(Duration::from_nanos)
     }
 
-    fn place() -> impl Strategy<Value = Place> {
-        any::<(Option<u8>, Option<u64>)>().prop_map(|(vcpu, rip)| Place { vcpu, rip })
+    fn location() -> impl Strategy<Value = Location> {
+        any::<(Option<u8>, Option<u64>)>().prop_map(|(vcpu, rip)| Location { vcpu, rip })
     }
 
     fn what() -> impl Strategy<Value = What<String>> {
         let words = || any::<String>();
         let gap = || (any::<u8>(), time(), words());
         prop_oneof![
-            words().prop_map(What::Said),
+            words().prop_map(What::Message),
             words().prop_map(What::Note),
             words().prop_map(What::End),
             any::<u64>().prop_map(What::Lost),
@@ -282,7 +282,7 @@ mod tests {
                 interrupts,
                 event
             }),
-            any::<u8>().prop_map(|counter| What::Emptied { counter }),
+            any::<u8>().prop_map(|counter| What::Unconfigured { counter }),
             any::<(u64, bool)>().prop_map(|(counters, interrupts)| What::Overflowed { counters, interrupts }),
             (any::<u8>(), words()).prop_map(|(counter, event)| What::Starved { counter, event }),
             gap().prop_map(|(counter, missed, event)| What::Recovered { counter, missed, event }),
@@ -292,18 +292,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(time in time(), place in place(), what in what()) {
+        fn what_is_written_is_read(time in time(), location in location(), what in what()) {
             let mut bytes = vec![7];
-            what.encode(time, place, &mut bytes);
+            what.encode(time, location, &mut bytes);
             let length = usize::from(u16::from_le_bytes([bytes[1], bytes[2]]));
             prop_assert_eq!(length, bytes.len() - 1 - LENGTH);
-            prop_assert_eq!(Record::decode(&bytes[1 + LENGTH..]), Ok(Record { time, place, what }));
+            prop_assert_eq!(Record::decode(&bytes[1 + LENGTH..]), Ok(Record { time, location, what }));
         }
 
         #[test]
-        fn a_record_that_lacks_bytes_is_nonsense(counters in any::<u64>(), place in place(), cut in 0..20_usize) {
+        fn a_record_that_lacks_bytes_is_nonsense(counters in any::<u64>(), location in location(), cut in 0..20_usize) {
             let mut bytes = Vec::new();
-            What::<&str>::Overflowed { counters, interrupts: true }.encode(Duration::ZERO, place, &mut bytes);
+            What::<&str>::Overflowed { counters, interrupts: true }.encode(Duration::ZERO, location, &mut bytes);
             let end = bytes.len() - 1;
             prop_assert_eq!(Record::decode(&bytes[LENGTH..end.min(LENGTH + cut)]), Err(DecodeError::Record));
         }
@@ -320,7 +320,7 @@ mod tests {
     fn long_words_are_cut_between_characters() {
         let words = format!("x{}", "é".repeat(MAX_TEXT));
         let mut bytes = Vec::new();
-        What::Note(&words).encode(Duration::ZERO, Place::default(), &mut bytes);
+        What::Note(&words).encode(Duration::ZERO, Location::default(), &mut bytes);
         let record = Record::decode(&bytes[LENGTH..]).unwrap();
         assert_eq!(record.what, What::Note(words[..MAX_TEXT - 1].to_owned()));
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Header {
 impl fmt::Display for Record<String> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>14} ", Seconds(self.time).to_string())?;
-        match (self.place.vcpu, self.place.rip) {
+        match (self.location.vcpu, self.location.rip) {
             (Some(vcpu), Some(rip)) => write!(f, "vCPU {vcpu} at {rip:#x}: ")?,
             (Some(vcpu), None) => write!(f, "vCPU {vcpu}: ")?,
             (None, _) => {}
@@ -83,7 +83,7 @@ impl fmt::Display for Record<String> {
 impl fmt::Display for What<String> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said(words) => write!(f, "{}", Line(words)),
+            Self::Message(words) => write!(f, "{}", Line(words)),
             Self::Note(words) => write!(f, "note: {}", Line(words)),
             Self::Lost(1) => write!(f, "1 record is lost here: it could not be written"),
             Self::Lost(records) => write!(f, "{records} records are lost here: they could not be written"),
@@ -92,7 +92,7 @@ impl fmt::Display for What<String> {
                 let then = if *interrupts { ", and interrupts" } else { "" };
                 write!(f, "counter {counter} counts {}{then}", Line(event))
             }
-            Self::Emptied { counter } => write!(f, "counter {counter} counts nothing"),
+            Self::Unconfigured { counter } => write!(f, "counter {counter} counts nothing"),
             Self::Overflowed { counters, interrupts } => {
                 let then = if *interrupts { ", and the guest is interrupted" } else { "" };
                 write!(f, "{}{then}", Overflow(*counters))
@@ -167,11 +167,11 @@ fn date(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Place;
+    use super::super::record::Location;
     use super::*;
 
     fn line(vcpu: Option<u8>, rip: Option<u64>, what: What<String>) -> String {
-        Record { time: Duration::from_millis(1500), place: Place { vcpu, rip }, what }.to_string()
+        Record { time: Duration::from_millis(1500), location: Location { vcpu, rip }, what }.to_string()
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let header = Header { wall: Duration::ZERO, monotonic: Duration::from_secs(3) };
         let mut bytes = header.encode();
         for number in 1..=2 {
-            What::Note(number).encode(Duration::from_secs(number), Place::default(), &mut bytes);
+            What::Note(number).encode(Duration::from_secs(number), Location::default(), &mut bytes);
         }
         bytes.pop();
         let shown = |part| {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::record::{Place, Record, What};
+use super::record::{Location, Record, What};
 use super::words::{Seconds, counters};
 
 /// Maximum number of places that are shown.
@@ -45,44 +45,44 @@ impl Summary {
         self.records += 1;
         self.last = record.time;
         match &record.what {
-            What::Said(_) => {}
+            What::Message(_) => {}
             What::Note(_) => self.notes += 1,
             What::Lost(records) => self.lost += records,
             What::End(_) => self.is_over = true,
-            What::Configured { counter, .. } => self.counter(record.place, *counter).configurations += 1,
-            What::Emptied { counter } => drop(self.counter(record.place, *counter)),
+            What::Configured { counter, .. } => self.counter(record.location, *counter).configurations += 1,
+            What::Unconfigured { counter } => drop(self.counter(record.location, *counter)),
             What::Overflowed { counters: set, interrupts } => {
                 for counter in counters(*set) {
-                    self.counter(record.place, counter).overflowed(record.time);
+                    self.counter(record.location, counter).overflowed(record.time);
                 }
-                if let Some(rip) = record.place.rip {
+                if let Some(rip) = record.location.rip {
                     *self.places.entry(rip).or_default() += 1;
                 }
                 if *interrupts {
-                    *self.interrupts.entry(vcpu(record.place)).or_default() += 1;
+                    *self.interrupts.entry(vcpu(record.location)).or_default() += 1;
                 }
             }
             What::Starved { counter, .. } => {
-                let counter = self.counter(record.place, *counter);
+                let counter = self.counter(record.location, *counter);
                 counter.starvations += 1;
                 counter.starved = Some(record.time);
             }
             What::Recovered { counter, missed, .. } | What::GivenUp { counter, missed, .. } => {
-                let counter = self.counter(record.place, *counter);
+                let counter = self.counter(record.location, *counter);
                 counter.missed += *missed;
                 counter.starved = None;
             }
         }
     }
 
-    fn counter(&mut self, place: Place, counter: u8) -> &mut Counter {
-        self.counters.entry((vcpu(place), counter)).or_default()
+    fn counter(&mut self, location: Location, counter: u8) -> &mut Counter {
+        self.counters.entry((vcpu(location), counter)).or_default()
     }
 }
 
 /// Returns the vCPU of a counter's record. A record without one counts for vCPU 0.
-fn vcpu(place: Place) -> u8 {
-    place.vcpu.unwrap_or_default()
+fn vcpu(location: Location) -> u8 {
+    location.vcpu.unwrap_or_default()
 }
 
 impl Counter {
@@ -159,8 +159,8 @@ mod tests {
         let mut summary = Summary::default();
         for (ms, rip, what) in records {
             let mut bytes = Vec::new();
-            let place = Place { vcpu: Some(1), rip: *rip };
-            what.encode(Duration::from_millis(*ms), place, &mut bytes);
+            let location = Location { vcpu: Some(1), rip: *rip };
+            what.encode(Duration::from_millis(*ms), location, &mut bytes);
             summary.add(&Record::decode(&bytes[2..]).unwrap());
         }
         summary.to_string()

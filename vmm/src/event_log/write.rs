@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::mem;
 use std::time::Duration;
 
-use super::record::{self, Header, Place, What};
+use super::record::{self, Header, Location, What};
 
 /// Size of the buffer: it is written when it has this many bytes.
 const FULL: usize = 64 << 10;
@@ -25,7 +25,7 @@ pub struct Writer<W> {
     /// Offset of the first record in the buffer: at the beginning, the header is before it.
     first: usize,
     lost: Lost,
-    trouble: Trouble,
+    error: WriteError,
     ended: bool,
 }
 
@@ -40,9 +40,9 @@ struct Lost {
     all: u64,
 }
 
-/// Failure of writing.
+/// State of failed writes.
 #[derive(Debug, Default)]
-struct Trouble {
+struct WriteError {
     /// The last error.
     cause: Option<String>,
     /// Time of the next attempt, while writing fails.
@@ -64,12 +64,12 @@ impl<W: Write> Writer<W> {
     pub fn new(file: W, header: &Header) -> Self {
         let buffer = header.encode();
         let first = buffer.len();
-        let (lost, trouble) = (Lost::default(), Trouble::default());
-        Self { file, buffer, written: 0, first, lost, trouble, ended: false }
+        let (lost, error) = (Lost::default(), WriteError::default());
+        Self { file, buffer, written: 0, first, lost, error, ended: false }
     }
 
     /// Adds a record.
-    pub fn add<T: Display>(&mut self, time: Duration, place: Place, what: &What<T>) {
+    pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
         if self.ended {
             self.lost.unreported += 1;
             return;
@@ -84,7 +84,7 @@ impl<W: Write> Writer<W> {
             return;
         }
         self.add_gap(time);
-        what.encode(time, place, &mut self.buffer);
+        what.encode(time, location, &mut self.buffer);
         if self.buffer.len() >= FULL {
             self.write_again(time);
         }
@@ -108,28 +108,28 @@ impl<W: Write> Writer<W> {
         }
         let outcome = if self.write(time) {
             self.add_gap(time);
-            What::End(how).encode(time, Place::default(), &mut self.buffer);
+            What::End(how).encode(time, Location::default(), &mut self.buffer);
             self.write(time);
             self.outcome(self.lost.all)
         } else {
             self.outcome(self.lost.all + record::unwritten(&self.buffer, self.first, self.written))
         };
         // From here on, this is why a record is lost. Nobody needs to be told.
-        self.trouble = Trouble { cause: Some("the machine has ended".to_owned()), again: None, told: true };
+        self.error = WriteError { cause: Some("the machine has ended".to_owned()), again: None, told: true };
         self.lost.unreported = 0;
         outcome
     }
 
     /// Returns why writing failed, at the first failure only.
     pub fn take_first_failure(&mut self) -> Option<String> {
-        let cause = self.trouble.cause.as_ref().filter(|_| !self.trouble.told)?;
-        self.trouble.told = true;
+        let cause = self.error.cause.as_ref().filter(|_| !self.error.told)?;
+        self.error.told = true;
         Some(cause.clone())
     }
 
     fn outcome(&self, lost: u64) -> Result<(), Failure> {
-        let waits = self.trouble.again.is_some();
-        match &self.trouble.cause {
+        let waits = self.error.again.is_some();
+        match &self.error.cause {
             Some(cause) if lost > 0 || waits => Err(Failure { lost, cause: cause.clone() }),
             _ => Ok(()),
         }
@@ -139,12 +139,12 @@ impl<W: Write> Writer<W> {
     fn add_gap(&mut self, time: Duration) {
         let lost = mem::take(&mut self.lost.here);
         if lost > 0 {
-            What::<&str>::Lost(lost).encode(time, Place::default(), &mut self.buffer);
+            What::<&str>::Lost(lost).encode(time, Location::default(), &mut self.buffer);
         }
     }
 
     fn write_again(&mut self, time: Duration) {
-        if self.trouble.again.is_none_or(|again| time >= again) {
+        if self.error.again.is_none_or(|again| time >= again) {
             self.write(time);
         }
     }
@@ -161,13 +161,13 @@ impl<W: Write> Writer<W> {
         }
         self.buffer.clear();
         (self.written, self.first) = (0, 0);
-        self.trouble.again = None;
+        self.error.again = None;
         true
     }
 
     fn failed(&mut self, time: Duration, error: &io::Error) -> bool {
-        self.trouble.cause = Some(error.to_string());
-        self.trouble.again = Some(time + RETRY_AFTER);
+        self.error.cause = Some(error.to_string());
+        self.error.again = Some(time + RETRY_AFTER);
         false
     }
 }

@@ -1,4 +1,4 @@
-//! Renders what is told of a VM ([`crate::status`]) in OpenMetrics' text format: [`METRICS`] lists the metrics.
+//! Renders the status of a VM ([`crate::status`]) in OpenMetrics' text format: [`METRICS`] lists the metrics.
 
 use std::fmt;
 
@@ -37,8 +37,8 @@ pub fn write(machine: Machine) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// What the values of a metric are told of.
-enum Of {
+/// Where a metric's values come from.
+enum Source {
     /// Each vCPU; the second label tells kinds of exits apart.
     Exits(&'static str, fn(&Exits) -> Vec<(&'static str, u64)>),
     /// Each vCPU's PMU.
@@ -48,42 +48,46 @@ enum Of {
     /// Each counter, in seconds.
     Seconds(fn(&CounterReport) -> f64),
     /// Each counter, which is in a state or is not.
-    Is(fn(&CounterReport) -> bool),
+    State(fn(&CounterReport) -> bool),
 }
 
 /// Names, help texts and values of the metrics.
-const METRICS: [(&str, &str, Of); 12] = [
-    ("exits", "Times that a vCPU came out of the guest", Of::Exits("reason", exits)),
-    ("pmu_traps", "Accesses of the guest's to the registers of its PMU", Of::Exits("access", traps)),
-    ("pmu_interrupts", "Interrupts of the guest's PMU", Of::Pmu(|pmu| pmu.interrupts)),
-    ("pmu_alarms", "Signals of the host's counters", Of::Pmu(|pmu| pmu.alarms)),
+const METRICS: [(&str, &str, Source); 12] = [
+    ("exits", "Times that a vCPU came out of the guest", Source::Exits("reason", exits)),
+    ("pmu_traps", "Accesses of the guest's to the registers of its PMU", Source::Exits("access", traps)),
+    ("pmu_interrupts", "Interrupts of the guest's PMU", Source::Pmu(|pmu| pmu.interrupts)),
+    ("pmu_alarms", "Signals of the host's counters", Source::Pmu(|pmu| pmu.alarms)),
     (
         "pmu_ignored_alarms",
         "Signals of the host's counters at which no counter of the guest's had overflowed",
-        Of::Pmu(|pmu| pmu.ignored_alarms),
+        Source::Pmu(|pmu| pmu.ignored_alarms),
     ),
     (
         "pmu_period_clamps",
         "Overflows that were put off because they would have come too soon after the last",
-        Of::Pmu(|pmu| pmu.clamps),
+        Source::Pmu(|pmu| pmu.clamps),
     ),
-    ("pmu_system_calls", "System calls for the guest's counters", Of::Pmu(|pmu| pmu.system_calls)),
-    ("pmu_overflows", "Overflows of a counter", Of::Counter(|counter| counter.overflows)),
-    ("pmu_starvations", "Times that a counter had no hardware", Of::Counter(|counter| counter.starvations)),
+    ("pmu_system_calls", "System calls for the guest's counters", Source::Pmu(|pmu| pmu.system_calls)),
+    ("pmu_overflows", "Overflows of a counter", Source::Counter(|counter| counter.overflows)),
+    (
+        "pmu_starvations",
+        "Times that a counter had no hardware",
+        Source::Counter(|counter| counter.starvations),
+    ),
     (
         "pmu_starved",
         "For how long a counter had no hardware, at most",
-        Of::Seconds(|counter| counter.starved),
+        Source::Seconds(|counter| counter.starved),
     ),
     (
         "pmu_estimated",
         "Counts that are an estimate of what a counter missed, since it was last configured",
-        Of::Counter(|counter| counter.estimated),
+        Source::Counter(|counter| counter.estimated),
     ),
     (
         "pmu_is_starved",
         "Whether a counter has no hardware now",
-        Of::Is(|counter| counter.state == State::Starved),
+        Source::State(|counter| counter.state == State::Starved),
     ),
 ];
 
@@ -106,15 +110,15 @@ fn traps(exits: &Exits) -> Vec<(&'static str, u64)> {
 
 impl Collector for Machine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        for (name, help, of) in &METRICS {
-            let (unit, kind) = match of {
-                Of::Exits(..) | Of::Pmu(_) | Of::Counter(_) => (None, MetricType::Counter),
-                Of::Seconds(_) => (Some(&Unit::Seconds), MetricType::Counter),
-                Of::Is(_) => (None, MetricType::Gauge),
+        for (name, help, source) in &METRICS {
+            let (unit, kind) = match source {
+                Source::Exits(..) | Source::Pmu(_) | Source::Counter(_) => (None, MetricType::Counter),
+                Source::Seconds(_) => (Some(&Unit::Seconds), MetricType::Counter),
+                Source::State(_) => (None, MetricType::Gauge),
             };
             let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
             for vcpu in &self.vcpus {
-                encode(of, vcpu, &mut metric)?;
+                encode(source, vcpu, &mut metric)?;
             }
         }
         let help = "Whether the machine stands still until its counters have hardware";
@@ -124,27 +128,27 @@ impl Collector for Machine {
 }
 
 /// Writes a metric's values of one vCPU.
-fn encode(of: &Of, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Result {
+fn encode(source: &Source, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Result {
     let label = || ("vcpu", vcpu.vcpu.to_string());
     let mut counters =
         vcpu.counters.iter().map(|of| (vec![label(), ("counter", of.counter.to_string())], of));
     let mut encode =
         |labels: Vec<(&str, String)>, value: &dyn EncodeMetric| value.encode(metric.encode_family(&labels)?);
-    match of {
-        Of::Exits(kind, values) => values(&vcpu.exits).into_iter().try_for_each(|(name, value)| {
+    match source {
+        Source::Exits(kind, values) => values(&vcpu.exits).into_iter().try_for_each(|(name, value)| {
             encode(vec![label(), (kind, name.to_owned())], &ConstCounter::new(value))
         }),
-        Of::Pmu(value) => vcpu
+        Source::Pmu(value) => vcpu
             .statistics
             .iter()
             .try_for_each(|statistics| encode(vec![label()], &ConstCounter::new(value(statistics)))),
-        Of::Counter(value) => {
+        Source::Counter(value) => {
             counters.try_for_each(|(labels, of)| encode(labels, &ConstCounter::new(value(of))))
         }
-        Of::Seconds(value) => {
+        Source::Seconds(value) => {
             counters.try_for_each(|(labels, of)| encode(labels, &ConstCounter::new(value(of))))
         }
-        Of::Is(value) => {
+        Source::State(value) => {
             counters.try_for_each(|(labels, of)| encode(labels, &ConstGauge::new(i64::from(value(of)))))
         }
     }

@@ -27,8 +27,8 @@ fn a_file_can_have_every_key() {
                 freeze = \"hybrid\"\non-starvation = \"scale\"\n";
     let said = Policy {
         allowed: Allowed::Tier(Tier::Standard),
-        least_period: NonZeroU64::new(10_000).unwrap(),
-        most_interrupts: NonZeroU32::new(500),
+        min_period: NonZeroU64::new(10_000).unwrap(),
+        max_interrupts_per_second: NonZeroU32::new(500),
         freeze: Freeze::Hybrid,
         on_starvation: OnStarvation::Scale,
     };

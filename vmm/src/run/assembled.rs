@@ -16,8 +16,8 @@ use tally_machine::{Journal, Machine, Vcpu};
 use vpmu::policy::Policy;
 
 use super::running::Running;
-use super::started::{Guards, Seen, Started};
-use super::talk::Talk;
+use super::started::{ClientSockets, Guards, Started};
+use super::talk::AgentStart;
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::Control;
@@ -40,26 +40,26 @@ pub struct Assembled<'a> {
     /// Shares that the agent mounts.
     pub shares: Vec<Share>,
     /// Working directory of the command.
-    pub folder: Option<OsString>,
+    pub working_dir: Option<OsString>,
     pub graph: Option<FlameGraph>,
     /// The agent's device, if the guest has an agent.
     pub agent: Option<Console>,
     pub machine: Machine,
-    pub seen: Seen,
+    pub client_sockets: ClientSockets,
     pub signals: Signals,
     pub events: EventLoop,
     pub output: Output,
 }
 
 impl<'a> Assembled<'a> {
-    /// Starts the conversation with the agent or the input from the terminal, and then the vCPUs.
+    /// Connects to the agent or to the input from the terminal, and then starts the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
-        let Self { options, log, pmu, remarks, shares, folder, mut graph, .. } = self;
-        let Self { agent, machine, seen, signals, mut events, output, .. } = self;
+        let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
+        let Self { agent, machine, client_sockets, signals, mut events, output, .. } = self;
         let (mut handle, mut thread, mut raw) = (None, None, None);
-        if let Some((console, transport)) = agent.zip(machine.served_outside) {
-            let talk = Talk { command: &options.command, shares, folder, graph: graph.as_mut() };
-            let started = talk.start(console, transport, events.reporter()?)?;
+        if let Some((console, transport)) = agent.zip(machine.external_transport) {
+            let agent = AgentStart { command: &options.command, shares, working_dir, graph: graph.as_mut() };
+            let started = agent.start(console, transport, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
         events.add_signals(signals, handle);
@@ -74,7 +74,14 @@ impl<'a> Assembled<'a> {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
             run(vcpu, journal, events.reporter()?)?;
         }
-        Ok(Started { options, log, guards: Guards { seen, events, raw }, output, agent: thread, graph })
+        Ok(Started {
+            options,
+            log,
+            guards: Guards { client_sockets, events, raw },
+            output,
+            agent: thread,
+            graph,
+        })
     }
 }
 
@@ -105,7 +112,7 @@ pub fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
 }
 
 /// Serves the control socket and the metrics until the result is dropped.
-pub fn show(
+pub fn serve_clients(
     options: &Run,
     machine: &Machine,
     pmu: Pmu,
@@ -113,12 +120,12 @@ pub fn show(
     memory: u64,
     log: Option<&Arc<EventLog>>,
     metrics: Option<(Metrics, Socket)>,
-) -> Result<Seen> {
+) -> Result<ClientSockets> {
     let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
     let running = Running {
         about: Summary::of_this(options, pmu, cpus, memory),
         begun: Instant::now(),
-        vcpus: Arc::clone(&machine.asked),
+        vcpus: Arc::clone(&machine.vcpu_handles),
         kvm: machine.vcpus.iter().map(Vcpu::kvm_stats).collect(),
         pmu,
         policy: Mutex::new(policy),
@@ -132,7 +139,7 @@ pub fn show(
         }
         None => None,
     };
-    Ok(Seen { control: Control::open(running), metrics: socket })
+    Ok(ClientSockets { control: Control::open(running), metrics: socket })
 }
 
 /// Returns the labels of the metric `tally_machine_info`.

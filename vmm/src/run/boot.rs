@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use guest_images::Progress;
 use log::info;
-use tally_machine::{KERNEL_WORDS, Kernel};
+use tally_machine::{KERNEL_PARAMETERS, Kernel};
 
 use crate::cli::Run;
 use crate::lab;
@@ -16,8 +16,8 @@ pub struct Files {
     pub kernel: Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<PathBuf>,
-    /// Archive in front of the initrd, with the modules of a kernel that is not the default guest's.
-    pub front: Vec<u8>,
+    /// cpio archive prepended to the initrd: the modules that a user's kernel needs for Tally's devices.
+    pub initrd_prefix: Vec<u8>,
 }
 
 /// Returns the kernel and the initrd that the options name; one that is not named is the default guest's.
@@ -25,17 +25,17 @@ pub fn files(options: &Run) -> Result<Files> {
     let named = options.kernel.as_deref().map(Kernel::read).transpose()?;
     let files = match named {
         Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => {
-            Files { kernel, initrd: options.initrd.clone(), front: Vec::new() }
+            Files { kernel, initrd: options.initrd.clone(), initrd_prefix: Vec::new() }
         }
         _ => {
             let mut progress = Progress::stderr("tally").verbose(options.verbose > 0);
             let guest = guest_images::default_guest(&mut progress)?;
-            let front = match (&named, &options.kernel) {
+            let initrd_prefix = match (&named, &options.kernel) {
                 (Some(kernel), Some(path)) => modules(kernel, path)?,
                 _ => Vec::new(),
             };
             let kernel = named.map_or_else(|| Kernel::read(&guest.kernel), Ok)?;
-            Files { kernel, initrd: Some(options.initrd.clone().unwrap_or(guest.initrd)), front }
+            Files { kernel, initrd: Some(options.initrd.clone().unwrap_or(guest.initrd)), initrd_prefix }
         }
     };
     info!("kernel: {}{}", files.kernel, origin(options.kernel.as_ref()));
@@ -54,7 +54,7 @@ pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     if kernel.is_linux()
         && let Some(obstacle) = guest_images::host::obstacle()
     {
-        bail!("{obstacle}{}", lab::RUNS_IT);
+        bail!("{obstacle}{}", lab::LAB_HINT);
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
 pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
-        words.push(KERNEL_WORDS);
+        words.push(KERNEL_PARAMETERS);
         if !options.command.is_empty() && options.verbose == 0 {
             // The console is not shown, but its last lines are if the guest dies: only important messages are wanted.
             words.push("quiet");

@@ -1,6 +1,6 @@
-//! Examines who holds a host CPU's counters. The number of counters is known, and the number of available ones is found
-//! out by opening events on that CPU. If a real-time thread never leaves the CPU, the examining thread cannot run
-//! there, and the examination times out.
+//! Probes who holds a host CPU's counters. The number of counters is known, and the number of available ones is found
+//! out by opening events on that CPU. If a real-time thread never leaves the CPU, the probing thread cannot run there,
+//! and the probe times out.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,18 +15,18 @@ use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
 use crate::doctor;
 use crate::status::Hardware;
 
-/// Timeout for an examination, which takes some milliseconds. It is short enough that a client gets its answer in
-/// time even after [`MAX_EXAMINATIONS`] timeouts in a row.
+/// Timeout for a probe, which takes some milliseconds. It is short enough that a client gets its answer in
+/// time even after [`MAX_PROBES`] timeouts in a row.
 const TIMEOUT: Duration = Duration::from_millis(250);
-/// Maximum number of examinations that have not ended.
-const MAX_EXAMINATIONS: usize = 32;
+/// Maximum number of probes that have not ended.
+const MAX_PROBES: usize = 32;
 
-/// Number of examinations that have not ended.
-static EXAMINATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Number of probes that have not ended.
+static PROBES: AtomicUsize = AtomicUsize::new(0);
 
-/// A host CPU's counters, as they were when the CPU was examined.
+/// A host CPU's counters, as they were when the CPU was probed.
 #[derive(Debug, Clone)]
-pub struct Examined {
+pub struct CpuCounters {
     /// Number of the CPU.
     pub cpu: usize,
     /// Number of counters that the CPU has.
@@ -37,7 +37,7 @@ pub struct Examined {
     pub holders: Vec<String>,
 }
 
-impl Examined {
+impl CpuCounters {
     /// Returns who holds the counters while a vCPU holds those that it reports.
     pub fn held_by(&self, vcpu: &VcpuReport) -> Hardware {
         let Self { cpu, counters, available, .. } = *self;
@@ -48,13 +48,13 @@ impl Examined {
     }
 }
 
-/// Examines a CPU with a thread that is moved there. Returns `None` if this fails or times out.
-pub fn examine(cpu: usize, host: HostPmu) -> Option<Examined> {
-    let look = move || {
+/// Probes a CPU with a thread that is moved there. Returns `None` if this fails or times out.
+pub fn probe_cpu(cpu: usize, host: HostPmu) -> Option<CpuCounters> {
+    let probe = move || {
         let mut there = CpuSet::new();
         (cpu < CpuSet::MAX_CPU).then(|| there.set(cpu))?;
         rustix::thread::sched_setaffinity(None, &there).ok()?;
-        let counters = pmu::counters()?;
+        let counters = pmu::host_counters()?;
         let available = match free_counters(host, counters, &[], counters) {
             Ok(free) => free.general,
             Err(Obstacle::NoneFree) => 0,
@@ -62,41 +62,41 @@ pub fn examine(cpu: usize, host: HostPmu) -> Option<Examined> {
         };
         Some((counters, available))
     };
-    let (counters, available) = in_time(look, TIMEOUT)?;
+    let (counters, available) = in_time(probe, TIMEOUT)?;
     let holders = if available < counters { holders() } else { Vec::new() };
-    Some(Examined { cpu, counters, available, holders })
+    Some(CpuCounters { cpu, counters, available, holders })
 }
 
-/// Runs `look` on a thread of its own. A thread that exceeds the timeout is not waited for any longer.
+/// Runs `probe` on a thread of its own. A thread that exceeds the timeout is not waited for any longer.
 fn in_time<T: Send + 'static>(
-    look: impl FnOnce() -> Option<T> + Send + 'static,
+    probe: impl FnOnce() -> Option<T> + Send + 'static,
     timeout: Duration,
 ) -> Option<T> {
-    let counted = Examination::begin()?;
+    let counted = Probe::begin()?;
     let (sender, found) = mpsc::channel();
-    let look = move || {
+    let probe = move || {
         let _counted = counted;
         // Sending fails after the timeout, because the receiver was dropped.
-        let _ = sender.send(look());
+        let _ = sender.send(probe());
     };
-    thread::Builder::new().name("control".into()).spawn(look).ok()?;
+    thread::Builder::new().name("control".into()).spawn(probe).ok()?;
     found.recv_timeout(timeout).ok()?
 }
 
-/// Counts one of the [`MAX_EXAMINATIONS`] until it is dropped.
-struct Examination(());
+/// Counts one of the [`MAX_PROBES`] until it is dropped.
+struct Probe(());
 
-impl Examination {
+impl Probe {
     fn begin() -> Option<Self> {
-        let look = Self(());
+        let probe = Self(());
         // If there are too many, the new one is dropped, which reverts the increment.
-        (EXAMINATIONS.fetch_add(1, Ordering::Relaxed) < MAX_EXAMINATIONS).then_some(look)
+        (PROBES.fetch_add(1, Ordering::Relaxed) < MAX_PROBES).then_some(probe)
     }
 }
 
-impl Drop for Examination {
+impl Drop for Probe {
     fn drop(&mut self) {
-        EXAMINATIONS.fetch_sub(1, Ordering::Relaxed);
+        PROBES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -117,21 +117,21 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[test]
-    fn examinations_that_time_out_do_not_pile_up_threads() {
+    fn probes_that_time_out_do_not_pile_up_threads() {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let stuck = || {
             let released = Arc::clone(&released);
-            let look = move || {
+            let probe = move || {
                 let _ = released.lock().unwrap().recv();
                 Some(())
             };
-            in_time(look, Duration::ZERO)
+            in_time(probe, Duration::ZERO)
         };
-        for _ in 0..2 * MAX_EXAMINATIONS {
+        for _ in 0..2 * MAX_PROBES {
             assert_eq!(stuck(), None);
         }
-        assert_eq!(EXAMINATIONS.load(Ordering::Relaxed), MAX_EXAMINATIONS);
+        assert_eq!(PROBES.load(Ordering::Relaxed), MAX_PROBES);
         drop(release);
         // The threads that were left behind have to end first.
         let again = (0..).find_map(|_| in_time(|| Some(7), Duration::from_mins(1)));

@@ -9,7 +9,7 @@ use devices::Access;
 use devices::fs::Share;
 use devices::virtio::{Device, Disk, SharedFolder};
 use guest_agent::protocol;
-use tally_machine::MOST_VIRTIO_DEVICES;
+use tally_machine::MAX_VIRTIO_DEVICES;
 
 use crate::cli::Run;
 
@@ -24,7 +24,7 @@ const GUESTS_OWN: [&str; 17] = [
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Maximum number of disks and shares together. One virtio device is reserved for the agent.
-const MAX_DEVICES: usize = MOST_VIRTIO_DEVICES - 1;
+const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
 /// Devices for disks and shares, and the agent's part in mounting them.
 pub struct HostResources {
@@ -33,7 +33,7 @@ pub struct HostResources {
     /// Shares that the agent mounts.
     pub shares: Vec<protocol::Share>,
     /// Working directory of the command, if this process's working directory is in a share.
-    pub folder: Option<OsString>,
+    pub working_dir: Option<OsString>,
 }
 
 /// Opens the disks and shares that the options name. The disks come first, so that their names in the guest follow the
@@ -61,9 +61,9 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     if let Some(pair) = shares.windows(2).find(|pair| pair[0].path == pair[1].path) {
         bail!("--share {}: given twice", Path::new(&pair[0].path).display());
     }
-    let folder =
+    let working_dir =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
-    Ok(HostResources { devices, shares, folder: folder.map(PathBuf::into_os_string) })
+    Ok(HostResources { devices, shares, working_dir: working_dir.map(PathBuf::into_os_string) })
 }
 
 /// Returns the path of a shared folder in the guest, which is its canonical path on the host.

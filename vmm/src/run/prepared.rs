@@ -10,7 +10,7 @@ use log::info;
 use tally_machine::kvm::{check_cpus, raise_file_limit};
 use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
 use tally_machine::target::COUNTERS;
-use tally_machine::{Config, GuestRam, Machine, hold_back_signals};
+use tally_machine::{Config, GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
 use super::assembled::{self, Assembled};
@@ -45,7 +45,7 @@ impl<'a> Prepared<'a> {
     /// Opens and checks everything that the options name.
     pub fn new(options: &'a Run) -> Result<Self> {
         let policy = policy(options)?;
-        signals::outlive_too_large_files();
+        signals::ignore_sigxfsz();
         let kvm = kvm::open(options.pmu)?;
         raise_file_limit();
         let cpus = check_cpus(&kvm, options.cpus)?;
@@ -57,7 +57,7 @@ impl<'a> Prepared<'a> {
         let mut files = boot::files(options)?;
         boot::check(options, &files.kernel)?;
 
-        let processor = pmu::processor(&kvm)?;
+        let processor = pmu::processor();
         let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
         let name = options.pmu.name();
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
@@ -83,63 +83,50 @@ impl<'a> Prepared<'a> {
     /// Builds the machine. From here on, signals are blocked in this thread and in all threads that it starts, and are
     /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
-        let Self {
-            options,
-            policy,
-            kvm,
-            cpus,
-            ram,
-            metrics,
-            resources,
-            graph,
-            files,
-            processor,
-            pmu,
-            remarks,
-        } = self;
-        let Files { kernel, initrd, front } = files;
-        let HostResources { devices, shares, folder } = resources;
-        let memory = ram.size();
+        let Files { kernel, initrd, initrd_prefix } = self.files;
+        let HostResources { devices, shares, working_dir } = self.resources;
+        let (options, pmu, memory) = (self.options, self.pmu, self.ram.size());
 
-        hold_back_signals().context("cannot hold signals back")?;
-        let signals = Signals::take().context("cannot take signals")?;
+        block_exit_signals().context("cannot block signals")?;
+        let signals = Signals::start().context("cannot start the signal thread")?;
         let mut events = EventLoop::new()?;
         let (output, timer) = assembled::console(options).context("cannot prepare the console")?;
         events.add_output(timer, output.clone());
 
         let agent = boot::has_agent(options, &kernel).then(agent::console);
-        let command_line = boot::command_line(options, &kernel, pmu.kernel_words(processor));
+        let command_line = boot::command_line(options, &kernel, pmu.kernel_parameters(self.processor));
         info!("kernel command line: {command_line}");
         let machine = Machine::new(
-            &kvm,
+            &self.kvm,
             Config {
                 kernel: &kernel,
                 initrd: initrd.as_deref(),
-                front: &front,
+                initrd_prefix: &initrd_prefix,
                 command_line: &command_line,
-                cpus,
-                ram,
+                cpus: self.cpus,
+                ram: self.ram,
                 pmu,
-                policy: policy.clone(),
+                policy: self.policy.clone(),
                 console: &|| Box::new(output.clone()),
-                served_outside: agent.as_ref().map(|console| console as &dyn Device),
+                external_device: agent.as_ref().map(|console| console as &dyn Device),
                 devices,
             },
         )?;
         // The unpacked image is large, and was copied into the guest's memory.
         drop(kernel);
-        let seen = assembled::show(options, &machine, pmu, policy, memory, log, metrics)?;
+        let client_sockets =
+            assembled::serve_clients(options, &machine, pmu, self.policy, memory, log, self.metrics)?;
         Ok(Assembled {
             options,
             log,
             pmu,
-            remarks,
+            remarks: self.remarks,
             shares,
-            folder,
-            graph,
+            working_dir,
+            graph: self.graph,
             agent,
             machine,
-            seen,
+            client_sockets,
             signals,
             events,
             output,
@@ -154,7 +141,7 @@ fn policy(options: &Run) -> Result<Policy> {
         (None, Some(_)) => Some("--on-starvation"),
         (None, None) => None,
     };
-    if let Some(option) = option.filter(|_| !options.pmu.is_ours()) {
+    if let Some(option) = option.filter(|_| !options.pmu.is_emulated()) {
         bail!("{option} is for Tally's own PMUs, not for --pmu {}", options.pmu.name());
     }
     let policy = options.pmu_policy.as_deref().map(policy::of_file).transpose()?.unwrap_or_default();

@@ -13,21 +13,21 @@ use log::{debug, info};
 use tally_machine::kvm::KvmStats;
 use tally_machine::pmu::Pmu;
 use tally_machine::target::COUNTERS;
-use tally_machine::{VcpuReport, Vcpus};
+use tally_machine::{VcpuHandles, VcpuReport};
 use vpmu::policy::{Change, Policy};
 use vpmu_perf::{Attribution, HostPmu};
 
-use super::hardware::{self, Examined};
-use super::look::{Look, Measured, ratio};
+use super::hardware::{self, CpuCounters};
+use super::snapshot::{VcpuSnapshot, VmSnapshot, ratio};
 use crate::cli::Run;
 use crate::control::Machine;
-use crate::control::message::{Answer, Request, Switched};
+use crate::control::message::{Answer, CounterSwitch, Request};
 use crate::event_log::{EventLog, MAX_TEXT};
 use crate::policy;
 use crate::status::{Summary, VmStatus};
 
-/// Interval between two examinations of a CPU's counters. An examination costs more than the rest of a measurement.
-const EXAMINE_EVERY: Duration = Duration::from_secs(10);
+/// Interval between two probes of a CPU's counters. A probe costs more than the rest of a measurement.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A running VM.
 pub struct Running {
@@ -36,7 +36,7 @@ pub struct Running {
     /// Time of the start.
     pub begun: Instant,
     /// The vCPUs.
-    pub vcpus: Arc<Vcpus>,
+    pub vcpus: Arc<VcpuHandles>,
     /// KVM's statistics of each vCPU.
     pub kvm: Vec<Option<KvmStats>>,
     /// The PMU that the guest sees.
@@ -49,17 +49,17 @@ pub struct Running {
 
 /// State that is kept for a client between its requests.
 #[derive(Default)]
-pub struct Watch {
+pub struct ClientSession {
     host: Option<HostPmu>,
-    vcpus: BTreeMap<u8, Watched>,
+    vcpus: BTreeMap<u8, VcpuSession>,
     /// Measurement for the client's last request.
-    last: Option<Look>,
+    last: Option<VmSnapshot>,
 }
 
 /// State that is kept for a client and a vCPU.
-struct Watched {
-    hardware: Option<Examined>,
-    examined: Instant,
+struct VcpuSession {
+    hardware: Option<CpuCounters>,
+    probed: Instant,
     attribution: Option<Attribution>,
 }
 
@@ -98,26 +98,27 @@ impl Running {
         Summary { age: ratio(milliseconds, 1_000), ..self.about.clone() }
     }
 
-    fn look(&self, watch: &mut Watch) -> VmStatus {
+    fn status(&self, session: &mut ClientSession) -> VmStatus {
         let reports = self.vcpus.report();
         let at = self.begun.elapsed();
-        let vcpus = reports.into_iter().map(|report| self.measure(report, watch)).collect();
-        let now = Look { about: self.summary(), at, paused_by: self.vcpus.pause.because_of(), vcpus };
-        let status = now.since(watch.last.as_ref().unwrap_or(&now));
-        watch.last = Some(now);
+        let vcpus = reports.into_iter().map(|report| self.measure(report, session)).collect();
+        let now = VmSnapshot { about: self.summary(), at, paused_by: self.vcpus.pause.causes(), vcpus };
+        let status = now.since(session.last.as_ref().unwrap_or(&now));
+        session.last = Some(now);
         status
     }
 
-    fn switch(&self, wanted: &[Switched]) -> Answer {
+    fn switch(&self, wanted: &[CounterSwitch]) -> Answer {
         let reports = self.vcpus.report();
         let counters =
             |vcpu| reports.iter().find(|report| report.vcpu == vcpu).map(|report| report.counters.len());
-        let is_there = |one: &&Switched| counters(one.vcpu).is_some_and(|counters| one.counter < counters);
-        if let Some(Switched { vcpu, counter, .. }) = wanted.iter().find(|one| !is_there(one)) {
+        let is_there =
+            |one: &&CounterSwitch| counters(one.vcpu).is_some_and(|counters| one.counter < counters);
+        if let Some(CounterSwitch { vcpu, counter, .. }) = wanted.iter().find(|one| !is_there(one)) {
             return Answer::Error(format!("no vCPU {vcpu} has a counter {counter} that is Tally's"));
         }
-        for Switched { vcpu, counter, to } in wanted {
-            if !self.vcpus.switch(*vcpu, *counter, *to) {
+        for CounterSwitch { vcpu, counter, to } in wanted {
+            if !self.vcpus.set_counter_switch(*vcpu, *counter, *to) {
                 return Answer::Error(format!("vCPU {vcpu} does not answer"));
             }
         }
@@ -158,27 +159,27 @@ impl Running {
         written.map_or_else(|error| Answer::Error(error.to_string()), |()| Answer::Done)
     }
 
-    fn measure(&self, report: VcpuReport, watch: &mut Watch) -> Measured {
+    fn measure(&self, report: VcpuReport, session: &mut ClientSession) -> VcpuSnapshot {
         let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
         let kvm = stats.and_then(|stats| stats.read().ok());
         let (mut work, mut hardware) = (None, None);
-        if let Some(host) = watch.host(self.pmu) {
-            let watched = watch.vcpus.entry(report.vcpu).or_insert_with(|| Watched::new(&report, host));
-            watched.examine_if_old(&report, host);
-            work = watched.attribution.as_ref().map(Attribution::read);
-            hardware.clone_from(&watched.hardware);
+        if let Some(host) = session.host(self.pmu) {
+            let vcpu = session.vcpus.entry(report.vcpu).or_insert_with(|| VcpuSession::new(&report, host));
+            vcpu.probe_if_old(&report, host);
+            work = vcpu.attribution.as_ref().map(Attribution::read);
+            hardware.clone_from(&vcpu.hardware);
         }
-        Measured { report, kvm, work, hardware }
+        VcpuSnapshot { report, kvm, work, hardware }
     }
 }
 
 impl Machine for Running {
-    type Session = Watch;
+    type Session = ClientSession;
 
-    fn answer(&self, watch: &mut Watch, request: Request) -> Answer {
+    fn answer(&self, session: &mut ClientSession, request: Request) -> Answer {
         match request {
             Request::Hello => Answer::Hello(self.summary()),
-            Request::Look => Answer::Look(Box::new(self.look(watch))),
+            Request::Status => Answer::Status(Box::new(self.status(session))),
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
@@ -186,7 +187,7 @@ impl Machine for Running {
     }
 }
 
-impl Watch {
+impl ClientSession {
     /// Returns the host's PMU. If the guest's PMU is emulated, this is the one that backs it.
     fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
         if self.host.is_none() {
@@ -200,23 +201,24 @@ impl Watch {
     }
 }
 
-impl Watched {
+impl VcpuSession {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
-        let hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
+        let hardware = last_cpu(report.thread).and_then(|cpu| hardware::probe_cpu(cpu, host));
         // Leave room for counters that have lost their hardware and need it again.
         let without_hardware =
             report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
         let held = report.held().len() + without_hardware.count();
         let room = hardware.as_ref().map_or(0, |hardware| hardware.available.saturating_sub(held));
-        let attribution = Attribution::of(host, report.thread, room)
-            .inspect_err(|error| debug!("it cannot be counted whom vCPU {} works for: {error}", report.vcpu));
-        Self { hardware, examined: Instant::now(), attribution: attribution.ok() }
+        let attribution = Attribution::of(host, report.thread, room).inspect_err(|error| {
+            debug!("cannot attribute vCPU {}'s cycles to guest and host: {error}", report.vcpu);
+        });
+        Self { hardware, probed: Instant::now(), attribution: attribution.ok() }
     }
 
-    fn examine_if_old(&mut self, report: &VcpuReport, host: HostPmu) {
-        if self.examined.elapsed() >= EXAMINE_EVERY {
-            self.hardware = last_cpu(report.thread).and_then(|cpu| hardware::examine(cpu, host));
-            self.examined = Instant::now();
+    fn probe_if_old(&mut self, report: &VcpuReport, host: HostPmu) {
+        if self.probed.elapsed() >= PROBE_INTERVAL {
+            self.hardware = last_cpu(report.thread).and_then(|cpu| hardware::probe_cpu(cpu, host));
+            self.probed = Instant::now();
         }
     }
 }

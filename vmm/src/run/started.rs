@@ -22,7 +22,7 @@ use crate::terminal::Raw;
 use crate::{signals, stderr};
 
 /// Sockets through which clients find the machine until this is dropped.
-pub struct Seen {
+pub struct ClientSockets {
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub control: Control,
     #[expect(dead_code, reason = "it is kept for its drop")]
@@ -33,7 +33,7 @@ pub struct Seen {
 pub struct Guards {
     /// Dropped first, so that clients do not find a machine that has ended.
     #[expect(dead_code, reason = "it is kept for its drop")]
-    pub seen: Seen,
+    pub client_sockets: ClientSockets,
     /// The event loop. Its drop drops the handle on the agent, so that the agent's thread ends, and sends unread
     /// signals again.
     pub events: EventLoop,
@@ -72,7 +72,7 @@ impl<'a> Started<'a> {
             output.try_flush();
         }
         // The rest may block while a reader of the output is slow, so signals have to end this process again.
-        signals::give_back().context("cannot give signals back")?;
+        signals::unblock_events().context("cannot unblock signals")?;
         close(log, &ending);
         Ok(Ended { options, ending, output, agent, graph })
     }

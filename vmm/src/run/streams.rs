@@ -40,7 +40,7 @@ pub fn choose() -> io::Result<Chosen> {
         streams.outputs.push((protocol::STDOUT as usize, sink));
     }
     if !terminals.stderr {
-        let sink = Sink::new(standard_stream(&stderr)?, OnClose::Go);
+        let sink = Sink::new(standard_stream(&stderr)?, OnClose::Discard);
         streams.outputs.push((protocol::STDERR as usize, sink));
     }
     if terminals.any() {
@@ -49,7 +49,7 @@ pub fn choose() -> io::Result<Chosen> {
             (false, true) => standard_stream(&stderr)?,
             (false, false) => standard_stream(&stdin)?,
         };
-        streams.outputs.push((protocol::TERMINAL as usize, Sink::new(file, OnClose::Go)));
+        streams.outputs.push((protocol::TERMINAL as usize, Sink::new(file, OnClose::Discard)));
     }
     Ok(Chosen { streams, terminals, raw })
 }

@@ -1,4 +1,4 @@
-//! Starts the conversation with the default guest's agent.
+//! Connects to the default guest's agent.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,31 +15,36 @@ use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
 
-/// Parameters of the conversation with the agent.
-pub struct Talk<'a> {
+/// Parameters of the agent's start.
+pub struct AgentStart<'a> {
     /// Command that the agent runs. If it is empty, the console gets a shell.
     pub command: &'a [OsString],
     /// Shares that the agent mounts first.
     pub shares: Vec<Share>,
     /// Working directory of the command.
-    pub folder: Option<OsString>,
+    pub working_dir: Option<OsString>,
     /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
 }
 
-/// A conversation after its start.
-pub struct Started {
+/// A connection to the agent.
+pub struct AgentStarted {
     /// Handle on the agent, for the event loop.
     pub handle: Handle,
-    /// Thread of the conversation.
+    /// Thread that talks to the agent.
     pub thread: JoinHandle<()>,
     /// The terminal in raw mode, if the user types into the guest.
     pub raw: Option<Raw>,
 }
 
-impl Talk<'_> {
-    /// Starts the conversation.
-    pub fn start(self, console: Console, transport: Arc<Transport>, reporter: Reporter) -> Result<Started> {
+impl AgentStart<'_> {
+    /// Connects to the agent, and starts the thread that talks to it.
+    pub fn start(
+        self,
+        console: Console,
+        transport: Arc<Transport>,
+        reporter: Reporter,
+    ) -> Result<AgentStarted> {
         let Chosen { mut streams, terminals, raw } = if self.command.is_empty() {
             Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None }
         } else {
@@ -48,12 +53,12 @@ impl Talk<'_> {
         let mut command = self.command.to_vec();
         if let Some(graph) = self.graph {
             let report = graph.report().context("cannot prepare the guest's report")?;
-            streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Go)));
+            streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Discard)));
             command = flamegraph::wrap(&command);
         }
         let start = Start {
             shares: self.shares,
-            folder: self.folder,
+            folder: self.working_dir,
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
@@ -62,6 +67,6 @@ impl Talk<'_> {
         let (agent, handle) = Agent::new(transport, console, start, streams, reporter)
             .context("cannot prepare to talk to the guest")?;
         let thread = agent.spawn().context("cannot start a thread")?;
-        Ok(Started { handle, thread, raw })
+        Ok(AgentStarted { handle, thread, raw })
     }
 }

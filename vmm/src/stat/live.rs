@@ -32,7 +32,7 @@ enum Woken {
 /// Shows these VMs until a key or a signal ends the live view, or all VMs have ended.
 pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     const INTERRUPTED: u8 = 128;
-    let signals = Signals::take().context("cannot take signals")?;
+    let signals = Signals::start().context("cannot start the signal thread")?;
     let raw = Raw::enter().context("cannot make the terminal raw")?;
     let screen = Screen::enter()?;
     let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];

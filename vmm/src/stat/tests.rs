@@ -8,8 +8,8 @@ use vpmu::report::{CounterReport, State, Statistics};
 use vpmu_perf::{Attributed, Reading, Work};
 
 use super::text;
-use crate::run::hardware::Examined;
-use crate::run::look::{Look, Measured};
+use crate::run::hardware::CpuCounters;
+use crate::run::snapshot::{VcpuSnapshot, VmSnapshot};
 use crate::status::{Summary, VmStatus};
 use tally_machine::{Exits, Share, VcpuReport};
 
@@ -54,7 +54,7 @@ fn counters() -> Vec<CounterReport> {
 }
 
 /// Measures a VM after this many seconds. All its counts are multiples of that time.
-fn look(seconds: u64) -> Look {
+fn snapshot(seconds: u64) -> VmSnapshot {
     let counted = |value: u64, running: u64| {
         Some(Reading { value: value * seconds, enabled: 100 * seconds, running: running * seconds })
     };
@@ -86,7 +86,7 @@ fn look(seconds: u64) -> Look {
         statistics: Some(statistics),
     };
     let kvm = ["exits", "io_exits", "halt_exits", "hypercalls"].into_iter().zip([5_000, 40, 0, 3]);
-    Look {
+    VmSnapshot {
         about: Summary {
             pid: 412,
             name: "perf".into(),
@@ -99,13 +99,13 @@ fn look(seconds: u64) -> Look {
         },
         at: Duration::from_secs(seconds),
         paused_by: Vec::new(),
-        vcpus: vec![Measured {
+        vcpus: vec![VcpuSnapshot {
             report,
             kvm: Some(
                 kvm.map(|(name, count)| (name.to_owned(), count * seconds)).collect::<BTreeMap<_, _>>(),
             ),
             work: Some(work),
-            hardware: Some(Examined {
+            hardware: Some(CpuCounters {
                 cpu: 1,
                 counters: 6,
                 available: 5,
@@ -116,7 +116,7 @@ fn look(seconds: u64) -> Look {
 }
 
 fn status() -> VmStatus {
-    look(4).since(&look(2))
+    snapshot(4).since(&snapshot(2))
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn the_document_has_the_same_figures_as_the_text() {
 
 #[test]
 fn figures_survive_the_socket_to_the_last_bit() {
-    let mut look = look(4);
-    look.vcpus[0].report.share.pmu = 3_333;
-    let status = look.since(&self::look(3));
+    let mut snapshot = snapshot(4);
+    snapshot.vcpus[0].report.share.pmu = 3_333;
+    let status = snapshot.since(&self::snapshot(3));
     let said = serde_json::to_string(&status).unwrap();
     let heard: VmStatus = serde_json::from_str(&said).unwrap();
     assert_eq!(serde_json::to_string(&heard).unwrap(), said);
@@ -178,11 +178,11 @@ fn figures_survive_the_socket_to_the_last_bit() {
 #[test]
 fn what_cannot_be_known_is_null_and_not_shown() {
     let bare = |seconds| {
-        let mut look = look(seconds);
-        let vcpu = &mut look.vcpus[0];
+        let mut snapshot = snapshot(seconds);
+        let vcpu = &mut snapshot.vcpus[0];
         (vcpu.kvm, vcpu.work, vcpu.hardware) = (None, None, None);
         (vcpu.report.counters, vcpu.report.statistics) = (Vec::new(), None);
-        look
+        snapshot
     };
     let status = bare(4).since(&bare(2));
     let lines = text::lines(&status);
@@ -200,10 +200,10 @@ fn what_cannot_be_known_is_null_and_not_shown() {
 #[test]
 fn an_event_without_a_counter_is_shown_as_not_counted() {
     let without_cycles = |seconds| {
-        let mut look = look(seconds);
-        let work = look.vcpus[0].work.as_mut().unwrap();
+        let mut snapshot = snapshot(seconds);
+        let work = snapshot.vcpus[0].work.as_mut().unwrap();
         (work.guest.cycles, work.host) = (None, Work::default());
-        look
+        snapshot
     };
     let lines = text::lines(&without_cycles(4).since(&without_cycles(2)));
     let line = "  in guest    6,000 instructions, - cycles (not counted)";
@@ -213,9 +213,9 @@ fn an_event_without_a_counter_is_shown_as_not_counted() {
 
 #[test]
 fn a_disabled_counter_is_shown_apart_from_unused_ones() {
-    let mut look = look(4);
-    look.vcpus[0].report.counters[4].state = State::Disabled;
-    let lines = text::lines(&look.since(&look));
+    let mut snapshot = snapshot(4);
+    snapshot.vcpus[0].report.counters[4].state = State::Disabled;
+    let lines = text::lines(&snapshot.since(&snapshot));
     for line in ["  unused      3", "  disabled    4"] {
         assert!(lines.contains(&line.to_owned()), "{line}: {lines:#?}");
     }
@@ -223,8 +223,8 @@ fn a_disabled_counter_is_shown_apart_from_unused_ones() {
 
 #[test]
 fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
-    let paused = Look { paused_by: vec![0, 2], ..look(4) };
-    let headline = text::lines(&paused.since(&look(2)))[0].clone();
+    let paused = VmSnapshot { paused_by: vec![0, 2], ..snapshot(4) };
+    let headline = text::lines(&paused.since(&snapshot(2)))[0].clone();
     assert!(
         headline.contains(": standing still until vCPU 0, 2 has its counters back, started"),
         "{headline}"
@@ -233,7 +233,7 @@ fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
 
 #[test]
 fn vms_are_listed_in_columns() {
-    let about = |pid| Summary { pid, ..look(1).about };
+    let about = |pid| Summary { pid, ..snapshot(1).about };
     let expected = "\
 process  name  vCPUs     memory      age  PMU                                   runs
     412  perf      1  1,024 MiB  1:02:05  AMD's PMU with PerfMonV2, 5 counters  perf stat ?[2J
@@ -244,4 +244,11 @@ process  name  vCPUs     memory      age  PMU                                   
 #[test]
 fn numbers_have_separators_between_thousands() {
     assert_eq!([0, 999, 1_000, 1_234_567].map(text::number), ["0", "999", "1,000", "1,234,567"]);
+}
+
+#[test]
+fn a_cell_that_another_process_made_endless_is_printed_all_the_same() {
+    let rows = [vec!["a".repeat(70_000), "1".to_owned()], vec!["b".to_owned(), "2".to_owned()]];
+    let lines = text::aligned(&rows, &[0]);
+    assert_eq!((lines[0].len(), lines[1].len()), (70_003, 1003));
 }

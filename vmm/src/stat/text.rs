@@ -179,10 +179,16 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// Aligns rows: columns of `words` to the left, all others to the right.
+/// Aligns rows: columns of `words` to the left, all others to the right. Columns are at most 1,000 wide; longer
+/// cells, which another process may send, stick out.
 pub fn aligned(rows: &[Vec<String>], words: &[usize]) -> Vec<String> {
+    /// The formatter panics beyond `u16::MAX`.
+    const MAX_WIDTH: usize = 1000;
     let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or(0).min(MAX_WIDTH)
+    };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let line = |row: &Vec<String>| {
         let mut line = String::new();

@@ -11,7 +11,7 @@ use sys::bindings::{
 };
 
 use crate::host::HostPmu;
-use vpmu::event::{Event, Meaning};
+use vpmu::event::{Event, GenericEvent};
 
 /// Events that count a vCPU's thread, opened by another thread of the same process.
 #[derive(Debug)]
@@ -69,16 +69,16 @@ impl Attribution {
     /// counters, the host would multiplex all of them, and none would have an exact count.
     pub fn of(pmu: HostPmu, thread: libc::pid_t, free_counters: usize) -> io::Result<Self> {
         let mut left = free_counters;
-        let mut open = |side, meaning| -> io::Result<Option<OwnedFd>> {
+        let mut open = |side, generic| -> io::Result<Option<OwnedFd>> {
             let Some(fewer) = left.checked_sub(1) else { return Ok(None) };
             left = fewer;
-            open(pmu, thread, side, meaning).map(Some)
+            open(pmu, thread, side, generic).map(Some)
         };
         let mut attribution = Self { guest: Events::default(), host: Events::default() };
-        attribution.guest.instructions = open(Side::Guest, Meaning::Instructions)?;
-        attribution.host.instructions = open(Side::Host, Meaning::Instructions)?;
-        attribution.guest.cycles = open(Side::Guest, Meaning::Cycles)?;
-        attribution.host.cycles = open(Side::Host, Meaning::Cycles)?;
+        attribution.guest.instructions = open(Side::Guest, GenericEvent::Instructions)?;
+        attribution.host.instructions = open(Side::Host, GenericEvent::Instructions)?;
+        attribution.guest.cycles = open(Side::Guest, GenericEvent::Cycles)?;
+        attribution.host.cycles = open(Side::Host, GenericEvent::Cycles)?;
         Ok(attribution)
     }
 
@@ -112,12 +112,12 @@ impl Reading {
     }
 }
 
-fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, meaning: Meaning) -> io::Result<OwnedFd> {
+fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, generic: GenericEvent) -> io::Result<OwnedFd> {
     const ANY_CPU: libc::c_int = -1;
     const NO_GROUP: libc::c_int = -1;
     let mut attr = perf_event_attr::default();
     attr.size = u32::try_from(size_of_val(&attr)).expect("the structure is small");
-    (attr.type_, attr.config) = pmu.encode(Event::Meaning(meaning))?;
+    (attr.type_, attr.config) = pmu.encode(Event::Generic(generic))?;
     attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
     attr.set_exclude_hv(1);
     match side {

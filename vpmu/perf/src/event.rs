@@ -65,6 +65,16 @@ impl PrivilegeLevels {
     }
 }
 
+/// Whether an event takes a counter from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precedence {
+    /// It takes a free counter only. Linux gives the counters to events of this kind in the order in which they were
+    /// opened.
+    Flexible,
+    /// It takes a counter from a flexible event if none is free.
+    Pinned,
+}
+
 /// A pinned perf event that counts the thread that opened it. It must be used and dropped on that thread.
 pub struct PerfEvent {
     fd: OwnedFd,
@@ -102,8 +112,9 @@ impl PerfEvent {
     }
 
     /// Opens an event of the guest that raises no signal, to find out whether a counter is free for it.
-    pub fn open_probe(pmu: HostPmu, event: Event) -> io::Result<Self> {
+    pub fn open_probe(pmu: HostPmu, event: Event, precedence: Precedence) -> io::Result<Self> {
         let mut attr = attributes(FAR);
+        attr.set_pinned((precedence == Precedence::Pinned).into());
         (attr.type_, attr.config) = pmu.encode(event)?;
         Self::from_attributes(attr, SystemCalls::default())
     }
@@ -117,9 +128,11 @@ impl PerfEvent {
         Self::from_attributes(attr, calls)
     }
 
-    /// Does the same as [`Self::open_probe`] for one of the kernel's generic events, by its number (`enum perf_hw_id`).
-    pub fn open_generic_probe(pmu: HostPmu, number: u64) -> io::Result<Self> {
+    /// Does the same as [`Self::open_disabled`] for one of the kernel's generic events, by its number (`enum perf_hw_id`).
+    pub fn open_generic_disabled(pmu: HostPmu, number: u64) -> io::Result<Self> {
         let mut attr = attributes(FAR);
+        attr.set_pinned(0);
+        attr.set_disabled(1);
         (attr.type_, attr.config) = pmu.generic(number);
         Self::from_attributes(attr, SystemCalls::default())
     }
@@ -269,9 +282,10 @@ impl PerfEvent {
         to_result(result)
     }
 
-    /// Returns what was counted. Returns `None` for a pinned event that found no free counter.
+    /// Returns what was counted. Returns `None` for an event that found no free counter.
     pub fn counted(&self) -> Option<u64> {
-        self.read_by_system_call().map(|reading| reading.value)
+        let reading = self.read_by_system_call()?;
+        (reading.running > 0 && reading.running == reading.enabled).then_some(reading.value)
     }
 
     /// Enables the event again, because a pinned event that found no free counter stays in error state until then. Does

@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_STALLED_CYCLES_FRONTEND, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE, PERF_TYPE_RAW,
 };
 
-use vpmu::event::{Event, Meaning};
+use vpmu::event::{Event, GenericEvent};
 
 /// Directory in which Linux lists its PMUs.
 pub const DEVICES: &str = "/sys/bus/event_source/devices";
@@ -79,8 +79,8 @@ impl HostPmu {
         match (event, self.0) {
             (Event::Raw(code), Cores::All) => Ok((PERF_TYPE_RAW, code)),
             (Event::Raw(code), Cores::OfPmu(pmu_type)) => Ok((pmu_type, code)),
-            (Event::Meaning(meaning), _) => {
-                let (event_type, config) = type_and_config(meaning);
+            (Event::Generic(generic), _) => {
+                let (event_type, config) = type_and_config(generic);
                 Ok((event_type, self.with_pmu(config)))
             }
             (Event::Absent { .. }, _) => Err(io::Error::other("its processor has no event of this meaning")),
@@ -108,20 +108,20 @@ pub fn has_pmu(devices: &Path) -> bool {
     HYBRID.into_iter().chain([UNIFORM]).any(|name| devices.join(name).exists())
 }
 
-/// Returns Linux' `type` and `config` for a meaning.
-fn type_and_config(meaning: Meaning) -> (u32, u64) {
-    let number = match meaning {
-        Meaning::Cycles => PERF_COUNT_HW_CPU_CYCLES,
-        Meaning::ReferenceCycles => PERF_COUNT_HW_REF_CPU_CYCLES,
-        Meaning::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
-        Meaning::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
-        Meaning::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
-        Meaning::BusCycles => PERF_COUNT_HW_BUS_CYCLES,
-        Meaning::CacheReferences => PERF_COUNT_HW_CACHE_REFERENCES,
-        Meaning::CacheMisses => PERF_COUNT_HW_CACHE_MISSES,
-        Meaning::StalledFrontend => PERF_COUNT_HW_STALLED_CYCLES_FRONTEND,
-        Meaning::StalledBackend => PERF_COUNT_HW_STALLED_CYCLES_BACKEND,
-        Meaning::Cache(cache) => {
+/// Returns Linux' `type` and `config` for a generic event.
+fn type_and_config(generic: GenericEvent) -> (u32, u64) {
+    let number = match generic {
+        GenericEvent::Cycles => PERF_COUNT_HW_CPU_CYCLES,
+        GenericEvent::ReferenceCycles => PERF_COUNT_HW_REF_CPU_CYCLES,
+        GenericEvent::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
+        GenericEvent::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
+        GenericEvent::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
+        GenericEvent::BusCycles => PERF_COUNT_HW_BUS_CYCLES,
+        GenericEvent::CacheReferences => PERF_COUNT_HW_CACHE_REFERENCES,
+        GenericEvent::CacheMisses => PERF_COUNT_HW_CACHE_MISSES,
+        GenericEvent::StalledFrontend => PERF_COUNT_HW_STALLED_CYCLES_FRONTEND,
+        GenericEvent::StalledBackend => PERF_COUNT_HW_STALLED_CYCLES_BACKEND,
+        GenericEvent::Cache(cache) => {
             let [unit, operation, result] = cache.numbers();
             return (PERF_TYPE_HW_CACHE, unit | operation << 8 | result << 16);
         }
@@ -227,9 +227,9 @@ mod tests {
         let (uniform, atom) = (HostPmu(Cores::All), HostPmu(Cores::OfPmu(10)));
         assert_eq!(uniform.encode(Event::Raw(0x1c0)).unwrap(), (4, 0x1c0));
         assert_eq!(atom.encode(Event::Raw(0x1c0)).unwrap(), (10, 0x1c0));
-        assert_eq!(uniform.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 4));
-        assert_eq!(atom.encode(Event::Meaning(Meaning::Branches)).unwrap(), (0, 10 << 32 | 4));
-        let cache = Event::Meaning(Meaning::Cache(Cache::numbered(3, 0, 1).unwrap()));
+        assert_eq!(uniform.encode(Event::Generic(GenericEvent::Branches)).unwrap(), (0, 4));
+        assert_eq!(atom.encode(Event::Generic(GenericEvent::Branches)).unwrap(), (0, 10 << 32 | 4));
+        let cache = Event::Generic(GenericEvent::Cache(Cache::numbered(3, 0, 1).unwrap()));
         assert_eq!(uniform.encode(cache).unwrap(), (3, 0x1_0003));
         assert_eq!(atom.encode(cache).unwrap(), (3, 10 << 32 | 0x1_0003));
         assert!(uniform.encode(Event::Absent { code: 0, name: "" }).is_err());

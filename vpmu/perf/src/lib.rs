@@ -16,7 +16,7 @@
 //! # Example
 //! Counting the instructions that a vCPU executes in the guest:
 //! ```no_run
-//! use vpmu::event::{Event, Filter, Meaning, Scope, Selection};
+//! use vpmu::event::{Event, Filter, GenericEvent, Scope, Selection};
 //! use vpmu::source::{Backing, Count, FAR, Source};
 //! use vpmu_perf::{HostPmu, PerfEvents};
 //!
@@ -25,7 +25,7 @@
 //! let (pmu, _) = HostPmu::bind_thread()?;
 //! let mut source = PerfEvents::new(pmu);
 //! let instructions = Selection {
-//!     event: Event::Meaning(Meaning::Instructions),
+//!     event: Event::Generic(GenericEvent::Instructions),
 //!     filter: Filter::All,
 //!     scope: Scope::Guest,
 //! };
@@ -81,7 +81,7 @@ pub struct PerfEvents {
 }
 
 /// Maximum number of events in [`PerfEvents::existing`]: a guest can ask for any number of events.
-const MOST_REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// Returns twice the least average time that the host allows between two overflows of an event. The host throttles a
 /// faster event until its next tick, and lowers its limit by itself when its own handler takes long.
@@ -131,7 +131,7 @@ impl Source for PerfEvents {
         }
         let opened = PerfEvent::open_disabled(self.pmu, event, self.system_calls.clone());
         let Some(exists) = existence(opened) else { return true };
-        if self.existing.len() >= MOST_REMEMBERED {
+        if self.existing.len() >= MAX_REMEMBERED {
             self.existing.clear();
         }
         self.existing.insert(event, exists);

@@ -2,16 +2,16 @@
 
 use std::io;
 
-use crate::event::PerfEvent;
+use crate::event::{PerfEvent, Precedence, SystemCalls};
 use crate::host::HostPmu;
 use crate::obstacle::Obstacle;
-use vpmu::event::{Event, Meaning};
+use vpmu::event::{Event, GenericEvent};
 
 /// An event that is always counted by a general counter. On x86-64 these are branches, for which no processor has a
 /// fixed counter. On RISC-V not every processor counts branches. Cycles do there: for an event that interrupts the
 /// firmware chooses a programmable counter.
-const GENERAL_EVENT: Meaning =
-    if cfg!(target_arch = "riscv64") { Meaning::Cycles } else { Meaning::Branches };
+const GENERAL_EVENT: GenericEvent =
+    if cfg!(target_arch = "riscv64") { GenericEvent::Cycles } else { GenericEvent::Branches };
 
 /// Hardware counters that are free at the same time. Others may hold some all the time: the NMI watchdog holds one on
 /// every CPU.
@@ -27,34 +27,56 @@ pub struct Free {
 /// Finds out how many counters are free on the CPU that this thread runs on. The counters are held until all have been
 /// counted: first `least` general counters, then a counter for each event of `fixed` until one has none, then further
 /// general counters up to `most`. Must be called on a thread that is in no guest.
-pub fn free_counters(pmu: HostPmu, least: usize, fixed: &[Meaning], most: usize) -> Result<Free, Obstacle> {
-    const GENERAL: Event = Event::Meaning(GENERAL_EVENT);
+///
+/// Nobody loses a counter to this, unless others hold all of them: then counters count as free that a pinned event
+/// takes from them.
+pub fn free_counters(
+    pmu: HostPmu,
+    least: usize,
+    fixed: &[GenericEvent],
+    most: usize,
+) -> Result<Free, Obstacle> {
+    match take_counters(pmu, least, fixed, most, Precedence::Flexible) {
+        Err(Obstacle::NoneFree) => take_counters(pmu, least, fixed, most, Precedence::Pinned),
+        found => found,
+    }
+}
+
+fn take_counters(
+    pmu: HostPmu,
+    least: usize,
+    fixed: &[GenericEvent],
+    most: usize,
+    precedence: Precedence,
+) -> Result<Free, Obstacle> {
+    const GENERAL: Event = Event::Generic(GENERAL_EVENT);
+    let hold = |event, held: &mut _| hold(pmu, event, precedence, held);
     let mut general = Vec::new();
-    let mut held = Vec::new();
-    while general.len() < least && hold(pmu, GENERAL, &mut general)? {}
+    let mut of_fixed = Vec::new();
+    while general.len() < least && hold(GENERAL, &mut general)? {}
     if general.is_empty() {
         return Err(Obstacle::NoneFree);
     }
-    for meaning in fixed {
-        match hold(pmu, Event::Meaning(*meaning), &mut held) {
+    for generic in fixed {
+        match hold(Event::Generic(*generic), &mut of_fixed) {
             Ok(true) => {}
             Ok(false) | Err(Obstacle::NoPmu(_)) => break,
             Err(obstacle) => return Err(obstacle),
         }
     }
-    while general.len() < most && hold(pmu, GENERAL, &mut general)? {}
-    Ok(Free { general: general.len(), fixed: held.len() })
+    while general.len() < most && hold(GENERAL, &mut general)? {}
+    Ok(Free { general: general.len(), fixed: of_fixed.len() })
 }
 
 /// Returns whether the host has the event, whether or not a counter is free for it.
 pub fn exists(pmu: HostPmu, event: Event) -> bool {
-    PerfEvent::open_probe(pmu, event).is_ok()
+    PerfEvent::open_disabled(pmu, event, SystemCalls::default()).is_ok()
 }
 
 /// Returns the names that `perf` has for the kernel's generic hardware events, each with the result of opening it for
 /// guests.
 pub fn generic_events(pmu: HostPmu) -> Vec<(&'static str, io::Result<()>)> {
-    let open = |number| PerfEvent::open_generic_probe(pmu, number).map(drop);
+    let open = |number| PerfEvent::open_generic_disabled(pmu, number).map(drop);
     (0..).zip(GENERIC).map(|(number, name)| (name, open(number))).collect()
 }
 
@@ -73,8 +95,14 @@ const GENERIC: [&str; 10] = [
 ];
 
 /// Opens an event and adds it to `held`. Returns false if no counter is free for it.
-fn hold(pmu: HostPmu, event: Event, held: &mut Vec<PerfEvent>) -> Result<bool, Obstacle> {
-    let event = PerfEvent::open_probe(pmu, event).map_err(|error: io::Error| Obstacle::from_error(&error))?;
+fn hold(
+    pmu: HostPmu,
+    event: Event,
+    precedence: Precedence,
+    held: &mut Vec<PerfEvent>,
+) -> Result<bool, Obstacle> {
+    let event = PerfEvent::open_probe(pmu, event, precedence)
+        .map_err(|error: io::Error| Obstacle::from_error(&error))?;
     match event.counted() {
         None => Ok(false),
         Some(0) => {

@@ -4,7 +4,7 @@ use std::iter;
 
 use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind};
 
-use super::Section;
+use super::image::Section;
 
 /// Mode of the processor, which decides how bytes are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +47,9 @@ impl Instruction {
         Self::stream(section, mode, start).next()
     }
 
-    /// Decodes consecutive instructions from an address on, up to bytes that are no instruction.
+    /// Decodes consecutive instructions from an address on, up to bytes that are no instruction. KVM's forced-emulation
+    /// prefix, which test kernels put before an instruction, counts as an instruction of its own: UD2, then the letters
+    /// "kvm".
     pub fn stream<'a>(section: &'a Section, mode: Mode, start: u64) -> impl Iterator<Item = Self> + use<'a> {
         let bits = match mode {
             Mode::Bits32 => 32,
@@ -57,7 +59,15 @@ impl Instruction {
         let mut found = iced_x86::Instruction::new();
         iter::from_fn(move || {
             decoder.decode_out(&mut found);
-            (!found.is_invalid()).then(|| Self::new(&found))
+            let instruction = (!found.is_invalid()).then(|| Self::new(&found))?;
+            let is_prefix = found.code() == Code::Ud2 && section.from(instruction.end).starts_with(b"kvm");
+            if !is_prefix {
+                return Some(instruction);
+            }
+            let end = instruction.end + 3;
+            decoder.set_position(decoder.position() + 3).ok()?;
+            decoder.set_ip(end);
+            Some(Self { end, falls_through: true, ..instruction })
         })
     }
 

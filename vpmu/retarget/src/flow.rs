@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::decode::{Instruction, Mode, Target};
-use super::{Content, Proof, Section, Verdict};
+use super::image::{Content, Section};
+use super::site::{Proof, Verdict};
 
 /// Maximum length of an instruction.
 const LONGEST: u64 = 15;
@@ -38,20 +39,14 @@ impl Flow {
         Self(reached)
     }
 
-    /// Decides what the occurrence at an address is.
-    pub fn decide(&self, at: u64) -> Verdict {
+    /// Decides what the occurrence at an address is, if it is code of this mode.
+    pub fn decide(&self, mode: Mode, at: u64) -> Verdict {
         // An instruction that begins with the second byte contradicts one that ends with it.
         let near = self.0.range((at.saturating_sub(LONGEST), Mode::Bits32)..=(at + 1, Mode::Bits64));
-        let covering = near.map(|(_, instruction)| instruction);
+        let covering = near.filter(|((_, of), _)| *of == mode).map(|(_, instruction)| instruction);
         covering
             .filter(|instruction| instruction.covers(at) || instruction.start == at + 1)
-            .map(|instruction| {
-                if instruction.is_rdpmc && instruction.end == at + 2 {
-                    Verdict::Rdpmc { start: instruction.start, proof: Proof::Flow }
-                } else {
-                    Verdict::Other
-                }
-            })
+            .map(|instruction| Verdict::of(instruction, at, Proof::Flow))
             .fold(Verdict::Unreached, Verdict::and)
     }
 }

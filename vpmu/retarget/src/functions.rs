@@ -11,8 +11,9 @@
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
+use super::image::{Content, Image, Section};
+use super::site::Site;
 use super::starts::{known, returns};
-use super::{Content, Image, Section, Site};
 use crate::stub::{Original, Originals, Value};
 
 /// The kernel's table of functions that access MSRs.

@@ -49,176 +49,27 @@
 mod decode;
 mod flow;
 pub mod functions;
+mod image;
 pub mod riscv;
+mod site;
 mod start;
 mod starts;
 pub mod stub;
 mod sweep;
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use self::decode::Mode;
 use self::flow::Flow;
+use self::site::Verdict;
 use self::start::Start;
 use self::starts::starts;
 
-/// First byte of both opcodes.
-const ESCAPE: u8 = 0x0f;
-/// Second byte of RDPMC.
-const RDPMC: u8 = 0x33;
-/// Second byte of RDMSR.
-const RDMSR: u8 = 0x32;
+pub use self::image::{Content, Image, Kind, Section, Symbol};
+pub use self::site::{Findings, Proof, Site};
 
-/// A kernel image.
-pub struct Image<'a> {
-    /// The sections, by address.
-    pub sections: Vec<Section<'a>>,
-    /// The symbols, if there are any.
-    pub symbols: Vec<Symbol<'a>>,
-    /// The kind of kernel.
-    pub kind: Kind,
-}
-
-/// Kind of a kernel, which says in which modes its code runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A Linux kernel: 64-bit code, most of it made by a compiler.
-    Linux,
-    /// A kernel that starts in 32-bit mode and may switch to 64-bit mode.
-    BareMetal {
-        /// Address of the first instruction.
-        entry: u64,
-    },
-}
-
-/// A section of an image.
-#[derive(Debug, Clone, Copy)]
-pub struct Section<'a> {
-    /// The name, or an empty string.
-    pub name: &'a str,
-    /// The address at run time.
-    pub address: u64,
-    /// The content.
-    pub bytes: &'a [u8],
-    /// Whether the section can be executed.
-    pub content: Content,
-}
-
-/// What a section or a symbol holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
-    /// Instructions, perhaps with data between them.
-    Code,
-    /// Data that is never executed.
-    Data,
-}
-
-/// A symbol: a function or an object.
-#[derive(Debug, Clone, Copy)]
-pub struct Symbol<'a> {
-    /// The name.
-    pub name: &'a str,
-    /// The address at run time.
-    pub address: u64,
-    /// The length in bytes; 0 if it is not known.
-    pub len: u64,
-    /// Whether the symbol is a function or an object.
-    pub content: Content,
-}
-
-/// How it is known where an instruction begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Proof {
-    /// From the kernel's ORC unwind tables. All of their addresses are those of instructions: objtool, which makes the
-    /// tables when the kernel is built, decodes all of its text.
-    Unwind,
-    /// From the kernel's table of alternatives: instructions that the kernel may put in the place of others when it
-    /// starts.
-    Alternative,
-    /// From a function of the symbol table, which decodes from its first byte to exactly its last.
-    Function,
-    /// From the whole section, which decodes from its first byte to exactly its last, with every branch target at the
-    /// beginning of an instruction. Data between the code would break this.
-    WholeSection,
-    /// From the control flow that begins at the entry point.
-    Flow,
-}
-
-/// An RDPMC instruction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
-    /// Address of the instruction, including its prefixes.
-    pub address: u64,
-    /// Address of the byte to change from [`Site::BEFORE`] to [`Site::AFTER`].
-    pub byte: u64,
-    /// Name of the function that contains the instruction, if the image has symbols.
-    pub function: Option<String>,
-    /// How it is known that this is an instruction.
-    pub proof: Proof,
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.address)?;
-        if let Some(function) = &self.function {
-            write!(f, " in {function}")?;
-        }
-        let known_from = match self.proof {
-            Proof::Unwind => "the unwind tables",
-            Proof::Alternative => "the table of alternatives",
-            Proof::Function => "the symbol table",
-            Proof::WholeSection => "all of its section",
-            Proof::Flow => "the control flow",
-        };
-        write!(f, " (known from {known_from})")
-    }
-}
-
-impl Site {
-    /// The byte before [`Site::byte`].
-    pub const ESCAPE: u8 = ESCAPE;
-    /// The byte of an RDPMC.
-    pub const BEFORE: u8 = RDPMC;
-    /// The byte of an RDMSR.
-    pub const AFTER: u8 = RDMSR;
-}
-
-/// What [`find`] found in an image.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Findings {
-    /// The RDPMC instructions.
-    pub sites: Vec<Site>,
-    /// Addresses in code at which the bytes of RDPMC occur, without a proof of what they belong to.
-    pub undecided: Vec<u64>,
-}
-
-/// What an occurrence of the bytes of RDPMC is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    /// The opcode of the RDPMC that begins at `start`.
-    Rdpmc { start: u64, proof: Proof },
-    /// A part of other instructions or of data.
-    Other,
-    /// Unknown: no proof reaches the occurrence.
-    Unreached,
-    /// Unknown: proofs contradict each other.
-    Contradiction,
-}
-
-impl Verdict {
-    /// Combines the results of two proofs.
-    fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Unreached, known) | (known, Self::Unreached) => known,
-            (Self::Rdpmc { start, proof }, Self::Rdpmc { start: also, .. }) if start == also => {
-                Self::Rdpmc { start, proof }
-            }
-            (Self::Other, Self::Other) => Self::Other,
-            _ => Self::Contradiction,
-        }
-    }
-}
+/// A proof by decoding, in one mode, from known starts.
+type Sweep = fn(&Section, Mode, &[Start], u64) -> Verdict;
 
 /// Finds all RDPMC instructions in an image's code.
 pub fn find(image: &Image) -> Findings {
@@ -246,7 +97,9 @@ pub fn find(image: &Image) -> Findings {
                     proof,
                 }),
                 Verdict::Rdpmc { .. } | Verdict::Other => {}
-                Verdict::Unreached | Verdict::Contradiction => findings.undecided.push(at),
+                Verdict::Unreached | Verdict::NotCode | Verdict::Contradiction => {
+                    findings.undecided.push(at);
+                }
             }
         }
     }
@@ -259,8 +112,22 @@ impl Image<'_> {
         if self.symbols.iter().any(|symbol| symbol.content == Content::Data && symbol.contains(at)) {
             return Verdict::Other;
         }
-        let swept = self.modes().iter().map(|mode| sweep::decide(section, *mode, starts, at));
-        swept.chain(flow.map(|flow| flow.decide(at))).fold(Verdict::Unreached, Verdict::and)
+        let sweep = |decide: Sweep| -> Vec<(Mode, Verdict)> {
+            self.modes().iter().map(|mode| (*mode, decide(section, *mode, starts, at))).collect()
+        };
+        let mut swept = sweep(sweep::decide);
+        if let Some(flow) = flow {
+            // A function that decodes in one mode only is code of that mode.
+            if swept.iter().all(|(_, verdict)| *verdict == Verdict::NotCode) {
+                swept = sweep(sweep::decide_nearby);
+            }
+            if swept.iter().any(|(_, verdict)| *verdict != Verdict::NotCode) {
+                swept.retain(|(_, verdict)| *verdict != Verdict::NotCode);
+            }
+            let modes: Vec<Mode> = swept.iter().map(|(mode, _)| *mode).collect();
+            swept.extend(modes.into_iter().map(|mode| (mode, flow.decide(mode, at))));
+        }
+        swept.into_iter().map(|(_, verdict)| verdict).fold(Verdict::Unreached, Verdict::and)
     }
 
     /// Returns the modes in which the code may run. RDPMC has the same encoding in all of them.
@@ -274,49 +141,6 @@ impl Image<'_> {
     fn function_at(&self, address: u64) -> Option<&str> {
         let is_it = |symbol: &&Symbol| symbol.content == Content::Code && symbol.contains(address);
         self.symbols.iter().find(is_it).map(|symbol| symbol.name)
-    }
-}
-
-impl Symbol<'_> {
-    fn contains(&self, address: u64) -> bool {
-        address.checked_sub(self.address).is_some_and(|offset| offset < self.len)
-    }
-}
-
-impl<'a> Section<'a> {
-    /// Creates a section. Returns `None` for a section at the end of the address space, where addresses would overflow.
-    /// No kernel has one there.
-    pub fn new(name: &'a str, address: u64, bytes: &'a [u8], content: Content) -> Option<Self> {
-        const ROOM_BEHIND: u64 = 4096;
-        address.checked_add(bytes.len() as u64)?.checked_add(ROOM_BEHIND)?;
-        Some(Self { name, address, bytes, content })
-    }
-
-    /// Returns the addresses at which the two bytes of RDPMC occur.
-    fn occurrences(&self) -> impl Iterator<Item = u64> + Clone {
-        const CHUNK: usize = 64;
-        // This is fast: the second byte is the rarer one, and the compiler vectorizes the search of a whole chunk.
-        let has_one = |chunk: &[u8]| chunk.iter().fold(0, |any, byte| any | u8::from(*byte == RDPMC)) != 0;
-        let chunks = self.bytes.chunks(CHUNK).zip((0..).step_by(CHUNK));
-        let seconds = chunks.filter(move |(chunk, _)| has_one(chunk)).flat_map(|(chunk, at)| {
-            (at..).zip(chunk).filter(|(_, byte)| **byte == RDPMC).map(|(offset, _)| offset)
-        });
-        let firsts = seconds.filter_map(|offset: usize| offset.checked_sub(1));
-        firsts.filter(|offset| self.bytes[*offset] == ESCAPE).map(|offset| self.address + offset as u64)
-    }
-
-    fn end(&self) -> u64 {
-        self.address.saturating_add(self.bytes.len() as u64)
-    }
-
-    fn contains(&self, address: u64) -> bool {
-        (self.address..self.end()).contains(&address)
-    }
-
-    /// Returns the bytes from an address on.
-    fn from(&self, address: u64) -> &[u8] {
-        let offset = address.checked_sub(self.address).and_then(|offset| usize::try_from(offset).ok());
-        offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! An address at which an instruction is known to begin.
 
-use super::Proof;
+use super::site::Proof;
 
 /// An address at which an instruction is known to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

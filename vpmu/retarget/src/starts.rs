@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::decode::Mode;
+use super::image::{Content, Image, Kind, Section};
+use super::site::Proof;
 use super::start::Start;
-use super::{Content, Image, Kind, Proof, Section, sweep};
+use super::sweep;
 
 /// The section with the replacement instructions of the alternatives.
 const REPLACEMENTS: &str = ".altinstr_replacement";

@@ -16,8 +16,8 @@ use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, IcedError, byte_ptr, dword_ptr, eax, ecx, edi, esi, ptr, qword_ptr, r8, r8d,
     r9, r9d, r10, r11, r11d, rax, rcx, rdi, rdx, rsi,
 };
-use vpmu::shared_page::{ACTIVE, OFFERED, PASSED, Page, Registers, Stride, THAWED};
-use vpmu::x86::OVERFLOW_ENTRY;
+use vpmu::shared_page::{ACTIVE, FREEZING, OFFERED, Page, Registers, Stride, THAWED};
+use vpmu::x86::X2APIC_LVTPC;
 
 /// The kernel's own functions for MSR accesses. They follow the System V ABI, as all of the kernel's code does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub enum Value {
     Halves,
 }
 
-/// Where a guest's shared pages are.
+/// Location of a guest's shared pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct PageLocation {
     /// The kernel's virtual address of the first CPU's page.
     pub first: u64,
     /// Number of pages, one for each CPU, [`Page::STRIDE`] bytes apart.
@@ -74,15 +74,15 @@ pub struct Stub {
 
 /// Offsets of the page's fields, as displacements of operands.
 const ACTIVE_WORD: i32 = displacement(offset_of!(Page, active));
-const PASSED_WORD: i32 = displacement(offset_of!(Page, passed));
+const FREEZING_WORD: i32 = displacement(offset_of!(Page, freezing));
 const DIRTY: i32 = displacement(offset_of!(Page, dirty));
 const CLEARED: i32 = displacement(offset_of!(Page, cleared));
 const THAW: i32 = displacement(offset_of!(Page, thaw));
-const MATTERS: i32 = displacement(offset_of!(Page, matters));
-const ENTRY: i32 = displacement(offset_of!(Page, entry));
+const THAW_MUST_EXIT: i32 = displacement(offset_of!(Page, thaw_must_exit));
+const LVT_ENTRY: i32 = displacement(offset_of!(Page, lvt_entry));
 const WRITTEN: i32 = displacement(offset_of!(Page, written));
 const SHOWN: i32 = displacement(offset_of!(Page, shown));
-const FREE: i32 = displacement(offset_of!(Page, free));
+const NO_EXIT_RANGE: i32 = displacement(offset_of!(Page, no_exit_range));
 
 const _: () = assert!(Page::STRIDE.is_power_of_two());
 
@@ -102,12 +102,12 @@ type Result<T = ()> = std::result::Result<T, IcedError>;
 impl Stub {
     /// Assembles the code for the address `at`. Its length can differ between addresses, because jumps to the kernel's own
     /// functions are as short as possible.
-    pub fn new(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Self {
-        Self::assemble(at, registers, originals, place)
+    pub fn new(at: u64, registers: &Registers, originals: &Originals, pages: PageLocation) -> Self {
+        Self::assemble(at, registers, originals, pages)
             .expect("all operands can be encoded, and all labels are set")
     }
 
-    fn assemble(at: u64, registers: &Registers, originals: &Originals, place: Place) -> Result<Self> {
+    fn assemble(at: u64, registers: &Registers, originals: &Originals, pages: PageLocation) -> Result<Self> {
         let mut code = Vec::new();
         let mut add = |function: &dyn Fn(&mut CodeAssembler) -> Result| -> Result<u64> {
             code.resize(code.len().next_multiple_of(16), 0xcc);
@@ -119,15 +119,15 @@ impl Stub {
             code.extend(a.assemble(address)?);
             Ok(address)
         };
-        let read = add(&|a| read(a, registers, originals.read, place))?;
-        let read_counter = add(&|a| read_counter(a, registers, originals.read_counter, place))?;
-        let write = add(&|a| write(a, registers, originals, place))?;
+        let read = add(&|a| read(a, registers, originals.read, pages))?;
+        let read_counter = add(&|a| read_counter(a, registers, originals.read_counter, pages))?;
+        let write = add(&|a| write(a, registers, originals, pages))?;
         Ok(Self { code, read, write, read_counter })
     }
 }
 
 /// Reads the MSR whose number is in EDI.
-fn read(a: &mut CodeAssembler, registers: &Registers, original: Original, place: Place) -> Result {
+fn read(a: &mut CodeAssembler, registers: &Registers, original: Original, pages: PageLocation) -> Result {
     let mut slot = a.create_label();
     find_slot(a, registers, slot, |a| {
         a.cmp(edi, registers.status)?;
@@ -136,11 +136,16 @@ fn read(a: &mut CodeAssembler, registers: &Registers, original: Original, place:
         a.jmp(slot)
     })?;
     a.set_label(&mut slot)?;
-    return_shown(a, original, place)
+    return_shown(a, original, pages)
 }
 
 /// Reads the counter whose RDPMC number is in EDI.
-fn read_counter(a: &mut CodeAssembler, registers: &Registers, original: Original, place: Place) -> Result {
+fn read_counter(
+    a: &mut CodeAssembler,
+    registers: &Registers,
+    original: Original,
+    pages: PageLocation,
+) -> Result {
     let mut slot = a.create_label();
     for counters in &registers.counters {
         let mut next = a.create_label();
@@ -155,29 +160,30 @@ fn read_counter(a: &mut CodeAssembler, registers: &Registers, original: Original
     }
     a.jmp(original.entry)?;
     a.set_label(&mut slot)?;
-    return_shown(a, original, place)
+    return_shown(a, original, pages)
 }
 
 /// Writes the MSR whose number is in EDI. The masks of the slots follow the code.
-fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, place: Place) -> Result {
+fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, pages: PageLocation) -> Result {
     let Original { entry: original, exit } = originals.write;
     let [mut clear, mut control, mut slot, mut entry] = std::array::from_fn(|_| a.create_label());
-    let [mut thaw, mut pass, mut matters, mut free, mut masks] = std::array::from_fn(|_| a.create_label());
+    let [mut thaw, mut freezing, mut must_exit, mut no_exit, mut masks] =
+        std::array::from_fn(|_| a.create_label());
     find_slot(a, registers, slot, |a| {
         a.cmp(edi, registers.clear.register)?;
         a.je(clear)?;
         a.cmp(edi, registers.control)?;
         a.je(control)?;
-        a.cmp(edi, OVERFLOW_ENTRY)?;
+        a.cmp(edi, X2APIC_LVTPC)?;
         a.jne(original)?;
         a.jmp(entry)
     })?;
 
     a.set_label(&mut slot)?;
-    find_page(a, place, original)?;
+    find_page(a, pages, original)?;
     load_value(a, originals.value)?;
     jump_unless_active(a, original)?;
-    // Bits that the slot does not accept.
+    // Bits that cannot be written on the page.
     a.lea(r10, ptr(masks))?;
     a.mov(r11d, eax)?;
     a.shl(r11d, 4)?;
@@ -185,26 +191,26 @@ fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, pl
     a.jne(original)?;
     // Values that need no thaw with an exit.
     a.mov(r9d, r11d)?;
-    a.cmp(r8, rcx + r9 + FREE)?;
-    a.jb(matters)?;
-    a.cmp(r8, rcx + r9 + (FREE + 8))?;
-    a.jbe(free)?;
-    a.set_label(&mut matters)?;
-    a.mov(byte_ptr(rcx + MATTERS), 1)?;
-    a.set_label(&mut free)?;
+    a.cmp(r8, rcx + r9 + NO_EXIT_RANGE)?;
+    a.jb(must_exit)?;
+    a.cmp(r8, rcx + r9 + (NO_EXIT_RANGE + 8))?;
+    a.jbe(no_exit)?;
+    a.set_label(&mut must_exit)?;
+    a.mov(byte_ptr(rcx + THAW_MUST_EXIT), 1)?;
+    a.set_label(&mut no_exit)?;
     a.mov(rcx + rax * 8 + WRITTEN, r8)?;
     a.bts(dword_ptr(rcx + DIRTY), eax)?;
-    // Bits that the slot keeps.
+    // Bits that a read returns.
     a.and(r8, r10 + r11 + 8)?;
     a.mov(rcx + rax * 8 + SHOWN, r8)?;
     jump_unless_active(a, original)?;
     a.jmp(exit)?;
 
     a.set_label(&mut clear)?;
-    find_page(a, place, original)?;
+    find_page(a, pages, original)?;
     load_value(a, originals.value)?;
     jump_unless_active(a, original)?;
-    a.mov(r9, !registers.clear.accepts)?;
+    a.mov(r9, !registers.clear.write_mask)?;
     a.test(r8, r9)?;
     a.jne(original)?;
     a.or(rcx + CLEARED, r8)?;
@@ -214,39 +220,39 @@ fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, pl
     a.jmp(exit)?;
 
     a.set_label(&mut control)?;
-    find_page(a, place, original)?;
+    find_page(a, pages, original)?;
     load_value(a, originals.value)?;
     a.test(r8, r8)?;
     a.jne(thaw)?;
     exchange_active(a, OFFERED, ACTIVE)?;
-    a.jne(pass)?;
+    a.jne(freezing)?;
     a.jmp(exit)?;
 
     a.set_label(&mut thaw)?;
     a.cmp(r8, rcx + THAW)?;
     a.jne(original)?;
-    a.cmp(byte_ptr(rcx + MATTERS), 0)?;
+    a.cmp(byte_ptr(rcx + THAW_MUST_EXIT), 0)?;
     a.jne(original)?;
     exchange_active(a, ACTIVE, THAWED)?;
     a.jne(original)?;
     a.jmp(exit)?;
 
-    a.set_label(&mut pass)?;
-    a.mov(r8, PASSED)?;
-    a.mov(rcx + PASSED_WORD, r8)?;
+    a.set_label(&mut freezing)?;
+    a.mov(r8, FREEZING)?;
+    a.mov(rcx + FREEZING_WORD, r8)?;
     // The VMM finds the address of the page in R9 at the exit that follows.
     a.mov(r9, rcx)?;
     a.jmp(original)?;
 
     a.set_label(&mut entry)?;
-    find_page(a, place, original)?;
+    find_page(a, pages, original)?;
     load_value(a, originals.value)?;
-    a.mov(rcx + ENTRY, r8)?;
+    a.mov(rcx + LVT_ENTRY, r8)?;
     a.jmp(original)?;
 
     a.set_label(&mut masks)?;
     for slot in &registers.slots {
-        a.dq(&[!slot.accepts, slot.keeps])?;
+        a.dq(&[!slot.write_mask, slot.read_mask])?;
     }
     Ok(())
 }
@@ -279,8 +285,8 @@ fn compare_index(a: &mut CodeAssembler, first: u32, count: u32) -> Result {
 }
 
 /// Returns what the page shows in the slot EAX.
-fn return_shown(a: &mut CodeAssembler, original: Original, place: Place) -> Result {
-    find_page(a, place, original.entry)?;
+fn return_shown(a: &mut CodeAssembler, original: Original, pages: PageLocation) -> Result {
+    find_page(a, pages, original.entry)?;
     jump_unless_active(a, original.entry)?;
     a.mov(r8, rcx + rax * 8 + SHOWN)?;
     jump_unless_active(a, original.entry)?;
@@ -289,15 +295,15 @@ fn return_shown(a: &mut CodeAssembler, original: Original, place: Place) -> Resu
 }
 
 /// Sets RCX to the address of this CPU's page, or jumps if the CPU has none. Clobbers R8.
-fn find_page(a: &mut CodeAssembler, place: Place, otherwise: u64) -> Result {
+fn find_page(a: &mut CodeAssembler, pages: PageLocation, otherwise: u64) -> Result {
     a.mov(ecx, CPU_SEGMENT)?;
     a.lsl(ecx, ecx)?;
     a.jne(otherwise)?;
     a.and(ecx, CPU_MASK)?;
-    a.cmp(ecx, place.count)?;
+    a.cmp(ecx, pages.count)?;
     a.jae(otherwise)?;
     a.shl(ecx, Page::STRIDE.ilog2())?;
-    a.mov(r8, place.first)?;
+    a.mov(r8, pages.first)?;
     a.add(rcx, r8)
 }
 

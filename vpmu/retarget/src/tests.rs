@@ -225,6 +225,55 @@ fn a_bare_metal_function_that_is_only_called_by_pointer_is_found_by_its_symbol()
     assert_eq!(offsets(&find(&image)), (vec![5], vec![]));
 }
 
+/// Searches the only function of a bare-metal kernel.
+fn in_bare_metal_function(text: &[u8]) -> (Vec<u64>, Vec<u64>) {
+    // HLT at the entry, so that the control flow leads nowhere.
+    let text = [&[0xf4, 0xeb, 0xfd], text].concat();
+    let sections = vec![section(".text", TEXT, &text, Content::Code)];
+    let symbols = vec![function("f", 3, text.len() as u64 - 3)];
+    let image = Image { sections, symbols, kind: Kind::BareMetal { entry: TEXT } };
+    let (sites, undecided) = offsets(&find(&image));
+    (sites.iter().map(|site| site - 3).collect(), undecided.iter().map(|at| at - 3).collect())
+}
+
+#[test]
+fn kvms_forced_emulation_prefix_is_known() {
+    // The prefix, then WRMSR. Without the prefix, IMUL would swallow the first byte of WRMSR.
+    let forced = [0x0f, 0x0b, b'k', b'v', b'm', 0x0f, 0x30];
+    let text = [&forced[..], RDPMC_FUNCTION].concat();
+    assert_eq!(in_bare_metal_function(&text), (vec![9], vec![]));
+}
+
+#[test]
+fn a_bare_metal_function_is_code_of_the_mode_in_which_it_decodes() {
+    // In 64-bit mode MOV RAX, 0x0606060606060606; in 32-bit mode DEC EAX, then MOV and PUSH ES: both decode.
+    let wide = [&[0x48, 0xb8], &[0x06; 8][..], RDPMC_FUNCTION].concat();
+    assert_eq!(in_bare_metal_function(&wide), (vec![12], vec![]));
+    // PUSH ES exists in 32-bit mode only.
+    assert_eq!(in_bare_metal_function(&[&[0x06], RDPMC_FUNCTION].concat()), (vec![3], vec![]));
+    // In 32-bit mode DEC EAX; MOV EAX, 0x330f9090. In 64-bit mode the bytes after the constant are no instruction.
+    let narrow = [0x48, 0xb8, 0x90, 0x90, 0x0f, 0x33, 0x60, 0x90, 0x90, 0x90, 0x61, 0xc3];
+    assert_eq!(in_bare_metal_function(&narrow), (vec![], vec![]));
+}
+
+#[test]
+fn a_bare_metal_function_needs_to_decode_only_around_an_rdpmc() {
+    const NO_INSTRUCTION: &[u8] = &[0x0f, 0x04, 0x0f, 0x04, 0x0f, 0x04, 0x0f, 0x04];
+    let decodes = |text: &[&[u8]]| in_bare_metal_function(&text.concat());
+    assert_eq!(decodes(&[RDPMC_FUNCTION, NO_INSTRUCTION]), (vec![2], vec![]), "up to a return");
+    let nops: &[u8] = &[0x90; 8];
+    assert_eq!(decodes(&[&[0x0f, 0x33], nops, NO_INSTRUCTION]), (vec![0], vec![]), "eight instructions");
+    assert_eq!(decodes(&[&[0x0f, 0x33], &nops[1..], NO_INSTRUCTION]), (vec![], vec![0]), "only seven");
+    assert_eq!(decodes(&[NO_INSTRUCTION, RDPMC_FUNCTION]), (vec![], vec![10]), "nothing leads to it");
+    assert_eq!(decodes(&[&[0xb8, 0x0f, 0x33, 0, 0], nops, NO_INSTRUCTION]), (vec![], vec![]), "a constant");
+    // JMP to the second byte of RDPMC.
+    let cut = [0xeb, 1, 0x0f, 0x33, 0x00];
+    assert_eq!(decodes(&[&cut, nops, NO_INSTRUCTION]), (vec![], vec![2]));
+    // Linux has to decode from end to end.
+    let text = [RDPMC_FUNCTION, NO_INSTRUCTION].concat();
+    assert_eq!(with_symbols(&text, &[function("f", 0, text.len() as u64)]), (vec![], vec![2]));
+}
+
 /// Instructions, most of which contain the bytes of RDPMC, or begin or end with one of them.
 const INSTRUCTIONS: [&[u8]; 10] = [
     &[0x0f, 0x33],
@@ -273,7 +322,7 @@ proptest! {
         let symbols = functions.iter().map(|(offset, len)| function("f", *offset, *len)).collect();
         for site in find(&Image { sections, symbols, kind }).sites {
             let offset = usize::try_from((site.byte - TEXT) & 0xfff).unwrap();
-            prop_assert_eq!(&text[offset - 1..=offset], &[ESCAPE, Site::BEFORE]);
+            prop_assert_eq!(&text[offset - 1..=offset], &[Site::ESCAPE, Site::BEFORE]);
         }
     }
 }

@@ -15,11 +15,11 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use proptest::prelude::*;
 use vpmu::model::amd::Version;
 use vpmu::model::intel::{Shape, Version as IntelVersion};
-use vpmu::shared_page::{ACTIVE, IDLE, MOST_SLOTS, PASSED, Page, Registers};
+use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, Page, Registers};
 use vpmu::source::script::Script;
-use vpmu::x86::{OVERFLOW_ENTRY, Vendor};
+use vpmu::x86::{Vendor, X2APIC_LVTPC};
 use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_retarget::stub::{Original, Originals, Place, Stub, Value};
+use vpmu_retarget::stub::{Original, Originals, PageLocation, Stub, Value};
 
 /// A guest's kernel: its functions with the stub in front of them, and its memory.
 struct Kernel {
@@ -55,9 +55,9 @@ impl Kernel {
         let original = Original { entry: at, exit: at + function.len() as u64 - 1 };
         let originals = Originals { read: original, write: original, value, read_counter: original };
         let page = Rc::<Page>::default();
-        let place = Place { first: ptr::from_ref(&*page) as u64, count: 1 };
+        let pages = PageLocation { first: ptr::from_ref(&*page) as u64, count: 1 };
         let code_at = at + 64;
-        let mut stub = Stub::new(code_at, registers, &originals, place);
+        let mut stub = Stub::new(code_at, registers, &originals, pages);
         be_cpu_0(&mut stub.code);
         assert!(64 + stub.code.len() <= MEMORY);
         // SAFETY: it fits, as was seen.
@@ -135,7 +135,7 @@ impl Platform for Vcpu {
     fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
         self.interrupts += 1;
         self.lvt_entry = lvt_entry.map(|entry| entry.load(Relaxed));
-        Ok(Injected::TakenAtOnce)
+        Ok(Injected::AtNextEntry)
     }
 
     fn uses_shared_page(&mut self) -> bool {
@@ -307,7 +307,7 @@ const SAMPLING: u64 = 0x53_00c0;
 fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
     for value in [Value::Whole, Value::Halves] {
         let mut guest = Guest::amd(6, value);
-        assert_eq!(guest.kernel.call(guest.kernel.stub.write, OVERFLOW_ENTRY, 0x400), None, "it is KVM's");
+        assert_eq!(guest.kernel.call(guest.kernel.stub.write, X2APIC_LVTPC, 0x400), None, "it is KVM's");
         guest.write(SELECT, SAMPLING);
         guest.write(COUNTER, (1 << 48) - 100);
         assert_eq!(guest.runs_only(100), [100]);
@@ -327,10 +327,12 @@ fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
 fn between_freeze_and_thaw_a_guest_does_not_leave() {
     for value in [Value::Whole, Value::Halves] {
         let mut guest = Guest::amd(6, value);
+        guest.write(CONTROL, 0);
         for counter in 0..6 {
             guest.write(COUNTER + 2 * counter, (1 << 48) - 100);
             guest.write(SELECT + 2 * counter, SAMPLING);
         }
+        guest.write(CONTROL, 0x3f);
         assert_eq!(guest.runs_only(110), [100]);
         let before = guest.plain.exits;
         guest.write(CONTROL, 0);
@@ -338,8 +340,9 @@ fn between_freeze_and_thaw_a_guest_does_not_leave() {
         guest.write(STATUS_CLEAR, 0x3e);
         assert_eq!(guest.read(STATUS), Outcome::Value(1));
         for counter in 0..6 {
-            assert_eq!(guest.read_counter(counter), Outcome::Value(10));
-            assert_eq!(guest.read(COUNTER + 2 * counter), Outcome::Value(10));
+            // The write that freezes them is an instruction, too.
+            assert_eq!(guest.read_counter(counter), Outcome::Value(11));
+            assert_eq!(guest.read(COUNTER + 2 * counter), Outcome::Value(11));
             guest.write(COUNTER + 2 * counter, u64::MAX - 49);
             assert_eq!(guest.read_counter(counter), Outcome::Value((1 << 48) - 50));
             guest.write(SELECT + 2 * counter, u64::MAX);
@@ -355,7 +358,11 @@ fn between_freeze_and_thaw_a_guest_does_not_leave() {
         assert_eq!(guest.plain.exits - before, 2, "and the thaw");
         assert_eq!(guest.runs_only(60), [50]);
         assert_eq!(guest.read(STATUS), Outcome::Value(0x3f));
-        assert_eq!(guest.read_counter(0), Outcome::Value(10));
+        assert_eq!(
+            guest.read_counter(0),
+            Outcome::Value(11),
+            "the read of the status is an instruction, too"
+        );
     }
 }
 
@@ -410,13 +417,13 @@ fn a_guest_that_does_not_say_that_it_has_frozen_them_is_shown_nothing() {
     plain.pmu.share_page(Box::new(Rc::clone(&page)));
     plain.write(CONTROL, 0);
     assert_eq!(page.active.load(Relaxed), 0);
-    page.passed.store(PASSED, Relaxed);
+    page.freezing.store(FREEZING, Relaxed);
     plain.exit(Cause::Guest);
-    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (0, 0), "another vCPU's page");
+    assert_eq!((page.active.load(Relaxed), page.freezing.load(Relaxed)), (0, 0), "another vCPU's page");
     plain.vcpu.has_another_page = false;
-    page.passed.store(PASSED, Relaxed);
+    page.freezing.store(FREEZING, Relaxed);
     plain.exit(Cause::Guest);
-    assert_eq!((page.active.load(Relaxed), page.passed.load(Relaxed)), (ACTIVE, 0));
+    assert_eq!((page.active.load(Relaxed), page.freezing.load(Relaxed)), (ACTIVE, 0));
     plain.write(CONTROL, 1);
     assert_eq!(page.active.load(Relaxed), IDLE);
 }
@@ -446,7 +453,7 @@ fn the_code_is_code_and_leaves_the_stack_alone() {
         let original = Original { entry: at - 64, exit: at - 60 };
         let originals =
             Originals { read: original, write: original, value: Value::Whole, read_counter: original };
-        let stub = Stub::new(at, &registers, &originals, Place { first: 0, count: 1 });
+        let stub = Stub::new(at, &registers, &originals, PageLocation { first: 0, count: 1 });
         let len = stub.code.len() - 16 * registers.slots.len();
         let mut decoder = Decoder::with_ip(64, &stub.code[..len], at, DecoderOptions::NONE);
         for instruction in &mut decoder {
@@ -459,7 +466,7 @@ fn the_code_is_code_and_leaves_the_stack_alone() {
             }
         }
         assert_eq!(decoder.position(), len);
-        assert!(registers.slots.len() <= MOST_SLOTS);
+        assert!(registers.slots.len() <= MAX_SLOTS);
     }
 }
 
@@ -663,7 +670,7 @@ proptest! {
         for (act, (word, scribble)) in acts.iter().zip(scribbles) {
             let page = &*guest.kernel.page;
             let words = page.written.iter().chain(&page.shown);
-            let all = [&page.active, &page.passed, &page.dirty, &page.cleared].into_iter().chain(words);
+            let all = [&page.active, &page.freezing, &page.dirty, &page.cleared].into_iter().chain(words);
             all.skip(word).take(1).for_each(|word| word.store(scribble, Relaxed));
             drop(guest.does(*act, &[]));
         }

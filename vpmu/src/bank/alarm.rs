@@ -1,4 +1,4 @@
-//! Decides about alarms, without carrying anything out. A host event has one alarm, for the nearest overflow of its counters that
+//! Decides which alarm to set next. `alarms.rs` sets it. A host event has one alarm, for the nearest overflow of its counters that
 //! interrupts. Setting it is a request to the host, so an alarm that will expire early is kept: whether a counter has overflowed
 //! is computed from its value.
 //!
@@ -8,12 +8,12 @@
 
 use crate::source::FAR;
 
-/// Least distance of an alarm that may repeat: the guest's handler is done before it expires again.
-const LONG: u64 = 8192;
+/// Minimum distance of an alarm that may repeat: the guest's handler is done before it expires again.
+const MIN_REPEAT_DISTANCE: u64 = 8192;
 
-/// Least distance of an alarm while the kernel is predicted to stop its counters first: enough for the kernel to set them anew. If
+/// Minimum distance of an alarm while the kernel is predicted to stop its counters first: enough for the kernel to set them anew. If
 /// it does not stop them, one overflow is reported that much too late.
-const PATIENCE: u64 = 65_536;
+const STOP_GRACE: u64 = 65_536;
 
 /// The alarm that is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,20 +23,20 @@ pub struct Armed {
     /// Number of counts from its setting to its expiry; the host repeats it with this distance.
     pub distance: u64,
     /// Mask of the counter for whose overflow it was set, if it was set for one.
-    pub of: u64,
-    pub standing: Standing,
+    pub counter_mask: u64,
+    pub kind: AlarmKind,
 }
 
 /// Whether an alarm is kept that would expire early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum AlarmKind {
     /// It is kept.
-    Firm,
+    Kept,
     /// It is not kept: it was set while the guest had an overflow to handle, and would always expire early by what is counted in
     /// the handler.
-    ForNow,
+    OneShot,
     /// It is not kept: it has expired and was left to repeat.
-    Repeats,
+    Repeating,
 }
 
 /// An overflow to come that needs an alarm.
@@ -57,7 +57,7 @@ pub struct Expired {
     /// The nearest overflow to come.
     pub next: Option<Next>,
     /// The host event counts user mode only, so it stands still in the guest's handler.
-    pub counts_programs_only: bool,
+    pub user_only: bool,
     /// Set if one of its counters interrupts the guest now.
     pub interrupt: Option<Interrupting>,
 }
@@ -77,7 +77,7 @@ pub enum NextAlarm {
     /// The host repeats it.
     Repeat(Armed),
     /// It is set for this overflow.
-    Set(Next, Standing),
+    Set(Next, AlarmKind),
     /// It is set as far away as possible: no counter needs one.
     Off,
 }
@@ -85,7 +85,7 @@ pub enum NextAlarm {
 impl Expired {
     /// Returns whether the next alarm waits until the kernel stops its counters.
     pub fn waits(&self) -> bool {
-        !self.counts_programs_only && self.interrupt.is_some_and(|interrupt| interrupt.stops_first)
+        !self.user_only && self.interrupt.is_some_and(|interrupt| interrupt.stops_first)
     }
 
     /// Decides about the next alarm.
@@ -94,28 +94,28 @@ impl Expired {
         let again = alarm.at.saturating_add(alarm.distance);
         let near = self.next.filter(|next| next.at < count.saturating_add(FAR));
         // The counter that a repetition would be for, if one is early enough.
-        let of = match self.next {
+        let counter_mask = match self.next {
             Some(next) if again == next.at => Some(1 << next.counter),
             // The alarm of another counter, which the handler does not postpone, is set now: the handler then needs no exit.
-            Some(_) if near.is_some() && self.counts_programs_only => None,
-            Some(next) if again < next.at || self.waits() => Some(alarm.of),
+            Some(_) if near.is_some() && self.user_only => None,
+            Some(next) if again < next.at || self.waits() => Some(alarm.counter_mask),
             _ => None,
         };
-        if let Some(of) = of.filter(|_| self.can_repeat(again)) {
-            return NextAlarm::Repeat(Armed { at: again, of, standing: Standing::Repeats, ..alarm });
+        if let Some(counter_mask) = counter_mask.filter(|_| self.can_repeat(again)) {
+            return NextAlarm::Repeat(Armed { at: again, counter_mask, kind: AlarmKind::Repeating, ..alarm });
         }
         let Some(mut next) = near else { return NextAlarm::Off };
         if self.waits() {
-            next.at = next.at.max(count.saturating_add(PATIENCE));
+            next.at = next.at.max(count.saturating_add(STOP_GRACE));
         }
-        let standing = if self.interrupt.is_some() { Standing::ForNow } else { Standing::Firm };
-        NextAlarm::Set(next, standing)
+        let kind = if self.interrupt.is_some() { AlarmKind::OneShot } else { AlarmKind::Kept };
+        NextAlarm::Set(next, kind)
     }
 
     fn can_repeat(&self, again: u64) -> bool {
         self.interrupt.is_some_and(|interrupt| interrupt.may_repeat)
-            && self.alarm.standing != Standing::Repeats
-            && self.alarm.distance >= LONG
+            && self.alarm.kind != AlarmKind::Repeating
+            && self.alarm.distance >= MIN_REPEAT_DISTANCE
             && again > self.count
     }
 }
@@ -126,7 +126,7 @@ impl Armed {
         let expires_late = next.at < self.at;
         // An alarm a single count too early would leave a distance of 1, which Linux changes to 2.
         let expires_a_count_early = self.at.checked_add(1) == Some(next.at);
-        let is_not_kept = next.at > self.at && self.standing != Standing::Firm;
+        let is_not_kept = next.at > self.at && self.kind != AlarmKind::Kept;
         !(expires_late || expires_a_count_early || is_not_kept)
     }
 }
@@ -135,30 +135,30 @@ impl Armed {
 mod tests {
     use super::*;
 
-    const ALARM: Armed = Armed { at: 10_000, distance: 10_000, of: 1, standing: Standing::Firm };
+    const ALARM: Armed = Armed { at: 10_000, distance: 10_000, counter_mask: 1, kind: AlarmKind::Kept };
 
     fn expired(next: Option<u64>, interrupt: Option<Interrupting>) -> Expired {
         let next = next.map(|at| Next { at, counter: 1 });
-        Expired { alarm: ALARM, count: 10_003, next, counts_programs_only: false, interrupt }
+        Expired { alarm: ALARM, count: 10_003, next, user_only: false, interrupt }
     }
 
     const INTERRUPT: Option<Interrupting> = Some(Interrupting { stops_first: false, may_repeat: true });
     const STOPS: Option<Interrupting> = Some(Interrupting { stops_first: true, may_repeat: true });
 
-    fn set(at: u64, standing: Standing) -> NextAlarm {
-        NextAlarm::Set(Next { at, counter: 1 }, standing)
+    fn set(at: u64, kind: AlarmKind) -> NextAlarm {
+        NextAlarm::Set(Next { at, counter: 1 }, kind)
     }
 
-    fn repeat(of: u64) -> NextAlarm {
-        NextAlarm::Repeat(Armed { at: 20_000, of, standing: Standing::Repeats, ..ALARM })
+    fn repeat(counter_mask: u64) -> NextAlarm {
+        NextAlarm::Repeat(Armed { at: 20_000, counter_mask, kind: AlarmKind::Repeating, ..ALARM })
     }
 
     #[test]
     fn an_alarm_repeats_if_that_is_early_enough_and_the_guest_is_interrupted() {
         assert_eq!(expired(Some(20_000), INTERRUPT).next_alarm(), repeat(2), "at the very count");
         assert_eq!(expired(Some(30_000), INTERRUPT).next_alarm(), repeat(1), "earlier");
-        assert_eq!(expired(Some(19_999), INTERRUPT).next_alarm(), set(19_999, Standing::ForNow), "later");
-        assert_eq!(expired(Some(20_000), None).next_alarm(), set(20_000, Standing::Firm));
+        assert_eq!(expired(Some(19_999), INTERRUPT).next_alarm(), set(19_999, AlarmKind::OneShot), "later");
+        assert_eq!(expired(Some(20_000), None).next_alarm(), set(20_000, AlarmKind::Kept));
     }
 
     #[test]
@@ -166,46 +166,46 @@ mod tests {
         let interrupted = expired(Some(30_000), INTERRUPT);
         for alarm in [
             Armed { at: 8191, distance: 8191, ..ALARM },
-            Armed { standing: Standing::Repeats, ..ALARM },
+            Armed { kind: AlarmKind::Repeating, ..ALARM },
             Armed { at: 1, ..ALARM },
         ] {
             assert_eq!(
                 Expired { alarm, ..interrupted }.next_alarm(),
-                set(30_000, Standing::ForNow),
+                set(30_000, AlarmKind::OneShot),
                 "{alarm:?}"
             );
         }
         let throttled = Some(Interrupting { stops_first: false, may_repeat: false });
-        assert_eq!(expired(Some(30_000), throttled).next_alarm(), set(30_000, Standing::ForNow));
+        assert_eq!(expired(Some(30_000), throttled).next_alarm(), set(30_000, AlarmKind::OneShot));
     }
 
     #[test]
     fn a_kernel_that_stops_its_counters_first_gets_time_to_do_so() {
         assert_eq!(expired(Some(10_010), STOPS).next_alarm(), repeat(1));
-        let alarm = Armed { standing: Standing::Repeats, ..ALARM };
+        let alarm = Armed { kind: AlarmKind::Repeating, ..ALARM };
         let stops = Expired { alarm, ..expired(Some(10_010), STOPS) };
         assert!(stops.waits());
-        assert_eq!(stops.next_alarm(), set(10_003 + PATIENCE, Standing::ForNow));
+        assert_eq!(stops.next_alarm(), set(10_003 + STOP_GRACE, AlarmKind::OneShot));
         // The handler does not postpone what it does not count.
-        let programs = Expired { counts_programs_only: true, ..stops };
+        let programs = Expired { user_only: true, ..stops };
         assert!(!programs.waits());
-        assert_eq!(programs.next_alarm(), set(10_010, Standing::ForNow));
+        assert_eq!(programs.next_alarm(), set(10_010, AlarmKind::OneShot));
     }
 
     #[test]
     fn an_overflow_that_is_far_away_or_absent_needs_no_alarm() {
         assert_eq!(expired(None, INTERRUPT).next_alarm(), NextAlarm::Off);
         assert_eq!(expired(Some(10_003 + FAR), None).next_alarm(), NextAlarm::Off);
-        assert_eq!(expired(Some(10_002 + FAR), None).next_alarm(), set(10_002 + FAR, Standing::Firm));
+        assert_eq!(expired(Some(10_002 + FAR), None).next_alarm(), set(10_002 + FAR, AlarmKind::Kept));
     }
 
     #[test]
     fn an_early_alarm_is_kept_and_a_late_one_is_not() {
-        let serves = |standing, at| Armed { standing, ..ALARM }.serves(Next { at, counter: 0 });
-        assert!(serves(Standing::Firm, 10_000) && serves(Standing::Firm, 10_002));
-        assert!(!serves(Standing::Firm, 9_999) && !serves(Standing::Firm, 10_001));
-        for standing in [Standing::ForNow, Standing::Repeats] {
-            assert!(serves(standing, 10_000) && !serves(standing, 10_002));
+        let serves = |kind, at| Armed { kind, ..ALARM }.serves(Next { at, counter: 0 });
+        assert!(serves(AlarmKind::Kept, 10_000) && serves(AlarmKind::Kept, 10_002));
+        assert!(!serves(AlarmKind::Kept, 9_999) && !serves(AlarmKind::Kept, 10_001));
+        for kind in [AlarmKind::OneShot, AlarmKind::Repeating] {
+            assert!(serves(kind, 10_000) && !serves(kind, 10_002));
         }
     }
 }

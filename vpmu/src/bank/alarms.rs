@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Bank;
-use super::alarm::{Armed, Expired, Interrupting, Next, NextAlarm, Standing};
-use super::floor::{self, Tell};
+use super::alarm::{AlarmKind, Armed, Expired, Interrupting, Next, NextAlarm};
+use super::floor;
 use crate::mask::{self, members};
 use crate::notice::Notice;
 use crate::source::{Backing, FAR, Refusal, Source};
@@ -28,19 +28,19 @@ impl<S: Source> Bank<S> {
         let interval = now.saturating_sub(std::mem::replace(&mut event.last_alarm, now));
         let is_due = |counter: &usize| self.wanted(*counter, least).is_some_and(|wanted| wanted <= count);
         let interrupting = members(users & self.running & self.interrupting);
-        let due = mask::of(interrupting.filter(is_due)) | alarm.of & users;
+        let due = mask::of(interrupting.filter(is_due)) | alarm.counter_mask & users;
         let mut raised = None;
         for counter in members(due) {
             let Some(share) = &mut self.counters[counter].share else { continue };
             let before = std::mem::replace(&mut share.last_alarm, count);
             if alarm.at.saturating_sub(before) < floor::PERIOD
-                && let Tell::Raised(times) = self.floor.short_alarm(now)
+                && let Some(times) = self.floor.short_alarm(now)
             {
                 raised = Some(times);
             }
         }
         if let Some(times) = raised {
-            self.tell(Notice::RateFloor { period: floor::PERIOD, times });
+            self.add_notice(Notice::RateFloor { period: floor::PERIOD, times });
         }
         Expiry { now, interval }
     }
@@ -54,14 +54,14 @@ impl<S: Source> Bank<S> {
             may_repeat: self.source.may_repeat(expiry.now, expiry.interval),
         });
         let event = &mut self.events[index];
-        let counts_programs_only = event.counts_programs_only();
-        let expired = Expired { alarm: event.alarm, count, next, counts_programs_only, interrupt };
+        let user_only = event.user_only();
+        let expired = Expired { alarm: event.alarm, count, next, user_only, interrupt };
         if expired.waits() {
             self.coalescing.alarm_waits();
         }
         match expired.next_alarm() {
             NextAlarm::Repeat(alarm) => event.alarm = alarm,
-            NextAlarm::Set(next, standing) => self.arm(index, count, next, standing),
+            NextAlarm::Set(next, kind) => self.arm(index, count, next, kind),
             NextAlarm::Off => self.disarm(index, count),
         }
     }
@@ -71,16 +71,16 @@ impl<S: Source> Bank<S> {
         let Some(next) = self.nearest(self.events[index].users, count) else { return };
         let alarm = &mut self.events[index].alarm;
         if alarm.serves(next) {
-            alarm.standing = Standing::Firm;
+            alarm.kind = AlarmKind::Kept;
         } else {
-            self.arm(index, count, next, Standing::Firm);
+            self.arm(index, count, next, AlarmKind::Kept);
         }
     }
 
-    /// Sets the alarm in any case: what was estimated while there was no hardware brings overflows nearer.
-    pub(super) fn set_alarm_anew(&mut self, index: usize, count: u64) {
+    /// Replaces the alarm in any case: what was estimated while there was no hardware brings overflows nearer.
+    pub(super) fn replace_alarm(&mut self, index: usize, count: u64) {
         if let Some(next) = self.nearest(self.events[index].users, count) {
-            self.arm(index, count, next, Standing::Firm);
+            self.arm(index, count, next, AlarmKind::Kept);
         }
     }
 
@@ -98,29 +98,29 @@ impl<S: Source> Bank<S> {
     fn wanted(&self, counter: usize, least: u64) -> Option<u64> {
         let this = &self.counters[counter];
         let share = this.share.as_ref()?;
-        if this.put_off {
+        if this.overflow_delayed {
             return Some(share.earliest);
         }
         // The last alarm is before the mark, so that the floor does not move while the guest rewrites its counter.
         Some(share.overflow.max(share.last_alarm.saturating_add(least)).max(share.earliest))
     }
 
-    fn arm(&mut self, index: usize, count: u64, next: Next, standing: Standing) {
-        self.ask(index, count, next.at, 1 << next.counter, standing);
+    fn arm(&mut self, index: usize, count: u64, next: Next, kind: AlarmKind) {
+        self.ask(index, count, next.at, 1 << next.counter, kind);
     }
 
     fn disarm(&mut self, index: usize, count: u64) {
-        self.ask(index, count, count.saturating_add(FAR), 0, Standing::Firm);
+        self.ask(index, count, count.saturating_add(FAR), 0, AlarmKind::Kept);
     }
 
-    fn ask(&mut self, index: usize, count: u64, at: u64, of: u64, standing: Standing) {
+    fn ask(&mut self, index: usize, count: u64, at: u64, counter_mask: u64, kind: AlarmKind) {
         let event = &mut self.events[index];
-        let count = if event.deferred.is_some() { event.backing.count().number() } else { count };
+        let count = if event.deferred.is_some() { event.count().number() } else { count };
         let distance = at.saturating_sub(count).max(1);
-        event.alarm = Armed { at, distance, of, standing };
+        event.alarm = Armed { at, distance, counter_mask, kind };
         if let Err(Refusal(why)) = event.backing.arm(distance) {
             for counter in members(event.users & self.interrupting) {
-                self.tell(Notice::Unarmed { counter, why: why.clone() });
+                self.add_notice(Notice::Unarmed { counter, why: why.clone() });
             }
         }
     }

@@ -69,6 +69,11 @@ impl Coalescing {
         self.awaits_stop = true;
     }
 
+    /// Returns whether an alarm waits for the stop.
+    pub fn awaits_stop(&self) -> bool {
+        self.awaits_stop
+    }
+
     /// Records that no alarm waits any more. Returns whether one did.
     pub fn take_waiting(&mut self) -> bool {
         std::mem::take(&mut self.awaits_stop)

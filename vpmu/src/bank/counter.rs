@@ -18,15 +18,15 @@ pub struct Counter {
     pub overflows: u64,
     /// How much of the value is an estimate.
     pub estimated: u64,
-    /// It has overflowed too soon after the last time, and the overflow is not reported yet.
-    pub put_off: bool,
+    /// It has overflowed too soon after the last overflow, and this overflow is not reported yet.
+    pub overflow_delayed: bool,
     pub starvation: Starvation,
 }
 
 impl Counter {
     /// Sets the value.
     pub fn set(&mut self, value: u64, mask: u64) {
-        (self.value, self.put_off, self.estimated) = (value, false, 0);
+        (self.value, self.overflow_delayed, self.estimated) = (value, false, 0);
         self.find_overflow(mask);
     }
 

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 
 use super::Bank;
-use super::alarm::Standing;
+use super::alarm::AlarmKind;
 use crate::mask::members;
 use crate::source::Source;
 
@@ -30,12 +30,12 @@ impl<S: Source> Bank<S> {
         let mut others = self.running;
         for index in 0..self.events.len() {
             let users = self.events[index].users;
-            if users & self.running != 0 && !self.events[index].counts_programs_only() {
+            if users & self.running != 0 && !self.events[index].user_only() {
                 return false;
             }
             others &= !users;
         }
-        if others != 0 || members(self.running).any(|counter| self.counters[counter].put_off) {
+        if others != 0 || members(self.running).any(|counter| self.counters[counter].overflow_delayed) {
             return false;
         }
         for index in 0..self.events.len() {
@@ -51,22 +51,22 @@ impl<S: Source> Bank<S> {
         for index in 0..self.events.len() {
             let deferred = self.events[index].deferred.filter(|deferred| deferred.written);
             // A repeating alarm is checked before it expires again.
-            let repeats = self.events[index].alarm.standing == Standing::Repeats;
+            let repeats = self.events[index].alarm.kind == AlarmKind::Repeating;
             if let Some(Deferred { count, .. }) = deferred.filter(|_| repeats) {
                 self.set_alarm(index, count);
             }
             self.events[index].deferred = None;
-            let look = self.count(index);
-            let has_alarm = self.take_over(index, &look, self.running);
+            let reading = self.count(index);
+            let has_alarm = self.update_event_users(index, &reading, self.running);
             if deferred.is_some() && !repeats && !has_alarm {
-                self.set_alarm(index, look.count);
+                self.set_alarm(index, reading.count);
             }
         }
     }
 
     /// Returns the values that a deferred counter can be written without a request to the host: with each of them, an alarm is
     /// set for its next overflow.
-    pub fn free_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
+    pub fn no_exit_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
         if !self.runs(counter) {
             return None;
         }
@@ -75,7 +75,7 @@ impl<S: Source> Bank<S> {
         let less_than_all = alarm.at.checked_sub(deferred.count)?.checked_sub(1)?;
         let value = self.mask().checked_sub(less_than_all)?;
         // An alarm for another counter's overflow stays, however far away this counter's overflow is.
-        let is_for_another = alarm.of & !(1 << counter) != 0;
+        let is_for_another = alarm.counter_mask & !(1 << counter) != 0;
         Some(if is_for_another { 0..=value } else { value..=value })
     }
 

@@ -1,5 +1,5 @@
-//! A floor under the distance between a guest's overflows, so that a hostile guest cannot have the host do nothing but
-//! deliver them. It is not there until a guest floods.
+//! Minimum distance between a guest's overflows during a flood, so that a hostile guest cannot keep the host busy
+//! delivering them.
 
 use std::time::Duration;
 
@@ -18,36 +18,29 @@ pub struct Floor {
     alarms: u32,
     raised: bool,
     times: u64,
-    told: Option<Duration>,
-}
-
-/// Whether the operator is to hear of it.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Tell {
-    /// Nothing new.
-    Nothing,
-    /// The floor was raised, so many times by now.
-    Raised(u64),
+    /// Time at which the operator was last notified.
+    notified: Option<Duration>,
 }
 
 impl Floor {
-    /// Takes note of an alarm whose distance was short.
-    pub fn short_alarm(&mut self, now: Duration) -> Tell {
+    /// Records an alarm whose distance was short. Returns how often the floor has been raised if the operator is to be
+    /// notified of that now.
+    pub fn short_alarm(&mut self, now: Duration) -> Option<u64> {
         if now.saturating_sub(self.window) >= WINDOW {
             (self.window, self.alarms) = (now, 0);
         }
         self.alarms = self.alarms.saturating_add(1);
         if self.alarms != BUDGET {
-            return Tell::Nothing;
+            return None;
         }
         self.raised = true;
         self.times += 1;
         // A guest that floods for hours is worth a line a minute, not a hundred a second.
-        if self.told.is_some_and(|told| now.saturating_sub(told) < Duration::from_mins(1)) {
-            return Tell::Nothing;
+        if self.notified.is_some_and(|notified| now.saturating_sub(notified) < Duration::from_mins(1)) {
+            return None;
         }
-        self.told = Some(now);
-        Tell::Raised(self.times)
+        self.notified = Some(now);
+        Some(self.times)
     }
 
     /// The least distance between two alarms of a counter at this time.
@@ -68,10 +61,10 @@ mod tests {
         let mut floor = Floor::default();
         let at = Duration::from_micros;
         for alarm in 1..u64::from(BUDGET) {
-            assert_eq!(floor.short_alarm(at(alarm)), Tell::Nothing);
+            assert_eq!(floor.short_alarm(at(alarm)), None);
             assert_eq!(floor.distance(|| at(alarm)), 1);
         }
-        assert_eq!(floor.short_alarm(at(3000)), Tell::Raised(1));
+        assert_eq!(floor.short_alarm(at(3000)), Some(1));
         assert_eq!(floor.distance(|| at(3001)), PERIOD);
         assert_eq!(floor.distance(|| at(100_300)), 1);
     }
@@ -81,17 +74,17 @@ mod tests {
         let mut floor = Floor::default();
         for alarm in 0..100_000 {
             let now = Duration::from_micros(alarm * 200);
-            assert_eq!(floor.short_alarm(now), Tell::Nothing);
+            assert_eq!(floor.short_alarm(now), None);
             assert_eq!(floor.distance(|| now), 1);
         }
     }
 
     #[test]
-    fn a_flood_that_goes_on_is_told_once_a_minute() {
+    fn a_flood_that_goes_on_is_reported_once_a_minute() {
         let mut floor = Floor::default();
-        let told = (0..3_600_000)
-            .filter(|alarm| floor.short_alarm(Duration::from_micros(*alarm * 50)) != Tell::Nothing)
+        let reports = (0..3_600_000)
+            .filter(|alarm| floor.short_alarm(Duration::from_micros(*alarm * 50)).is_some())
             .count();
-        assert_eq!(told, 3);
+        assert_eq!(reports, 3);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the counters have hardware of the host's, which others may take: what is found out about that, and who is told.
+//! Tracks which counters have lost their hardware, and reports it.
 
 use std::time::Duration;
 
@@ -38,8 +38,9 @@ impl Hardware {
     }
 }
 
-/// What a host event has counted.
-pub struct Look {
+/// A reading of a host event.
+pub struct Reading {
+    /// What the event has counted.
     pub count: u64,
     /// One of its counters was without hardware, and has some again.
     pub recovered: bool,
@@ -51,20 +52,20 @@ impl<S: Source> Bank<S> {
         self.hardware.starved & self.running != 0
     }
 
-    /// Records that the vCPU stands still: its counters miss nothing.
-    pub fn stands_still(&mut self) {
-        self.stand_still(self.running);
+    /// Records that the VM is paused: the counters miss nothing.
+    pub fn vm_paused(&mut self) {
+        self.counters_stopped(self.running);
     }
 
-    /// Records that these counters stand still.
-    pub(super) fn stand_still(&mut self, counters: u64) {
+    /// Records that these counters have stopped.
+    pub(super) fn counters_stopped(&mut self, counters: u64) {
         for counter in members(counters & self.hardware.starved) {
-            self.counters[counter].starvation.stands_still(|| self.source.now());
+            self.counters[counter].starvation.counter_stopped(|| self.source.now());
         }
     }
 
     /// Retries scheduling. Returns true once every running counter is on hardware.
-    pub fn has_hardware_again(&mut self) -> bool {
+    pub fn retry_scheduling(&mut self) -> bool {
         let starved = self.hardware.starved & self.running;
         let events = self.events.iter_mut().filter(|event| event.users & starved != 0);
         // Every event is read, because that retries its scheduling.
@@ -72,22 +73,22 @@ impl<S: Source> Bank<S> {
     }
 
     /// Reads what a host event has counted, and tells the operator of the starvation of its counters.
-    pub(super) fn count(&mut self, index: usize) -> Look {
+    pub(super) fn count(&mut self, index: usize) -> Reading {
         let event = &mut self.events[index];
         if let Some(deferred) = event.deferred {
-            return Look { count: deferred.count, recovered: false };
+            return Reading { count: deferred.count, recovered: false };
         }
         let (users, last_alarm) = (event.users, event.last_alarm);
-        match event.backing.count() {
+        match event.count() {
             Count::Exact(count) => {
                 let starved = users & self.hardware.starved;
                 members(starved).for_each(|counter| self.recovers(counter));
-                Look { count, recovered: starved != 0 }
+                Reading { count, recovered: starved != 0 }
             }
             Count::Starved(count) => {
                 // A counter that stands still misses nothing.
                 members(users & self.running).for_each(|counter| self.starves(counter, last_alarm));
-                Look { count, recovered: false }
+                Reading { count, recovered: false }
             }
         }
     }
@@ -104,8 +105,8 @@ impl<S: Source> Bank<S> {
             self.record.statistics.starvations += 1;
             self.hardware.starved |= 1 << counter;
             self.hardware.changed = true;
-            let is_told = self.tell(Notice::Starved { counter, selection });
-            self.counters[counter].starvation.set_reported(is_told);
+            let is_reported = self.add_notice(Notice::Starved { counter, selection });
+            self.counters[counter].starvation.set_reported(is_reported);
         }
     }
 
@@ -128,7 +129,7 @@ impl<S: Source> Bank<S> {
         let Some(selection) = this.selection else { return };
         let notice = notice(selection, missed);
         if is_reported {
-            self.tell(notice);
+            self.add_notice(notice);
         } else {
             self.record.journal.add(|| Entry::Noticed(notice));
         }

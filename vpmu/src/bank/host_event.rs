@@ -6,14 +6,14 @@ use std::time::Duration;
 use log::debug;
 
 use super::Bank;
-use super::alarm::{Armed, Standing};
+use super::alarm::{AlarmKind, Armed};
 use super::counter::Share;
 use super::deferral::Deferred;
-use super::hardware::Look;
+use super::hardware::Reading;
 use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};
 use crate::notice::Notice;
-use crate::source::{Backing, FAR, Refusal, Source};
+use crate::source::{Backing, Count, FAR, Refusal, Source};
 
 /// An event of the host, with its counters and its alarm.
 pub struct HostEvent<B> {
@@ -26,11 +26,40 @@ pub struct HostEvent<B> {
     pub last_alarm: Duration,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
+    /// It counts all retired instructions.
+    pub counts_instructions: bool,
+    /// Instructions that the VMM has completed, which are counted in addition to what the backing has counted.
+    completed: u64,
+    /// The alarm expires late by instructions that were completed since it was set.
+    pub is_alarm_late: bool,
+}
+
+impl<B: Backing> HostEvent<B> {
+    /// Reads the count.
+    pub fn count(&mut self) -> Count {
+        match self.backing.count() {
+            Count::Exact(count) => Count::Exact(count.saturating_add(self.completed)),
+            Count::Starved(count) => Count::Starved(count.saturating_add(self.completed)),
+        }
+    }
+
+    /// Adds completed instructions.
+    pub fn complete(&mut self, instructions: u64) {
+        self.completed += instructions;
+        self.alarm.at = self.alarm.at.saturating_add(instructions);
+        self.is_alarm_late = true;
+    }
+
+    /// Takes completed instructions back.
+    pub fn take_back(&mut self, instructions: u64) {
+        self.completed -= instructions;
+        self.alarm.at -= instructions;
+    }
 }
 
 impl<B> HostEvent<B> {
     /// Returns true if it stands still while the guest's kernel runs.
-    pub fn counts_programs_only(&self) -> bool {
+    pub fn user_only(&self) -> bool {
         (self.selection.filter, self.selection.scope) == (Filter::User, Scope::Guest)
     }
 }
@@ -58,8 +87,8 @@ impl<S: Source> Bank<S> {
         for index in 0..self.events.len() {
             let users = self.events[index].users & counters;
             if users != 0 {
-                let look = self.count(index);
-                self.resume_on(index, &look, users);
+                let reading = self.count(index);
+                self.resume_on(index, &reading, users);
             }
         }
         let mut left = counters & !backed;
@@ -70,15 +99,15 @@ impl<S: Source> Bank<S> {
     }
 
     /// Starts counters of one host event together, so that its alarm is set at most once.
-    fn resume_on(&mut self, index: usize, look: &Look, counters: u64) {
+    fn resume_on(&mut self, index: usize, reading: &Reading, counters: u64) {
         let (estimated, mask) = (self.events[index].backing.estimated(), self.mask());
         for counter in members(counters) {
-            self.counters[counter].skip(look.count, estimated, mask);
+            self.counters[counter].skip(reading.count, estimated, mask);
         }
-        if look.recovered {
-            self.set_alarm_anew(index, look.count);
+        if reading.recovered {
+            self.replace_alarm(index, reading.count);
         } else {
-            self.set_alarm(index, look.count);
+            self.set_alarm(index, reading.count);
         }
     }
 
@@ -100,10 +129,10 @@ impl<S: Source> Bank<S> {
     }
 
     fn join(&mut self, index: usize, counters: u64) {
-        let look = self.count(index);
-        self.share(counters, look.count);
+        let reading = self.count(index);
+        self.share(counters, reading.count);
         self.events[index].users |= counters;
-        self.resume_on(index, &look, counters);
+        self.resume_on(index, &reading, counters);
     }
 
     fn start(&mut self, selection: Selection, counters: u64) {
@@ -112,14 +141,23 @@ impl<S: Source> Bank<S> {
         let distance = first.map_or(FAR, |first| first.at);
         match self.source.start(selection, distance) {
             Ok(backing) => {
-                let of = first.map_or(0, |first| 1 << first.counter);
-                let alarm = Armed { at: distance, distance, of, standing: Standing::Firm };
+                let counter_mask = first.map_or(0, |first| 1 << first.counter);
+                let alarm = Armed { at: distance, distance, counter_mask, kind: AlarmKind::Kept };
                 let last_alarm = Duration::ZERO;
-                let event =
-                    HostEvent { backing, selection, users: counters, alarm, last_alarm, deferred: None };
+                let event = HostEvent {
+                    backing,
+                    selection,
+                    users: counters,
+                    alarm,
+                    last_alarm,
+                    deferred: None,
+                    counts_instructions: self.instructions.contains(&selection.event),
+                    completed: 0,
+                    is_alarm_late: false,
+                };
                 self.events.push(event);
                 for counter in members(counters) {
-                    debug!("counter {counter} counts {selection}, and the host says so after {distance}");
+                    debug!("counter {counter} counts {selection}, alarm after {distance}");
                     self.counters[counter].refused = None;
                 }
             }
@@ -138,7 +176,7 @@ impl<S: Source> Bank<S> {
         this.share = None;
         let before = this.refused.replace((selection, why.clone()));
         if before.is_none_or(|(before, _)| before != selection) {
-            self.tell(Notice::Refused { counter, selection, why });
+            self.add_notice(Notice::Refused { counter, selection, why });
         }
     }
 
@@ -152,7 +190,7 @@ impl<S: Source> Bank<S> {
                 mark_estimated: 0,
                 overflow: u64::MAX,
                 last_alarm: count,
-                earliest: count.saturating_add(self.least_period),
+                earliest: count.saturating_add(self.min_period),
                 since: now,
                 starved_before: this.starvation.total(now),
             });

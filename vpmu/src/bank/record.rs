@@ -18,9 +18,9 @@ pub struct Record {
 
 impl Record {
     /// Adds a notice for the operator. Returns false if it was dropped because there were too many of late.
-    pub fn tell(&mut self, notice: Notice, now: Duration) -> bool {
+    pub fn add_notice(&mut self, notice: Notice, now: Duration) -> bool {
         self.journal.add(|| Entry::Noticed(notice.clone()));
-        self.notices.tell(notice, now)
+        self.notices.add(notice, now)
     }
 
     /// Takes the notices for the operator.

@@ -24,7 +24,7 @@ impl<S: Source> Bank<S> {
 
     /// Reports a counter; `words` names an event.
     pub fn report(&mut self, counter: usize, words: impl FnOnce(Selection) -> String) -> CounterReport {
-        self.look_if_running(counter);
+        self.update_if_running(counter);
         let backing = self.event_of(counter).map(|index| self.events[index].backing.report());
         let this = &self.counters[counter];
         let refused = this.refused.as_ref().filter(|_| backing.is_none());

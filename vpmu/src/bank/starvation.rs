@@ -23,7 +23,7 @@ struct Interval {
     is_reported: bool,
 }
 
-/// What changed since the last look.
+/// What changed since the last reading.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing new.
@@ -59,8 +59,8 @@ impl Starvation {
         Change::Ended { missed, is_reported: interval.is_reported }
     }
 
-    /// Records that the counter stands still from now on.
-    pub fn stands_still(&mut self, now: impl FnOnce() -> Duration) {
+    /// Records that the counter has stopped.
+    pub fn counter_stopped(&mut self, now: impl FnOnce() -> Duration) {
         if let Some(interval) = &mut self.open {
             interval.before = interval.length(now);
             interval.since = None;
@@ -120,8 +120,8 @@ mod tests {
     fn a_counter_that_stands_still_misses_nothing() {
         let mut starvation = Starvation::default();
         starvation.starved(|| at(1));
-        starvation.stands_still(|| at(2));
-        starvation.stands_still(|| at(50));
+        starvation.counter_stopped(|| at(2));
+        starvation.counter_stopped(|| at(50));
         assert_eq!(starvation.starved(|| at(90)), Change::None);
         assert_eq!(starvation.over(|| at(91)), Change::Ended { missed: at(2), is_reported: false });
     }

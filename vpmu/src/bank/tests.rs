@@ -12,17 +12,17 @@ const COUNTERS: usize = 6;
 #[derive(Debug, Clone)]
 enum Step {
     Configure(usize, Option<Selection>, Alarm),
-    Select(usize, Option<Selection>),
+    ReplaceEvent(usize, Option<Selection>),
     Run(u64),
     Read(usize),
     Write(usize, u64),
     GuestRuns(u64),
     TimePasses(Duration),
     Starve(bool),
-    Look,
+    Update,
     Poll,
     ReleaseIdle,
-    Obey(u64),
+    SetPolicy(u64),
 }
 
 fn selection() -> impl Strategy<Value = Option<Selection>> {
@@ -46,17 +46,17 @@ fn step() -> impl Strategy<Value = Step> {
     let period = prop_oneof![Just(1), 1_u64..30_000];
     prop_oneof![
         4 => (counter(), selection(), alarm).prop_map(|(counter, selection, alarm)| Step::Configure(counter, selection, alarm)),
-        1 => (counter(), selection()).prop_map(|(counter, selection)| Step::Select(counter, selection)),
+        1 => (counter(), selection()).prop_map(|(counter, selection)| Step::ReplaceEvent(counter, selection)),
         6 => running.prop_map(Step::Run),
         2 => counter().prop_map(Step::Read),
         8 => (counter(), distance).prop_map(|(counter, distance)| Step::Write(counter, distance.wrapping_neg())),
         8 => counts.prop_map(Step::GuestRuns),
         2 => (0_u64..100_000_000).prop_map(|time| Step::TimePasses(Duration::from_nanos(time))),
         1 => any::<bool>().prop_map(Step::Starve),
-        1 => Just(Step::Look),
+        1 => Just(Step::Update),
         1 => Just(Step::Poll),
         1 => Just(Step::ReleaseIdle),
-        1 => period.prop_map(Step::Obey),
+        1 => period.prop_map(Step::SetPolicy),
     ]
 }
 
@@ -103,9 +103,9 @@ impl Counters {
                 self.interrupting &= !(1 << counter);
                 self.interrupting |= u64::from(alarm == Alarm::AtOverflow) << counter;
             }
-            Step::Select(counter, selection) => {
+            Step::ReplaceEvent(counter, selection) => {
                 let (bank, number) = self.of(counter);
-                bank.select(number, selection);
+                bank.replace_event(number, selection);
             }
             Step::Run(running) => {
                 let size = COUNTERS / self.banks.len();
@@ -129,12 +129,12 @@ impl Counters {
             }),
             Step::TimePasses(time) => self.host.time_passes(time),
             Step::Starve(starved) => self.host.starve(starved),
-            Step::Look => self.each(Bank::look),
+            Step::Update => self.each(Bank::update_running),
             Step::Poll => self.each(Bank::poll),
             Step::ReleaseIdle => self.each(Bank::release_idle),
-            Step::Obey(period) => {
-                let least_period = period.try_into().expect("it is not 0");
-                self.each(|bank| bank.set_policy(&Policy { least_period, ..Policy::default() }));
+            Step::SetPolicy(period) => {
+                let min_period = period.try_into().expect("it is not 0");
+                self.each(|bank| bank.set_policy(&Policy { min_period, ..Policy::default() }));
             }
         }
         interrupts.push((0, self.interrupts()));
@@ -171,7 +171,7 @@ proptest! {
         }
         for counters in [&mut sharing, &mut apart] {
             counters.host.starve(false);
-            counters.each(Bank::look_at_all);
+            counters.each(Bank::update_all);
         }
         for counter in 0..COUNTERS {
             prop_assert_eq!(sharing.report(counter), apart.report(counter), "{}", counter);

@@ -10,6 +10,7 @@ mod select;
 mod tests;
 
 use super::Model;
+use crate::event::Event;
 use crate::event_mapper::EventMapper;
 use crate::outcome::Outcome;
 use crate::policy::Policy;
@@ -24,8 +25,8 @@ use select::Select;
 /// Width of a counter. The manual asks software to write zeros to the bits above; the hardware ignores them.
 const WIDTH: u32 = 48;
 /// Maximum number of core counters.
-pub const MOST_COUNTERS: usize = 6;
-const _: () = assert!(MOST_COUNTERS <= x86::RDPMC_COUNTERS as usize);
+pub const MAX_COUNTERS: usize = 6;
+const _: () = assert!(MAX_COUNTERS <= x86::RDPMC_COUNTERS as usize);
 /// Number of counters of the K7, which have no CPUID bit.
 pub const K7_COUNTERS: usize = 4;
 
@@ -45,7 +46,7 @@ impl Version {
     pub fn counters(self) -> usize {
         match self {
             Self::K7 => K7_COUNTERS,
-            Self::Core => MOST_COUNTERS,
+            Self::Core => MAX_COUNTERS,
             Self::V2(counters) => counters,
         }
     }
@@ -80,7 +81,7 @@ impl Version {
     pub fn page_registers(self) -> Option<Registers> {
         let Self::V2(counters) = self else { return None };
         let count = u32::try_from(counters).ok()?;
-        let slot = |register, keeps| Slot { register, accepts: u64::MAX, keeps, counter: None };
+        let slot = |register, read_mask| Slot { register, write_mask: u64::MAX, read_mask, counter: None };
         let pair = |counter| {
             let select = register::CORE + 2 * counter;
             let value = slot(select + 1, (1 << WIDTH) - 1);
@@ -136,7 +137,7 @@ impl<S: Source> Model<S> for Amd<S> {
             Register::Control => self.unit.control(),
             Register::StatusClear | Register::StatusSet => 0,
             Register::Absent => return Outcome::Fault,
-            Register::Other => return Outcome::NotMine,
+            Register::Other => return Outcome::NotHandled,
         })
     }
 
@@ -148,7 +149,7 @@ impl<S: Source> Model<S> for Amd<S> {
             Register::StatusClear => self.unit.clear_status(value),
             Register::StatusSet => self.unit.set_status(value),
             Register::Status | Register::Absent => return Outcome::Fault,
-            Register::Other => return Outcome::NotMine,
+            Register::Other => return Outcome::NotHandled,
         }
         Outcome::Handled
     }
@@ -157,8 +158,12 @@ impl<S: Source> Model<S> for Amd<S> {
         self.mapper.set_policy(policy);
         self.unit.set_policy(policy);
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.select(counter, select.config(&self.mapper).selection);
+            self.unit.replace_event(counter, select.config(&self.mapper).selection);
         }
+    }
+
+    fn instructions(&self) -> &'static [Event] {
+        &x86::INSTRUCTIONS
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -10,7 +10,7 @@ mod select;
 mod tests;
 
 use super::Model;
-use crate::event::Meaning;
+use crate::event::{Event, GenericEvent};
 use crate::event_mapper::EventMapper;
 use crate::mask;
 use crate::outcome::Outcome;
@@ -26,9 +26,10 @@ use select::{FixedControl, Select};
 /// Width of the general and the fixed counters.
 const WIDTH: u32 = 48;
 /// Maximum number of general counters.
-pub const MOST_GENERAL: usize = x86::RDPMC_COUNTERS as usize;
+pub const MAX_GENERAL: usize = x86::RDPMC_COUNTERS as usize;
 /// The events of the fixed counters, in their order.
-pub const FIXED: [Meaning; 3] = [Meaning::Instructions, Meaning::Cycles, Meaning::ReferenceCycles];
+pub const FIXED: [GenericEvent; 3] =
+    [GenericEvent::Instructions, GenericEvent::Cycles, GenericEvent::ReferenceCycles];
 
 /// Bit of the first fixed counter in the global registers.
 const FIXED_BIT: u32 = 32;
@@ -94,11 +95,11 @@ impl Shape {
     }
 
     /// Returns the registers that the guest can access on the shared page while all counters are frozen. Writes that
-    /// would fault still leave the guest ([`Slot::accepts`]).
+    /// would fault still leave the guest ([`Slot::write_mask`]).
     pub fn page_registers(self) -> Option<Registers> {
         let (general, fixed) = (u32::try_from(self.general).ok()?, u32::try_from(self.fixed).ok()?);
         let whole = (1 << WIDTH) - 1;
-        let slot = |register, accepts| Slot { register, accepts, keeps: accepts, counter: None };
+        let slot = |register, write_mask| Slot { register, write_mask, read_mask: write_mask, counter: None };
         let counter = |counter| Slot {
             counter: usize::try_from(counter).ok(),
             ..match self.version {
@@ -109,7 +110,7 @@ impl Shape {
         };
         let selects = (0..general).map(|counter| slot(register::SELECT + counter, Select::DEFINED));
         let fixed_counter = |counter| Slot {
-            accepts: u64::MAX,
+            write_mask: u64::MAX,
             counter: usize::try_from(counter).ok().map(|counter| self.general + counter),
             ..slot(register::FIXED + counter, whole)
         };
@@ -251,10 +252,10 @@ impl<S: Source> Intel<S> {
 
     fn control_fixed(&mut self, control: FixedControl) {
         self.fixed_control = control;
-        for (counter, meaning) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
+        for (counter, generic) in FIXED.into_iter().enumerate().take(self.shape.fixed) {
             let before = self.fixed[counter];
             let filter = control.filter(counter);
-            let selection = filter.map(|filter| self.mapper.fixed(meaning, filter));
+            let selection = filter.map(|filter| self.mapper.fixed(generic, filter));
             let config = CounterConfig {
                 selection: selection.or(before.selection),
                 enabled: selection.is_some(),
@@ -285,7 +286,7 @@ impl<S: Source> Model<S> for Intel<S> {
             Register::Capabilities => FULL_WIDTH_WRITES,
             Register::DebugControl => self.debug_control,
             Register::Absent => return Outcome::Fault,
-            Register::Other => return Outcome::NotMine,
+            Register::Other => return Outcome::NotHandled,
         })
     }
 
@@ -304,11 +305,11 @@ impl<S: Source> Model<S> for Intel<S> {
                 self.clear_status(value);
             }
             Register::StatusSet if fits(self.status_mask()) => self.set_status(value),
-            Register::DebugControl if fits(x86::FREEZE_AT_INTERRUPTS) => {
+            Register::DebugControl if fits(x86::FREEZE_PERFMON_ON_PMI) => {
                 self.debug_control = value;
-                self.unit.freeze_at_interrupts(value != 0);
+                self.unit.set_freeze_on_pmi(value != 0);
             }
-            Register::Other => return Outcome::NotMine,
+            Register::Other => return Outcome::NotHandled,
             _ => return Outcome::Fault,
         }
         Outcome::Handled
@@ -318,14 +319,18 @@ impl<S: Source> Model<S> for Intel<S> {
         self.mapper.set_policy(policy);
         self.unit.set_policy(policy);
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.select(counter, select.config(&self.mapper).selection);
+            self.unit.replace_event(counter, select.config(&self.mapper).selection);
         }
         // A disabled fixed counter must not keep a selection that the new policy denies.
         for (counter, config) in self.fixed.iter_mut().enumerate() {
             let filter = self.fixed_control.filter(counter);
             config.selection = filter.map(|filter| self.mapper.fixed(FIXED[counter], filter));
-            self.unit.select(self.shape.general + counter, config.selection);
+            self.unit.replace_event(self.shape.general + counter, config.selection);
         }
+    }
+
+    fn instructions(&self) -> &'static [Event] {
+        &x86::INSTRUCTIONS
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -6,7 +6,7 @@ use crate::x86;
 
 /// Returns the outcome of a read or a write of `msr`.
 pub fn access(msr: u32) -> Outcome {
-    if x86::is_pmu_msr(msr) { Outcome::Fault } else { Outcome::NotMine }
+    if x86::is_pmu_msr(msr) { Outcome::Fault } else { Outcome::NotHandled }
 }
 
 #[cfg(test)]
@@ -19,7 +19,7 @@ mod tests {
             assert_eq!(access(msr), Outcome::Fault, "{msr:#x}");
         }
         for msr in [0x10, 0x1b, 0xc0, 0xc9, 0x30d, 0xc000_0080, 0xc001_0008, 0xc001_020c] {
-            assert_eq!(access(msr), Outcome::NotMine, "{msr:#x}");
+            assert_eq!(access(msr), Outcome::NotHandled, "{msr:#x}");
         }
     }
 }

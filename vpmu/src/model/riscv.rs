@@ -22,7 +22,7 @@ pub(crate) mod sbi;
 mod tests;
 
 use super::Model;
-use crate::event::{Event, Filter, Meaning, Selection};
+use crate::event::{Event, Filter, GenericEvent, Selection};
 use crate::mask::{first, members};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
@@ -36,7 +36,7 @@ pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
 /// Width of all counters.
 const WIDTH: u32 = 64;
 /// Maximum number of programmable counters: `hpmcounter3` to `hpmcounter31`.
-pub const MOST_PROGRAMMABLE: usize = 29;
+pub const MAX_PROGRAMMABLE: usize = 29;
 
 /// The CSR `cycle`, the first counter.
 pub const CYCLE: u32 = 0xc00;
@@ -57,7 +57,7 @@ pub struct Shape {
 }
 
 /// The fixed counters, each with its only event. They always exist, and their overflows never interrupt.
-const FIXED: [(usize, Meaning); 2] = [(0, Meaning::Cycles), (2, Meaning::Instructions)];
+const FIXED: [(usize, GenericEvent); 2] = [(0, GenericEvent::Cycles), (2, GenericEvent::Instructions)];
 /// The first programmable counter.
 const FIRST_PROGRAMMABLE: usize = 3;
 
@@ -104,9 +104,9 @@ impl<S: Source> Riscv<S> {
     /// Creates the PMU in its reset state: all counters are 0, not configured, and stopped.
     ///
     /// # Panics
-    /// If there are more than [`MOST_PROGRAMMABLE`] counters.
+    /// If there are more than [`MAX_PROGRAMMABLE`] counters.
     pub fn new(shape: Shape, source: S) -> Self {
-        assert!(shape.programmable <= MOST_PROGRAMMABLE);
+        assert!(shape.programmable <= MAX_PROGRAMMABLE);
         let mut unit = Unit::new(source, shape.size(), WIDTH);
         unit.set_control(0);
         Self { shape, policy: Policy::default(), unit, uses: vec![None; shape.size()] }
@@ -205,8 +205,8 @@ impl<S: Source> Riscv<S> {
             return Err(Error::InvalidParameter);
         }
         // A fixed counter can be started without a configuration.
-        for (counter, meaning) in FIXED.into_iter().filter(|(counter, _)| unused & 1 << counter != 0) {
-            self.configure(counter, Use { event: Event::Meaning(meaning), filter: Some(Filter::All) });
+        for (counter, generic) in FIXED.into_iter().filter(|(counter, _)| unused & 1 << counter != 0) {
+            self.configure(counter, Use { event: Event::Generic(generic), filter: Some(Filter::All) });
         }
         let control = self.unit.control();
         let stopped = set & !control;
@@ -234,7 +234,7 @@ impl<S: Source> Riscv<S> {
 
 /// Returns the mask of the fixed counter for an event, or 0 if there is none.
 fn fixed_for(event: Event) -> u64 {
-    let same = FIXED.iter().filter(|(_, meaning)| event == Event::Meaning(*meaning));
+    let same = FIXED.iter().filter(|(_, generic)| event == Event::Generic(*generic));
     same.fold(0, |set, (counter, _)| set | 1 << counter)
 }
 
@@ -242,7 +242,7 @@ impl<S: Source> Model<S> for Riscv<S> {
     /// Reads a CSR.
     fn read(&mut self, csr: u32) -> Outcome {
         match csr {
-            TIME => Outcome::NotMine,
+            TIME => Outcome::NotHandled,
             CYCLE..=LAST_COUNTER => match usize::try_from(csr - CYCLE) {
                 Ok(counter) if counter < self.shape.size() => Outcome::Value(self.unit.read(counter)),
                 _ => Outcome::Fault,
@@ -251,16 +251,16 @@ impl<S: Source> Model<S> for Riscv<S> {
                 Outcome::Value(self.unit.status() & self.shape.interrupting())
             }
             OVERFLOWS => Outcome::Fault,
-            _ => Outcome::NotMine,
+            _ => Outcome::NotHandled,
         }
     }
 
     /// Faults for the PMU's CSRs, all of which are read-only.
     fn write(&mut self, csr: u32, _value: u64) -> Outcome {
         match csr {
-            TIME => Outcome::NotMine,
+            TIME => Outcome::NotHandled,
             CYCLE..=LAST_COUNTER | OVERFLOWS => Outcome::Fault,
-            _ => Outcome::NotMine,
+            _ => Outcome::NotHandled,
         }
     }
 
@@ -289,7 +289,7 @@ impl<S: Source> Model<S> for Riscv<S> {
         for counter in members(self.shape.counters()) {
             // A counter that was reset must not keep a selection that the new policy denies.
             let selection = self.uses[counter].and_then(|used| self.selection(used));
-            self.unit.select(counter, selection);
+            self.unit.replace_event(counter, selection);
         }
     }
 

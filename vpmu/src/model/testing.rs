@@ -8,7 +8,7 @@ use crate::source::script::Script;
 pub fn run(pmu: &mut impl Model<Script>, host: &Script, counts: u64) -> Vec<u64> {
     let mut interrupts = Vec::new();
     host.guest_runs(counts, |left| {
-        pmu.unit().look();
+        pmu.unit().update_all();
         if pmu.unit().take_interrupt() {
             interrupts.push(counts - left);
         }

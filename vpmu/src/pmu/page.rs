@@ -10,7 +10,7 @@ use log::trace;
 use crate::mask::{first, members};
 use crate::model::Model;
 use crate::outcome::Outcome;
-use crate::shared_page::{ACTIVE, IDLE, OFFERED, PASSED, Page, Registers, THAWED};
+use crate::shared_page::{ACTIVE, FREEZING, IDLE, OFFERED, Page, Registers, THAWED};
 use crate::source::Source;
 
 /// One vCPU's shared page.
@@ -27,8 +27,8 @@ struct State {
     is_shown: bool,
     /// The hardware-changed bit of the status that the page shows. It changes even while all counters stand still.
     hardware_changed: bool,
-    /// The kernel has used the page since the LVT entry was last asked for.
-    is_alive: bool,
+    /// The kernel has used the page since [`SharedPage::lvt_entry`] was last called.
+    used_since_lvt_read: bool,
 }
 
 /// What the VMM has made the page available for.
@@ -39,14 +39,14 @@ enum Use {
     /// All counters are frozen; accesses are made on the page.
     Frozen,
     /// Counters are deferred; the freeze, accesses and the thaw may be made on the page.
-    Offered,
+    InHandler,
 }
 
 impl SharedPage {
     /// Creates a page that is not in use yet, in this memory of the guest's.
     pub fn new(registers: Registers, memory: Box<dyn Deref<Target = Page>>) -> Self {
-        let (used, is_shown, hardware_changed, is_alive) = (Use::None, false, false, false);
-        Self { memory, state: State { registers, used, is_shown, hardware_changed, is_alive } }
+        let (used, is_shown, hardware_changed, used_since_lvt_read) = (Use::None, false, false, false);
+        Self { memory, state: State { registers, used, is_shown, hardware_changed, used_since_lvt_read } }
     }
 
     /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns true if
@@ -58,7 +58,7 @@ impl SharedPage {
     /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used the page
     /// since the last call, which shows that it is still the kernel with the stub.
     pub fn lvt_entry(&mut self) -> Option<&AtomicU64> {
-        std::mem::take(&mut self.state.is_alive).then_some(&self.memory.entry)
+        std::mem::take(&mut self.state.used_since_lvt_read).then_some(&self.memory.lvt_entry)
     }
 
     /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the counters,
@@ -67,15 +67,19 @@ impl SharedPage {
         self.state.withdraw(&self.memory);
     }
 
-    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and `is_its_own`
-    /// says that the guest uses this page.
-    pub fn activate<S: Source>(&mut self, model: &mut dyn Model<S>, is_its_own: impl FnOnce() -> bool) {
-        self.state.activate(&self.memory, model, is_its_own);
+    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and
+    /// `is_page_in_use` returns that the guest uses this page.
+    pub fn activate_after_freeze<S: Source>(
+        &mut self,
+        model: &mut dyn Model<S>,
+        is_page_in_use: impl FnOnce() -> bool,
+    ) {
+        self.state.activate_after_freeze(&self.memory, model, is_page_in_use);
     }
 
     /// Makes the page available after an alarm, if the guest handles the overflow's interrupt at the next entry.
-    pub fn offer<S: Source>(&mut self, model: &mut dyn Model<S>) {
-        self.state.offer(&self.memory, model);
+    pub fn activate_in_handler<S: Source>(&mut self, model: &mut dyn Model<S>) {
+        self.state.activate_in_handler(&self.memory, model);
     }
 }
 
@@ -83,22 +87,22 @@ impl State {
     fn apply<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
         let active = page.active.load(Relaxed);
-        let (was_offered, is_in_use) = match self.used {
+        let (was_in_handler, is_in_use) = match self.used {
             Use::None => return false,
             Use::Frozen => (false, active == ACTIVE),
-            Use::Offered => (true, [OFFERED, ACTIVE, THAWED].contains(&active)),
+            Use::InHandler => (true, [OFFERED, ACTIVE, THAWED].contains(&active)),
         };
         if is_in_use && active != OFFERED {
-            self.is_alive = true;
+            self.used_since_lvt_read = true;
             self.apply_writes(page, model);
         }
-        if was_offered {
+        if was_in_handler {
             model.unit().commit();
         }
         match active {
             // Another kernel has taken over the memory.
             _ if !is_in_use => (self.used, self.is_shown) = (Use::None, false),
-            ACTIVE if was_offered => {
+            ACTIVE if was_in_handler => {
                 page.thaw.store(0, Relaxed);
                 self.used = Use::Frozen;
                 Self::write(model, self.registers.control, 0);
@@ -106,7 +110,7 @@ impl State {
             ACTIVE => {}
             _ => self.end(page),
         }
-        was_offered
+        was_in_handler
     }
 
     fn withdraw(&mut self, page: &Page) {
@@ -116,42 +120,42 @@ impl State {
         self.is_shown = false;
     }
 
-    fn activate<S: Source>(
+    fn activate_after_freeze<S: Source>(
         &mut self,
         page: &Page,
         model: &mut dyn Model<S>,
-        is_its_own: impl FnOnce() -> bool,
+        is_page_in_use: impl FnOnce() -> bool,
     ) {
         match self.used {
             Use::None => {}
             Use::Frozen if self.hardware_changed != model.unit().hardware_changed() => {
                 return self.show(page, model);
             }
-            Use::Frozen | Use::Offered => return,
+            Use::Frozen | Use::InHandler => return,
         }
-        if page.passed.load(Relaxed) != PASSED {
+        if page.freezing.load(Relaxed) != FREEZING {
             return;
         }
-        page.passed.store(0, Relaxed);
+        page.freezing.store(0, Relaxed);
         if model.unit().control() != 0 {
             return;
         }
-        if is_its_own() {
+        if is_page_in_use() {
             self.begin(page, model, Use::Frozen);
         }
     }
 
-    fn offer<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        let is_its_own = [&page.active, &page.end].map(|end| end.load(Relaxed)) == [IDLE; 2];
-        if self.used != Use::None || !is_its_own {
+    fn activate_in_handler<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
+        let is_page_in_use = [&page.active, &page.tail_guard].map(|end| end.load(Relaxed)) == [IDLE; 2];
+        if self.used != Use::None || !is_page_in_use {
             return;
         }
         let Outcome::Value(control) = model.read(self.registers.control) else { return };
         if !model.unit().defer() {
             return;
         }
-        self.begin(page, model, Use::Offered);
-        page.matters.store(0, Relaxed);
+        self.begin(page, model, Use::InHandler);
+        page.thaw_must_exit.store(0, Relaxed);
         page.thaw.store(control, Relaxed);
     }
 
@@ -161,27 +165,27 @@ impl State {
         page.thaw.store(0, Relaxed);
         self.show(page, model);
         self.used = used;
-        page.active.store(if used == Use::Offered { OFFERED } else { ACTIVE }, Relaxed);
+        page.active.store(if used == Use::InHandler { OFFERED } else { ACTIVE }, Relaxed);
     }
 
     fn end(&mut self, page: &Page) {
         self.used = Use::None;
         page.active.store(IDLE, Relaxed);
-        page.end.store(IDLE, Relaxed);
+        page.tail_guard.store(IDLE, Relaxed);
     }
 
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
         self.hardware_changed = unit.hardware_changed();
-        let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.free));
+        let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.no_exit_range));
         // A counter that stands still has the value that the page shows.
         let changed = if is_shown { unit.running() } else { unit.all() };
-        for (slot, (shown, free)) in slots() {
+        for (slot, (shown, range)) in slots() {
             if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
                 shown.store(unit.value(counter), Relaxed);
-                if let Some(values) = unit.free_values(counter) {
-                    free[0].store(*values.start(), Relaxed);
-                    free[1].store(*values.end(), Relaxed);
+                if let Some(values) = unit.no_exit_values(counter) {
+                    range[0].store(*values.start(), Relaxed);
+                    range[1].store(*values.end(), Relaxed);
                 }
             }
         }
@@ -192,9 +196,9 @@ impl State {
         };
         read(self.registers.status, &page.shown[self.registers.slots.len()]);
         if !is_shown {
-            for (slot, (shown, free)) in slots().filter(|(slot, _)| slot.counter.is_none()) {
+            for (slot, (shown, range)) in slots().filter(|(slot, _)| slot.counter.is_none()) {
                 let value = read(slot.register, shown);
-                for end in free {
+                for end in range {
                     end.store(value, Relaxed);
                 }
             }
@@ -215,7 +219,7 @@ impl State {
             let (slot, written) = (&self.registers.slots[index], page.written[index].load(Relaxed));
             match slot.counter {
                 Some(counter) => {
-                    model.unit().write(counter, written & slot.accepts);
+                    model.unit().write(counter, written & slot.write_mask);
                     trace!("set counter {counter} to {written:#x} without an exit");
                 }
                 None => Self::write(model, slot.register, written),

@@ -22,7 +22,7 @@ impl Platform for Vcpu {
 
     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
         self.interrupts += 1;
-        Ok(Injected::TakenAtOnce)
+        Ok(Injected::AtNextEntry)
     }
 }
 
@@ -104,10 +104,12 @@ fn handle(guest: &mut Guest) {
 
 fn sampling(counters: u32) -> Guest {
     let mut guest = Guest::amd();
+    guest.write(CONTROL, 0);
     for counter in 0..counters {
         guest.write(COUNTER + 2 * counter, AT_PERIOD);
         guest.write(SELECT + 2 * counter, SAMPLING);
     }
+    guest.write(CONTROL, 0x3f);
     guest
 }
 
@@ -132,8 +134,11 @@ fn an_overflow_before_the_handler_stops_the_counters_belongs_to_its_interrupt() 
     let mut guest = sampling(1);
     // The kernel is known to stop its counters first once it has done so.
     guest.runs(10_000, handle);
+    guest.write(CONTROL, 0);
+    guest.write(COUNTER, AT_PERIOD);
     guest.write(COUNTER + 2, AT_PERIOD - 5);
     guest.write(SELECT + 2, SAMPLING);
+    guest.write(CONTROL, 0x3f);
     let at = guest.runs(10_000, |_| ());
     assert_eq!(at, [10_000]);
     // The handler begins: the second counter overflows after 5 more counts, without an interrupt of its own.
@@ -149,8 +154,8 @@ fn an_interrupt_freezes_the_counters_if_the_guest_wants_that() {
     let mut guest = Guest::intel();
     guest.write(0x1d9, 1 << 12);
     guest.write(0x4c1, AT_PERIOD);
-    guest.write(0x186, SAMPLING);
     guest.write(CONTROL, 1);
+    guest.write(0x186, SAMPLING);
     assert_eq!(guest.runs(15_000, |_| ()), [10_000]);
     assert_eq!(guest.read(0xc1), 0, "it has stood still since the overflow");
     assert_eq!(guest.read(0x38e), 1 | 1 << 59, "overflowed and frozen");
@@ -160,10 +165,10 @@ fn an_interrupt_freezes_the_counters_if_the_guest_wants_that() {
 }
 
 #[test]
-fn a_withheld_interrupt_comes_when_the_limit_permits() {
+fn a_throttled_interrupt_comes_when_the_limit_permits() {
     let mut guest = sampling(1);
     let limit = NonZeroU32::new(10);
-    guest.pmu.set_policy(&Policy { most_interrupts: limit, ..Policy::default() });
+    guest.pmu.set_policy(&Policy { max_interrupts_per_second: limit, ..Policy::default() });
     assert_eq!(guest.runs(10_000, handle), [10_000]);
     assert_eq!(guest.runs(10_000, handle), [0; 0], "the second within a tenth of a second");
     let mut waited = Duration::ZERO;
@@ -172,7 +177,7 @@ fn a_withheld_interrupt_comes_when_the_limit_permits() {
         guest.host.time_passes(time);
         waited += time;
         guest.wake = Wake::Never;
-        guest.exits(Cause::Call);
+        guest.exits(Cause::Kick);
     }
     assert_eq!(waited, Duration::from_millis(100));
     assert_eq!(guest.pmu.report().statistics.withheld, 1);
@@ -189,7 +194,7 @@ fn a_counter_that_stands_still_gives_its_hardware_back_and_the_timer_stops() {
         guest.host.time_passes(time);
         // A timer expires once.
         guest.wake = Wake::Never;
-        guest.exits(Cause::Call);
+        guest.exits(Cause::Kick);
         polls += 1;
     }
     assert_eq!((guest.wake, guest.host.counters()), (Wake::Never, 0));
@@ -198,14 +203,14 @@ fn a_counter_that_stands_still_gives_its_hardware_back_and_the_timer_stops() {
 }
 
 #[test]
-fn a_call_by_another_thread_does_not_move_the_timer() {
+fn a_kick_by_another_thread_does_not_move_the_timer() {
     let mut guest = sampling(1);
     guest.host.time_passes(Duration::from_millis(49));
     guest.wake = Wake::Unchanged;
-    guest.exits(Cause::Call);
+    guest.exits(Cause::Kick);
     assert_eq!(guest.wake, Wake::Unchanged);
     guest.host.time_passes(Duration::from_millis(1));
-    guest.exits(Cause::Call);
+    guest.exits(Cause::Kick);
     assert_eq!(guest.wake, Wake::After(Duration::from_millis(50)));
 }
 
@@ -215,23 +220,82 @@ fn a_starved_counter_is_polled_more_often_and_may_pause_the_machine() {
     guest.pmu.set_policy(&Policy { on_starvation: OnStarvation::Stop, ..Policy::default() });
     guest.host.starve(true);
     guest.host.time_passes(Duration::from_millis(50));
-    guest.exits(Cause::Call);
+    guest.exits(Cause::Kick);
     assert!(guest.pauses);
     assert_eq!(guest.wake, Wake::After(Duration::from_millis(10)));
     guest.pmu.paused();
     assert!(!guest.pmu.may_resume());
     guest.host.starve(false);
     assert!(guest.pmu.may_resume());
-    guest.exits(Cause::Call);
+    guest.exits(Cause::Kick);
     assert!(!guest.pauses);
 }
 
 #[test]
 fn a_switched_off_counter_stands_still_whatever_the_guest_does() {
     let mut guest = sampling(1);
-    assert!(guest.pmu.switch(0, Switch::Off) && !guest.pmu.switch(6, Switch::Off));
+    assert!(guest.pmu.set_counter_switch(0, Switch::Off) && !guest.pmu.set_counter_switch(6, Switch::Off));
     assert_eq!(guest.runs(20_000, |_| ()), [0; 0]);
     assert_eq!(guest.read(COUNTER), AT_PERIOD);
-    guest.pmu.switch(0, Switch::On);
+    guest.pmu.set_counter_switch(0, Switch::On);
     assert_eq!(guest.runs(20_000, |_| ()), [10_000]);
+}
+
+#[test]
+fn accesses_to_running_counters_are_instructions_too() {
+    let mut guest = Guest::amd();
+    guest.write(SELECT, SAMPLING);
+    assert_eq!(
+        guest.read(COUNTER),
+        0,
+        "the write that started it does not count, nor does the read that reads it"
+    );
+    assert_eq!(guest.read(COUNTER), 1);
+    guest.write(SELECT + 2, 0);
+    guest.write(CONTROL, 0);
+    assert_eq!(guest.read(COUNTER), 4, "the write that stops it counts");
+    assert_eq!(guest.read(COUNTER), 4);
+    guest.write(CONTROL, 0x3f);
+    assert_eq!(guest.read(COUNTER), 4);
+    assert_eq!(guest.pmu.access(Access::Write(STATUS, 0)), Outcome::Fault);
+    assert_eq!(guest.read(COUNTER), 5, "what faults does not retire");
+}
+
+#[test]
+fn a_completed_instruction_counts_in_its_mode() {
+    const USER: u64 = 0x41_00c0;
+    const KERNEL: u64 = 0x42_00c0;
+    const CYCLES: u64 = 0x43_0076;
+    let mut guest = Guest::amd();
+    guest.write(CONTROL, 0);
+    for (counter, select) in (0..).zip([USER, KERNEL, USER | KERNEL, CYCLES]) {
+        guest.write(SELECT + 2 * counter, select);
+    }
+    guest.write(CONTROL, 0xf);
+    guest.pmu.completes_instruction(|| true);
+    guest.exits(Cause::Guest);
+    guest.pmu.completes_instruction(|| false);
+    guest.exits(Cause::Guest);
+    guest.write(CONTROL, 0);
+    assert_eq!([0, 1, 2, 3].map(|counter| guest.read(COUNTER + 2 * counter)), [1, 2, 3, 0]);
+    guest.pmu.completes_instruction(|| panic!("no counter runs"));
+}
+
+#[test]
+fn a_completed_instruction_can_overflow_a_counter_and_brings_its_overflow_nearer() {
+    let mut guest = sampling(1);
+    assert_eq!(guest.runs(9_990, |_| ()), [0; 0]);
+    for _ in 0..3 {
+        guest.pmu.completes_instruction(|| false);
+        guest.exits(Cause::Guest);
+    }
+    assert_eq!(guest.runs(100, handle), [7]);
+    assert_eq!(
+        guest.runs(10_000 - 93 - 1, |_| ()),
+        [0; 0],
+        "the handler's first write has counted, too late to matter"
+    );
+    guest.pmu.completes_instruction(|| false);
+    guest.exits(Cause::Guest);
+    assert_eq!(guest.vcpu.interrupts, 2, "at the instruction itself");
 }

@@ -1,6 +1,6 @@
 //! When the vCPU has to leave the guest although neither the guest nor an alarm makes it: counters that have lost their hardware
 //! are found by polling, hardware that no counter uses is released after a while, and an interrupt that the rate limiter
-//! withholds is injected as soon as the limit permits.
+//! throttles is injected as soon as the limit permits.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const POLL_STARVED: Duration = Duration::from_millis(10);
 /// Time for which a counter at least keeps hardware that it does not use.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How to set the one timer that calls the vCPU out of the guest, with [`super::Cause::Call`].
+/// How to set the one timer that kicks the vCPU, with [`super::Cause::Kick`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// The timer stays as it is.
@@ -25,7 +25,7 @@ pub enum Wake {
     After(Duration),
 }
 
-/// What to do when the vCPU was called out of the guest.
+/// What to do when the vCPU was kicked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// The poll is not due.
@@ -54,7 +54,7 @@ struct Poll {
 }
 
 impl Schedule {
-    /// Returns what is due after a call, and plans its next time.
+    /// Returns what is due after a kick, and plans its next time.
     pub fn take(&mut self, now: Duration) -> Due {
         if self.armed.is_some_and(|at| at <= now) {
             self.armed = None;
@@ -83,7 +83,7 @@ impl Schedule {
             });
         }
         let poll_at = self.poll.map(|poll| poll.at);
-        let at = match (poll_at, unit.withheld_until()) {
+        let at = match (poll_at, unit.throttled_until()) {
             (Some(poll), Some(interrupt)) => poll.min(interrupt),
             (poll, interrupt) => match poll.or(interrupt) {
                 Some(at) => at,

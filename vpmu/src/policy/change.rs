@@ -31,10 +31,12 @@ pub enum From {
 pub enum Setting {
     /// [`Policy::allowed`].
     Allowed(Allowed),
-    /// [`Policy::least_period`].
-    LeastPeriod(NonZeroU64),
-    /// [`Policy::most_interrupts`].
-    MostInterrupts(Option<NonZeroU32>),
+    /// [`Policy::min_period`].
+    #[serde(rename = "least-period")]
+    MinPeriod(NonZeroU64),
+    /// [`Policy::max_interrupts_per_second`].
+    #[serde(rename = "most-interrupts")]
+    MaxInterruptsPerSecond(Option<NonZeroU32>),
     /// [`Policy::freeze`].
     Freeze(Freeze),
     /// [`Policy::on_starvation`].
@@ -57,8 +59,8 @@ impl Policy {
     pub fn with(mut self, setting: &Setting) -> Self {
         match setting {
             Setting::Allowed(allowed) => self.allowed.clone_from(allowed),
-            Setting::LeastPeriod(counts) => self.least_period = *counts,
-            Setting::MostInterrupts(most) => self.most_interrupts = *most,
+            Setting::MinPeriod(counts) => self.min_period = *counts,
+            Setting::MaxInterruptsPerSecond(max) => self.max_interrupts_per_second = *max,
             Setting::Freeze(freeze) => self.freeze = *freeze,
             Setting::OnStarvation(starvation) => self.on_starvation = *starvation,
         }

@@ -67,8 +67,8 @@ impl Rule {
         }
     }
 
-    /// Returns the rule's name if it is no event of this vendor's PMU.
-    pub(super) fn name_without_meaning(&self, vendor: Vendor) -> Option<Name> {
+    /// Returns the rule's name if this vendor's PMU has no event of that name.
+    pub(super) fn unknown_event_name(&self, vendor: Vendor) -> Option<Name> {
         match self {
             Self::Named(name) if !translation::has_name(name, vendor) => Some(name),
             _ => None,

@@ -31,12 +31,12 @@ fn of_events(events: &[&str]) -> Policy {
     Policy { allowed: Allowed::These(rules), ..Policy::default() }
 }
 
-fn with_least_period(period: u64) -> Policy {
-    Policy { least_period: NonZeroU64::new(period).unwrap(), ..Policy::default() }
+fn with_min_period(period: u64) -> Policy {
+    Policy { min_period: NonZeroU64::new(period).unwrap(), ..Policy::default() }
 }
 
 fn with_limit(per_second: u32) -> Policy {
-    Policy { most_interrupts: NonZeroU32::new(per_second), ..Policy::default() }
+    Policy { max_interrupts_per_second: NonZeroU32::new(per_second), ..Policy::default() }
 }
 
 fn amd(policy: &Policy) -> (amd::Amd<Script>, Script) {
@@ -90,8 +90,8 @@ fn a_rule_matches_events_by_name_by_encoding_or_by_the_bits_of_a_mask() {
     assert!(matches("r01c0", Vendor::Amd, 0x0200_01c0), "with a counter mask");
     assert!(matches("r00c0/00ff", Vendor::Amd, 0x55c0));
     assert!(!matches("r00c0/ff0000ff", Vendor::Amd, 0x0200_00c0));
-    let meaningless = |vendor| of_events(&["bus-cycles", "r40"]).names_without_meaning(vendor).count();
-    assert_eq!((meaningless(Vendor::Amd), meaningless(Vendor::Intel)), (1, 0));
+    let unknown = |vendor| of_events(&["bus-cycles", "r40"]).unknown_event_names(vendor).count();
+    assert_eq!((unknown(Vendor::Amd), unknown(Vendor::Intel)), (1, 0));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_policy_and_its_changes_can_be_serialized() {
     assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
     let told = serde_json::from_str::<Policy>(&text.replace("cycles", "cyclse")).unwrap_err().to_string();
     assert!(told.contains("did you mean `cycles`?"), "{told}");
-    let none = Change { from: From::Present, settings: vec![Setting::MostInterrupts(None)] };
+    let none = Change { from: From::Present, settings: vec![Setting::MaxInterruptsPerSecond(None)] };
     let read: Change = serde_json::from_str(&serde_json::to_string(&none).unwrap()).unwrap();
     assert_eq!(read, none);
     assert_eq!(with_limit(5).changed_by(&read), Policy::default());
@@ -172,8 +172,8 @@ fn with_hybrid_freeze_only_cycles_count_in_the_host() {
 }
 
 #[test]
-fn a_period_below_the_least_period_is_raised_to_it_and_counts_stay_right() {
-    let (mut pmu, host) = amd(&with_least_period(1000));
+fn a_period_below_the_minimum_is_raised_to_it_and_counts_stay_right() {
+    let (mut pmu, host) = amd(&with_min_period(1000));
     pmu.write(COUNTER, 100_u64.wrapping_neg());
     pmu.write(SELECT, SAMPLING);
     for _ in 0..5 {
@@ -190,7 +190,7 @@ fn a_period_below_the_least_period_is_raised_to_it_and_counts_stay_right() {
 
 #[test]
 fn reading_a_counter_does_not_bring_its_overflow_forward() {
-    let (mut pmu, host) = amd(&with_least_period(1000));
+    let (mut pmu, host) = amd(&with_min_period(1000));
     pmu.write(COUNTER, 100_u64.wrapping_neg());
     pmu.write(SELECT, SAMPLING);
     run(&mut pmu, &host, 150);
@@ -211,7 +211,7 @@ fn an_interrupt_over_the_limit_waits_and_its_overflow_is_in_the_status() {
     sample(0);
     sample(1);
     assert_eq!(pmu.read(STATUS), Value(1));
-    assert_eq!(pmu.unit().withheld_until(), Some(Duration::from_millis(100)));
+    assert_eq!(pmu.unit().throttled_until(), Some(Duration::from_millis(100)));
     host.time_passes(Duration::from_millis(99));
     assert!(!pmu.unit().take_interrupt());
     host.time_passes(Duration::from_millis(1));
@@ -230,7 +230,7 @@ fn a_withheld_interrupt_is_dropped_once_the_guest_has_handled_the_overflow() {
             pmu.write(COUNTER, 100_u64.wrapping_neg());
             run(&mut pmu, &host, 100);
         }
-        assert!(pmu.unit().withheld_until().is_some());
+        assert!(pmu.unit().throttled_until().is_some());
         pmu.write(register, value);
         host.time_passes(Duration::from_secs(2));
         assert!(!pmu.unit().take_interrupt(), "{register:#x}");
@@ -239,7 +239,7 @@ fn a_withheld_interrupt_is_dropped_once_the_guest_has_handled_the_overflow() {
 
 #[test]
 fn a_withheld_interrupt_is_kept_when_the_policy_changes() {
-    for before in [with_limit(1), with_least_period(1000)] {
+    for before in [with_limit(1), with_min_period(1000)] {
         let (mut pmu, host) = amd(&before);
         pmu.write(SELECT, SAMPLING);
         for _ in 0..2 {
@@ -258,7 +258,7 @@ fn a_withheld_interrupt_is_kept_when_the_policy_changes() {
 fn a_withheld_interrupt_freezes_no_counters() {
     const GENERAL: u32 = 0xc1;
     let (mut pmu, host) = intel(&with_limit(1));
-    pmu.write(crate::x86::DEBUGCTL, crate::x86::FREEZE_AT_INTERRUPTS);
+    pmu.write(crate::x86::DEBUGCTL, crate::x86::FREEZE_PERFMON_ON_PMI);
     pmu.write(0x186, SAMPLING);
     pmu.write(GENERAL, 100_u64.wrapping_neg());
     assert_eq!(run(&mut pmu, &host, 150), [100]);
@@ -361,9 +361,9 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_guest_does_its_counter_keeps_the_least_period(steps in steps(), period in 1_u64..2000) {
-        let (mut pmu, host) = amd(&with_least_period(period));
-        // The least period is of one counter: overflows of two counters may come at any distance.
+    fn whatever_a_guest_does_its_counter_keeps_the_minimum_period(steps in steps(), period in 1_u64..2000) {
+        let (mut pmu, host) = amd(&with_min_period(period));
+        // The minimum period is of one counter: overflows of two counters may come at any distance.
         let steps: Vec<_> = steps.into_iter().filter(|step| !matches!(step, Step::Write(msr, _) if *msr == SELECT + 2)).collect();
         let interrupts = run_steps(&mut pmu, &host, &steps);
         for pair in interrupts.windows(2) {
@@ -383,7 +383,7 @@ proptest! {
                 prop_assert!(further as u128 <= share + at_once, "{:?}", interrupts);
             }
         }
-        if let Some(until) = pmu.unit().withheld_until() {
+        if let Some(until) = pmu.unit().throttled_until() {
             let left = until.saturating_sub(pmu.unit().now());
             host.time_passes(left);
             prop_assert!(pmu.unit().take_interrupt());
@@ -392,7 +392,7 @@ proptest! {
 
     #[test]
     fn limits_on_interrupts_do_not_change_counts(steps in steps(), period in 1_u64..5000, cap in 1_u32..60) {
-        let policy = Policy { most_interrupts: NonZeroU32::new(cap), ..with_least_period(period) };
+        let policy = Policy { max_interrupts_per_second: NonZeroU32::new(cap), ..with_min_period(period) };
         let ((mut limited, its_host), (mut free, host)) = (amd(&policy), amd(&Policy::default()));
         for step in steps {
             run_steps(&mut limited, &its_host, std::slice::from_ref(&step));

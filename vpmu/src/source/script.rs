@@ -5,14 +5,14 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
-use crate::event::{Event, Meaning, Selection};
+use crate::event::{Event, GenericEvent, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
 /// A raw event that the scripted host does not have.
 pub const REFUSED: Event = Event::Raw(0xbad);
-/// An event with a meaning that the scripted host does not have.
-pub const UNKNOWN: Event = Event::Meaning(Meaning::BusCycles);
+/// A generic event that the scripted host does not have.
+pub const UNKNOWN: Event = Event::Generic(GenericEvent::BusCycles);
 
 /// A scripted host. Clones are handles to the same host: one is the PMU's source, the other is the test's.
 #[derive(Clone, Default)]

@@ -22,6 +22,7 @@ pub fn tests() -> Vec<Test> {
         a_busy_neighbour_on_the_same_cpu_changes_no_count,
         two_guests_on_one_cpu_do_not_change_each_others_counts,
         the_hosts_perf_counts_while_a_guest_counts,
+        the_hosts_perf_keeps_its_counter_while_tally_looks_for_free_ones,
         the_hosts_perf_reports_not_counted_when_a_guest_holds_all_counters,
         perf_kvm_stat_reports_a_guests_exits_by_reason,
         tallys_work_for_a_guest_is_counted_as_host_and_not_as_guest,
@@ -76,18 +77,40 @@ const ROUNDS: [u64; 2] = [10_000_000, 60_000_000];
 
 /// Results with guests without an operating system.
 static PLAIN: LazyLock<Results> =
-    LazyLock::new(|| on_the_host(Steps::new("attribution::plain"), plain).run());
+    LazyLock::new(|| on_the_host(Steps::new("attribution::plain"), whole_runs(Script::new()), plain).run());
 
 /// Results with Linux guests.
 static LINUX: LazyLock<Results> = LazyLock::new(|| {
     let guest = in_linux().into_bytes();
     let steps = Steps::new("attribution::linux").configure_host(|host| host.program(guest, "in-linux"));
-    pmus().fold(on_the_host(steps, linux), |steps, pmu| steps.step(pmu, &format!("cat said.{pmu}"))).run()
+    pmus()
+        .fold(on_the_host(steps, Script::new(), linux), |steps, pmu| {
+            steps.step(pmu, &format!("cat said.{pmu}"))
+        })
+        .run()
 });
 
+/// Adds sections in which the host's `perf` counts all of a run of Tally.
+fn whole_runs(script: Script) -> Script {
+    let run = |pmu: &str, words: &str| {
+        format!("{STAT} -e instructions:uG ./tally run --kernel payload --pmu {pmu} --append '{words}'")
+    };
+    pmus().fold(script, |script, pmu| {
+        let loops = ROUNDS.iter().fold(script, |script, rounds| {
+            let run = run(pmu, &format!("count-user=0:0,{rounds},0"));
+            script.section(&format!("whole run, {rounds}, {pmu}"), &format!("{run}; [ $? = 1 ]"))
+        });
+        let run = run(pmu, &format!("timer=1000 count-user=0:0,{},0", ROUNDS[0]));
+        loops.section(&format!("whole run with a timer, {pmu}"), &format!("{run}; [ $? = 1 ]")).section(
+            &format!("whole run beside a client, {pmu}"),
+            &format!("{run} & perf=$!; sleep 0.2; ./tally stat --count 2 --interval 0.2 >&2; wait $perf; [ $? = 1 ]"),
+        )
+    })
+}
+
 /// Adds the step `host`. It runs the sections that `add` creates for each PMU.
-fn on_the_host(steps: Steps, add: fn(Script, &str) -> Script) -> Steps {
-    let script = pmus().fold(Script::new(), add).into_bytes();
+fn on_the_host(steps: Steps, script: Script, add: fn(Script, &str) -> Script) -> Steps {
+    let script = pmus().fold(script, add).into_bytes();
     let script = [PAUSED_GUESTS.as_bytes(), FUNCTIONS.as_bytes(), &script].concat();
     steps
         .configure_host(|host| host.program(LOOP, "loop").program(script, "script"))
@@ -274,6 +297,18 @@ fn the_hosts_perf_counts_while_a_guest_counts() {
         let name = format!("program, {pmu}");
         assert_worked(pmu, host.text(&name), 1);
         assert_eq!(host.values(&name), [0, LOOP_INSTRUCTIONS], "{pmu}: a program of the host's own");
+    }
+}
+
+fn the_hosts_perf_keeps_its_counter_while_tally_looks_for_free_ones() {
+    let host = host(&PLAIN);
+    for pmu in pmus() {
+        // `values` checks that the event has run for 100 % of the time.
+        let [short, long] = ROUNDS.map(|rounds| host.values(&format!("whole run, {rounds}, {pmu}")));
+        assert_eq!(long[0] - short[0], rounds(ROUNDS[1]) - rounds(ROUNDS[0]), "{pmu}: {short:?} {long:?}");
+        let [alone, beside] =
+            ["with a timer", "beside a client"].map(|case| host.values(&format!("whole run {case}, {pmu}")));
+        assert_eq!(alone, beside, "{pmu}");
     }
 }
 

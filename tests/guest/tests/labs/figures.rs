@@ -9,7 +9,7 @@ use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
-use tally_lab::watch_figures::attention::{self, MOST_PER_SECOND, SOON};
+use tally_lab::watch_figures::attention::{self, MAX_PER_SECOND, SOON};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -160,7 +160,7 @@ static ATTENTION: LazyLock<attention::Figures> = LazyLock::new(|| {
 fn monitoring_every_second_costs_less_than_a_thousandth() {
     assert_eq!(ATTENTION.prices.len(), 3);
     for price in &ATTENTION.prices {
-        assert!(price.per_second < MOST_PER_SECOND, "{price:?}");
+        assert!(price.per_second < MAX_PER_SECOND, "{price:?}");
     }
 }
 

@@ -61,7 +61,7 @@ fn one_v_logs_decisions_and_their_reasons() {
         "guest: 512 MiB of memory at 0x0-0x1fffffff; vCPUs: 1",
         "kernel: payload, a multiboot image",
         "PMU: the guest sees AMD's PMU with PerfMonV2, 6 counters (--pmu auto, on a host with AMD's processor)",
-        "vCPU 0: what its counters count is counted by pinned perf events of this thread",
+        "vCPU 0: the guest's counters are backed by pinned perf events of this thread",
         "the guest wrote 0 to the debug exit",
     ] {
         assert!(lines.contains(&words), "{words}: {lines:#?}");

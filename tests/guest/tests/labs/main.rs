@@ -24,8 +24,10 @@ mod pmu;
 mod pmu_offer;
 mod policy;
 mod progress;
+mod public_suites;
 mod riscv;
 mod riscv_figures;
+mod rr;
 mod sampling;
 mod self_test;
 mod starvation;
@@ -61,8 +63,10 @@ fn main() -> ExitCode {
         pmu_offer::tests,
         policy::tests,
         progress::tests,
+        public_suites::tests,
         riscv::tests,
         riscv_figures::tests,
+        rr::tests,
         sampling::tests,
         self_test::tests,
         starvation::tests,

@@ -355,17 +355,19 @@ fn samples_have_call_chains() {
     }
 }
 
+/// Returns the functions that a screen of `perf top` shows, in their order.
+fn functions(screen: &str) -> Vec<&str> {
+    screen.lines().filter_map(|line| line.split_once("[.] ")).map(|(_, name)| name.trim()).collect()
+}
+
 fn perf_top_shows_the_busiest_function_first() {
     for (Model { pmu, .. }, guest) in guests(&COMMON) {
         let text = guest.text("top");
-        // The last screen may be incomplete, because perf was killed. The ones before are complete.
-        let mut screens: Vec<&str> = text.split("PerfTop:").collect();
-        screens.pop();
-        let screen = screens.into_iter().rfind(|screen| screen.contains("[.] ")).unwrap_or(text);
-        let functions: Vec<&str> =
-            screen.lines().filter_map(|line| line.split_once("[.] ")).map(|(_, name)| name.trim()).collect();
-        assert_eq!(functions.first(), Some(&"seventy"), "{pmu}: {text}");
-        assert!(functions.contains(&"thirty"), "{pmu}: {text}");
+        // perf is killed, so its last screens may be cut off; functions of perf itself may be further down.
+        let screens: Vec<_> =
+            text.split("PerfTop:").map(functions).filter(|screen| !screen.is_empty()).collect();
+        assert!(screens.iter().all(|screen| "seventy".starts_with(screen[0])), "{pmu}: {text}");
+        assert!(screens.iter().any(|screen| screen.starts_with(&["seventy", "thirty"])), "{pmu}: {text}");
     }
 }
 

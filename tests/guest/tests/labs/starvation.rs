@@ -296,8 +296,7 @@ fn a_stopped_vm_misses_only_counts_before_the_stop() {
         let recovered = guest.recovered();
         let count = |words: &str| guest.messages.iter().filter(|(_, what)| what.starts_with(words)).count();
         let stops =
-            ["the machine stands still until its counters have hardware", "the machine goes on, after "]
-                .map(count);
+            ["the VM is paused until its counters have hardware", "the VM has resumed, after "].map(count);
         assert_eq!((stops, recovered.len()), ([1, 1], 1), "{}: {:?}", guest.name, guest.messages);
         let most = most_missed(recovered[0].1).min(most_missed(REPORTED_WITHIN));
         assert!(u64::try_from(missed).is_ok_and(|missed| missed <= most), "{}: {missed}", guest.name);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::plan::{Column, Measure, Row, Workload};
 use super::script::{Limit, Plan, Section};
 use super::{BEGIN, END, READ_EVERY};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Names and numbers that one run of a row printed.
 type Run = BTreeMap<String, u64>;
@@ -227,7 +227,7 @@ impl Model {
     /// cost.
     pub const PUBLISHED: Self = Self { exit_ns: 540, user_exit_ns: 460, syscall_ns: 300 };
     /// The sources of these numbers.
-    pub const SOURCES: &str = "https://lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html, \
+    pub const SOURCES: &str = "https://lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html,\n\
                                https://blog.i0.pm/posts/the-cost-of-a-syscall-measured-190303/";
 
     fn nanoseconds(self, counts: Counts) -> f64 {

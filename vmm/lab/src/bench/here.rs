@@ -15,8 +15,8 @@ use super::figures::Figures;
 use super::plan::Column;
 use super::script::Plan;
 use super::{CommonFiles, Programs, script_failed};
+use crate::error::{Error, Result};
 use crate::scenario::guest_with;
-use crate::{Error, Result};
 
 /// The kernel's limit for the time that samples take, in percent.
 const LIMIT: &str = "/proc/sys/kernel/perf_cpu_time_max_percent";

@@ -324,13 +324,13 @@ impl FromStr for Measure {
 
     fn from_str(text: &str) -> Result<Self, String> {
         /// Maximum number of events, which is more than the counters of any PMU.
-        const MOST_EVENTS: u8 = 32;
+        const MAX_EVENTS: u8 = 32;
         let (rest, modes) = match text.strip_suffix(":all") {
             Some(rest) => (rest, Modes::All),
             None => (text, Modes::User),
         };
         let words: Vec<&str> = rest.split(':').collect();
-        let events = |word: &str| word.parse().ok().filter(|events| (1..=MOST_EVENTS).contains(events));
+        let events = |word: &str| word.parse().ok().filter(|events| (1..=MAX_EVENTS).contains(events));
         let number = |word: &str| word.parse::<u32>().ok().filter(|number| *number > 0);
         let measure = match (&*words, modes) {
             (["stat", n], _) => events(n).map(|n| Self::Stat(n, modes)),

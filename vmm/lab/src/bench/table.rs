@@ -32,7 +32,7 @@ fn footnotes(text: &mut String, plan: &Plan, model: Option<Model>) {
             text,
             "In the lab an instruction takes one nanosecond. The modelled slowdown adds the time that real processors take\n\
              beside instructions: {exit_ns} ns for each exit from the guest, {user_exit_ns} ns more if it goes to user space, and \
-             {syscall_ns} ns\nfor each system call of the vCPU's thread (published: {}).",
+             {syscall_ns} ns\nfor each system call of the vCPU's thread (published:\n{}).",
             Model::SOURCES
         ),
         None => writeln!(text, "Medians of {} runs, ± half the range of the runs.", plan.repeat),

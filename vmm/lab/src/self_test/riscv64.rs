@@ -9,7 +9,10 @@ use guest_images::payloads::riscv64::{LOOP, LOOP_BRANCHES, LOOP_START};
 use guest_images::{Arch, Progress, Release};
 
 use super::{Check, Plan, numbers};
-use crate::{Result, Scenario, default_host, peer};
+use crate::error::Result;
+use crate::host::default_host;
+use crate::peer;
+use crate::scenario::Scenario;
 
 /// Sampling period. It is even, as is the number of instructions before the loop, so all samples are at the loop's
 /// start.

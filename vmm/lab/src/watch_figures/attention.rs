@@ -13,7 +13,8 @@ use std::time::Duration;
 use guest_images::Progress;
 use guest_images::payloads::BARE_METAL;
 
-use crate::{Error, Result, Scenario};
+use crate::error::{Error, Result};
+use crate::scenario::Scenario;
 
 /// The programs under test.
 pub struct Programs {
@@ -208,7 +209,7 @@ impl Attention {
 }
 
 /// Maximum cost of monitoring in nanoseconds per second: 0.1 %.
-pub const MOST_PER_SECOND: i64 = 1_000_000;
+pub const MAX_PER_SECOND: i64 = 1_000_000;
 /// Maximum time from a theft to its report.
 pub const SOON: Duration = Duration::from_millis(100);
 
@@ -221,7 +222,7 @@ pub fn table(Figures { prices, reports }: &Figures) -> String {
     };
     for Price { of, counters, per_second } in prices {
         let measured = format!("{per_second} ns, {}", Percent(*per_second));
-        row(of.name(), *counters, &measured, &format!("{}", Percent(MOST_PER_SECOND)));
+        row(of.name(), *counters, &measured, &format!("{}", Percent(MAX_PER_SECOND)));
     }
     if let Some(most) = reports.iter().max() {
         let milliseconds = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);

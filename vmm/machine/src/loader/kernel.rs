@@ -24,8 +24,9 @@ pub struct Boot<'a> {
     /// The initrd. For a multiboot image this is a list `FILE ARGS,FILE ARGS...` of modules, in which `,,` stands for a
     /// comma.
     pub initrd: Option<&'a Path>,
-    /// A cpio archive that is placed in front of Linux' initrd. The kernel unpacks both, one after the other.
-    pub front: &'a [u8],
+    /// cpio archive prepended to the initrd: the modules that a user's kernel needs for Tally's devices. Linux unpacks
+    /// both, one after the other.
+    pub initrd_prefix: &'a [u8],
 }
 
 impl<F> Kernel<F> {

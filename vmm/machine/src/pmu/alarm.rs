@@ -11,7 +11,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 use vpmu::Cause;
 
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 use crate::signals;
 
 ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, kvm_signal_mask);
@@ -21,54 +21,55 @@ ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, kvm_signal_mask);
 const ALARM: libc::c_int = libc::SIGIO;
 
 /// Returns the signal by which timers and other threads make a vCPU's thread leave the guest.
-pub fn call() -> libc::c_int {
+pub fn kick_signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
 /// Blocks these signals in this thread, and in all threads that it starts from now on. vCPUs' threads unblock them in
 /// `KVM_RUN` only.
-pub fn hold_back() -> io::Result<()> {
+pub fn block_exit_signals() -> io::Result<()> {
     signals::block(&set()).map(drop)
 }
 
 fn set() -> libc::sigset_t {
-    signals::set_of(&[ALARM, call()])
+    signals::set_of(&[ALARM, kick_signal()])
 }
 
 /// The set of signals that make this thread's vCPU leave the guest.
-pub struct Calls(libc::sigset_t);
+pub struct ExitSignals(libc::sigset_t);
 
-impl Calls {
+impl ExitSignals {
     /// Blocks the signals in this thread except while it runs the vCPU.
-    pub fn of(fd: &VcpuFd) -> Result<Self, KvmError> {
-        const WHAT: &str = "say which signals end a run";
+    pub fn unblock_in_run(fd: &VcpuFd) -> Result<Self, KvmError> {
+        const WHAT: &str = "set a vCPU's signal mask";
         /// `struct kvm_signal_mask`, with a set of 64 signals behind it.
         #[repr(C)]
         struct Mask {
             len: u32,
             set: [u8; 8],
         }
-        let calls = set();
-        let others = signals::block(&calls).map_err(kvm_ioctls::Error::from).doing(WHAT)?;
+        let signals = set();
+        let others = signals::block(&signals).map_err(kvm_ioctls::Error::from).operation(WHAT)?;
         let mask = Mask { len: 8, set: others.to_ne_bytes() };
         // SAFETY: `mask` has the length that it states, and KVM only reads from it.
         match unsafe { ioctl_with_ref(fd, KVM_SET_SIGNAL_MASK(), &mask) } {
-            0 => Ok(Self(calls)),
-            _ => Err(kvm_ioctls::Error::last()).doing(WHAT),
+            0 => Ok(Self(signals)),
+            _ => Err(kvm_ioctls::Error::last()).operation(WHAT),
         }
     }
 
     /// Returns why `KVM_RUN` returned although the guest has caused no exit, and takes the signals from the queue up
-    /// to the first alarm. If signals remain in the queue, the next `KVM_RUN` returns at once.
+    /// to the first alarm. If signals remain in the queue, the next `KVM_RUN` returns at once. Returns [`Cause::Kick`]
+    /// also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
-        let mut called = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
-        // Calls are real-time signals, so they queue up while a vCPU is paused.
+        let mut kicked = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
+        // Kicks are real-time signals, so they queue up while a vCPU is paused.
         loop {
             match signals::take(&self.0) {
-                Some(ALARM) if called => return Cause::AlarmAndCall,
+                Some(ALARM) if kicked => return Cause::AlarmAndKick,
                 Some(ALARM) => return Cause::Alarm,
-                Some(_) => called = true,
-                None => return Cause::Call,
+                Some(_) => kicked = true,
+                None => return Cause::Kick,
             }
         }
     }

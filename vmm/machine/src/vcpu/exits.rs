@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::Arch;
 use crate::architecture::Architecture;
-use crate::exit::Kind;
+use crate::exit::ExitKind;
 
 /// Numbers of exits to Tally (returns of `KVM_RUN`), by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,16 +31,16 @@ pub struct Exits {
 
 impl Exits {
     /// Counts one exit of this kind.
-    pub fn count(&mut self, kind: Kind) {
+    pub fn count(&mut self, kind: ExitKind) {
         let count = match kind {
-            Kind::PortRead => &mut self.port_reads,
-            Kind::PortWrite => &mut self.port_writes,
-            Kind::MemoryRead => &mut self.memory_reads,
-            Kind::MemoryWrite => &mut self.memory_writes,
-            Kind::PmuRead => &mut self.pmu_reads,
-            Kind::PmuWrite => &mut self.pmu_writes,
-            Kind::Signal => &mut self.signals,
-            Kind::Other => &mut self.others,
+            ExitKind::PortRead => &mut self.port_reads,
+            ExitKind::PortWrite => &mut self.port_writes,
+            ExitKind::MemoryRead => &mut self.memory_reads,
+            ExitKind::MemoryWrite => &mut self.memory_writes,
+            ExitKind::PmuRead => &mut self.pmu_reads,
+            ExitKind::PmuWrite => &mut self.pmu_writes,
+            ExitKind::Signal => &mut self.signals,
+            ExitKind::Other => &mut self.others,
         };
         *count += 1;
     }

@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Request to a vCPU, with the channel for the answer. The requester may have stopped waiting.
 #[derive(Debug)]
-pub enum Ask {
+pub enum VcpuRequest {
     /// Report the vCPU's counters and exits.
     Report(Sender<VcpuReport>),
     /// Set the policy.
@@ -27,72 +27,72 @@ pub enum Ask {
     Switch(usize, Switch, Sender<bool>),
 }
 
-/// Handle on all vCPUs of a machine, for other threads' requests.
+/// Handles on all vCPUs of a machine, for other threads' requests.
 #[derive(Debug)]
-pub struct Vcpus {
-    addresses: Vec<Address>,
+pub struct VcpuHandles {
+    handles: Vec<VcpuHandle>,
     /// The pause of the whole machine for starved counters.
     pub pause: Pause,
 }
 
 /// Sender's end of a vCPU's mailbox.
 #[derive(Debug)]
-struct Address {
-    asks: Sender<Ask>,
+struct VcpuHandle {
+    requests: Sender<VcpuRequest>,
     thread: Arc<OnceLock<libc::pid_t>>,
 }
 
 /// Receiver's end of a vCPU's mailbox, which its own thread holds.
 #[derive(Debug)]
 pub struct Mailbox {
-    asks: Receiver<Ask>,
+    requests: Receiver<VcpuRequest>,
     thread: Arc<OnceLock<libc::pid_t>>,
 }
 
-impl Vcpus {
-    /// Creates a handle on this number of vCPUs, and the mailbox of each.
+impl VcpuHandles {
+    /// Creates handles for this number of vCPUs, and the mailbox of each.
     pub fn new(vcpus: u8) -> (Arc<Self>, Vec<Mailbox>) {
         let pair = |_| {
-            let (sender, asks) = channel();
+            let (sender, requests) = channel();
             let thread = Arc::<OnceLock<_>>::default();
-            (Address { asks: sender, thread: Arc::clone(&thread) }, Mailbox { asks, thread })
+            (VcpuHandle { requests: sender, thread: Arc::clone(&thread) }, Mailbox { requests, thread })
         };
-        let (addresses, mailboxes) = (0..vcpus).map(pair).unzip();
-        (Arc::new(Self { addresses, pause: Pause::default() }), mailboxes)
+        let (handles, mailboxes) = (0..vcpus).map(pair).unzip();
+        (Arc::new(Self { handles, pause: Pause::default() }), mailboxes)
     }
 
     /// Returns the reports of all vCPUs that still run.
     pub fn report(&self) -> Vec<VcpuReport> {
-        self.ask(Ask::Report)
+        self.request(VcpuRequest::Report)
     }
 
     /// Sets the policy of all vCPUs. Returns how many have set it.
     pub fn set_policy(&self, policy: &Policy) -> usize {
-        self.ask(|answer| Ask::SetPolicy(policy.clone(), answer)).len()
+        self.request(|answer| VcpuRequest::SetPolicy(policy.clone(), answer)).len()
     }
 
     /// Disables or enables a vCPU's counter. Returns false if there is no such counter, or the vCPU does not answer.
-    pub fn switch(&self, vcpu: u8, counter: usize, to: Switch) -> bool {
-        let Some(address) = self.addresses.get(usize::from(vcpu)) else { return false };
+    pub fn set_counter_switch(&self, vcpu: u8, counter: usize, to: Switch) -> bool {
+        let Some(handle) = self.handles.get(usize::from(vcpu)) else { return false };
         let (sender, answer) = channel();
-        address.post(Ask::Switch(counter, to, sender));
+        handle.post(VcpuRequest::Switch(counter, to, sender));
         answer.recv_timeout(TIMEOUT).unwrap_or(false)
     }
 
     /// Makes all vCPUs leave the guest.
-    pub fn call_out(&self) {
-        for address in &self.addresses {
-            address.call_out();
+    pub fn kick(&self) {
+        for handle in &self.handles {
+            handle.kick();
         }
     }
 
-    fn ask<T>(&self, ask: impl Fn(Sender<T>) -> Ask) -> Vec<T> {
-        let post = |address: &Address| {
+    fn request<T>(&self, request: impl Fn(Sender<T>) -> VcpuRequest) -> Vec<T> {
+        let post = |handle: &VcpuHandle| {
             let (sender, answer) = channel();
-            address.post(ask(sender));
+            handle.post(request(sender));
             answer
         };
-        let answers: Vec<Receiver<T>> = self.addresses.iter().map(post).collect();
+        let answers: Vec<Receiver<T>> = self.handles.iter().map(post).collect();
         answers_until(answers, Instant::now() + TIMEOUT)
     }
 }
@@ -104,33 +104,38 @@ fn answers_until<T>(answers: Vec<Receiver<T>>, end: Instant) -> Vec<T> {
     answers.into_iter().filter_map(|answer| answer.recv_timeout(left()).ok()).collect()
 }
 
-impl Address {
-    fn post(&self, ask: Ask) {
+impl VcpuHandle {
+    fn post(&self, request: VcpuRequest) {
         // Sending fails if the mailbox was dropped. The requester then gets no answer.
-        let _ = self.asks.send(ask);
-        self.call_out();
+        let _ = self.requests.send(request);
+        self.kick();
     }
 
-    /// Makes the vCPU leave the guest. A thread that has not called [`Mailbox::begin`] yet needs no signal: it checks
-    /// its mailbox before it first enters the guest.
-    fn call_out(&self) {
+    /// Makes the vCPU leave the guest. A thread that has not called [`Mailbox::register_thread`] yet needs no signal:
+    /// it checks its mailbox before it first enters the guest.
+    fn kick(&self) {
         if let Some(thread) = self.thread.get() {
             let process = std::process::id();
             // SAFETY: the system call has no pointer arguments. It returns an error if the thread has ended.
-            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::call()) };
+            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::kick_signal()) };
         }
     }
 }
 
 impl Mailbox {
-    /// Lets requests interrupt this thread from now on. Returns its thread id.
-    pub fn begin(&self) -> libc::pid_t {
-        *self.thread.get_or_init(|| rustix::thread::gettid().as_raw_pid())
+    /// Publishes this thread's id, so that requests may signal the thread from now on.
+    pub fn register_thread(&self) {
+        self.thread.get_or_init(|| rustix::thread::gettid().as_raw_pid());
+    }
+
+    /// Returns the id that [`Self::register_thread`] has published.
+    pub fn thread_id(&self) -> libc::pid_t {
+        *self.thread.get().expect("the thread is registered before it handles requests")
     }
 
     /// Returns the next request, if there is one.
-    pub fn next(&self) -> Option<Ask> {
-        self.asks.try_recv().ok()
+    pub fn next(&self) -> Option<VcpuRequest> {
+        self.requests.try_recv().ok()
     }
 }
 
@@ -141,12 +146,14 @@ mod tests {
 
     #[test]
     fn every_vcpu_that_still_runs_answers() {
-        let (vcpus, mut mailboxes) = Vcpus::new(3);
+        let (vcpus, mut mailboxes) = VcpuHandles::new(3);
         drop(mailboxes.remove(1));
         let answering = std::thread::spawn(move || {
             for (vcpu, mailbox) in (0..).zip(mailboxes) {
                 // This thread blocks no signals, and is not interrupted: it waits for the request.
-                let Ask::Report(answer) = mailbox.asks.recv().unwrap() else { panic!("not requested") };
+                let VcpuRequest::Report(answer) = mailbox.requests.recv().unwrap() else {
+                    panic!("not requested")
+                };
                 let report = VcpuReport {
                     vcpu,
                     thread: 1,

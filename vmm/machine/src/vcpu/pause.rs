@@ -10,13 +10,13 @@ const INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub struct Pause {
     /// Numbers of the vCPUs that require the pause. The machine runs if there are none.
-    because_of: Mutex<Vec<u8>>,
+    causes: Mutex<Vec<u8>>,
     over: Condvar,
 }
 
 impl Pause {
     /// Pauses the machine for this vCPU. Returns true if it was running.
-    pub fn begin(&self, vcpu: u8) -> bool {
+    pub fn request(&self, vcpu: u8) -> bool {
         let mut vcpus = self.vcpus();
         let first = vcpus.is_empty();
         if !vcpus.contains(&vcpu) {
@@ -25,8 +25,8 @@ impl Pause {
         first
     }
 
-    /// Ends the pause for this vCPU.
-    pub fn end(&self, vcpu: u8) {
+    /// Releases this vCPU's pause. The machine resumes if no other vCPU requires a pause.
+    pub fn release(&self, vcpu: u8) {
         let mut vcpus = self.vcpus();
         vcpus.retain(|other| *other != vcpu);
         if vcpus.is_empty() {
@@ -35,19 +35,19 @@ impl Pause {
     }
 
     /// Returns the numbers of the vCPUs that require the pause. The list is empty if the machine runs.
-    pub fn because_of(&self) -> Vec<u8> {
+    pub fn causes(&self) -> Vec<u8> {
         self.vcpus().clone()
     }
 
-    /// Waits until the pause is over, but at most for [`INTERVAL`]. Returns true if the machine runs.
-    pub fn wait(&self) -> bool {
+    /// Waits at most [`INTERVAL`]. Returns true if the machine runs.
+    pub fn wait_for_resume(&self) -> bool {
         let vcpus = self.vcpus();
         let waited = self.over.wait_timeout_while(vcpus, INTERVAL, |vcpus| !vcpus.is_empty());
         waited.unwrap_or_else(PoisonError::into_inner).0.is_empty()
     }
 
     fn vcpus(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
-        self.because_of.lock().unwrap_or_else(PoisonError::into_inner)
+        self.causes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,12 +58,12 @@ mod tests {
     #[test]
     fn the_machine_resumes_when_no_vcpu_pauses_it_any_more() {
         let pause = Pause::default();
-        assert!(pause.wait(), "it runs");
-        assert!(pause.begin(1) && !pause.begin(0) && !pause.begin(1));
-        assert!(!pause.wait());
-        pause.end(1);
-        assert_eq!(pause.because_of(), [0]);
-        pause.end(0);
-        assert!(pause.wait() && pause.because_of().is_empty());
+        assert!(pause.wait_for_resume(), "it runs");
+        assert!(pause.request(1) && !pause.request(0) && !pause.request(1));
+        assert!(!pause.wait_for_resume());
+        pause.release(1);
+        assert_eq!(pause.causes(), [0]);
+        pause.release(0);
+        assert!(pause.wait_for_resume() && pause.causes().is_empty());
     }
 }

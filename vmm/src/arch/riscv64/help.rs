@@ -11,7 +11,7 @@ pub const PMUS: &str = "
   riscv        RISC-V's, with overflow interrupts (Sscofpmf)
   riscv-base   cycle and instret alone, which count and do not interrupt
   kvm          KVM's own in-kernel vPMU, for comparison
-  none         one without counters
+  none         no PMU: the SBI reports no counters
 ";
 
 /// Returns a PMU's description for completions and manual pages.
@@ -21,6 +21,6 @@ pub fn of_pmu(choice: Choice) -> &'static str {
         Choice::Riscv => "RISC-V's PMU with overflow interrupts (Sscofpmf)",
         Choice::RiscvBase => "RISC-V's base PMU: cycle and instret, without an interrupt",
         Choice::Kvm => "KVM's own in-kernel vPMU, for comparison",
-        Choice::None => "No PMU: the SBI has one of no counters",
+        Choice::None => "No PMU: the SBI reports no counters",
     }
 }

@@ -18,8 +18,8 @@ use report::Report;
 
 /// `tally check`: runs both guests and prints the report.
 pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
-    let kvm = kvm::open(choice)?;
-    let Offer { pmu, remarks } = offer(choice, counters, processor(&kvm)?, &Policy::default())?;
+    kvm::open(choice)?;
+    let Offer { pmu, remarks } = offer(choice, counters, processor(), &Policy::default())?;
     let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),

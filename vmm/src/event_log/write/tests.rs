@@ -39,8 +39,8 @@ fn ms(time: u64) -> Duration {
 }
 
 fn add(writer: &mut Writer<Disk>, time: u64, number: u64) {
-    let place = Place { vcpu: Some(0), rip: Some(number) };
-    writer.add(ms(time), place, &What::<&str>::Overflowed { counters: 1, interrupts: true });
+    let location = Location { vcpu: Some(0), rip: Some(number) };
+    writer.add(ms(time), location, &What::<&str>::Overflowed { counters: 1, interrupts: true });
 }
 
 /// Returns all records on the disk.
@@ -52,7 +52,7 @@ fn read(writer: &Writer<Disk>) -> Vec<Record<String>> {
 /// Returns the numbers of the records on the disk, and between them how many are lost.
 fn numbers(writer: &Writer<Disk>) -> Vec<Result<u64, u64>> {
     let number = |record: Record<String>| match record.what {
-        What::Overflowed { .. } => Some(Ok(record.place.rip.unwrap())),
+        What::Overflowed { .. } => Some(Ok(record.location.rip.unwrap())),
         What::Lost(records) => Some(Err(records)),
         _ => None,
     };
@@ -157,7 +157,7 @@ fn a_full_disk_is_reported_once_and_not_written_to_all_the_time() {
 fn a_note_for_a_machine_that_has_ended_is_lost() {
     let mut writer = writer(PLENTY);
     assert_eq!(writer.end(ms(0), &"over"), Ok(()));
-    writer.add(ms(1), Place::default(), &What::Note("late"));
+    writer.add(ms(1), Location::default(), &What::Note("late"));
     let failure = Failure { lost: 1, cause: "the machine has ended".to_owned() };
     assert_eq!(writer.flush(ms(1)), Err(failure));
     assert_eq!(writer.take_first_failure(), None, "what vCPUs still do is no news");

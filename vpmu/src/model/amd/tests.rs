@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::{Amd, Version};
-use crate::Outcome::{self, Fault, Handled, NotMine, Value};
+use crate::Outcome::{self, Fault, Handled, NotHandled, Value};
 use crate::Switch;
 use crate::model::Model;
 use crate::model::testing::run;
@@ -82,7 +82,7 @@ fn every_version_has_its_registers_and_no_others() {
         for foreign in [0xc1, 0x186, 0x38f, 0xc001_0230, 0xc001_1030] {
             assert!(!has(version, foreign), "{foreign:#x}");
         }
-        assert_eq!(pmu(version).0.read(0x10), NotMine);
+        assert_eq!(pmu(version).0.read(0x10), NotHandled);
     }
 }
 
@@ -111,7 +111,7 @@ fn a_counter_that_the_operator_disables_stands_still_until_it_is_enabled_again()
     let (mut pmu, host) = pmu(Version::V2(2));
     pmu.write(SELECT, COUNTING);
     run(&mut pmu, &host, 100);
-    assert!(pmu.unit().switch(0, Switch::Off));
+    assert!(pmu.unit().set_counter_switch(0, Switch::Off));
     run(&mut pmu, &host, 10);
     // The guest cannot enable it.
     pmu.write(CONTROL, 0);
@@ -120,11 +120,11 @@ fn a_counter_that_the_operator_disables_stands_still_until_it_is_enabled_again()
     run(&mut pmu, &host, 10);
     assert_eq!(pmu.read(COUNTER), Value(100));
     assert_eq!(pmu.report().counters[0].state, State::Disabled);
-    assert!(pmu.unit().switch(0, Switch::On));
+    assert!(pmu.unit().set_counter_switch(0, Switch::On));
     run(&mut pmu, &host, 7);
     assert_eq!(pmu.read(COUNTER), Value(107));
     assert_eq!(pmu.report().counters[0].state, State::Counting);
-    assert!(!pmu.unit().switch(2, Switch::Off), "there are two");
+    assert!(!pmu.unit().set_counter_switch(2, Switch::Off), "there are two");
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn a_starved_counter_that_the_operator_disables_is_not_waited_for() {
     pmu.write(SELECT, COUNTING);
     host.starve(true);
     pmu.unit().poll();
-    assert!(pmu.unit().is_starved() && !pmu.unit().has_hardware_again());
-    pmu.unit().switch(0, Switch::Off);
-    assert!(!pmu.unit().is_starved() && pmu.unit().has_hardware_again());
+    assert!(pmu.unit().is_starved() && !pmu.unit().retry_scheduling());
+    pmu.unit().set_counter_switch(0, Switch::Off);
+    assert!(!pmu.unit().is_starved() && pmu.unit().retry_scheduling());
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn sample(pmu: &mut Amd<Script>, host: &Script, counts: u64, period: u64, in_han
         alarms += 1;
         if pmu.unit().take_interrupt() {
             interrupts.push(left);
-            pmu.unit().interrupt_injected(true);
+            pmu.unit().alarm_delivered(true);
         }
     });
     assert_eq!(interrupts, [0]);
@@ -335,7 +335,7 @@ fn overflows_between_an_interrupt_and_the_freeze_belong_to_that_interrupt() {
             pmu.unit().alarm(false);
             if pmu.unit().take_interrupt() {
                 interrupts.push(left);
-                pmu.unit().interrupt_injected(true);
+                pmu.unit().alarm_delivered(true);
             }
         });
     };
@@ -364,7 +364,7 @@ fn a_guest_that_is_not_interrupted_or_reads_before_it_freezes_has_its_next_inter
         host.guest_runs(20_000, |left| {
             pmu.unit().alarm(false);
             alarms.push((left, pmu.unit().take_interrupt()));
-            pmu.unit().interrupt_injected(is_interrupted);
+            pmu.unit().alarm_delivered(is_interrupted);
             if is_interrupted {
                 assert!(matches!(pmu.read(COUNTER), Value(_)));
             }
@@ -381,7 +381,7 @@ fn a_guest_that_ignores_an_overflow_is_interrupted_once() {
     host.time_passes(Duration::from_millis(1));
     let mut alarms = 0;
     host.guest_runs(10_000_000, |_| {
-        pmu.unit().look();
+        pmu.unit().update_all();
         alarms += 1;
     });
     assert_eq!(alarms, 2, "the alarm repeats once, without an overflow");
@@ -667,8 +667,8 @@ proptest! {
         let (mut pmu, host) = pmu(version);
         for (write, msr, value) in steps {
             let outcome = if write { pmu.write(msr, value) } else { pmu.read(msr) };
-            prop_assert_eq!(outcome == NotMine, !(crate::x86::is_pmu_msr(msr) || crate::x86::is_rdpmc(msr)));
-            host.guest_runs(value >> 16, |_| pmu.unit().look());
+            prop_assert_eq!(outcome == NotHandled, !(crate::x86::is_pmu_msr(msr) || crate::x86::is_rdpmc(msr)));
+            host.guest_runs(value >> 16, |_| pmu.unit().update_all());
             prop_assert!(host.counters() <= version.counters());
         }
     }

@@ -5,12 +5,12 @@ mod reference;
 use proptest::prelude::*;
 
 use super::{FROZEN, Intel, Shape, Version};
-use crate::Outcome::{Fault, Handled, NotMine, Value};
+use crate::Outcome::{Fault, Handled, NotHandled, Value};
 use crate::model::Model;
 use crate::model::testing::run;
 use crate::source::Source;
 use crate::source::script::Script;
-use crate::x86::{DEBUGCTL, FREEZE_AT_INTERRUPTS, Leaf, Vendor};
+use crate::x86::{DEBUGCTL, FREEZE_PERFMON_ON_PMI, Leaf, Vendor};
 
 const COUNTER: u32 = 0xc1;
 const SELECT: u32 = 0x186;
@@ -93,7 +93,7 @@ fn every_version_has_its_registers_and_no_others() {
         for absent in [0x1a6, 0x329, 0x3f1, 0x600, 0x1900, 0xc001_0200, 1 << 31, 3 << 30] {
             assert!(!has(absent), "{absent:#x}");
         }
-        assert_eq!(pmu.read(0x10), NotMine);
+        assert_eq!(pmu.read(0x10), NotHandled);
     }
 }
 
@@ -188,7 +188,7 @@ fn a_fixed_counter_interrupts_at_the_exact_count() {
 /// Returns a PMU that has frozen at the overflow of a counter, after 100 counts. Another counter only counts.
 fn frozen(version: Version) -> (Intel<Script>, Script) {
     let (mut pmu, host) = pmu(version);
-    assert_eq!(pmu.write(DEBUGCTL, FREEZE_AT_INTERRUPTS), Handled);
+    assert_eq!(pmu.write(DEBUGCTL, FREEZE_PERFMON_ON_PMI), Handled);
     pmu.write(CONTROL, ALL);
     pmu.write(COUNTER, 100_u64.wrapping_neg());
     pmu.write(SELECT, SAMPLING);
@@ -290,8 +290,8 @@ proptest! {
         for (write, msr, value) in steps {
             let outcome = if write { pmu.write(msr, value) } else { pmu.read(msr) };
             let is_its = crate::x86::is_pmu_msr(msr) || crate::x86::is_rdpmc(msr) || msr == DEBUGCTL;
-            prop_assert_eq!(outcome == NotMine, !is_its);
-            host.guest_runs(value >> 16, |_| pmu.unit().look());
+            prop_assert_eq!(outcome == NotHandled, !is_its);
+            host.guest_runs(value >> 16, |_| pmu.unit().update_all());
             prop_assert!(host.counters() <= general + fixed);
         }
     }

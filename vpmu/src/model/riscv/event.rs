@@ -1,19 +1,19 @@
 //! The SBI's event indices: the event type in bits 19..16, and an event code of that type in bits 15..0.
 
-use crate::event::{Cache, Event, Meaning};
+use crate::event::{Cache, Event, GenericEvent};
 
 /// Meanings of the general hardware events (type 0). The first one has code 1.
-const GENERAL: [Meaning; 10] = [
-    Meaning::Cycles,
-    Meaning::Instructions,
-    Meaning::CacheReferences,
-    Meaning::CacheMisses,
-    Meaning::Branches,
-    Meaning::BranchMisses,
-    Meaning::BusCycles,
-    Meaning::StalledFrontend,
-    Meaning::StalledBackend,
-    Meaning::ReferenceCycles,
+const GENERAL: [GenericEvent; 10] = [
+    GenericEvent::Cycles,
+    GenericEvent::Instructions,
+    GenericEvent::CacheReferences,
+    GenericEvent::CacheMisses,
+    GenericEvent::Branches,
+    GenericEvent::BranchMisses,
+    GenericEvent::BusCycles,
+    GenericEvent::StalledFrontend,
+    GenericEvent::StalledBackend,
+    GenericEvent::ReferenceCycles,
 ];
 
 /// Returns the event of an event index and its event data. Returns `None` for an unknown index and for firmware events
@@ -27,9 +27,9 @@ pub fn decode(index: u64, data: u64) -> Option<Event> {
     match index >> 16 {
         0 => {
             let number = usize::try_from(code.checked_sub(1)?).ok()?;
-            GENERAL.get(number).copied().map(Event::Meaning)
+            GENERAL.get(number).copied().map(Event::Generic)
         }
-        1 => Cache::numbered(code >> 3, code >> 1 & 3, code & 1).map(Meaning::Cache).map(Event::Meaning),
+        1 => Cache::numbered(code >> 3, code >> 1 & 3, code & 1).map(GenericEvent::Cache).map(Event::Generic),
         2 if code == 0 => Some(Event::Raw(data & ENCODING)),
         3 if code == 0 => Some(Event::Raw(data & ENCODING_V2)),
         _ => None,
@@ -40,18 +40,18 @@ pub fn decode(index: u64, data: u64) -> Option<Event> {
 pub fn denied(event: Event) -> Event {
     match event {
         Event::Raw(code) => Event::Denied { code, name: None },
-        Event::Meaning(meaning) => Event::Denied { code: index(meaning), name: Some(meaning.name()) },
+        Event::Generic(generic) => Event::Denied { code: index(generic), name: Some(generic.name()) },
         Event::Absent { .. } | Event::Denied { .. } => event,
     }
 }
 
-fn index(meaning: Meaning) -> u64 {
-    if let Meaning::Cache(cache) = meaning {
+fn index(generic: GenericEvent) -> u64 {
+    if let GenericEvent::Cache(cache) = generic {
         let [unit, operation, result] = cache.numbers();
         return 1 << 16 | unit << 3 | operation << 1 | result;
     }
     // Index 0 is "no event".
-    (1..).zip(GENERAL).find(|(_, general)| *general == meaning).map_or(0, |(code, _)| code)
+    (1..).zip(GENERAL).find(|(_, general)| *general == generic).map_or(0, |(code, _)| code)
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn an_index_is_what_the_specification_says() {
         let name = |index| match decode(index, 0)? {
-            Event::Meaning(meaning) => Some(meaning.name()),
+            Event::Generic(generic) => Some(generic.name()),
             _ => None,
         };
         for (index, expected) in [

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::*;
-use crate::Outcome::{Fault, NotMine, Value};
+use crate::Outcome::{Fault, NotHandled, Value};
 use crate::Switch;
 use crate::event::Scope;
 use crate::model::testing::run;
@@ -295,7 +295,7 @@ fn csrs_are_read_only_and_those_of_missing_counters_fault() {
         assert_eq!((pmu.read(csr), pmu.write(csr, 1)), (Fault, Fault), "{csr:#x}");
     }
     for csr in [0, 0x105, 0xbff, 0xc01, 0xc20, 0xda1, u32::MAX] {
-        assert_eq!((pmu.read(csr), pmu.write(csr, 1)), (NotMine, NotMine), "{csr:#x}");
+        assert_eq!((pmu.read(csr), pmu.write(csr, 1)), (NotHandled, NotHandled), "{csr:#x}");
     }
 }
 
@@ -448,7 +448,7 @@ fn a_report_names_what_the_guest_counts() {
     assert_eq!(told(&mut pmu, 1), (String::new(), 0, State::Unused));
     pmu.sbi_call(sbi::STOP, &[3, 0b11, RESET]);
     assert_eq!(told(&mut pmu, 3), (String::new(), 5, State::Unused));
-    assert!(pmu.unit().switch(3, Switch::Off));
+    assert!(pmu.unit().set_counter_switch(3, Switch::Off));
     assert_eq!(pmu.start_new(BRANCHES), 3);
     run(&mut pmu, &host, 5);
     assert_eq!(told(&mut pmu, 3), ("branches:uk".to_owned(), 0, State::Disabled));
@@ -505,7 +505,7 @@ fn with_hybrid_freeze_cycles_also_count_in_the_host() {
 #[test]
 fn interrupts_are_limited_as_on_x86() {
     let (mut pmu, host) = pmu(SHAPE);
-    pmu.set_policy(&Policy { most_interrupts: NonZeroU32::new(10), ..Policy::default() });
+    pmu.set_policy(&Policy { max_interrupts_per_second: NonZeroU32::new(10), ..Policy::default() });
     pmu.config(ALL, 0, CYCLES);
     let mut interrupts = 0;
     for _ in 0..20 {

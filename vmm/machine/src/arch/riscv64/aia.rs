@@ -13,7 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::machine::aia;
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Number of interrupt identities of each IMSIC: the minimum of the specification.
 pub const IDS: u32 = 63;
@@ -22,7 +22,7 @@ pub const IDS: u32 = 63;
 pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
     let mut device =
         kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_RISCV_AIA, ..Default::default() };
-    let device = vm.create_device(&mut device).doing("make the interrupt controllers")?;
+    let device = vm.create_device(&mut device).operation("create the interrupt controllers")?;
     let config = |attribute: u32, value: u32| set(&device, KVM_DEV_RISCV_AIA_GRP_CONFIG, attribute, &value);
     let address = |attribute: u32, value: u64| set(&device, KVM_DEV_RISCV_AIA_GRP_ADDR, attribute, &value);
     config(KVM_DEV_RISCV_AIA_CONFIG_IDS, IDS)?;
@@ -44,7 +44,7 @@ impl Controllers {
     /// Makes KVM check again whether an external interrupt is pending for a vCPU that does not run. This is necessary
     /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that arrives at the
     /// same time.
-    pub fn look_again(&self, cpu: u8) -> Result<(), KvmError> {
+    pub fn recheck_pending(&self, cpu: u8) -> Result<(), KvmError> {
         /// The IMSIC register `eithreshold`. Writing its current value has no other effect than the check.
         const THRESHOLD: u32 = 0x72;
         let mut value = 0_u64;
@@ -55,8 +55,8 @@ impl Controllers {
             flags: 0,
         };
         // SAFETY: the register has this size, and KVM writes to `value` only during the call.
-        unsafe { self.0.get_device_attr(&mut attribute) }.doing("read an interrupt controller")?;
-        self.0.set_device_attr(&attribute).doing("look for interrupts")
+        unsafe { self.0.get_device_attr(&mut attribute) }.operation("read an interrupt controller")?;
+        self.0.set_device_attr(&attribute).operation("recheck pending interrupts")
     }
 }
 
@@ -68,5 +68,5 @@ pub fn imsic(cpu: u32) -> u64 {
 fn set<T>(device: &DeviceFd, group: u32, attribute: u32, value: &T) -> Result<(), KvmError> {
     let addr = std::ptr::from_ref(value) as u64;
     let attribute = kvm_device_attr { group, attr: attribute.into(), addr, flags: 0 };
-    device.set_device_attr(&attribute).doing("set up the interrupt controllers")
+    device.set_device_attr(&attribute).operation("set up the interrupt controllers")
 }

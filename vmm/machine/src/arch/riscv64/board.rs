@@ -14,34 +14,111 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
 use super::loader::{Entry, Format};
-use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN};
-use super::pmu::Pmu;
+use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
+use super::pmu::{Model, Pmu};
 use super::register::Register;
 use super::{fdt, isa, memory};
-use crate::architecture;
+use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::error::MachineError;
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
-/// Linux' kernel parameters: the console, from the first message on, and a reset after a panic, which ends the machine.
-pub const KERNEL_WORDS: &str = "console=ttyS0 earlycon=sbi panic=-1";
-
-type Plan<'a> = architecture::Plan<'a, Format, Pmu>;
+type Plan<'a> = architecture::Plan<'a, Format>;
 
 /// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
-pub struct Buses {
+pub struct Board {
     serial: Serial,
     virtio: Arc<MmioBus>,
     /// Destination of what the kernel writes with SBI calls.
     output: Arc<Mutex<dyn Write + Send>>,
-    /// The interrupt controllers.
-    pub controllers: Controllers,
+    controllers: Controllers,
 }
 
-impl Buses {
-    /// Creates the buses with all devices on them.
-    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 devices can overlap, which is an error")]
-    pub fn new(
+impl Board {
+    /// Writes text of the kernel to the console's output.
+    pub fn write_console(&self, text: &[u8]) {
+        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        // If the output fails, the text is lost, as on a serial line.
+        let _ = output.write_all(text);
+    }
+}
+
+impl architecture::Board for Board {
+    /// The console, from the first message on; and a panic resets the machine, which ends it.
+    const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
+    const CONSOLE_GSI: u32 = COM.gsi;
+    const VIRTIO: FirstVirtio = VIRTIO;
+    type Format = Format;
+    type Controllers = Controllers;
+    type PmuLink = Controllers;
+
+    fn ram(size: u64) -> Vec<(u64, u64)> {
+        memory::ranges(size)
+    }
+
+    fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
+        Ok(Line { vm: Arc::clone(vm), gsi })
+    }
+
+    /// Does nothing: KVM requires no part of the VM before the first vCPU here.
+    fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
+        Ok(())
+    }
+
+    /// Creates the interrupt controllers, for which KVM requires that all vCPUs exist.
+    fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
+        aia::create(vm, u32::try_from(vcpus.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Writes the device tree into the guest's memory.
+    fn write_tables(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
+        const MMUS: [(u64, &str); 3] = [(8, "riscv,sv39"), (9, "riscv,sv48"), (10, "riscv,sv57")];
+        let Some(first) = vcpus.first() else { return Ok(()) };
+        let ask = |register: Register| register.get(first).operation("say what a vCPU can do");
+        let mut extensions = isa::extensions(first);
+        match plan.pmu {
+            Pmu::Kvm => {}
+            // A PMU with overflow interrupts is offered only if KVM has the extension.
+            Pmu::Emulated(model, _) if model.0.overflows => {}
+            Pmu::None | Pmu::Emulated(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
+        }
+        // Host kernels before Linux 6.4 do not have this register. Sv39 is then assumed, which all processors have.
+        let mode = Register::SATP_MODE.get(first).unwrap_or(MMUS[0].0);
+        let blocks = [
+            ("zicbom", "riscv,cbom-block-size", Register::ZICBOM_BLOCK),
+            ("zicboz", "riscv,cboz-block-size", Register::ZICBOZ_BLOCK),
+        ];
+        let has = |name| extensions.contains(&name);
+        let blocks = blocks
+            .into_iter()
+            .filter(|(extension, ..)| has(*extension))
+            .filter_map(|(_, name, register)| Some((name, u32::try_from(register.get(first).ok()?).ok()?)));
+        let machine = fdt::Machine {
+            cpus: plan.cpus.into(),
+            mmu: MMUS.iter().find(|(number, _)| *number == mode).map_or(MMUS[0].1, |(_, name)| name),
+            blocks: &blocks.collect::<Vec<_>>(),
+            ticks: u32::try_from(ask(Register::TICKS)?).unwrap_or(u32::MAX),
+            extensions: &extensions,
+            memory: plan.ram.size(),
+            virtio,
+            command_line: plan.command_line,
+            initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
+        };
+        let (address, room) = memory::device_tree(plan.ram.size());
+        let tree = fdt::tree(&machine).map_err(|error| MachineError::Firmware(error.to_string()))?;
+        if tree.len() as u64 > room {
+            return Err(MachineError::Firmware(format!(
+                "{} bytes of device tree, where there is room for {room}",
+                tree.len()
+            )));
+        }
+        plan.ram
+            .mapped
+            .write_slice(&tree, GuestAddress(address))
+            .map_err(|error| MachineError::Firmware(error.to_string()))
+    }
+
+    fn new(
         _kvm: &Kvm,
         _vm: &Arc<VmFd>,
         plan: &Plan,
@@ -53,8 +130,49 @@ impl Buses {
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
     }
 
+    /// Sets each vCPU's SBI extensions and registers.
+    fn set_up_vcpus(
+        &self,
+        _kvm: &Kvm,
+        plan: &Plan,
+        vcpus: &mut [VcpuFd],
+        entry: Entry,
+    ) -> Result<(), KvmError> {
+        /// The bit `TM` in `scounteren`.
+        const CLOCK: u64 = 1 << 1;
+        for fd in &mut *vcpus {
+            // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest
+            // then has no debug console.
+            let _ = Register::sbi(CONSOLE).set(fd, 1);
+            if plan.pmu != Pmu::Kvm {
+                // Disable KVM's own SBI PMU. This fails if KVM has none.
+                let _ = Register::sbi(PMU).set(fd, 0);
+            }
+            // Let programs read the clock, as firmware does. Only Linux kernels with a PMU driver set this bit
+            // themselves.
+            Register::SCOUNTEREN.set(fd, CLOCK).operation("let programs read the clock")?;
+            if Model::needs_retargeting(plan.pmu) {
+                // For some vendors Linux overwrites the patched instructions with others (alternatives). Show no
+                // vendor.
+                for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
+                    register.set(fd, 0).operation("set a vCPU's vendor registers")?;
+                }
+            }
+        }
+        let Some(first) = vcpus.first() else { return Ok(()) };
+        let (tree, _) = memory::device_tree(plan.ram.size());
+        for (register, value) in [(Register::PC, entry.pc), (Register::A0, 0), (Register::A1, tree)] {
+            register.set(first, value).operation("set the registers")?;
+        }
+        Ok(())
+    }
+
+    fn pmu_link(&self) -> Controllers {
+        self.controllers.clone()
+    }
+
     /// Handles a load from an address that is not RAM.
-    pub fn read(&self, address: u64, data: &mut [u8]) {
+    fn read(&self, address: u64, data: &mut [u8]) {
         match within(address, COM.base, Serial::PORTS.into(), data.len()) {
             Some(offset) => self.serial.read(offset, data),
             None => self.virtio.read(address, data),
@@ -62,7 +180,7 @@ impl Buses {
     }
 
     /// Handles a store to an address that is not RAM. Returns how the machine ends if the store ends it.
-    pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
+    fn write(&self, address: u64, data: &[u8]) -> Option<End> {
         if let Some(offset) = within(address, COM.base, Serial::PORTS.into(), data.len()) {
             return self.serial.write(offset, data);
         }
@@ -71,13 +189,6 @@ impl Buses {
         }
         self.virtio.write(address, data);
         None
-    }
-
-    /// Writes text of the kernel to the console's output.
-    pub fn say(&self, text: &[u8]) {
-        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the output fails, the text is lost, as on a serial line.
-        let _ = output.write_all(text);
     }
 }
 
@@ -102,119 +213,6 @@ impl Interrupt for Line {
     fn raise(&self) -> io::Result<()> {
         self.vm.set_irq_line(self.gsi, true)?;
         Ok(self.vm.set_irq_line(self.gsi, false)?)
-    }
-}
-
-/// Creates the object through which a device raises this interrupt line.
-#[expect(clippy::unnecessary_wraps, reason = "on x86-64 an eventfd is needed, which may fail")]
-pub fn line(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
-    Ok(Line { vm: Arc::clone(vm), gsi })
-}
-
-/// Does nothing: KVM requires no part of the VM before the first vCPU here.
-#[expect(clippy::unnecessary_wraps, reason = "x86-64 machines need more, which may fail")]
-pub fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
-    Ok(())
-}
-
-/// Creates the interrupt controllers, for which KVM requires that all vCPUs exist.
-pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
-    aia::create(vm, u32::try_from(vcpus.len()).unwrap_or(u32::MAX))
-}
-
-/// Writes the device tree into the guest's memory.
-pub fn describe(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
-    const MMUS: [(u64, &str); 3] = [(8, "riscv,sv39"), (9, "riscv,sv48"), (10, "riscv,sv57")];
-    let Some(first) = vcpus.first() else { return Ok(()) };
-    let ask = |register: Register| register.get(first).doing("say what a vCPU can do");
-    let mut extensions = isa::extensions(first);
-    match plan.pmu {
-        Pmu::Kvm => {}
-        // A PMU with overflow interrupts is offered only if KVM has the extension.
-        Pmu::Emulated(shown, _) if shown.0.overflows => {}
-        Pmu::None | Pmu::Emulated(..) => extensions.retain(|name| *name != isa::COUNTER_OVERFLOWS),
-    }
-    // Host kernels before Linux 6.4 do not have this register. Sv39 is then assumed, which all processors have.
-    let mode = Register::SATP_MODE.get(first).unwrap_or(MMUS[0].0);
-    let blocks = [
-        ("zicbom", "riscv,cbom-block-size", Register::ZICBOM_BLOCK),
-        ("zicboz", "riscv,cboz-block-size", Register::ZICBOZ_BLOCK),
-    ];
-    let has = |name| extensions.contains(&name);
-    let blocks = blocks
-        .into_iter()
-        .filter(|(extension, ..)| has(*extension))
-        .filter_map(|(_, name, register)| Some((name, u32::try_from(register.get(first).ok()?).ok()?)));
-    let machine = fdt::Machine {
-        cpus: plan.cpus.into(),
-        mmu: MMUS.iter().find(|(number, _)| *number == mode).map_or(MMUS[0].1, |(_, name)| name),
-        blocks: &blocks.collect::<Vec<_>>(),
-        ticks: u32::try_from(ask(Register::TICKS)?).unwrap_or(u32::MAX),
-        extensions: &extensions,
-        memory: plan.ram.size(),
-        virtio,
-        command_line: plan.command_line,
-        initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
-    };
-    let (address, room) = memory::device_tree(plan.ram.size());
-    let tree = fdt::tree(&machine).map_err(|error| MachineError::Firmware(error.to_string()))?;
-    if tree.len() as u64 > room {
-        return Err(MachineError::Firmware(format!(
-            "{} bytes of device tree, where there is room for {room}",
-            tree.len()
-        )));
-    }
-    plan.ram
-        .mapped
-        .write_slice(&tree, GuestAddress(address))
-        .map_err(|error| MachineError::Firmware(error.to_string()))
-}
-
-/// The host's data from which vCPUs are set up: none here.
-pub struct Processors(());
-
-impl Processors {
-    /// Creates the value; there is nothing to read from KVM.
-    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 KVM is asked, which may fail")]
-    pub fn new(_kvm: &Kvm) -> Result<Self, KvmError> {
-        Ok(Self(()))
-    }
-
-    /// Sets up the initial state of vCPU `id`. All vCPUs but the first wait until the guest's kernel starts them.
-    pub fn prepare(
-        &self,
-        fd: &mut VcpuFd,
-        id: u8,
-        entry: Entry,
-        plan: &Plan,
-        _buses: &Buses,
-    ) -> Result<(), KvmError> {
-        /// The bit `TM` in `scounteren`.
-        const CLOCK: u64 = 1 << 1;
-        // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest
-        // then has no debug console.
-        let _ = Register::sbi(CONSOLE).set(fd, 1);
-        if plan.pmu != Pmu::Kvm {
-            // Disable KVM's own SBI PMU. This fails if KVM has none.
-            let _ = Register::sbi(PMU).set(fd, 0);
-        }
-        // Let programs read the clock, as firmware does. Only Linux kernels with a PMU driver set this bit themselves.
-        Register::SCOUNTEREN.set(fd, CLOCK).doing("let programs read the clock")?;
-        if super::needs_retargeting(plan.pmu) {
-            // For some vendors Linux overwrites the patched instructions with others (alternatives). Show no vendor.
-            for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
-                register.set(fd, 0).doing("set who made a vCPU")?;
-            }
-        }
-        if id == 0 {
-            let (tree, _) = memory::device_tree(plan.ram.size());
-            for (register, value) in
-                [(Register::PC, entry.pc), (Register::A0, id.into()), (Register::A1, tree)]
-            {
-                register.set(fd, value).doing("set the registers")?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -8,37 +8,24 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use vpmu::model::riscv::Answer;
 use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
-use super::board::Buses;
-use super::pmu::Kind as PmuKind;
+use super::board::Board;
+use super::pmu::{Emulated, VcpuPmu};
 use super::register::Register;
 use super::sbi::{self, Call};
 use crate::architecture::Run;
-use crate::exit::{self, Kind};
+use crate::exit::{self, ExitKind};
 use crate::memory::GuestRam;
 
 /// Why a vCPU has left its guest.
-pub type Exit = exit::Exit<OwnExit>;
+pub type Exit = exit::Exit<ArchExit>;
 
 /// Exits that only RISC-V has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnExit {
+pub enum ArchExit {
     /// The guest's kernel makes an SBI call.
     Call(Call),
     /// The guest accesses the CSR of this number.
     Csr(u64),
-}
-
-impl OwnExit {
-    /// Returns the kind under which the exit is counted.
-    pub fn kind(self) -> Kind {
-        match self {
-            Self::Call(Call { extension: EXTENSION, function: READ_COUNTER | READ_OVERFLOWS, .. }) => {
-                Kind::PmuRead
-            }
-            Self::Call(Call { extension: EXTENSION, .. }) => Kind::PmuWrite,
-            Self::Call(_) | Self::Csr(_) => Kind::Other,
-        }
-    }
 }
 
 /// A vCPU's file descriptor and shared pages (`struct kvm_run`), on the thread that runs the vCPU.
@@ -71,8 +58,9 @@ impl KvmRun {
 }
 
 impl Run for KvmRun {
-    type OwnExit = OwnExit;
-    type Buses = Buses;
+    type ArchExit = ArchExit;
+    type Board = Board;
+    type Emulated = Emulated;
 
     fn new(fd: VcpuFd) -> Self {
         Self { fd }
@@ -84,30 +72,54 @@ impl Run for KvmRun {
 
     fn run(&mut self) -> Exit {
         match self.fd.run() {
-            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Own(OwnExit::Call(self.call())),
-            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Own(OwnExit::Csr(self.csr())),
-            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
-            Err(error) => Exit::failed(error),
+            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Arch(ArchExit::Call(self.call())),
+            Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Arch(ArchExit::Csr(self.csr())),
+            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
+            Err(error) => Exit::from_run_error(error),
         }
     }
 
     /// Does nothing: KVM coalesces no writes here.
-    fn drain(&mut self, _buses: &Buses) {}
-}
+    fn drain(&mut self, _board: &Board) {}
 
-/// Handles an exit that only RISC-V has. No such exit ends the machine.
-pub fn serve(
-    exit: OwnExit,
-    run: &mut KvmRun,
-    pmu: &mut PmuKind,
-    buses: &Buses,
-    ram: &GuestRam,
-) -> Option<End> {
-    match exit {
-        OwnExit::Call(call) => run.answer_call(sbi::answer(call, pmu, buses, ram)),
-        OwnExit::Csr(number) => run.answer_csr(csr(number)),
+    fn kind(exit: &ArchExit) -> ExitKind {
+        match exit {
+            ArchExit::Call(Call {
+                extension: EXTENSION, function: READ_COUNTER | READ_OVERFLOWS, ..
+            }) => ExitKind::PmuRead,
+            ArchExit::Call(Call { extension: EXTENSION, .. }) => ExitKind::PmuWrite,
+            ArchExit::Call(_) | ArchExit::Csr(_) => ExitKind::Other,
+        }
     }
-    None
+
+    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, ram: &GuestRam) -> Option<End> {
+        match exit {
+            ArchExit::Call(call) => self.answer_call(sbi::answer(call, pmu, board, ram)),
+            ArchExit::Csr(number) => self.answer_csr(csr(number)),
+        }
+        None
+    }
+
+    fn is_in_user_mode(fd: &VcpuFd) -> bool {
+        const USER: u64 = 0;
+        Register::MODE.get(fd).is_ok_and(|mode| mode == USER)
+    }
+
+    /// Returns a vCPU's program counter.
+    fn instruction_pointer(fd: &VcpuFd) -> u64 {
+        Register::PC.get(fd).unwrap_or_default()
+    }
+
+    /// Does nothing: [`Self::synced_instruction_pointer`] reads the register with a system call.
+    fn sync_instruction_pointer(_fd: &mut VcpuFd) {}
+
+    /// Returns the program counter at the last exit.
+    fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
+        Self::instruction_pointer(fd)
+    }
+
+    /// Does nothing: the guest has no interface to learn that a vCPU was paused.
+    fn notify_paused(_fd: &VcpuFd) {}
 }
 
 /// Returns the value of a CSR that KVM does not have: entropy for `seed` (Zkr), and 0 for all others.
@@ -125,19 +137,3 @@ fn entropy() -> u16 {
     let _ = getrandom(&mut bytes, GetRandomFlags::empty());
     u16::from_le_bytes(bytes)
 }
-
-/// Returns a vCPU's program counter.
-pub fn place(fd: &VcpuFd) -> u64 {
-    Register::PC.get(fd).unwrap_or_default()
-}
-
-/// Does nothing: [`kept_place`] reads the register with a system call.
-pub fn keep_place(_fd: &mut VcpuFd) {}
-
-/// Returns the program counter at the last exit.
-pub fn kept_place(fd: &VcpuFd) -> u64 {
-    place(fd)
-}
-
-/// Does nothing: the guest has no interface to learn that a vCPU was paused.
-pub fn tell_of_pause(_fd: &VcpuFd) {}

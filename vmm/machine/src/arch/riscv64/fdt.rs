@@ -67,7 +67,7 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
         let node = fdt.begin_node(&format!("virtio@{address:x}"))?;
         fdt.property_string("compatible", "virtio,mmio")?;
         fdt.property_array_u64("reg", &[address, Transport::SIZE])?;
-        line(&mut fdt, VIRTIO.line(index))?;
+        line(&mut fdt, VIRTIO.gsi(index))?;
         fdt.end_node(node)?;
     }
     fdt.end_node(soc)?;

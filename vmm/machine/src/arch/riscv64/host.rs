@@ -2,29 +2,9 @@
 
 use std::{fmt, fs};
 
-use kvm_ioctls::Kvm;
-
-use super::pmu::Pmu;
-use crate::kvm_error::KvmError;
-
 /// The properties of a processor that matter to PMUs. All RISC-V processors are alike in this, so it is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor;
-
-impl Processor {
-    /// Returns the host's processor.
-    #[expect(clippy::unnecessary_wraps, reason = "on x86-64 KVM is asked, which may fail")]
-    pub fn of(_kvm: &Kvm) -> Result<Self, KvmError> {
-        Ok(Self)
-    }
-
-    /// Returns kernel parameters that a guest with this PMU needs. If the SBI has no PMU extension, Linux' legacy PMU
-    /// driver assumes that `cycle` and `instret` can be read. The kernel dies if they cannot, so the driver is
-    /// disabled.
-    pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
-        (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
-    }
-}
 
 impl fmt::Display for Processor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,8 @@ use log::{debug, info, warn};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::memory::{RAM, device_tree};
-use super::pmu::Pmu;
+use super::pmu::{Model, Pmu};
+use crate::architecture;
 use crate::loader::bytes::{u16_at, u32_at, u64_at};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::{UserFile, read_range};
@@ -59,9 +60,11 @@ pub struct Entry {
     pub initrd: (u64, u64),
 }
 
-impl Format {
-    /// Detects the format of a kernel file of this length. Also returns the decompressed kernel.
-    pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
+impl architecture::Format for Format {
+    type Model = Model;
+    type Entry = Entry;
+
+    fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let head = read_range(file, 0..len.min(4096))?;
         let image = if head.starts_with(GZIP) {
             unpack(file, 0..len, u64::MAX)?
@@ -82,12 +85,31 @@ impl Format {
     }
 
     /// Returns true: only Linux is supported.
-    pub fn is_linux(&self) -> bool {
+    fn is_linux(&self) -> bool {
         true
     }
 
-    /// Loads the kernel and its initrd into the guest's memory.
-    pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
+    /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
+    /// PMU, a kernel that cannot be patched is left as it is.
+    fn retarget(kernel: &mut Kernel, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
+        let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
+            Ok(retargeted) => retargeted,
+            Err(refusal) if pmu == Pmu::None => {
+                debug!("{refusal}: it is left as it is");
+                return Ok(());
+            }
+            Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&kernel.path)),
+        };
+        for change in &retargeted.changes {
+            info!(target: COUNTERS, "{change}");
+        }
+        if pmu != Pmu::None && !retargeted.samples() {
+            warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
+        }
+        Ok(())
+    }
+
+    fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         let (tree, _) = device_tree(boot.ram.size());
         let pc = RAM.saturating_add(self.offset);
         let end = pc.saturating_add(self.len);
@@ -102,7 +124,8 @@ impl Format {
             return Err(Problem::CommandLine { len, max: COMMAND_LINE_SIZE - 1 }.with(path));
         }
         let initrd = boot.initrd.map(UserFile::open).transpose()?;
-        let initrd_len = initrd.as_ref().map_or(0, |file| file.len.saturating_add(boot.front.len() as u64));
+        let initrd_len =
+            initrd.as_ref().map_or(0, |file| file.len.saturating_add(boot.initrd_prefix.len() as u64));
         // The initrd counts twice, because Linux unpacks it while the archive is still in memory.
         let needs = end.saturating_add(TABLES).saturating_add(initrd_len.saturating_mul(2));
         // Check this here: if Linux runs out of memory this early, it has not parsed `panic=` yet and would hang
@@ -139,8 +162,8 @@ fn place_initrd(
         let end = kernel_end.saturating_add(len).saturating_add(PAGE);
         return Err(file.error(too_small("the initrd", end, boot.ram)));
     }
-    write(boot.ram, boot.front, at).map_err(|problem| file.error(problem))?;
-    file.place(boot.ram, at + boot.front.len() as u64)?;
+    write(boot.ram, boot.initrd_prefix, at).map_err(|problem| file.error(problem))?;
+    file.place(boot.ram, at + boot.initrd_prefix.len() as u64)?;
     Ok((at, len))
 }
 
@@ -197,31 +220,12 @@ fn wrong(head: &[u8]) -> Problem {
     foreign::architecture(head).map_or(Problem::NotAKernel(FORMATS), built_for)
 }
 
-/// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
-/// PMU, a kernel that cannot be patched is left as it is.
-pub fn retarget(kernel: &mut Kernel, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
-    let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
-        Ok(retargeted) => retargeted,
-        Err(refusal) if pmu == Pmu::None => {
-            debug!("{refusal}: it is left as it is");
-            return Ok(());
-        }
-        Err(refusal) => return Err(Problem::Retarget(refusal.to_string()).with(&kernel.path)),
-    };
-    for change in &retargeted.changes {
-        info!(target: COUNTERS, "{change}");
-    }
-    if pmu != Pmu::None && !retargeted.samples() {
-        warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Cursor, Write};
 
     use super::*;
+    use crate::architecture::Format as _;
 
     fn image(len: usize) -> Vec<u8> {
         let mut image = vec![0x13; len];
@@ -298,7 +302,7 @@ mod tests {
     fn a_guest_in_which_linux_would_hang_early_is_refused() {
         let room = |size: &str, kernel: &[u8]| {
             let ram = GuestRam::new(&size.parse().unwrap(), crate::arch::riscv64::memory::ranges).unwrap();
-            let boot = Boot { ram: &ram, command_line: "", initrd: None, front: &[] };
+            let boot = Boot { ram: &ram, command_line: "", initrd: None, initrd_prefix: &[] };
             let (format, image) = read(kernel).unwrap();
             format.load(Path::new("kernel"), &image, &boot).map(|entry| entry.pc)
         };

@@ -1,42 +1,45 @@
 //! The emulated RISC-V PMU: SBI calls, counter registers that are read with SBI calls too, and a local interrupt.
 //!
 //! The loader patches the kernel so that it accesses the PMU with SBI calls that KVM forwards to Tally
-//! ([`vpmu_retarget::riscv`]). Each vCPU's [`Front`] answers the calls and interrupts the guest.
+//! ([`vpmu_retarget::riscv`]). Each vCPU's [`Emulated`] answers the calls and interrupts the guest.
 
 mod offer;
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
 use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
+use vpmu::policy::Policy;
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
+use super::host::Processor;
 use super::register::Register;
-use crate::architecture;
-use crate::kvm_error::{Doing, KvmError};
+use crate::architecture::{self, EmulatedPmu, PmuModel};
+use crate::kvm_error::{Capability, KvmError, KvmResultExt};
+use crate::memory::GuestRam;
 use crate::target::ACCESSES;
 
-pub use self::offer::{Choice, Unavailable, offer};
+pub use self::offer::{Choice, Unavailable};
 
 /// The local counter-overflow interrupt in `sip` (Sscofpmf).
 pub const OVERFLOW: u64 = 1 << 13;
 
 /// The guest's view of an emulated PMU: its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown(pub Shape);
+pub struct Model(pub Shape);
 
 /// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Shown, Host>;
+pub type Pmu = architecture::Pmu<Model>;
 /// The PMU that this host can offer for a choice.
 pub type Offer = architecture::Offer<Pmu>;
 /// A vCPU's PMU on the vCPU's thread.
-pub type Kind = architecture::Kind<Front>;
+pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
 
 /// The host's side of an emulated PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,19 +48,56 @@ pub struct Host {
     pub pmu: HostPmu,
 }
 
-/// Returns `None`: there is no way to find out the number of the processor's counters.
-pub fn counters() -> Option<usize> {
-    None
-}
+impl PmuModel for Model {
+    type Choice = Choice;
+    type Host = Host;
+    type Processor = Processor;
+    type Unavailable = Unavailable;
 
-impl Shown {
-    /// Describes a selected event in the guest's terms.
-    pub fn words(self, _host: Host, selection: Selection) -> String {
+    fn processor() -> Processor {
+        Processor
+    }
+
+    /// Returns `None`: there is no way to find out the number of the processor's counters.
+    fn host_counters() -> Option<usize> {
+        None
+    }
+
+    fn offer(choice: Choice, counters: Option<u32>, _: Processor, _: &Policy) -> Result<Offer, Unavailable> {
+        offer::offer(choice, counters)
+    }
+
+    fn required_capabilities(_choice: Choice) -> &'static [Capability] {
+        &[]
+    }
+
+    fn kvm_pmu_state(_kvm: &Kvm) -> &'static str {
+        "KVM's own PMU is switched off for each guest"
+    }
+
+    /// Does nothing: KVM's own PMU is configured for each vCPU, when the vCPU is set up.
+    fn configure(_pmu: Pmu, _vm: &VmFd) -> Result<(), KvmError> {
+        Ok(())
+    }
+
+    /// The code is also patched for a guest without counters. Linux' PMU driver then finds a PMU with no counters and
+    /// lets programs read the clock: KVM resets that permission (`scounteren`) on CPUs that the guest starts.
+    fn needs_retargeting(pmu: Pmu) -> bool {
+        pmu != Pmu::Kvm
+    }
+
+    /// If the SBI has no PMU extension, Linux' legacy PMU driver assumes that `cycle` and `instret` can be read. The
+    /// kernel dies if they cannot, so the driver is disabled.
+    fn kernel_parameters(pmu: Pmu, _processor: Processor) -> Option<&'static str> {
+        (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
+    }
+
+    fn describe(self, _host: Host, selection: Selection) -> String {
         selection.to_string()
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shape { programmable, overflows } = self.0;
         let overflows = if overflows {
@@ -70,21 +110,21 @@ impl fmt::Display for Shown {
 }
 
 /// A vCPU's emulated PMU, and the interrupt controllers.
-pub struct Front {
+pub struct Emulated {
     pmu: VirtualPmu<PerfEvents>,
     vcpu: u8,
     controllers: Controllers,
 }
 
-impl Front {
-    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
-    pub fn new(shown: Shown, host: Host, vcpu: u8, controllers: Controllers) -> Self {
-        let pmu = VirtualPmu::riscv(shown.0, PerfEvents::new(host.pmu));
+impl EmulatedPmu for Emulated {
+    type Model = Model;
+    type Link = Controllers;
+
+    fn new(model: Model, host: Host, vcpu: u8, controllers: Controllers, _ram: &GuestRam) -> Self {
+        let pmu = VirtualPmu::riscv(model.0, PerfEvents::new(host.pmu));
         Self { pmu, vcpu, controllers }
     }
-}
 
-impl architecture::Front for Front {
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
         &mut self.pmu
     }
@@ -105,18 +145,18 @@ struct Exited<'a> {
 impl Platform for Exited<'_> {
     type Error = KvmError;
 
-    /// Returns [`Injected::Otherwise`], because the handler may not be the next thing that the guest executes: the
+    /// Returns [`Injected::Pending`], because the handler may not be the next thing that the guest executes: the
     /// kernel may have masked the interrupt. A vCPU that executes WFI sleeps first, because KVM does not check this
     /// bit before it blocks the vCPU.
     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
-        let pending = Register::SIP.get(self.fd).doing("say which interrupts wait")?;
-        Register::SIP.set(self.fd, pending | OVERFLOW).doing("interrupt a vCPU")?;
-        self.controllers.look_again(self.vcpu)?;
-        Ok(Injected::Otherwise)
+        let pending = Register::SIP.get(self.fd).operation("say which interrupts wait")?;
+        Register::SIP.set(self.fd, pending | OVERFLOW).operation("interrupt a vCPU")?;
+        self.controllers.recheck_pending(self.vcpu)?;
+        Ok(Injected::Pending)
     }
 }
 
-impl Kind {
+impl VcpuPmu {
     /// Returns true if Tally answers the guest's PMU calls. KVM answers them if the PMU is KVM's own.
     pub fn is_called(&self) -> bool {
         !matches!(self, Self::Kvm)
@@ -125,31 +165,31 @@ impl Kind {
     /// Returns whether an event, as the guest writes it, can be counted.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
         match self {
-            Kind::Emulated(front) => front.pmu.has_event(index, data),
-            Kind::None | Kind::Kvm => false,
+            Self::Emulated(emulated) => emulated.pmu.has_event(index, data),
+            Self::None | Self::Kvm => false,
         }
     }
 
     /// Handles a call by which the guest's kernel accesses its PMU.
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         const NONE: Answer = Answer { error: 0, value: 0 };
-        let Kind::Emulated(front) = self else {
+        let Self::Emulated(emulated) = self else {
             return if function == NUM_COUNTERS { NONE } else { Answer::NOT_SUPPORTED };
         };
         let register = match function {
             READ_COUNTER => u32::try_from(arguments[0]).ok(),
             READ_OVERFLOWS => Some(OVERFLOWS),
             _ => {
-                let answer = front.pmu.call(function, arguments);
+                let answer = emulated.pmu.call(function, arguments);
                 trace!(target: ACCESSES, "calls {function} with {arguments:#x?}: {answer:?}");
                 return answer;
             }
         };
-        let outcome = register.map_or(Outcome::Fault, |register| front.pmu.access(Access::Read(register)));
+        let outcome = register.map_or(Outcome::Fault, |register| emulated.pmu.access(Access::Read(register)));
         trace!(target: ACCESSES, "reads {register:#x?}: {outcome}");
         match outcome {
             Outcome::Value(value) => Answer { error: 0, value },
-            Outcome::Handled | Outcome::Fault | Outcome::NotMine => Answer::NOT_SUPPORTED,
+            Outcome::Handled | Outcome::Fault | Outcome::NotHandled => Answer::NOT_SUPPORTED,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use kvm_bindings::{
     KVM_REG_RISCV, KVM_REG_RISCV_CONFIG, KVM_REG_RISCV_CORE, KVM_REG_RISCV_CSR, KVM_REG_RISCV_ISA_EXT,
-    KVM_REG_RISCV_SBI_EXT, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64, kvm_riscv_config, kvm_riscv_csr,
+    KVM_REG_RISCV_SBI_EXT, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64, kvm_riscv_config, kvm_riscv_core,
+    kvm_riscv_csr,
 };
 use kvm_ioctls::{Error, VcpuFd};
 
@@ -13,6 +14,8 @@ pub struct Register(u64);
 impl Register {
     /// The program counter.
     pub const PC: Self = Self::new(KVM_REG_RISCV_CORE, 0);
+    /// The privilege mode of the guest.
+    pub const MODE: Self = Self::word(KVM_REG_RISCV_CORE, std::mem::offset_of!(kvm_riscv_core, mode));
     /// The register `a0`, the first argument of functions.
     pub const A0: Self = Self::new(KVM_REG_RISCV_CORE, 10);
     /// The register `a1`, the second argument of functions.

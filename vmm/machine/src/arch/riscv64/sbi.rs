@@ -5,8 +5,8 @@ use vm_memory::{Bytes, GuestAddress};
 use vpmu::model::riscv::{Answer, EVENT_GET_INFO};
 use vpmu_retarget::riscv::EXTENSION;
 
-use super::board::Buses;
-use super::pmu::Kind;
+use super::board::Board;
+use super::pmu::VcpuPmu;
 use crate::memory::GuestRam;
 
 const BASE: u64 = 0x10;
@@ -22,7 +22,7 @@ const NOTHING_TO_READ: i64 = -1;
 const INVALID: Answer = Answer { error: -3, value: 0 };
 const INVALID_ADDRESS: Answer = Answer { error: -5, value: 0 };
 /// Maximum number of bytes written by one call. The kernel writes the rest with its next calls.
-const MOST_SAID: u64 = 4096;
+const MAX_WRITE: u64 = 4096;
 
 /// An SBI call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,19 +36,19 @@ pub struct Call {
 }
 
 /// Handles a call and returns its result.
-pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answer {
+pub fn answer(call: Call, pmu: &mut VcpuPmu, board: &Board, ram: &GuestRam) -> Answer {
     let Call { extension, function, arguments } = call;
     match (extension, function) {
-        (EXTENSION, EVENT_GET_INFO) => tell_of_events(pmu, ram, arguments),
+        (EXTENSION, EVENT_GET_INFO) => event_info(pmu, ram, arguments),
         (EXTENSION, _) => pmu.call(function, arguments),
-        (CONSOLE, _) => speak(buses, ram, function, arguments),
+        (CONSOLE, _) => console(board, ram, function, arguments),
         (BASE, PROBE) => {
             let is_there = arguments[0] == EXTENSION && pmu.is_called();
             Answer { error: 0, value: is_there.into() }
         }
         // The legacy calls return one value and must keep `a1`.
         (OLD_PUT, _) => {
-            buses.say(&arguments[0].to_le_bytes()[..1]);
+            board.write_console(&arguments[0].to_le_bytes()[..1]);
             Answer { error: 0, value: arguments[1] }
         }
         (OLD_GET, _) => Answer { error: NOTHING_TO_READ, value: arguments[1] },
@@ -58,13 +58,13 @@ pub fn answer(call: Call, pmu: &mut Kind, buses: &Buses, ram: &GuestRam) -> Answ
 
 /// Handles the call "event get info" (SBI, 11.11). For each event in a list in the guest's memory, writes whether the
 /// event can be counted.
-fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
+fn event_info(pmu: &mut VcpuPmu, ram: &GuestRam, arguments: [u64; 6]) -> Answer {
     /// Size of an entry: event index, output and event data, of 4, 4 and 8 bytes.
     const ENTRY: u64 = 16;
     /// Maximum number of entries. Linux uses about fifty. Each entry may cost the host a system call.
-    const MOST: u64 = 128;
+    const MAX: u64 = 128;
     let [low, high, number, flags, ..] = arguments;
-    if flags != 0 || !low.is_multiple_of(ENTRY) || !(1..=MOST).contains(&number) {
+    if flags != 0 || !low.is_multiple_of(ENTRY) || !(1..=MAX).contains(&number) {
         return INVALID;
     }
     let memory = &ram.mapped;
@@ -84,21 +84,21 @@ fn tell_of_events(pmu: &mut Kind, ram: &GuestRam, arguments: [u64; 6]) -> Answer
 
 /// Handles calls of the debug console (SBI, chapter 12). Reads return no bytes, because input arrives at the serial
 /// port.
-fn speak(buses: &Buses, ram: &GuestRam, function: u64, arguments: [u64; 6]) -> Answer {
+fn console(board: &Board, ram: &GuestRam, function: u64, arguments: [u64; 6]) -> Answer {
     let [first, low, high, ..] = arguments;
     match function {
         CONSOLE_WRITE => {
-            let len = first.min(MOST_SAID);
+            let len = first.min(MAX_WRITE);
             let mut text = vec![0; usize::try_from(len).unwrap_or_default()];
             if high != 0 || ram.mapped.read_slice(&mut text, GuestAddress(low)).is_err() {
                 return INVALID;
             }
-            buses.say(&text);
+            board.write_console(&text);
             Answer { error: 0, value: len }
         }
         CONSOLE_READ => Answer { error: 0, value: 0 },
         CONSOLE_WRITE_BYTE => {
-            buses.say(&first.to_le_bytes()[..1]);
+            board.write_console(&first.to_le_bytes()[..1]);
             Answer { error: 0, value: 0 }
         }
         _ => Answer::NOT_SUPPORTED,

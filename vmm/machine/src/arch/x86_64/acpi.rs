@@ -62,7 +62,7 @@ fn dsdt(virtio_devices: usize) -> Vec<u8> {
         let registers = u32::try_from(Transport::SIZE).expect("registers take a page");
         let registers = Memory32Fixed::new(true, address, registers);
         let resources: Vec<&dyn Aml> = vec![&registers];
-        let interrupt = interrupt(VIRTIO.line(index));
+        let interrupt = interrupt(VIRTIO.gsi(index));
         add_device(
             &mut body,
             &format!("VIO{index}"),

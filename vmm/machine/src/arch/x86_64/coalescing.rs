@@ -9,7 +9,7 @@ use kvm_bindings::kvm_coalesced_mmio;
 use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 
 use crate::arch::x86_64::machine::COM;
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Controls whether KVM coalesces writes to the console's transmit register.
 ///
@@ -45,7 +45,7 @@ impl Coalescing {
     pub fn new(vm: Arc<VmFd>, wanted: bool) -> Result<Self, KvmError> {
         if wanted {
             vm.register_coalesced_mmio(IoEventAddress::Pio(Self::DATA.into()), 1)
-                .doing("hold back console output")?;
+                .operation("coalesce console writes")?;
         }
         let state = Mutex::new(if wanted { State::On } else { State::Off });
         Ok(Self { vm, state, used: AtomicBool::new(wanted) })
@@ -54,7 +54,7 @@ impl Coalescing {
     /// Maps the ring of coalesced writes for a vCPU, which [`Coalescing::drain`] needs.
     pub fn attach(&self, vcpu: &mut VcpuFd) -> Result<(), KvmError> {
         if self.used.load(Ordering::Relaxed) {
-            vcpu.map_coalesced_mmio_ring().doing("map the ring of held-back writes")?;
+            vcpu.map_coalesced_mmio_ring().operation("map the coalesced-write ring")?;
         }
         Ok(())
     }

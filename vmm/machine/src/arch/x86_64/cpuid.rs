@@ -1,17 +1,20 @@
 //! The CPUID of each vCPU: what KVM supports on this host, without the features that Tally hides, with the guest's own
 //! topology, and in the format of the other vendor if the emulated PMU is that vendor's ([`identity`]).
 
+mod caches;
 mod identity;
 mod topology;
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use std::arch::x86_64::{__cpuid_count, CpuidResult};
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 use vpmu::x86::{Leaf, Vendor};
 
 use super::pmu::{Identity, Pmu};
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
-pub use self::identity::{ARCH_CAPABILITIES, immunities, is_intels_on_amd, kernel_words};
+pub use self::identity::{ARCH_CAPABILITIES, immunities, is_intels_on_amd};
 
 mod function {
     pub const VENDOR: u32 = 0;
@@ -67,8 +70,7 @@ pub fn for_vcpu(
             entries.extend((0..3).map(|level| topology::level(leaf, level, apic_id, cpus)));
         }
     }
-    CpuId::from_entries(&entries)
-        .map_err(|_| KvmError::Lacks(format!("room for the {} CPUID leaves that it supports", entries.len())))
+    from_entries(&entries)
 }
 
 /// Adds the function `last` and raises the highest function of its range. The host's processor may not have the
@@ -84,15 +86,42 @@ fn extend(entries: &mut Vec<kvm_cpuid_entry2>, last: u32) {
     }
 }
 
+/// Replaces the entries of a function by `leaves`, one for each index from 0.
+fn put(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, leaves: &[Leaf]) {
+    let indexed = matches!(function, function::CACHES | function::CACHES_AMD);
+    let flags = if indexed { KVM_CPUID_FLAG_SIGNIFCANT_INDEX } else { 0 };
+    entries.retain(|entry| entry.function != function);
+    entries.extend((0..).zip(leaves).map(|(index, &Leaf { eax, ebx, ecx, edx })| kvm_cpuid_entry2 {
+        function,
+        index,
+        flags,
+        eax,
+        ebx,
+        ecx,
+        edx,
+        ..Default::default()
+    }));
+}
+
 /// Returns the vendor of the processor that the entries describe.
 fn vendor(entries: &[kvm_cpuid_entry2]) -> Option<Vendor> {
     entries.iter().find(|entry| entry.function == function::VENDOR).and_then(|entry| Vendor::of(leaf(entry)))
 }
 
-/// Returns the vendor of the host's processor.
-pub fn host_vendor(kvm: &Kvm) -> Result<Option<Vendor>, KvmError> {
-    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).doing("say which CPUID it supports")?;
-    Ok(vendor(supported.as_slice()))
+/// Returns the CPUID that KVM supports on this host, with the host's caches.
+pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
+    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).operation("get the supported CPUID")?;
+    let mut entries = supported.as_slice().to_vec();
+    caches::add_hosts(&mut entries, |function, index| {
+        let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(function, index);
+        Leaf { eax, ebx, ecx, edx }
+    });
+    from_entries(&entries)
+}
+
+fn from_entries(entries: &[kvm_cpuid_entry2]) -> Result<CpuId, KvmError> {
+    CpuId::from_entries(entries)
+        .map_err(|_| KvmError::Lacks(format!("room for the {} CPUID leaves that it supports", entries.len())))
 }
 
 fn leaf(entry: &kvm_cpuid_entry2) -> Leaf {

@@ -8,18 +8,18 @@ use kvm_bindings::kvm_run;
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use vpmu::Outcome;
 
-use super::board::Buses;
-use super::pmu::Kind as PmuKind;
+use super::board::Board;
+use super::pmu::{Emulated, VcpuPmu};
 use crate::architecture::Run;
-use crate::exit::{self, Bytes, Kind};
+use crate::exit::{self, Bytes, ExitKind};
 use crate::memory::GuestRam;
 
 /// Reason for an exit to userspace.
-pub type Exit = exit::Exit<OwnExit>;
+pub type Exit = exit::Exit<ArchExit>;
 
 /// Exits that only x86 has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnExit {
+pub enum ArchExit {
     /// The guest executes an IN, or several at once by a string instruction.
     PortRead(PortAccess),
     /// The guest executes an OUT, or several at once by a string instruction.
@@ -38,18 +38,6 @@ pub struct PortAccess {
     pub port: u16,
     /// Number of bytes of each item.
     pub width: usize,
-}
-
-impl OwnExit {
-    /// Returns the kind under which the statistics count the exit.
-    pub fn kind(self) -> Kind {
-        match self {
-            Self::PortRead(_) => Kind::PortRead,
-            Self::PortWrite(_) => Kind::PortWrite,
-            Self::ReadMsr(_) => Kind::PmuRead,
-            Self::WriteMsr(..) => Kind::PmuWrite,
-        }
-    }
 }
 
 /// A vCPU's file descriptor, and the pages that KVM shares for the vCPU. It stays on the thread that runs the vCPU.
@@ -112,7 +100,7 @@ impl KvmRun {
         let answer = &mut self.fd.get_kvm_run().__bindgen_anon_1;
         match outcome {
             Outcome::Value(value) => answer.msr.data = value,
-            Outcome::Handled | Outcome::Fault | Outcome::NotMine => answer.msr.error = 1,
+            Outcome::Handled | Outcome::Fault | Outcome::NotHandled => answer.msr.error = 1,
         }
     }
 
@@ -125,8 +113,9 @@ impl KvmRun {
 }
 
 impl Run for KvmRun {
-    type OwnExit = OwnExit;
-    type Buses = Buses;
+    type ArchExit = ArchExit;
+    type Board = Board;
+    type Emulated = Emulated;
 
     fn new(fd: VcpuFd) -> Self {
         Self { fd, items: None }
@@ -143,82 +132,92 @@ impl Run for KvmRun {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 let data = NonNull::from(data);
-                Exit::Own(OwnExit::PortRead(self.port_access(port, data)))
+                Exit::Arch(ArchExit::PortRead(self.port_access(port, data)))
             }
             Ok(VcpuExit::IoOut(port, data)) => {
                 let data = NonNull::from(data);
-                Exit::Own(OwnExit::PortWrite(self.port_access(port, data)))
+                Exit::Arch(ArchExit::PortWrite(self.port_access(port, data)))
             }
-            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Own(OwnExit::ReadMsr(exit.index)),
-            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Own(OwnExit::WriteMsr(exit.index, exit.data)),
-            Ok(other) => Exit::common(&other).unwrap_or_else(|| Exit::rare(&mut self.fd)),
-            Err(error) => Exit::failed(error),
+            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Arch(ArchExit::ReadMsr(exit.index)),
+            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Arch(ArchExit::WriteMsr(exit.index, exit.data)),
+            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
+            Err(error) => Exit::from_run_error(error),
         }
     }
 
-    fn drain(&mut self, buses: &Buses) {
-        buses.coalescing.drain(|| self.fd.coalesced_mmio_read().ok().flatten(), &buses.ports);
+    fn drain(&mut self, board: &Board) {
+        board.coalescing.drain(|| self.fd.coalesced_mmio_read().ok().flatten(), &board.ports);
     }
-}
 
-/// Handles an exit that only x86 has. Returns how the machine ends if the exit ends it.
-pub fn serve(
-    exit: OwnExit,
-    run: &mut KvmRun,
-    pmu: &mut PmuKind,
-    buses: &Buses,
-    _ram: &GuestRam,
-) -> Option<End> {
-    match exit {
-        OwnExit::PortRead(PortAccess { port, width }) => {
-            let read = || {
-                let mut item = Bytes::zeroes(width);
-                buses.ports.read(port, &mut item);
-                item
-            };
-            while run.give_item(read) {}
+    fn kind(exit: &ArchExit) -> ExitKind {
+        match exit {
+            ArchExit::PortRead(_) => ExitKind::PortRead,
+            ArchExit::PortWrite(_) => ExitKind::PortWrite,
+            ArchExit::ReadMsr(_) => ExitKind::PmuRead,
+            ArchExit::WriteMsr(..) => ExitKind::PmuWrite,
         }
-        OwnExit::PortWrite(PortAccess { port, .. }) => {
-            while let Some(item) = run.take_item() {
-                buses.coalescing.watch(port, &item);
-                if let Some(end) = buses.ports.write(port, &item) {
-                    return Some(end);
+    }
+
+    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, _ram: &GuestRam) -> Option<End> {
+        if let ArchExit::PortRead(_) | ArchExit::PortWrite(_) = exit {
+            pmu.completes_instruction(|| Self::is_in_user_mode(&self.fd));
+        }
+        match exit {
+            ArchExit::PortRead(PortAccess { port, width }) => {
+                let read = || {
+                    let mut item = Bytes::zeroes(width);
+                    board.ports.read(port, &mut item);
+                    item
+                };
+                while self.give_item(read) {}
+            }
+            ArchExit::PortWrite(PortAccess { port, .. }) => {
+                while let Some(item) = self.take_item() {
+                    board.coalescing.watch(port, &item);
+                    if let Some(end) = board.ports.write(port, &item) {
+                        return Some(end);
+                    }
                 }
             }
+            ArchExit::ReadMsr(msr) => {
+                let outcome = pmu.read(self.fd(), msr);
+                self.complete_rdmsr(outcome);
+            }
+            ArchExit::WriteMsr(msr, value) => {
+                let outcome = pmu.write(self.fd(), msr, value);
+                self.complete_wrmsr(outcome);
+            }
         }
-        OwnExit::ReadMsr(msr) => {
-            let outcome = pmu.read(run.fd(), msr);
-            run.complete_rdmsr(outcome);
-        }
-        OwnExit::WriteMsr(msr, value) => {
-            let outcome = pmu.write(run.fd(), msr, value);
-            run.complete_wrmsr(outcome);
-        }
+        None
     }
-    None
-}
 
-/// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a reset
-/// instead.
-pub fn place(fd: &VcpuFd) -> u64 {
-    fd.get_regs().map_or(0, |regs| regs.rip)
-}
+    /// The privilege level is in SS: in CS the kernel may have conforming code.
+    fn is_in_user_mode(fd: &VcpuFd) -> bool {
+        fd.get_sregs().is_ok_and(|sregs| sregs.ss.dpl == 3)
+    }
 
-/// Makes KVM store the registers in `struct kvm_run` at each exit, for [`kept_place`]. A separate
-/// `KVM_GET_REGS` would cost more than the rest of the logging.
-pub fn keep_place(fd: &mut VcpuFd) {
-    fd.set_sync_valid_reg(SyncReg::Register);
-}
+    /// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a reset
+    /// instead.
+    fn instruction_pointer(fd: &VcpuFd) -> u64 {
+        fd.get_regs().map_or(0, |regs| regs.rip)
+    }
 
-/// Returns the instruction pointer at the last exit, as KVM stored it.
-pub fn kept_place(fd: &VcpuFd) -> u64 {
-    fd.sync_regs().regs.rip
-}
+    /// Makes KVM store the registers in `struct kvm_run` at each exit, for [`Self::synced_instruction_pointer`]. A separate
+    /// `KVM_GET_REGS` would cost more than the rest of the logging.
+    fn sync_instruction_pointer(fd: &mut VcpuFd) {
+        fd.set_sync_valid_reg(SyncReg::Register);
+    }
 
-/// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a
-/// lockup. The ioctl fails if the guest does not use kvmclock; there is no other way to tell the guest.
-pub fn tell_of_pause(fd: &VcpuFd) {
-    let _ = fd.kvmclock_ctrl();
+    /// Returns the instruction pointer at the last exit, as KVM stored it.
+    fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
+        fd.sync_regs().regs.rip
+    }
+
+    /// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a
+    /// lockup. The ioctl fails if the guest does not use kvmclock; there is no other way to tell the guest.
+    fn notify_paused(fd: &VcpuFd) {
+        let _ = fd.kvmclock_ctrl();
+    }
 }
 
 /// Returns the number of bytes of each item of an access to a port. A string instruction has several items.

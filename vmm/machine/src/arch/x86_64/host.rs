@@ -1,13 +1,9 @@
 //! The host's processor.
 
+use std::arch::x86_64::{__cpuid, CpuidResult};
 use std::fmt;
 
-use kvm_ioctls::Kvm;
-use vpmu::x86::Vendor;
-
-use super::cpuid;
-use super::pmu::Pmu;
-use crate::kvm_error::KvmError;
+use vpmu::x86::{Leaf, Vendor};
 
 /// Vendor of a processor, or `None` if Tally does not know that vendor's PMUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,13 +11,9 @@ pub struct Processor(pub Option<Vendor>);
 
 impl Processor {
     /// Returns the host's processor.
-    pub fn of(kvm: &Kvm) -> Result<Self, KvmError> {
-        cpuid::host_vendor(kvm).map(Self)
-    }
-
-    /// Returns the Linux parameters that a guest with this PMU needs on this processor.
-    pub fn kernel_words(self, pmu: Pmu) -> Option<&'static str> {
-        cpuid::kernel_words(self.0, pmu.identity())
+    pub fn of_this_host() -> Self {
+        let CpuidResult { eax, ebx, ecx, edx } = __cpuid(0);
+        Self(Vendor::of(Leaf { eax, ebx, ecx, edx }))
     }
 }
 

@@ -4,7 +4,7 @@ mod bzimage;
 mod elf;
 mod linux;
 mod multiboot;
-pub mod retarget;
+mod retarget;
 mod sections;
 mod segment;
 pub mod shared_page;
@@ -21,6 +21,8 @@ use std::path::Path;
 use self::linux::Linux;
 use self::multiboot::Multiboot;
 use self::sections::Sections;
+use super::pmu::{Model, Pmu};
+use crate::architecture;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::read_range;
 use crate::loader::foreign;
@@ -76,10 +78,13 @@ impl Entry {
     pub const MULTIBOOT_MAGIC: u32 = 0x2bad_b002;
 }
 
-impl Format {
-    /// Reads a kernel's file. Returns its format and its unpacked image, which for ELF ends with the last segment.
-    /// Offsets in the image are offsets in the file, or in the vmlinux that a bzImage contains.
-    pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
+impl architecture::Format for Format {
+    type Model = Model;
+    type Entry = Entry;
+
+    /// For ELF the image ends with the last segment. Offsets in the image are offsets in the file, or in the vmlinux
+    /// that a bzImage contains.
+    fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (kind, image) = classify(file, len)?;
         // A bzImage is not ELF, but the vmlinux in it may have sections.
         let packed = || Sections::read(&mut Cursor::new(&image), image.len() as u64);
@@ -87,13 +92,15 @@ impl Format {
         Ok((Self { kind, sections }, image))
     }
 
-    /// Returns true for Linux and false for a multiboot image.
-    pub fn is_linux(&self) -> bool {
+    fn is_linux(&self) -> bool {
         matches!(self.kind, Kind::Linux(_))
     }
 
-    /// Writes the kernel, its command line and its initrd or modules into the guest's memory.
-    pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
+    fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        retarget::retarget(kernel, pmu, cpus)
+    }
+
+    fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         match &self.kind {
             Kind::Linux(linux) => linux.load(path, image, boot),
             Kind::Multiboot(multiboot) => multiboot.load(path, image, boot),

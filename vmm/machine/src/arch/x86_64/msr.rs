@@ -3,7 +3,7 @@
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub fn read_request(index: u32) -> Msrs {
 /// Carries out a request of [`read_request`]. Returns the register's value, or `None` if KVM does not have the
 /// register.
 pub fn get(vcpu: &VcpuFd, request: &mut Msrs) -> Result<Option<u64>, KvmError> {
-    let read = vcpu.get_msrs(request).doing("read the MSRs")?;
+    let read = vcpu.get_msrs(request).operation("read the MSRs")?;
     Ok(request.as_slice().first().filter(|_| read == 1).map(|entry| entry.data))
 }
 
@@ -36,6 +36,6 @@ pub fn get(vcpu: &VcpuFd, request: &mut Msrs) -> Result<Option<u64>, KvmError> {
 pub fn write(vcpu: &VcpuFd, index: u32, data: u64) -> Result<Written, KvmError> {
     let entry = kvm_msr_entry { index, data, ..Default::default() };
     let written =
-        vcpu.set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits")).doing("set the MSRs")?;
+        vcpu.set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits")).operation("set the MSRs")?;
     Ok(if written == 1 { Written::Yes } else { Written::No })
 }

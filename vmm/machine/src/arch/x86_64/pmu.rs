@@ -1,6 +1,6 @@
 //! The guest's PMU on x86: its MSRs, and its interrupt through the local APIC.
 //!
-//! An MSR filter makes KVM exit on accesses to the PMU's registers ([`filter`]). Each vCPU's [`Front`] emulates the
+//! An MSR filter makes KVM exit on accesses to the PMU's registers ([`filter`]). Each vCPU's [`Emulated`] emulates the
 //! registers and interrupts the guest at an overflow ([`interrupt`]). While its counters are frozen or stand still, a
 //! Linux guest can access the registers without an exit ([`guest_page`]).
 
@@ -13,29 +13,33 @@ mod offer;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
 use vpmu::event::Selection;
 use vpmu::model::{amd, intel, none};
+use vpmu::policy::Policy;
 use vpmu::shared_page::Registers;
 use vpmu::translation::Translation;
 use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
+use super::host::Processor;
+use super::kvm;
 use super::msr::{self, Written};
-use crate::architecture;
-use crate::kvm_error::KvmError;
+use crate::architecture::{self, EmulatedPmu, PmuModel};
+use crate::kvm_error::{Capability, KvmError};
+use crate::memory::GuestRam;
 use crate::target::ACCESSES;
 use guest_page::{Confirmation, GuestPage};
 use interrupt::{Delivery, LvtEntry};
 
-pub use self::counters::counters;
-pub use self::offer::{Choice, Unavailable, offer};
+pub use self::offer::{Choice, Unavailable};
 
 /// The emulated PMU's model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum Model {
     /// An AMD PMU of this version.
     Amd(amd::Version),
     /// Intel's architectural PMU with this version and these counters.
@@ -43,11 +47,11 @@ pub enum Shown {
 }
 
 /// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Shown, Host>;
+pub type Pmu = architecture::Pmu<Model>;
 /// The PMU for a choice, with remarks for the user.
 pub type Offer = architecture::Offer<Pmu>;
 /// The PMU of a vCPU.
-pub type Kind = architecture::Kind<Front>;
+pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
 
 /// The host's PMU, which counts for the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,18 +62,13 @@ pub struct Host {
     pub pmu: HostPmu,
 }
 
-impl Shown {
+impl Model {
     /// Returns the vendor of the model.
     pub fn vendor(self) -> Vendor {
         match self {
             Self::Amd(_) => Vendor::Amd,
             Self::Intel(_) => Vendor::Intel,
         }
-    }
-
-    /// Returns a description of an event selection, in the terms of the guest's PMU.
-    pub fn words(self, host: Host, selection: Selection) -> String {
-        Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 
     /// Returns what an interrupt does to the LVT entry.
@@ -90,7 +89,66 @@ impl Shown {
     }
 }
 
-impl fmt::Display for Shown {
+impl PmuModel for Model {
+    type Choice = Choice;
+    type Host = Host;
+    type Processor = Processor;
+    type Unavailable = Unavailable;
+
+    fn processor() -> Processor {
+        Processor::of_this_host()
+    }
+
+    fn host_counters() -> Option<usize> {
+        counters::host_counters()
+    }
+
+    fn offer(
+        choice: Choice,
+        counters: Option<u32>,
+        processor: Processor,
+        policy: &Policy,
+    ) -> Result<Offer, Unavailable> {
+        offer::offer(choice, counters, processor.0, policy)
+    }
+
+    fn required_capabilities(choice: Choice) -> &'static [Capability] {
+        match choice {
+            Choice::Kvm => &[],
+            _ => &kvm::PMU_REQUIRED,
+        }
+    }
+
+    fn kvm_pmu_state(kvm: &Kvm) -> &'static str {
+        if kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0 {
+            "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
+        } else {
+            "KVM_CAP_PMU_CAPABILITY is not there: KVM's own PMU is off, or KVM is older than Linux 5.18"
+        }
+    }
+
+    fn configure(pmu: Pmu, vm: &VmFd) -> Result<(), KvmError> {
+        match pmu {
+            Pmu::Kvm => Ok(()),
+            Pmu::None => filter::take_registers(vm, None),
+            Pmu::Emulated(model, _) => filter::take_registers(vm, Some(model.vendor())),
+        }
+    }
+
+    fn needs_retargeting(pmu: Pmu) -> bool {
+        matches!(pmu, Pmu::Emulated(..))
+    }
+
+    fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
+        pmu.identity().kernel_parameters(processor.0)
+    }
+
+    fn describe(self, host: Host, selection: Selection) -> String {
+        Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
+    }
+}
+
+impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Amd(amd::Version::V2(counters)) => {
@@ -121,6 +179,21 @@ pub enum Identity {
     Generic(Vendor),
 }
 
+impl Identity {
+    /// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit programs
+    /// then make system calls by INT 0x80.
+    ///
+    /// On Intel processors, 32-bit programs enter the kernel by SYSENTER, and it returns by SYSRET. On an AMD host, KVM has
+    /// to emulate SYSENTER in long mode. AMD's SYSRET does not load the attributes of the stack segment, and kernels
+    /// correct those only on processors that they know as AMD's.
+    pub fn kernel_parameters(self, host: Option<Vendor>) -> Option<&'static str> {
+        match (host, self) {
+            (Some(Vendor::Amd), Self::Generic(Vendor::Intel)) => Some("vdso32=0"),
+            _ => None,
+        }
+    }
+}
+
 impl Pmu {
     /// Changes a CPUID leaf so that it describes this PMU. `index` matters only for functions with several leaves.
     pub fn show(self, function: u32, index: u32, leaf: &mut Leaf) {
@@ -128,8 +201,8 @@ impl Pmu {
             vpmu::x86::hide_pmu(function, index, leaf);
         }
         match self {
-            Self::Emulated(Shown::Amd(version), _) => version.show(function, leaf),
-            Self::Emulated(Shown::Intel(shape), _) => shape.show(function, leaf),
+            Self::Emulated(Model::Amd(version), _) => version.show(function, leaf),
+            Self::Emulated(Model::Intel(shape), _) => shape.show(function, leaf),
             Self::None | Self::Kvm => {}
         }
     }
@@ -137,8 +210,8 @@ impl Pmu {
     /// Returns the last CPUID function that describes this PMU, if there is one.
     pub fn last_function(self) -> Option<u32> {
         match self {
-            Self::Emulated(Shown::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
-            Self::Emulated(Shown::Intel(_), _) => Some(intel::Shape::FUNCTION),
+            Self::Emulated(Model::Amd(amd::Version::V2(_)), _) => Some(amd::Version::LAST_FUNCTION),
+            Self::Emulated(Model::Intel(_), _) => Some(intel::Shape::FUNCTION),
             _ => None,
         }
     }
@@ -146,48 +219,50 @@ impl Pmu {
     /// Returns the registers that the guest's kernel may access on the shared page while its counters are frozen.
     pub fn page_registers(self) -> Option<Registers> {
         match self {
-            Self::Emulated(Shown::Amd(version), _) => version.page_registers(),
-            Self::Emulated(Shown::Intel(shape), _) => shape.page_registers(),
+            Self::Emulated(Model::Amd(version), _) => version.page_registers(),
+            Self::Emulated(Model::Intel(shape), _) => shape.page_registers(),
             Self::None | Self::Kvm => None,
         }
     }
 
     /// Returns true if `IA32_MISC_ENABLE` has to show that performance monitoring is available.
     pub fn is_monitoring(self) -> bool {
-        matches!(self, Self::Emulated(Shown::Intel(_), _))
+        matches!(self, Self::Emulated(Model::Intel(_), _))
     }
 
     /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The identity of a hybrid
     /// processor would make the kernel expect PMUs of two kinds.
     pub fn identity(self) -> Identity {
         match self {
-            Self::Emulated(shown, host) if shown.vendor() != host.vendor => Identity::Generic(shown.vendor()),
-            Self::Emulated(Shown::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
+            Self::Emulated(model, host) if model.vendor() != host.vendor => Identity::Generic(model.vendor()),
+            Self::Emulated(Model::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
             _ => Identity::Host,
         }
     }
 }
 
 /// An emulated PMU as one vCPU sees it: its registers, and the LVT entry that its overflow interrupt goes through.
-pub struct Front {
+pub struct Emulated {
     pmu: VirtualPmu<PerfEvents>,
     lvt: LvtEntry,
     confirmation: Confirmation,
 }
 
-impl Front {
-    /// Creates the PMU of a vCPU, on the vCPU's own thread.
-    pub fn new(shown: Shown, host: Host, vcpu: u8, page: Option<GuestPage>) -> Self {
-        let mut pmu = shown.virtual_pmu(host);
-        if let Some(page) = page {
+impl EmulatedPmu for Emulated {
+    type Model = Model;
+    /// True if the guest's kernel can access registers on a shared page.
+    type Link = bool;
+
+    fn new(model: Model, host: Host, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
+        let mut pmu = model.virtual_pmu(host);
+        let page = has_shared_pages.then(|| GuestPage::new(vcpu, &ram.mapped));
+        if let Some(page) = page.flatten() {
             pmu.share_page(Box::new(page));
         }
-        let lvt = LvtEntry::new(shown.on_delivery(), vcpu);
+        let lvt = LvtEntry::new(model.on_delivery(), vcpu);
         Self { pmu, lvt, confirmation: Confirmation::new(vcpu) }
     }
-}
 
-impl architecture::Front for Front {
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
         &mut self.pmu
     }
@@ -211,8 +286,8 @@ impl Platform for Exited<'_> {
 
     fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
         Ok(match self.lvt.deliver(self.vm, self.fd, lvt_entry)? {
-            Delivery::Nmi => Injected::TakenAtOnce,
-            Delivery::None | Delivery::Fixed { .. } => Injected::Otherwise,
+            Delivery::Nmi => Injected::AtNextEntry,
+            Delivery::None | Delivery::Fixed { .. } => Injected::Pending,
         })
     }
 
@@ -221,13 +296,13 @@ impl Platform for Exited<'_> {
     }
 }
 
-impl Kind {
-    /// Handles an RDMSR that has left the guest.
+impl VcpuPmu {
+    /// Handles an RDMSR exit.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         let outcome = match self {
-            Kind::None => none::access(msr),
-            Kind::Kvm => Outcome::NotMine,
-            Kind::Emulated(front) => match (front.pmu.access(Access::Read(msr)), msr) {
+            Self::None => none::access(msr),
+            Self::Kvm => Outcome::NotHandled,
+            Self::Emulated(emulated) => match (emulated.pmu.access(Access::Read(msr)), msr) {
                 // KVM emulates the other bits of the register.
                 (Outcome::Value(ours), DEBUGCTL) => {
                     let kvms = msr::read(fd, msr).ok().flatten();
@@ -240,20 +315,20 @@ impl Kind {
         outcome
     }
 
-    /// Handles a WRMSR that has left the guest.
+    /// Handles a WRMSR exit.
     pub fn write(&mut self, fd: &VcpuFd, msr: u32, value: u64) -> Outcome {
         let outcome = match self {
-            Kind::None => none::access(msr),
-            Kind::Kvm => Outcome::NotMine,
-            Kind::Emulated(front) if msr == DEBUGCTL => {
+            Self::None => none::access(msr),
+            Self::Kvm => Outcome::NotHandled,
+            Self::Emulated(emulated) if msr == DEBUGCTL => {
                 // KVM emulates the other bits of the register. A write that KVM rejects faults.
-                let ours = value & vpmu::x86::FREEZE_AT_INTERRUPTS;
+                let ours = value & vpmu::x86::FREEZE_PERFMON_ON_PMI;
                 match msr::write(fd, msr, value & !ours) {
-                    Ok(Written::Yes) => front.pmu.access(Access::Write(msr, ours)),
+                    Ok(Written::Yes) => emulated.pmu.access(Access::Write(msr, ours)),
                     Ok(Written::No) | Err(_) => Outcome::Fault,
                 }
             }
-            Kind::Emulated(front) => front.pmu.access(Access::Write(msr, value)),
+            Self::Emulated(emulated) => emulated.pmu.access(Access::Write(msr, value)),
         };
         trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
         outcome

@@ -9,7 +9,7 @@ use crate::arch::x86_64::cpuid;
 use crate::arch::x86_64::loader::Entry;
 use crate::arch::x86_64::memory::low;
 use crate::arch::x86_64::msr::{self, Written};
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Selectors of the flat segments, in the order of the descriptor table. Linux requires `__BOOT_CS` 0x10 and
 /// `__BOOT_DS` 0x18.
@@ -51,8 +51,8 @@ pub fn prepare(
         return Ok(());
     }
     let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
-    vcpu.set_fpu(&fpu).doing("set the floating-point state")?;
-    let mut sregs = vcpu.get_sregs().doing("read the system registers")?;
+    vcpu.set_fpu(&fpu).operation("set the floating-point state")?;
+    let mut sregs = vcpu.get_sregs().operation("read the system registers")?;
     set_segments(&mut sregs, memory, matches!(entry, Entry::Long { .. }));
     // Bit 1 of RFLAGS is always set.
     let mut regs = kvm_regs { rflags: 2, ..Default::default() };
@@ -73,8 +73,8 @@ pub fn prepare(
             regs.rbx = multiboot_info.into();
         }
     }
-    vcpu.set_sregs(&sregs).doing("set the system registers")?;
-    vcpu.set_regs(&regs).doing("set the registers")
+    vcpu.set_sregs(&sregs).operation("set the system registers")?;
+    vcpu.set_regs(&regs).operation("set the registers")
 }
 
 fn set_segments(sregs: &mut kvm_sregs, memory: &GuestMemoryMmap, long: bool) {
@@ -185,13 +185,13 @@ fn set_local_interrupts(vcpu: &VcpuFd) -> Result<(), KvmError> {
     const LVT_LINT1: usize = 0x360;
     const EXT_INT: u32 = 7 << 8;
     const NMI: u32 = 4 << 8;
-    let mut lapic = vcpu.get_lapic().doing("read the local APIC")?;
+    let mut lapic = vcpu.get_lapic().operation("read the local APIC")?;
     for (register, value) in [(LVT_LINT0, EXT_INT), (LVT_LINT1, NMI)] {
         for (slot, byte) in lapic.regs[register..register + 4].iter_mut().zip(value.to_le_bytes()) {
             *slot = byte.cast_signed();
         }
     }
-    vcpu.set_lapic(&lapic).doing("set the local APIC")
+    vcpu.set_lapic(&lapic).operation("set the local APIC")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::process::{self, Command, Output, Stdio};
 use anyhow::{Context, Result, bail};
 use guest_images::child;
 use guest_images::payloads::{BARE_METAL, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
-use tally_machine::pmu::{Choice, Shown};
+use tally_machine::pmu::{Choice, Model};
 use vmm_sys_util::tempfile::TempFile;
 
 use super::report::Report;
@@ -66,17 +66,17 @@ const OVERFLOWS: u64 = 1000;
 const PERIOD: u64 = 20_000;
 
 /// Counts in user mode with each counter, and takes overflows.
-pub fn bare_metal(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
+pub fn bare_metal(guests: &Guests, model: Model, report: &mut Report) -> Result<()> {
     /// Instructions in user mode, which have the same encoding on AMD and Intel. Fixed counters ignore it.
     const INSTRUCTIONS: &str = "0:0x4100c0";
     /// Status after a write of 0 to the debug-exit port, with which the guest ends.
     const ENDED: i32 = 1;
     let kernel = payload()?;
     let path = format!("/proc/{}/fd/{}", process::id(), kernel.as_raw_fd());
-    let counters = counters(shown);
+    let counters = counters(model);
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
-    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", enabling(shown), counts.join(" "));
+    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", enabling(model), counts.join(" "));
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
 
     let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
@@ -102,11 +102,11 @@ fn payload() -> Result<File> {
 }
 
 /// Returns the words that enable all counters: after a reset, Intel's fixed counters are off.
-fn enabling(shown: Shown) -> String {
+fn enabling(model: Model) -> String {
     const GLOBAL_CONTROL: u32 = 0x38f;
-    match shown {
-        Shown::Amd(_) => String::new(),
-        Shown::Intel(shape) => {
+    match model {
+        Model::Amd(_) => String::new(),
+        Model::Intel(shape) => {
             let all = |counters| (1_u32 << counters) - 1;
             format!("wrmsr={GLOBAL_CONTROL:#x},{:#x}:{:#x}", all(shape.fixed), all(shape.general))
         }
@@ -114,11 +114,11 @@ fn enabling(shown: Shown) -> String {
 }
 
 /// Returns the names of the counters that can count instructions.
-fn counters(shown: Shown) -> Vec<String> {
+fn counters(model: Model) -> Vec<String> {
     let general = |counters| (0..counters).map(|counter| format!("instructions, counter {counter}"));
-    match shown {
-        Shown::Amd(version) => general(version.counters()).collect(),
-        Shown::Intel(shape) => {
+    match model {
+        Model::Amd(version) => general(version.counters()).collect(),
+        Model::Intel(shape) => {
             let fixed = (shape.fixed > 0).then(|| "instructions, fixed counter 0".to_owned());
             general(shape.general).chain(fixed).collect()
         }
@@ -126,7 +126,7 @@ fn counters(shown: Shown) -> Vec<String> {
 }
 
 /// Counts and samples with `perf`.
-pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
+pub fn linux(guests: &Guests, model: Model, report: &mut Report) -> Result<()> {
     const PROGRAM: &str = "/lib/tally/loop";
     const SAMPLES_APART: u64 = 100_000;
     let stat = |events: &str| {
@@ -134,7 +134,7 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
             "perf stat -x ' ' -o /tmp/stat -e '{events}' {PROGRAM}; grep :u /tmp/stat | cut -d ' ' -f 1,3"
         )
     };
-    let at_once = vec!["branches:u"; general(shown)].join(",");
+    let at_once = vec!["branches:u"; general(model)].join(",");
     let script = [
         // Otherwise the kernel lowers the sampling rate when samples take long.
         "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
@@ -151,9 +151,9 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
     let mut next = || found.next().flatten();
     report.count("perf stat -e instructions:u", next(), LOOP_INSTRUCTIONS)?;
     report.count("perf stat -e branches:u", next(), LOOP_BRANCHES)?;
-    for counter in 0..general(shown) {
+    for counter in 0..general(model) {
         report.count(
-            &format!("branches:u, {} at once, {}", general(shown), counter + 1),
+            &format!("branches:u, {} at once, {}", general(model), counter + 1),
             next(),
             LOOP_BRANCHES,
         )?;
@@ -163,9 +163,9 @@ pub fn linux(guests: &Guests, shown: Shown, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn general(shown: Shown) -> usize {
-    match shown {
-        Shown::Amd(version) => version.counters(),
-        Shown::Intel(shape) => shape.general,
+fn general(model: Model) -> usize {
+    match model {
+        Model::Amd(version) => version.counters(),
+        Model::Intel(shape) => shape.general,
     }
 }

@@ -280,7 +280,7 @@ proptest! {
             let overflows = if shape.overflows { Value(reference.overflows()) } else { Fault };
             prop_assert_eq!(pmu.read(OVERFLOWS), overflows);
             for (csr, counter) in (CYCLE..).zip(&reference.counters[..shape.size()]) {
-                let expected = if csr == TIME { NotMine } else { Value(counter.value) };
+                let expected = if csr == TIME { NotHandled } else { Value(counter.value) };
                 prop_assert_eq!(pmu.read(csr), expected, "{:#x}", csr);
             }
             host.time_passes(Duration::from_millis(20));
@@ -292,7 +292,7 @@ proptest! {
         steps in proptest::collection::vec(
             (any::<u64>(), any::<[u64; 6]>(), prop_oneof![0xc00_u32..0xc20, any::<u32>()]), 1..100
         ),
-        programmable in 0_usize..=MOST_PROGRAMMABLE,
+        programmable in 0_usize..=MAX_PROGRAMMABLE,
         overflows in any::<bool>(),
     ) {
         let (mut pmu, host) = pmu(Shape { programmable, overflows });
@@ -305,9 +305,9 @@ proptest! {
                 prop_assert!(error == SUCCESS || value == 0);
             }
             let is_mine = matches!(csr, 0xc00 | 0xc02..=0xc1f | 0xda0);
-            prop_assert_eq!(pmu.read(csr) != NotMine, is_mine);
-            prop_assert_eq!(pmu.write(csr, data), if is_mine { Fault } else { NotMine });
-            host.guest_runs(data >> 16, |_| pmu.unit().look());
+            prop_assert_eq!(pmu.read(csr) != NotHandled, is_mine);
+            prop_assert_eq!(pmu.write(csr, data), if is_mine { Fault } else { NotHandled });
+            host.guest_runs(data >> 16, |_| pmu.unit().update_all());
             prop_assert!(host.counters() <= programmable + 2);
         }
     }

@@ -1,18 +1,17 @@
 //! Determines the PMU that the host can offer. The guest is never offered more counters than the host has free.
 
 use kvm_ioctls::Kvm;
-use vpmu::event::Meaning;
+use vpmu::event::GenericEvent;
 use vpmu::model::riscv::Shape;
-use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Obstacle, free_counters};
 
-use super::super::host::{self as processor, Processor};
+use super::super::host;
 use super::super::isa;
 use super::super::register::Register;
-use super::{Host, OVERFLOW, Offer, Pmu, Shown};
+use super::{Host, Model, OVERFLOW, Offer, Pmu};
 
 /// Maximum number of programmable counters, beside the two fixed ones.
-const MOST: usize = 29;
+const MAX: usize = 29;
 
 /// A value of `--pmu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +64,7 @@ pub enum Unavailable {
     },
     /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
-    NotOurs(&'static str),
+    NotEmulated(&'static str),
     /// The thread cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
@@ -96,7 +95,7 @@ impl Choice {
     pub const ALL: [Self; 5] = [Self::Auto, Self::Riscv, Self::RiscvBase, Self::Kvm, Self::None];
 
     /// Returns true if Tally emulates this PMU.
-    pub fn is_ours(self) -> bool {
+    pub fn is_emulated(self) -> bool {
         !matches!(self, Self::Kvm | Self::None)
     }
 
@@ -113,18 +112,13 @@ impl Choice {
 }
 
 /// Determines the PMU that this host can offer the guest for a choice and a number of counters.
-pub fn offer(
-    choice: Choice,
-    counters: Option<u32>,
-    _processor: Processor,
-    _policy: &Policy,
-) -> Result<Offer, Unavailable> {
+pub fn offer(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
     let plain = |pmu| Offer { pmu, remarks: Vec::new() };
     match choice {
-        _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
+        _ if !choice.is_emulated() && counters.is_some() => Err(Unavailable::NotEmulated(choice.name())),
         Choice::None => Ok(plain(Pmu::None)),
         Choice::Kvm => Ok(plain(Pmu::Kvm)),
-        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match of_ours(choice, counters) {
+        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match emulated(choice, counters) {
             Err(obstacle) if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() => {
                 let remark = format!("{}; the guest sees no PMU", obstacle.reason());
                 Ok(Offer { pmu: Pmu::None, remarks: vec![remark] })
@@ -134,8 +128,8 @@ pub fn offer(
     }
 }
 
-fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
-    if !processor::has(isa::COUNTER_OVERFLOWS) {
+fn emulated(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+    if !host::has(isa::COUNTER_OVERFLOWS) {
         return Err(Unavailable::NoModes);
     }
     let (pmu, binding) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
@@ -146,8 +140,8 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
     let overflows = choice != Choice::RiscvBase && obstacle.is_none();
     // The two fixed counters need host counters too. If the other counters interrupt on overflow,
     // Linux does not use the fixed ones, whose overflows never interrupt.
-    let fixed: &[_] = if overflows { &[] } else { &[Meaning::Cycles, Meaning::Instructions] };
-    let free = free_counters(pmu, 1, fixed, MOST)?;
+    let fixed: &[_] = if overflows { &[] } else { &[GenericEvent::Cycles, GenericEvent::Instructions] };
+    let free = free_counters(pmu, 1, fixed, MAX)?;
     if free.fixed < fixed.len() {
         return Err(Unavailable::Host(Obstacle::NoneFree));
     }
@@ -155,7 +149,7 @@ fn of_ours(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> 
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
     let remarks = binding.into_iter().chain(remark).collect();
-    Ok(Offer { pmu: Pmu::Emulated(Shown(shape), Host { pmu }), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(Model(shape), Host { pmu }), remarks })
 }
 
 fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize, Unavailable> {
@@ -167,10 +161,10 @@ fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize
             }
         };
     }
-    let Some(asked) = asked else { return Ok(free.min(MOST)) };
+    let Some(asked) = asked else { return Ok(free.min(MAX)) };
     match usize::try_from(asked) {
         Ok(counters) if counters > free => Err(Unavailable::Busy { asked, free }),
-        Ok(counters) if (1..=MOST).contains(&counters) => Ok(counters),
+        Ok(counters) if (1..=MAX).contains(&counters) => Ok(counters),
         _ => Err(Unavailable::Model { asked, choice: choice.name(), has: "1 to 29" }),
     }
 }
@@ -197,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_guest_gets_no_more_counters_than_the_host_has() {
-        assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MOST);
+        assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MAX);
         assert_eq!(programmable(Choice::Riscv, None, 4).unwrap(), 4);
         assert_eq!(programmable(Choice::RiscvBase, None, 4).unwrap(), 0);
         let refusal = programmable(Choice::Riscv, Some(5), 4).unwrap_err().to_string();

@@ -14,10 +14,11 @@
 
 use std::ops::RangeInclusive;
 
-use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
-use super::function;
+use super::caches::{caches, legacy_caches};
+use super::{function, put};
 use crate::arch::x86_64::pmu::Identity;
 
 /// `IA32_ARCH_CAPABILITIES` (SDM volume 4, table 2-2): the vulnerabilities that an Intel processor does not have.
@@ -93,19 +94,6 @@ pub fn immunities(supported: &CpuId, identity: Identity) -> Option<u64> {
 /// Returns true if the guest sees an Intel processor on an AMD host.
 pub fn is_intels_on_amd(supported: &CpuId, identity: Identity) -> bool {
     identity == Identity::Generic(Vendor::Intel) && super::vendor(supported.as_slice()) == Some(Vendor::Amd)
-}
-
-/// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit programs
-/// then make system calls by INT 0x80.
-///
-/// On Intel processors, 32-bit programs enter the kernel by SYSENTER, and it returns by SYSRET. On an AMD host, KVM has
-/// to emulate SYSENTER in long mode. AMD's SYSRET does not load the attributes of the stack segment, and kernels
-/// correct those only on processors that they know as AMD's.
-pub fn kernel_words(host: Option<Vendor>, identity: Identity) -> Option<&'static str> {
-    match (host, identity) {
-        (Some(Vendor::Amd), Identity::Generic(Vendor::Intel)) => Some("vdso32=0"),
-        _ => None,
-    }
 }
 
 fn become_intel(entries: &mut Vec<kvm_cpuid_entry2>) {
@@ -220,87 +208,11 @@ fn become_amd(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
-/// Replaces the entries of a function by `leaves`, one for each index from 0.
-fn put(entries: &mut Vec<kvm_cpuid_entry2>, function: u32, leaves: &[Leaf]) {
-    let indexed = matches!(function, function::CACHES | function::CACHES_AMD);
-    let flags = if indexed { KVM_CPUID_FLAG_SIGNIFCANT_INDEX } else { 0 };
-    entries.retain(|entry| entry.function != function);
-    entries.extend((0..).zip(leaves).map(|(index, &Leaf { eax, ebx, ecx, edx })| kvm_cpuid_entry2 {
-        function,
-        index,
-        flags,
-        eax,
-        ebx,
-        ecx,
-        edx,
-        ..Default::default()
-    }));
-}
-
 /// Writes a vendor's name to EBX, EDX and ECX, in the order of leaf 0.
 fn set_name(entry: &mut kvm_cpuid_entry2, name: &[u8; 12]) {
     let (words, _) = name.as_chunks();
     let [ebx, edx, ecx] = [words[0], words[1], words[2]].map(u32::from_le_bytes);
     (entry.ebx, entry.edx, entry.ecx) = (ebx, edx, ecx);
-}
-
-/// Returns the caches that a function describes: the fields that Intel's leaf 4 and AMD's leaf 0x8000001d have in
-/// common. Returns `None` if there are none. The number of cores that share a cache is left out, since
-/// [`super::topology`] sets it.
-fn caches(entries: &[kvm_cpuid_entry2], function: u32) -> Option<Vec<Leaf>> {
-    /// Type, level, self-initialising, fully associative.
-    const EAX: u32 = 0x3ff;
-    /// Whether WBINVD acts on the caches of lower levels, and whether the cache includes them.
-    const EDX: u32 = 3;
-    const TYPE: u32 = 0x1f;
-    let mut caches: Vec<_> =
-        entries.iter().filter(|entry| entry.function == function && entry.eax & TYPE != 0).collect();
-    caches.sort_by_key(|entry| entry.index);
-    let common_fields = |entry: &&kvm_cpuid_entry2| Leaf {
-        eax: entry.eax & EAX,
-        ebx: entry.ebx,
-        ecx: entry.ecx,
-        edx: entry.edx & EDX,
-    };
-    (!caches.is_empty()).then(|| caches.iter().map(common_fields).collect())
-}
-
-/// Returns AMD's leaves 0x80000005 (first-level caches) and 0x80000006 (other caches), for programs that read only
-/// these.
-fn legacy_caches(caches: &[Leaf]) -> (Leaf, Leaf) {
-    const DATA: u32 = 1;
-    const INSTRUCTIONS: u32 = 2;
-    let (mut first, mut others) = (Leaf::default(), Leaf::default());
-    for cache in caches {
-        let (ways, line) = ((cache.ebx >> 22) + 1, (cache.ebx & 0xfff) + 1);
-        let kib = ways * ((cache.ebx >> 12 & 0x3ff) + 1) * line * (cache.ecx + 1) / 1024;
-        // One line per tag.
-        let lines = 1 << 8 | line;
-        match (cache.eax >> 5 & 7, cache.eax & 0x1f) {
-            (1, DATA) => first.ecx = kib << 24 | ways << 16 | lines,
-            (1, INSTRUCTIONS) => first.edx = kib << 24 | ways << 16 | lines,
-            (2, _) => others.ecx = kib << 16 | associativity(ways) << 12 | lines,
-            (3, _) => others.edx = (kib / 512) << 18 | associativity(ways) << 12 | lines,
-            _ => {}
-        }
-    }
-    (first, others)
-}
-
-/// Returns AMD's code for the number of ways (APM volume 3, appendix E, table E-4).
-fn associativity(ways: u32) -> u32 {
-    const SEE_0X8000001D: u32 = 9;
-    match ways {
-        1 | 2 | 4 => ways,
-        8 => 6,
-        16 => 8,
-        32 => 0xa,
-        48 => 0xb,
-        64 => 0xc,
-        96 => 0xd,
-        128 => 0xe,
-        _ => SEE_0X8000001D,
-    }
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ impl Linux {
     pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         self.place(image, boot).map_err(|problem| problem.with(path))?;
         let initrd = match boot.initrd {
-            Some(initrd) => self.place_initrd(boot.front, initrd, boot.ram)?,
+            Some(initrd) => self.place_initrd(boot.initrd_prefix, initrd, boot.ram)?,
             None => Initrd { at: 0, len: 0 },
         };
         self.write_zero_page(boot, &initrd).map_err(|problem| problem.with(path))?;
@@ -115,12 +115,12 @@ impl Linux {
         segment::end(&self.elf.segments).max(start.saturating_add(self.header.init_size.into()))
     }
 
-    /// Writes the initrd, with `front` before it, to the highest possible address. The kernel may use the memory right
+    /// Writes the initrd, with `prefix` before it, to the highest possible address. The kernel may use the memory right
     /// after itself.
-    fn place_initrd(&self, front: &[u8], path: &Path, ram: &GuestRam) -> Result<Initrd, LoadError> {
+    fn place_initrd(&self, prefix: &[u8], path: &Path, ram: &GuestRam) -> Result<Initrd, LoadError> {
         let file = UserFile::open(path)?;
-        let front_len = front.len() as u64;
-        let len = file.len.saturating_add(front_len);
+        let prefix_len = prefix.len() as u64;
+        let len = file.len.saturating_add(prefix_len);
         let kernel_end = page_up(self.end());
         let limit = u64::from(self.header.initrd_addr_max) + 1;
         let needs = kernel_end.saturating_add(page_up(len));
@@ -131,8 +131,8 @@ impl Linux {
         if at < kernel_end {
             return Err(file.error(segment::too_small("the initrd", needs, ram)));
         }
-        write(ram, front, at).map_err(|problem| file.error(problem))?;
-        file.place(ram, at + front_len)?;
+        write(ram, prefix, at).map_err(|problem| file.error(problem))?;
+        file.place(ram, at + prefix_len)?;
         Ok(Initrd { at, len })
     }
 

@@ -8,6 +8,7 @@ use super::segment::Segment;
 use super::shared_page::Added;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::pmu::Pmu;
+use crate::architecture::Format as _;
 use crate::loader::error::{LoadError, Problem};
 use crate::target::COUNTERS;
 

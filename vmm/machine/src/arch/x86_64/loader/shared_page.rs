@@ -2,12 +2,13 @@
 //! image, points the kernel's table of register functions to the stub, and reserves memory for the shared pages.
 
 use vpmu::shared_page::{Page, Registers};
-use vpmu_retarget::stub::{Place, Stub};
+use vpmu_retarget::stub::{PageLocation, Stub};
 use vpmu_retarget::{Site, functions};
 
 use super::linux::SETUP_DATA_HEADER;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::memory::{linux_address, low, shared_page};
+use crate::architecture::Format as _;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 
@@ -28,11 +29,11 @@ impl Kernel {
         if !self.format.is_linux() {
             return None;
         }
-        let place = Place { first: linux_address(shared_page(0)), count: cpus.into() };
+        let pages = PageLocation { first: linux_address(shared_page(0)), count: cpus.into() };
         let (table, stub, room) = {
             let image = self.describe();
             let table = functions::table(&image, sites)?;
-            let stub = |at| Stub::new(at, registers, &table.originals, place);
+            let stub = |at| Stub::new(at, registers, &table.originals, pages);
             let len = stub(table.address).code.len();
             let room = functions::room(&image, len)?;
             // The code may be longer at another address, if a jump no longer reaches its target with a short

@@ -198,7 +198,7 @@ fn survive(content: &[u8], ram: &GuestRam) {
     if let Ok(mut kernel) = read(content) {
         let _ = kernel.retarget_rdpmc();
         // An error is as acceptable as success.
-        let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None, front: &[] });
+        let _ = kernel.load(&Boot { ram, command_line: "console=ttyS0", initrd: None, initrd_prefix: &[] });
     }
 }
 

@@ -6,7 +6,7 @@ use vpmu::x86::{Leaf, Vendor};
 
 /// Returns the number of general-purpose counters of the processor on which this thread runs, or `None` if CPUID does
 /// not show it.
-pub fn counters() -> Option<usize> {
+pub fn host_counters() -> Option<usize> {
     of_cpuid(leaf)
 }
 

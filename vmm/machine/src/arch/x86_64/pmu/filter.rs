@@ -9,7 +9,7 @@ use kvm_bindings::{
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 use vpmu::x86::{DEBUGCTL, PMU_MSRS, RDPMC_MSRS, Vendor};
 
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Makes KVM exit on accesses to the PMU's registers. If an emulated PMU of this vendor is shown, KVM also exits on the
 /// accesses that belong to it: for Intel accesses to `IA32_DEBUGCTL`, and for both vendors reads of the "MSRs" whose
@@ -18,7 +18,7 @@ pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> 
     disable_kvms_own(vm)?;
     let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
     cap.args[0] = KVM_MSR_EXIT_REASON_FILTER.into();
-    vm.enable_cap(&cap).doing("have MSR accesses handed over")?;
+    vm.enable_cap(&cap).operation("enable KVM_CAP_X86_USER_SPACE_MSR")?;
 
     let (registers, counters) = filtered(shown);
     let read_and_write = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
@@ -27,7 +27,7 @@ pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> 
         .map(|range| range.with(read_and_write))
         .chain(counters.iter().map(|range| range.with(MsrFilterRangeFlags::READ)))
         .collect();
-    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).doing("set the MSR filter")
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges).operation("set the MSR filter")
 }
 
 /// Returns the MSRs whose reads and writes exit, and those of which only reads exit.
@@ -54,7 +54,7 @@ fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
     }
     let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
     cap.args[0] = KVM_PMU_CAP_DISABLE.into();
-    vm.enable_cap(&cap).doing("switch KVM's own vPMU off")
+    vm.enable_cap(&cap).operation("switch KVM's own vPMU off")
 }
 
 /// A bitmap over a range of MSRs. An access to an MSR with a clear bit exits.
@@ -66,7 +66,7 @@ struct Bitmap {
 
 impl Bitmap {
     /// Maximum number of MSRs in one range of a filter.
-    const MOST: u32 = 0x600 * 8;
+    const MAX: u32 = 0x600 * 8;
 
     fn with(&self, flags: MsrFilterRangeFlags) -> MsrFilterRange<'_> {
         MsrFilterRange { flags, base: self.base, msr_count: self.count, bitmap: &self.bits }
@@ -78,7 +78,7 @@ impl Bitmap {
 fn bitmaps(ranges: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
     let mut bitmaps: Vec<Bitmap> = Vec::new();
     for range in ranges {
-        if bitmaps.last().is_none_or(|bitmap| range.end() - bitmap.base >= Bitmap::MOST) {
+        if bitmaps.last().is_none_or(|bitmap| range.end() - bitmap.base >= Bitmap::MAX) {
             bitmaps.push(Bitmap { base: *range.start(), count: 0, bits: Vec::new() });
         }
         let bitmap = bitmaps.last_mut().expect("there is one now");

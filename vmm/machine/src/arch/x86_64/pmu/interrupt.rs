@@ -14,10 +14,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msi};
 use kvm_ioctls::{VcpuFd, VmFd};
-use vpmu::x86::OVERFLOW_ENTRY;
+use vpmu::x86::X2APIC_LVTPC;
 
 use crate::arch::x86_64::msr;
-use crate::kvm_error::{Doing, KvmError};
+use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Offsets of registers in the APIC's page.
 const ID: usize = 0x20;
@@ -69,7 +69,7 @@ pub struct LvtEntry {
 impl LvtEntry {
     /// Creates the entry of a vCPU.
     pub fn new(on_delivery: OnDelivery, vcpu: u8) -> Self {
-        Self { on_delivery, vcpu, request: msr::read_request(OVERFLOW_ENTRY), known: None }
+        Self { on_delivery, vcpu, request: msr::read_request(X2APIC_LVTPC), known: None }
     }
 
     /// Delivers an interrupt and returns how. `noted` is the value that the guest's kernel last wrote to the entry, if
@@ -90,14 +90,14 @@ impl LvtEntry {
         let (entry, id) = if let Some(value) = from_msr {
             (low(value), self.vcpu.into())
         } else {
-            let page = fd.get_lapic().doing("read the local APIC")?;
+            let page = fd.get_lapic().operation("read the local APIC")?;
             (register(&page, PERFORMANCE), register(&page, ID) >> 24)
         };
         let delivery = Delivery::of(entry);
         if self.on_delivery == OnDelivery::SetsMask && is_x2apic && delivery != Delivery::None {
             // KVM accepts every valid entry, but only in x2APIC mode.
             let masked = (entry | MASKED).into();
-            msr::write(fd, OVERFLOW_ENTRY, masked)?;
+            msr::write(fd, X2APIC_LVTPC, masked)?;
             match noted {
                 Some(noted) => noted.store(masked, Relaxed),
                 None => self.known = None,
@@ -111,7 +111,7 @@ impl LvtEntry {
         // APIC IDs have 8 bits in Tally's machines. An NMI by `KVM_NMI` would cost more than an MSI.
         let message = kvm_msi { address_lo: 0xfee0_0000 | (id & 0xff) << 12, data, ..Default::default() };
         // It is not an error if the guest's APIC does not accept the interrupt.
-        vm.signal_msi(message).doing("send an interrupt")?;
+        vm.signal_msi(message).operation("send an interrupt")?;
         Ok(delivery)
     }
 

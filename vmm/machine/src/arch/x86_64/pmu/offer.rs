@@ -9,7 +9,7 @@ use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle};
 
-use super::{Host, Offer, Pmu, Shown};
+use super::{Host, Model, Offer, Pmu};
 
 /// The user's choice of a PMU (`--pmu`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum Unavailable {
     TooFew(usize),
     /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
-    NotOurs(&'static str),
+    NotEmulated(&'static str),
     /// The threads cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
@@ -78,7 +78,7 @@ impl Choice {
         [Self::Auto, Self::Amd, Self::AmdLegacy, Self::Intel, Self::IntelV2, Self::Kvm, Self::None];
 
     /// Returns true if Tally emulates this PMU.
-    pub fn is_ours(self) -> bool {
+    pub fn is_emulated(self) -> bool {
         !matches!(self, Self::Kvm | Self::None)
     }
 
@@ -108,7 +108,7 @@ pub fn offer(
     let without_pmu =
         |why: String| Offer { pmu: Pmu::None, remarks: vec![format!("{why}; the guest sees no PMU")] };
     match (choice, vendor) {
-        _ if !choice.is_ours() && counters.is_some() => Err(Unavailable::NotOurs(choice.name())),
+        _ if !choice.is_emulated() && counters.is_some() => Err(Unavailable::NotEmulated(choice.name())),
         (Choice::None, _) => Ok(plain(Pmu::None)),
         (Choice::Kvm, _) => Ok(plain(Pmu::Kvm)),
         (Choice::Auto, None) => {
@@ -140,16 +140,16 @@ fn emulated(
 ) -> Result<Offer, Unavailable> {
     let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
     let host = Host { vendor, pmu };
-    let (shown, remark) = match choice {
-        Choice::Intel => intel::shown(Version::V5, choice.name(), counters, host, policy)?,
-        Choice::IntelV2 => intel::shown(Version::V2, choice.name(), counters, host, policy)?,
-        _ => amd::shown(choice, counters, host)?,
+    let (model, remark) = match choice {
+        Choice::Intel => intel::model(Version::V5, choice.name(), counters, host, policy)?,
+        Choice::IntelV2 => intel::model(Version::V2, choice.name(), counters, host, policy)?,
+        _ => amd::model(choice, counters, host)?,
     };
-    let unknown_names = policy.names_without_meaning(shown.vendor()).map(|name| {
-        format!("the policy allows {name}, which no event of this PMU is called: allow its encoding, if it has one")
+    let unknown_names = policy.unknown_event_names(model.vendor()).map(|name| {
+        format!("the policy allows {name}, but this PMU has no event of that name: allow its encoding, if it has one")
     });
     let remarks = stays.into_iter().chain(remark).chain(unknown_names).collect();
-    Ok(Offer { pmu: Pmu::Emulated(shown, host), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(model, host), remarks })
 }
 
 #[cfg(test)]

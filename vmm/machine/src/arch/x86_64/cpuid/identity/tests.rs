@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
-use super::{Identity, immunities, kernel_words};
+use super::{Identity, immunities};
 use crate::arch::x86_64::cpuid::for_vcpu;
 use crate::arch::x86_64::pmu::Pmu;
 
@@ -179,11 +179,11 @@ fn an_intel_on_amd_is_immune_to_vulnerabilities_that_only_intel_has() {
 
 #[test]
 fn an_intel_on_amd_makes_32_bit_system_calls_by_interrupt() {
-    assert_eq!(kernel_words(Some(Vendor::Amd), AS_INTEL), Some("vdso32=0"));
+    assert_eq!(AS_INTEL.kernel_parameters(Some(Vendor::Amd)), Some("vdso32=0"));
     for (host, identity) in
         [(Vendor::Amd, Identity::Host), (Vendor::Intel, AS_INTEL), (Vendor::Intel, AS_AMD)]
     {
-        assert_eq!(kernel_words(Some(host), identity), None, "{host:?} as {identity:?}");
+        assert_eq!(identity.kernel_parameters(Some(host)), None, "{host:?} as {identity:?}");
     }
 }
 

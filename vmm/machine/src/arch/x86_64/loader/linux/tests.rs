@@ -4,7 +4,7 @@ use super::super::testing::*;
 use super::*;
 
 fn boot<'a>(ram: &'a GuestRam, command_line: &'a str, initrd: Option<&'a Path>) -> Boot<'a> {
-    Boot { ram, command_line, initrd, front: &[] }
+    Boot { ram, command_line, initrd, initrd_prefix: &[] }
 }
 
 fn zero_page(ram: &GuestRam) -> boot_params {
@@ -77,7 +77,7 @@ fn the_initrd_is_at_the_highest_possible_address() {
 #[test]
 fn the_archive_in_front_of_the_initrd_is_part_of_it() {
     let (ram, initrd) = (ram(8), file(b"an initrd"));
-    let boot = Boot { front: b"modules.", ..boot(&ram, "", Some(initrd.path())) };
+    let boot = Boot { initrd_prefix: b"modules.", ..boot(&ram, "", Some(initrd.path())) };
     read(VMLINUX).unwrap().load(&boot).unwrap();
     assert_eq!(at(&ram, (8 << 20) - 4096, 18), b"modules.an initrd\0");
 }

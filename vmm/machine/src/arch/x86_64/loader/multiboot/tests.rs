@@ -4,7 +4,7 @@ use super::*;
 use crate::kernel::Kernel;
 
 fn start(kernel: &Kernel, ram: &GuestRam, command_line: &str, initrd: Option<&Path>) -> (u32, u32) {
-    match kernel.load(&Boot { ram, command_line, initrd, front: &[] }).unwrap() {
+    match kernel.load(&Boot { ram, command_line, initrd, initrd_prefix: &[] }).unwrap() {
         Entry::Protected { eip, multiboot_info } => (eip, multiboot_info),
         Entry::Long { .. } => panic!("started as Linux"),
     }
@@ -25,7 +25,7 @@ fn text(ram: &GuestRam, at: u32) -> String {
 fn refused(file: &[u8], ram: &GuestRam) -> String {
     read(file)
         .unwrap()
-        .load(&Boot { ram, command_line: "", initrd: None, front: &[] })
+        .load(&Boot { ram, command_line: "", initrd: None, initrd_prefix: &[] })
         .unwrap_err()
         .to_string()
 }
@@ -150,7 +150,7 @@ fn images_and_modules_that_do_not_fit_are_refused() {
     module.as_file().set_len(4 << 20).unwrap();
     let kernel = read(&multiboot_elf(0x40_0000).build()).unwrap();
     let text = kernel
-        .load(&Boot { ram: &ram, command_line: "", initrd: Some(module.path()), front: &[] })
+        .load(&Boot { ram: &ram, command_line: "", initrd: Some(module.path()), initrd_prefix: &[] })
         .unwrap_err()
         .to_string();
     assert!(text.starts_with(module.path().to_str().unwrap()), "{text}");

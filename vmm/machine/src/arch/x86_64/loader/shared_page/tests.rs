@@ -50,7 +50,7 @@ fn linux_reserves_the_shared_pages_as_setup_data() {
     let mut kernel = Kernel::read(&kernel.image).unwrap();
     add(&mut kernel).unwrap().expect("it can have them");
     let ram = ram(128);
-    kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, front: &[] }).unwrap();
+    kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, initrd_prefix: &[] }).unwrap();
     let number = |at| ram.mapped.read_obj::<u64>(GuestAddress(at)).unwrap();
     let setup_data = number(low::ZERO_PAGE + 0x250);
     assert_eq!((setup_data, number(setup_data)), (low::SHARED_PAGES, 0), "one, and no other");
@@ -67,7 +67,7 @@ fn a_kernel_without_a_table_of_register_functions_stays_unchanged() {
     assert_eq!(kernel.image, before);
     assert!(!kernel.has_shared_pages());
     let ram = ram(8);
-    kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, front: &[] }).unwrap();
+    kernel.load(&Boot { ram: &ram, command_line: "", initrd: None, initrd_prefix: &[] }).unwrap();
     assert_eq!(ram.mapped.read_obj::<u64>(GuestAddress(low::ZERO_PAGE + 0x250)).unwrap(), 0);
 }
 

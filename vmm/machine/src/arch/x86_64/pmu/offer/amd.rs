@@ -1,22 +1,22 @@
 //! Chooses the version and the number of counters of AMD's PMUs.
 
-use vpmu::model::amd::{K7_COUNTERS, MOST_COUNTERS, Version};
+use vpmu::model::amd::{K7_COUNTERS, MAX_COUNTERS, Version};
 use vpmu_perf::free_counters;
 
-use super::{Choice, Host, Shown, Unavailable};
+use super::{Choice, Host, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
-pub fn shown(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Shown, Option<String>), Unavailable> {
-    let free = free_counters(host.pmu, MOST_COUNTERS, &[], MOST_COUNTERS)?.general;
-    of(choice, asked, free).map(|(version, remark)| (Shown::Amd(version), remark))
+pub fn model(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Model, Option<String>), Unavailable> {
+    let free = free_counters(host.pmu, MAX_COUNTERS, &[], MAX_COUNTERS)?.general;
+    of(choice, asked, free).map(|(version, remark)| (Model::Amd(version), remark))
 }
 
 /// Returns the version for a host with `free` counters, and a remark for the user.
 fn of(choice: Choice, asked: Option<u32>, free: usize) -> Result<(Version, Option<String>), Unavailable> {
     let version = if choice == Choice::AmdLegacy { legacy(asked, free)? } else { newest(asked, free)? };
-    let remark = (asked.is_none() && version.counters() < MOST_COUNTERS).then(|| {
+    let remark = (asked.is_none() && version.counters() < MAX_COUNTERS).then(|| {
         format!(
-            "the guest gets {} counters of {MOST_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
+            "the guest gets {} counters of {MAX_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
              frees the one of the NMI watchdog); Linux before 5.19 as a guest needs --pmu amd-legacy then",
             version.counters()
         )
@@ -27,7 +27,7 @@ fn of(choice: Choice, asked: Option<u32>, free: usize) -> Result<(Version, Optio
 fn newest(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
     let Some(asked) = asked else { return Ok(Version::V2(free)) };
     match usize::try_from(asked) {
-        Ok(counters) if (1..=MOST_COUNTERS).contains(&counters) => {
+        Ok(counters) if (1..=MAX_COUNTERS).contains(&counters) => {
             if counters > free {
                 Err(Unavailable::Busy { asked, free })
             } else {
@@ -42,7 +42,7 @@ fn newest(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
 /// CPUID bit `PerfCtrExtCore`, and four without it.
 fn legacy(asked: Option<u32>, free: usize) -> Result<Version, Unavailable> {
     let version = match asked {
-        None if free >= MOST_COUNTERS => Version::Core,
+        None if free >= MAX_COUNTERS => Version::Core,
         None if free >= K7_COUNTERS => Version::K7,
         None => return Err(Unavailable::TooFew(free)),
         Some(6) => Version::Core,

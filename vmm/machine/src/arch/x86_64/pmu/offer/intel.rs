@@ -3,26 +3,26 @@
 use std::arch::x86_64::__cpuid;
 use std::fs;
 
-use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MOST_GENERAL, Shape, Version};
+use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MAX_GENERAL, Shape, Version};
 use vpmu::policy::Policy;
 use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
 use vpmu_perf::{Free, exists, free_counters};
 
-use super::{Host, Shown, Unavailable};
+use super::{Host, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
-pub fn shown(
+pub fn model(
     version: Version,
     choice: &'static str,
     asked: Option<u32>,
     host: Host,
     policy: &Policy,
-) -> Result<(Shown, Option<String>), Unavailable> {
+) -> Result<(Model, Option<String>), Unavailable> {
     let wanted = wanted(choice, asked)?;
     // Fixed counters count their events as well as general ones, and with less overhead for the guest. At least one
     // general counter is required.
-    let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MOST_GENERAL))?;
+    let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MAX_GENERAL))?;
     let shape = of(version, asked, free, absent_events(host) | denied_events(policy))?;
     let remark = (asked.is_none() && watchdog_is_on()).then(|| {
         format!(
@@ -30,14 +30,14 @@ pub fn shown(
             shape.general, shape.fixed
         )
     });
-    Ok((Shown::Intel(shape), remark))
+    Ok((Model::Intel(shape), remark))
 }
 
 /// Returns the requested number of general counters, or `None` if the user did not request one.
 fn wanted(choice: &'static str, asked: Option<u32>) -> Result<Option<usize>, Unavailable> {
     let Some(asked) = asked else { return Ok(None) };
     match usize::try_from(asked) {
-        Ok(counters) if (1..=MOST_GENERAL).contains(&counters) => Ok(Some(counters)),
+        Ok(counters) if (1..=MAX_GENERAL).contains(&counters) => Ok(Some(counters)),
         _ => Err(Unavailable::Model { asked, choice, has: "1 to 8" }),
     }
 }

@@ -15,14 +15,14 @@ const MODE: u32 = 0o644;
 
 /// A destination that can be written to.
 #[derive(Debug)]
-pub enum Place {
+pub enum Destination {
     /// A file, which is replaced by the whole picture at once, or not at all.
     File(PathBuf),
     /// A device, a pipe or one of our standard streams, which is written to as it is.
     Stream(File),
 }
 
-impl Place {
+impl Destination {
     /// Checks that a path can be written to, and leaves nothing there.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = match path.metadata() {
@@ -49,9 +49,9 @@ impl Place {
         match self {
             Self::File(path) => {
                 // With signals blocked, none ends this process while there is a temporary file.
-                signals::hold_back()?;
+                signals::block_events()?;
                 let result = replace(&path, draw);
-                signals::give_back()?;
+                signals::unblock_events()?;
                 result
             }
             Self::Stream(file) => buffered(&file, draw),
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn write(path: &Path) {
-        Place::new(path).unwrap().write(|to| to.write_all(b"picture")).unwrap();
+        Destination::new(path).unwrap().write(|to| to.write_all(b"picture")).unwrap();
     }
 
     #[test]
@@ -155,21 +155,21 @@ mod tests {
             if let Some(old) = old {
                 fs::write(&path, old).unwrap();
             }
-            let place = Place::new(&path).unwrap();
+            let destination = Destination::new(&path).unwrap();
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
-            place.write(|_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+            destination.write(|_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
             assert_eq!(fs::read_to_string(&path).ok().as_deref(), old);
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
         }
     }
 
     #[test]
-    fn a_place_that_cannot_be_written_to_is_refused_at_once() {
+    fn a_destination_that_cannot_be_written_to_is_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let circle = folder.path().join("circle");
         symlink("circle", &circle).unwrap();
         for path in [Path::new("/no/such/folder/x.svg"), Path::new("/"), &circle] {
-            assert!(Place::new(path).is_err(), "{}", path.display());
+            assert!(Destination::new(path).is_err(), "{}", path.display());
         }
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tally_machine::{Share, VcpuReport};
 use vpmu_perf::{Attributed, Reading};
 
-use super::hardware::Examined;
+use super::hardware::CpuCounters;
 use crate::status::{Interval, Summary, VcpuStatus, VmStatus, Work};
 
 /// The measurement of a VM for one request of a client.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct VmSnapshot {
     /// Description of the VM.
     pub about: Summary,
     /// Time since the VM was started.
@@ -19,12 +19,12 @@ pub struct Look {
     /// Numbers of the vCPUs for whose starved counters the machine is paused.
     pub paused_by: Vec<u8>,
     /// The vCPUs that have answered.
-    pub vcpus: Vec<Measured>,
+    pub vcpus: Vec<VcpuSnapshot>,
 }
 
 /// The measurement of a vCPU for one request of a client.
 #[derive(Debug, Clone)]
-pub struct Measured {
+pub struct VcpuSnapshot {
     /// Report of the vCPU's own thread.
     pub report: VcpuReport,
     /// KVM's statistics, if KVM has any.
@@ -32,13 +32,13 @@ pub struct Measured {
     /// Instructions and cycles of the thread in the guest and in the host, if this user may count them.
     pub work: Option<Attributed>,
     /// Counters of the host CPU on which the thread ran last.
-    pub hardware: Option<Examined>,
+    pub hardware: Option<CpuCounters>,
 }
 
-impl Look {
+impl VmSnapshot {
     /// Returns the status since the measurement `before`. If a vCPU is not in `before`, its differences are 0.
     pub fn since(&self, before: &Self) -> VmStatus {
-        let vcpu = |now: &Measured| {
+        let vcpu = |now: &VcpuSnapshot| {
             let before = before.vcpus.iter().find(|before| before.report.vcpu == now.report.vcpu);
             now.since(before.unwrap_or(now))
         };
@@ -51,7 +51,7 @@ impl Look {
     }
 }
 
-impl Measured {
+impl VcpuSnapshot {
     fn since(&self, before: &Self) -> VcpuStatus {
         let kvm = self.kvm.as_ref().zip(before.kvm.as_ref()).map(|(now, before)| {
             let since = |(name, value): (&String, &u64)| {
@@ -70,7 +70,7 @@ impl Measured {
                 host: work_since(work.host, work_before.host),
             },
             kvm: self.kvm.clone(),
-            hardware: self.hardware.as_ref().map(|examined| examined.held_by(&report)),
+            hardware: self.hardware.as_ref().map(|cpu| cpu.held_by(&report)),
             report,
         }
     }

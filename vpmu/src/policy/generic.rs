@@ -1,8 +1,8 @@
-//! Policies for a guest that selects most events by their meaning, as RISC-V's SBI does, and the others by the host's
+//! Policies for a guest that selects most events as generic events, as RISC-V's SBI does, and the others by the host's
 //! encoding.
 
 use super::{Allowed, Freeze, Policy, Rule, Tier};
-use crate::event::{CacheUnit, Event, Meaning, Scope};
+use crate::event::{CacheUnit, Event, GenericEvent, Scope};
 use crate::translation::PLAIN;
 
 impl Policy {
@@ -28,17 +28,17 @@ impl Tier {
     /// Returns the lowest tier that has an event. The vendor defines what an encoding counts, so encodings are in the
     /// highest tier.
     pub fn of_event(event: Event) -> Self {
-        let Event::Meaning(meaning) = event else { return Self::Enhanced };
-        match meaning {
-            Meaning::Cycles
-            | Meaning::ReferenceCycles
-            | Meaning::BusCycles
-            | Meaning::Instructions
-            | Meaning::Branches
-            | Meaning::BranchMisses => Self::Architectural,
-            Meaning::StalledFrontend | Meaning::StalledBackend => Self::Standard,
-            Meaning::CacheReferences | Meaning::CacheMisses => Self::Enhanced,
-            Meaning::Cache(cache) => match cache.unit {
+        let Event::Generic(generic) = event else { return Self::Enhanced };
+        match generic {
+            GenericEvent::Cycles
+            | GenericEvent::ReferenceCycles
+            | GenericEvent::BusCycles
+            | GenericEvent::Instructions
+            | GenericEvent::Branches
+            | GenericEvent::BranchMisses => Self::Architectural,
+            GenericEvent::StalledFrontend | GenericEvent::StalledBackend => Self::Standard,
+            GenericEvent::CacheReferences | GenericEvent::CacheMisses => Self::Enhanced,
+            GenericEvent::Cache(cache) => match cache.unit {
                 CacheUnit::L1d
                 | CacheUnit::L1i
                 | CacheUnit::DataTlb
@@ -53,8 +53,8 @@ impl Tier {
 impl Rule {
     fn matches_event(&self, event: Event) -> bool {
         match (self, event) {
-            (Self::Named(name), Event::Meaning(meaning)) => {
-                meaning.name() == *name || meaning.other_name() == Some(name)
+            (Self::Named(name), Event::Generic(generic)) => {
+                generic.name() == *name || generic.other_name() == Some(name)
             }
             // A rule without a mask has x86's mask. On RISC-V all bits of an encoding may select the event.
             (Self::Raw { mask: PLAIN, value }, Event::Raw(code)) => code == *value,
@@ -65,8 +65,8 @@ impl Rule {
 }
 
 fn is_time(event: Event) -> bool {
-    use Meaning::{BusCycles, Cycles, ReferenceCycles};
-    matches!(event, Event::Meaning(Cycles | ReferenceCycles | BusCycles))
+    use GenericEvent::{BusCycles, Cycles, ReferenceCycles};
+    matches!(event, Event::Generic(Cycles | ReferenceCycles | BusCycles))
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
 
     /// All events with a name.
     fn events() -> Vec<Event> {
-        use Meaning::{
+        use GenericEvent::{
             BranchMisses, Branches, BusCycles, CacheMisses, CacheReferences, Cycles, Instructions,
             ReferenceCycles, StalledBackend, StalledFrontend,
         };
@@ -93,8 +93,9 @@ mod tests {
             StalledFrontend,
             StalledBackend,
         ];
-        let caches = (0..42).filter_map(|n| Cache::numbered(n / 6, n / 2 % 3, n % 2)).map(Meaning::Cache);
-        general.into_iter().chain(caches).map(Event::Meaning).collect()
+        let caches =
+            (0..42).filter_map(|n| Cache::numbered(n / 6, n / 2 % 3, n % 2)).map(GenericEvent::Cache);
+        general.into_iter().chain(caches).map(Event::Generic).collect()
     }
 
     #[test]
@@ -108,13 +109,13 @@ mod tests {
     #[test]
     fn every_event_can_be_allowed_by_its_name_and_an_encoding_by_its_bits() {
         for event in events() {
-            let Event::Meaning(meaning) = event else { panic!("it has a name") };
-            let rule: Rule = meaning.name().parse().unwrap();
+            let Event::Generic(generic) = event else { panic!("it has a name") };
+            let rule: Rule = generic.name().parse().unwrap();
             assert!(rule.matches_event(event) && !rule.matches_event(Event::Raw(1)), "{rule}");
         }
         let rule: Rule = "r00c0/00ff".parse().unwrap();
         assert!(rule.matches_event(Event::Raw(0x55c0)) && !rule.matches_event(Event::Raw(0xc1)));
-        assert!(!rule.matches_event(Event::Meaning(Meaning::Cycles)));
+        assert!(!rule.matches_event(Event::Generic(GenericEvent::Cycles)));
         let rule: Rule = "r55".parse().unwrap();
         assert!(rule.matches_event(Event::Raw(0x55)) && !rule.matches_event(Event::Raw(0x1_0055)));
     }

@@ -19,7 +19,7 @@ const SUFFIX: &str = ".sock";
 
 /// A user's directory of control sockets.
 #[derive(Debug)]
-pub struct Place {
+pub struct SocketDir {
     folder: OwnedFd,
     path: PathBuf,
     owner: u32,
@@ -27,7 +27,7 @@ pub struct Place {
 
 /// A directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum SocketDirError {
     /// The directory cannot be created or opened.
     #[error("{0}: {1}")]
     Refused(PathBuf, io::Error),
@@ -42,28 +42,28 @@ pub enum PlaceError {
 /// A VM's socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Socket {
-    place: Place,
+    dir: SocketDir,
     name: String,
 }
 
 /// Result of connecting to a VM's socket.
 #[derive(Debug)]
-pub enum Reached {
+pub enum Connection {
     /// The VM accepts the connection.
     Vm(UnixStream),
     /// Nobody listens: the process was killed.
-    Nobody,
+    Stale,
     /// The queue of connections is full.
     Busy,
 }
 
-impl Place {
+impl SocketDir {
     /// Opens this user's directory, and creates it if it does not exist.
-    pub fn own() -> Result<Self, PlaceError> {
+    pub fn own() -> Result<Self, SocketDirError> {
         let mut refusal = None;
         for path in candidates(user(), runtime_folder().as_deref()) {
             match Self::make(&path) {
-                Ok(place) => return Ok(place),
+                Ok(dir) => return Ok(dir),
                 // The error is that of the first candidate, the best one.
                 Err(error) => refusal = refusal.or(Some(error)),
             }
@@ -75,51 +75,51 @@ impl Place {
     pub fn all() -> Vec<Self> {
         let mine = candidates(user(), runtime_folder().as_deref());
         let theirs = if user() == 0 { of_all_users() } else { Vec::new() };
-        let mut places: Vec<Self> = Vec::new();
+        let mut dirs: Vec<Self> = Vec::new();
         for path in mine.into_iter().chain(theirs) {
-            if !places.iter().any(|place| place.path == path)
-                && let Ok(place) = Self::open(&path)
+            if !dirs.iter().any(|dir| dir.path == path)
+                && let Ok(dir) = Self::open(&path)
             {
-                places.push(place);
+                dirs.push(dir);
             }
         }
-        places
+        dirs
     }
 
-    fn make(path: &Path) -> Result<Self, PlaceError> {
+    fn make(path: &Path) -> Result<Self, SocketDirError> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {
-                let place = Self::open(path)?;
-                if place.owner == user() { Ok(place) } else { Err(PlaceError::NotPrivate(path.to_owned())) }
+                let dir = Self::open(path)?;
+                if dir.owner == user() { Ok(dir) } else { Err(SocketDirError::NotPrivate(path.to_owned())) }
             }
-            Err(error) => Err(PlaceError::Refused(path.to_owned(), error.into())),
+            Err(error) => Err(SocketDirError::Refused(path.to_owned(), error.into())),
         }
     }
 
-    fn open(path: &Path) -> Result<Self, PlaceError> {
-        let refused = |error: Errno| PlaceError::Refused(path.to_owned(), error.into());
+    fn open(path: &Path) -> Result<Self, SocketDirError> {
+        let refused = |error: Errno| SocketDirError::Refused(path.to_owned(), error.into());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(refused)?;
         let found = rustix::fs::fstat(&folder).map_err(refused)?;
         let is_ours = found.st_uid == user() || user() == 0;
         let others = Mode::RWXG | Mode::RWXO;
         if !is_ours || Mode::from_raw_mode(found.st_mode).intersects(others) {
-            return Err(PlaceError::NotPrivate(path.to_owned()));
+            return Err(SocketDirError::NotPrivate(path.to_owned()));
         }
         Ok(Self { folder, path: path.to_owned(), owner: found.st_uid })
     }
 
     /// Creates a socket for this process and listens on it. The socket gets its name only then, so that no client takes
     /// it for one that a killed process has left behind.
-    pub fn listen(self, process: u32) -> Result<(UnixListener, Socket), PlaceError> {
+    pub fn listen(self, process: u32) -> Result<(UnixListener, Socket), SocketDirError> {
         let (name, temporary) = (format!("{process}{SUFFIX}"), format!("{process}.new"));
-        let refused = |error: io::Error| PlaceError::Refused(self.path.join(&name), error);
+        let refused = |error: io::Error| SocketDirError::Refused(self.path.join(&name), error);
         // An earlier process with this process id may have left it behind.
         let _ = rustix::fs::unlinkat(&self.folder, &temporary, AtFlags::empty());
         let listener = UnixListener::bind(path_of_open(&self.folder).join(&temporary)).map_err(refused)?;
         rustix::fs::renameat(&self.folder, &temporary, &self.folder, &name)
             .map_err(|error| refused(error.into()))?;
-        Ok((listener, Socket { place: self, name }))
+        Ok((listener, Socket { dir: self, name }))
     }
 
     /// Returns the ids of the processes that have sockets here.
@@ -130,14 +130,14 @@ impl Place {
     }
 
     /// Connects to the VM of a process.
-    pub fn reach(&self, process: u32) -> io::Result<Reached> {
+    pub fn connect(&self, process: u32) -> io::Result<Connection> {
         let name = format!("{process}{SUFFIX}");
         // The socket that is checked is the one that is connected to.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = match rustix::fs::openat(&self.folder, &name, flags, Mode::empty()) {
             Ok(socket) => socket,
             // The VM has just ended.
-            Err(Errno::NOENT) => return Ok(Reached::Nobody),
+            Err(Errno::NOENT) => return Ok(Connection::Stale),
             Err(error) => return Err(error.into()),
         };
         let found = rustix::fs::fstat(&socket)?;
@@ -150,16 +150,16 @@ impl Place {
             Ok(()) => {
                 let stream = UnixStream::from(stream);
                 stream.set_nonblocking(false)?;
-                Ok(Reached::Vm(stream))
+                Ok(Connection::Vm(stream))
             }
-            Err(Errno::CONNREFUSED) => Ok(Reached::Nobody),
-            Err(Errno::AGAIN) => Ok(Reached::Busy),
+            Err(Errno::CONNREFUSED) => Ok(Connection::Stale),
+            Err(Errno::AGAIN) => Ok(Connection::Busy),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Removes the socket of a process that does not exist any more.
-    pub fn forget(&self, process: u32) {
+    pub fn remove_stale(&self, process: u32) {
         // Another client may have removed it.
         let _ = rustix::fs::unlinkat(&self.folder, format!("{process}{SUFFIX}"), AtFlags::empty());
     }
@@ -167,7 +167,7 @@ impl Place {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _ = rustix::fs::unlinkat(&self.place.folder, &self.name, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.dir.folder, &self.name, AtFlags::empty());
     }
 }
 
@@ -187,13 +187,13 @@ fn runtime_folder() -> Option<PathBuf> {
 /// Returns the paths of a user's directory, the best first: a login session has a runtime directory, a service or a
 /// container may have none.
 fn candidates(user: u32, runtime: Option<&Path>) -> Vec<PathBuf> {
-    let mut places: Vec<PathBuf> = runtime.map(|folder| folder.join("tally")).into_iter().collect();
+    let mut dirs: Vec<PathBuf> = runtime.map(|folder| folder.join("tally")).into_iter().collect();
     if user == 0 {
-        places.push("/run/tally".into());
+        dirs.push("/run/tally".into());
     }
-    places.extend([format!("/run/user/{user}/tally").into(), format!("/tmp/tally-{user}").into()]);
-    places.dedup();
-    places
+    dirs.extend([format!("/run/user/{user}/tally").into(), format!("/tmp/tally-{user}").into()]);
+    dirs.dedup();
+    dirs
 }
 
 /// Returns the paths at which other users' directories may be.
@@ -213,35 +213,35 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    fn place(folder: &Path) -> Place {
-        Place::make(&folder.join("tally")).unwrap()
+    fn dir(folder: &Path) -> SocketDir {
+        SocketDir::make(&folder.join("tally")).unwrap()
     }
 
     #[test]
     fn a_vm_is_found_while_it_listens_and_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
-        let (_listener, socket) = place(folder.path()).listen(71).unwrap();
-        let seen = place(folder.path());
+        let (_listener, socket) = dir(folder.path()).listen(71).unwrap();
+        let seen = dir(folder.path());
         assert_eq!(seen.processes(), [71]);
-        assert!(matches!(seen.reach(71), Ok(Reached::Vm(_))));
+        assert!(matches!(seen.connect(71), Ok(Connection::Vm(_))));
         drop(socket);
         assert_eq!(fs::read_dir(folder.path().join("tally")).unwrap().count(), 0);
-        assert!(matches!(seen.reach(71), Ok(Reached::Nobody)));
+        assert!(matches!(seen.connect(71), Ok(Connection::Stale)));
     }
 
     #[test]
     fn a_vm_that_was_killed_is_told_from_one_that_runs() {
         let folder = tempfile::tempdir().unwrap();
-        let (listener, socket) = place(folder.path()).listen(71).unwrap();
+        let (listener, socket) = dir(folder.path()).listen(71).unwrap();
         std::mem::forget(socket);
         drop(listener);
-        let seen = place(folder.path());
+        let seen = dir(folder.path());
         assert_eq!(seen.processes(), [71]);
-        assert!(matches!(seen.reach(71), Ok(Reached::Nobody)));
+        assert!(matches!(seen.connect(71), Ok(Connection::Stale)));
         // A later process with this process id replaces it.
-        let (_listener, _socket) = place(folder.path()).listen(71).unwrap();
-        assert!(matches!(seen.reach(71), Ok(Reached::Vm(_))));
-        seen.forget(71);
+        let (_listener, _socket) = dir(folder.path()).listen(71).unwrap();
+        assert!(matches!(seen.connect(71), Ok(Connection::Vm(_))));
+        seen.remove_stale(71);
         assert_eq!(seen.processes(), [0; 0]);
     }
 
@@ -251,20 +251,20 @@ mod tests {
         let path = folder.path().join("tally");
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
-        let said = Place::make(&path).unwrap_err().to_string();
+        let said = SocketDir::make(&path).unwrap_err().to_string();
         assert_eq!(said, format!("{} is not a folder of this user's alone", path.display()));
     }
 
     #[test]
     fn a_link_in_its_place_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
-        let (_listener, _socket) = place(folder.path()).listen(71).unwrap();
+        let (_listener, _socket) = dir(folder.path()).listen(71).unwrap();
         let link = folder.path().join("link");
         symlink(folder.path().join("tally"), &link).unwrap();
-        assert!(matches!(Place::make(&link), Err(PlaceError::Refused(..))));
+        assert!(matches!(SocketDir::make(&link), Err(SocketDirError::Refused(..))));
         // A link in place of a socket is not followed either.
         symlink("71.sock", folder.path().join("tally/72.sock")).unwrap();
-        assert!(place(folder.path()).reach(72).is_err());
+        assert!(dir(folder.path()).connect(72).is_err());
     }
 
     #[test]
@@ -272,15 +272,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("d".repeat(200));
         fs::create_dir(&deep).unwrap();
-        let (_listener, _socket) = place(&deep).listen(71).unwrap();
-        assert!(matches!(place(&deep).reach(71), Ok(Reached::Vm(_))));
+        let (_listener, _socket) = dir(&deep).listen(71).unwrap();
+        assert!(matches!(dir(&deep).connect(71), Ok(Connection::Vm(_))));
     }
 
     #[test]
     fn a_login_uses_its_runtime_directory_and_a_service_another() {
         let of = |user, runtime: Option<&str>| {
-            let places = candidates(user, runtime.map(Path::new));
-            places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
+            let dirs = candidates(user, runtime.map(Path::new));
+            dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(of(7, Some("/run/user/7")), ["/run/user/7/tally", "/tmp/tally-7"]);
         assert_eq!(of(7, None), ["/run/user/7/tally", "/tmp/tally-7"]);

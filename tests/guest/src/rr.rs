@@ -1,0 +1,33 @@
+//! The debugger rr from Debian's package, with its libraries, as a directory that a guest can change its root to.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use guest_images::cache::{Cache, Key};
+use guest_images::packages::Apt;
+use guest_images::{Error, Progress, Result, Suite, run_tool};
+
+/// Returns the path of a tar archive of the directory, and makes it first if it is not in the cache.
+pub fn archive(progress: &mut Progress) -> Result<PathBuf> {
+    let cache = Cache::open()?;
+    let apt = Apt::open(&cache, Suite::default(), progress)?;
+    let mut packages = apt.resolve(&["rr"])?;
+    packages.retain(|package| package.name == "rr" || package.is_library());
+    let key = packages.iter().fold(Key::new("rr"), |key, package| key.with(&package.file));
+    let entry = cache.entry(&key, progress, |progress, entry| {
+        let root = entry.join("root");
+        for folder in ["proc", "dev", "sys", "tmp"] {
+            fs::create_dir_all(root.join(folder)).map_err(Error::io("create", root.join(folder)))?;
+        }
+        apt.unpack(&packages, &root, progress)?;
+        let doc = root.join("usr/share");
+        fs::remove_dir_all(&doc).map_err(Error::io("remove", doc))?;
+        run_tool(
+            Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(entry.join("rr.tar")).arg("."),
+            "tar",
+        )?;
+        fs::remove_dir_all(&root).map_err(Error::io("remove", root))
+    })?;
+    Ok(entry.join("rr.tar"))
+}

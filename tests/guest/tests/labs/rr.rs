@@ -1,0 +1,78 @@
+//! Tests that the debugger rr, which stops programs at exact numbers of retired branches, records and replays programs
+//! in guests.
+
+use std::sync::LazyLock;
+
+use guest_images::{Progress, Suite};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, second_tier};
+use guest_tests::{program, rr, tests};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    second_tier(tests![
+        rr_replays_racing_threads,
+        rr_replays_racing_threads_in_chaos_mode,
+        rr_replays_a_program_that_a_timer_interrupts,
+        rr_replays_on_debian_testings_kernel,
+    ])
+}
+
+/// Runs in the guest, in a folder that has rr: records what `racing` does, replays it twice, and prints each output.
+const RECORD_AND_REPLAY: &str = "\
+mount -t proc none proc; mount -t sysfs none sys; mount -t devtmpfs none dev; mount -t tmpfs none tmp
+for case in threads 'threads --chaos' timer; do
+    set -- $case
+    chroot . rr record $2 -o /tmp/trace /racing $1 >recorded 2>errors || { cat errors; exit 1; }
+    for replay in 1 2; do chroot . rr replay -a /tmp/trace >replayed.$replay 2>errors || { cat errors; exit 1; }; done
+    echo \"case $case\"; cat recorded; echo replayed; cat replayed.1; echo replayed; cat replayed.2
+    rm -r tmp/trace
+done
+";
+
+static GUESTS: LazyLock<Results> = LazyLock::new(|| {
+    let archive = rr::archive(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
+    let steps = Steps::new("rr")
+        .file(archive, "rr.tar")
+        .file(program("racing"), "racing")
+        .configure_host(|host| host.program(RECORD_AND_REPLAY.as_bytes(), "in-guest"));
+    let steps = with_installed_kernel(steps, "trixie", Suite::Trixie)
+        .step("unpack", "mkdir root; tar -C root -xf rr.tar; cp racing in-guest root; mkdir -p root/sys");
+    let run = |kernel: &str| {
+        format!(
+            "cd root && ../tally run --memory 1G --append cryptomgr.notests {kernel} --share .:rw -- sh ./in-guest"
+        )
+    };
+    steps.step("stable", &run("")).step("testing", &run("--kernel ../trixie/boot/vmlinuz")).run()
+});
+
+/// Checks that both replays of a case printed what the recorded run printed.
+fn assert_replayed(kernel: &str, case: &str) {
+    let done = GUESTS.of(kernel);
+    let text = done.text();
+    assert_eq!(done.status, 0, "{text}{}", done.err);
+    let (_, rest) = text.split_once(&format!("case {case}\n")).unwrap_or_else(|| panic!("{case}: {text}"));
+    let output = rest.split("case ").next().unwrap_or_default();
+    let runs: Vec<&str> = output.split("replayed\n").collect();
+    assert_eq!(runs.len(), 3, "{text}");
+    assert!(runs[0].lines().count() >= 5, "{text}");
+    assert_eq!([runs[1], runs[2]], [runs[0]; 2], "{kernel}, {case}");
+}
+
+fn rr_replays_racing_threads() {
+    assert_replayed("stable", "threads");
+}
+
+fn rr_replays_racing_threads_in_chaos_mode() {
+    assert_replayed("stable", "threads --chaos");
+}
+
+fn rr_replays_a_program_that_a_timer_interrupts() {
+    assert_replayed("stable", "timer");
+}
+
+fn rr_replays_on_debian_testings_kernel() {
+    for case in ["threads", "threads --chaos", "timer"] {
+        assert_replayed("testing", case);
+    }
+}
