@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use guest_images::cache::Cache;
 use guest_images::{Progress, run_tool};
 
 use crate::error::{Error, Result};
@@ -27,7 +28,14 @@ pub const COMPILING: [&str; 14] = [
 /// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
 /// them.
 pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
-    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    let missing =
+        || -> Vec<&str> { packages.iter().copied().filter(|package| !is_installed(package)).collect() };
+    if missing().is_empty() {
+        return Ok(());
+    }
+    // Another lab may install the same packages.
+    let _guard = Cache::open()?.lock("packages-of-this-machine", progress)?;
+    let missing = missing();
     if missing.is_empty() {
         return Ok(());
     }
@@ -36,7 +44,16 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
     }
     progress.step(format!("installing {}", missing.join(" ")));
     let mut install = Command::new("apt-get");
-    install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
+    // apt waits for others who install packages, too.
+    install.args([
+        "-o",
+        "DPkg::Lock::Timeout=600",
+        "install",
+        "--yes",
+        "--no-install-recommends",
+        "--quiet=2",
+    ]);
+    install.args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     // A fresh machine has no package lists yet, and an interrupted installation has to be completed first.
     if run_tool(&mut install, "apt").is_err() {

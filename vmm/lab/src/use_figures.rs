@@ -8,11 +8,12 @@ use std::fs;
 use std::path::Path;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, Suite, small_kernel};
+use guest_images::{Progress, SMALL_KERNEL_NEEDS, Suite, small_kernel};
 
 use crate::error::{Error, Result};
 use crate::peer::{self, Folder, Machine};
 use crate::scenario::Scenario;
+use crate::tools;
 
 /// Size of the file that is read from a shared directory.
 pub const MIB: u32 = 100;
@@ -71,6 +72,7 @@ pub struct Figures {
 /// Measures the program at `tally` and the peer.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
+    tools::ensure(&SMALL_KERNEL_NEEDS, progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
     let outcome = Scenario::new(script())
         .named("figures use")
