@@ -41,6 +41,9 @@ pub enum Access {
     /// Reads the register with this number. On x86 this includes RDPMC, for which KVM never exits to user space: a
     /// kernel whose RDPMCs were replaced by RDMSRs reads a counter by its RDPMC number.
     Read(u32),
+    /// Reads the counter with this RDPMC number for a program, in user mode. The VMM has found out that the program may
+    /// do that (x86).
+    ReadInProgram(u32),
     /// Writes a value to the register with this number.
     Write(u32, u64),
 }
@@ -151,13 +154,8 @@ impl<S: Source> VirtualPmu<S> {
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
         match access {
-            Access::Read(register) => {
-                let outcome = self.model.read(register);
-                if matches!(outcome, Outcome::Value(_)) {
-                    self.complete(|| false);
-                }
-                outcome
-            }
+            Access::Read(register) => self.read(register, false),
+            Access::ReadInProgram(register) => self.read(register, true),
             Access::Write(register, value) => {
                 let counted = self.complete(|| false);
                 let outcome = self.model.write(register, value);
@@ -175,6 +173,14 @@ impl<S: Source> VirtualPmu<S> {
     /// last instruction that the counter counts.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
         self.complete(is_user);
+    }
+
+    fn read(&mut self, register: u32, is_user: bool) -> Outcome {
+        let outcome = self.model.read(register);
+        if matches!(outcome, Outcome::Value(_)) {
+            self.complete(|| is_user);
+        }
+        outcome
     }
 
     fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {

@@ -63,6 +63,26 @@ pub const RDPMC_COUNTERS: u32 = 8;
 /// RDPMC number of the first fixed counter.
 pub const RDPMC_FIXED: u32 = 1 << 30;
 
+/// "MSRs" that stand for RDPMC in a program. KVM lets a program's RDPMC fault (#GP) without an exit to user space, so a
+/// VMM can have the guest's handler of such faults read one of these numbers instead, which exits
+/// ([`rdpmc_in_program`]). No processor has MSRs there: the first range of MSRs ends at 0x1fff.
+pub const PROGRAM_MSRS: RangeInclusive<u32> = 0x2000..=0x207f;
+
+/// In the numbers of [`PROGRAM_MSRS`], the bit of Intel's fixed counters. It stands for [`RDPMC_FIXED`].
+pub const PROGRAM_FIXED: u32 = 1 << 6;
+
+/// What a read of one of [`PROGRAM_MSRS`] returns if the fault was not caused by an RDPMC that the program may execute.
+/// Counters are not as wide.
+pub const NOT_PERMITTED: u64 = 1 << 63;
+
+/// Returns the RDPMC number for which one of [`PROGRAM_MSRS`] stands, or `None` for other MSRs. There may be no such
+/// counter.
+pub fn rdpmc_in_program(msr: u32) -> Option<u32> {
+    let bits = PROGRAM_MSRS.contains(&msr).then(|| msr - PROGRAM_MSRS.start())?;
+    let fixed = if bits & PROGRAM_FIXED == 0 { 0 } else { RDPMC_FIXED };
+    Some(bits & !PROGRAM_FIXED | fixed)
+}
+
 /// Returns whether an MSR belongs to a PMU ([`PMU_MSRS`]).
 pub fn is_pmu_msr(msr: u32) -> bool {
     PMU_MSRS.iter().any(|range| range.contains(&msr))
@@ -142,6 +162,14 @@ mod tests {
         for ranges in [PMU_MSRS.as_slice(), &RDPMC_MSRS] {
             assert!(ranges.windows(2).all(|w| w[0].end() < w[1].start()), "ascending and apart");
         }
+    }
+
+    #[test]
+    fn a_read_for_a_program_names_one_of_the_counters() {
+        let read: Vec<u32> = (0..0x1_0000).filter_map(rdpmc_in_program).collect();
+        let fixed = RDPMC_FIXED..RDPMC_FIXED + 64;
+        assert_eq!(read, (0..64).chain(fixed).collect::<Vec<_>>());
+        assert!(PMU_MSRS.iter().chain(&RDPMC_MSRS).all(|range| !PROGRAM_MSRS.contains(range.start())));
     }
 
     #[test]

@@ -4,10 +4,10 @@
 pub mod debian;
 pub mod lab;
 pub mod model;
+pub mod packed;
 pub mod perf;
 pub mod programs;
 pub mod prometheus;
-pub mod rr;
 pub mod suite;
 pub mod terminal;
 

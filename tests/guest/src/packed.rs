@@ -1,4 +1,4 @@
-//! The debugger rr from Debian's package, with its libraries, as a directory that a guest can change its root to.
+//! Programs of Debian's packages, with their libraries, as a directory that a guest can change its root to.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,13 +8,14 @@ use guest_images::cache::{Cache, Key};
 use guest_images::packages::Apt;
 use guest_images::{Error, Progress, Result, Suite, run_tool};
 
-/// Returns the path of a tar archive of the directory, and makes it first if it is not in the cache.
-pub fn archive(progress: &mut Progress) -> Result<PathBuf> {
+/// Returns the path of a tar archive of a directory with a package, and makes it first if it is not in the cache.
+pub fn archive(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let cache = Cache::open()?;
     let apt = Apt::open(&cache, Suite::default(), progress)?;
-    let mut packages = apt.resolve(&["rr"])?;
-    packages.retain(|package| package.name == "rr" || package.is_library());
-    let key = packages.iter().fold(Key::new("rr"), |key, package| key.with(&package.file));
+    let mut packages = apt.resolve(&[package])?;
+    packages.retain(|other| other.name == package || other.is_library());
+    let key = packages.iter().fold(Key::new(package), |key, package| key.with(&package.file));
+    let name = format!("{package}.tar");
     let entry = cache.entry(&key, progress, |progress, entry| {
         let root = entry.join("root");
         for folder in ["proc", "dev", "sys", "tmp"] {
@@ -23,11 +24,8 @@ pub fn archive(progress: &mut Progress) -> Result<PathBuf> {
         apt.unpack(&packages, &root, progress)?;
         let doc = root.join("usr/share");
         fs::remove_dir_all(&doc).map_err(Error::io("remove", doc))?;
-        run_tool(
-            Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(entry.join("rr.tar")).arg("."),
-            "tar",
-        )?;
+        run_tool(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(entry.join(&name)).arg("."), "tar")?;
         fs::remove_dir_all(&root).map_err(Error::io("remove", root))
     })?;
-    Ok(entry.join("rr.tar"))
+    Ok(entry.join(name))
 }

@@ -9,35 +9,24 @@ use std::env;
 use std::error::Error;
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::OwnedFd;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use tally_lab::bench::here::count_instructions;
-use tally_lab::bench::{BEGIN, END, READ_EVERY, Workload};
+use tally_lab::bench::{BEGIN, END, READ_EVERY, Way, Workload};
 use tally_lab::pmu_figures::tell_host;
+use vpmu_perf::Page;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Options of a workload.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Extra {
-    Nothing,
+#[derive(Clone, Copy)]
+struct Extra {
+    /// The loop counts its own instructions, and reads the counter in this way.
+    reads: Option<Way>,
     /// Hypercalls mark the start and the end of the rounds.
-    Marks,
-    /// The loop counts its own instructions, and reads the counter.
-    Reads,
-    /// Both of these.
-    MarkedReads,
-}
-
-impl Extra {
-    fn marks(self) -> bool {
-        matches!(self, Self::Marks | Self::MarkedReads)
-    }
-
-    fn reads(self) -> bool {
-        matches!(self, Self::Reads | Self::MarkedReads)
-    }
+    marks: bool,
 }
 
 fn main() -> ExitCode {
@@ -47,7 +36,8 @@ fn main() -> ExitCode {
         ["run", program, arguments @ ..] => run(program, arguments),
         [workload, units, extra @ ..] => work(workload, units, extra),
         _ => {
-            Err("usage: bench-workload WORKLOAD UNITS [read] [mark], or bench-workload run COMMAND...".into())
+            Err("usage: bench-workload WORKLOAD UNITS [read|rdpmc] [mark], or bench-workload run COMMAND..."
+                .into())
         }
     };
     result.unwrap_or_else(|error| {
@@ -66,15 +56,20 @@ fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
 
 fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
     let units = units.parse()?;
-    let extra = match extra {
-        [] => Extra::Nothing,
-        ["mark"] => Extra::Marks,
-        ["read"] => Extra::Reads,
-        ["read", "mark"] => Extra::MarkedReads,
-        _ => return Err("after the units, use `read`, `mark`, or `read mark`".into()),
+    let (way, marks) = match extra {
+        [way @ .., "mark"] => (way, true),
+        way => (way, false),
     };
+    let reads = match way {
+        [] => None,
+        ["read"] => Some(Way::Call),
+        ["rdpmc"] => Some(Way::Rdpmc),
+        _ => return Err("after the units, use `read` or `rdpmc`, and `mark`".into()),
+    };
+    let extra = Extra { reads, marks };
     match workload.parse()? {
-        Workload::Loop if extra.reads() => reads(units, extra),
+        Workload::Loop if extra.reads == Some(Way::Call) => reads_by_call(units, extra),
+        Workload::Loop if extra.reads == Some(Way::Rdpmc) => reads_by_rdpmc(units, extra),
         Workload::Loop => timed(units, extra, || {
             spin(units);
             Ok(())
@@ -95,13 +90,13 @@ fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
 
 /// Runs the rounds, and prints their time.
 fn timed(units: u64, extra: Extra, body: impl FnOnce() -> Result<()>) -> Result<()> {
-    if extra.marks() {
+    if extra.marks {
         tell_host(BEGIN);
     }
     let (instant, begun) = (Instant::now(), ticks());
     body()?;
     let (ticks, time) = (ticks() - begun, instant.elapsed());
-    if extra.marks() {
+    if extra.marks {
         tell_host(END);
     }
     println!("ticks {ticks} nanoseconds {} units {units}", time.as_nanos());
@@ -121,8 +116,8 @@ fn spin(instructions: u64) {
     }
 }
 
-/// Runs the loop, and reads a counter of its own instructions.
-fn reads(instructions: u64, extra: Extra) -> Result<()> {
+/// Runs the loop, and reads a counter of its own instructions by system calls.
+fn reads_by_call(instructions: u64, extra: Extra) -> Result<()> {
     let mut counter = count_instructions()?;
     timed(instructions, extra, || {
         let mut value = [0; 8];
@@ -131,6 +126,23 @@ fn reads(instructions: u64, extra: Extra) -> Result<()> {
             counter.read_exact(&mut value)?;
         }
         if u64::from_ne_bytes(value) < instructions / READ_EVERY * READ_EVERY {
+            return Err("the counter missed instructions".into());
+        }
+        Ok(())
+    })
+}
+
+/// Runs the loop, and reads a counter of its own instructions by RDPMC.
+fn reads_by_rdpmc(instructions: u64, extra: Extra) -> Result<()> {
+    let counter = OwnedFd::from(count_instructions()?);
+    let page = Page::map(&counter)?;
+    timed(instructions, extra, || {
+        let mut value = 0;
+        for _ in 0..instructions / READ_EVERY {
+            spin(READ_EVERY);
+            value = page.read().ok_or("the counter cannot be read by RDPMC")?;
+        }
+        if value < instructions / READ_EVERY * READ_EVERY {
             return Err("the counter missed instructions".into());
         }
         Ok(())

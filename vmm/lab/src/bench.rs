@@ -20,7 +20,7 @@ use std::time::Duration;
 use guest_images::{Progress, Suite};
 
 pub use figures::{Cost, Counts, Figures, Model, Samples, Spread};
-pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Workload};
+pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Way, Workload};
 pub use script::{Limit, Plan};
 pub use table::table;
 
@@ -53,6 +53,8 @@ pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> 
         .limit(Duration::from_hours(3));
     let scenario = if plan.columns.contains(&Column::Mediated) {
         scenario.host(Suite::Sid).pmu(HostPmu::PerfMonV2)
+    } else if plan.rows.iter().any(|row| row.measure == Measure::Read(Way::Rdpmc)) {
+        scenario.host(Suite::Trixie)
     } else {
         scenario
     };

@@ -107,7 +107,15 @@ pub trait Format: Sized {
     /// Returns whether a kernel is Linux.
     fn is_linux(&self) -> bool;
     /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
-    fn retarget(kernel: &mut Kernel<Self>, pmu: Pmu<Self::Model>, cpus: u8) -> Result<(), LoadError>;
+    fn retarget(
+        kernel: &mut Kernel<Self>,
+        kvm: &Kvm,
+        pmu: Pmu<Self::Model>,
+        cpus: u8,
+    ) -> Result<(), LoadError>;
+    /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only after
+    /// [`Self::retarget`].
+    fn lets_programs_read(&self) -> bool;
     /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Self::Entry, LoadError>;
 }

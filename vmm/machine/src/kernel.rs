@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
+use kvm_ioctls::Kvm;
+
 use crate::arch;
 use crate::architecture::{EntryOf, Format};
 use crate::loader::error::LoadError;
@@ -23,13 +25,18 @@ impl Kernel {
     }
 
     /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
-    pub fn retarget(&mut self, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        arch::Format::retarget(self, pmu, cpus)
+    pub fn retarget(&mut self, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        arch::Format::retarget(self, kvm, pmu, cpus)
     }
 
     /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.
     pub fn load(&self, boot: &Boot) -> Result<EntryOf<arch::Format>, LoadError> {
         self.format.load(&self.path, &self.image, boot)
+    }
+
+    /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction.
+    pub fn lets_programs_read(&self) -> bool {
+        self.format.lets_programs_read()
     }
 
     /// Returns true if the kernel is Linux.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use guest_images::Progress;
 use log::info;
+use tally_machine::pmu::{Pmu, Processor};
 use tally_machine::{KERNEL_PARAMETERS, Kernel};
 
 use crate::cli::Run;
@@ -93,7 +94,7 @@ pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
 
 /// Returns the kernel's command line: words that Tally, the processor's identity and the default guest's init need, and
 /// the user's.
-pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> String {
+pub fn command_line(options: &Run, kernel: &Kernel, pmu: Pmu, processor: Processor) -> String {
     let mut words = Vec::new();
     if kernel.is_linux() {
         words.push(KERNEL_PARAMETERS);
@@ -101,7 +102,11 @@ pub fn command_line(options: &Run, kernel: &Kernel, identity: Option<&str>) -> S
             // The console is not shown, but its last lines are if the guest dies: only important messages are wanted.
             words.push("quiet");
         }
-        words.extend(identity);
+        words.extend(pmu.kernel_parameters(processor));
+        if pmu.needs_retargeting() && !kernel.lets_programs_read() {
+            // The instruction would kill the program.
+            words.push("tally.user-access=off");
+        }
         if options.initrd.is_none() {
             // A tmpfs takes at most half of the memory, too little for the default guest's files in the smallest
             // guests.

@@ -62,7 +62,7 @@ impl<'a> Prepared<'a> {
         let name = options.pmu.name();
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
         if pmu.needs_retargeting() {
-            files.kernel.retarget(pmu, cpus)?;
+            files.kernel.retarget(&kvm, pmu, cpus)?;
         }
         Ok(Self {
             options,
@@ -94,7 +94,7 @@ impl<'a> Prepared<'a> {
         events.add_output(timer, output.clone());
 
         let agent = boot::has_agent(options, &kernel).then(agent::console);
-        let command_line = boot::command_line(options, &kernel, pmu.kernel_parameters(self.processor));
+        let command_line = boot::command_line(options, &kernel, pmu, self.processor);
         info!("kernel command line: {command_line}");
         let machine = Machine::new(
             &self.kvm,

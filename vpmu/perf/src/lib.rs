@@ -11,6 +11,7 @@
 //! - [`HostPmu`] chooses the PMU that counts: a hybrid processor has one for each type of core.
 //! - [`free_counters`] finds out how many hardware counters are free, so that a guest is not promised more.
 //! - [`Obstacle`] explains an error of `perf_event_open`, with the command that helps.
+//! - [`Page`] reads a counter without a system call.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
 //! # Example
@@ -63,6 +64,7 @@ use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG};
 pub use self::obstacle::Obstacle;
+pub use self::page::{Page, ScheduledOut};
 pub use self::probe::{Free, exists, free_counters, generic_events};
 
 /// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.

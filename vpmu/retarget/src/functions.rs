@@ -13,7 +13,8 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 
 use super::image::{Content, Image, Section};
 use super::site::Site;
-use super::starts::{known, returns};
+use super::starts::returns;
+use super::words::{WORD, Words, positions};
 use crate::stub::{Original, Originals, Value};
 
 /// The kernel's table of functions that access MSRs.
@@ -42,19 +43,15 @@ impl Table {
     }
 }
 
-/// Size of a table entry.
-const WORD: u64 = 8;
 /// Index of the table entry for the function with the RDPMC.
 const READ_COUNTER: usize = 4;
 /// Maximum distance from the beginning of a function to its RDMSR, WRMSR or RDPMC.
 const NEAR: u64 = 24;
-/// The byte that fills the kernel's text between functions (INT3).
-const FILLING: u8 = 0xcc;
 
 /// Finds the table. `sites` are the kernel's RDPMC instructions; there must be exactly one.
 pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
     let [site] = sites else { return None };
-    let text = image.sections.iter().find(|section| is_code(section) && section.contains(site.address))?;
+    let text = image.code_at(site.address)?;
     let returns = returns(image);
     let found = |words: &[[u8; 8]], address| {
         let function = |index: usize| Some(u64::from_le_bytes(*words.get(index)?));
@@ -78,57 +75,14 @@ pub fn table(image: &Image, sites: &[Site]) -> Option<Table> {
     let is_near = |word: &[u8; 8]| site.address.wrapping_sub(u64::from_le_bytes(*word)) <= NEAR;
     let data = image.sections.iter().filter(|section| section.content == Content::Data);
     let mut tables = data.flat_map(|section| {
-        let begin = section.address.next_multiple_of(WORD);
-        let (words, _) = section.from(begin).as_chunks();
+        let Words { address, words } = Words::of(section);
         positions(words, is_near).filter_map(move |entry| {
             let first = entry.checked_sub(READ_COUNTER)?;
-            found(&words[first..], begin + first as u64 * WORD)
+            found(&words[first..], address + first as u64 * WORD)
         })
     });
     let table = tables.next()?;
     tables.next().is_none().then_some(table)
-}
-
-/// Returns the positions of the words that fulfil a condition. There are millions of words and few that do, so whole
-/// chunks are tested at once, which the compiler vectorizes.
-fn positions<'a>(
-    words: &'a [[u8; 8]],
-    condition: impl Fn(&[u8; 8]) -> bool + Copy + 'a,
-) -> impl Iterator<Item = usize> + 'a {
-    const CHUNK: usize = 64;
-    let has_one =
-        move |words: &[[u8; 8]]| words.iter().fold(0, |any, word| any | u8::from(condition(word))) != 0;
-    let chunks = words.chunks(CHUNK).zip((0..).step_by(CHUNK)).filter(move |(chunk, _)| has_one(chunk));
-    chunks.flat_map(move |(chunk, begin)| {
-        (begin..).zip(chunk).filter(move |(_, word)| condition(word)).map(|(position, _)| position)
-    })
-}
-
-/// Finds unused space for `len` bytes of code: in the filling of the kernel's text, with at least 256 bytes of filling
-/// on both sides. Returns `None` if there is none, or if no table of the kernel tells where its functions are.
-pub fn room(image: &Image, len: usize) -> Option<u64> {
-    const CHUNK: usize = 256;
-    let needed = len.div_ceil(CHUNK) + 2;
-    // A function may begin in what looks like filling.
-    let known: Vec<u64> = known(image).collect();
-    let text = image.sections.iter().find(|section| is_code(section) && section.name == ".text")?;
-    let mut filled = 0;
-    for (index, chunk) in text.bytes.chunks_exact(CHUNK).enumerate() {
-        filled = if chunk.iter().all(|byte| *byte == FILLING) { filled + 1 } else { 0 };
-        if filled == needed {
-            let begin = text.address + ((index + 1 - needed) * CHUNK) as u64;
-            let all = begin..begin + (needed * CHUNK) as u64;
-            if !known.is_empty() && !known.iter().any(|address| all.contains(address)) {
-                return Some(begin + CHUNK as u64);
-            }
-            filled = 0;
-        }
-    }
-    None
-}
-
-fn is_code(section: &Section) -> bool {
-    section.content == Content::Code
 }
 
 /// Value of a register, in terms of the registers at the beginning of the function.

@@ -15,6 +15,18 @@ pub struct Image<'a> {
     pub kind: Kind,
 }
 
+impl<'a> Image<'a> {
+    /// Returns the sections with code.
+    pub(crate) fn code(&self) -> impl Iterator<Item = &Section<'a>> {
+        self.sections.iter().filter(|section| section.content == Content::Code)
+    }
+
+    /// Returns the section with the code at this address.
+    pub(crate) fn code_at(&self, address: u64) -> Option<&Section<'a>> {
+        self.code().find(|section| section.contains(address))
+    }
+}
+
 /// Kind of a kernel, which says in which modes its code runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

@@ -6,6 +6,8 @@
 //!   exit, so one bit of each RDPMC has to be changed. [`find`] finds the RDPMC instructions of an image.
 //! - [`functions`] and [`stub`] let a Linux kernel access its PMU's MSRs on a page that it shares with the VMM while
 //!   all counters are frozen, without leaving the guest.
+//! - [`rdpmc_in_programs`] lets programs in user mode execute RDPMC, by code in front of the kernel's handler of the
+//!   fault, which [`exceptions`] finds.
 //! - On RISC-V, [`riscv::retarget`] changes SBI calls and CSR reads into SBI calls of the vendor range.
 //!
 //! # Proofs
@@ -21,8 +23,7 @@
 //! - **By control flow**, for images without information about functions. The proof follows every path of direct jumps
 //!   and calls from the entry point. It assumes that calls return.
 //!
-//! Out of reach are kernel modules, kernels that the guest loads by kexec, code that the guest generates (BPF), and
-//! programs in user mode.
+//! Out of reach are kernel modules, kernels that the guest loads by kexec, and code that the guest generates (BPF).
 //!
 //! # Example
 //! ```
@@ -47,15 +48,19 @@
 #![deny(missing_docs)]
 
 mod decode;
+pub mod exceptions;
+pub mod filling;
 mod flow;
 pub mod functions;
 mod image;
+pub mod rdpmc_in_programs;
 pub mod riscv;
 mod site;
 mod start;
 mod starts;
 pub mod stub;
 mod sweep;
+mod words;
 
 use std::collections::BTreeSet;
 
@@ -73,16 +78,15 @@ type Sweep = fn(&Section, Mode, &[Start], u64) -> Verdict;
 
 /// Finds all RDPMC instructions in an image's code.
 pub fn find(image: &Image) -> Findings {
-    let code = image.sections.iter().filter(|section| section.content == Content::Code);
     let flow = match image.kind {
         Kind::Linux => None,
         // Without an occurrence there is nothing to decide.
-        Kind::BareMetal { .. } if code.clone().all(|section| section.occurrences().next().is_none()) => None,
+        Kind::BareMetal { .. } if image.code().all(|section| section.occurrences().next().is_none()) => None,
         Kind::BareMetal { entry } => Some(Flow::follow(&image.sections, entry)),
     };
     let mut findings = Findings::default();
     let mut seen = BTreeSet::new();
-    for section in code {
+    for section in image.code() {
         let occurrences: Vec<u64> = section.occurrences().collect();
         if occurrences.is_empty() {
             continue;

@@ -282,6 +282,21 @@ fn a_completed_instruction_counts_in_its_mode() {
 }
 
 #[test]
+fn a_program_s_own_read_counts_in_user_mode_after_it_has_read() {
+    let mut guest = Guest::amd();
+    guest.write(CONTROL, 0);
+    guest.write(SELECT, 0x41_00c0);
+    guest.write(SELECT + 2, 0x42_00c0);
+    guest.write(CONTROL, 3);
+    for expected in 0..3 {
+        assert_eq!(guest.pmu.access(Access::ReadInProgram(0)), Outcome::Value(expected));
+        guest.exits(Cause::Guest);
+    }
+    guest.write(CONTROL, 0);
+    assert_eq!([guest.read(COUNTER), guest.read(COUNTER + 2)], [3, 1], "the write is the kernel's");
+}
+
+#[test]
 fn a_completed_instruction_can_overflow_a_counter_and_brings_its_overflow_nearer() {
     let mut guest = sampling(1);
     assert_eq!(guest.runs(9_990, |_| ()), [0; 0]);

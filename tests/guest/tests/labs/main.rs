@@ -25,6 +25,7 @@ mod pmu_offer;
 mod policy;
 mod progress;
 mod public_suites;
+mod rdpmc;
 mod riscv;
 mod riscv_figures;
 mod rr;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         policy::tests,
         progress::tests,
         public_suites::tests,
+        rdpmc::tests,
         riscv::tests,
         riscv_figures::tests,
         rr::tests,

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use guest_images::{Progress, Suite};
 use guest_tests::lab::{Results, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, second_tier};
-use guest_tests::{program, rr, tests};
+use guest_tests::{packed, program, tests};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -31,7 +31,8 @@ done
 ";
 
 static GUESTS: LazyLock<Results> = LazyLock::new(|| {
-    let archive = rr::archive(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
+    let archive =
+        packed::archive("rr", &mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
     let steps = Steps::new("rr")
         .file(archive, "rr.tar")
         .file(program("racing"), "racing")

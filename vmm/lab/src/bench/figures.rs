@@ -199,7 +199,7 @@ impl Figures {
             }
             Measure::Stat(..) if row.workload == Workload::Switches => ("a switch", float(row.units)),
             Measure::Interval(..) => ("an interval", self.median(key, "intervals")?),
-            Measure::Read => ("a read", float(row.units / READ_EVERY)),
+            Measure::Read(_) => ("a read", float(row.units / READ_EVERY)),
             Measure::Stat(..) | Measure::Nothing => return None,
         };
         let base = (limit, column, row.base());

@@ -81,7 +81,7 @@ impl Plan {
         let mut script = format!("percent={} repeat={}\n{MEASURE}", limit.percent(), self.repeat);
         for row in self.runs(limit) {
             let Row { workload, units, measure } = row;
-            let read = if measure == Measure::Read { " read" } else { "" };
+            let read = if let Measure::Read(_) = measure { format!(" {measure}") } else { String::new() };
             writeln!(script, "measure {row} '{workload} {units}{read}' {}", measure.command(events))
                 .expect("writing to a string cannot fail");
         }

@@ -12,6 +12,7 @@ mod loader;
 mod machine;
 mod memory;
 mod msr;
+mod paging;
 mod pmu;
 mod registers;
 

@@ -1,5 +1,8 @@
 //! Small kernels with a table of functions, with the code that compilers have made of Linux over the years.
 
+use std::ops::Range;
+
+use super::super::filling::{FILLING, room};
 use super::super::{Kind, find};
 use super::*;
 
@@ -140,18 +143,20 @@ fn a_kernel_with_a_second_rdpmc_has_no_table() {
 #[test]
 fn there_is_room_in_the_filling_where_no_function_begins() {
     let mut kernel = Small::new(HALVES);
+    let anywhere = 0..u64::MAX;
+    let find = |kernel: &Small, len, within: &Range<u64>| kernel.with_image(|image| room(image, len, within));
     let filled = TEXT + 5 * 32;
-    let room = kernel.with_image(|image| room(image, 1000)).expect("the filling is large enough");
+    let room = find(&kernel, 1000, &anywhere).expect("the filling is large enough");
     assert!(room >= filled + 256 && room + 1000 + 256 <= filled + 4096, "{room:#x}");
-    assert_eq!(kernel.with_image(|image| super::room(image, 4000)), None, "too much");
+    assert_eq!(find(&kernel, 4000, &anywhere), None, "too much");
+    let within = room + 256..filled + 4096;
+    let there = find(&kernel, 1000, &within).expect("there is enough in this part");
+    assert!(there >= within.start + 256 && there + 1000 + 256 <= within.end, "{there:#x}");
+    assert_eq!(find(&kernel, 1000, &(within.start..within.start + 1024)), None, "too small a part");
     kernel.unwind.push(room + 500);
     kernel.unwind.sort_unstable();
-    let elsewhere = kernel.with_image(|image| super::room(image, 1000)).expect("the rest is large enough");
+    let elsewhere = find(&kernel, 1000, &anywhere).expect("the rest is large enough");
     assert!(elsewhere > room + 500, "{elsewhere:#x}");
     kernel.unwind.clear();
-    assert_eq!(
-        kernel.with_image(|image| super::room(image, 1000)),
-        None,
-        "nothing tells where functions are"
-    );
+    assert_eq!(find(&kernel, 1000, &anywhere), None, "nothing tells where functions are");
 }

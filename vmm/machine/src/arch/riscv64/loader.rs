@@ -4,6 +4,7 @@
 use std::io::{Read, Seek};
 use std::path::Path;
 
+use kvm_ioctls::Kvm;
 use log::{debug, info, warn};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -91,7 +92,7 @@ impl architecture::Format for Format {
 
     /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
     /// PMU, a kernel that cannot be patched is left as it is.
-    fn retarget(kernel: &mut Kernel, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
+    fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
         let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
             Ok(retargeted) => retargeted,
             Err(refusal) if pmu == Pmu::None => {
@@ -107,6 +108,11 @@ impl architecture::Format for Format {
             warn!(target: COUNTERS, "this kernel was built without Sscofpmf: it can count, but not sample");
         }
         Ok(())
+    }
+
+    /// Returns false: KVM reads `cycle` and `instret` of a program as 0 and tells nobody.
+    fn lets_programs_read(&self) -> bool {
+        false
     }
 
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {

@@ -7,6 +7,7 @@ use devices::End;
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use vpmu::Outcome;
+use vpmu::x86::rdpmc_in_program;
 
 use super::board::Board;
 use super::pmu::{Emulated, VcpuPmu};
@@ -158,7 +159,7 @@ impl Run for KvmRun {
         }
     }
 
-    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, _ram: &GuestRam) -> Option<End> {
+    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, ram: &GuestRam) -> Option<End> {
         if let ArchExit::PortRead(_) | ArchExit::PortWrite(_) = exit {
             pmu.completes_instruction(|| Self::is_in_user_mode(&self.fd));
         }
@@ -180,7 +181,10 @@ impl Run for KvmRun {
                 }
             }
             ArchExit::ReadMsr(msr) => {
-                let outcome = pmu.read(self.fd(), msr);
+                let outcome = match rdpmc_in_program(msr) {
+                    Some(counter) => pmu.read_in_program(self.fd(), ram, counter),
+                    None => pmu.read(self.fd(), msr),
+                };
                 self.complete_rdmsr(outcome);
             }
             ArchExit::WriteMsr(msr, value) => {

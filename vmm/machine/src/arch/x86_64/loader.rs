@@ -1,9 +1,11 @@
 //! Loads kernels for x86: Linux as a bzImage or a vmlinux, and multiboot images.
 
+mod added;
 mod bzimage;
 mod elf;
 mod linux;
 mod multiboot;
+mod rdpmc_in_programs;
 mod retarget;
 mod sections;
 mod segment;
@@ -18,10 +20,13 @@ mod tests;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 
+use kvm_ioctls::Kvm;
+
 use self::linux::Linux;
 use self::multiboot::Multiboot;
 use self::sections::Sections;
-use super::pmu::{Model, Pmu};
+use super::host::Processor;
+use super::pmu::{Model, Pmu, filter};
 use crate::architecture;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::read_range;
@@ -96,8 +101,12 @@ impl architecture::Format for Format {
         matches!(self.kind, Kind::Linux(_))
     }
 
-    fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        retarget::retarget(kernel, pmu, cpus)
+    fn retarget(kernel: &mut Kernel, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        retarget::retarget(kernel, pmu, cpus, filter::makes_rdpmc_fault(kvm, Processor::of_this_host().0))
+    }
+
+    fn lets_programs_read(&self) -> bool {
+        matches!(&self.kind, Kind::Linux(linux) if linux.has_rdpmc_in_programs)
     }
 
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {

@@ -9,6 +9,7 @@ pub mod filter;
 pub mod guest_page;
 mod interrupt;
 mod offer;
+mod rdpmc_in_programs;
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +22,7 @@ use vpmu::model::{amd, intel, none};
 use vpmu::policy::Policy;
 use vpmu::shared_page::Registers;
 use vpmu::translation::Translation;
-use vpmu::x86::{DEBUGCTL, Leaf, Vendor};
+use vpmu::x86::{DEBUGCTL, Leaf, NOT_PERMITTED, Vendor, is_rdpmc};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
@@ -297,6 +298,23 @@ impl Platform for Exited<'_> {
 }
 
 impl VcpuPmu {
+    /// Handles an RDMSR exit of the code that handles a program's faults: if the program may execute the RDPMC at which
+    /// it has faulted, returns the counter's value.
+    pub fn read_in_program(&mut self, fd: &VcpuFd, ram: &GuestRam, counter: u32) -> Outcome {
+        let Self::Emulated(emulated) = self else { return Outcome::NotHandled };
+        let outcome = if is_rdpmc(counter) && rdpmc_in_programs::is_permitted(fd, &ram.mapped) {
+            emulated.pmu.access(Access::ReadInProgram(counter))
+        } else {
+            Outcome::NotHandled
+        };
+        trace!(target: ACCESSES, "a program reads counter {counter:#x}: {outcome}");
+        // A fault here would be the kernel's.
+        Outcome::Value(match outcome {
+            Outcome::Value(value) => value & !NOT_PERMITTED,
+            Outcome::Handled | Outcome::Fault | Outcome::NotHandled => NOT_PERMITTED,
+        })
+    }
+
     /// Handles an RDMSR exit.
     pub fn read(&mut self, fd: &VcpuFd, msr: u32) -> Outcome {
         let outcome = match self {

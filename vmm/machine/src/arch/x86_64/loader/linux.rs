@@ -49,6 +49,8 @@ pub struct Linux {
     elf: Elf,
     /// Memory that Linux has to reserve for the shared pages, by a `struct setup_data` at its start.
     pub setup_data: Option<Range<u64>>,
+    /// True if programs can read counters with RDPMC, by code that was added to the kernel.
+    pub has_rdpmc_in_programs: bool,
 }
 
 impl Linux {
@@ -65,14 +67,14 @@ impl Linux {
             cmdline_size: COMMAND_LINE_MAX,
             ..Default::default()
         };
-        Ok((Self { header, elf, setup_data: None }, image))
+        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false }, image))
     }
 
     /// Reads and unpacks a bzImage.
     pub fn read_bzimage(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (header, image) = bzimage::read(file, len)?;
         let elf = read_elf(&mut Cursor::new(&image), image.len() as u64)?;
-        Ok((Self { header, elf, setup_data: None }, image))
+        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false }, image))
     }
 
     /// Returns the segments to load.

@@ -4,8 +4,8 @@ use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
 use log::info;
 
+use super::added::Added;
 use super::segment::Segment;
-use super::shared_page::Added;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::pmu::Pmu;
 use crate::architecture::Format as _;
@@ -23,8 +23,9 @@ pub(super) struct Retargeted {
 }
 
 /// Changes a kernel's image so that its accesses to the PMU can exit to Tally, and adds the code for the shared pages
-/// if the PMU and the kernel support them. Logs the changes.
-pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+/// if the PMU and the kernel support them, and the code for RDPMC in programs if KVM lets that fault. Logs the
+/// changes.
+pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8, rdpmc_faults: bool) -> Result<(), LoadError> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
     if let Some(registers) = pmu.page_registers() {
         match kernel.add_shared_pages(&registers, &sites, cpus) {
@@ -37,6 +38,17 @@ pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8) -> Result<(), LoadError
                 "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
             ),
         }
+    }
+    match rdpmc_faults.then(|| kernel.add_rdpmc_in_programs()).flatten() {
+        Some(Added { table, code }) => info!(
+            target: COUNTERS,
+            "programs read counters with RDPMC: the entry at {table:#x} of the table of exceptions leads to code at {code:#x}"
+        ),
+        None => info!(
+            target: COUNTERS,
+            "programs cannot read counters with RDPMC: {}",
+            if rdpmc_faults { "the kernel has no table of exceptions that is known, or no room" } else { "in this KVM it reads 0" }
+        ),
     }
     for site in sites {
         info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
@@ -104,6 +116,17 @@ impl Kernel {
     /// Returns the two bytes that end at a link address.
     fn instruction_mut(&mut self, address: u64) -> Option<&mut [u8; 2]> {
         self.bytes_mut(address.checked_sub(1)?, 2)?.try_into().ok()
+    }
+
+    /// Replaces the bytes at link addresses. Returns `None` and changes nothing if a segment has not all of them.
+    pub(super) fn change(&mut self, changes: &[(u64, &[u8])]) -> Option<()> {
+        for (address, bytes) in changes {
+            self.bytes_mut(*address, bytes.len())?;
+        }
+        for (address, bytes) in changes {
+            self.bytes_mut(*address, bytes.len())?.copy_from_slice(bytes);
+        }
+        Some(())
     }
 
     /// Returns `len` bytes at a link address, or `None` if no segment has all of them.

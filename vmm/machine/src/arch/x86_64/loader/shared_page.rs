@@ -3,23 +3,15 @@
 
 use vpmu::shared_page::{Page, Registers};
 use vpmu_retarget::stub::{PageLocation, Stub};
-use vpmu_retarget::{Site, functions};
+use vpmu_retarget::{Site, filling, functions};
 
+use super::added::Added;
 use super::linux::SETUP_DATA_HEADER;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::memory::{linux_address, low, shared_page};
 use crate::architecture::Format as _;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
-
-/// Addresses of what was changed to add the stub to a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Added {
-    /// Address of the kernel's table of register functions.
-    pub table: u64,
-    /// Address of the stub.
-    pub code: u64,
-}
 
 impl Kernel {
     /// Adds the stub for the shared pages to a kernel whose RDPMC instructions are at `sites`. Returns `None` and
@@ -35,7 +27,7 @@ impl Kernel {
             let table = functions::table(&image, sites)?;
             let stub = |at| Stub::new(at, registers, &table.originals, pages);
             let len = stub(table.address).code.len();
-            let room = functions::room(&image, len)?;
+            let room = filling::room(&image, len, &(0..u64::MAX))?;
             // The code may be longer at another address, if a jump no longer reaches its target with a short
             // displacement.
             let stub = Some(stub(room)).filter(|stub| stub.code.len() <= len)?;
@@ -47,12 +39,7 @@ impl Kernel {
             (table.write(), &stub.write.to_le_bytes()),
             (table.read_counter(), &stub.read_counter.to_le_bytes()),
         ];
-        for (address, bytes) in changes {
-            self.bytes_mut(address, bytes.len())?;
-        }
-        for (address, bytes) in changes {
-            self.bytes_mut(address, bytes.len())?.copy_from_slice(bytes);
-        }
+        self.change(&changes)?;
         if let Kind::Linux(linux) = &mut self.format.kind {
             linux.setup_data = Some(low::SHARED_PAGES..shared_page(cpus));
         }

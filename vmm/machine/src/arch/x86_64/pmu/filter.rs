@@ -1,19 +1,21 @@
 //! Makes KVM exit on accesses to the PMU's registers: switches KVM's own vPMU off and sets an MSR filter.
 
+use std::fs;
 use std::ops::RangeInclusive;
 
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_PMU_CAP_DISABLE,
     kvm_enable_cap,
 };
-use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
-use vpmu::x86::{DEBUGCTL, PMU_MSRS, RDPMC_MSRS, Vendor};
+use kvm_ioctls::{Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use vpmu::x86::{DEBUGCTL, PMU_MSRS, PROGRAM_MSRS, RDPMC_MSRS, Vendor};
 
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Makes KVM exit on accesses to the PMU's registers. If an emulated PMU of this vendor is shown, KVM also exits on the
 /// accesses that belong to it: for Intel accesses to `IA32_DEBUGCTL`, and for both vendors reads of the "MSRs" whose
-/// numbers are RDPMC's counter numbers. Some of these numbers are real MSRs, too. KVM handles writes to them.
+/// numbers are RDPMC's counter numbers, and of those that stand for RDPMC in programs. Some of these numbers are real
+/// MSRs, too. KVM handles writes to them.
 pub fn take_registers(vm: &VmFd, shown: Option<Vendor>) -> Result<(), KvmError> {
     disable_kvms_own(vm)?;
     let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
@@ -35,14 +37,41 @@ fn filtered(shown: Option<Vendor>) -> (Vec<Bitmap>, Vec<Bitmap>) {
     match shown {
         None => (bitmaps(&PMU_MSRS), Vec::new()),
         // AMD's PMU has no fixed counters, so their RDPMC numbers stay with KVM, which makes the access fault.
-        Some(Vendor::Amd) => (bitmaps(&PMU_MSRS), bitmaps(&RDPMC_MSRS[..1])),
+        Some(Vendor::Amd) => (bitmaps(&PMU_MSRS), reads(&RDPMC_MSRS[..1])),
         Some(Vendor::Intel) => {
             let mut registers = PMU_MSRS.to_vec();
             registers.push(DEBUGCTL..=DEBUGCTL);
             registers.sort_unstable_by_key(|range| *range.start());
-            (bitmaps(&registers), bitmaps(&RDPMC_MSRS))
+            (bitmaps(&registers), reads(&RDPMC_MSRS))
         }
     }
+}
+
+/// Returns bitmaps for reads of counters: by RDPMC's counter numbers in the kernel, and in programs.
+fn reads(counters: &[RangeInclusive<u32>]) -> Vec<Bitmap> {
+    let mut ranges = counters.to_vec();
+    ranges.push(PROGRAM_MSRS);
+    ranges.sort_unstable_by_key(|range| *range.start());
+    bitmaps(&ranges)
+}
+
+/// Returns whether RDPMC faults when KVM's own vPMU is switched off, so that a guest can handle the fault. Elsewhere it
+/// reads 0:
+/// - before Linux 5.18, where the vPMU cannot be switched off for one guest;
+/// - on AMD's processors before Linux 6.8, where a vPMU that is switched off keeps its counters.
+pub fn makes_rdpmc_fault(kvm: &Kvm, host: Option<Vendor>) -> bool {
+    let is_off = kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0
+        || fs::read_to_string("/sys/module/kvm/parameters/enable_pmu")
+            .is_ok_and(|enabled| enabled.trim() == "N");
+    let release = rustix::system::uname();
+    is_off && (host == Some(Vendor::Intel) || version(&release.release().to_string_lossy()) >= Some((6, 8)))
+}
+
+/// Returns the first two numbers of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let (major, rest) = release.split_once('.')?;
+    let minor = rest.split(|digit: char| !digit.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn disable_kvms_own(vm: &VmFd) -> Result<(), KvmError> {
@@ -124,9 +153,20 @@ mod tests {
         }
         let (_, amds) = filtered(Some(Vendor::Amd));
         assert!(has(&amds, 5) && !has(&amds, 1 << 30));
-        for msr in [0x10, 0x1b, 0xc000_0080, 0x4000_0010] {
+        assert_eq!((amds.len(), counters.len()), (1, 4), "programs' share the range of the kernel's");
+        for program in [0x2000, 0x2042, 0x207f] {
+            assert!(has(&amds, program) && has(&counters, program), "{program:#x}");
+        }
+        for msr in [0x10, 0x1b, 0x1fff, 0x2080, 0xc000_0080, 0x4000_0010] {
             assert!(!has(&counters, msr), "{msr:#x}");
         }
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert_eq!(version("6.12.43+deb13-amd64"), Some((6, 12)));
+        assert_eq!(version("7.0-rc1"), Some((7, 0)));
+        assert!(version("6.10.0") > version("6.8.0") && version("custom") < version("6.8"));
     }
 
     #[test]

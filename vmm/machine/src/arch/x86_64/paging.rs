@@ -1,0 +1,183 @@
+//! Reads a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE` does
+//! not tell whether a program may access a page, and is a system call.
+
+use kvm_bindings::kvm_sregs;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const CR0_PG: u64 = 1 << 31;
+const CR4_LA57: u64 = 1 << 12;
+const EFER_LMA: u64 = 1 << 10;
+
+/// Bits of an entry of a page table.
+const PRESENT: u64 = 1;
+const USER: u64 = 1 << 2;
+const LARGE: u64 = 1 << 7;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Number of bits of a virtual address that one level of tables translates, and that are an offset in a page.
+const LEVEL_BITS: u32 = 9;
+const PAGE_BITS: u32 = 12;
+
+/// The page tables that a vCPU uses in 64-bit mode.
+pub struct Tables<'a> {
+    memory: &'a GuestMemoryMmap,
+    root: u64,
+    levels: u32,
+}
+
+impl<'a> Tables<'a> {
+    /// Returns the tables that these registers select, or `None` outside of 64-bit mode.
+    pub fn of(sregs: &kvm_sregs, memory: &'a GuestMemoryMmap) -> Option<Self> {
+        let is_long = sregs.cr0 & CR0_PG != 0 && sregs.efer & EFER_LMA != 0;
+        let levels = if sregs.cr4 & CR4_LA57 == 0 { 4 } else { 5 };
+        is_long.then_some(Self { memory, root: sregs.cr3 & ADDRESS, levels })
+    }
+
+    /// Reads bytes at a virtual address that a program can access. Returns `None` if it cannot.
+    pub fn read_as_program<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        for (byte, distance) in bytes.iter_mut().zip(0..) {
+            *byte = self.memory.read_obj(self.translate(address.checked_add(distance)?)?).ok()?;
+        }
+        Some(bytes)
+    }
+
+    /// Translates a virtual address in the lower half, where programs are.
+    fn translate(&self, address: u64) -> Option<GuestAddress> {
+        let mut shift = PAGE_BITS + LEVEL_BITS * self.levels;
+        if address >> (shift - 1) != 0 {
+            return None;
+        }
+        let mut table = self.root;
+        loop {
+            shift -= LEVEL_BITS;
+            let index = address >> shift & ((1 << LEVEL_BITS) - 1);
+            let entry: u64 = self.memory.read_obj(GuestAddress(table + index * 8)).ok()?;
+            if entry & (PRESENT | USER) != PRESENT | USER {
+                return None;
+            }
+            let is_page = shift == PAGE_BITS || entry & LARGE != 0;
+            if is_page {
+                let offset = (1 << shift) - 1;
+                return Some(GuestAddress(entry & ADDRESS & !offset | address & offset));
+            }
+            table = entry & ADDRESS;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vm_memory::GuestMemoryMmap;
+
+    use super::*;
+
+    const MEMORY: usize = 1 << 20;
+    const ACCESSIBLE: u64 = PRESENT | USER;
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("there is memory")
+    }
+
+    fn sregs(levels: u32) -> kvm_sregs {
+        let cr4 = if levels == 5 { CR4_LA57 } else { 0 };
+        // The lower bits of CR3 are the PCID.
+        kvm_sregs { cr0: CR0_PG, cr3: 0x1000 | 7, cr4, efer: EFER_LMA, ..Default::default() }
+    }
+
+    /// Maps a page of 2^`bits` bytes at `address` to `to`. The tables lie one after the other from 0x1000 on. `spoiled` is
+    /// a level whose entry lacks these bits.
+    fn map(
+        memory: &GuestMemoryMmap,
+        levels: u32,
+        address: u64,
+        bits: u32,
+        to: u64,
+        spoiled: Option<(u32, u64)>,
+    ) {
+        let mut table = 0x1000;
+        for level in (1..=levels).rev() {
+            let shift = PAGE_BITS + LEVEL_BITS * (level - 1);
+            let is_page = shift == bits;
+            let next = if !is_page {
+                table + 0x1000
+            } else if bits == PAGE_BITS {
+                to
+            } else {
+                to | LARGE
+            };
+            let missing = spoiled.filter(|(at, _)| *at == level).map_or(0, |(_, bits)| bits);
+            let entry = (next | ACCESSIBLE | 1 << 63) & !missing;
+            memory.write_obj(entry, GuestAddress(table + (address >> shift & 511) * 8)).expect("in memory");
+            if is_page {
+                return;
+            }
+            table += 0x1000;
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_is_translated_by_the_entries_of_all_levels(
+            levels in 4..=5_u32,
+            address in 0..1_u64 << 47,
+            bits in prop::sample::select(vec![12_u32, 21, 30]),
+        ) {
+            let memory = memory();
+            let to = if bits == PAGE_BITS { 0x8_0000 } else { 0 };
+            map(&memory, levels, address, bits, to, None);
+            let tables = Tables { memory: &memory, root: 0x1000, levels };
+            let translated = tables.translate(address).map(|address| address.0);
+            prop_assert_eq!(translated, Some(to | address & ((1 << bits) - 1)));
+        }
+
+        #[test]
+        fn what_a_program_cannot_access_is_not_read(
+            address in 0..1_u64 << 47,
+            level in 1..=4_u32,
+            bit in prop::sample::select(vec![PRESENT, USER]),
+        ) {
+            let memory = memory();
+            map(&memory, 4, address, PAGE_BITS, 0x8_0000, Some((level, bit)));
+            let tables = Tables { memory: &memory, root: 0x1000, levels: 4 };
+            prop_assert_eq!(tables.translate(address), None);
+        }
+
+        #[test]
+        fn no_tables_and_no_address_are_trouble(
+            words in prop::collection::vec((0..MEMORY as u64 / 8, any::<u64>()), 0..64),
+            root in any::<u64>(),
+            address in any::<u64>(),
+            levels in 4..=5_u32,
+        ) {
+            let memory = memory();
+            for (at, word) in words {
+                memory.write_obj(word | ACCESSIBLE, GuestAddress(at * 8)).expect("in memory");
+            }
+            let sregs = kvm_sregs { cr3: root, ..sregs(levels) };
+            let _ = Tables::of(&sregs, &memory).expect("64-bit mode").read_as_program::<2>(address);
+        }
+    }
+
+    #[test]
+    fn an_instruction_may_lie_on_two_pages() {
+        let memory = memory();
+        map(&memory, 4, 0x7000_1000, PAGE_BITS, 0x8_0000, None);
+        let last = 0x7000_1000 + 0xfff;
+        memory.write_slice(&[0x0f], GuestAddress(0x8_0fff)).expect("in memory");
+        let tables = Tables::of(&sregs(4), &memory).expect("64-bit mode");
+        assert_eq!(tables.read_as_program::<2>(last), None, "the second page is not there");
+        map(&memory, 4, 0x7000_2000, PAGE_BITS, 0x9_0000, None);
+        memory.write_slice(&[0x33], GuestAddress(0x9_0000)).expect("in memory");
+        assert_eq!(tables.read_as_program(last), Some([0x0f, 0x33]));
+    }
+
+    #[test]
+    fn outside_of_64_bit_mode_there_are_no_such_tables() {
+        let memory = memory();
+        for sregs in [kvm_sregs { efer: 0, ..sregs(4) }, kvm_sregs { cr0: 1, ..sregs(4) }] {
+            assert!(Tables::of(&sregs, &memory).is_none());
+        }
+    }
+}
