@@ -1,80 +1,26 @@
-//! Public test kernels, which others wrote: kvm-unit-tests, built as multiboot images. They are not part of this
-//! project. The tests use the files in `$TALLY_SUITES` or in `shared/suites` beside the project, and are skipped where
-//! there are none.
+//! Public test suites, which others wrote and which are not part of this project. The tests use the files in
+//! `$TALLY_SUITES` or in `shared/suites` beside the project, and are skipped where there are none.
+
+mod kvm_unit_tests;
+mod perf_event_tests;
 
 use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::{env, fs};
 
-use guest_tests::lab::{Results, Steps};
-use guest_tests::suite::{Test, second_tier};
-use guest_tests::tests;
+use guest_tests::suite::Test;
 
-const MODELS: [&str; 4] = ["amd", "amd-legacy", "intel", "intel-v2"];
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    [kvm_unit_tests::tests(), perf_event_tests::tests()].concat()
+}
 
-/// Test kernels, without the extension `.flat`.
-const KERNELS: [&str; 9] =
-    ["apic", "eventinj", "hypercall", "idt_test", "pmu", "smptest", "syscall", "tsc", "xsave"];
-
-static GUESTS: LazyLock<Option<Results>> = LazyLock::new(|| {
-    let folder = kvm_unit_tests()?;
-    let mut steps = Steps::new("public_suites").file(folder.join("env"), "env");
-    for kernel in KERNELS {
-        steps = steps.file(folder.join(format!("{kernel}.flat")), kernel);
-        for model in MODELS {
-            let run = format!("./tally run --kernel {kernel} --initrd env --memory 256M --pmu {model}");
-            steps = steps.step(&format!("{kernel}-{model}"), &run);
-        }
-    }
-    Some(steps.long().run())
-});
-
-/// Returns the folder with the built kvm-unit-tests. If there is none, prints that the calling test is skipped.
-fn kvm_unit_tests() -> Option<PathBuf> {
+/// Returns the folder of a built suite, which has this file. If there is none, prints that the calling test is skipped.
+fn suite(name: &str, file: &str) -> Option<PathBuf> {
     let beside = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/suites"));
-    let folder = env::var_os("TALLY_SUITES").map_or_else(beside, PathBuf::from).join("kvm-unit-tests");
-    if fs::exists(folder.join("pmu.flat")).unwrap_or_default() {
+    let folder = env::var_os("TALLY_SUITES").map_or_else(beside, PathBuf::from).join(name);
+    if fs::exists(folder.join(file)).unwrap_or_default() {
         return Some(folder);
     }
-    eprintln!("skipped: no kvm-unit-tests in {}: see $TALLY_SUITES", folder.display());
+    eprintln!("skipped: no {name} in {}: see $TALLY_SUITES", folder.display());
     None
-}
-
-/// Checks that a kernel has passed all its checks on every model.
-fn passes(kernel: &str) {
-    let Some(guests) = &*GUESTS else { return };
-    for model in MODELS {
-        let done = guests.of(&format!("{kernel}-{model}"));
-        let text = done.text();
-        assert_eq!(done.status, 1, "{kernel} on {model}: {}\n{text}", done.err);
-        assert!(!text.contains("FAIL"), "{kernel} on {model}:\n{text}");
-        assert!(text.contains("PASS") || kernel == "smptest", "{kernel} on {model}:\n{text}");
-    }
-}
-
-macro_rules! kernels {
-    ($($test:ident: $kernel:literal,)*) => {
-        $(
-            fn $test() {
-                passes($kernel);
-            }
-        )*
-
-        /// The tests of this module.
-        pub fn tests() -> Vec<Test> {
-            second_tier(tests![$($test),*])
-        }
-    };
-}
-
-kernels! {
-    kvm_unit_tests_apic: "apic",
-    kvm_unit_tests_eventinj: "eventinj",
-    kvm_unit_tests_hypercall: "hypercall",
-    kvm_unit_tests_idt_test: "idt_test",
-    kvm_unit_tests_pmu: "pmu",
-    kvm_unit_tests_smptest: "smptest",
-    kvm_unit_tests_syscall: "syscall",
-    kvm_unit_tests_tsc: "tsc",
-    kvm_unit_tests_xsave: "xsave",
 }
