@@ -76,6 +76,21 @@ const TABLE: [Row; 21] = [
 /// The bits of an encoding that are the event and its unit mask. The other bits are the counter mask, invert and edge.
 pub const PLAIN: u64 = 0xf_0000_ffff;
 
+/// Returns whether a processor of this vendor may have an event with this encoding, so that a guest's encoding can be
+/// passed to the host's kernel as it is. Others could be encodings to which Linux itself gives a meaning.
+/// - Intel's processors have no event 0. Linux uses its unit masks for the fixed counters, for a counter that virtual
+///   machines reserve for branch records (`INTEL_FIXED_VLBR_EVENT`), and for topdown metrics.
+/// - AMD's event 0xfff merges two counters, for which Linux takes a second one by itself.
+///
+/// Beside event and unit mask there are edge detection (bit 18), inversion (bit 23) and the counter mask (bits 31..24).
+fn can_be_passed(vendor: Vendor, code: u64) -> bool {
+    const MODIFIERS: u64 = 0xff84_0000;
+    match vendor {
+        Vendor::Intel => code & !(0xffff | MODIFIERS) == 0 && code & 0xff != 0,
+        Vendor::Amd => code & !(PLAIN | MODIFIERS) == 0 && code & 0xf_0000_00ff != 0xf_0000_00ff,
+    }
+}
+
 /// Returns the names that `perf` has for the events, each name once.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let all = || TABLE.iter().flat_map(|row| row.perf);
@@ -131,13 +146,14 @@ pub struct Translation {
 impl Translation {
     /// Returns the host's event for a guest's encoding. `code` holds the bits that select the event, and no others.
     pub fn event(self, code: u64) -> Event {
-        if self.guest == self.host {
+        if self.guest == self.host && can_be_passed(self.host, code) {
             return Event::Raw(code);
         }
         match row(self.guest, code) {
             Some(Row { generic: Some(generic), .. }) if code & !PLAIN == 0 => Event::Generic(*generic),
             Some(Row { name, generic: None, .. }) => Event::Absent { code, name },
             Some(_) => Event::Absent { code, name: "with a threshold or by edges" },
+            None if self.guest == self.host => Event::Absent { code, name: "no event of a processor" },
             None => Event::Absent { code, name: "an event of the guest's vendor only" },
         }
     }
@@ -207,6 +223,21 @@ mod tests {
                 assert_eq!(same.event(code), Event::Raw(code));
             }
         }
+    }
+
+    #[test]
+    fn encodings_to_which_linux_gives_a_meaning_of_its_own_are_not_passed_through() {
+        let intel = Translation { guest: Vendor::Intel, host: Vendor::Intel };
+        let is_absent = |event| matches!(event, Event::Absent { .. });
+        for code in [0x0000, 0x0100, 0x0400, 0x1b00, 0x8000, 0x0400_0000, 1 << 32 | 0xc0, 1 << 21 | 0xc0] {
+            assert!(is_absent(intel.event(code)), "{code:#x}");
+        }
+        assert_eq!(intel.event(0x0300), Event::Generic(GenericEvent::ReferenceCycles));
+        let amd = Translation { guest: Vendor::Amd, host: Vendor::Amd };
+        for code in [0xf_0000_00ff, 0xf_0000_04ff, 1 << 36 | 0xc0, 1 << 40 | 0xc0] {
+            assert!(is_absent(amd.event(code)), "{code:#x}");
+        }
+        assert_eq!(amd.event(0x0000), Event::Raw(0), "FPU pipe assignment");
     }
 
     #[test]

@@ -41,6 +41,12 @@ pub const DEBUGCTL: u32 = 0x1d9;
 /// `FREEZE_PERFMON_ON_PMI` in [`DEBUGCTL`]: an overflow that interrupts freezes all counters.
 pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
+/// Bits of [`DEBUGCTL`] that are KVM's and may be set for a guest: BTF (bit 1), single steps from branch to branch.
+pub const DEBUGCTL_OF_KVM: u64 = 1 << 1;
+/// Bits of [`DEBUGCTL`] that a guest may set without an effect: LBR (bit 0), of which KVM takes no notice either if a
+/// guest has no branch records.
+pub const DEBUGCTL_IGNORED: u64 = 1 << 0;
+
 /// The local APIC's LVT entry for counter overflows, in x2APIC mode (SDM volume 3, table 12-6).
 pub const X2APIC_LVTPC: u32 = 0x834;
 

@@ -26,7 +26,16 @@ type Stream = BufReader<Deadlined<UnixStream>>;
 pub struct Vm {
     /// What the VM is.
     pub about: Summary,
+    /// The user that runs it.
+    owner: u32,
     stream: Stream,
+}
+
+/// A VM that has not said yet what it is.
+struct Connected {
+    process: u32,
+    owner: u32,
+    stream: UnixStream,
 }
 
 /// Running VMs.
@@ -70,7 +79,9 @@ pub fn find() -> Found {
     for dir in SocketDir::all() {
         for process in dir.processes() {
             match dir.connect(process) {
-                Ok(Connection::Vm(stream)) => connected.push((process, stream)),
+                Ok(Connection::Vm(stream)) => {
+                    connected.push(Connected { process, owner: dir.owner(), stream });
+                }
                 Ok(Connection::Stale) => dir.remove_stale(process),
                 Ok(Connection::Busy) => found.silent.push(ClientError::Busy(process)),
                 Err(error) => found.silent.push(ClientError::Silent(process, error)),
@@ -89,11 +100,12 @@ pub fn find() -> Found {
 }
 
 /// Greets VMs in parallel, with one deadline for all.
-fn greet(connected: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, ClientError>> {
+fn greet(connected: Vec<Connected>, end: Instant) -> Vec<Result<Vm, ClientError>> {
     thread::scope(|scope| {
-        let greet = |(process, stream)| {
+        let greet = |connected: Connected| {
+            let process = connected.process;
             thread::Builder::new()
-                .spawn_scoped(scope, move || Vm::greet(process, stream, end))
+                .spawn_scoped(scope, move || Vm::greet(connected, end))
                 .map_err(|error| ClientError::Silent(process, error))
         };
         let greetings: Vec<_> = connected.into_iter().map(greet).collect();
@@ -107,7 +119,7 @@ fn greet(connected: Vec<(u32, UnixStream)>, end: Instant) -> Vec<Result<Vm, Clie
 /// Returns the running VM with this process id, or else with this name.
 pub fn find_one(who: &str) -> Result<Vm, ClientError> {
     let Found { mut vms, silent } = find();
-    let about: Vec<&Summary> = vms.iter().map(|vm| &vm.about).collect();
+    let about: Vec<(&Summary, u32)> = vms.iter().map(|vm| (&vm.about, vm.owner)).collect();
     match pick(who, &about) {
         Ok(number) => Ok(vms.swap_remove(number)),
         // A VM that does not answer may be the one that is meant.
@@ -140,33 +152,41 @@ pub fn some_of<T>(
     failure.map_or(Ok(given), Err)
 }
 
-fn pick(who: &str, vms: &[&Summary]) -> Result<usize, ClientError> {
+/// Returns the position of the VM with this process id or name. Each VM comes with the user that runs it.
+fn pick(who: &str, vms: &[(&Summary, u32)]) -> Result<usize, ClientError> {
     if vms.is_empty() {
         return Err(ClientError::NoneRuns);
     }
-    if let Some(number) = vms.iter().position(|vm| vm.pid.to_string() == who) {
+    if let Some(number) = vms.iter().position(|(vm, _)| vm.pid.to_string() == who) {
         return Ok(number);
     }
-    let named: Vec<usize> = (0..vms.len()).filter(|number| vms[*number].name == who).collect();
+    let named: Vec<usize> = (0..vms.len()).filter(|number| vms[*number].0.name == who).collect();
     match named[..] {
         [number] => Ok(number),
         [] => {
-            let running = vms.iter().map(|vm| format!("{} ({})", vm.pid, vm.name));
+            let running = vms.iter().map(|(vm, _)| format!("{} ({})", vm.pid, vm.name));
             Err(ClientError::NoSuch(who.to_owned(), running.collect::<Vec<_>>().join(", ")))
         }
-        _ => {
-            let processes = named.iter().map(|number| vms[*number].pid.to_string());
+        [first, ..] => {
+            let are_of_one_user = named.iter().all(|number| vms[*number].1 == vms[first].1);
+            let processes = named.iter().map(|number| match vms[*number] {
+                (vm, _) if are_of_one_user => vm.pid.to_string(),
+                (vm, owner) => format!("{} of user {owner}", vm.pid),
+            });
             Err(ClientError::Ambiguous(who.to_owned(), processes.collect::<Vec<_>>().join(", ")))
         }
     }
 }
 
 impl Vm {
-    fn greet(process: u32, stream: UnixStream, end: Instant) -> Result<Self, ClientError> {
+    fn greet(connected: Connected, end: Instant) -> Result<Self, ClientError> {
+        let Connected { process, owner, stream } = connected;
         let mut stream = BufReader::new(Deadlined::new(stream, end));
         match ask(process, &mut stream, &Request::Hello)? {
             // The process id is that of the socket's name, by which the VM was found.
-            Answer::Hello(about) => Ok(Self { about: Summary { pid: process, ..about }.printable(), stream }),
+            Answer::Hello(about) => {
+                Ok(Self { about: Summary { pid: process, ..about }.printable(), owner, stream })
+            }
             _ => Err(unexpected(process)),
         }
     }
@@ -251,9 +271,13 @@ mod tests {
         }
     }
 
+    fn connected(process: u32, stream: UnixStream) -> Connected {
+        Connected { process, owner: 0, stream }
+    }
+
     fn picked(who: &str, vms: &[Summary]) -> Result<u32, String> {
-        let vms: Vec<&Summary> = vms.iter().collect();
-        pick(who, &vms).map(|number| vms[number].pid).map_err(|error| error.to_string())
+        let vms: Vec<(&Summary, u32)> = vms.iter().map(|vm| (vm, 1000)).collect();
+        pick(who, &vms).map(|number| vms[number].0.pid).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -275,6 +299,11 @@ mod tests {
             picked("perf", &vms).unwrap_err(),
             "several VMs are called `perf`: 71, 72; name one by its process"
         );
+        let of_two_users = [(&vms[0], 0), (&vms[1], 1000)];
+        assert_eq!(
+            pick("perf", &of_two_users).unwrap_err().to_string(),
+            "several VMs are called `perf`: 71 of user 0, 72 of user 1000; name one by its process"
+        );
         assert_eq!(picked("perf", &[]).unwrap_err(), "no VM of this user's runs here");
     }
 
@@ -294,7 +323,8 @@ mod tests {
                 message::send(stream, &Answer::Hello(vm(number, "perf"))).unwrap();
             }
         });
-        let greeted = greet(vec![(1, ours), (2, ours_too)], Instant::now() + Duration::from_mins(1));
+        let greeted =
+            greet(vec![connected(1, ours), connected(2, ours_too)], Instant::now() + Duration::from_mins(1));
         let pids: Vec<u32> = greeted.into_iter().map(|vm| vm.unwrap().about.pid).collect();
         assert_eq!(pids, [1, 2]);
         vms.join().unwrap();
@@ -303,7 +333,7 @@ mod tests {
     #[test]
     fn a_vm_that_does_not_answer_in_time_is_an_error() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let greeted = greet(vec![(71, ours)], Instant::now() + Duration::from_millis(50));
+        let greeted = greet(vec![connected(71, ours)], Instant::now() + Duration::from_millis(50));
         let said: Vec<String> = greeted.into_iter().map(|vm| vm.unwrap_err().to_string()).collect();
         assert_eq!(said, ["the VM 71 does not answer: timed out"]);
     }
@@ -312,7 +342,7 @@ mod tests {
     fn a_vms_error_cannot_draw_on_the_terminal() {
         let (here, there) = UnixStream::pair().unwrap();
         message::send(&mut &there, &Answer::Error("no\x1b[2J\nmore".into())).unwrap();
-        let said = Vm::greet(1, here, Instant::now() + TIMEOUT).unwrap_err().to_string();
+        let said = Vm::greet(connected(1, here), Instant::now() + TIMEOUT).unwrap_err().to_string();
         assert_eq!(said, "the VM 1 says: no?[2J?more");
     }
 
@@ -322,6 +352,7 @@ mod tests {
             let end = Instant::now();
             let vm = |pid: &u32| Vm {
                 about: vm(*pid, "perf"),
+                owner: 0,
                 stream: BufReader::new(Deadlined::new(UnixStream::pair().unwrap().0, end)),
             };
             let silent = silent.iter().map(|pid| ClientError::Busy(*pid)).collect();

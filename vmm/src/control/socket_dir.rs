@@ -122,6 +122,11 @@ impl SocketDir {
         Ok((listener, Socket { dir: self, name }))
     }
 
+    /// Returns the user whose VMs have sockets here.
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// Returns the ids of the processes that have sockets here.
     pub fn processes(&self) -> Vec<u32> {
         let Ok(entries) = Dir::read_from(&self.folder) else { return Vec::new() };
@@ -148,6 +153,15 @@ impl SocketDir {
         let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match rustix::net::connect(&stream, &SocketAddrUnix::new(path_of_open(&socket))?) {
             Ok(()) => {
+                // Anybody may name a socket of theirs after a process: the kernel says who listens.
+                let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+                let listens = peer.pid.as_raw_nonzero().get().cast_unsigned();
+                if (listens, peer.uid.as_raw()) != (process, self.owner) {
+                    return Err(io::Error::other(format!(
+                        "process {listens} of user {} listens on its socket",
+                        peer.uid.as_raw()
+                    )));
+                }
                 let stream = UnixStream::from(stream);
                 stream.set_nonblocking(false)?;
                 Ok(Connection::Vm(stream))
@@ -220,28 +234,42 @@ mod tests {
     #[test]
     fn a_vm_is_found_while_it_listens_and_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
-        let (_listener, socket) = dir(folder.path()).listen(71).unwrap();
+        let this = std::process::id();
+        let (_listener, socket) = dir(folder.path()).listen(this).unwrap();
         let seen = dir(folder.path());
-        assert_eq!(seen.processes(), [71]);
-        assert!(matches!(seen.connect(71), Ok(Connection::Vm(_))));
+        assert_eq!(seen.processes(), [this]);
+        assert!(matches!(seen.connect(this), Ok(Connection::Vm(_))));
         drop(socket);
         assert_eq!(fs::read_dir(folder.path().join("tally")).unwrap().count(), 0);
-        assert!(matches!(seen.connect(71), Ok(Connection::Stale)));
+        assert!(matches!(seen.connect(this), Ok(Connection::Stale)));
+    }
+
+    #[test]
+    fn a_socket_that_is_named_after_another_process_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_listener, _socket) = dir(folder.path()).listen(1).unwrap();
+        let said = dir(folder.path()).connect(1).unwrap_err().to_string();
+        let this = std::process::id();
+        assert_eq!(said, format!("process {this} of user {} listens on its socket", user()));
+        let theirs = SocketDir { owner: user() + 1, ..dir(folder.path()) };
+        let (_listener, _socket) = dir(folder.path()).listen(this).unwrap();
+        assert!(theirs.connect(this).is_err(), "it is no socket of the folder's owner");
     }
 
     #[test]
     fn a_vm_that_was_killed_is_told_from_one_that_runs() {
         let folder = tempfile::tempdir().unwrap();
-        let (listener, socket) = dir(folder.path()).listen(71).unwrap();
+        let this = std::process::id();
+        let (listener, socket) = dir(folder.path()).listen(this).unwrap();
         std::mem::forget(socket);
         drop(listener);
         let seen = dir(folder.path());
-        assert_eq!(seen.processes(), [71]);
-        assert!(matches!(seen.connect(71), Ok(Connection::Stale)));
+        assert_eq!(seen.processes(), [this]);
+        assert!(matches!(seen.connect(this), Ok(Connection::Stale)));
         // A later process with this process id replaces it.
-        let (_listener, _socket) = dir(folder.path()).listen(71).unwrap();
-        assert!(matches!(seen.connect(71), Ok(Connection::Vm(_))));
-        seen.remove_stale(71);
+        let (_listener, _socket) = dir(folder.path()).listen(this).unwrap();
+        assert!(matches!(seen.connect(this), Ok(Connection::Vm(_))));
+        seen.remove_stale(this);
         assert_eq!(seen.processes(), [0; 0]);
     }
 
@@ -272,8 +300,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("d".repeat(200));
         fs::create_dir(&deep).unwrap();
-        let (_listener, _socket) = dir(&deep).listen(71).unwrap();
-        assert!(matches!(dir(&deep).connect(71), Ok(Connection::Vm(_))));
+        let this = std::process::id();
+        let (_listener, _socket) = dir(&deep).listen(this).unwrap();
+        assert!(matches!(dir(&deep).connect(this), Ok(Connection::Vm(_))));
     }
 
     #[test]

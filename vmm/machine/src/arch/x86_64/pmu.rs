@@ -22,7 +22,9 @@ use vpmu::model::{amd, intel, none};
 use vpmu::policy::Policy;
 use vpmu::shared_page::Registers;
 use vpmu::translation::Translation;
-use vpmu::x86::{DEBUGCTL, Leaf, NOT_PERMITTED, Vendor, is_rdpmc};
+use vpmu::x86::{
+    DEBUGCTL, DEBUGCTL_IGNORED, DEBUGCTL_OF_KVM, FREEZE_PERFMON_ON_PMI, Leaf, NOT_PERMITTED, Vendor, is_rdpmc,
+};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
@@ -297,6 +299,14 @@ impl Platform for Exited<'_> {
     }
 }
 
+/// Splits a value that a guest writes to `IA32_DEBUGCTL` into the PMU's bits and KVM's. Returns `None` if the write
+/// faults. The write to KVM is the host's, which KVM does not check against what the guest's CPUID has: so only bits
+/// that every guest may set are passed on.
+fn debug_control(value: u64) -> Option<(u64, u64)> {
+    let [ours, kvms] = [FREEZE_PERFMON_ON_PMI, DEBUGCTL_OF_KVM];
+    (value & !(ours | kvms | DEBUGCTL_IGNORED) == 0).then_some((value & ours, value & kvms))
+}
+
 impl VcpuPmu {
     /// Handles an RDMSR exit of the code that handles a program's faults: if the program may execute the RDPMC at which
     /// it has faulted, returns the counter's value.
@@ -338,17 +348,31 @@ impl VcpuPmu {
         let outcome = match self {
             Self::None => none::access(msr),
             Self::Kvm => Outcome::NotHandled,
-            Self::Emulated(emulated) if msr == DEBUGCTL => {
-                // KVM emulates the other bits of the register. A write that KVM rejects faults.
-                let ours = value & vpmu::x86::FREEZE_PERFMON_ON_PMI;
-                match msr::write(fd, msr, value & !ours) {
+            Self::Emulated(emulated) if msr == DEBUGCTL => match debug_control(value) {
+                Some((ours, kvms)) => match msr::write(fd, msr, kvms) {
                     Ok(Written::Yes) => emulated.pmu.access(Access::Write(msr, ours)),
                     Ok(Written::No) | Err(_) => Outcome::Fault,
-                }
-            }
+                },
+                None => Outcome::Fault,
+            },
             Self::Emulated(emulated) => emulated.pmu.access(Access::Write(msr, value)),
         };
         trace!(target: ACCESSES, "writes {value:#x} to {msr:#x}: {outcome}");
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_guest_s_debug_control_only_known_bits_reach_kvm() {
+        assert_eq!(debug_control(0), Some((0, 0)));
+        assert_eq!(debug_control(1 << 12 | 1 << 1), Some((1 << 12, 1 << 1)));
+        assert_eq!(debug_control(1), Some((0, 0)), "branch records");
+        for bit in (2..64).filter(|bit| *bit != 12) {
+            assert_eq!(debug_control(1 << bit), None, "bit {bit}");
+        }
     }
 }
