@@ -1,6 +1,8 @@
 //! Reads a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE` does
 //! not tell whether a program may access a page, and is a system call.
 
+use std::sync::atomic::Ordering;
+
 use kvm_bindings::kvm_sregs;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -17,6 +19,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Number of bits of a virtual address that one level of tables translates, and that are an offset in a page.
 const LEVEL_BITS: u32 = 9;
 const PAGE_BITS: u32 = 12;
+const PAGE: usize = 1 << PAGE_BITS;
 
 /// The page tables that a vCPU uses in 64-bit mode.
 pub struct Tables<'a> {
@@ -33,11 +36,16 @@ impl<'a> Tables<'a> {
         is_long.then_some(Self { memory, root: sregs.cr3 & ADDRESS, levels })
     }
 
-    /// Reads bytes at a virtual address that a program can access. Returns `None` if it cannot.
+    /// Reads bytes at a virtual address that a program can access, on one page or two. Returns `None` if it cannot.
     pub fn read_as_program<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        const { assert!(N <= PAGE) };
         let mut bytes = [0; N];
-        for (byte, distance) in bytes.iter_mut().zip(0..) {
-            *byte = self.memory.read_obj(self.translate(address.checked_add(distance)?)?).ok()?;
+        let offset = usize::try_from(address).ok()? % PAGE;
+        let (first, second) = bytes.split_at_mut(N.min(PAGE - offset));
+        self.memory.read_slice(first, self.translate(address)?).ok()?;
+        if !second.is_empty() {
+            let next = address.checked_add(first.len() as u64)?;
+            self.memory.read_slice(second, self.translate(next)?).ok()?;
         }
         Some(bytes)
     }
@@ -52,7 +60,7 @@ impl<'a> Tables<'a> {
         loop {
             shift -= LEVEL_BITS;
             let index = address >> shift & ((1 << LEVEL_BITS) - 1);
-            let entry: u64 = self.memory.read_obj(GuestAddress(table + index * 8)).ok()?;
+            let entry: u64 = self.memory.load(GuestAddress(table + index * 8), Ordering::Relaxed).ok()?;
             if entry & (PRESENT | USER) != PRESENT | USER {
                 return None;
             }
