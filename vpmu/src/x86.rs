@@ -71,8 +71,8 @@ pub const RDPMC_FIXED: u32 = 1 << 30;
 
 /// "MSRs" that stand for RDPMC in a program. KVM lets a program's RDPMC fault (#GP) without an exit to user space, so a
 /// VMM can have the guest's handler of such faults read one of these numbers instead, which exits
-/// ([`rdpmc_in_program`]). No processor has MSRs there: the first range of MSRs ends at 0x1fff.
-pub const PROGRAM_MSRS: RangeInclusive<u32> = 0x2000..=0x207f;
+/// ([`rdpmc_in_program`]). Neither processors nor hypervisors have MSRs there; KVM's begin at `0x4b56_4d00`.
+pub const PROGRAM_MSRS: RangeInclusive<u32> = 0x5461_6c00..=0x5461_6c7f;
 
 /// In the numbers of [`PROGRAM_MSRS`], the bit of Intel's fixed counters. It stands for [`RDPMC_FIXED`].
 pub const PROGRAM_FIXED: u32 = 1 << 6;
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_read_for_a_program_names_one_of_the_counters() {
-        let read: Vec<u32> = (0..0x1_0000).filter_map(rdpmc_in_program).collect();
+        let read: Vec<u32> = (0x5461_0000..0x5462_0000).filter_map(rdpmc_in_program).collect();
         let fixed = RDPMC_FIXED..RDPMC_FIXED + 64;
         assert_eq!(read, (0..64).chain(fixed).collect::<Vec<_>>());
         assert!(PMU_MSRS.iter().chain(&RDPMC_MSRS).all(|range| !PROGRAM_MSRS.contains(range.start())));

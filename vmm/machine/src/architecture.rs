@@ -115,7 +115,7 @@ pub trait Format: Sized {
     ) -> Result<(), LoadError>;
     /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only after
     /// [`Self::retarget`].
-    fn lets_programs_read(&self) -> bool;
+    fn lets_programs_read_counters(&self) -> bool;
     /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Self::Entry, LoadError>;
 }

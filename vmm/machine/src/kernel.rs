@@ -35,8 +35,8 @@ impl Kernel {
     }
 
     /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction.
-    pub fn lets_programs_read(&self) -> bool {
-        self.format.lets_programs_read()
+    pub fn lets_programs_read_counters(&self) -> bool {
+        self.format.lets_programs_read_counters()
     }
 
     /// Returns true if the kernel is Linux.

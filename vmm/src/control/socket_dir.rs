@@ -153,13 +153,11 @@ impl SocketDir {
         let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match rustix::net::connect(&stream, &SocketAddrUnix::new(path_of_open(&socket))?) {
             Ok(()) => {
-                // Anybody may name a socket of theirs after a process: the kernel says who listens.
-                let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-                let listens = peer.pid.as_raw_nonzero().get().cast_unsigned();
-                if (listens, peer.uid.as_raw()) != (process, self.owner) {
+                // A socket may be named after any process: the kernel says which one has made it.
+                let (maker, user) = maker(&stream)?;
+                if (maker, user) != (process, self.owner) {
                     return Err(io::Error::other(format!(
-                        "process {listens} of user {} listens on its socket",
-                        peer.uid.as_raw()
+                        "process {maker} of user {user} has made its socket"
                     )));
                 }
                 let stream = UnixStream::from(stream);
@@ -183,6 +181,29 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let _ = rustix::fs::unlinkat(&self.dir.folder, &self.name, AtFlags::empty());
     }
+}
+
+/// Returns the process that called `listen` for the other end of a connection, and its user. The process is 0 if it is
+/// in a PID namespace that this process does not see.
+fn maker(stream: &OwnedFd) -> io::Result<(u32, u32)> {
+    // rustix' `socket_peercred` cannot return a process of 0.
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("the structure is small");
+    // SAFETY: both pointers are to variables of this function, and the length is that of the structure, all of whose
+    // values are valid.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((peer.pid.cast_unsigned(), peer.uid))
 }
 
 /// Returns a path to an open file that is short enough for a socket address and leads nowhere else.
@@ -250,7 +271,7 @@ mod tests {
         let (_listener, _socket) = dir(folder.path()).listen(1).unwrap();
         let said = dir(folder.path()).connect(1).unwrap_err().to_string();
         let this = std::process::id();
-        assert_eq!(said, format!("process {this} of user {} listens on its socket", user()));
+        assert_eq!(said, format!("process {this} of user {} has made its socket", user()));
         let theirs = SocketDir { owner: user() + 1, ..dir(folder.path()) };
         let (_listener, _socket) = dir(folder.path()).listen(this).unwrap();
         assert!(theirs.connect(this).is_err(), "it is no socket of the folder's owner");

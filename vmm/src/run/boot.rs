@@ -103,8 +103,8 @@ pub fn command_line(options: &Run, kernel: &Kernel, pmu: Pmu, processor: Process
             words.push("quiet");
         }
         words.extend(pmu.kernel_parameters(processor));
-        if pmu.needs_retargeting() && !kernel.lets_programs_read() {
-            // The instruction would kill the program.
+        if pmu.needs_retargeting() && !kernel.lets_programs_read_counters() {
+            // The instruction would fault, or read 0.
             words.push("tally.user-access=off");
         }
         if options.initrd.is_none() {

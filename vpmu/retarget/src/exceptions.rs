@@ -63,8 +63,10 @@ const MIN_RECORDS: usize = 8;
 /// Returns whether there are enough records around a position.
 fn is_in_table(image: &Image, words: &Words, position: usize) -> bool {
     let is_record = |position: &usize| record(image, words, *position).is_some();
-    let before = (1..).map_while(|distance| position.checked_sub(distance * RECORD)).take_while(is_record);
-    let from = (0..).map_while(|distance| position.checked_add(distance * RECORD)).take_while(is_record);
+    let before =
+        (1..MIN_RECORDS).map_while(|distance| position.checked_sub(distance * RECORD)).take_while(is_record);
+    let from =
+        (0..MIN_RECORDS).map_while(|distance| position.checked_add(distance * RECORD)).take_while(is_record);
     before.count() + from.count() >= MIN_RECORDS
 }
 

@@ -1,9 +1,9 @@
 //! RDPMC in the programs of a Linux guest.
 //!
-//! KVM lets a program's RDPMC fault (#GP) and tells nobody. So the kernel's table of exception handlers is made to lead
-//! to the code of this module, which asks the VMM whether the fault was caused by an RDPMC, by an RDMSR of one of
-//! [`PROGRAM_MSRS`], with the address of the program's instruction in CR2. The VMM answers with the counter's value, or
-//! with [`vpmu::x86::NOT_PERMITTED`]: then the kernel's own handler goes on as if nothing had been there, as it does for
+//! KVM lets a program's RDPMC fault (#GP) and tells nobody. So the kernel's interrupt descriptor table is made to lead to
+//! the code of this module. It executes RDMSR of one of [`PROGRAM_MSRS`], with the address of the program's instruction
+//! in CR2, to ask the VMM whether an RDPMC caused the fault. The VMM answers with the counter's value, or with
+//! [`vpmu::x86::NOT_PERMITTED`]: then the kernel's own handler goes on as if nothing had been there, as it does for
 //! faults of the kernel and for faults that cannot come from RDPMC.
 //!
 //! The code reads no memory but its stack, on which the processor has put its frame, because a page of the program may
@@ -52,9 +52,9 @@ const SINGLE_STEP: u32 = 1 << 14;
 /// Length of RDPMC.
 const LEN: i32 = 2;
 
-/// By how much [`code`] can be longer at another address: jumps to the kernel's own handlers, of which there are six,
-/// have two bytes or six.
-pub const MAX_GROWTH: usize = 6 * 4;
+/// By how much [`code`] can be longer at another address: jumps to the kernel's own handlers, of which there are seven,
+/// have two bytes or up to six.
+pub const MAX_GROWTH: usize = 7 * 4;
 
 /// Returns the code for the address `at`, which replaces [`Handlers::general_protection`]. Its length can differ
 /// between addresses, by [`MAX_GROWTH`].
@@ -76,11 +76,14 @@ fn assemble(at: u64, handlers: Handlers) -> Result<Vec<u8>, IcedError> {
     let [mut program, mut refused, mut step] = std::array::from_fn(|_| a.create_label());
     a.endbr64()?;
 
-    // A fault of a program, with its ordinary segments, that has no error code?
+    // A fault of a program, with its ordinary segments, whose error code is 0?
     a.cmp(dword_ptr(rsp + CS), CODE)?;
     a.je(program)?;
     a.cmp(dword_ptr(rsp + CS), CODE_32)?;
     a.jne(own)?;
+    // IRETQ would fault if RIP were beyond the 32-bit segment.
+    a.cmp(dword_ptr(rsp + RIP), -LEN)?;
+    a.jae(own)?;
     a.set_label(&mut program)?;
     a.cmp(dword_ptr(rsp + SS), DATA)?;
     a.jne(own)?;
@@ -130,4 +133,41 @@ fn assemble(at: u64, handlers: Handlers) -> Result<Vec<u8>, IcedError> {
     a.pop(rax)?;
     a.jmp(own)?;
     a.assemble(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind, Register};
+
+    use super::*;
+
+    const OWN: Handlers =
+        Handlers { general_protection: 0xffff_ffff_81c0_0b20, debug: 0xffff_ffff_81c0_0cd0 };
+
+    #[test]
+    fn the_code_leads_to_itself_and_to_the_kernels_handlers_and_writes_only_to_its_frame() {
+        let at = OWN.general_protection + 0x1000;
+        let code = code(at, OWN);
+        let own = at..at + code.len() as u64;
+        let mut resumes = 0;
+        for instruction in &mut Decoder::with_ip(64, &code, at, DecoderOptions::NONE) {
+            assert!(!instruction.is_invalid());
+            if instruction.op0_kind() == OpKind::NearBranch64 {
+                let to = instruction.near_branch_target();
+                let is_known = to == OWN.general_protection || to == OWN.debug || own.contains(&to);
+                assert!(is_known, "{to:#x}");
+            }
+            resumes += u32::from(instruction.mnemonic() == Mnemonic::Iretq);
+            let memory = instruction.memory_base();
+            assert!(memory == Register::None || memory == Register::RSP);
+        }
+        assert_eq!(resumes, 1);
+    }
+
+    #[test]
+    fn the_code_grows_no_more_than_is_said() {
+        let near = code(OWN.general_protection + 64, OWN).len();
+        let far = code(OWN.general_protection + (1 << 20), OWN).len();
+        assert!(near <= far && far <= near + MAX_GROWTH, "{near}, {far}");
+    }
 }

@@ -34,6 +34,7 @@ pub fn tests() -> Vec<Test> {
         ],
         second_tier(tests![
             a_guest_counts_with_kvms_own_vpmu,
+            perf_relates_its_time_to_the_tsc_without_kvms_clock,
             kernels_of_newer_releases_boot,
             a_kernel_without_its_modules_is_refused,
         ]),
@@ -66,7 +67,9 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
             ),
         )
         .second_tier(|steps| {
-            steps.step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
+            steps
+                .step("tsc", "./tally run --append no-kvmclock -- perf test -v 'Convert perf time to TSC'")
+                .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         })
         .run()
 });
@@ -163,6 +166,14 @@ fn perf_in_a_guest_without_a_pmu_reports_no_hardware_events() {
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.err.contains("<not supported>,,cycles"), "{}", done.err);
     assert!(done.err.contains(",msec,task-clock"), "software events count all the same: {}", done.err);
+}
+
+fn perf_relates_its_time_to_the_tsc_without_kvms_clock() {
+    let done = COMMANDS.of("tsc");
+    let text = done.text() + &done.err;
+    for subtest in [1, 2] {
+        assert!(text.contains(&format!("Convert perf time to TSC subtest {subtest}: Ok")), "{text}");
+    }
 }
 
 fn a_guest_counts_with_kvms_own_vpmu() {

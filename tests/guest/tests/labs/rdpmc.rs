@@ -1,4 +1,4 @@
-//! Tests of programs in guests that read counters with RDPMC, and their time with RDTSC. The host's kernel is Debian stable's: on AMD's processors,
+//! Tests of programs in guests that read counters with RDPMC. The host's kernel is Debian stable's: on AMD's processors,
 //! older KVMs let the instruction read 0, and then it is switched off (`features::user_mode_rdpmc_is_disabled`).
 
 use std::fs;
@@ -18,7 +18,6 @@ pub fn tests() -> Vec<Test> {
             programs_see_what_they_see_on_the_host_with_isolated_page_tables,
             programs_see_what_they_see_on_the_host_with_newer_kernels,
             perfs_own_tests_of_such_reads_pass,
-            perf_relates_its_time_to_the_tsc_without_kvms_clock,
             papi_reads_counters_without_system_calls,
         ]),
     ]
@@ -64,7 +63,6 @@ static HOST: LazyLock<Results> = LazyLock::new(|| {
             steps
                 .step("isolation", &format!("{RUN} --append pti=on -- sh -c 'dmesg | grep isolation'"))
                 .step("perf", &format!("{RUN} -- perf test 'User space counter reading'"))
-                .step("tsc", &format!("{RUN} --append no-kvmclock -- perf test 'Convert perf time to TSC'"))
                 .file(papi, "papi.tar")
                 .configure_host(|host| host.program(PAPI.as_bytes(), "in-guest"))
                 .step("unpack", "mkdir root; tar -C root -xf papi.tar; cp in-guest root")
@@ -115,25 +113,11 @@ fn programs_see_what_they_see_on_the_host_with_newer_kernels() {
     ["trixie", "sid"].into_iter().for_each(reads_as_the_host);
 }
 
-/// Checks that both subtests of a test of perf's pass.
-fn perfs_tests_pass(step: &str) {
-    let done = HOST.of(step);
-    let text = done.text() + &done.err;
-    let results: Vec<_> =
-        text.lines().filter_map(|line| line.rsplit_once(": ")).map(|(_, result)| result.trim()).collect();
-    assert_eq!(results.iter().filter(|result| **result == "Ok").count(), 2, "{text}");
-    assert!(
-        !results.iter().any(|result| result.starts_with("FAILED") || result.starts_with("Skip")),
-        "{text}"
-    );
-}
-
 fn perfs_own_tests_of_such_reads_pass() {
-    perfs_tests_pass("perf");
-}
-
-fn perf_relates_its_time_to_the_tsc_without_kvms_clock() {
-    perfs_tests_pass("tsc");
+    let done = HOST.of("perf");
+    let text = done.text() + &done.err;
+    assert_eq!(text.matches(": Ok").count(), 2, "{text}");
+    assert!(!text.contains("FAILED") && !text.contains("Skip"), "{text}");
 }
 
 fn papi_reads_counters_without_system_calls() {
@@ -141,4 +125,6 @@ fn papi_reads_counters_without_system_calls() {
     let text = done.text();
     assert_eq!(done.status, 0, "{text}{}", done.err);
     assert!(text.lines().any(|line| line.contains("rdpmc") && line.contains("yes")), "{text}");
+    let count = text.lines().find_map(|line| line.strip_prefix("PAPI_TOT_INS :")?.trim().parse().ok());
+    assert!(count.is_some_and(|count: u64| count > 1_000_000), "{text}");
 }

@@ -111,7 +111,7 @@ impl architecture::Format for Format {
     }
 
     /// Returns false: KVM reads `cycle` and `instret` of a program as 0 and tells nobody.
-    fn lets_programs_read(&self) -> bool {
+    fn lets_programs_read_counters(&self) -> bool {
         false
     }
 

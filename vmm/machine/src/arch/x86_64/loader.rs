@@ -105,7 +105,7 @@ impl architecture::Format for Format {
         retarget::retarget(kernel, pmu, cpus, filter::makes_rdpmc_fault(kvm, Processor::of_this_host().0))
     }
 
-    fn lets_programs_read(&self) -> bool {
+    fn lets_programs_read_counters(&self) -> bool {
         matches!(&self.kind, Kind::Linux(linux) if linux.has_rdpmc_in_programs)
     }
 

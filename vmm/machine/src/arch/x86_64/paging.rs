@@ -64,8 +64,8 @@ impl<'a> Tables<'a> {
             if entry & (PRESENT | USER) != PRESENT | USER {
                 return None;
             }
-            let is_page = shift == PAGE_BITS || entry & LARGE != 0;
-            if is_page {
+            let may_be_page = shift < PAGE_BITS + 3 * LEVEL_BITS;
+            if shift == PAGE_BITS || may_be_page && entry & LARGE != 0 {
                 let offset = (1 << shift) - 1;
                 return Some(GuestAddress(entry & ADDRESS & !offset | address & offset));
             }

@@ -40,6 +40,11 @@ use interrupt::{Delivery, LvtEntry};
 
 pub use self::offer::{Choice, Unavailable};
 
+/// In CPUID leaf 7, subleaf 1, EAX: the processor delivers exceptions without a descriptor table if the kernel wants.
+const FRED: u32 = 1 << 17;
+/// In CPUID leaf 7, subleaf 0, ECX: the processor can report bus locks.
+const BUS_LOCK_DETECT: u32 = 1 << 24;
+
 /// The emulated PMU's model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
@@ -203,6 +208,13 @@ impl Pmu {
         if self != Self::Kvm {
             vpmu::x86::hide_pmu(function, index, leaf);
         }
+        match (self, function, index) {
+            // The guest's programs can read counters only if exceptions go through the descriptor table.
+            (Self::Emulated(..), 7, 1) => leaf.eax &= !FRED,
+            // Its bit in `IA32_DEBUGCTL` is not passed on to KVM.
+            (Self::Emulated(Model::Intel(_), _), 7, 0) => leaf.ecx &= !BUS_LOCK_DETECT,
+            _ => {}
+        }
         match self {
             Self::Emulated(Model::Amd(version), _) => version.show(function, leaf),
             Self::Emulated(Model::Intel(shape), _) => shape.show(function, leaf),
@@ -365,6 +377,23 @@ impl VcpuPmu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_tally_cannot_serve_is_not_in_cpuid() {
+        let shape = intel::Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
+        let (host_pmu, _) = HostPmu::bind_thread().expect("the thread may run");
+        let host = |vendor| Host { vendor, pmu: host_pmu };
+        let amd = Pmu::Emulated(Model::Amd(amd::Version::V2(6)), host(Vendor::Amd));
+        let intel = Pmu::Emulated(Model::Intel(shape), host(Vendor::Intel));
+        let hidden = |pmu: Pmu, index| {
+            let all = Leaf { eax: !0, ebx: !0, ecx: !0, edx: !0 };
+            let mut leaf = all;
+            pmu.show(7, index, &mut leaf);
+            (all.eax & !leaf.eax, all.ecx & !leaf.ecx)
+        };
+        assert_eq!([hidden(amd, 1), hidden(intel, 1), hidden(Pmu::None, 1)], [(FRED, 0), (FRED, 0), (0, 0)]);
+        assert_eq!([hidden(amd, 0), hidden(intel, 0)], [(0, 0), (0, BUS_LOCK_DETECT)]);
+    }
 
     #[test]
     fn of_a_guest_s_debug_control_only_known_bits_reach_kvm() {

@@ -63,6 +63,6 @@ mod tests {
         let mut kernel = read(VMLINUX).unwrap();
         let before = kernel.image.clone();
         assert_eq!(kernel.add_rdpmc_in_programs(), None);
-        assert!(kernel.image == before && !kernel.format.lets_programs_read());
+        assert!(kernel.image == before && !kernel.format.lets_programs_read_counters());
     }
 }

@@ -42,12 +42,12 @@ pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8, rdpmc_faults: bool) -> 
     match rdpmc_faults.then(|| kernel.add_rdpmc_in_programs()).flatten() {
         Some(Added { table, code }) => info!(
             target: COUNTERS,
-            "programs read counters with RDPMC: the entry at {table:#x} of the table of exceptions leads to code at {code:#x}"
+            "programs read counters with RDPMC: the handler of #GP in the table at {table:#x} is now code at {code:#x}"
         ),
         None => info!(
             target: COUNTERS,
             "programs cannot read counters with RDPMC: {}",
-            if rdpmc_faults { "the kernel has no table of exceptions that is known, or no room" } else { "in this KVM it reads 0" }
+            if rdpmc_faults { "the kernel has no known table of exception handlers, or no room" } else { "in this KVM it reads 0" }
         ),
     }
     for site in sites {
