@@ -68,7 +68,7 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
         )
         .second_tier(|steps| {
             steps
-                .step("tsc", "./tally run --append no-kvmclock -- perf test -v 'Convert perf time to TSC'")
+                .step("tsc", "./tally run --append no-kvmclock -- perf test -v tsc")
                 .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         })
         .run()
