@@ -30,5 +30,5 @@ pub use error::{Error, Result};
 pub use guest::{Guest, Kernel, default_guest, guest, guest_of, kernel, stamp};
 pub use progress::Progress;
 pub use release::{Arch, Release, Suite};
-pub use small_kernel::{SMALL_KERNEL_NEEDS, SmallKernel, small_kernel};
+pub use small_kernel::{SmallKernel, small_kernel, small_kernel_needs};
 pub use tool::run as run_tool;

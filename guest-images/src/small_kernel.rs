@@ -19,10 +19,15 @@ const CONFIG: &str = include_str!("small_kernel.config");
 const SOURCE: &str = "linux-source-6.1";
 /// Packages and static libraries that objtool, a program of the kernel's build, is linked with.
 const LIBRARIES: [(&str, &str); 2] = [("libelf-dev", "libelf.a"), ("zlib1g-dev", "libz.a")];
-/// Programs that the kernel's build runs, in the order of [`SMALL_KERNEL_NEEDS`].
-const PROGRAMS: [&str; 6] = ["make", "gcc", "flex", "bison", "bc", "xz"];
-/// Packages that must be installed to compile the kernel.
-pub const SMALL_KERNEL_NEEDS: [&str; 6] = ["make", "gcc", "flex", "bison", "bc", "xz-utils"];
+/// Programs that the kernel's build runs, and their packages.
+const PROGRAMS: [(&str, &str); 6] = [
+    ("make", "make"),
+    ("gcc", "gcc"),
+    ("flex", "flex"),
+    ("bison", "bison"),
+    ("bc", "bc"),
+    ("xz", "xz-utils"),
+];
 /// Part of the cache key. Must change when the code here changes what is built.
 const RECIPE: &str = "1";
 
@@ -35,6 +40,11 @@ pub struct SmallKernel {
     pub vmlinux: PathBuf,
 }
 
+/// Returns the packages that must be installed to compile the kernel.
+pub fn small_kernel_needs() -> [&'static str; PROGRAMS.len()] {
+    PROGRAMS.map(|(_, package)| package)
+}
+
 /// Compiles the kernel, unless it is in the cache. This takes some minutes and, temporarily, 1.5 GB of disk space.
 pub fn small_kernel(cache: &Cache, progress: &mut Progress) -> Result<SmallKernel> {
     let key = Key::new("small-kernel").with(RECIPE).with(SOURCE).with(CONFIG);
@@ -43,7 +53,7 @@ pub fn small_kernel(cache: &Cache, progress: &mut Progress) -> Result<SmallKerne
 }
 
 fn compile(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
-    for (program, package) in PROGRAMS.into_iter().zip(SMALL_KERNEL_NEEDS) {
+    for (program, package) in PROGRAMS {
         tool::run(Command::new(program).arg("--version"), package)?;
     }
     let work = entry.join("work");

@@ -119,16 +119,10 @@ fn spin(instructions: u64) {
 /// Runs the loop, and reads a counter of its own instructions by system calls.
 fn reads_by_call(instructions: u64, extra: Extra) -> Result<()> {
     let mut counter = count_instructions()?;
-    timed(instructions, extra, || {
+    reads(instructions, extra, || {
         let mut value = [0; 8];
-        for _ in 0..instructions / READ_EVERY {
-            spin(READ_EVERY);
-            counter.read_exact(&mut value)?;
-        }
-        if u64::from_ne_bytes(value) < instructions / READ_EVERY * READ_EVERY {
-            return Err("the counter missed instructions".into());
-        }
-        Ok(())
+        counter.read_exact(&mut value)?;
+        Ok(u64::from_ne_bytes(value))
     })
 }
 
@@ -136,11 +130,16 @@ fn reads_by_call(instructions: u64, extra: Extra) -> Result<()> {
 fn reads_by_rdpmc(instructions: u64, extra: Extra) -> Result<()> {
     let counter = OwnedFd::from(count_instructions()?);
     let page = Page::map(&counter)?;
+    let unreadable = "the counter cannot be read by RDPMC";
+    reads(instructions, extra, || page.read().ok_or_else(|| unreadable.into()))
+}
+
+fn reads(instructions: u64, extra: Extra, mut read: impl FnMut() -> Result<u64>) -> Result<()> {
     timed(instructions, extra, || {
         let mut value = 0;
         for _ in 0..instructions / READ_EVERY {
             spin(READ_EVERY);
-            value = page.read().ok_or("the counter cannot be read by RDPMC")?;
+            value = read()?;
         }
         if value < instructions / READ_EVERY * READ_EVERY {
             return Err("the counter missed instructions".into());

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, SMALL_KERNEL_NEEDS, Suite, small_kernel};
+use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
 
 use crate::error::{Error, Result};
 use crate::peer::{self, Folder, Machine};
@@ -72,7 +72,7 @@ pub struct Figures {
 /// Measures the program at `tally` and the peer.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
-    tools::ensure(&SMALL_KERNEL_NEEDS, progress)?;
+    tools::ensure(&small_kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
     let outcome = Scenario::new(script())
         .named("figures use")

@@ -6,7 +6,7 @@
 use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, SMALL_KERNEL_NEEDS, Suite, small_kernel};
+use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
 use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
@@ -45,7 +45,7 @@ fn guest(name: &str) -> &'static StepOutput {
 fn boot(name: &'static str, vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    tally_lab::ensure(&SMALL_KERNEL_NEEDS, &mut progress).unwrap_or_else(|error| panic!("{error}"));
+    tally_lab::ensure(&small_kernel_needs(), &mut progress).unwrap_or_else(|error| panic!("{error}"));
     let steps = with_installed_kernel(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
     let steps = with_installed_kernel(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");

@@ -4,6 +4,7 @@ mod acpi;
 mod board;
 mod coalescing;
 mod cpuid;
+mod cr;
 mod exit;
 mod firmware;
 mod host;

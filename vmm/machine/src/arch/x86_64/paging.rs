@@ -6,9 +6,7 @@ use std::sync::atomic::Ordering;
 use kvm_bindings::kvm_sregs;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-const CR0_PG: u64 = 1 << 31;
-const CR4_LA57: u64 = 1 << 12;
-const EFER_LMA: u64 = 1 << 10;
+use super::cr::{CR0_PG, CR4_LA57, EFER_LMA};
 
 /// Bits of an entry of a page table.
 const PRESENT: u64 = 1;

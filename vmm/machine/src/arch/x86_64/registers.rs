@@ -4,6 +4,7 @@ use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::cr;
 use super::pmu::Pmu;
 use crate::arch::x86_64::cpuid;
 use crate::arch::x86_64::loader::Entry;
@@ -21,15 +22,6 @@ const TASK_SELECTOR: u16 = 0x20;
 const CODE: u8 = 0xb;
 const DATA: u8 = 0x3;
 const TASK: u8 = 0xb;
-
-mod cr {
-    pub const CR0_PE: u64 = 1;
-    pub const CR0_ET: u64 = 1 << 4;
-    pub const CR0_PG: u64 = 1 << 31;
-    pub const CR4_PAE: u64 = 1 << 5;
-    pub const EFER_LME: u64 = 1 << 8;
-    pub const EFER_LMA: u64 = 1 << 10;
-}
 
 /// Sets the MSRs and the local APIC of a vCPU, and on the first vCPU the entry into the kernel. The other vCPUs stay in
 /// the state after reset and wait for the kernel to start them (INIT, SIPI). `immunities` are the bits to add to

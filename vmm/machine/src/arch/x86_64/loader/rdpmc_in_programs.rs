@@ -1,5 +1,5 @@
 //! Lets Linux' programs read counters with RDPMC. Adds the code of [`vpmu_retarget::rdpmc_in_programs`] to a kernel's
-//! image, and points the kernel's table of exceptions to the code.
+//! image, and points the kernel's table of exception handlers to the code.
 
 use vpmu_retarget::rdpmc_in_programs::{Handlers, code, room};
 use vpmu_retarget::{exceptions, rdpmc_in_programs};
@@ -9,8 +9,8 @@ use super::{Kernel, Kind};
 use crate::architecture::Format as _;
 
 impl Kernel {
-    /// Adds the code for RDPMC in programs. Returns `None` and changes nothing if the kernel has no table of
-    /// exceptions, or no room for the code. RDPMC then faults in programs.
+    /// Adds the code for RDPMC in programs. Returns `None` and changes nothing if the kernel has no known
+    /// table of exception handlers, or no room for the code. RDPMC then faults in programs.
     pub(super) fn add_rdpmc_in_programs(&mut self) -> Option<Added> {
         if !self.format.is_linux() {
             return None;

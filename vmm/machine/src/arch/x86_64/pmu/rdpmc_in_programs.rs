@@ -3,12 +3,12 @@
 
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
+use vpmu_retarget::Site;
 
+use crate::arch::x86_64::cr::CR4_PCE;
 use crate::arch::x86_64::paging::Tables;
 
-/// `CR4.PCE`: programs may execute RDPMC.
-const CR4_PCE: u64 = 1 << 8;
-const RDPMC: [u8; 2] = [0x0f, 0x33];
+const RDPMC: [u8; 2] = [Site::ESCAPE, Site::BEFORE];
 
 /// Returns whether the instruction at the address in CR2 is an RDPMC, and programs may execute that.
 pub fn is_permitted(fd: &VcpuFd, memory: &GuestMemoryMmap) -> bool {
