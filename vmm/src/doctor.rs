@@ -2,7 +2,7 @@
 //! last fact is the verdict.
 
 mod built;
-mod holders;
+pub mod holders;
 mod kvm;
 mod perf;
 mod process;
@@ -16,8 +16,6 @@ use crate::arch::host;
 use crate::cli::Doctor;
 use crate::fact::{self, Fact, State};
 use crate::lab;
-
-pub use holders::holders;
 
 /// `tally doctor`: examines the host and prints the facts.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
+use crate::doctor::holders;
 use crate::status::{Summary, VmStatus};
 use crate::stderr;
 use text::{aligned, printable};
@@ -63,7 +64,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     let mut vms = client::some_of(vms.into_iter().map(|mut vm| vm.status().map(|_| vm)), say)?;
     if options.json {
         thread::sleep(options.interval);
-        let vms = client::some_of(vms.iter_mut().map(Vm::status), say)?;
+        let vms = client::some_of(vms.iter_mut().map(status), say)?;
         writeln!(io::stdout(), "{}", serde_json::to_string(&Document { vms })?)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -114,10 +115,22 @@ struct Looked {
     gone: Vec<ClientError>,
 }
 
+/// Returns a VM's status, with those who may hold the counters that others hold.
+fn status(vm: &mut Vm) -> Result<VmStatus, ClientError> {
+    let mut status = vm.status()?;
+    let process = status.about.pid;
+    let held = status.vcpus.iter_mut().filter_map(|vcpu| vcpu.hardware.as_mut()).filter(|one| one.others > 0);
+    let mut holders = None;
+    for hardware in held {
+        hardware.holders.clone_from(holders.get_or_insert_with(|| holders::beside(process)));
+    }
+    Ok(status)
+}
+
 /// Looks at all VMs, and removes those that do not answer.
 fn look_at(vms: &mut Vec<Vm>) -> Looked {
     let (mut blocks, mut gone) = (Vec::new(), Vec::new());
-    vms.retain_mut(|vm| match vm.status() {
+    vms.retain_mut(|vm| match status(vm) {
         Ok(status) => {
             blocks.push(text::lines(&status));
             true

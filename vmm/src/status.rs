@@ -100,6 +100,7 @@ pub struct Hardware {
     pub free: usize,
     /// Number of counters that others hold.
     pub others: usize,
-    /// Who the others may be, as far as this user can see.
+    /// Who the others may be, as far as the user who looks can see. The VM leaves this empty: its process does not look
+    /// at other processes.
     pub holders: Vec<String>,
 }

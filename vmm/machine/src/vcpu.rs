@@ -12,6 +12,7 @@ use std::time::Instant;
 use devices::End;
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
+use rustix::thread::sched_getcpu;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 
@@ -198,7 +199,9 @@ impl VcpuThread {
                     let report = pmu.report().map(|report| (report.counters, report.statistics));
                     let (counters, statistics) = report.unzip();
                     let counters = counters.unwrap_or_default();
-                    let report = VcpuReport { vcpu: self.id, thread, counters, statistics, exits, share };
+                    let cpu = sched_getcpu();
+                    let report =
+                        VcpuReport { vcpu: self.id, thread, counters, statistics, exits, share, cpu };
                     // The requester may have stopped waiting.
                     let _ = answer.send(report);
                 }

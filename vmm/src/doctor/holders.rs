@@ -1,8 +1,10 @@
-//! Other processes that have perf events, and so may hold counters.
+//! Who may hold the host's counters: other processes that have perf events, and the NMI watchdog.
 
 use std::fs;
 use std::path::Path;
 use std::process;
+
+use vpmu_perf::WATCHDOG;
 
 use crate::fact::Fact;
 
@@ -13,15 +15,22 @@ const MAX_NAMED: usize = 5;
 
 /// Returns a fact that names the holders that this user can see, if there are any.
 pub fn fact() -> Option<Fact> {
-    let holders = holders();
+    let holders = processes(&[process::id()]);
     (!holders.is_empty())
         .then(|| Fact::note("holders", format!("others have perf events open: {}", holders.join(", "))))
 }
 
-/// Returns the other processes that have perf events, with the number of these.
-pub fn holders() -> Vec<String> {
+/// Returns who may hold counters beside this process and a VM's, as far as this user can see.
+pub fn beside(vm: u32) -> Vec<String> {
+    let is_on = |switch| fs::read_to_string(switch).is_ok_and(|value| value.trim() == "1");
+    let watchdog = WATCHDOG.is_some_and(is_on).then(|| "the NMI watchdog".to_owned());
+    watchdog.into_iter().chain(processes(&[process::id(), vm])).collect()
+}
+
+/// Returns the processes other than these that have perf events, with the number of these.
+fn processes(except: &[u32]) -> Vec<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let is_other = |name: &str| name.parse::<u32>().is_ok_and(|number| number != process::id());
+    let is_other = |name: &str| name.parse().is_ok_and(|number| !except.contains(&number));
     let mut holders: Vec<String> = processes
         .filter(|process| process.file_name().to_str().is_some_and(is_other))
         .filter_map(|process| holder(&process.path()))

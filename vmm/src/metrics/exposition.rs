@@ -182,6 +182,7 @@ mod tests {
             statistics: Some(Statistics { interrupts: 6, ..Statistics::default() }),
             exits: Exits { pmu_reads: 12, ..Exits::default() },
             share: Share::default(),
+            cpu: 0,
         };
         let facts = vec![("name", "a \"b\"\n".to_owned())];
         let text = write(Machine { facts, stands_still: false, vcpus: vec![vcpu] }).unwrap();

@@ -15,7 +15,7 @@ use tally_machine::target::COUNTERS;
 use tally_machine::{Journal, Machine, Vcpu};
 use vpmu::policy::Policy;
 
-use super::running::Running;
+use super::running::{self, Running};
 use super::started::{ClientSockets, Guards, Started};
 use super::talk::AgentStart;
 use crate::cli::Run;
@@ -128,6 +128,7 @@ pub fn serve_clients(
         vcpus: Arc::clone(&machine.vcpu_handles),
         kvm: machine.vcpus.iter().map(Vcpu::kvm_stats).collect(),
         pmu,
+        host: running::host_pmu(pmu),
         policy: Mutex::new(policy),
         log: log.cloned(),
     };

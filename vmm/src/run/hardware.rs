@@ -1,8 +1,7 @@
-//! Probes who holds a host CPU's counters. The number of counters is known, and the number of available ones is found
-//! out by opening events on that CPU. If a real-time thread never leaves the CPU, the probing thread cannot run there,
+//! Probes how many of a host CPU's counters are held. The number of counters is known, and the number of available ones
+//! is found out by opening events on that CPU. If a real-time thread never leaves the CPU, the probing thread cannot run there,
 //! and the probe times out.
 
-use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -10,9 +9,8 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 use tally_machine::{VcpuReport, pmu};
-use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, free_counters};
+use vpmu_perf::{HostPmu, NotFree, free_counters};
 
-use crate::doctor;
 use crate::status::Hardware;
 
 /// Timeout for a probe, which takes some milliseconds. It is short enough that a client gets its answer in
@@ -25,7 +23,7 @@ const MAX_PROBES: usize = 32;
 static PROBES: AtomicUsize = AtomicUsize::new(0);
 
 /// A host CPU's counters, as they were when the CPU was probed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct CpuCounters {
     /// Number of the CPU.
     pub cpu: usize,
@@ -33,8 +31,6 @@ pub struct CpuCounters {
     pub counters: usize,
     /// Number of counters that others do not hold. The guest may hold some of these.
     pub available: usize,
-    /// Who may hold the rest, as far as this user can see.
-    pub holders: Vec<String>,
 }
 
 impl CpuCounters {
@@ -44,7 +40,7 @@ impl CpuCounters {
         let held: Vec<u32> = vcpu.held().into_iter().collect();
         let free = available.saturating_sub(held.len());
         let others = counters.saturating_sub(free + held.len());
-        Hardware { cpu, counters, held, free, others, holders: self.holders.clone() }
+        Hardware { cpu, counters, held, free, others, holders: Vec::new() }
     }
 }
 
@@ -57,14 +53,13 @@ pub fn probe_cpu(cpu: usize, host: HostPmu) -> Option<CpuCounters> {
         let counters = pmu::host_counters()?;
         let available = match free_counters(host, counters, &[], counters) {
             Ok(free) => free.general,
-            Err(Obstacle::NoneFree) => 0,
+            Err(NotFree::NoneFree) => 0,
             Err(_) => return None,
         };
         Some((counters, available))
     };
     let (counters, available) = in_time(probe, TIMEOUT)?;
-    let holders = if available < counters { holders() } else { Vec::new() };
-    Some(CpuCounters { cpu, counters, available, holders })
+    Some(CpuCounters { cpu, counters, available })
 }
 
 /// Runs `probe` on a thread of its own. A thread that exceeds the timeout is not waited for any longer.
@@ -98,17 +93,6 @@ impl Drop for Probe {
     fn drop(&mut self) {
         PROBES.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Returns who may hold counters, as far as this user can see.
-fn holders() -> Vec<String> {
-    let is_on = |switch| fs::read_to_string(switch).is_ok_and(|value| value.trim() == "1");
-    WATCHDOG
-        .is_some_and(is_on)
-        .then(|| "the NMI watchdog".to_owned())
-        .into_iter()
-        .chain(doctor::holders())
-        .collect()
 }
 
 #[cfg(test)]

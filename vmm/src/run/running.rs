@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,6 +40,8 @@ pub struct Running {
     pub kvm: Vec<Option<KvmStats>>,
     /// The PMU that the guest sees.
     pub pmu: Pmu,
+    /// The PMU that counts the vCPUs' threads, if this host has one.
+    pub host: Option<HostPmu>,
     /// Policy for that PMU.
     pub policy: Mutex<Policy>,
     /// The event log, if there is one.
@@ -50,7 +51,6 @@ pub struct Running {
 /// State that is kept for a client between its requests.
 #[derive(Default)]
 pub struct ClientSession {
-    host: Option<HostPmu>,
     vcpus: BTreeMap<u8, VcpuSession>,
     /// Measurement for the client's last request.
     last: Option<VmSnapshot>,
@@ -163,7 +163,7 @@ impl Running {
         let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
         let kvm = stats.and_then(|stats| stats.read().ok());
         let (mut work, mut hardware) = (None, None);
-        if let Some(host) = session.host(self.pmu) {
+        if let Some(host) = self.host {
             let vcpu = session.vcpus.entry(report.vcpu).or_insert_with(|| VcpuSession::new(&report, host));
             vcpu.probe_if_old(&report, host);
             work = vcpu.attribution.as_ref().map(Attribution::read);
@@ -187,23 +187,18 @@ impl Machine for Running {
     }
 }
 
-impl ClientSession {
-    /// Returns the host's PMU. If the guest's PMU is emulated, this is the one that backs it.
-    fn host(&mut self, pmu: Pmu) -> Option<HostPmu> {
-        if self.host.is_none() {
-            self.host = match pmu {
-                Pmu::Emulated(_, host) => Some(host.pmu),
-                // On a hybrid host, this keeps the client's thread to the cores of one PMU.
-                Pmu::None | Pmu::Kvm => HostPmu::bind_thread().ok().map(|(pmu, _)| pmu),
-            };
-        }
-        self.host
+/// Returns the PMU of the host that counts the vCPUs' threads. If the guest's PMU is emulated, this is the one that
+/// backs it.
+pub fn host_pmu(pmu: Pmu) -> Option<HostPmu> {
+    match pmu {
+        Pmu::Emulated(_, host) => Some(host.pmu),
+        Pmu::None | Pmu::Kvm => HostPmu::of_thread().ok(),
     }
 }
 
 impl VcpuSession {
     fn new(report: &VcpuReport, host: HostPmu) -> Self {
-        let hardware = last_cpu(report.thread).and_then(|cpu| hardware::probe_cpu(cpu, host));
+        let hardware = hardware::probe_cpu(report.cpu, host);
         // Leave room for counters that have lost their hardware and need it again.
         let without_hardware =
             report.counters.iter().filter(|counter| counter.enabled.is_some() && counter.hardware.is_none());
@@ -217,32 +212,8 @@ impl VcpuSession {
 
     fn probe_if_old(&mut self, report: &VcpuReport, host: HostPmu) {
         if self.probed.elapsed() >= PROBE_INTERVAL {
-            self.hardware = last_cpu(report.thread).and_then(|cpu| hardware::probe_cpu(cpu, host));
+            self.hardware = hardware::probe_cpu(report.cpu, host);
             self.probed = Instant::now();
         }
-    }
-}
-
-/// Returns the CPU on which a thread of this process ran last.
-fn last_cpu(thread: i32) -> Option<usize> {
-    processor(&fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?)
-}
-
-/// Returns field 39 of `/proc/PID/stat` (`proc_pid_stat(5)`). Field 2, the name, may contain anything.
-fn processor(stat: &str) -> Option<usize> {
-    const FIELDS_AFTER_NAME: usize = 39 - 3;
-    stat.rsplit_once(") ")?.1.split(' ').nth(FIELDS_AFTER_NAME)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cpu_of_a_thread_is_found_whatever_its_name_is() {
-        let fields: Vec<String> = (4..=52).map(|field| (field * 10).to_string()).collect();
-        assert_eq!(processor(&format!("7 (a) b) S {}", fields.join(" "))), Some(390));
-        assert_eq!(processor("7 (a) S 1 2"), None);
-        assert!(last_cpu(rustix::thread::gettid().as_raw_nonzero().get()).is_some());
     }
 }

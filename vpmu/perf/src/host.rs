@@ -55,10 +55,7 @@ impl HostPmu {
     /// about the binding, if there is one.
     pub fn bind_thread() -> io::Result<(Self, Option<String>)> {
         let allowed = affinity()?;
-        let Some(mut pmu) = hybrid_pmus(Path::new(DEVICES)).into_iter().find(|pmu| pmu.has_one_of(&allowed))
-        else {
-            return Ok((Self(Cores::All), None));
-        };
+        let Some(mut pmu) = CorePmu::with_one_of(&allowed) else { return Ok((Self(Cores::All), None)) };
         pmu.cpus.retain(|cpu| allowed.contains(cpu));
         set_affinity(&pmu.cpus)?;
         let remark = format!(
@@ -67,6 +64,12 @@ impl HostPmu {
             format_cpu_list(&pmu.cpus)
         );
         Ok((Self(Cores::OfPmu(pmu.pmu_type)), Some(remark)))
+    }
+
+    /// Returns the PMU that [`Self::bind_thread`] would choose, and binds nothing.
+    pub fn of_thread() -> io::Result<Self> {
+        let pmu = CorePmu::with_one_of(&affinity()?);
+        Ok(Self(pmu.map_or(Cores::All, |pmu| Cores::OfPmu(pmu.pmu_type))))
     }
 
     /// Returns whether the processor has cores of several types, each with its own PMU.
@@ -140,6 +143,11 @@ fn hybrid_pmus(devices: &Path) -> Vec<CorePmu> {
 }
 
 impl CorePmu {
+    /// Returns the preferred PMU of a hybrid processor that counts on one of these CPUs.
+    fn with_one_of(cpus: &[usize]) -> Option<Self> {
+        hybrid_pmus(Path::new(DEVICES)).into_iter().find(|pmu| pmu.has_one_of(cpus))
+    }
+
     fn has_one_of(&self, cpus: &[usize]) -> bool {
         self.cpus.iter().any(|cpu| cpus.contains(cpu))
     }

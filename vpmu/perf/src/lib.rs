@@ -51,8 +51,9 @@ mod page;
 mod probe;
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use self::event::{PerfEvent, SystemCalls};
@@ -65,12 +66,13 @@ pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG};
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
-pub use self::probe::{Free, exists, free_counters, generic_events};
+pub use self::probe::{Free, NotFree, exists, free_counters, generic_events};
 
 /// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.
 pub struct PerfEvents {
     pmu: HostPmu,
     epoch: Instant,
+    max_rate: MaxRate,
     /// Least time between two overflows of an event that the host does not throttle, when it was last read.
     least_interval: Duration,
     /// Time at which `least_interval` was last read.
@@ -85,23 +87,38 @@ pub struct PerfEvents {
 /// Maximum number of events in [`PerfEvents::existing`]: a guest can ask for any number of events.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Returns twice the least average time that the host allows between two overflows of an event. The host throttles a
-/// faster event until its next tick, and lowers its limit by itself when its own handler takes long.
-fn least_interval() -> Duration {
-    const BY_DEFAULT: u32 = 100_000;
-    let rate = fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate");
-    let rate = rate.ok().and_then(|rate| rate.trim().parse().ok()).unwrap_or(BY_DEFAULT);
-    Duration::from_secs(2) / rate.max(1)
+/// The host's limit for the rate of overflows. The host throttles a faster event until its next tick, and lowers the
+/// limit by itself when its own handler takes long. The file stays open, because a sandboxed thread can open none.
+struct MaxRate(Option<File>);
+
+impl MaxRate {
+    fn open() -> Self {
+        Self(File::open("/proc/sys/kernel/perf_event_max_sample_rate").ok())
+    }
+
+    /// Returns twice the least average time between two overflows of an event that is not throttled.
+    fn least_interval(&self) -> Duration {
+        const BY_DEFAULT: u32 = 100_000;
+        Duration::from_secs(2) / self.read().unwrap_or(BY_DEFAULT).max(1)
+    }
+
+    fn read(&self) -> Option<u32> {
+        let mut text = [0; 16];
+        let len = self.0.as_ref()?.read_at(&mut text, 0).ok()?;
+        str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
+    }
 }
 
 impl PerfEvents {
     /// Creates a source whose events are of `pmu`, count the current thread, and send `SIGIO` to it when their alarms
     /// expire.
     pub fn new(pmu: HostPmu) -> Self {
+        let max_rate = MaxRate::open();
         Self {
             pmu,
             epoch: Instant::now(),
-            least_interval: least_interval(),
+            least_interval: max_rate.least_interval(),
+            max_rate,
             least_interval_read: Duration::ZERO,
             system_calls: SystemCalls::default(),
             estimates: false,
@@ -146,7 +163,7 @@ impl Source for PerfEvents {
 
     fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool {
         if now.saturating_sub(self.least_interval_read) >= Duration::from_secs(1) {
-            (self.least_interval, self.least_interval_read) = (least_interval(), now);
+            (self.least_interval, self.least_interval_read) = (self.max_rate.least_interval(), now);
         }
         interval >= self.least_interval
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use crate::host;
+use crate::probe::NotFree;
 
 /// What a user without such a host can do, where the lab can be built.
 const SIMULATED_HOST: &str =
@@ -51,6 +52,16 @@ pub enum Obstacle {
     /// Any other error, such as too many open files.
     #[error("cannot open perf events: {0}")]
     Other(String),
+}
+
+impl From<NotFree> for Obstacle {
+    fn from(error: NotFree) -> Self {
+        match error {
+            NotFree::NoneFree => Self::NoneFree,
+            NotFree::CountsHost => Self::CountsHost,
+            NotFree::Refused(error) => Self::from_error(&error),
+        }
+    }
 }
 
 impl Obstacle {

@@ -4,7 +4,6 @@ use std::io;
 
 use crate::event::{PerfEvent, Precedence, SystemCalls};
 use crate::host::HostPmu;
-use crate::obstacle::Obstacle;
 use vpmu::event::{Event, GenericEvent};
 
 /// An event that is always counted by a general counter. On x86-64 these are branches, for which no processor has a
@@ -24,6 +23,20 @@ pub struct Free {
     pub fixed: usize,
 }
 
+/// Why no counter was found to be free. [`Obstacle`](crate::Obstacle) tells the user what helps.
+#[derive(Debug, thiserror::Error)]
+pub enum NotFree {
+    /// Others hold all hardware counters.
+    #[error("all counters are in use")]
+    NoneFree,
+    /// Events that should count guests only count the host as well.
+    #[error("the PMU does not tell guests from the host")]
+    CountsHost,
+    /// The host refuses an event.
+    #[error(transparent)]
+    Refused(#[from] io::Error),
+}
+
 /// Finds out how many counters are free on the CPU that this thread runs on. The counters are held until all have been
 /// counted: first `least` general counters, then a counter for each event of `fixed` until one has none, then further
 /// general counters up to `most`. Must be called on a thread that is in no guest.
@@ -35,9 +48,9 @@ pub fn free_counters(
     least: usize,
     fixed: &[GenericEvent],
     most: usize,
-) -> Result<Free, Obstacle> {
+) -> Result<Free, NotFree> {
     match take_counters(pmu, least, fixed, most, Precedence::Flexible) {
-        Err(Obstacle::NoneFree) => take_counters(pmu, least, fixed, most, Precedence::Pinned),
+        Err(NotFree::NoneFree) => take_counters(pmu, least, fixed, most, Precedence::Pinned),
         found => found,
     }
 }
@@ -48,20 +61,21 @@ fn take_counters(
     fixed: &[GenericEvent],
     most: usize,
     precedence: Precedence,
-) -> Result<Free, Obstacle> {
+) -> Result<Free, NotFree> {
     const GENERAL: Event = Event::Generic(GENERAL_EVENT);
     let hold = |event, held: &mut _| hold(pmu, event, precedence, held);
     let mut general = Vec::new();
     let mut of_fixed = Vec::new();
     while general.len() < least && hold(GENERAL, &mut general)? {}
     if general.is_empty() {
-        return Err(Obstacle::NoneFree);
+        return Err(NotFree::NoneFree);
     }
     for generic in fixed {
         match hold(Event::Generic(*generic), &mut of_fixed) {
             Ok(true) => {}
-            Ok(false) | Err(Obstacle::NoPmu(_)) => break,
-            Err(obstacle) => return Err(obstacle),
+            Ok(false) => break,
+            Err(NotFree::Refused(error)) if is_missing(&error) => break,
+            Err(error) => return Err(error),
         }
     }
     while general.len() < most && hold(GENERAL, &mut general)? {}
@@ -94,15 +108,19 @@ const GENERIC: [&str; 10] = [
     "ref-cycles",
 ];
 
+/// Returns true if the error says that the host has no such event.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
 /// Opens an event and adds it to `held`. Returns false if no counter is free for it.
 fn hold(
     pmu: HostPmu,
     event: Event,
     precedence: Precedence,
     held: &mut Vec<PerfEvent>,
-) -> Result<bool, Obstacle> {
-    let event = PerfEvent::open_probe(pmu, event, precedence)
-        .map_err(|error: io::Error| Obstacle::from_error(&error))?;
+) -> Result<bool, NotFree> {
+    let event = PerfEvent::open_probe(pmu, event, precedence)?;
     match event.counted() {
         None => Ok(false),
         Some(0) => {
@@ -110,6 +128,6 @@ fn hold(
             Ok(true)
         }
         // This thread is in no guest, so an event that counts guests only must be 0.
-        Some(_) => Err(Obstacle::CountsHost),
+        Some(_) => Err(NotFree::CountsHost),
     }
 }

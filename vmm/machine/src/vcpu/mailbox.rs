@@ -161,6 +161,7 @@ mod tests {
                     statistics: None,
                     exits: Exits::default(),
                     share: Share::default(),
+                    cpu: 0,
                 };
                 answer.send(report).unwrap();
             }

@@ -24,6 +24,9 @@ pub struct VcpuReport {
     /// Time that exits for the PMU take. Not a part of the schema.
     #[serde(skip)]
     pub share: Share,
+    /// Host CPU on which the thread runs. Not a part of the schema.
+    #[serde(skip)]
+    pub cpu: usize,
 }
 
 impl VcpuReport {

@@ -141,7 +141,7 @@ fn emulated(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable>
     // The two fixed counters need host counters too. If the other counters interrupt on overflow,
     // Linux does not use the fixed ones, whose overflows never interrupt.
     let fixed: &[_] = if overflows { &[] } else { &[GenericEvent::Cycles, GenericEvent::Instructions] };
-    let free = free_counters(pmu, 1, fixed, MAX)?;
+    let free = free_counters(pmu, 1, fixed, MAX).map_err(Obstacle::from)?;
     if free.fixed < fixed.len() {
         return Err(Unavailable::Host(Obstacle::NoneFree));
     }

@@ -1,13 +1,13 @@
 //! Chooses the version and the number of counters of AMD's PMUs.
 
 use vpmu::model::amd::{K7_COUNTERS, MAX_COUNTERS, Version};
-use vpmu_perf::free_counters;
+use vpmu_perf::{Obstacle, free_counters};
 
 use super::{Choice, Host, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
 pub fn model(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Model, Option<String>), Unavailable> {
-    let free = free_counters(host.pmu, MAX_COUNTERS, &[], MAX_COUNTERS)?.general;
+    let free = free_counters(host.pmu, MAX_COUNTERS, &[], MAX_COUNTERS).map_err(Obstacle::from)?.general;
     of(choice, asked, free).map(|(version, remark)| (Model::Amd(version), remark))
 }
 

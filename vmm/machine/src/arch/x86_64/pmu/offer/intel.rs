@@ -7,7 +7,7 @@ use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MAX_GENERAL, Shape, Versio
 use vpmu::policy::Policy;
 use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
-use vpmu_perf::{Free, exists, free_counters};
+use vpmu_perf::{Free, Obstacle, exists, free_counters};
 
 use super::{Host, Model, Unavailable};
 
@@ -22,7 +22,8 @@ pub fn model(
     let wanted = wanted(choice, asked)?;
     // Fixed counters count their events as well as general ones, and with less overhead for the guest. At least one
     // general counter is required.
-    let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MAX_GENERAL))?;
+    let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MAX_GENERAL))
+        .map_err(Obstacle::from)?;
     let shape = of(version, asked, free, absent_events(host) | denied_events(policy))?;
     let remark = (asked.is_none() && watchdog_is_on()).then(|| {
         format!(
