@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use devices::virtio::{Console, Device, Queues, Transport};
@@ -19,6 +19,7 @@ use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::ending::{Ending, Reporter};
+use crate::sandbox::{self, Thread};
 
 pub use handle::Handle;
 pub use streams::{Input, OnClose, Sink};
@@ -113,7 +114,7 @@ impl Agent {
 
     /// Starts the thread.
     pub fn spawn(mut self) -> io::Result<JoinHandle<()>> {
-        thread::Builder::new().name("agent".to_owned()).spawn(move || self.run())
+        sandbox::spawn("agent", Thread::Agent, Vec::new(), move || self.run())
     }
 
     fn run(&mut self) {

@@ -19,7 +19,7 @@ use vpmu::policy::OnStarvation;
 use crate::arch::help;
 use crate::lab;
 use crate::metrics::Address;
-use crate::stderr;
+use crate::{sandbox, stderr};
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Stat};
 
@@ -159,6 +159,9 @@ pub struct Run {
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<Address>,
+    /// What to do when Tally makes a system call that it does not need: on (end the VM), log or off [default: on]
+    #[arg(long, value_name = "MODE", value_parser = sandbox(), default_value = "on", hide_default_value = true, hide_possible_values = true)]
+    pub sandbox: sandbox::Mode,
     /// Name of this VM [default: what it runs]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -209,6 +212,15 @@ fn on_starvation() -> impl TypedValueParser<Value = OnStarvation> {
         "scale" => OnStarvation::Scale,
         "stop" => OnStarvation::Stop,
         _ => OnStarvation::Report,
+    })
+}
+
+/// Reads a mode of the sandbox.
+fn sandbox() -> impl TypedValueParser<Value = sandbox::Mode> {
+    PossibleValuesParser::new(["on", "log", "off"]).map(|name| match name.as_str() {
+        "off" => sandbox::Mode::Off,
+        "log" => sandbox::Mode::Log,
+        _ => sandbox::Mode::On,
     })
 }
 

@@ -14,6 +14,7 @@ use log::info;
 pub use self::serve::Machine;
 
 use self::socket_dir::{Socket, SocketDir, SocketDirError};
+use crate::sandbox::{Access, Reach};
 
 /// The socket of this process, while it has one.
 static SOCKET: Mutex<Option<Socket>> = Mutex::new(None);
@@ -30,6 +31,12 @@ impl Control {
             Err(error) => info!("`tally list` and `tally stat` will not find this VM: {error}"),
         }
         Self(())
+    }
+
+    /// Returns what removing the socket needs.
+    pub fn reach(&self) -> Option<Reach> {
+        let socket = SOCKET.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Reach { folder: socket.as_ref()?.folder().ok()?, access: Access::Remove })
     }
 }
 

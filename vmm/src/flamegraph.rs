@@ -10,13 +10,14 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
 use inferno::flamegraph::color::MultiPalette;
 use inferno::flamegraph::{self, Options, Palette};
 use log::warn;
 
+use crate::sandbox::{self, Access, Reach, Thread};
 use destination::Destination;
 use fold::{Stacks, fold};
 
@@ -66,8 +67,14 @@ impl FlameGraph {
     pub fn report(&mut self) -> io::Result<File> {
         let (reader, writer) = io::pipe()?;
         let fold = move || fold(BufReader::new(reader));
-        self.folding = Some(thread::Builder::new().name("flamegraph".to_owned()).spawn(fold)?);
+        self.folding = Some(sandbox::spawn("flamegraph", Thread::FlameGraph, Vec::new(), fold)?);
         Ok(OwnedFd::from(writer).into())
+    }
+
+    /// Returns what [`Self::finish`] needs.
+    pub fn reach(&self) -> Result<Option<Reach>> {
+        let reach = self.destination.folder().map(|folder| Reach::to(folder, Access::Create)).transpose();
+        reach.with_context(|| format!("--flamegraph {}", self.path.display()))
     }
 
     /// Draws the flame graph. The report has to have ended.

@@ -25,6 +25,7 @@ mod operator;
 mod packaging;
 mod policy;
 mod run;
+mod sandbox;
 mod signals;
 mod stat;
 mod status;
@@ -33,6 +34,7 @@ mod terminal;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -82,7 +84,10 @@ fn init_logging(command: &Command) -> Result<Option<Arc<EventLog>>> {
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         terminal::restore();
-        control::close();
+        if thread::current().name() == Some("main") {
+            // Other threads may not be allowed to. Clients remove the socket of a process that has ended.
+            control::close();
+        }
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
         stderr::say(&format_args!("internal error{place}: {what}"));

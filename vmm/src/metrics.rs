@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use log::info;
 
 use crate::deadline::{Deadlined, Timed};
+use crate::sandbox::{self, Access, Reach, Thread};
 use exposition::{CONTENT_TYPE, Machine};
 use tally_machine::VcpuHandles;
 
@@ -95,6 +96,14 @@ enum Listener {
 #[derive(Debug)]
 pub struct Socket(Option<PathBuf>);
 
+impl Socket {
+    /// Returns what removing the socket needs.
+    pub fn reach(&self) -> Option<Reach> {
+        let folder = self.0.as_ref()?.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Reach::to(folder.unwrap_or(Path::new(".")), Access::Remove).ok()
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
@@ -142,6 +151,7 @@ impl Metrics {
         for _ in 0..THREADS {
             let serving = Arc::clone(&serving);
             thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+                sandbox::enter(Thread::Metrics, &[]);
                 let (listener, answer) = &*serving;
                 loop {
                     let served = listener.accept().and_then(|stream| serve(stream, self.timeout, answer));

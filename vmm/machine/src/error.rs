@@ -20,9 +20,6 @@ pub enum MachineError {
     /// An eventfd cannot be created, for example because too many files are open.
     #[error("cannot make an eventfd: {0}")]
     Event(std::io::Error),
-    /// A thread cannot be started.
-    #[error("cannot start a device's thread: {0}")]
-    Thread(std::io::Error),
     /// The description of the hardware (ACPI tables or device tree) cannot be written into the guest's memory.
     #[error("cannot write the firmware: {0}")]
     Firmware(String),

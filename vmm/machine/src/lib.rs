@@ -35,7 +35,7 @@ pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::VcpuHandles;
 pub use vcpu::report::VcpuReport;
 pub use vcpu::{Vcpu, VcpuError};
-pub use virtio::MAX_VIRTIO_DEVICES;
+pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
 
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
 pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;

@@ -22,7 +22,7 @@ use crate::memory::{GuestRam, MemoryError, Size};
 use crate::pmu::Pmu;
 use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::VcpuHandles;
-use crate::virtio::{self, Virtio};
+use crate::virtio::{DeviceServer, Virtio};
 
 /// Configuration of a machine.
 pub struct Config<'a> {
@@ -46,14 +46,16 @@ pub struct Config<'a> {
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
     /// A virtio device whose queues the caller serves. It becomes the first virtio device.
     pub external_device: Option<&'a dyn Device>,
-    /// The other virtio devices, each with the name of the thread that serves it.
-    pub devices: Vec<(String, Box<dyn Device>)>,
+    /// The other virtio devices.
+    pub devices: Vec<Box<dyn Device>>,
 }
 
 /// A machine ready to run.
 pub struct Machine {
     /// The vCPUs. Each is to be run on a thread of its own.
     pub vcpus: Vec<Vcpu>,
+    /// Servers of [`Config::devices`], in that order. Each is to be run on a thread of its own.
+    pub device_servers: Vec<DeviceServer>,
     /// Handles for requests to the vCPUs.
     pub vcpu_handles: Arc<VcpuHandles>,
     /// The console's serial port, for input.
@@ -70,7 +72,7 @@ impl Machine {
         GuestRam::new(size, arch::Board::ram)
     }
 
-    /// Creates the machine, loads the kernel and starts the threads of the virtio devices. The vCPUs do not run yet.
+    /// Creates the machine and loads the kernel. Nothing runs yet.
     pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
         let vm = Arc::new(kvm.create_vm().operation("create a VM")?);
         Model::configure(config.pmu, &vm)?;
@@ -105,10 +107,10 @@ impl Machine {
         let memory = &config.ram.mapped;
         let external_transport =
             config.external_device.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
-        for (name, device) in devices {
-            let transport = virtio.attach(&vm, memory, &*device)?;
-            virtio::serve(&name, transport, device).map_err(MachineError::Thread)?;
-        }
+        let server = |device: Box<dyn Device>| {
+            Ok(DeviceServer { transport: virtio.attach(&vm, memory, &*device)?, device })
+        };
+        let device_servers = devices.into_iter().map(server).collect::<Result<_, MachineError>>()?;
         let board = arch::Board::new(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
         board.set_up_vcpus(kvm, &plan, &mut fds, entry)?;
         let (vcpu_handles, mailboxes) = VcpuHandles::new(config.cpus);
@@ -124,7 +126,7 @@ impl Machine {
             ram: config.ram.clone(),
         };
         let vcpus = (0..).zip(fds.into_iter().zip(mailboxes)).map(vcpu).collect();
-        Ok(Self { vcpus, vcpu_handles, console, console_room, external_transport })
+        Ok(Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport })
     }
 }
 

@@ -89,6 +89,7 @@ impl GuestRam {
             .collect();
         let mapped = GuestMemoryMmap::from_ranges(&ranges)
             .map_err(|source| MemoryError::Map { asked: size.text.clone(), source })?;
+        keep_out_of_core_dumps(&mapped);
         Ok(Self { mapped, size: size.bytes })
     }
 
@@ -106,6 +107,16 @@ impl fmt::Display for GuestRam {
             write!(f, "{before} {:#x}-{:#x}", region.start_addr().0, region.last_addr().0)?;
         }
         Ok(())
+    }
+}
+
+/// Keeps the guest's memory out of core dumps: it is not the host's to read, and it is large.
+fn keep_out_of_core_dumps(mapped: &GuestMemoryMmap) {
+    for region in mapped.iter() {
+        let len = usize::try_from(region.len()).expect("it is mapped");
+        // An error means that the kernel was built without core dumps.
+        // SAFETY: the region is mapped, and the advice changes no content.
+        let _ = unsafe { libc::madvise(region.as_ptr().cast(), len, libc::MADV_DONTDUMP) };
     }
 }
 

@@ -72,17 +72,23 @@ impl Vcpu {
     }
 
     /// Runs the vCPU on this thread. Returns how the machine ends, or why this vCPU cannot run any further. Events of
-    /// the guest's counters are passed to the journal, if there is one.
-    pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, VcpuError> {
+    /// the guest's counters are passed to the journal, if there is one. `before_guest` is called when everything is
+    /// prepared, before the guest is first entered.
+    pub fn run(
+        self,
+        journal: Option<Box<dyn Journal>>,
+        before_guest: impl FnOnce(),
+    ) -> Result<End, VcpuError> {
         let Self { id, fd, board, pmu, policy, mailbox, vcpus, vm, ram } = self;
         let pmu =
             ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
         let run = arch::Run::new(fd);
         let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
         let mut thread = VcpuThread { id, run, board, mailbox, vcpus, exits, stopwatch, vm, ram };
-        let result = pmu
-            .map_err(|error| thread.error(Reason::Kvm(error)))
-            .and_then(|mut pmu| thread.run(&mut pmu, journal));
+        let result = pmu.map_err(|error| thread.error(Reason::Kvm(error))).and_then(|mut pmu| {
+            before_guest();
+            thread.run(&mut pmu, journal)
+        });
         // Other vCPUs may still run on this machine, so this vCPU's file descriptors stay open until the process ends.
         std::mem::forget(thread);
         result

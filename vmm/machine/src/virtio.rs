@@ -1,9 +1,8 @@
-//! Attaches virtio-mmio devices to a machine, and serves each on a thread of its own.
+//! Attaches virtio-mmio devices to a machine, and serves them.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::thread;
 
 use devices::virtio::{Device, MmioBus, Transport};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
@@ -47,19 +46,24 @@ impl Virtio {
     }
 }
 
-/// Starts a thread that serves a device until the process ends.
-pub fn serve(name: &str, transport: Arc<Transport>, mut device: Box<dyn Device>) -> io::Result<()> {
-    let work = move || {
+/// The server of a device.
+pub struct DeviceServer {
+    pub(crate) transport: Arc<Transport>,
+    pub(crate) device: Box<dyn Device>,
+}
+
+impl DeviceServer {
+    /// Serves the device on this thread, as long as the process runs.
+    pub fn run(mut self) {
         let mut is_driven = false;
-        while wait(&transport).is_ok() {
-            if !is_driven && transport.has_driver() {
+        while wait(&self.transport).is_ok() {
+            if !is_driven && self.transport.has_driver() {
                 info!("the guest's driver is ready");
                 is_driven = true;
             }
-            transport.serve(&mut *device, Device::serve);
+            self.transport.serve(&mut *self.device, Device::serve);
         }
-    };
-    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+    }
 }
 
 /// Waits until the driver notifies the device.

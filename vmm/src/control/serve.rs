@@ -11,6 +11,7 @@ use std::time::Duration;
 use log::debug;
 
 use super::message::{self, Answer, Request};
+use crate::sandbox::{self, Thread};
 
 /// Maximum number of concurrent clients.
 const MAX_CLIENTS: usize = 16;
@@ -34,6 +35,8 @@ pub trait Machine: Send + Sync + 'static {
 pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<()> {
     let clients = Arc::new(AtomicUsize::new(0));
     let wait = move || {
+        // The threads of clients inherit this.
+        sandbox::enter(Thread::Control, &[]);
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => accept(stream, &machine, &clients),

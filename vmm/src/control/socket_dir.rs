@@ -177,6 +177,13 @@ impl SocketDir {
     }
 }
 
+impl Socket {
+    /// Returns the open directory.
+    pub fn folder(&self) -> io::Result<OwnedFd> {
+        self.dir.folder.try_clone()
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         let _ = rustix::fs::unlinkat(&self.dir.folder, &self.name, AtFlags::empty());

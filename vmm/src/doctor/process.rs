@@ -6,6 +6,7 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 
 use crate::fact::Fact;
+use crate::sandbox::{Missing, missing};
 
 /// Numbers of capabilities in `linux/capability.h`. Before Linux 5.8 had `CAP_PERFMON`, `CAP_SYS_ADMIN` was the right
 /// to all of perf.
@@ -18,7 +19,10 @@ const FILES_OF_A_MACHINE: u64 = 64;
 /// Returns the facts about this process.
 pub fn facts() -> Vec<Fact> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    [Some(perfmon(&status)), sandbox(&status), Some(files())].into_iter().flatten().collect()
+    [Some(perfmon(&status)), sandbox(&status), Some(landlock()), Some(files())]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Returns true if this process may count in kernels whatever `perf_event_paranoid` is.
@@ -53,6 +57,17 @@ fn sandbox(status: &str) -> Option<Fact> {
             "a seccomp filter, as containers have, says which system calls this process may make",
         )
     })
+}
+
+fn landlock() -> Fact {
+    let says = match missing() {
+        Missing::Nothing => "`--sandbox` restricts the paths that a VM's process can open".to_owned(),
+        Missing::Some(what) => {
+            format!("`--sandbox` restricts paths, but this kernel's Landlock cannot restrict {what}")
+        }
+        Missing::All(why) => format!("`--sandbox` does not restrict paths: {why}"),
+    };
+    Fact::note("landlock", says)
 }
 
 fn files() -> Fact {

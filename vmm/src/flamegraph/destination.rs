@@ -44,6 +44,14 @@ impl Destination {
         Ok(Self::File(path))
     }
 
+    /// Returns the directory that is written to, if the picture becomes a file.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(folder(path)),
+            Self::Stream(_) => None,
+        }
+    }
+
     /// Writes the picture, which `draw` produces.
     pub fn write(self, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         match self {

@@ -15,6 +15,7 @@ use tally_machine::target::COUNTERS;
 use tally_machine::{Journal, Machine, Vcpu};
 use vpmu::policy::Policy;
 
+use super::host_resources::DeviceThread;
 use super::running::{self, Running};
 use super::started::{ClientSockets, Guards, Started};
 use super::talk::AgentStart;
@@ -26,6 +27,7 @@ use crate::event_log::{EventLog, VcpuLog};
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
+use crate::sandbox;
 use crate::signals::Signals;
 use crate::status::Summary;
 use crate::terminal::Raw;
@@ -37,6 +39,8 @@ pub struct Assembled<'a> {
     pub pmu: Pmu,
     /// Remarks for the user about the PMU.
     pub remarks: Vec<String>,
+    /// The threads of the machine's devices.
+    pub device_threads: Vec<DeviceThread>,
     /// Shares that the agent mounts.
     pub shares: Vec<Share>,
     /// Working directory of the command.
@@ -52,10 +56,10 @@ pub struct Assembled<'a> {
 }
 
 impl<'a> Assembled<'a> {
-    /// Connects to the agent or to the input from the terminal, and then starts the vCPUs.
+    /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
-        let Self { agent, machine, client_sockets, signals, mut events, output, .. } = self;
+        let Self { agent, machine, device_threads, client_sockets, signals, mut events, output, .. } = self;
         let (mut handle, mut thread, mut raw) = (None, None, None);
         if let Some((console, transport)) = agent.zip(machine.external_transport) {
             let agent = AgentStart { command: &options.command, shares, working_dir, graph: graph.as_mut() };
@@ -70,10 +74,20 @@ impl<'a> Assembled<'a> {
         for remark in remarks {
             warn!(target: COUNTERS, "{remark}");
         }
+        for (device, DeviceThread { name, kind, reach }) in
+            machine.device_servers.into_iter().zip(device_threads)
+        {
+            sandbox::spawn(name, kind, reach, || device.run()).context("cannot start a device's thread")?;
+        }
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
             run(vcpu, journal, events.reporter()?)?;
         }
+        let mut reach = client_sockets.reach();
+        if let Some(graph) = &graph {
+            reach.extend(graph.reach()?);
+        }
+        sandbox::enter(sandbox::Thread::Main, &reach);
         Ok(Started {
             options,
             log,
@@ -90,7 +104,8 @@ fn run(vcpu: Vcpu, journal: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
     let name = format!("vcpu{}", vcpu.id);
     let work = move || {
         let journal = journal.map(|journal| Box::new(journal) as Box<dyn Journal>);
-        reporter.report(vcpu.run(journal).map_or_else(Ending::Failed, Ending::Guest));
+        let restrict = || sandbox::enter(sandbox::Thread::Vcpu, &[]);
+        reporter.report(vcpu.run(journal, restrict).map_or_else(Ending::Failed, Ending::Guest));
     };
     thread::Builder::new().name(name).spawn(work).context("cannot start a vCPU's thread").map(drop)
 }

@@ -12,6 +12,7 @@ use guest_agent::protocol;
 use tally_machine::MAX_VIRTIO_DEVICES;
 
 use crate::cli::Run;
+use crate::sandbox::{self, Reach, Thread};
 
 /// Directories of the default guest that it needs: programs, libraries, their data, and directories that programs
 /// write to. A share at or above one of them would hide it.
@@ -28,32 +29,54 @@ const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
 /// Devices for disks and shares, and the agent's part in mounting them.
 pub struct HostResources {
-    /// The devices, each with the name of its thread.
-    pub devices: Vec<(String, Box<dyn Device>)>,
+    /// The devices.
+    pub devices: Vec<Box<dyn Device>>,
+    /// The thread of each device.
+    pub threads: Vec<DeviceThread>,
     /// Shares that the agent mounts.
     pub shares: Vec<protocol::Share>,
     /// Working directory of the command, if this process's working directory is in a share.
     pub working_dir: Option<OsString>,
 }
 
+/// The thread that serves a device.
+pub struct DeviceThread {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: Thread,
+    /// What it may open.
+    pub reach: Vec<Reach>,
+}
+
 /// Opens the disks and shares that the options name. The disks come first, so that their names in the guest follow the
 /// order of the options.
 pub fn devices(options: &Run) -> Result<HostResources> {
-    let mut devices: Vec<(String, Box<dyn Device>)> = Vec::new();
+    let (mut devices, mut threads) = (Vec::<Box<dyn Device>>::new(), Vec::new());
     if options.disk.len() + options.share.len() > MAX_DEVICES {
         bail!("--disk, --share: a guest can have {MAX_DEVICES} of them together");
     }
     for disk in &options.disk {
         let device =
             Disk::open(&disk.path, disk.access).with_context(|| format!("--disk {}", disk.path.display()))?;
-        devices.push((format!("disk{}", devices.len()), Box::new(device)));
+        threads.push(DeviceThread {
+            name: format!("disk{}", devices.len()),
+            kind: Thread::Disk,
+            reach: Vec::new(),
+        });
+        devices.push(Box::new(device));
     }
     let mut shares: Vec<protocol::Share> = Vec::new();
     for (number, share) in (0..).zip(&options.share) {
         let folder = Share::open(&share.path, share.access, options.share.len())?;
         let path = guest_path(&share.path)?;
         let tag = SharedFolder::tag(number);
-        devices.push((format!("share{number}"), Box::new(SharedFolder::new(folder, number))));
+        threads.push(DeviceThread {
+            name: format!("share{number}"),
+            kind: Thread::Share,
+            reach: vec![reach(&share.path, share.access)?],
+        });
+        devices.push(Box::new(SharedFolder::new(folder, number)));
         shares.push(protocol::Share { tag: tag.into(), path: path.into(), access: mode_of(share.access) });
     }
     // Sorting by path puts a directory before its subdirectories. If it were mounted after them, it would hide them.
@@ -63,7 +86,16 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     }
     let working_dir =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
-    Ok(HostResources { devices, shares, working_dir: working_dir.map(PathBuf::into_os_string) })
+    Ok(HostResources { devices, threads, shares, working_dir: working_dir.map(PathBuf::into_os_string) })
+}
+
+/// Returns what the thread of a share may open.
+fn reach(folder: &Path, access: Access) -> Result<Reach> {
+    let access = match access {
+        Access::ReadOnly => sandbox::Access::Read,
+        Access::ReadWrite => sandbox::Access::Write,
+    };
+    Reach::to(folder, access).with_context(|| format!("--share {}", folder.display()))
 }
 
 /// Returns the path of a shared folder in the guest, which is its canonical path on the host.

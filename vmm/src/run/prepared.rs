@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use devices::virtio::Device;
 use kvm_ioctls::Kvm;
 use log::info;
@@ -22,7 +22,7 @@ use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
 use crate::signals::Signals;
-use crate::{agent, kvm, policy, signals};
+use crate::{agent, kvm, policy, sandbox, signals};
 
 /// Everything that a machine is built from.
 pub struct Prepared<'a> {
@@ -84,9 +84,11 @@ impl<'a> Prepared<'a> {
     /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
         let Files { kernel, initrd, initrd_prefix } = self.files;
-        let HostResources { devices, shares, working_dir } = self.resources;
+        let HostResources { devices, threads, shares, working_dir } = self.resources;
         let (options, pmu, memory) = (self.options, self.pmu, self.ram.size());
 
+        sandbox::begin(options.sandbox)
+            .map_err(|error| anyhow!("--sandbox: {error}; without it: --sandbox off"))?;
         block_exit_signals().context("cannot block signals")?;
         let signals = Signals::start().context("cannot start the signal thread")?;
         let mut events = EventLoop::new()?;
@@ -121,6 +123,7 @@ impl<'a> Prepared<'a> {
             log,
             pmu,
             remarks: self.remarks,
+            device_threads: threads,
             shares,
             working_dir,
             graph: self.graph,

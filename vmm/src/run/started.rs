@@ -18,15 +18,21 @@ use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::Socket;
+use crate::sandbox::Reach;
 use crate::terminal::Raw;
 use crate::{signals, stderr};
 
 /// Sockets through which clients find the machine until this is dropped.
 pub struct ClientSockets {
-    #[expect(dead_code, reason = "it is kept for its drop")]
     pub control: Control,
-    #[expect(dead_code, reason = "it is kept for its drop")]
     pub metrics: Option<Socket>,
+}
+
+impl ClientSockets {
+    /// Returns what removing the sockets needs.
+    pub fn reach(&self) -> Vec<Reach> {
+        self.control.reach().into_iter().chain(self.metrics.as_ref().and_then(Socket::reach)).collect()
+    }
 }
 
 /// What is dropped when the machine has ended. The order of the fields is the order of their drops.

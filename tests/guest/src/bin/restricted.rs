@@ -4,6 +4,8 @@
 //! - `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and then the same.
 //! - `restricted seccomp PROGRAM ARGUMENTS...` runs it under a seccomp filter that forbids `perf_event_open`, as
 //!   containers do.
+//! - `restricted no-landlock PROGRAM ARGUMENTS...` and `restricted no-seccomp PROGRAM ARGUMENTS...` run it as on a kernel
+//!   that was built without these.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -29,7 +31,9 @@ fn main() {
             give_perfmon(&program).expect("the file system has capabilities");
             unprivileged(&mut command);
         }
-        Some("seccomp") => forbid_perf(),
+        Some("seccomp") => forbid(libc::SYS_perf_event_open, libc::EPERM),
+        Some("no-landlock") => forbid(libc::SYS_landlock_create_ruleset, libc::ENOSYS),
+        Some("no-seccomp") => forbid(libc::SYS_seccomp, libc::ENOSYS),
         _ => panic!("restricted how?"),
     }
     panic!("the program does not start: {}", command.exec());
@@ -54,12 +58,12 @@ fn give_perfmon(program: &OsStr) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn forbid_perf() {
-    let forbidden = u32::try_from(libc::EPERM).expect("errors are positive");
+/// Lets a system call fail with this error from now on.
+fn forbid(call: i64, error: i32) {
     let filter = SeccompFilter::new(
-        BTreeMap::from([(libc::SYS_perf_event_open, Vec::new())]),
+        BTreeMap::from([(call, Vec::new())]),
         SeccompAction::Allow,
-        SeccompAction::Errno(forbidden),
+        SeccompAction::Errno(error.cast_unsigned()),
         TargetArch::x86_64,
     )
     .expect("a filter of one call");

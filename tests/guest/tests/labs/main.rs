@@ -30,6 +30,7 @@ mod riscv;
 mod riscv_figures;
 mod rr;
 mod sampling;
+mod sandbox;
 mod self_test;
 mod starvation;
 mod streams;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         riscv_figures::tests,
         rr::tests,
         sampling::tests,
+        sandbox::tests,
         self_test::tests,
         starvation::tests,
         streams::tests,

@@ -1,0 +1,177 @@
+//! The sandbox of `tally run`, with bare-metal guests on this machine's own KVM. A guest takes milliseconds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_tests::{bare_metal, has_kvm, program, stderr, stdout};
+use tempfile::TempDir;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The threads of a VM with a disk, a share and metrics. The main thread has the program's name.
+const THREADS: [&str; 7] = ["control", "disk0", "metrics", "share0", "signals", "tally", "vcpu0"];
+/// Bits of capabilities, by `linux/capability.h`: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID; PERFMON.
+const FILES: u64 = 0b1_1111;
+const PERFMON: u64 = 1 << 38;
+
+/// A guest in an endless loop, with all devices.
+struct Vm {
+    child: Child,
+    _folder: TempDir,
+}
+
+impl Vm {
+    fn start(sandbox: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        fs::write(path("disk"), [0; 512]).unwrap();
+        fs::create_dir(path("share")).unwrap();
+        let (disk, share, metrics) = (path("disk"), path("share"), format!("unix:{}", path("metrics")));
+        let mut command = bare_metal("hello spin");
+        command.args(["--disk", &disk, "--share", &share, "--metrics", &metrics, "--sandbox", sandbox]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("tally runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "Hello from the guest\n");
+        Self { child, _folder: folder }
+    }
+
+    /// Returns a line of each thread's status, by the thread's name.
+    fn status(&self, what: &str) -> BTreeMap<String, String> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        threads
+            .map(|thread| {
+                let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+                let value = |key: &str| {
+                    let mut values =
+                        status.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+                    values.next().unwrap().trim().to_owned()
+                };
+                (value("Name"), value(what))
+            })
+            .collect()
+    }
+
+    /// Returns such lines as soon as they are those of all threads.
+    fn status_is(&self, what: &str, expected: &str) -> bool {
+        let deadline = Instant::now() + TIMEOUT;
+        while Instant::now() < deadline {
+            let status = self.status(what);
+            if status.len() == THREADS.len() && status.values().all(|value| value == expected) {
+                assert!(status.keys().eq(&THREADS), "{status:?}");
+                return true;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    fn capabilities(&self) -> BTreeMap<String, u64> {
+        let parse = |(name, bits): (String, String)| (name, u64::from_str_radix(&bits, 16).unwrap());
+        self.status("CapPrm").into_iter().map(parse).collect()
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped: needs root");
+    }
+    is_root
+}
+
+#[test]
+fn every_thread_is_confined_and_keeps_only_the_capabilities_that_it_needs() {
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    let vm = Vm::start("on");
+    assert!(vm.status_is("Seccomp", "2"), "{:?}", vm.status("Seccomp"));
+    assert!(vm.status_is("NoNewPrivs", "1"));
+    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
+    let perfmon = if level.trim().parse::<i32>().unwrap() > 1 { PERFMON } else { 0 };
+    for (thread, kept) in vm.capabilities() {
+        let needed = match thread.as_str() {
+            "tally" | "share0" => FILES,
+            "vcpu0" | "control" => perfmon,
+            _ => 0,
+        };
+        assert_eq!(kept, needed, "{thread}");
+    }
+}
+
+#[test]
+fn a_system_call_that_a_thread_does_not_need_ends_the_vm() {
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    for thread in THREADS {
+        let mut vm = Vm::start("on");
+        assert!(vm.status_is("Seccomp", "2"), "{:?}", vm.status("Seccomp"));
+        let intruded = Command::new(program("intrude"))
+            .args([&vm.child.id().to_string(), thread, &libc::SYS_execve.to_string()])
+            .status();
+        assert!(intruded.expect("it runs").success(), "{thread}");
+        let mut said = String::new();
+        vm.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(said, format!("tally: thread {thread}: the sandbox forbids the system call execve\n"));
+        assert_eq!(vm.child.wait().unwrap().code(), Some(125), "{thread}");
+    }
+}
+
+#[test]
+fn log_only_watches_and_off_restricts_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    for (mode, seccomp, privileges) in [("log", "2", "1"), ("off", "0", "0")] {
+        let vm = Vm::start(mode);
+        assert!(vm.status_is("Seccomp", seccomp), "{mode}: {:?}", vm.status("Seccomp"));
+        assert!(vm.status_is("NoNewPrivs", privileges), "{mode}");
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap().trim();
+        assert!(vm.status_is("CapPrm", own), "{mode}");
+    }
+}
+
+#[test]
+fn a_core_dump_does_not_have_the_guests_memory() {
+    if !has_kvm() {
+        return;
+    }
+    let vm = Vm::start("on");
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", vm.child.id())).unwrap();
+    let size = maps.find("Size:             524288 kB").expect("the guest has 512 MiB");
+    let flags = maps[size..].lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+    assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
+}
+
+#[test]
+fn a_kernel_without_landlock_is_told_of_and_one_without_seccomp_is_refused() {
+    if !has_kvm() {
+        return;
+    }
+    let restricted = |how: &str| {
+        let guest = bare_metal("hello");
+        let mut command = Command::new(program("restricted"));
+        let output = command.arg(how).arg(guest.get_program()).args(guest.get_args()).output().unwrap();
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    let line = "tally: sandbox: this kernel has no Landlock, which is in Linux 5.13 and later, so that paths are not \
+        restricted\n";
+    assert_eq!(restricted("no-landlock"), (Some(1), "Hello from the guest\n".into(), line.into()));
+    let (status, out, err) = restricted("no-seccomp");
+    assert_eq!((status, out.as_str(), err.lines().count()), (Some(125), "", 1), "{err}");
+    assert!(err.starts_with("tally: --sandbox: system calls cannot be restricted: "), "{err}");
+    assert!(err.ends_with("; without it: --sandbox off\n"), "{err}");
+}

@@ -1,0 +1,20 @@
+//! System calls and `ioctl` requests of RISC-V hosts, for the sandbox.
+
+/// `KVM_RUN`.
+pub const KVM_RUN: u32 = 0xae80;
+/// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`).
+pub const VCPU: &[u16] = &[
+    0xaeab, // KVM_GET_ONE_REG
+    0xaeac, // KVM_SET_ONE_REG
+    0xae86, // KVM_INTERRUPT
+];
+/// Requests by which a device interrupts the guest.
+pub const INTERRUPT: &[u16] = &[
+    0xae61, // KVM_IRQ_LINE
+];
+
+// Calls that older architectures have beside these.
+pub const POLL: &[i64] = &[];
+pub const EPOLL_WAIT: &[i64] = &[];
+pub const RENAME: &[i64] = &[];
+pub const UNLINK: &[i64] = &[];

@@ -1,0 +1,132 @@
+//! `tally run --sandbox`: what each thread of a run may ask the host's kernel for, once the machine is built. A guest
+//! that takes over a thread then reaches little more than the guest itself.
+//!
+//! Each thread calls [`enter`] before it touches anything of the guest's. From then on it may make only the system calls
+//! that its kind needs ([`calls`]), opens only the paths that it was given ([`paths`]), and has only the capabilities
+//! that it needs ([`capabilities`]). Any other system call ends the VM with a line ([`violation`]); a path that a thread
+//! was not given does not open. What a run needs beyond that was opened before.
+
+mod calls;
+mod capabilities;
+mod filter;
+mod paths;
+mod violation;
+
+use std::io;
+use std::sync::OnceLock;
+use std::thread::{self, JoinHandle};
+
+use log::{info, warn};
+use rustix::thread::set_no_new_privs;
+
+use crate::cli::FAILURE;
+use crate::{stderr, terminal};
+
+pub use paths::{Access, Missing, Reach, missing};
+
+/// What `--sandbox` does with a system call that a thread does not need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The call ends the VM.
+    On,
+    /// The call is carried out, and the kernel logs it (audit, or `dmesg`). Paths and capabilities are not restricted.
+    Log,
+    /// Nothing is restricted.
+    Off,
+}
+
+/// The kinds of threads of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thread {
+    /// The main thread, which runs the event loop, and at the end writes the flame graph and removes sockets.
+    Main,
+    /// Waits for signals.
+    Signals,
+    /// Runs a vCPU, with its counters.
+    Vcpu,
+    /// Serves a disk.
+    Disk,
+    /// Serves a shared folder.
+    Share,
+    /// Passes on the streams of the guest's command.
+    Agent,
+    /// Folds the samples of a flame graph.
+    FlameGraph,
+    /// Accepts and answers clients of the control socket.
+    Control,
+    /// Answers `--metrics`.
+    Metrics,
+}
+
+/// The mode, once [`begin`] was called. Threads of other commands than `tally run` are in no sandbox.
+static MODE: OnceLock<Mode> = OnceLock::new();
+
+/// The sandbox cannot be used on this host.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// Privileges cannot be given up.
+    #[error("privileges cannot be given up: {0}")]
+    Privileges(#[from] rustix::io::Errno),
+    /// The system calls cannot be restricted.
+    #[error("system calls cannot be restricted: {0}")]
+    Calls(#[from] filter::FilterError),
+    /// The paths cannot be restricted.
+    #[error("paths cannot be restricted: {0}")]
+    Paths(#[from] landlock::RulesetError),
+}
+
+/// Prepares the sandbox, before the first thread is started. Says what this kernel cannot restrict.
+pub fn begin(mode: Mode) -> Result<(), SandboxError> {
+    MODE.get_or_init(|| mode);
+    if mode == Mode::Off {
+        return Ok(());
+    }
+    set_no_new_privs(true)?;
+    filter::check()?;
+    if mode == Mode::On {
+        violation::report();
+        match missing() {
+            Missing::Nothing => {}
+            Missing::Some(what) => info!("sandbox: this kernel's Landlock cannot restrict {what}"),
+            Missing::All(why) => warn!("sandbox: {why}, so that paths are not restricted"),
+        }
+    }
+    Ok(())
+}
+
+/// Restricts this thread, and those that it starts from now on, to what a kind of thread needs. `reach` is what it may
+/// open. If that fails, the process ends: no guest runs with less than the sandbox that was asked for.
+pub fn enter(thread: Thread, reach: &[Reach]) {
+    let mode = MODE.get().copied().unwrap_or(Mode::Off);
+    if let Err(error) = restrict(mode, thread, reach) {
+        terminal::restore();
+        stderr::say(&format_args!("--sandbox: {error}; without it: --sandbox off"));
+        // SAFETY: takes no pointer, and runs nothing of ours: other threads may be anywhere.
+        unsafe { libc::_exit(FAILURE.into()) };
+    }
+}
+
+/// Starts a thread that enters the sandbox and then does its work.
+pub fn spawn<T: Send + 'static>(
+    name: impl Into<String>,
+    thread: Thread,
+    reach: Vec<Reach>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let work = move || {
+        enter(thread, &reach);
+        work()
+    };
+    thread::Builder::new().name(name.into()).spawn(work)
+}
+
+fn restrict(mode: Mode, thread: Thread, reach: &[Reach]) -> Result<(), SandboxError> {
+    if mode == Mode::On {
+        capabilities::keep(capabilities::needed(thread, reach))?;
+        paths::restrict(reach)?;
+    }
+    if mode != Mode::Off {
+        filter::apply(&calls::of(thread), mode)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! The system calls that each kind of thread makes while a guest runs.
+
+use super::Thread;
+use super::filter::{Argument, Calls, Is};
+use crate::arch::calls as arch;
+
+/// Returns the list of a kind of thread.
+pub fn of(thread: Thread) -> Calls {
+    let mut calls = Calls::default();
+    // First, because a vCPU's thread makes them most often, and conditions are tried in their order.
+    if thread == Thread::Vcpu {
+        runs_a_vcpu(&mut calls);
+    }
+    every_thread(&mut calls);
+    match thread {
+        Thread::Main => main(&mut calls),
+        Thread::Signals => calls.allow(&[libc::SYS_rt_sigtimedwait]),
+        Thread::Vcpu | Thread::FlameGraph => {}
+        Thread::Disk => {
+            interrupts(&mut calls);
+            calls.allow(&[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync]);
+        }
+        Thread::Share => {
+            interrupts(&mut calls);
+            share(&mut calls);
+        }
+        Thread::Agent => interrupts(&mut calls),
+        Thread::Control => control(&mut calls),
+        Thread::Metrics => answers_clients(&mut calls),
+    }
+    calls
+}
+
+/// Requests to terminals (`asm-generic/ioctls.h`): reading and restoring their settings.
+const TCGETS: u32 = 0x5401;
+const TCSETS: u32 = 0x5402;
+const TCGETS2: u32 = 0x802c_542a;
+const TCSETS2: u32 = 0x402c_542b;
+
+/// What Rust's and C's libraries need, and writing to open files.
+fn every_thread(calls: &mut Calls) {
+    calls.allow(&[
+        libc::SYS_brk,
+        libc::SYS_clock_gettime,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_close,
+        libc::SYS_exit,
+        libc::SYS_exit_group,
+        libc::SYS_futex,
+        libc::SYS_getpid,
+        libc::SYS_getrandom,
+        libc::SYS_gettid,
+        libc::SYS_madvise,
+        libc::SYS_mremap,
+        libc::SYS_munmap,
+        libc::SYS_nanosleep,
+        libc::SYS_ppoll,
+        libc::SYS_read,
+        libc::SYS_restart_syscall,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_sched_yield,
+        libc::SYS_sigaltstack,
+        libc::SYS_write,
+        libc::SYS_writev,
+    ]);
+    calls.allow(arch::POLL);
+    // No memory becomes executable.
+    calls.allow_if(libc::SYS_mmap, &[Argument { number: 2, is: Is::Without(EXECUTABLE) }]);
+    calls.allow_if(libc::SYS_mprotect, &[Argument { number: 2, is: Is::Without(EXECUTABLE) }]);
+    calls.allow_if(libc::SYS_prctl, &[Argument { number: 0, is: Is::Equal(GET_NAME) }]);
+    // Whatever ends the process restores the terminal.
+    for request in [TCGETS, TCSETS, TCGETS2, TCSETS2] {
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(request) }]);
+    }
+    // Rust's debug builds check that a file is open before they close it.
+    fcntl(calls, &[libc::F_GETFD]);
+    signals_this_process(calls, libc::SYS_tgkill);
+}
+
+const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
+const THREAD: u32 = libc::CLONE_THREAD.cast_unsigned();
+const GET_NAME: u32 = libc::PR_GET_NAME.cast_unsigned();
+const SET_NAME: u32 = libc::PR_SET_NAME.cast_unsigned();
+
+/// Signals only to this process's own threads.
+fn signals_this_process(calls: &mut Calls, call: i64) {
+    calls.allow_if(call, &[Argument { number: 0, is: Is::Equal(std::process::id()) }]);
+}
+
+/// Interrupts for the guest, by an eventfd or a request to KVM.
+fn interrupts(calls: &mut Calls) {
+    requests(calls, arch::INTERRUPT);
+}
+
+fn requests(calls: &mut Calls, requests: &[u16]) {
+    for request in requests {
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Request(*request) }]);
+    }
+}
+
+/// `perf_event_open` for this thread, or for any thread, on whatever CPU it runs and in no group, with no flag but
+/// `PERF_FLAG_FD_CLOEXEC`. `perf_event_attr` is in memory, where a filter cannot look.
+fn perf_event_open(calls: &mut Calls, thread: Option<u32>) {
+    const ANY: u32 = u32::MAX;
+    const CLOEXEC: u32 = 8;
+    let mut arguments = vec![
+        Argument { number: 2, is: Is::Equal(ANY) },
+        Argument { number: 3, is: Is::Equal(ANY) },
+        Argument { number: 4, is: Is::Without(!CLOEXEC) },
+    ];
+    arguments.extend(thread.map(|thread| Argument { number: 1, is: Is::Equal(thread) }));
+    calls.allow_if(libc::SYS_perf_event_open, &arguments);
+}
+
+/// Requests to perf events (`linux/perf_event.h`): ENABLE, DISABLE, REFRESH, RESET, PERIOD, ID.
+const PERF_REQUESTS: [u16; 6] = [0x2400, 0x2401, 0x2402, 0x2403, 0x2404, 0x2407];
+
+/// Running a vCPU, with counters of the thread's own.
+fn runs_a_vcpu(calls: &mut Calls) {
+    const THIS_THREAD: u32 = 0;
+    calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
+    requests(calls, &PERF_REQUESTS);
+    requests(calls, arch::VCPU);
+    requests(calls, arch::INTERRUPT);
+    perf_event_open(calls, Some(THIS_THREAD));
+    fcntl(calls, &[libc::F_SETOWN, libc::F_SETFL, libc::F_GETFL, F_SETOWN_EX, F_SETSIG]);
+    calls.allow(&[
+        libc::SYS_getcpu,
+        libc::SYS_pread64,
+        libc::SYS_rt_sigtimedwait,
+        libc::SYS_timer_delete,
+        libc::SYS_timer_settime,
+        // The console's output is flushed by a timer.
+        libc::SYS_timerfd_settime,
+    ]);
+}
+
+fn fcntl(calls: &mut Calls, commands: &[i32]) {
+    for command in commands {
+        let argument = Argument { number: 1, is: Is::Equal(command.cast_unsigned()) };
+        calls.allow_if(libc::SYS_fcntl, &[argument]);
+    }
+}
+
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+
+/// Everything of `devices::fs`.
+fn share(calls: &mut Calls) {
+    calls.allow(&[
+        libc::SYS_faccessat,
+        libc::SYS_faccessat2,
+        libc::SYS_fallocate,
+        libc::SYS_fchmodat,
+        libc::SYS_fdatasync,
+        libc::SYS_fstat,
+        libc::SYS_fstatfs,
+        libc::SYS_fsync,
+        libc::SYS_ftruncate,
+        libc::SYS_getdents64,
+        libc::SYS_getegid,
+        libc::SYS_geteuid,
+        libc::SYS_linkat,
+        libc::SYS_lseek,
+        libc::SYS_mkdirat,
+        libc::SYS_mknodat,
+        libc::SYS_openat,
+        libc::SYS_openat2,
+        libc::SYS_pread64,
+        libc::SYS_preadv,
+        libc::SYS_preadv2,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
+        libc::SYS_pwritev2,
+        libc::SYS_readlinkat,
+        libc::SYS_renameat2,
+        libc::SYS_statx,
+        libc::SYS_symlinkat,
+        libc::SYS_unlinkat,
+        libc::SYS_utimensat,
+    ]);
+    calls.allow(arch::RENAME);
+}
+
+/// A server on a socket that listens already.
+fn answers_clients(calls: &mut Calls) {
+    calls.allow(&[
+        libc::SYS_accept4,
+        libc::SYS_getsockopt,
+        libc::SYS_recvfrom,
+        libc::SYS_sendto,
+        libc::SYS_setsockopt,
+        libc::SYS_shutdown,
+    ]);
+}
+
+/// Answering clients, each on a thread of its own; counting what vCPUs' threads do; finding out how many counters of a
+/// CPU are free.
+fn control(calls: &mut Calls) {
+    answers_clients(calls);
+    perf_event_open(calls, None);
+    requests(calls, &PERF_REQUESTS);
+    starts_threads(calls);
+    calls.allow(&[libc::SYS_pread64, libc::SYS_sched_setaffinity]);
+}
+
+/// Starting threads, but no processes. The C library tries clone3 first, whose flags are in memory, where a filter cannot
+/// look; if the kernel has no such call, it uses clone.
+fn starts_threads(calls: &mut Calls) {
+    calls.deny(libc::SYS_clone3);
+    calls.allow_if(libc::SYS_clone, &[Argument { number: 0, is: Is::With(THREAD) }]);
+    calls.allow(&[libc::SYS_rseq, libc::SYS_sched_getaffinity, libc::SYS_set_robust_list]);
+    calls.allow_if(libc::SYS_prctl, &[Argument { number: 0, is: Is::Equal(SET_NAME) }]);
+}
+
+/// The event loop; and at the end, passing on signals, removing sockets and writing the flame graph.
+fn main(calls: &mut Calls) {
+    calls.allow(&[
+        libc::SYS_epoll_ctl,
+        libc::SYS_epoll_pwait,
+        libc::SYS_fchmod,
+        libc::SYS_fcntl,
+        libc::SYS_fstat,
+        libc::SYS_fsync,
+        libc::SYS_getpgid,
+        libc::SYS_lseek,
+        libc::SYS_openat,
+        libc::SYS_renameat2,
+        libc::SYS_rt_sigaction,
+        libc::SYS_statx,
+        libc::SYS_timerfd_settime,
+        libc::SYS_unlinkat,
+    ]);
+    calls.allow(arch::EPOLL_WAIT);
+    calls.allow(arch::RENAME);
+    calls.allow(arch::UNLINK);
+    signals_this_process(calls, libc::SYS_kill);
+    // The terminal's size and its process group.
+    for request in [libc::TIOCGWINSZ, libc::TIOCGPGRP] {
+        let request = u32::try_from(request).expect("requests have 32 bits");
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(request) }]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::Mode;
+
+    const ALL: [Thread; 9] = [
+        Thread::Main,
+        Thread::Signals,
+        Thread::Vcpu,
+        Thread::Disk,
+        Thread::Share,
+        Thread::Agent,
+        Thread::FlameGraph,
+        Thread::Control,
+        Thread::Metrics,
+    ];
+
+    #[test]
+    fn every_list_fits_a_filter() {
+        for thread in ALL {
+            for mode in [Mode::On, Mode::Log] {
+                of(thread).compile(mode).unwrap_or_else(|error| panic!("{thread:?}: {error}"));
+            }
+        }
+    }
+
+    #[test]
+    fn no_thread_starts_programs_opens_sockets_or_changes_who_it_is() {
+        let forbidden = [
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_writev,
+            libc::SYS_bpf,
+            libc::SYS_setuid,
+            libc::SYS_capset,
+            libc::SYS_mount,
+            libc::SYS_unshare,
+            libc::SYS_io_uring_setup,
+            libc::SYS_userfaultfd,
+            libc::SYS_kexec_load,
+        ];
+        for thread in ALL {
+            let calls = of(thread);
+            let allowed: Vec<i64> = forbidden.into_iter().filter(|call| calls.has(*call)).collect();
+            assert_eq!(allowed, [], "{thread:?}");
+        }
+    }
+
+    #[test]
+    fn only_threads_that_need_it_open_perf_events_or_files() {
+        let may = |call| ALL.into_iter().filter(|thread| of(*thread).has(call)).collect::<Vec<_>>();
+        assert_eq!(may(libc::SYS_perf_event_open), [Thread::Vcpu, Thread::Control]);
+        assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share]);
+    }
+}
