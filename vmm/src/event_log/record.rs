@@ -25,6 +25,8 @@ const VERSION: u32 = 1;
 pub const MAX_TEXT: usize = 8 << 10;
 /// Size of a record's length.
 pub const LENGTH: usize = 2;
+/// Maximum size of a record without its text: length, kind, parts, time, vCPU, RIP, and two numbers.
+pub const MAX_NUMBERS: usize = LENGTH + 2 + 8 + 1 + 8 + 16;
 
 const VCPU: u8 = 1;
 const RIP: u8 = 2;
@@ -69,6 +71,8 @@ pub enum What<T> {
     Lost(u64),
     /// The machine has ended in this way; no record follows.
     End(T),
+    /// The log continues here: this is its file of this number, from 1 on, and so many records are in those before it.
+    Continued { file: u64, before: u64 },
     /// The guest has configured a counter.
     Configured { counter: u8, interrupts: bool, event: T },
     /// The guest has configured a counter to count nothing.
@@ -132,6 +136,9 @@ impl<T: Display> What<T> {
         match self {
             Self::Message(words) | Self::Note(words) | Self::End(words) => text(to, words),
             Self::Lost(records) => to.extend(records.to_le_bytes()),
+            Self::Continued { file, before } => {
+                to.extend([file, before].map(|number| number.to_le_bytes()).as_flattened());
+            }
             Self::Configured { counter, interrupts, event } => {
                 to.extend([*counter, u8::from(*interrupts)]);
                 text(to, event);
@@ -167,6 +174,7 @@ impl<T: Display> What<T> {
             Self::Starved { .. } => 8,
             Self::Recovered { .. } => 9,
             Self::GivenUp { .. } => 10,
+            Self::Continued { .. } => 11,
         }
     }
 }
@@ -190,6 +198,7 @@ impl Record<String> {
             8 => What::Starved { counter: rest.byte()?, event: rest.text()? },
             9 => What::Recovered { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
             10 => What::GivenUp { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
+            11 => What::Continued { file: rest.number()?, before: rest.number()? },
             _ => return Err(DecodeError::Record),
         };
         let is_whole = rest.0.is_empty() && parts & !(VCPU | RIP) == 0;
@@ -277,6 +286,7 @@ mod tests {
             words().prop_map(What::Note),
             words().prop_map(What::End),
             any::<u64>().prop_map(What::Lost),
+            any::<(u64, u64)>().prop_map(|(file, before)| What::Continued { file, before }),
             (any::<(u8, bool)>(), words()).prop_map(|((counter, interrupts), event)| What::Configured {
                 counter,
                 interrupts,

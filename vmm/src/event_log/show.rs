@@ -1,17 +1,17 @@
 //! `tally log --show FILE`: prints an event log as text.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
-use super::read::{ReadError, Reader};
+use super::files::{Files, LogPart};
 use super::record::{Header, Record, What};
 use super::summary::Summary;
 use super::words::{Seconds, counters};
+use crate::stderr;
 
 /// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,36 +24,34 @@ pub enum Part {
 
 /// Prints a log.
 pub fn show(path: &Path, part: Part) -> Result<()> {
-    let name = || path.display().to_string();
-    let file = File::open(path).with_context(name)?;
-    let (header, records) = Reader::new(BufReader::new(file)).with_context(name)?;
+    let Files { header, parts, missing } = Files::open(path)?;
+    if let Some(missing) = missing {
+        stderr::say(&missing);
+    }
     let mut out = BufWriter::new(io::stdout().lock());
-    let damage = match print(header, records, part, &mut out) {
+    let damage = match print(header, parts, part, &mut out) {
         // A reader that closes the pipe has read enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Vec::new(),
         result => result.context("cannot print the log")?,
     };
-    damage.map_or(Ok(()), |damage| Err(damage).with_context(name))
+    if damage.is_empty() { Ok(()) } else { Err(anyhow!(damage.join("; "))) }
 }
 
-/// Prints all that can be read. Returns the error that ended it early.
-fn print(
-    header: Header,
-    records: impl Iterator<Item = Result<Record<String>, ReadError>>,
-    part: Part,
-    out: &mut impl Write,
-) -> io::Result<Option<ReadError>> {
+/// Prints all that can be read. Returns what ended the reading of a file early, with the file's name.
+fn print(header: Header, parts: Vec<LogPart>, part: Part, out: &mut impl Write) -> io::Result<Vec<String>> {
     writeln!(out, "{header}")?;
-    let (mut summary, mut damage) = (Summary::default(), None);
-    for record in records {
-        match record {
-            Ok(record) => {
-                summary.add(&record);
-                if part == Part::All {
-                    writeln!(out, "{record}")?;
+    let (mut summary, mut damage) = (Summary::default(), Vec::new());
+    for LogPart { path, records } in parts {
+        for record in records {
+            match record {
+                Ok(record) => {
+                    summary.add(&record);
+                    if part == Part::All {
+                        writeln!(out, "{record}")?;
+                    }
                 }
+                Err(error) => damage.push(format!("{}: {:#}", path.display(), anyhow!(error))),
             }
-            Err(error) => damage = Some(error),
         }
     }
     write!(out, "{summary}")?;
@@ -88,6 +86,10 @@ impl fmt::Display for What<String> {
             Self::Lost(1) => write!(f, "1 record is lost here: it could not be written"),
             Self::Lost(records) => write!(f, "{records} records are lost here: they could not be written"),
             Self::End(how) => write!(f, "end: {}", Line(how)),
+            Self::Continued { file, before } => {
+                let records = if *before == 1 { "record" } else { "records" };
+                write!(f, "the log's file number {file} begins, after {before} {records}")
+            }
             Self::Configured { counter, interrupts, event } => {
                 let then = if *interrupts { ", and interrupts" } else { "" };
                 write!(f, "counter {counter} counts {}{then}", Line(event))
@@ -169,6 +171,7 @@ fn date(days: u64) -> (u64, u64, u64) {
 mod tests {
     use super::super::record::Location;
     use super::*;
+    use std::fs;
 
     fn line(vcpu: Option<u8>, rip: Option<u64>, what: What<String>) -> String {
         Record { time: Duration::from_millis(1500), location: Location { vcpu, rip }, what }.to_string()
@@ -223,10 +226,16 @@ mod tests {
         }
         bytes.pop();
         let shown = |part| {
-            let (header, records) = Reader::new(&*bytes).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("log");
+            fs::write(&path, &bytes).unwrap();
+            let Files { header, parts, missing } = Files::open(&path).unwrap();
+            assert_eq!(missing, None);
             let mut out = Vec::new();
-            let damage = print(header, records, part, &mut out).unwrap();
-            assert!(matches!(damage, Some(ReadError::Cut(_))), "{damage:?}");
+            let damage = print(header, parts, part, &mut out).unwrap();
+            assert_eq!(damage.len(), 1);
+            let begins = format!("{}: the log breaks off in the record at byte ", path.display());
+            assert!(damage[0].starts_with(&begins), "{damage:?}");
             String::from_utf8(out).unwrap()
         };
         let all = shown(Part::All);

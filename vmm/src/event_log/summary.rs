@@ -14,6 +14,8 @@ const PLACES: usize = 10;
 #[derive(Debug, Default)]
 pub struct Summary {
     records: u64,
+    /// Records of older files that are not there, or could not be read.
+    gone: u64,
     lost: u64,
     notes: u64,
     /// Time of the last record.
@@ -42,10 +44,14 @@ struct Counter {
 impl Summary {
     /// Adds a record to the sums.
     pub fn add(&mut self, record: &Record<String>) {
-        self.records += 1;
         self.last = record.time;
+        if let What::Continued { before, .. } = record.what {
+            self.gone = before.saturating_sub(self.records);
+            return;
+        }
+        self.records += 1;
         match &record.what {
-            What::Message(_) => {}
+            What::Message(_) | What::Continued { .. } => {}
             What::Note(_) => self.notes += 1,
             What::Lost(records) => self.lost += records,
             What::End(_) => self.is_over = true,
@@ -105,13 +111,17 @@ impl Counter {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let many = |number: u64| if number == 1 { "" } else { "s" };
-        let Self { records, lost, notes, .. } = self;
+        let Self { records, gone, lost, notes, .. } = self;
         let (records_s, notes_s) = (many(*records), many(*notes));
         let end =
             if self.is_over { "the machine has ended" } else { "no end: the machine runs, or was killed" };
+        let gone = match gone {
+            0 => String::new(),
+            gone => format!(", {gone} gone with older files"),
+        };
         writeln!(
             f,
-            "summary: {records} record{records_s} in {} s, {notes} note{notes_s}, {lost} lost; {end}",
+            "summary: {records} record{records_s} in {} s, {notes} note{notes_s}, {lost} lost{gone}; {end}",
             Seconds(self.last)
         )?;
         if !self.counters.is_empty() {
@@ -189,6 +199,19 @@ mod tests {
         assert_eq!(lines[3], ["1", "1", "0", "1", "-", "0", "0.000000000"]);
         let rest: Vec<_> = text.lines().skip(4).collect();
         assert_eq!(rest, ["vCPU 1: 3 interrupts", "2 overflows at 0x8", "1 overflow at 0x7"]);
+    }
+
+    #[test]
+    fn records_of_files_that_are_gone_are_counted() {
+        let continued = |file, before| (0, None, What::Continued { file, before });
+        let note = || (0, None, What::Note("x"));
+        let first = |records: &[_]| summary(records).lines().next().unwrap().to_owned();
+        let whole = first(&[note(), continued(2, 1), note()]);
+        assert!(whole.starts_with("summary: 2 records in 0.000000000 s, 2 notes, 0 lost; "), "{whole}");
+        let gone = first(&[continued(7, 40), note(), continued(8, 41), note()]);
+        assert!(gone.contains(" 2 notes, 0 lost, 40 gone with older files; "), "{gone}");
+        let damaged = first(&[continued(7, 40), note(), continued(8, 50), note()]);
+        assert!(damaged.contains(", 49 gone with older files; "), "{damaged}");
     }
 
     #[test]
