@@ -265,20 +265,21 @@ impl Rest<'_> {
     }
 }
 
+/// Any records, for property tests.
 #[cfg(test)]
-mod tests {
+pub mod testing {
     use super::*;
     use proptest::prelude::*;
 
-    fn time() -> impl Strategy<Value = Duration> {
+    pub fn time() -> impl Strategy<Value = Duration> {
         any::<u64>().prop_map(Duration::from_nanos)
     }
 
-    fn location() -> impl Strategy<Value = Location> {
+    pub fn location() -> impl Strategy<Value = Location> {
         any::<(Option<u8>, Option<u64>)>().prop_map(|(vcpu, rip)| Location { vcpu, rip })
     }
 
-    fn what() -> impl Strategy<Value = What<String>> {
+    pub fn what() -> impl Strategy<Value = What<String>> {
         let words = || any::<String>();
         let gap = || (any::<u8>(), time(), words());
         prop_oneof![
@@ -299,6 +300,17 @@ mod tests {
             gap().prop_map(|(counter, missed, event)| What::GivenUp { counter, missed, event }),
         ]
     }
+
+    pub fn any_record() -> impl Strategy<Value = Record<String>> {
+        (time(), location(), what()).prop_map(|(time, location, what)| Record { time, location, what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{location, time, what};
+    use super::*;
+    use proptest::prelude::*;
 
     proptest! {
         #[test]

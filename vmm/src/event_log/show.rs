@@ -170,7 +170,9 @@ fn date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::super::record::Location;
+    use super::super::record::testing::any_record;
     use super::*;
+    use proptest::prelude::*;
     use std::fs;
 
     fn line(vcpu: Option<u8>, rip: Option<u64>, what: What<String>) -> String {
@@ -215,6 +217,42 @@ mod tests {
         assert_eq!(shown(951_868_800), "2000-03-01 00:00:00.000000000 UTC");
         assert_eq!(shown(1_735_689_599), "2024-12-31 23:59:59.000000000 UTC");
         assert_eq!(shown(4_107_542_400), "2100-03-01 00:00:00.000000000 UTC");
+    }
+
+    proptest! {
+        #[test]
+        fn any_file_can_be_shown(
+            times in any::<[u64; 2]>(),
+            records in proptest::collection::vec(any_record(), 0..20),
+            older in proptest::collection::vec(any_record(), 0..20),
+            rest in any::<Vec<u8>>(),
+        ) {
+            let [wall, monotonic] = times.map(Duration::from_nanos);
+            let header = Header { wall, monotonic };
+            let bytes = |begin: Option<u64>, records: Vec<Record<String>>| {
+                let mut bytes = header.encode();
+                if let Some(file) = begin {
+                    What::<&str>::Continued { file, before: 7 }.encode(Duration::ZERO, Location::default(), &mut bytes);
+                }
+                for Record { time, location, what } in records {
+                    what.encode(time, location, &mut bytes);
+                }
+                bytes.extend(&rest);
+                bytes
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("log");
+            fs::write(&path, bytes(Some(u64::MAX), records)).unwrap();
+            fs::write(path.with_extension("1"), bytes(Some(u64::MAX - 1), older)).unwrap();
+            let Files { header, parts, .. } = Files::open(&path).unwrap();
+            prop_assert_eq!(parts.len(), 2);
+            let mut out = Vec::new();
+            print(header, parts, Part::All, &mut out).unwrap();
+            prop_assert!(String::from_utf8(out).unwrap().contains("\nsummary: "));
+            // Without a header, it is no log.
+            fs::write(&path, &rest).unwrap();
+            prop_assert!(Files::open(&path).is_err());
+        }
     }
 
     #[test]

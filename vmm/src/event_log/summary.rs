@@ -1,4 +1,4 @@
-//! Sums up an event log.
+//! Sums up an event log. Somebody else may have written it, so its numbers may be any: sums of them stop at the largest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,7 +53,7 @@ impl Summary {
         match &record.what {
             What::Message(_) | What::Continued { .. } => {}
             What::Note(_) => self.notes += 1,
-            What::Lost(records) => self.lost += records,
+            What::Lost(records) => self.lost = self.lost.saturating_add(*records),
             What::End(_) => self.is_over = true,
             What::Configured { counter, .. } => self.counter(record.location, *counter).configurations += 1,
             What::Unconfigured { counter } => drop(self.counter(record.location, *counter)),
@@ -75,7 +75,7 @@ impl Summary {
             }
             What::Recovered { counter, missed, .. } | What::GivenUp { counter, missed, .. } => {
                 let counter = self.counter(record.location, *counter);
-                counter.missed += *missed;
+                counter.missed = counter.missed.saturating_add(*missed);
                 counter.starved = None;
             }
         }
@@ -146,7 +146,7 @@ impl fmt::Display for Summary {
                 counter.configurations,
                 counter.overflows,
                 counter.starvations,
-                Seconds(counter.missed + since).to_string()
+                Seconds(counter.missed.saturating_add(since)).to_string()
             )?;
         }
         for (vcpu, interrupts) in &self.interrupts {
@@ -163,7 +163,9 @@ impl fmt::Display for Summary {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::testing::any_record;
     use super::*;
+    use proptest::prelude::*;
 
     fn summary(records: &[(u64, Option<u64>, What<&str>)]) -> String {
         let mut summary = Summary::default();
@@ -212,6 +214,34 @@ mod tests {
         assert!(gone.contains(" 2 notes, 0 lost, 40 gone with older files; "), "{gone}");
         let damaged = first(&[continued(7, 40), note(), continued(8, 50), note()]);
         assert!(damaged.contains(", 49 gone with older files; "), "{damaged}");
+    }
+
+    #[test]
+    fn sums_of_numbers_that_nobody_has_counted_stop_at_the_largest() {
+        let missed = Duration::from_nanos(u64::MAX);
+        let text = summary(&[
+            (0, None, What::Lost(u64::MAX)),
+            (0, None, What::Lost(u64::MAX)),
+            (0, None, What::Recovered { counter: 0, missed, event: "x" }),
+            (0, None, What::GivenUp { counter: 0, missed, event: "x" }),
+            (0, None, What::Continued { file: u64::MAX, before: u64::MAX }),
+        ]);
+        assert!(
+            text.contains(" 18446744073709551615 lost, 18446744073709551611 gone with older files;"),
+            "{text}"
+        );
+        assert!(text.contains(" 36893488147.419103230\n"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_records_can_be_summed_up(records in proptest::collection::vec(any_record(), 0..50)) {
+            let mut summary = Summary::default();
+            for record in &records {
+                summary.add(record);
+            }
+            prop_assert!(summary.to_string().starts_with("summary: "));
+        }
     }
 
     #[test]
