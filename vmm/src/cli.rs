@@ -17,6 +17,7 @@ use tally_machine::pmu::Choice;
 use vpmu::policy::OnStarvation;
 
 use crate::arch::help;
+use crate::event_log::LEAST_SIZE;
 use crate::lab;
 use crate::metrics::Address;
 use crate::{sandbox, stderr};
@@ -150,6 +151,9 @@ pub struct Run {
     /// Log what happens to the guest's counters
     #[arg(long, value_name = "FILE")]
     pub pmu_log: Option<PathBuf>,
+    /// Size at which it becomes FILE.1
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = log_size, requires = "pmu_log")]
+    pub pmu_log_size: u64,
     /// Policy for its counters: see `tally policy`
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
@@ -195,6 +199,15 @@ fn given(default: Access) -> impl TypedValueParser<Value = HostPath> {
             .unwrap_or((bytes, default));
         HostPath { path: OsStr::from_bytes(path).into(), access }
     })
+}
+
+/// Reads the maximum size of an event log.
+fn log_size(text: &str) -> Result<u64, String> {
+    let Size { bytes, .. } = text.parse()?;
+    if bytes < LEAST_SIZE {
+        return Err(format!("too small a log: it needs at least {}K", LEAST_SIZE >> 10));
+    }
+    Ok(bytes)
 }
 
 /// Reads the name of a PMU.
@@ -306,6 +319,20 @@ mod tests {
         let given = |path: &str, access| HostPath { path: path.into(), access };
         assert_eq!(run.share, [given("/a", Access::ReadOnly), given("b", Access::ReadWrite)]);
         assert_eq!(run.disk, [given("c", Access::ReadOnly), given("d:x", Access::ReadWrite)]);
+    }
+
+    #[test]
+    fn an_event_log_has_a_maximum_size() {
+        let size = |arguments: &[&str]| {
+            let cli = Cli::try_parse_from([&["tally", "run"], arguments].concat());
+            cli.map(|cli| if let Command::Run(run) = cli.command { run.pmu_log_size } else { 0 })
+        };
+        assert_eq!(size(&["--pmu-log", "f"]).unwrap(), 64 << 20);
+        assert_eq!(size(&["--pmu-log", "f", "--pmu-log-size", "1G"]).unwrap(), 1 << 30);
+        assert_eq!(size(&[]).unwrap(), 64 << 20);
+        assert!(size(&["--pmu-log-size", "1G"]).is_err(), "there is no log");
+        let said = refusal(&["tally", "run", "--pmu-log", "f", "--pmu-log-size", "64K"]);
+        assert!(said.contains("too small a log: it needs at least 128K"), "{said}");
     }
 
     #[test]

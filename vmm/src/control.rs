@@ -9,7 +9,7 @@ mod socket_dir;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use log::info;
+use log::{info, warn};
 
 pub use self::serve::Machine;
 
@@ -28,7 +28,8 @@ impl Control {
     pub fn open(machine: impl Machine) -> Self {
         match open(machine) {
             Ok(()) => {}
-            Err(error) => info!("`tally list` and `tally stat` will not find this VM: {error}"),
+            Err(error) if error.is_somebodys_fault() => warn!("{}", not_found(&error)),
+            Err(error) => info!("{}", not_found(&error)),
         }
         Self(())
     }
@@ -38,6 +39,10 @@ impl Control {
         let socket = SOCKET.lock().unwrap_or_else(PoisonError::into_inner);
         Some(Reach { folder: socket.as_ref()?.folder().ok()?, access: Access::Remove })
     }
+}
+
+fn not_found(error: &SocketDirError) -> String {
+    format!("`tally list`, `tally stat`, `tally policy` and `tally log` will not find this VM: {error}")
 }
 
 fn open(machine: impl Machine) -> Result<(), SocketDirError> {

@@ -1,9 +1,11 @@
 //! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
 //! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show()`]): a
-//! header, then [`record`]s, in the order in which they happened. Call chains of samples are not in it: those are
-//! perf's.
+//! header, then [`record`]s, in the order in which they happened. A guest decides how many there are, so the file has
+//! a maximum size, and one older [`file`] is kept beside it. Call chains of samples are not in it: those are perf's.
 
+mod file;
+mod files;
 mod read;
 mod record;
 mod show;
@@ -12,7 +14,6 @@ mod words;
 mod write;
 
 use std::fmt::{self, Display};
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,16 +27,18 @@ use vpmu::journal::Entry;
 use vpmu::notice::Notice;
 
 use crate::stderr;
+use file::LogFile;
 pub use record::MAX_TEXT;
 use record::{Header, Location, What};
 pub use show::{Part, show};
+pub use write::LEAST_SIZE;
 use write::Writer;
 
 /// The event log of a running machine. All threads write into it.
 pub struct EventLog {
     path: PathBuf,
     began: Duration,
-    writer: Mutex<Writer<File>>,
+    writer: Mutex<Writer<LogFile>>,
 }
 
 /// A vCPU's access to the event log.
@@ -76,11 +79,12 @@ impl Display for Missing {
 }
 
 impl EventLog {
-    /// Creates the file, or empties it. If it cannot be written, the user is told, and the guest runs all the same.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    /// Creates the file, or empties it. It gets no larger than `max_size`, which is [`LEAST_SIZE`] or more. If it cannot
+    /// be written, the user is told, and the guest runs all the same.
+    pub fn create(path: &Path, max_size: u64) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = monotonic();
-        let writer = Writer::new(File::create(path)?, &Header { wall, monotonic: began });
+        let writer = Writer::new(LogFile::create(path, max_size)?, Header { wall, monotonic: began });
         let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
         // Writes the header now: a reader finds a log from the beginning, and a full disk is reported at once.
         let _ = log.flush();
@@ -124,7 +128,7 @@ impl EventLog {
 
     /// Works on the log at the current time. The time is taken under the lock, so that it never decreases from record
     /// to record.
-    fn with<T>(&self, work: impl FnOnce(&mut Writer<File>, Duration) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut Writer<LogFile>, Duration) -> T) -> T {
         let mut writer: MutexGuard<_> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let result = work(&mut writer, self.now());
         let failure = writer.take_first_failure();
@@ -194,6 +198,7 @@ fn monotonic() -> Duration {
 mod tests {
     use super::read::Reader;
     use super::*;
+    use std::fs::{self, File};
 
     /// Returns the records of a file as text, without their times.
     fn shown(path: &Path) -> Vec<String> {
@@ -205,7 +210,7 @@ mod tests {
     fn a_note_is_in_the_file_at_once_and_a_message_when_it_is_flushed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let log = EventLog::create(&path).unwrap();
+        let log = EventLog::create(&path, LEAST_SIZE).unwrap();
         assert_eq!(shown(&path), [""; 0], "it is a log from the first moment on");
         log.note("the experiment begins").unwrap();
         log.message("RDPMC became RDMSR");
@@ -222,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error_at_each_flush_and_at_the_end() {
-        let log = EventLog::create(Path::new("/dev/full")).unwrap();
+        let log = EventLog::create(Path::new("/dev/full"), LEAST_SIZE).unwrap();
         let full = "No space left on device (os error 28)";
         for _ in 0..2 {
             log.message("something");
@@ -231,6 +236,44 @@ mod tests {
         }
         let error = log.end(&"over").unwrap_err().to_string();
         assert_eq!(error, format!("/dev/full: 2 records are lost: {full}"));
+    }
+
+    #[test]
+    fn a_guest_that_causes_many_events_does_not_fill_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let log = EventLog::create(&path, LEAST_SIZE).unwrap();
+        let records = 20_000_u64;
+        for number in 0..records {
+            log.message(&number.to_string());
+        }
+        log.end(&"over").unwrap();
+        let files = [path.with_extension("1"), path];
+        for file in &files {
+            let size = fs::metadata(file).unwrap().len();
+            assert!(size <= LEAST_SIZE, "{}: {size}", file.display());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files.len());
+        let kept: Vec<u64> =
+            files.iter().flat_map(|file| shown(file)).filter_map(|text| text.parse().ok()).collect();
+        let first = kept[0];
+        assert!(first > 0, "the oldest are gone");
+        assert_eq!(kept, (first..records).collect::<Vec<_>>(), "and none of the others");
+    }
+
+    #[test]
+    fn a_log_that_cannot_begin_a_new_file_says_so_and_counts_what_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        fs::create_dir(path.with_extension("1")).unwrap();
+        let log = EventLog::create(&path, LEAST_SIZE).unwrap();
+        for number in 0..20_000 {
+            log.message(&number.to_string());
+        }
+        let error = log.end(&"over").unwrap_err().to_string();
+        let why = "it is full and cannot be renamed to log.1: Is a directory (os error 21)";
+        assert!(error.ends_with(&format!(" records are lost: {why}")), "{error}");
+        assert!(fs::metadata(&path).unwrap().len() <= LEAST_SIZE);
     }
 
     #[test]

@@ -118,15 +118,30 @@ struct SignalArrives {
 }
 
 impl SignalArrives {
+    /// Passes the terminal's size on to the guest. A process in the background is not told when it changes.
+    fn resize(&self) {
+        if let (Some(agent), Some(size)) = (&self.agent, terminal::size()) {
+            agent.resize(size);
+        }
+    }
+
     fn arrived(&self, signal: i32) {
-        let taken = match &self.agent {
-            _ if signal == libc::SIGWINCH => {
-                if let (Some(agent), Some(size)) = (&self.agent, terminal::size()) {
-                    agent.resize(size);
-                }
+        let taken = match (signal, &self.agent) {
+            (libc::SIGWINCH, _) => {
+                self.resize();
                 true
             }
-            Some(agent) if signals::FOR_THE_COMMAND.contains(&signal) => agent.signal(signal),
+            (libc::SIGTSTP, _) => {
+                terminal::stop();
+                self.resize();
+                true
+            }
+            (libc::SIGCONT, _) => {
+                terminal::resume();
+                self.resize();
+                true
+            }
+            (_, Some(agent)) if signals::FOR_THE_COMMAND.contains(&signal) => agent.signal(signal),
             _ => false,
         };
         if !taken {

@@ -69,12 +69,12 @@ fn main() -> ExitCode {
 
 /// Opens the event log, if requested, and installs the logger.
 fn init_logging(command: &Command) -> Result<Option<Arc<EventLog>>> {
-    let (verbosity, path) = match command {
-        Command::Run(options) => (options.verbose, options.pmu_log.as_deref()),
-        _ => (0, None),
+    let (verbosity, path, size) = match command {
+        Command::Run(options) => (options.verbose, options.pmu_log.as_deref(), options.pmu_log_size),
+        _ => (0, None, 0),
     };
     let create =
-        |path| EventLog::create(path).with_context(|| format!("{}: cannot be written", path.display()));
+        |path| EventLog::create(path, size).with_context(|| format!("{}: cannot be written", path.display()));
     let log = path.map(create).transpose()?.map(Arc::new);
     logging::begin(verbosity, log.clone());
     Ok(log)

@@ -15,8 +15,8 @@ use vmm_sys_util::signal::Killable;
 
 use crate::sandbox;
 
-/// Signals that are events. All but the last end the machine, unless they are passed on to a command.
-const EVENTS: [libc::c_int; 10] = [
+/// Signals that are events. All but the last three end the machine, unless they are passed on to a command.
+const EVENTS: [libc::c_int; 12] = [
     libc::SIGTERM,
     libc::SIGINT,
     libc::SIGHUP,
@@ -27,6 +27,8 @@ const EVENTS: [libc::c_int; 10] = [
     libc::SIGUSR1,
     libc::SIGUSR2,
     libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGCONT,
 ];
 
 /// Signals that are passed on to a running command.
@@ -113,6 +115,19 @@ pub fn block_events() -> io::Result<()> {
 /// Unblocks the signals, which have their default actions.
 pub fn unblock_events() -> io::Result<()> {
     unblock(&set_of(&EVENTS))
+}
+
+/// Stops this process as SIGTSTP does by default, which [`block_events`] has blocked. Returns when it is continued, or at
+/// once if no shell could continue it (its process group is orphaned).
+pub fn stop() {
+    let stop = set_of(&[libc::SIGTSTP]);
+    // Without the signal unblocked there is no stop, and nothing to do about that.
+    if unblock(&stop).is_ok() {
+        // SAFETY: the call takes a number. The signal goes to this thread, so the one that waits for signals cannot take it,
+        // and its default action runs nothing of ours.
+        unsafe { libc::raise(libc::SIGTSTP) };
+        let _ = block(&stop);
+    }
 }
 
 /// Ignores SIGXFSZ: a write beyond the limit of a file's size (`ulimit -f`) fails, and does not end the process.

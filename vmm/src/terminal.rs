@@ -1,4 +1,5 @@
-//! The user's terminal: raw while the guest's console is on it, and restored however the process ends.
+//! The user's terminal: raw while the guest's console is on it, and restored however the process ends or is stopped.
+//! Whoever stops the process (a shell) uses the terminal meanwhile, with settings of its own.
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
@@ -10,10 +11,14 @@ use rustix::process::getpgrp;
 use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
+use crate::signals;
+
 /// The terminal's settings before it was made raw.
 static SAVED: OnceLock<Termios> = OnceLock::new();
 /// True while the terminal is raw.
 static IS_RAW: AtomicBool = AtomicBool::new(false);
+/// True while there is a [`Raw`], also while the process is stopped or in the background.
+static WANTS_RAW: AtomicBool = AtomicBool::new(false);
 
 /// Signals of faults that end the process. Their handler restores the terminal.
 const FATAL: [libc::c_int; 8] = [
@@ -37,23 +42,53 @@ impl Raw {
         if !stdin().is_terminal() || !in_foreground() {
             return Ok(None);
         }
-        let mut termios = tcgetattr(stdin())?;
-        SAVED.get_or_init(|| termios.clone());
+        let termios = tcgetattr(stdin())?;
+        let saved = SAVED.get_or_init(|| termios);
         restore_on_fatal_signals();
         // So that restoring the terminal from the background does not stop this process.
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
-        termios.make_raw();
-        tcsetattr(stdin(), OptionalActions::Now, &termios)?;
-        IS_RAW.store(true, Ordering::Relaxed);
+        make_raw(saved)?;
+        WANTS_RAW.store(true, Ordering::Relaxed);
         Ok(Some(Self(())))
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
+        WANTS_RAW.store(false, Ordering::Relaxed);
         restore();
     }
+}
+
+/// Makes the terminal raw, from these settings.
+fn make_raw(saved: &Termios) -> io::Result<()> {
+    let mut raw = saved.clone();
+    raw.make_raw();
+    tcsetattr(stdin(), OptionalActions::Now, &raw)?;
+    IS_RAW.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Makes the terminal raw again, if it was raw when this process was stopped. In the background it is not this process's,
+/// and is left alone, also at the end.
+pub fn resume() {
+    if !WANTS_RAW.load(Ordering::Relaxed) {
+        return;
+    }
+    match SAVED.get() {
+        // An error means that the terminal is gone.
+        Some(saved) if in_foreground() => drop(make_raw(saved)),
+        _ => IS_RAW.store(false, Ordering::Relaxed),
+    }
+}
+
+/// Restores the terminal and stops this process, as SIGTSTP does. The terminal is raw again when the process is
+/// continued in the foreground.
+pub fn stop() {
+    restore();
+    signals::stop();
+    resume();
 }
 
 /// Returns true if this process may change the terminal. A process in the background would be stopped for it, unless
@@ -70,10 +105,11 @@ pub fn line_end() -> &'static str {
     if IS_RAW.load(Ordering::Relaxed) && io::stderr().is_terminal() { "\r\n" } else { "\n" }
 }
 
-/// Restores the terminal. It is safe in a signal handler: it makes a store and a system call.
+/// Restores the terminal, if it is raw. It is safe in a signal handler: it makes a store and a system call.
 pub fn restore() {
-    if let Some(saved) = SAVED.get() {
-        IS_RAW.store(false, Ordering::Relaxed);
+    if let Some(saved) = SAVED.get()
+        && IS_RAW.swap(false, Ordering::Relaxed)
+    {
         // An error means that the terminal is gone.
         let _ = tcsetattr(stdin(), OptionalActions::Now, saved);
     }
@@ -136,25 +172,4 @@ impl Escape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn type_in(chunks: &[&[u8]]) -> (Vec<u8>, bool) {
-        let (mut escape, mut guest) = (Escape::default(), Vec::new());
-        let quit = chunks.iter().any(|chunk| escape.feed(chunk, &mut guest));
-        (guest, quit)
-    }
-
-    #[test]
-    fn ctrl_a_x_ends_even_when_it_comes_in_two_reads() {
-        assert_eq!(type_in(&[b"ls\x01x"]), (b"ls".to_vec(), true));
-        assert_eq!(type_in(&[b"\x01", b"X"]), (vec![], true));
-    }
-
-    #[test]
-    fn everything_else_reaches_the_guest() {
-        assert_eq!(type_in(&[b"\x03\x04x"]), (b"\x03\x04x".to_vec(), false));
-        assert_eq!(type_in(&[b"\x01\x01x"]), (b"\x01x".to_vec(), false));
-        assert_eq!(type_in(&[b"\x01c"]), (b"\x01c".to_vec(), false));
-    }
-}
+mod tests;

@@ -94,7 +94,7 @@ fn bash_completes_commands_options_and_values() {
         stdout(&output).lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(completed(&["tally", "do"]), ["doctor"]);
-    assert_eq!(completed(&["tally", "run", "--pmu-"]), ["--pmu-log", "--pmu-policy"]);
+    assert_eq!(completed(&["tally", "run", "--pmu-"]), ["--pmu-log", "--pmu-log-size", "--pmu-policy"]);
     assert_eq!(completed(&["tally", "run", "--pmu", "amd"]), ["amd", "amd-legacy"]);
 }
 

@@ -31,12 +31,23 @@ pub enum SocketDirError {
     /// The directory cannot be created or opened.
     #[error("{0}: {1}")]
     Refused(PathBuf, io::Error),
+    /// Another user has what is at the directory's path.
+    #[error("{0} belongs to user {1}, who must remove it")]
+    Taken(PathBuf, u32),
     /// Other users can access the directory.
-    #[error("{0} is not a folder of this user's alone")]
+    #[error("{0} is not a folder of this user's alone: `chmod 700 {0}`")]
     NotPrivate(PathBuf),
     /// The thread that serves the socket cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
+}
+
+impl SocketDirError {
+    /// Returns whether this host could have such a directory, and somebody has seen to it that it cannot be used. The
+    /// other errors are those of hosts without one.
+    pub fn is_somebodys_fault(&self) -> bool {
+        matches!(self, Self::Taken(..) | Self::NotPrivate(_))
+    }
 }
 
 /// A VM's socket, which is removed when this is dropped.
@@ -60,15 +71,21 @@ pub enum Connection {
 impl SocketDir {
     /// Opens this user's directory, and creates it if it does not exist.
     pub fn own() -> Result<Self, SocketDirError> {
-        let mut refusal = None;
-        for path in candidates(user(), runtime_folder().as_deref()) {
-            match Self::make(&path) {
+        Self::first_of(&candidates(user(), runtime_folder().as_deref()))
+    }
+
+    /// Opens the first of these directories that can be used. The error is that of a directory that somebody could have
+    /// prevented from being used, or else that of the first one, the best.
+    fn first_of(candidates: &[PathBuf]) -> Result<Self, SocketDirError> {
+        let mut errors = Vec::new();
+        for path in candidates {
+            match Self::make(path) {
                 Ok(dir) => return Ok(dir),
-                // The error is that of the first candidate, the best one.
-                Err(error) => refusal = refusal.or(Some(error)),
+                Err(error) => errors.push(error),
             }
         }
-        Err(refusal.expect("there are candidates"))
+        let worst = errors.iter().position(SocketDirError::is_somebodys_fault).unwrap_or(0);
+        Err(errors.swap_remove(worst))
     }
 
     /// Opens all directories with VMs that this user may use: root may use everybody's.
@@ -88,12 +105,18 @@ impl SocketDir {
 
     fn make(path: &Path) -> Result<Self, SocketDirError> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {
-                let dir = Self::open(path)?;
-                if dir.owner == user() { Ok(dir) } else { Err(SocketDirError::NotPrivate(path.to_owned())) }
-            }
-            Err(error) => Err(SocketDirError::Refused(path.to_owned(), error.into())),
+            Ok(()) => {}
+            Err(Errno::EXIST) => match rustix::fs::lstat(path) {
+                Ok(found) if found.st_uid != user() => {
+                    return Err(SocketDirError::Taken(path.to_owned(), found.st_uid));
+                }
+                _ => {}
+            },
+            Err(error) => return Err(SocketDirError::Refused(path.to_owned(), error.into())),
         }
+        // What is opened may be another directory than the one of above.
+        let dir = Self::open(path)?;
+        if dir.owner == user() { Ok(dir) } else { Err(SocketDirError::Taken(path.to_owned(), dir.owner)) }
     }
 
     fn open(path: &Path) -> Result<Self, SocketDirError> {
@@ -307,8 +330,37 @@ mod tests {
         let path = folder.path().join("tally");
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
-        let said = SocketDir::make(&path).unwrap_err().to_string();
-        assert_eq!(said, format!("{} is not a folder of this user's alone", path.display()));
+        let error = SocketDir::make(&path).unwrap_err();
+        assert!(error.is_somebodys_fault());
+        let path = path.display();
+        assert_eq!(
+            error.to_string(),
+            format!("{path} is not a folder of this user's alone: `chmod 700 {path}`")
+        );
+    }
+
+    #[test]
+    fn a_folder_that_another_user_has_taken_is_named_with_that_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let (taken, owner) = if user() == 0 {
+            let taken = folder.path().join("tally-0");
+            fs::create_dir(&taken).unwrap();
+            std::os::unix::fs::chown(&taken, Some(65534), None).unwrap();
+            (taken, 65534)
+        } else {
+            ("/usr".into(), 0)
+        };
+        let missing = folder.path().join("no-login/tally");
+        // Where nobody has logged in, there is no such folder, and that is not worth a warning.
+        let error = SocketDir::first_of(std::slice::from_ref(&missing)).unwrap_err();
+        assert!(!error.is_somebodys_fault(), "{error}");
+        let error = SocketDir::first_of(&[missing, taken.clone()]).unwrap_err();
+        assert!(error.is_somebodys_fault(), "{error}");
+        assert_eq!(
+            error.to_string(),
+            format!("{} belongs to user {owner}, who must remove it", taken.display())
+        );
+        assert!(SocketDir::first_of(&[taken, folder.path().join("tally")]).is_ok(), "another one will do");
     }
 
     #[test]

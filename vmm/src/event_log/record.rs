@@ -25,6 +25,8 @@ const VERSION: u32 = 1;
 pub const MAX_TEXT: usize = 8 << 10;
 /// Size of a record's length.
 pub const LENGTH: usize = 2;
+/// Maximum size of a record without its text: length, kind, parts, time, vCPU, RIP, and two numbers.
+pub const MAX_NUMBERS: usize = LENGTH + 2 + 8 + 1 + 8 + 16;
 
 const VCPU: u8 = 1;
 const RIP: u8 = 2;
@@ -69,6 +71,8 @@ pub enum What<T> {
     Lost(u64),
     /// The machine has ended in this way; no record follows.
     End(T),
+    /// The log continues here: this is its file of this number, from 1 on, and so many records are in those before it.
+    Continued { file: u64, before: u64 },
     /// The guest has configured a counter.
     Configured { counter: u8, interrupts: bool, event: T },
     /// The guest has configured a counter to count nothing.
@@ -132,6 +136,9 @@ impl<T: Display> What<T> {
         match self {
             Self::Message(words) | Self::Note(words) | Self::End(words) => text(to, words),
             Self::Lost(records) => to.extend(records.to_le_bytes()),
+            Self::Continued { file, before } => {
+                to.extend([file, before].map(|number| number.to_le_bytes()).as_flattened());
+            }
             Self::Configured { counter, interrupts, event } => {
                 to.extend([*counter, u8::from(*interrupts)]);
                 text(to, event);
@@ -167,6 +174,7 @@ impl<T: Display> What<T> {
             Self::Starved { .. } => 8,
             Self::Recovered { .. } => 9,
             Self::GivenUp { .. } => 10,
+            Self::Continued { .. } => 11,
         }
     }
 }
@@ -190,6 +198,7 @@ impl Record<String> {
             8 => What::Starved { counter: rest.byte()?, event: rest.text()? },
             9 => What::Recovered { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
             10 => What::GivenUp { counter: rest.byte()?, missed: rest.time()?, event: rest.text()? },
+            11 => What::Continued { file: rest.number()?, before: rest.number()? },
             _ => return Err(DecodeError::Record),
         };
         let is_whole = rest.0.is_empty() && parts & !(VCPU | RIP) == 0;
@@ -256,20 +265,21 @@ impl Rest<'_> {
     }
 }
 
+/// Any records, for property tests.
 #[cfg(test)]
-mod tests {
+pub mod testing {
     use super::*;
     use proptest::prelude::*;
 
-    fn time() -> impl Strategy<Value = Duration> {
+    pub fn time() -> impl Strategy<Value = Duration> {
         any::<u64>().prop_map(Duration::from_nanos)
     }
 
-    fn location() -> impl Strategy<Value = Location> {
+    pub fn location() -> impl Strategy<Value = Location> {
         any::<(Option<u8>, Option<u64>)>().prop_map(|(vcpu, rip)| Location { vcpu, rip })
     }
 
-    fn what() -> impl Strategy<Value = What<String>> {
+    pub fn what() -> impl Strategy<Value = What<String>> {
         let words = || any::<String>();
         let gap = || (any::<u8>(), time(), words());
         prop_oneof![
@@ -277,6 +287,7 @@ mod tests {
             words().prop_map(What::Note),
             words().prop_map(What::End),
             any::<u64>().prop_map(What::Lost),
+            any::<(u64, u64)>().prop_map(|(file, before)| What::Continued { file, before }),
             (any::<(u8, bool)>(), words()).prop_map(|((counter, interrupts), event)| What::Configured {
                 counter,
                 interrupts,
@@ -289,6 +300,17 @@ mod tests {
             gap().prop_map(|(counter, missed, event)| What::GivenUp { counter, missed, event }),
         ]
     }
+
+    pub fn any_record() -> impl Strategy<Value = Record<String>> {
+        (time(), location(), what()).prop_map(|(time, location, what)| Record { time, location, what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{location, time, what};
+    use super::*;
+    use proptest::prelude::*;
 
     proptest! {
         #[test]

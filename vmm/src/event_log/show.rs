@@ -1,17 +1,17 @@
 //! `tally log --show FILE`: prints an event log as text.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
-use super::read::{ReadError, Reader};
+use super::files::{Files, LogPart};
 use super::record::{Header, Record, What};
 use super::summary::Summary;
 use super::words::{Seconds, counters};
+use crate::stderr;
 
 /// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,36 +24,34 @@ pub enum Part {
 
 /// Prints a log.
 pub fn show(path: &Path, part: Part) -> Result<()> {
-    let name = || path.display().to_string();
-    let file = File::open(path).with_context(name)?;
-    let (header, records) = Reader::new(BufReader::new(file)).with_context(name)?;
+    let Files { header, parts, missing } = Files::open(path)?;
+    if let Some(missing) = missing {
+        stderr::say(&missing);
+    }
     let mut out = BufWriter::new(io::stdout().lock());
-    let damage = match print(header, records, part, &mut out) {
+    let damage = match print(header, parts, part, &mut out) {
         // A reader that closes the pipe has read enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Vec::new(),
         result => result.context("cannot print the log")?,
     };
-    damage.map_or(Ok(()), |damage| Err(damage).with_context(name))
+    if damage.is_empty() { Ok(()) } else { Err(anyhow!(damage.join("; "))) }
 }
 
-/// Prints all that can be read. Returns the error that ended it early.
-fn print(
-    header: Header,
-    records: impl Iterator<Item = Result<Record<String>, ReadError>>,
-    part: Part,
-    out: &mut impl Write,
-) -> io::Result<Option<ReadError>> {
+/// Prints all that can be read. Returns what ended the reading of a file early, with the file's name.
+fn print(header: Header, parts: Vec<LogPart>, part: Part, out: &mut impl Write) -> io::Result<Vec<String>> {
     writeln!(out, "{header}")?;
-    let (mut summary, mut damage) = (Summary::default(), None);
-    for record in records {
-        match record {
-            Ok(record) => {
-                summary.add(&record);
-                if part == Part::All {
-                    writeln!(out, "{record}")?;
+    let (mut summary, mut damage) = (Summary::default(), Vec::new());
+    for LogPart { path, records } in parts {
+        for record in records {
+            match record {
+                Ok(record) => {
+                    summary.add(&record);
+                    if part == Part::All {
+                        writeln!(out, "{record}")?;
+                    }
                 }
+                Err(error) => damage.push(format!("{}: {:#}", path.display(), anyhow!(error))),
             }
-            Err(error) => damage = Some(error),
         }
     }
     write!(out, "{summary}")?;
@@ -88,6 +86,10 @@ impl fmt::Display for What<String> {
             Self::Lost(1) => write!(f, "1 record is lost here: it could not be written"),
             Self::Lost(records) => write!(f, "{records} records are lost here: they could not be written"),
             Self::End(how) => write!(f, "end: {}", Line(how)),
+            Self::Continued { file, before } => {
+                let records = if *before == 1 { "record" } else { "records" };
+                write!(f, "the log's file number {file} begins, after {before} {records}")
+            }
             Self::Configured { counter, interrupts, event } => {
                 let then = if *interrupts { ", and interrupts" } else { "" };
                 write!(f, "counter {counter} counts {}{then}", Line(event))
@@ -168,7 +170,10 @@ fn date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::super::record::Location;
+    use super::super::record::testing::any_record;
     use super::*;
+    use proptest::prelude::*;
+    use std::fs;
 
     fn line(vcpu: Option<u8>, rip: Option<u64>, what: What<String>) -> String {
         Record { time: Duration::from_millis(1500), location: Location { vcpu, rip }, what }.to_string()
@@ -214,6 +219,42 @@ mod tests {
         assert_eq!(shown(4_107_542_400), "2100-03-01 00:00:00.000000000 UTC");
     }
 
+    proptest! {
+        #[test]
+        fn any_file_can_be_shown(
+            times in any::<[u64; 2]>(),
+            records in proptest::collection::vec(any_record(), 0..20),
+            older in proptest::collection::vec(any_record(), 0..20),
+            rest in any::<Vec<u8>>(),
+        ) {
+            let [wall, monotonic] = times.map(Duration::from_nanos);
+            let header = Header { wall, monotonic };
+            let bytes = |begin: Option<u64>, records: Vec<Record<String>>| {
+                let mut bytes = header.encode();
+                if let Some(file) = begin {
+                    What::<&str>::Continued { file, before: 7 }.encode(Duration::ZERO, Location::default(), &mut bytes);
+                }
+                for Record { time, location, what } in records {
+                    what.encode(time, location, &mut bytes);
+                }
+                bytes.extend(&rest);
+                bytes
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("log");
+            fs::write(&path, bytes(Some(u64::MAX), records)).unwrap();
+            fs::write(path.with_extension("1"), bytes(Some(u64::MAX - 1), older)).unwrap();
+            let Files { header, parts, .. } = Files::open(&path).unwrap();
+            prop_assert_eq!(parts.len(), 2);
+            let mut out = Vec::new();
+            print(header, parts, Part::All, &mut out).unwrap();
+            prop_assert!(String::from_utf8(out).unwrap().contains("\nsummary: "));
+            // Without a header, it is no log.
+            fs::write(&path, &rest).unwrap();
+            prop_assert!(Files::open(&path).is_err());
+        }
+    }
+
     #[test]
     fn a_log_that_is_cut_is_shown_up_to_there_and_summed_up() {
         let header = Header { wall: Duration::ZERO, monotonic: Duration::from_secs(3) };
@@ -223,10 +264,16 @@ mod tests {
         }
         bytes.pop();
         let shown = |part| {
-            let (header, records) = Reader::new(&*bytes).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("log");
+            fs::write(&path, &bytes).unwrap();
+            let Files { header, parts, missing } = Files::open(&path).unwrap();
+            assert_eq!(missing, None);
             let mut out = Vec::new();
-            let damage = print(header, records, part, &mut out).unwrap();
-            assert!(matches!(damage, Some(ReadError::Cut(_))), "{damage:?}");
+            let damage = print(header, parts, part, &mut out).unwrap();
+            assert_eq!(damage.len(), 1);
+            let begins = format!("{}: the log breaks off in the record at byte ", path.display());
+            assert!(damage[0].starts_with(&begins), "{damage:?}");
             String::from_utf8(out).unwrap()
         };
         let all = shown(Part::All);

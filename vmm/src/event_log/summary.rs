@@ -1,4 +1,4 @@
-//! Sums up an event log.
+//! Sums up an event log. Somebody else may have written it, so its numbers may be any: sums of them stop at the largest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +14,8 @@ const PLACES: usize = 10;
 #[derive(Debug, Default)]
 pub struct Summary {
     records: u64,
+    /// Records of older files that are not there, or could not be read.
+    gone: u64,
     lost: u64,
     notes: u64,
     /// Time of the last record.
@@ -42,12 +44,16 @@ struct Counter {
 impl Summary {
     /// Adds a record to the sums.
     pub fn add(&mut self, record: &Record<String>) {
-        self.records += 1;
         self.last = record.time;
+        if let What::Continued { before, .. } = record.what {
+            self.gone = before.saturating_sub(self.records);
+            return;
+        }
+        self.records += 1;
         match &record.what {
-            What::Message(_) => {}
+            What::Message(_) | What::Continued { .. } => {}
             What::Note(_) => self.notes += 1,
-            What::Lost(records) => self.lost += records,
+            What::Lost(records) => self.lost = self.lost.saturating_add(*records),
             What::End(_) => self.is_over = true,
             What::Configured { counter, .. } => self.counter(record.location, *counter).configurations += 1,
             What::Unconfigured { counter } => drop(self.counter(record.location, *counter)),
@@ -69,7 +75,7 @@ impl Summary {
             }
             What::Recovered { counter, missed, .. } | What::GivenUp { counter, missed, .. } => {
                 let counter = self.counter(record.location, *counter);
-                counter.missed += *missed;
+                counter.missed = counter.missed.saturating_add(*missed);
                 counter.starved = None;
             }
         }
@@ -105,13 +111,17 @@ impl Counter {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let many = |number: u64| if number == 1 { "" } else { "s" };
-        let Self { records, lost, notes, .. } = self;
+        let Self { records, gone, lost, notes, .. } = self;
         let (records_s, notes_s) = (many(*records), many(*notes));
         let end =
             if self.is_over { "the machine has ended" } else { "no end: the machine runs, or was killed" };
+        let gone = match gone {
+            0 => String::new(),
+            gone => format!(", {gone} gone with older files"),
+        };
         writeln!(
             f,
-            "summary: {records} record{records_s} in {} s, {notes} note{notes_s}, {lost} lost; {end}",
+            "summary: {records} record{records_s} in {} s, {notes} note{notes_s}, {lost} lost{gone}; {end}",
             Seconds(self.last)
         )?;
         if !self.counters.is_empty() {
@@ -136,7 +146,7 @@ impl fmt::Display for Summary {
                 counter.configurations,
                 counter.overflows,
                 counter.starvations,
-                Seconds(counter.missed + since).to_string()
+                Seconds(counter.missed.saturating_add(since)).to_string()
             )?;
         }
         for (vcpu, interrupts) in &self.interrupts {
@@ -153,7 +163,9 @@ impl fmt::Display for Summary {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::testing::any_record;
     use super::*;
+    use proptest::prelude::*;
 
     fn summary(records: &[(u64, Option<u64>, What<&str>)]) -> String {
         let mut summary = Summary::default();
@@ -189,6 +201,47 @@ mod tests {
         assert_eq!(lines[3], ["1", "1", "0", "1", "-", "0", "0.000000000"]);
         let rest: Vec<_> = text.lines().skip(4).collect();
         assert_eq!(rest, ["vCPU 1: 3 interrupts", "2 overflows at 0x8", "1 overflow at 0x7"]);
+    }
+
+    #[test]
+    fn records_of_files_that_are_gone_are_counted() {
+        let continued = |file, before| (0, None, What::Continued { file, before });
+        let note = || (0, None, What::Note("x"));
+        let first = |records: &[_]| summary(records).lines().next().unwrap().to_owned();
+        let whole = first(&[note(), continued(2, 1), note()]);
+        assert!(whole.starts_with("summary: 2 records in 0.000000000 s, 2 notes, 0 lost; "), "{whole}");
+        let gone = first(&[continued(7, 40), note(), continued(8, 41), note()]);
+        assert!(gone.contains(" 2 notes, 0 lost, 40 gone with older files; "), "{gone}");
+        let damaged = first(&[continued(7, 40), note(), continued(8, 50), note()]);
+        assert!(damaged.contains(", 49 gone with older files; "), "{damaged}");
+    }
+
+    #[test]
+    fn sums_of_numbers_that_nobody_has_counted_stop_at_the_largest() {
+        let missed = Duration::from_nanos(u64::MAX);
+        let text = summary(&[
+            (0, None, What::Lost(u64::MAX)),
+            (0, None, What::Lost(u64::MAX)),
+            (0, None, What::Recovered { counter: 0, missed, event: "x" }),
+            (0, None, What::GivenUp { counter: 0, missed, event: "x" }),
+            (0, None, What::Continued { file: u64::MAX, before: u64::MAX }),
+        ]);
+        assert!(
+            text.contains(" 18446744073709551615 lost, 18446744073709551611 gone with older files;"),
+            "{text}"
+        );
+        assert!(text.contains(" 36893488147.419103230\n"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_records_can_be_summed_up(records in proptest::collection::vec(any_record(), 0..50)) {
+            let mut summary = Summary::default();
+            for record in &records {
+                summary.add(record);
+            }
+            prop_assert!(summary.to_string().starts_with("summary: "));
+        }
     }
 
     #[test]

@@ -3,22 +3,40 @@
 //! Records that cannot be written stay in the buffer while it has room, so that no record in the middle of the file is
 //! torn. Records for which there is no room are lost and counted. When writing works again, the file says where how
 //! many are missing.
+//!
+//! A file that could become larger than its maximum with the next write is kept as the older one. Its successor begins
+//! with the same header and a [`What::Continued`]. If that fails, it is a failed write.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::mem;
 use std::time::Duration;
 
-use super::record::{self, Header, Location, What};
+use super::file::Output;
+use super::record::{self, Header, Location, MAX_NUMBERS, MAX_TEXT, What};
 
 /// Size of the buffer: it is written when it has this many bytes.
 const FULL: usize = 64 << 10;
+/// Maximum size of the buffer: it is less than full, and then has a record more, with one about a gap before it.
+const MAX_BUFFER: usize = FULL + MAX_TEXT + 2 * MAX_NUMBERS;
+/// Least maximum size of a file: it has room for the largest buffer, and for its beginning.
+pub const LEAST_SIZE: u64 = 128 << 10;
+const _: () = assert!((MAX_BUFFER + Header::SIZE + MAX_NUMBERS) as u64 <= LEAST_SIZE);
 /// Time from a failed write to the next attempt, unless somebody flushes the log.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Buffers records and writes them to a file.
 pub struct Writer<W> {
     file: W,
+    header: Header,
+    /// Number of the file, from 1 on.
+    number: u64,
+    /// Size of the file.
+    size: u64,
+    /// Number of records in this file and those before it, without [`What::Continued`].
+    records: u64,
+    /// Number of records in the buffer.
+    waiting: u64,
     /// Records that wait; the first `written` bytes are in the file.
     buffer: Vec<u8>,
     written: usize,
@@ -59,13 +77,25 @@ pub struct Failure {
     pub cause: String,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Output> Writer<W> {
     /// Creates a writer, whose file begins with a header.
-    pub fn new(file: W, header: &Header) -> Self {
+    pub fn new(file: W, header: Header) -> Self {
         let buffer = header.encode();
         let first = buffer.len();
-        let (lost, error) = (Lost::default(), WriteError::default());
-        Self { file, buffer, written: 0, first, lost, error, ended: false }
+        Self {
+            file,
+            header,
+            number: 1,
+            size: 0,
+            records: 0,
+            waiting: 0,
+            buffer,
+            written: 0,
+            first,
+            lost: Lost::default(),
+            error: WriteError::default(),
+            ended: false,
+        }
     }
 
     /// Adds a record.
@@ -84,7 +114,7 @@ impl<W: Write> Writer<W> {
             return;
         }
         self.add_gap(time);
-        what.encode(time, location, &mut self.buffer);
+        self.append(time, location, what);
         if self.buffer.len() >= FULL {
             self.write_again(time);
         }
@@ -108,7 +138,7 @@ impl<W: Write> Writer<W> {
         }
         let outcome = if self.write(time) {
             self.add_gap(time);
-            What::End(how).encode(time, Location::default(), &mut self.buffer);
+            self.append(time, Location::default(), &What::End(how));
             self.write(time);
             self.outcome(self.lost.all)
         } else {
@@ -139,8 +169,13 @@ impl<W: Write> Writer<W> {
     fn add_gap(&mut self, time: Duration) {
         let lost = mem::take(&mut self.lost.here);
         if lost > 0 {
-            What::<&str>::Lost(lost).encode(time, Location::default(), &mut self.buffer);
+            self.append(time, Location::default(), &What::<&str>::Lost(lost));
         }
+    }
+
+    fn append<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
+        what.encode(time, location, &mut self.buffer);
+        self.waiting += 1;
     }
 
     fn write_again(&mut self, time: Duration) {
@@ -151,18 +186,46 @@ impl<W: Write> Writer<W> {
 
     /// Writes the buffer. Returns true if all of it is written.
     fn write(&mut self, time: Duration) -> bool {
+        if self.is_file_full()
+            && let Err(error) = self.begin_next(time)
+        {
+            return self.failed(time, &error);
+        }
         while self.written < self.buffer.len() {
             match self.file.write(&self.buffer[self.written..]) {
                 Ok(0) => return self.failed(time, &io::ErrorKind::WriteZero.into()),
-                Ok(count) => self.written += count,
+                Ok(count) => {
+                    self.written += count;
+                    self.size += count as u64;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return self.failed(time, &error),
             }
         }
         self.buffer.clear();
         (self.written, self.first) = (0, 0);
+        self.records += mem::take(&mut self.waiting);
         self.error.again = None;
         true
+    }
+
+    /// Returns true if the buffer has to go to the next file. A buffer that is partly written stays in its file.
+    fn is_file_full(&self) -> bool {
+        let has_room = |max| self.size + MAX_BUFFER as u64 <= max;
+        let starts = self.written == 0 && !self.buffer.is_empty();
+        starts && !self.file.max_size().is_none_or(has_room)
+    }
+
+    fn begin_next(&mut self, time: Duration) -> io::Result<()> {
+        self.file.begin_next()?;
+        self.number += 1;
+        self.size = 0;
+        let mut beginning = self.header.encode();
+        let continued = What::<&str>::Continued { file: self.number, before: self.records };
+        continued.encode(time, Location::default(), &mut beginning);
+        self.first = beginning.len();
+        self.buffer.splice(..0, beginning);
+        Ok(())
     }
 
     fn failed(&mut self, time: Duration, error: &io::Error) -> bool {

@@ -21,8 +21,10 @@ const KEYS: [u8; 3] = [b'q', 3, 4];
 enum Woken {
     /// The interval has passed.
     Interval,
-    /// The terminal's size has changed.
-    Size,
+    /// The terminal's size has changed, or a shell may have written to it.
+    Screen,
+    /// A signal that stops the process.
+    Stop,
     /// A key that ends the live view.
     Key,
     /// A signal that ends the live view.
@@ -34,7 +36,7 @@ pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     const INTERRUPTED: u8 = 128;
     let signals = Signals::start().context("cannot start the signal thread")?;
     let raw = Raw::enter().context("cannot make the terminal raw")?;
-    let screen = Screen::enter()?;
+    let mut screen = Screen::enter()?;
     let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];
     let mut all_gone = Vec::new();
     let mut ended_by = None;
@@ -46,7 +48,12 @@ pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
                 lines = found;
                 all_gone.extend(gone);
             }
-            Woken::Size => {}
+            Woken::Screen => {}
+            Woken::Stop => {
+                drop(screen);
+                terminal::stop();
+                screen = Screen::enter()?;
+            }
             Woken::Key => break,
             Woken::Signal(signal) => {
                 ended_by = Some(signal);
@@ -80,7 +87,12 @@ fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Wok
         let came = |number: usize| files.get(number).is_some_and(|file| !file.revents().is_empty());
         if came(0) {
             match signals.next() {
-                Some(libc::SIGWINCH) => return Ok(Woken::Size),
+                Some(libc::SIGWINCH) => return Ok(Woken::Screen),
+                Some(libc::SIGTSTP) => return Ok(Woken::Stop),
+                Some(libc::SIGCONT) => {
+                    terminal::resume();
+                    return Ok(Woken::Screen);
+                }
                 Some(signal) => return Ok(Woken::Signal(signal)),
                 None => {}
             }

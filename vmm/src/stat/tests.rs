@@ -251,3 +251,36 @@ fn a_cell_that_another_process_made_endless_is_printed_all_the_same() {
     let lines = text::aligned(&rows, &[0]);
     assert_eq!((lines[0].len(), lines[1].len()), (70_003, 1003));
 }
+
+/// Returns the largest number for each number of a document. Numbers that are too large for their type make it no
+/// status, so those of narrow types are left alone.
+fn largest(value: &mut Value, name: &str) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(|value| largest(value, name)),
+        Value::Object(fields) => fields.iter_mut().for_each(|(name, value)| largest(value, name)),
+        Value::Number(number) if number.is_f64() => *value = json!(f64::MAX),
+        Value::Number(_) => {
+            *value = match name {
+                "cpus" | "vcpu" | "paused_by" => json!(u8::MAX),
+                "thread" => json!(i32::MAX),
+                "pid" | "held" | "hardware" => json!(u32::MAX),
+                _ => json!(u64::MAX),
+            };
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_vm_may_say_any_numbers() {
+    let honest = snapshot(3).since(&snapshot(1));
+    for interval in [f64::MAX, f64::MIN_POSITIVE, 0.0, -0.0, -1.0] {
+        let mut document = serde_json::to_value(&honest).unwrap();
+        largest(&mut document, "");
+        document["interval"] = json!(interval);
+        let status: VmStatus = serde_json::from_value(document).unwrap();
+        assert_eq!(status.vcpus[0].interval.exits.others, u64::MAX);
+        let lines = text::lines(&status);
+        assert!(lines.len() > 5 && lines.iter().any(|line| line.contains(" a second: ")), "{lines:?}");
+    }
+}

@@ -56,7 +56,8 @@ fn vcpu_lines(vcpu: &VcpuStatus, seconds: f64) -> Vec<String> {
         }
     }
     let exits = by_reason(&vcpu.interval.exits);
-    line("exits", rates(exits.iter().map(|(_, count)| count).sum(), exits, seconds));
+    let total = exits.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
+    line("exits", rates(total, exits, seconds));
     if let Some(kvm) = &vcpu.interval.kvm {
         let reasons = kvm.iter().filter_map(|(name, count)| Some((name.strip_suffix("_exits")?, *count)));
         let reasons: Vec<_> = reasons.map(|(name, count)| (name.replace('_', " "), count)).collect();

@@ -3,11 +3,15 @@
 use super::super::read::Reader;
 use super::super::record::Record;
 use super::*;
+use std::io::Write;
 
 /// A disk with room for this many bytes.
 #[derive(Default)]
 struct Disk {
     bytes: Vec<u8>,
+    /// Files that were full.
+    older: Vec<Vec<u8>>,
+    max_size: Option<u64>,
     room: usize,
     writes: u32,
 }
@@ -29,9 +33,20 @@ impl Write for Disk {
     }
 }
 
+impl Output for Disk {
+    fn max_size(&self) -> Option<u64> {
+        self.max_size
+    }
+
+    fn begin_next(&mut self) -> io::Result<()> {
+        self.older.push(mem::take(&mut self.bytes));
+        Ok(())
+    }
+}
+
 fn writer(room: usize) -> Writer<Disk> {
     let header = Header { wall: Duration::ZERO, monotonic: Duration::ZERO };
-    Writer::new(Disk { room, ..Disk::default() }, &header)
+    Writer::new(Disk { room, ..Disk::default() }, header)
 }
 
 fn ms(time: u64) -> Duration {
@@ -161,4 +176,53 @@ fn a_note_for_a_machine_that_has_ended_is_lost() {
     let failure = Failure { lost: 1, cause: "the machine has ended".to_owned() };
     assert_eq!(writer.flush(ms(1)), Err(failure));
     assert_eq!(writer.take_first_failure(), None, "what vCPUs still do is no news");
+}
+
+#[test]
+fn each_file_says_how_many_records_are_in_those_before_it() {
+    let mut writer = writer(PLENTY);
+    writer.file.max_size = Some(LEAST_SIZE);
+    for number in 0..10_000 {
+        add(&mut writer, 0, number);
+        if number % 1000 == 0 {
+            // Files change only between records, wherever a flush comes.
+            assert_eq!(writer.flush(ms(0)), Ok(()));
+        }
+    }
+    assert_eq!(writer.end(ms(1), &"over"), Ok(()));
+    let Disk { bytes, older, .. } = &writer.file;
+    assert!(older.len() > 2, "{}", older.len());
+    let (mut number, mut before) = (1, 0);
+    for file in older.iter().chain([bytes]) {
+        assert!(file.len() as u64 <= LEAST_SIZE, "{}", file.len());
+        let (header, records) = Reader::new(&**file).unwrap();
+        assert_eq!(header, writer.header);
+        let mut records = records.map(Result::unwrap).peekable();
+        let continued = What::Continued { file: number, before };
+        let begins = records.next_if(|record| record.what == continued);
+        assert_eq!(begins.is_some(), number > 1);
+        before += records.count() as u64;
+        number += 1;
+    }
+    assert_eq!(before, 10_001, "all of them and the end");
+}
+
+#[test]
+fn a_write_that_fails_does_not_tear_a_record_between_two_files() {
+    let mut writer = writer(usize::try_from(LEAST_SIZE / 2).unwrap() + 10);
+    writer.file.max_size = Some(LEAST_SIZE);
+    for number in 0..10_000 {
+        add(&mut writer, 0, number);
+    }
+    assert!(writer.written > 0 && writer.lost.all > 0);
+    writer.file.room = PLENTY;
+    assert_eq!(writer.flush(ms(200)).unwrap_err().lost, writer.lost.all);
+    for number in 0..10_000 {
+        add(&mut writer, 300, number);
+    }
+    assert_eq!(writer.end(ms(301), &"over").unwrap_err().lost, writer.lost.all);
+    for file in writer.file.older.iter().chain([&writer.file.bytes]) {
+        let (_, mut records) = Reader::new(&**file).unwrap();
+        assert!(records.all(|record| record.is_ok()));
+    }
 }
