@@ -33,12 +33,12 @@ impl Control {
         }
         Self(())
     }
+}
 
-    /// Returns what removing the socket needs.
-    pub fn reach(&self) -> Option<Reach> {
-        let socket = SOCKET.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Reach { folder: socket.as_ref()?.folder().ok()?, access: Access::Remove })
-    }
+/// Returns what removing the control socket needs, if there is one.
+pub fn reach() -> Option<Reach> {
+    let socket = SOCKET.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Reach { folder: socket.as_ref()?.folder().ok()?, access: Access::Remove })
 }
 
 fn not_found(error: &SocketDirError) -> String {

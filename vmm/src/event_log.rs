@@ -91,6 +91,11 @@ impl EventLog {
         Ok(log)
     }
 
+    /// Starts the thread that begins the next file when one is full.
+    pub fn start_thread(&self) -> io::Result<()> {
+        self.with(|writer, _| writer.file().rotate_on_thread())
+    }
+
     /// Logs a message about the counters that the user is shown.
     pub fn message(&self, text: &str) {
         self.with(|writer, now| writer.add(now, Location::default(), &What::Message(text)));

@@ -52,6 +52,8 @@ pub enum Thread {
     Agent,
     /// Folds the samples of a flame graph.
     FlameGraph,
+    /// Begins the next file of an event log.
+    Log,
     /// Accepts and answers clients of the control socket.
     Control,
     /// Answers `--metrics`.

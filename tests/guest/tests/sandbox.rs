@@ -1,6 +1,6 @@
 //! The sandbox of `tally run`, with bare-metal guests on this machine's own KVM. A guest takes milliseconds.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -11,8 +11,8 @@ use guest_tests::{bare_metal, has_kvm, program, stderr, stdout};
 use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The threads of a VM with a disk, a share and metrics. The main thread has the program's name.
-const THREADS: [&str; 7] = ["control", "disk0", "metrics", "share0", "signals", "tally", "vcpu0"];
+/// The threads of a VM with a disk, a share, an event log and metrics. The main thread has the program's name.
+const THREADS: [&str; 8] = ["control", "disk0", "log", "metrics", "share0", "signals", "tally", "vcpu0"];
 /// Bits of capabilities, by `linux/capability.h`: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID; PERFMON.
 const FILES: u64 = 0b1_1111;
 const PERFMON: u64 = 1 << 38;
@@ -31,7 +31,8 @@ impl Vm {
         fs::create_dir(path("share")).unwrap();
         let (disk, share, metrics) = (path("disk"), path("share"), format!("unix:{}", path("metrics")));
         let mut command = bare_metal("hello spin");
-        command.args(["--disk", &disk, "--share", &share, "--metrics", &metrics, "--sandbox", sandbox]);
+        command.args(["--disk", &disk, "--share", &share, "--pmu-log", &path("log"), "--metrics", &metrics]);
+        command.args(["--sandbox", sandbox]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("tally runs");
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -39,8 +40,8 @@ impl Vm {
         Self { child, _folder: folder }
     }
 
-    /// Returns a line of each thread's status, by the thread's name.
-    fn status(&self, what: &str) -> BTreeMap<String, String> {
+    /// Returns a line of each thread's status, with the thread's name.
+    fn status(&self, what: &str) -> Vec<(String, String)> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         threads
             .map(|thread| {
@@ -55,23 +56,18 @@ impl Vm {
             .collect()
     }
 
-    /// Returns such lines as soon as they are those of all threads.
-    fn status_is(&self, what: &str, expected: &str) -> bool {
+    /// Waits until this line is the same in the status of all threads.
+    fn wait_for(&self, what: &str, expected: &str) {
         let deadline = Instant::now() + TIMEOUT;
-        while Instant::now() < deadline {
+        loop {
             let status = self.status(what);
-            if status.len() == THREADS.len() && status.values().all(|value| value == expected) {
-                assert!(status.keys().eq(&THREADS), "{status:?}");
-                return true;
+            let names: BTreeSet<&str> = status.iter().map(|(name, _)| name.as_str()).collect();
+            if names.into_iter().eq(THREADS) && status.iter().all(|(_, value)| value == expected) {
+                return;
             }
+            assert!(Instant::now() < deadline, "{what} is not {expected}: {status:?}");
             thread::sleep(Duration::from_millis(5));
         }
-        false
-    }
-
-    fn capabilities(&self) -> BTreeMap<String, u64> {
-        let parse = |(name, bits): (String, String)| (name, u64::from_str_radix(&bits, 16).unwrap());
-        self.status("CapPrm").into_iter().map(parse).collect()
     }
 }
 
@@ -96,13 +92,14 @@ fn every_thread_is_confined_and_keeps_only_the_capabilities_that_it_needs() {
         return;
     }
     let vm = Vm::start("on");
-    assert!(vm.status_is("Seccomp", "2"), "{:?}", vm.status("Seccomp"));
-    assert!(vm.status_is("NoNewPrivs", "1"));
+    vm.wait_for("Seccomp", "2");
+    vm.wait_for("NoNewPrivs", "1");
     let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
     let perfmon = if level.trim().parse::<i32>().unwrap() > 1 { PERFMON } else { 0 };
-    for (thread, kept) in vm.capabilities() {
+    for (thread, kept) in vm.status("CapPrm") {
+        let kept = u64::from_str_radix(&kept, 16).unwrap();
         let needed = match thread.as_str() {
-            "tally" | "share0" => FILES,
+            "tally" | "share0" | "log" => FILES,
             "vcpu0" | "control" => perfmon,
             _ => 0,
         };
@@ -117,7 +114,7 @@ fn a_system_call_that_a_thread_does_not_need_ends_the_vm() {
     }
     for thread in THREADS {
         let mut vm = Vm::start("on");
-        assert!(vm.status_is("Seccomp", "2"), "{:?}", vm.status("Seccomp"));
+        vm.wait_for("Seccomp", "2");
         let intruded = Command::new(program("intrude"))
             .args([&vm.child.id().to_string(), thread, &libc::SYS_execve.to_string()])
             .status();
@@ -136,11 +133,11 @@ fn log_only_watches_and_off_restricts_nothing() {
     }
     for (mode, seccomp, privileges) in [("log", "2", "1"), ("off", "0", "0")] {
         let vm = Vm::start(mode);
-        assert!(vm.status_is("Seccomp", seccomp), "{mode}: {:?}", vm.status("Seccomp"));
-        assert!(vm.status_is("NoNewPrivs", privileges), "{mode}");
+        vm.wait_for("Seccomp", seccomp);
+        vm.wait_for("NoNewPrivs", privileges);
         let own = fs::read_to_string("/proc/self/status").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap().trim();
-        assert!(vm.status_is("CapPrm", own), "{mode}");
+        vm.wait_for("CapPrm", own);
     }
 }
 

@@ -2,6 +2,7 @@
 //! command line, console and simulated host are the same. Also how many of a guest's instructions KVM completes by
 //! itself, which no counter of the guest's sees.
 
+use guest_images::payloads::BARE_METAL;
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::{Error, Result, Scenario};
@@ -24,6 +25,8 @@ pub struct Figures {
     pub boots: Vec<Boot>,
     /// Resident memory of Tally without the guest's memory.
     pub resident_kib: u64,
+    /// Instructions on the host for a guest that ends at once, without Tally's sandbox and with it.
+    pub starts: [u64; 2],
     /// What KVM completes by itself in a boot, and in `perf stat true`.
     pub completed: [Completed; 2],
 }
@@ -88,7 +91,7 @@ fn run(command: &str) -> String {
 }
 
 /// Returns the script that counts `KVM_RUN` (0xae80). It prints `boot NAME COUNT BEGIN END` for each monitor, then
-/// `resident KIB`.
+/// `resident KIB`, and `start INSTRUCTIONS` without the sandbox and with it.
 fn script() -> String {
     let line = format!("console=ttyS0 panic=-1 {INIT}");
     let peers: String = [Machine::Microvm, Machine::Default]
@@ -120,6 +123,10 @@ awk -v size=$((512 * 1024)) '/^Size:/ {{ guest = $2 == size }} /^Rss:/ && !guest
     END {{ print \"resident\", sum }}' /proc/$!/smaps
 kill $!
 wait $!
+for mode in off on; do
+    perf stat -x, -o counted -e instructions:H ./tally run --kernel payload --append exit=0 --sandbox $mode >console
+    awk -F, '$3 ~ /^instructions/ {{ print \"start\", $1 }}' counted
+done
 {completed}true
 "
     )
@@ -129,6 +136,7 @@ wait $!
 pub fn measure(progress: &mut Progress) -> Result<Figures> {
     let scenario = Scenario::new(script())
         .file(beside::program("tally", progress)?, "tally")
+        .program(BARE_METAL, "payload")
         .guest(Suite::default(), progress)?;
     let outcome = scenario.run(progress)?;
     if outcome.status != 0 {
@@ -145,7 +153,10 @@ pub fn measure(progress: &mut Progress) -> Result<Figures> {
         Some([boot, without, with]) => with.since(*without).map(|perf| [*boot, perf]),
         _ => None,
     };
+    let starts = text.lines().filter_map(|line| line.strip_prefix("start ")?.parse().ok());
+    let starts = <[u64; 2]>::try_from(starts.collect::<Vec<_>>()).map_err(|_| unreadable())?;
     Ok(Figures {
+        starts,
         completed: completed.ok_or_else(unreadable)?,
         boots: boots.ok_or_else(unreadable)?,
         resident_kib: resident.and_then(|kib| kib.parse().ok()).ok_or_else(unreadable)?,

@@ -92,6 +92,11 @@ fn boot(progress: &mut Progress) -> Result<String> {
             &format!("{cpuid}, {halts}, {msrs}, {ports}"),
         );
     }
+    let [without, with] = costs.starts;
+    row(
+        "tally: instructions on the host for a guest that ends at once: `--sandbox off`, `on`",
+        &format!("{without}, {with}"),
+    );
     row("tally: resident memory beyond the guest's own", &format!("{} KiB", costs.resident_kib));
     Ok(table)
 }

@@ -1,9 +1,8 @@
 //! The file of an event log, and the older file beside it.
 //!
 //! A file that has reached its maximum size is renamed to `FILE.1`, which replaces the one before it, and a new file is
-//! begun. The directory is opened when the log is created, and the new file is begun with `renameat` and `openat`
-//! relative to it. A process can do both in a sandbox too; Landlock has to allow `WRITE_FILE`, `MAKE_REG` and
-//! `REMOVE_FILE` in that directory.
+//! begun. While a guest runs, a thread of its own does that ([`LogFile::rotate_on_thread`]): no other thread of a run may
+//! rename or create files there.
 //!
 //! Nothing is written through a name that somebody else may have put there: the new file must not exist before, and a
 //! symbolic link at `FILE.1` is replaced, not followed.
@@ -14,9 +13,12 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, statat};
 use rustix::io::Errno;
+
+use crate::sandbox::{self, Access, Reach, Thread};
 
 /// What the name of the older file has in addition.
 pub const OLDER: &str = ".1";
@@ -35,7 +37,16 @@ pub trait Output: Write {
 pub struct LogFile {
     file: File,
     /// `None` for a pipe, a terminal or another device, which keeps nothing.
-    rotation: Option<Rotation>,
+    rotation: Option<Rotator>,
+}
+
+/// Who begins the next file.
+#[derive(Debug)]
+enum Rotator {
+    /// The thread that writes.
+    Writer(Rotation),
+    /// A thread of its own. It is sent a request, and answers with the next file.
+    Thread { requests: Sender<()>, files: Receiver<io::Result<File>>, max_size: u64 },
 }
 
 /// Where a regular file is, and how large it may be.
@@ -53,8 +64,28 @@ impl LogFile {
     /// Creates the file, or empties it.
     pub fn create(path: &Path, max_size: u64) -> io::Result<Self> {
         let file = File::create(path)?;
-        let rotation = Rotation::of(&file, path, max_size)?;
+        let rotation = Rotation::of(&file, path, max_size)?.map(Rotator::Writer);
         Ok(Self { file, rotation })
+    }
+
+    /// Starts the thread that begins the next files, if there are any.
+    pub fn rotate_on_thread(&mut self) -> io::Result<()> {
+        let Some(Rotator::Writer(rotation)) = self.rotation.take() else { return Ok(()) };
+        let reach = vec![Reach { folder: rotation.folder.try_clone()?, access: Access::Create }];
+        let (requests, requested) = channel();
+        let (sender, files) = channel();
+        let max_size = rotation.max_size;
+        // The thread ends when the log is dropped.
+        let work = move || {
+            for () in requested {
+                if sender.send(rotation.begin_next()).is_err() {
+                    break;
+                }
+            }
+        };
+        sandbox::spawn("log", Thread::Log, reach, work)?;
+        self.rotation = Some(Rotator::Thread { requests, files, max_size });
+        Ok(())
     }
 }
 
@@ -110,13 +141,21 @@ pub fn older_name(name: &OsStr) -> OsString {
 
 impl Output for LogFile {
     fn max_size(&self) -> Option<u64> {
-        self.rotation.as_ref().map(|rotation| rotation.max_size)
+        self.rotation.as_ref().map(|rotator| match rotator {
+            Rotator::Writer(Rotation { max_size, .. }) | Rotator::Thread { max_size, .. } => *max_size,
+        })
     }
 
     fn begin_next(&mut self) -> io::Result<()> {
-        if let Some(rotation) = &self.rotation {
-            self.file = rotation.begin_next()?;
-        }
+        let gone = || io::Error::other("its thread has ended");
+        self.file = match &self.rotation {
+            None => return Ok(()),
+            Some(Rotator::Writer(rotation)) => rotation.begin_next()?,
+            Some(Rotator::Thread { requests, files, .. }) => {
+                requests.send(()).map_err(|_| gone())?;
+                files.recv().map_err(|_| gone())??
+            }
+        };
         Ok(())
     }
 }
@@ -147,6 +186,15 @@ mod tests {
     /// Returns what is in the file and in the older one.
     fn contents(folder: &Path) -> [String; 2] {
         ["log", "log.1"].map(|name| fs::read_to_string(folder.join(name)).unwrap())
+    }
+
+    #[test]
+    fn a_thread_of_its_own_begins_the_next_file() {
+        let (folder, mut file) = log();
+        file.rotate_on_thread().unwrap();
+        assert_eq!(file.max_size(), Some(1));
+        next(&mut file);
+        assert_eq!(contents(folder.path()), ["new", "old"]);
     }
 
     fn next(file: &mut LogFile) {

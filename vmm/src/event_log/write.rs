@@ -98,6 +98,11 @@ impl<W: Output> Writer<W> {
         }
     }
 
+    /// Returns the file.
+    pub fn file(&mut self) -> &mut W {
+        &mut self.file
+    }
+
     /// Adds a record.
     pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
         if self.ended {

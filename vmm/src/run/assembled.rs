@@ -79,6 +79,9 @@ impl<'a> Assembled<'a> {
         {
             sandbox::spawn(name, kind, reach, || device.run()).context("cannot start a device's thread")?;
         }
+        if let Some(log) = log {
+            log.start_thread().context("cannot start the log's thread")?;
+        }
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
             run(vcpu, journal, events.reporter()?)?;

@@ -20,10 +20,11 @@ use crate::flamegraph::FlameGraph;
 use crate::metrics::Socket;
 use crate::sandbox::Reach;
 use crate::terminal::Raw;
-use crate::{signals, stderr};
+use crate::{control, signals, stderr};
 
 /// Sockets through which clients find the machine until this is dropped.
 pub struct ClientSockets {
+    #[expect(dead_code, reason = "it is kept for its drop")]
     pub control: Control,
     pub metrics: Option<Socket>,
 }
@@ -31,7 +32,7 @@ pub struct ClientSockets {
 impl ClientSockets {
     /// Returns what removing the sockets needs.
     pub fn reach(&self) -> Vec<Reach> {
-        self.control.reach().into_iter().chain(self.metrics.as_ref().and_then(Socket::reach)).collect()
+        control::reach().into_iter().chain(self.metrics.as_ref().and_then(Socket::reach)).collect()
     }
 }
 

@@ -25,6 +25,10 @@ pub fn of(thread: Thread) -> Calls {
             share(&mut calls);
         }
         Thread::Agent => interrupts(&mut calls),
+        Thread::Log => {
+            calls.allow(&[libc::SYS_openat, libc::SYS_renameat2]);
+            calls.allow(arch::RENAME);
+        }
         Thread::Control => control(&mut calls),
         Thread::Metrics => answers_clients(&mut calls),
     }
@@ -248,7 +252,7 @@ mod tests {
     use super::*;
     use crate::sandbox::Mode;
 
-    const ALL: [Thread; 9] = [
+    const ALL: [Thread; 10] = [
         Thread::Main,
         Thread::Signals,
         Thread::Vcpu,
@@ -256,6 +260,7 @@ mod tests {
         Thread::Share,
         Thread::Agent,
         Thread::FlameGraph,
+        Thread::Log,
         Thread::Control,
         Thread::Metrics,
     ];
@@ -290,7 +295,7 @@ mod tests {
         for thread in ALL {
             let calls = of(thread);
             let allowed: Vec<i64> = forbidden.into_iter().filter(|call| calls.has(*call)).collect();
-            assert_eq!(allowed, [], "{thread:?}");
+            assert!(allowed.is_empty(), "{thread:?}: {allowed:?}");
         }
     }
 
@@ -298,6 +303,6 @@ mod tests {
     fn only_threads_that_need_it_open_perf_events_or_files() {
         let may = |call| ALL.into_iter().filter(|thread| of(*thread).has(call)).collect::<Vec<_>>();
         assert_eq!(may(libc::SYS_perf_event_open), [Thread::Vcpu, Thread::Control]);
-        assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share]);
+        assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share, Thread::Log]);
     }
 }

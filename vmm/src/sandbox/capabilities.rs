@@ -18,11 +18,8 @@ const FILES: CapabilitySet = CapabilitySet::CHOWN
 pub fn needed(thread: Thread, reach: &[Reach]) -> CapabilitySet {
     let files = if reach.is_empty() { CapabilitySet::empty() } else { FILES };
     let counts = matches!(thread, Thread::Vcpu | Thread::Control);
-    if counts && !anybody_counts_guests() { files | PERFMON } else { files }
+    if counts && !anybody_counts_guests() { files | CapabilitySet::PERFMON } else { files }
 }
-
-/// What it takes to count the kernel of a guest. Before Linux 5.8, this was CAP_SYS_ADMIN.
-const PERFMON: CapabilitySet = CapabilitySet::PERFMON;
 
 /// Returns true if a user without privileges can count a guest's kernel.
 fn anybody_counts_guests() -> bool {
@@ -34,6 +31,11 @@ fn anybody_counts_guests() -> bool {
 /// Gives up all capabilities of this thread but these.
 pub fn keep(kept: CapabilitySet) -> rustix::io::Result<()> {
     let has = capabilities(None)?;
+    let mut kept = kept;
+    if kept.contains(CapabilitySet::PERFMON) && !has.permitted.contains(CapabilitySet::PERFMON) {
+        // Before Linux 5.8, this was what counting a guest's kernel took.
+        kept |= CapabilitySet::SYS_ADMIN;
+    }
     set_capabilities(
         None,
         CapabilitySets {

@@ -123,7 +123,7 @@ mod tests {
     use std::thread;
 
     /// Runs `look` on a thread that reaches these folders only. Returns false if this kernel cannot restrict it.
-    fn restricted(reach: Vec<Reach>, look: impl FnOnce() + Send) -> bool {
+    fn restricted(reach: &[Reach], look: impl FnOnce() + Send) -> bool {
         if let Missing::All(why) = missing() {
             eprintln!("skipped: {why}");
             return false;
@@ -131,7 +131,7 @@ mod tests {
         thread::scope(|scope| {
             let work = || {
                 rustix::thread::set_no_new_privs(true).unwrap();
-                restrict(&reach).unwrap();
+                restrict(reach).unwrap();
                 look();
             };
             scope.spawn(work).join().unwrap();
@@ -150,21 +150,21 @@ mod tests {
         for file in [&read, &other] {
             fs::write(file, "content").unwrap();
         }
-        let reach = vec![Reach::to(inside.path(), Access::Read).unwrap()];
-        restricted(reach, || {
+        let reach = [Reach::to(inside.path(), Access::Read).unwrap()];
+        restricted(&reach, || {
             assert_eq!(fs::read_to_string(&read).unwrap(), "content");
             assert!(is_denied(File::options().write(true).open(&read)), "it is to be read only");
             assert!(is_denied(fs::write(inside.path().join("new"), "")));
             assert!(is_denied(File::open(&other)) && is_denied(fs::read_dir(outside.path())));
         });
-        restricted(Vec::new(), || assert!(is_denied(File::open(&read))));
+        restricted(&[], || assert!(is_denied(File::open(&read))));
     }
 
     #[test]
     fn a_writable_folder_takes_everything_and_others_nothing() {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let reach = vec![Reach::to(inside.path(), Access::Write).unwrap()];
-        restricted(reach, || {
+        let reach = [Reach::to(inside.path(), Access::Write).unwrap()];
+        restricted(&reach, || {
             let path = |name: &str| inside.path().join(name);
             fs::create_dir(path("folder")).unwrap();
             fs::write(path("file"), "content").unwrap();
@@ -181,12 +181,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("picture"), "old").unwrap();
-        restricted(vec![Reach::to(folder.path(), Access::Create).unwrap()], || {
+        restricted(&[Reach::to(folder.path(), Access::Create).unwrap()], || {
             fs::write(path("temporary"), "new").unwrap();
             fs::rename(path("temporary"), path("picture")).unwrap();
             assert!(is_denied(fs::create_dir(path("folder"))));
         });
-        restricted(vec![Reach::to(folder.path(), Access::Remove).unwrap()], || {
+        restricted(&[Reach::to(folder.path(), Access::Remove).unwrap()], || {
             assert!(is_denied(File::open(path("picture"))));
             fs::remove_file(path("picture")).unwrap();
         });
@@ -200,7 +200,7 @@ mod tests {
         }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        restricted(Vec::new(), || {
+        restricted(&[], || {
             assert!(is_denied(std::net::TcpStream::connect(address)));
             assert!(is_denied(std::net::TcpListener::bind("127.0.0.1:0")));
         });
