@@ -5,21 +5,22 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK,
-    VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
-};
-use virtio_queue::{Reader, Writer};
-
-use super::{Device, Queues};
+use super::{Device, Queues, Reader, Writer};
 use crate::access::Access;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_S_IOERR,
+    VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT,
+};
 
 const SECTOR: u64 = 512;
 const QUEUE_SIZE: u16 = 128;
 /// Maximum number of data segments in a request. The header and the status take one descriptor each.
 const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
-/// Number of bytes copied between the file and the guest's memory at a time.
+/// Maximum size of a data segment, and number of bytes copied between the file and the guest's memory at a time.
 const CHUNK: usize = 128 << 10;
+/// Maximum number of bytes in a request.
+const MAX_DATA: usize = MAX_SEGMENTS as usize * CHUNK;
 /// The device ID string, the reply to `GET_ID`.
 const DEVICE_ID_STRING: [u8; 20] = *b"tally\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
@@ -129,10 +130,14 @@ impl Disk {
         let [kind @ .., _, _, _, _] = header.first_chunk::<8>().expect("it is longer");
         let kind = u32::from_le_bytes(*kind);
         let sector = u64::from_le_bytes(*header.last_chunk().expect("it is longer"));
+        // Drivers that do not negotiate `VIRTIO_BLK_F_SIZE_MAX` are bound by this too.
+        if request.available_bytes().max(reply.available_bytes()) > MAX_DATA {
+            return VIRTIO_BLK_S_IOERR;
+        }
         let result = match kind {
             VIRTIO_BLK_T_IN => self.read(sector, reply),
             VIRTIO_BLK_T_OUT => self.write(sector, &mut request),
-            VIRTIO_BLK_T_FLUSH => self.file.sync_data(),
+            VIRTIO_BLK_T_FLUSH => self.flush(),
             VIRTIO_BLK_T_GET_ID => reply.write(&DEVICE_ID_STRING).map(drop),
             _ => return VIRTIO_BLK_S_UNSUPP,
         };
@@ -164,6 +169,14 @@ impl Disk {
         Ok(())
     }
 
+    fn flush(&self) -> io::Result<()> {
+        match self.access {
+            // The guest has written nothing, and may not make the host write what others have written.
+            Access::ReadOnly => Ok(()),
+            Access::ReadWrite => self.file.sync_data(),
+        }
+    }
+
     /// Returns the file offset of a request. Fails unless the request covers whole sectors within the disk.
     fn offset(&self, sector: u64, length: usize) -> io::Result<u64> {
         let length = length as u64;
@@ -182,12 +195,13 @@ impl Device for Disk {
 
     fn features(&self) -> u64 {
         let read_only = u64::from(self.access == Access::ReadOnly) << VIRTIO_BLK_F_RO;
-        1 << VIRTIO_BLK_F_FLUSH | 1 << VIRTIO_BLK_F_SEG_MAX | read_only
+        1 << VIRTIO_BLK_F_FLUSH | 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_SIZE_MAX | read_only
     }
 
     fn config(&self) -> Vec<u8> {
-        // `capacity`, `size_max` (which is unused without `VIRTIO_BLK_F_SIZE_MAX`), `seg_max`.
-        [&self.sectors.to_le_bytes()[..], &[0; 4], &MAX_SEGMENTS.to_le_bytes()].concat()
+        // `capacity`, `size_max`, `seg_max`.
+        let size_max = u32::try_from(CHUNK).expect("it is 128 KiB");
+        [&self.sectors.to_le_bytes()[..], &size_max.to_le_bytes(), &MAX_SEGMENTS.to_le_bytes()].concat()
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
@@ -197,16 +211,16 @@ impl Device for Disk {
     fn serve(&mut self, queues: &mut Queues) {
         while let Some(mut request) = queues.pop(0) {
             // The last writable byte is the status. A request without one cannot be answered.
-            let data = request.writer.available_bytes().saturating_sub(1);
-            let written = match request.writer.split_at(data) {
-                Ok(mut status) if status.available_bytes() == 1 => {
+            let written = match request.writer.split_last() {
+                Some(mut status) => {
+                    let room = request.writer.available_bytes();
                     let code = self.process(request.reader, &mut request.writer);
                     let code = u8::try_from(code).expect("a status is a byte");
-                    // Cannot fail: one byte is available.
+                    // Fails only if the driver has reset the device.
                     let _ = status.write_all(&[code]);
-                    request.writer.bytes_written() + 1
+                    room - request.writer.available_bytes() + 1
                 }
-                _ => 0,
+                None => 0,
             };
             queues.complete(request.head, u32::try_from(written).unwrap_or(u32::MAX));
         }
@@ -219,6 +233,7 @@ mod tests {
 
     use super::super::testing::Driver;
     use super::*;
+    use crate::testing::without_sync;
 
     fn image(sectors: u8) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -292,6 +307,40 @@ mod tests {
         let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
         file.as_file().set_len(1024).unwrap();
         assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 5, &[], 512).1, 1);
+    }
+
+    #[test]
+    fn a_request_is_limited_to_what_the_configuration_allows() {
+        let file = image(8);
+        file.as_file().set_len(64 << 20).unwrap();
+        let (mut disk, mut driver) = disk(&file, Access::ReadOnly);
+        assert_eq!([0x108, 0x10c].map(|register| driver.read(register)), [128 << 10, 126]);
+        // All data segments are the same two mebibytes.
+        let mut read = |segments: u16| {
+            let status = driver.submit(0, &[0; 16], 1);
+            let rings = Driver::rings(0);
+            let first = driver.first_descriptor(0);
+            for segment in 1..=segments {
+                let index = (first + segment) % 16;
+                driver.descriptor(rings, index, 0x20_0000, 2 << 20, 1 | 2, (index + 1) % 16);
+            }
+            driver.descriptor(rings, (first + segments + 1) % 16, status.0, 1, 2, 0);
+            driver.serve(&mut disk);
+            driver.next_completion(0).expect("every request is completed");
+            driver.bytes(status, 1)
+        };
+        assert_eq!(read(7), [0]);
+        assert_eq!(read(8), [1], "more than 126 segments of 128 KiB");
+    }
+
+    #[test]
+    fn a_read_only_guest_cannot_make_the_host_write_to_disk() {
+        let file = image(8);
+        for (access, status) in [(Access::ReadWrite, 1), (Access::ReadOnly, 0)] {
+            let (mut disk, mut driver) = disk(&file, access);
+            let flush = || send(&mut disk, &mut driver, VIRTIO_BLK_T_FLUSH, 0, &[], 0).1;
+            assert_eq!(without_sync(flush), status, "{access:?}");
+        }
     }
 
     #[test]
