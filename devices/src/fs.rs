@@ -20,9 +20,10 @@
 //!
 //! **Limits.** All shares of a guest together use at most a quarter of the file descriptors that the process may have
 //! (`RLIMIT_NOFILE` when the share is opened). Each share gets an equal part: half of that for open files and
-//! directories, half for inodes that the guest has looked up (see [`nodes`]). A guest may reference a million inodes
-//! per share. Requests beyond a limit fail with ENFILE. The reply buffer takes one mebibyte of memory, and each inode
-//! some hundred bytes. Disk space is limited by what the user who runs this program may use.
+//! directories, half for inodes that the guest has looked up (see [`nodes`]). All shares of a guest together remember at
+//! most 262,144 inodes, in less than 40 MiB of memory; beyond that, inodes that the guest has not used for long are
+//! evicted. Requests for which a limit leaves no room fail with ENFILE, before anything is created. The reply buffer
+//! takes one mebibyte of memory. Disk space is limited by what the user who runs this program may use.
 
 use std::path::{Path, PathBuf};
 
@@ -106,7 +107,8 @@ enum Response {
 /// The oldest supported version of the protocol, that of Linux 5.4.
 const VERSION: (u32, u32) = (7, 31);
 const PAGE: usize = 4096;
-const MAX_NODES: usize = 1 << 20;
+/// Limits for what all shares of a guest remember.
+const MEMORY: Limits = Limits { nodes: 1 << 18, name_bytes: 12 << 20, descriptors: usize::MAX };
 
 impl Share {
     /// Maximum length of a request: a WRITE or two names, and the headers.
@@ -115,7 +117,11 @@ impl Share {
     /// Shares a directory with a guest. `shares` is the number of shares of that guest.
     pub fn open(path: &Path, access: Access, shares: usize) -> Result<Self, ShareError> {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let limits = Limits { nodes: MAX_NODES, descriptors: descriptors_per_share(limit, shares) };
+        let limits = Limits {
+            nodes: MEMORY.nodes / shares.max(1),
+            name_bytes: MEMORY.name_bytes / shares.max(1),
+            descriptors: descriptors_per_share(limit, shares),
+        };
         Self::with_limits(path, access, limits).map_err(|cause| ShareError { path: path.into(), cause })
     }
 

@@ -11,6 +11,8 @@ mod fw_cfg;
 mod interrupt;
 mod power;
 mod serial;
+#[cfg(test)]
+mod testing;
 pub mod virtio;
 
 pub use access::Access;

@@ -5,6 +5,7 @@
 //! blocks no vCPU.
 
 mod block;
+mod buffers;
 mod console;
 mod fs;
 mod mmio;
@@ -13,6 +14,7 @@ mod queues;
 mod testing;
 
 pub use block::{Disk, DiskError};
+pub use buffers::{Reader, Writer};
 pub use console::Console;
 pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport};

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::IoSlice;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::{Access, FallocateFlags, OFlags, SeekFrom};
@@ -12,8 +13,8 @@ use super::Server;
 use super::host::{Host, OpenMode, PathFd, checked_offset};
 use super::message::{Body, MAX_TRANSFER, Reply};
 use super::wire::{
-    AccessIn, CreateIn, FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, OpenOut, ReadIn,
-    WRITE_CACHE, WriteIn, WriteOut,
+    AccessIn, CreateIn, EntryOut, FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, OpenOut,
+    ReadIn, WRITE_CACHE, WriteIn, WriteOut,
 };
 
 const SEEK_DATA: u32 = 3;
@@ -32,6 +33,7 @@ impl Server {
     pub(super) fn open(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         let input: OpenIn = body.take()?;
         let open_mode = self.open_mode(input.flags)?;
+        reply.require(size_of::<OpenOut>())?;
         self.handles.check_limit()?;
         let path_fd = self.nodes.path_fd(node)?;
         let file = self.host.open(&path_fd, open_mode)?;
@@ -55,8 +57,10 @@ impl Server {
         let name = body.name()?;
         let open_mode = self.open_mode(input.flags)?;
         let flags = OFlags::from_bits_retain(input.flags);
+        reply.require(size_of::<EntryOut>() + size_of::<OpenOut>())?;
         self.handles.check_limit()?;
         let parent_fd = self.nodes.path_fd(parent)?;
+        self.nodes.reserve(name)?;
         let (file, path_fd) = match Host::create(&parent_fd, name, input.mode, open_mode, writable) {
             Ok(file) => {
                 let path_fd = self.host.path_fd_of(&file)?;
@@ -66,6 +70,7 @@ impl Server {
             // existing one.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {
                 let path_fd = Host::find(&parent_fd, name)?;
+                self.nodes.identify_entry(&path_fd, parent)?;
                 let file = self.host.open(&path_fd, open_mode)?;
                 if flags.contains(OFlags::TRUNC) && !matches!(open_mode, OpenMode::Read) {
                     Host::set_size(writable, &file, 0)?;
@@ -136,7 +141,17 @@ impl Server {
     pub(super) fn sync(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
         let input: FsyncIn = body.take()?;
         let file = self.handles.file(input.fh, node)?;
-        if input.flags & FDATASYNC == 0 { rustix::fs::fsync(&file) } else { rustix::fs::fdatasync(&file) }
+        self.sync_to_disk(&*file, input.flags)
+    }
+
+    /// Writes what the guest has written to disk. The guest of a read-only share has written nothing, and may not make
+    /// the host write what others have written.
+    pub(super) fn sync_to_disk(&self, what: impl AsFd, flags: u32) -> Result<(), Errno> {
+        match self.access {
+            super::Access::ReadOnly => Ok(()),
+            super::Access::ReadWrite if flags & FDATASYNC == 0 => rustix::fs::fsync(what),
+            super::Access::ReadWrite => rustix::fs::fdatasync(what),
+        }
     }
 
     pub(super) fn allocate(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {

@@ -13,7 +13,7 @@ use vm_memory::ByteValued;
 use super::Server;
 use super::host;
 use super::message::{Body, Name, Reply};
-use super::wire::{Dirent, EntryOut, FDATASYNC, FsyncIn, OpenOut, ROOT, ReadIn, ReleaseIn};
+use super::wire::{Dirent, EntryOut, FsyncIn, OpenOut, ROOT, ReadIn, ReleaseIn};
 
 /// The data that a request reads of each entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,7 @@ const BUFFER_SIZE: usize = 8192;
 
 impl Server {
     pub(super) fn open_directory(&mut self, node: u64, reply: &mut Reply) -> Result<(), Errno> {
+        reply.require(size_of::<OpenOut>())?;
         self.handles.check_limit()?;
         let path_fd = self.nodes.path_fd(node)?;
         let directory = self.host.open_directory(&path_fd)?;
@@ -99,11 +100,7 @@ impl Server {
     pub(super) fn sync_directory(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
         let input: FsyncIn = body.take()?;
         let directory = self.handles.directory(input.fh, node)?;
-        if input.flags & FDATASYNC == 0 {
-            rustix::fs::fsync(&directory)
-        } else {
-            rustix::fs::fdatasync(&directory)
-        }
+        self.sync_to_disk(&*directory, input.flags)
     }
 
     /// Handles RELEASE and RELEASEDIR.

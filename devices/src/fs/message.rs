@@ -97,6 +97,11 @@ impl Reply {
         self.max_len.saturating_sub(self.len)
     }
 
+    /// Fails if not even `len` bytes may be added. Must be called before something is created that the reply returns.
+    pub fn require(&self, len: usize) -> Result<(), Errno> {
+        if len <= self.remaining() { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
     /// Adds bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         self.fill(bytes.len(), |free| {

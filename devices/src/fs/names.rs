@@ -1,13 +1,17 @@
 //! The requests that look up, create, rename and remove directory entries.
 
+use std::sync::Arc;
+
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use vm_memory::ByteValued;
 
 use super::Server;
-use super::host::Host;
+use super::host::{Host, PathFd};
 use super::message::{Body, Name, Reply};
-use super::wire::{BatchForgetIn, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn};
+use super::wire::{
+    BatchForgetIn, EntryOut, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn,
+};
 
 impl Server {
     pub(super) fn look_up(&mut self, parent: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
@@ -19,6 +23,15 @@ impl Server {
         let (id, stat) = self.nodes.look_up(parent, name)?;
         let entry = self.entry(id, &stat);
         reply.put(entry.as_slice())
+    }
+
+    /// Ensures that an entry that is created next can be returned to the guest: otherwise it would be left behind.
+    /// Returns the path descriptor of its directory.
+    fn reserve_entry(&mut self, parent: u64, name: Name, reply: &Reply) -> Result<Arc<PathFd>, Errno> {
+        reply.require(size_of::<EntryOut>())?;
+        let parent_fd = self.nodes.path_fd(parent)?;
+        self.nodes.reserve(name)?;
+        Ok(parent_fd)
     }
 
     pub(super) fn forget(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
@@ -44,7 +57,8 @@ impl Server {
         let writable = self.writable()?;
         let input: MknodIn = body.take()?;
         let name = body.name()?;
-        Host::make_node(writable, &*self.nodes.path_fd(parent)?, name, input.mode)?;
+        let parent_fd = self.reserve_entry(parent, name, reply)?;
+        Host::make_node(writable, &parent_fd, name, input.mode)?;
         self.reply_with_entry(parent, name, reply)
     }
 
@@ -57,7 +71,8 @@ impl Server {
         let writable = self.writable()?;
         let input: MkdirIn = body.take()?;
         let name = body.name()?;
-        Host::make_directory(writable, &*self.nodes.path_fd(parent)?, name, input.mode)?;
+        let parent_fd = self.reserve_entry(parent, name, reply)?;
+        Host::make_directory(writable, &parent_fd, name, input.mode)?;
         self.reply_with_entry(parent, name, reply)
     }
 
@@ -69,7 +84,9 @@ impl Server {
     ) -> Result<(), Errno> {
         let writable = self.writable()?;
         let name = body.name()?;
-        Host::make_symlink(writable, &*self.nodes.path_fd(parent)?, name, body.text()?)?;
+        let target = body.text()?;
+        let parent_fd = self.reserve_entry(parent, name, reply)?;
+        Host::make_symlink(writable, &parent_fd, name, target)?;
         self.reply_with_entry(parent, name, reply)
     }
 
@@ -78,7 +95,8 @@ impl Server {
         let input: LinkIn = body.take()?;
         let name = body.name()?;
         let what = self.nodes.path_fd(input.oldnodeid)?;
-        self.host.make_link(writable, &what, &*self.nodes.path_fd(parent)?, name)?;
+        let parent_fd = self.reserve_entry(parent, name, reply)?;
+        self.host.make_link(writable, &what, &parent_fd, name)?;
         self.reply_with_entry(parent, name, reply)
     }
 

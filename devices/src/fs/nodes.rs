@@ -2,81 +2,51 @@
 //!
 //! A node ID refers to the same inode for ever (see [`Identity`]), but the inode's path descriptor may be closed to
 //! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
-//! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference a million
-//! inodes with a few hundred file descriptors.
+//! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference many inodes
+//! with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
 
-use std::collections::{HashMap, VecDeque};
-use std::ffi::CString;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rustix::fs::Statx;
+use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
 use super::host::{self, Host, PathFd};
 use super::message::Name;
 use super::wire::ROOT;
 
-/// Identifies an inode. The mount distinguishes two mounts of the same directory, which may have different permissions.
-/// The creation time distinguishes a new file from a deleted one that had the same inode number. Kernels and file
-/// systems that do not provide these fields set them to 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Identity {
-    mount: u64,
-    device: (u32, u32),
-    inode: u64,
-    created: (i64, u32),
-}
+mod table;
 
-impl Identity {
-    fn of(stat: &Statx) -> Self {
-        Self {
-            mount: stat.stx_mnt_id,
-            device: (stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            created: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
-        }
-    }
-
-    fn is_on_other_mount(self, other: Self) -> bool {
-        (self.mount, self.device) != (other.mount, other.device)
-    }
-}
-
-#[derive(Debug)]
-enum Location {
-    /// The shared directory itself.
-    Root,
-    /// Node ID of the parent directory, and name.
-    Entry(u64, CString),
-}
-
-#[derive(Debug)]
-struct Node {
-    identity: Identity,
-    location: Location,
-    path_fd: Option<Arc<PathFd>>,
-    /// Used since [`Nodes::reserve_descriptor`] last considered this node (second-chance replacement).
-    recently_used: bool,
-    /// FUSE's lookup count: the number of replies that returned this node, minus those that the guest has forgotten.
-    lookups: u64,
-}
+use table::{Identity, Kind, Table};
 
 /// Limits for one share. See [`super`].
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// Maximum number of nodes.
     pub nodes: usize,
+    /// Maximum number of bytes that the names of the nodes take.
+    pub name_bytes: usize,
+    /// Maximum number of descriptors for nodes, and again for handles.
     pub descriptors: usize,
 }
 
-/// The table of nodes.
+/// A mounted file system. The mount distinguishes two mounts of the same directory, which may have different
+/// permissions. Kernels that do not provide its number set it to 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileSystem {
+    mount: u64,
+    device: (u32, u32),
+}
+
+/// The nodes of a share.
 #[derive(Debug)]
 pub struct Nodes {
     limits: Limits,
-    table: HashMap<u64, Node>,
-    ids: HashMap<Identity, u64>,
-    last_id: u64,
-    /// Nodes with an open path descriptor, the oldest first. Some of them may have been forgotten.
+    table: Table,
+    /// Nodes with an open path descriptor, the oldest first. Some of them may have been removed.
     open_order: VecDeque<u64>,
+    /// The host's mounted file systems, in the order in which they were found.
+    file_systems: Vec<FileSystem>,
     /// The host's block devices, in the order in which they were found.
     devices: Vec<(u32, u32)>,
 }
@@ -87,28 +57,21 @@ const MAX_DEPTH: usize = 2048;
 
 impl Nodes {
     pub fn new(root: PathFd, limits: Limits) -> Result<Self, Errno> {
-        let identity = Identity::of(&host::stat(&root)?);
-        let root = Node {
-            identity,
-            location: Location::Root,
-            path_fd: Some(root.into()),
-            recently_used: true,
-            lookups: 0,
-        };
+        let stat = host::stat(&root)?;
+        let mut file_systems = Vec::new();
+        let identity = identify(&mut file_systems, &stat);
         Ok(Self {
             limits,
-            table: HashMap::from([(ROOT, root)]),
-            ids: HashMap::from([(identity, ROOT)]),
-            last_id: ROOT,
+            table: Table::new(limits, identity, root.into()),
             open_order: VecDeque::new(),
-            devices: vec![identity.device],
+            file_systems,
+            devices: vec![device(&stat)],
         })
     }
 
     /// Removes all nodes except the root. Node IDs are not reused even then.
     pub fn clear(&mut self) {
-        self.table.retain(|&id, _| id == ROOT);
-        self.ids.retain(|_, &mut id| id == ROOT);
+        self.table.clear();
         self.open_order.clear();
     }
 
@@ -118,15 +81,15 @@ impl Nodes {
         let mut closed = Vec::new();
         let mut at = id;
         let mut path_fd = loop {
-            let node = self.table.get_mut(&at).ok_or(Errno::STALE)?;
-            node.recently_used = true;
-            match (&node.path_fd, &node.location) {
-                (Some(open), _) => break Arc::clone(open),
-                (None, Location::Entry(parent, _)) if closed.len() < MAX_DEPTH => {
+            let node = self.table.get_mut(at).ok_or(Errno::STALE)?;
+            node.mark_used();
+            match &node.path_fd {
+                Some(open) => break Arc::clone(open),
+                None if closed.len() < MAX_DEPTH => {
                     closed.push(at);
-                    at = *parent;
+                    at = node.location().0;
                 }
-                (None, _) => return Err(Errno::STALE),
+                None => return Err(Errno::STALE),
             }
         };
         for id in closed.into_iter().rev() {
@@ -137,13 +100,12 @@ impl Nodes {
 
     fn reopen(&mut self, id: u64, parent: &PathFd) -> Result<Arc<PathFd>, Errno> {
         self.reserve_descriptor()?;
-        let node = self.table.get_mut(&id).ok_or(Errno::STALE)?;
-        let Location::Entry(_, name) = &node.location else { return Err(Errno::STALE) };
-        let path_fd = match Host::find(parent, Name::new(name)?) {
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        let path_fd = match Host::find(parent, Name::new(node.location().1)?) {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
             found => found,
         }?;
-        if Identity::of(&host::stat(&path_fd)?) != node.identity {
+        if identify(&mut self.file_systems, &host::stat(&path_fd)?) != node.identity {
             return Err(Errno::STALE);
         }
         let path_fd = Arc::new(path_fd);
@@ -154,46 +116,40 @@ impl Nodes {
 
     /// Looks up a name in a directory, and counts the lookup.
     pub fn look_up(&mut self, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
-        let path_fd = Host::find(&*self.path_fd(parent)?, name)?;
-        self.register(path_fd, parent, name)
+        // This reference keeps the parent from being evicted.
+        let parent_fd = self.path_fd(parent)?;
+        self.register(Host::find(&parent_fd, name)?, parent, name)
+    }
+
+    /// Ensures that one more inode of this name can be registered. Must be called before an inode is created: the guest
+    /// could not be told of it otherwise.
+    pub fn reserve(&mut self, name: Name) -> Result<(), Errno> {
+        self.table.reserve(name)?;
+        self.reserve_descriptor()
     }
 
     /// Counts a lookup of the inode that has this name in a directory. Creates its node if necessary.
     pub fn register(&mut self, path_fd: PathFd, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
-        let stat = host::stat(&path_fd)?;
-        let identity = Identity::of(&stat);
-        let parent_node = self.table.get(&parent).ok_or(Errno::STALE)?;
-        // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
-        if parent_node.identity.is_on_other_mount(identity) && host::is_proc(&path_fd)? {
-            return Err(Errno::ACCESS);
+        let (identity, stat) = self.identify_entry(&path_fd, parent)?;
+        if !self.is_at(&identity, parent, name) {
+            self.table.reserve(name)?;
         }
-        let id = self.ids.get(&identity).copied();
-        if id.is_none() && self.table.len() >= self.limits.nodes {
-            return Err(Errno::NFILE);
-        }
-        let is_closed = id.is_none_or(|id| self.table[&id].path_fd.is_none());
+        // It may have been evicted just now.
+        let known = self.table.find(&identity);
+        let is_closed = known.and_then(|id| self.table.get(id)).is_none_or(|node| node.path_fd.is_none());
         if is_closed {
             self.reserve_descriptor()?;
         }
-        let id = id.unwrap_or_else(|| {
-            self.last_id += 1;
-            self.ids.insert(identity, self.last_id);
-            self.last_id
+        let id = known.unwrap_or_else(|| {
+            let file_type = FileType::from_raw_mode(stat.stx_mode.into());
+            let kind = if file_type == FileType::Directory { Kind::Directory } else { Kind::Other };
+            self.table.insert(identity, kind, parent, name.as_c_str())
         });
-        let node = self.table.entry(id).or_insert_with(|| Node {
-            identity,
-            location: Location::Entry(parent, CString::default()),
-            path_fd: None,
-            recently_used: true,
-            lookups: 0,
-        });
+        self.table.set_location(id, parent, name);
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
         node.lookups = node.lookups.saturating_add(1);
-        node.recently_used = true;
-        if let Location::Entry(last_parent, last_name) = &mut node.location {
-            *last_parent = parent;
-            if last_name.as_c_str() != name.as_c_str() {
-                name.as_c_str().clone_into(last_name);
-            }
+        if known.is_some() {
+            node.mark_used();
         }
         if is_closed {
             node.path_fd = Some(path_fd.into());
@@ -202,27 +158,43 @@ impl Nodes {
         Ok((id, stat))
     }
 
+    /// Returns the identity of an inode in a directory. Fails if the guest may not access it. Must be called before the
+    /// inode is opened.
+    pub fn identify_entry(&mut self, path_fd: &PathFd, parent: u64) -> Result<(Identity, Statx), Errno> {
+        let stat = host::stat(path_fd)?;
+        let identity = identify(&mut self.file_systems, &stat);
+        let parent = self.table.get(parent).ok_or(Errno::STALE)?;
+        // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
+        if parent.identity.file_system != identity.file_system && host::is_proc(path_fd)? {
+            return Err(Errno::ACCESS);
+        }
+        Ok((identity, stat))
+    }
+
+    /// Returns true if the inode has a node, and the guest last saw it there.
+    fn is_at(&self, identity: &Identity, parent: u64, name: Name) -> bool {
+        let node = self.table.find(identity).and_then(|id| self.table.get(id));
+        node.is_some_and(|node| node.location() == (parent, name.as_c_str()))
+    }
+
     /// Records the new location of an inode that the guest has renamed, if the inode has a node.
     pub fn record_rename(&mut self, parent: u64, name: Name) -> Result<(), Errno> {
-        let path_fd = Host::find(&*self.path_fd(parent)?, name)?;
-        let identity = Identity::of(&host::stat(&path_fd)?);
-        if let Some(node) = self.ids.get(&identity).and_then(|id| self.table.get_mut(id))
-            && let Location::Entry(last_parent, last_name) = &mut node.location
-        {
-            *last_parent = parent;
-            name.as_c_str().clone_into(last_name);
+        let parent_fd = self.path_fd(parent)?;
+        let path_fd = Host::find(&parent_fd, name)?;
+        let identity = identify(&mut self.file_systems, &host::stat(&path_fd)?);
+        self.table.reserve(name)?;
+        if let Some(id) = self.table.find(&identity) {
+            self.table.set_location(id, parent, name);
         }
         Ok(())
     }
 
     /// Subtracts from the lookup count. Removes the node when the count reaches zero.
     pub fn forget(&mut self, id: u64, lookups: u64) {
-        let Some(node) = self.table.get_mut(&id) else { return };
+        let Some(node) = self.table.get_mut(id) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && id != ROOT {
-            let identity = node.identity;
-            self.table.remove(&id);
-            self.ids.remove(&identity);
+            self.table.remove(id);
         }
     }
 
@@ -245,10 +217,10 @@ impl Nodes {
                 break;
             }
             let Some(id) = self.open_order.pop_front() else { break };
-            let Some(node) = self.table.get_mut(&id) else { continue };
+            let Some(node) = self.table.get_mut(id) else { continue };
             let is_referenced = node.path_fd.as_ref().is_some_and(|path_fd| Arc::strong_count(path_fd) > 1);
-            if is_referenced || node.recently_used {
-                node.recently_used = false;
+            if is_referenced || node.is_fd_used {
+                node.is_fd_used = false;
                 self.open_order.push_back(id);
             } else {
                 node.path_fd = None;
@@ -257,9 +229,27 @@ impl Nodes {
         if self.open_order.len() < self.limits.descriptors { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    /// Returns the number of nodes, and how many of them have an open path descriptor.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
-        (self.table.len(), self.table.values().filter(|node| node.path_fd.is_some()).count())
+        self.table.counts()
+    }
+}
+
+fn device(stat: &Statx) -> (u32, u32) {
+    (stat.stx_dev_major, stat.stx_dev_minor)
+}
+
+/// Returns the identity of an inode. Adds its file system to the known ones if necessary.
+fn identify(known: &mut Vec<FileSystem>, stat: &Statx) -> Identity {
+    let file_system = FileSystem { mount: stat.stx_mnt_id, device: device(stat) };
+    let index = known.iter().position(|other| *other == file_system).unwrap_or_else(|| {
+        known.push(file_system);
+        known.len() - 1
+    });
+    let seconds = stat.stx_btime.tv_sec.wrapping_mul(1_000_000_000);
+    Identity {
+        inode: stat.stx_ino,
+        created: seconds.wrapping_add(stat.stx_btime.tv_nsec.into()),
+        file_system: u32::try_from(index).expect("a host has fewer mounts"),
     }
 }

@@ -5,21 +5,22 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK,
-    VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
-};
-use virtio_queue::{Reader, Writer};
-
-use super::{Device, Queues};
+use super::{Device, Queues, Reader, Writer};
 use crate::access::Access;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_S_IOERR,
+    VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT,
+};
 
 const SECTOR: u64 = 512;
 const QUEUE_SIZE: u16 = 128;
 /// Maximum number of data segments in a request. The header and the status take one descriptor each.
 const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
-/// Number of bytes copied between the file and the guest's memory at a time.
+/// Maximum size of a data segment, and number of bytes copied between the file and the guest's memory at a time.
 const CHUNK: usize = 128 << 10;
+/// Maximum number of bytes in a request.
+const MAX_DATA: usize = MAX_SEGMENTS as usize * CHUNK;
 /// The device ID string, the reply to `GET_ID`.
 const DEVICE_ID_STRING: [u8; 20] = *b"tally\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
@@ -129,10 +130,14 @@ impl Disk {
         let [kind @ .., _, _, _, _] = header.first_chunk::<8>().expect("it is longer");
         let kind = u32::from_le_bytes(*kind);
         let sector = u64::from_le_bytes(*header.last_chunk().expect("it is longer"));
+        // Drivers that do not negotiate `VIRTIO_BLK_F_SIZE_MAX` are bound by this too.
+        if request.available_bytes().max(reply.available_bytes()) > MAX_DATA {
+            return VIRTIO_BLK_S_IOERR;
+        }
         let result = match kind {
             VIRTIO_BLK_T_IN => self.read(sector, reply),
             VIRTIO_BLK_T_OUT => self.write(sector, &mut request),
-            VIRTIO_BLK_T_FLUSH => self.file.sync_data(),
+            VIRTIO_BLK_T_FLUSH => self.flush(),
             VIRTIO_BLK_T_GET_ID => reply.write(&DEVICE_ID_STRING).map(drop),
             _ => return VIRTIO_BLK_S_UNSUPP,
         };
@@ -164,6 +169,14 @@ impl Disk {
         Ok(())
     }
 
+    fn flush(&self) -> io::Result<()> {
+        match self.access {
+            // The guest has written nothing, and may not make the host write what others have written.
+            Access::ReadOnly => Ok(()),
+            Access::ReadWrite => self.file.sync_data(),
+        }
+    }
+
     /// Returns the file offset of a request. Fails unless the request covers whole sectors within the disk.
     fn offset(&self, sector: u64, length: usize) -> io::Result<u64> {
         let length = length as u64;
@@ -182,12 +195,13 @@ impl Device for Disk {
 
     fn features(&self) -> u64 {
         let read_only = u64::from(self.access == Access::ReadOnly) << VIRTIO_BLK_F_RO;
-        1 << VIRTIO_BLK_F_FLUSH | 1 << VIRTIO_BLK_F_SEG_MAX | read_only
+        1 << VIRTIO_BLK_F_FLUSH | 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_SIZE_MAX | read_only
     }
 
     fn config(&self) -> Vec<u8> {
-        // `capacity`, `size_max` (which is unused without `VIRTIO_BLK_F_SIZE_MAX`), `seg_max`.
-        [&self.sectors.to_le_bytes()[..], &[0; 4], &MAX_SEGMENTS.to_le_bytes()].concat()
+        // `capacity`, `size_max`, `seg_max`.
+        let size_max = u32::try_from(CHUNK).expect("it is 128 KiB");
+        [&self.sectors.to_le_bytes()[..], &size_max.to_le_bytes(), &MAX_SEGMENTS.to_le_bytes()].concat()
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
@@ -197,16 +211,16 @@ impl Device for Disk {
     fn serve(&mut self, queues: &mut Queues) {
         while let Some(mut request) = queues.pop(0) {
             // The last writable byte is the status. A request without one cannot be answered.
-            let data = request.writer.available_bytes().saturating_sub(1);
-            let written = match request.writer.split_at(data) {
-                Ok(mut status) if status.available_bytes() == 1 => {
+            let written = match request.writer.split_last() {
+                Some(mut status) => {
+                    let room = request.writer.available_bytes();
                     let code = self.process(request.reader, &mut request.writer);
                     let code = u8::try_from(code).expect("a status is a byte");
-                    // Cannot fail: one byte is available.
+                    // Fails only if the driver has reset the device.
                     let _ = status.write_all(&[code]);
-                    request.writer.bytes_written() + 1
+                    room - request.writer.available_bytes() + 1
                 }
-                _ => 0,
+                None => 0,
             };
             queues.complete(request.head, u32::try_from(written).unwrap_or(u32::MAX));
         }
@@ -214,148 +228,4 @@ impl Device for Disk {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::super::testing::Driver;
-    use super::*;
-
-    fn image(sectors: u8) -> tempfile::NamedTempFile {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        let bytes: Vec<u8> = (0..sectors).flat_map(|sector| [sector; 512]).collect();
-        file.write_all(&bytes).unwrap();
-        file
-    }
-
-    /// Sends a request with room for a reply of `reply_size` bytes. Returns the reply's data and status.
-    fn send(
-        disk: &mut Disk,
-        driver: &mut Driver,
-        kind: u32,
-        sector: u64,
-        data: &[u8],
-        reply_size: u32,
-    ) -> (Vec<u8>, u8) {
-        let request = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), data].concat();
-        let reply = driver.submit(0, &request, reply_size + 1);
-        driver.serve(disk);
-        driver.next_completion(0).expect("every request is completed");
-        let mut reply = driver.bytes(reply, reply_size + 1);
-        let status = reply.pop().unwrap();
-        (reply, status)
-    }
-
-    fn disk(file: &tempfile::NamedTempFile, access: Access) -> (Disk, Driver) {
-        let disk = Disk::open(file.path(), access).unwrap();
-        let driver = Driver::ready(&disk);
-        (disk, driver)
-    }
-
-    #[test]
-    fn written_data_is_read_back_and_is_in_the_file() {
-        let file = image(8);
-        let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 3, &[], 512), (vec![3; 512], 0));
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 3, &[9; 1024], 0).1, 0);
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_FLUSH, 0, &[], 0).1, 0);
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 4, &[], 512), (vec![9; 512], 0));
-        assert_eq!(std::fs::read(file.path()).unwrap()[3 * 512..5 * 512], [9; 1024]);
-    }
-
-    #[test]
-    fn accesses_past_the_end_of_the_disk_fail() {
-        let file = image(8);
-        let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-        for sector in [8, 7, u64::MAX, u64::MAX / 512] {
-            assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, sector, &[], 1024).1, 1, "{sector}");
-            assert_eq!(
-                send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, sector, &[1; 1024], 0).1,
-                1,
-                "{sector}"
-            );
-        }
-        assert_eq!(file.as_file().metadata().unwrap().len(), 8 * 512);
-    }
-
-    #[test]
-    fn a_read_only_disk_cannot_be_written() {
-        let file = image(8);
-        let (mut disk, mut driver) = disk(&file, Access::ReadOnly);
-        assert_eq!(driver.read(0x10) & 1 << VIRTIO_BLK_F_RO, 1 << VIRTIO_BLK_F_RO);
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_OUT, 0, &[1; 512], 0).1, 1);
-        assert_eq!(std::fs::read(file.path()).unwrap()[..512], [0; 512]);
-    }
-
-    #[test]
-    fn reads_past_the_end_of_a_truncated_image_fail() {
-        let file = image(8);
-        let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-        file.as_file().set_len(1024).unwrap();
-        assert_eq!(send(&mut disk, &mut driver, VIRTIO_BLK_T_IN, 5, &[], 512).1, 1);
-    }
-
-    #[test]
-    fn two_guests_cannot_write_to_one_disk() {
-        let file = image(8);
-        let reader = Disk::open(file.path(), Access::ReadOnly).unwrap();
-        Disk::open(file.path(), Access::ReadOnly).expect("two may read");
-        assert!(matches!(Disk::open(file.path(), Access::ReadWrite), Err(DiskError::InUse)));
-        drop(reader);
-        let _writer = Disk::open(file.path(), Access::ReadWrite).unwrap();
-        assert!(matches!(Disk::open(file.path(), Access::ReadOnly), Err(DiskError::InUse)));
-    }
-
-    #[test]
-    fn only_a_lock_held_by_another_guest_is_reported_as_in_use() {
-        let error = DiskError::from(TryLockError::Error(io::Error::from_raw_os_error(libc::ENOLCK)));
-        assert_eq!(
-            error.to_string(),
-            "cannot be locked against other guests: No locks available (os error 37)"
-        );
-        assert!(matches!(DiskError::from(TryLockError::WouldBlock), DiskError::InUse));
-    }
-
-    #[test]
-    fn a_device_that_the_host_has_mounted_is_reported_as_in_use() {
-        let error = DiskError::from(io::Error::from_raw_os_error(libc::EBUSY));
-        assert_eq!(error.to_string(), "in use by this host: it is mounted, or used for LVM, RAID or swap");
-        let error = DiskError::from(io::Error::from_raw_os_error(libc::EACCES));
-        assert!(matches!(error, DiskError::File(_)));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_a_disk_is_refused_with_the_reason() {
-        let refused = |content: &[u8]| {
-            let mut file = tempfile::NamedTempFile::new().unwrap();
-            file.write_all(content).unwrap();
-            Disk::open(file.path(), Access::ReadOnly).unwrap_err().to_string()
-        };
-        assert!(refused(b"").contains("0 bytes"));
-        assert!(refused(b"hello").contains("multiple of 512"));
-        assert!(refused(b"QFI\xfb\0\0\0\x03").contains("qcow2"));
-        let directory = tempfile::tempdir().unwrap();
-        assert!(matches!(Disk::open(directory.path(), Access::ReadOnly), Err(DiskError::Kind)));
-        assert!(matches!(Disk::open(Path::new("/dev/null"), Access::ReadOnly), Err(DiskError::Kind)));
-    }
-
-    proptest! {
-        #[test]
-        fn every_request_is_completed_and_keeps_the_size_of_the_file(
-            kind in prop_oneof![0..12_u32, any::<u32>()],
-            sector in prop_oneof![0..20_u64, any::<u64>()],
-            request_size in 0..2000_usize,
-            reply_size in 0..2000_u32,
-        ) {
-            let file = image(8);
-            let (mut disk, mut driver) = disk(&file, Access::ReadWrite);
-            let mut request = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), &[1; 2000]].concat();
-            request.truncate(request_size);
-            if request_size + reply_size as usize > 0 {
-                driver.submit(0, &request, reply_size);
-                driver.serve(&mut disk);
-                prop_assert!(driver.next_completion(0).is_some());
-            }
-            prop_assert_eq!(file.as_file().metadata().unwrap().len(), 8 * 512);
-        }
-    }
-}
+mod tests;

@@ -77,7 +77,7 @@ impl Console {
             let Some(request) = queues.pop(transmitq(port)) else { break };
             state.output.clear();
             state.consumed = 0;
-            // Reading guest memory does not fail. If it did, the output would be truncated.
+            // Fails only if the driver has reset the device. The output is dropped then.
             let _ = request.reader.take(MAX_REQUEST).read_to_end(&mut state.output);
             queues.complete(request.head, 0);
         }

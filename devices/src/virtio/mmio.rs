@@ -1,8 +1,8 @@
 //! The MMIO transport of virtio devices (section 4.2 of the specification).
 //!
-//! vCPU threads access the registers, and the device's thread serves the queues. Both lock [`State`], the device's
-//! thread for as long as it serves requests. The interrupt status is outside of the lock, so that the guest's interrupt
-//! handler, which reads it, never waits for a request.
+//! vCPU threads access the registers, and the device's thread serves the queues. Both lock [`State`] for short: the
+//! device's thread takes, completes and copies requests with the lock, and processes them without it. A vCPU never
+//! waits for a request, not even when it resets the device. A reset abandons the request instead (see [`Session`]).
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,6 +16,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{Device, Queues};
 use crate::interrupt::Interrupt;
+
+mod session;
+
+pub use session::{InvalidRing, Session};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
@@ -81,8 +85,8 @@ struct State {
     device_features_select: u32,
     driver_features_select: u32,
     queue_select: usize,
-    /// A ring of the driver is invalid, and the device needs a reset.
-    is_broken: bool,
+    /// Number of resets by the driver.
+    session: u64,
     /// The driver has reset the device, and [`Device::reset`] has not been called yet.
     was_reset: bool,
 }
@@ -116,7 +120,7 @@ impl Transport {
                 device_features_select: 0,
                 driver_features_select: 0,
                 queue_select: 0,
-                is_broken: false,
+                session: 0,
                 was_reset: false,
             }),
             interrupt_status: AtomicU32::new(0),
@@ -143,21 +147,13 @@ impl Transport {
         work: impl FnOnce(&mut D, &mut Queues) -> T,
     ) -> Option<T> {
         let mut state = self.state();
-        let state = &mut *state;
-        if std::mem::take(&mut state.was_reset) {
+        let (session, is_running) = (Session::new(self, state.session), state.is_running());
+        let was_reset = std::mem::take(&mut state.was_reset);
+        drop(state);
+        if was_reset {
             device.reset();
         }
-        if state.status & status::DRIVER_OK == 0 || state.is_broken {
-            return None;
-        }
-        let interrupt = || self.interrupt(interrupt::USED);
-        let mut queues = Queues::new(&self.memory, &mut state.queues, &mut state.is_broken, &interrupt);
-        let result = work(device, &mut queues);
-        if state.is_broken {
-            state.status |= status::NEEDS_RESET;
-            self.interrupt(interrupt::CONFIG);
-        }
-        Some(result)
+        is_running.then(|| work(device, &mut Queues::new(session)))
     }
 
     /// Handles a read of the registers.
@@ -237,7 +233,7 @@ impl Transport {
         let mut state = self.state();
         state.queues.iter_mut().for_each(Queue::reset);
         (state.status, state.driver_features, state.queue_select) = (0, 0, 0);
-        (state.is_broken, state.was_reset) = (false, true);
+        (state.session, state.was_reset) = (state.session + 1, true);
         self.interrupt_status.store(0, Ordering::Release);
         drop(state);
         let _ = self.kick.write(1);
@@ -255,6 +251,11 @@ impl Transport {
 }
 
 impl State {
+    /// Returns true if the driver is ready and the device needs no reset.
+    fn is_running(&self) -> bool {
+        self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK
+    }
+
     fn set(&mut self, offset: u64, value: u32) {
         match offset {
             register::DEVICE_FEATURES_SELECT => self.device_features_select = value,

@@ -112,6 +112,11 @@ impl Driver {
         GuestAddress(reply)
     }
 
+    /// Returns the index of the first descriptor of the last request.
+    pub fn first_descriptor(&self, queue: usize) -> u16 {
+        self.submitted[queue].wrapping_sub(1) * 2 % QUEUE_SIZE
+    }
+
     /// Writes a descriptor of the queue whose rings are at address `rings`.
     pub fn descriptor(&self, rings: u64, index: u16, address: u64, length: u32, flags: u16, next: u16) {
         let at = GuestAddress(rings + u64::from(index) * 16);

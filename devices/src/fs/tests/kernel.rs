@@ -23,21 +23,25 @@ struct Mounted {
 
 impl Mounted {
     fn new(access: Access, make: impl FnOnce(&Path)) -> Option<Self> {
-        let mounted = Self::mount(access, make);
+        Self::with_share(make, |share| Share::open(share, access, 1).unwrap())
+    }
+
+    fn with_share(make: impl FnOnce(&Path), serve: impl FnOnce(&Path) -> Share) -> Option<Self> {
+        let mounted = Self::mount(make, serve);
         if mounted.is_none() {
             eprintln!("not tested: this user cannot mount FUSE file systems here");
         }
         mounted
     }
 
-    fn mount(access: Access, make: impl FnOnce(&Path)) -> Option<Self> {
+    fn mount(make: impl FnOnce(&Path), serve: impl FnOnce(&Path) -> Share) -> Option<Self> {
         let mut device = OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
         let dir = TempDir::new().unwrap();
         for name in ["share", "mount"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         make(&dir.path().join("share"));
-        let mut share = Share::open(&dir.path().join("share"), access, 1).unwrap();
+        let mut share = serve(&dir.path().join("share"));
         let options = format!(
             "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
             device.as_raw_fd()
@@ -115,6 +119,34 @@ fn a_kernel_lists_ten_thousand_files() {
     let Some(share) = Mounted::new(Access::ReadOnly, make) else { return };
     let sizes = fs::read_dir(share.guest("")).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
     assert_eq!(sizes.map(|size| size + 1).sum::<u64>(), 10_000);
+}
+
+#[test]
+fn a_kernel_works_in_a_tree_of_more_inodes_than_are_remembered() {
+    let make = |share: &Path| {
+        for directory in 0..60 {
+            fs::create_dir_all(share.join(format!("{directory}/a/b"))).unwrap();
+            for file in 0..20 {
+                fs::write(share.join(format!("{directory}/a/b/{file}")), "x").unwrap();
+            }
+        }
+    };
+    let limits = Limits { nodes: 400, descriptors: 16, ..MEMORY };
+    let serve = |share: &Path| Share::with_limits(share, Access::ReadWrite, limits).unwrap();
+    let Some(share) = Mounted::with_share(make, serve) else { return };
+    let script = r"
+        set -e
+        cd 7/a
+        for i in 1 2; do
+            test $(find ../.. -type f | wc -l) = 1200
+            test $(cat ../../*/a/b/* | wc -c) = 1200
+            test $(cat b/* | wc -c) = 20
+        done
+        cp -r ../../8 ../../new && rm -r ../../9 && test $(find ../.. -type f | wc -l) = 1200
+        tar -C ../.. -c . | tar -t | wc -l
+    ";
+    let done = Command::new("sh").args(["-c", script]).current_dir(share.guest("")).output().unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
 }
 
 #[test]

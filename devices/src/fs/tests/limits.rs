@@ -8,8 +8,8 @@ fn guest_with_limits(files: usize, nodes: usize, descriptors: usize) -> Guest {
             fs::write(share.join(i.to_string()), i.to_string()).unwrap();
         }
     });
-    guest.share =
-        Share::with_limits(&guest.path(""), Access::ReadWrite, Limits { nodes, descriptors }).unwrap();
+    let limits = Limits { nodes, descriptors, ..MEMORY };
+    guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, limits).unwrap();
     guest
 }
 
@@ -115,21 +115,72 @@ fn all_shares_together_use_a_quarter_of_the_descriptors() {
 }
 
 #[test]
-fn the_number_of_nodes_is_limited_and_forgotten_nodes_are_free() {
-    let mut guest = guest_with_limits(20, 11, 16);
-    let nodes: Vec<u64> = (0..10).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
-    assert_eq!(guest.walk(&[c"10"]), Err(Errno::NFILE));
-    // A known node can be looked up again. Each lookup has to be forgotten.
-    assert_eq!(guest.walk(&[c"3"]), Ok(nodes[3]));
-    forget(&mut guest, nodes[3], 1);
-    assert!(guest.attributes(nodes[3]).is_ok());
-    forget(&mut guest, nodes[3], u64::MAX);
+fn each_lookup_of_a_node_has_to_be_forgotten() {
+    let mut guest = guest_with_limits(5, 11, 16);
+    let node = guest.walk(&[c"3"]).unwrap();
+    assert_eq!(guest.walk(&[c"3"]), Ok(node));
+    forget(&mut guest, node, 1);
+    assert!(guest.attributes(node).is_ok());
+    forget(&mut guest, node, u64::MAX);
+    assert_eq!(guest.attributes(node), Err(Errno::STALE));
+    assert_eq!(guest.share.server.nodes.counts(), (1, 1));
+}
+
+#[test]
+fn a_guest_that_forgets_nothing_finds_any_number_of_files() {
+    let mut guest = guest_with_limits(100, 20, 16);
+    let nodes: Vec<u64> = (0..100).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
+    assert_eq!(guest.share.server.nodes.counts().0, 20);
+    assert!(guest.attributes(nodes[99]).is_ok());
+    // The guest's kernel looks the name up again.
     assert_eq!(guest.attributes(nodes[3]), Err(Errno::STALE));
-    assert!(guest.walk(&[c"10"]).is_ok());
-    // READDIRPLUS returns only the names of entries beyond the limit.
-    let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
-    assert_eq!(entries.len(), 22);
-    assert_eq!(entries.iter().filter(|entry| entry.2.unwrap().nodeid != 0).count(), 10);
+    let again = guest.walk(&[c"3"]).unwrap();
+    assert_ne!(again, nodes[3]);
+    forget(&mut guest, nodes[3], 1);
+    assert!(guest.attributes(again).is_ok());
+    let entries = guest.list(ROOT, op::READDIRPLUS, 1 << 20).unwrap();
+    assert_eq!(entries.iter().filter(|entry| entry.2.unwrap().nodeid != 0).count(), 100);
+}
+
+#[test]
+fn an_open_file_is_not_evicted() {
+    let mut guest = guest_with_limits(100, 20, 16);
+    let node = guest.walk(&[c"7"]).unwrap();
+    let fh = guest.open(node, READ).unwrap();
+    for i in 8..100 {
+        guest.walk(&[&name(i)]).unwrap();
+    }
+    assert_eq!(guest.attributes(node).unwrap().size, 1);
+    assert_eq!(guest.read(node, fh, 0, 10).unwrap(), b"7");
+}
+
+/// Sends each request that creates the entry `new` in the root. Returns the errors.
+fn create_each(guest: &mut Guest, link: u64, reply_size: usize) -> Vec<Errno> {
+    let create = CreateIn { flags: WRITE, mode: 0o600, ..CreateIn::default() };
+    let node = MknodIn { mode: 0o100_600, ..MknodIn::default() };
+    let directory = MkdirIn { mode: 0o700, umask: 0 };
+    let link = LinkIn { oldnodeid: link };
+    let requests: [(u32, &[u8], &[u8]); 5] = [
+        (op::CREATE, create.as_slice(), b"new\0"),
+        (op::MKNOD, node.as_slice(), b"new\0"),
+        (op::MKDIR, directory.as_slice(), b"new\0"),
+        (op::LINK, link.as_slice(), b"new\0"),
+        (op::SYMLINK, &[], b"new\0target\0"),
+    ];
+    let send = |(opcode, fixed, names)| guest.call_raw(opcode, ROOT, &[fixed, names], reply_size);
+    requests.map(send).into_iter().filter_map(|reply| reply.unwrap().err()).collect()
+}
+
+#[test]
+fn nothing_is_created_that_the_guest_cannot_be_told_of() {
+    let mut guest = guest_with_limits(2, 3, 16);
+    let open: Vec<u64> = (0..2).map(|i| guest.walk(&[&name(i)]).unwrap()).collect();
+    assert_eq!(create_each(&mut guest, open[0], 100), [Errno::INVAL; 5], "the reply would not fit");
+    for &node in &open {
+        guest.open(node, READ).unwrap();
+    }
+    assert_eq!(create_each(&mut guest, open[0], REPLY_SIZE), [Errno::NFILE; 5], "no node can be evicted");
+    assert_eq!(fs::read_dir(guest.path("")).unwrap().count(), 2);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
 use super::*;
+use crate::testing::without;
 
 /// A mount in a share. Unmounts when dropped, which must happen before the share's directory is removed.
 struct Mount(PathBuf);
@@ -34,6 +35,21 @@ fn procfs_in_a_share_is_not_accessible() {
     let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
     let entry = entries.iter().find(|entry| entry.0 == b"proc").unwrap();
     assert_eq!(entry.2.unwrap().nodeid, 0);
+}
+
+#[test]
+fn a_file_of_procfs_in_a_share_is_not_truncated() {
+    let mut guest = Guest::new(Access::ReadWrite);
+    let at = guest.path("file");
+    fs::write(&at, "").unwrap();
+    if mount_bind("/proc/self/comm", &at).is_err() {
+        eprintln!("not tested: this user cannot mount");
+        return;
+    }
+    let _mount = Mount(at);
+    let truncate = libc::SYS_ftruncate;
+    let created = without([truncate, truncate], || guest.create(ROOT, c"file", WRITE | 0o1000, 0o600));
+    assert_eq!(created.unwrap_err(), Errno::ACCESS);
 }
 
 #[test]

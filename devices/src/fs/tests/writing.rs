@@ -3,6 +3,7 @@
 use std::ffi::CString;
 
 use super::*;
+use crate::testing::without_sync;
 
 const SET_ID: u32 = 0o6000;
 
@@ -276,6 +277,26 @@ fn a_read_only_share_cannot_be_changed_whatever_the_guest_asks() {
     );
     assert_eq!(guest.call(op::ACCESS, node, &[AccessIn { mask: 2, padding: 0 }.as_slice()]), read_only);
     assert!(guest.call(op::ACCESS, node, &[AccessIn { mask: 4, padding: 0 }.as_slice()]).is_ok());
+}
+
+#[test]
+fn a_read_only_guest_cannot_make_the_host_write_to_disk() {
+    let expected = [(Access::ReadWrite, Err(Errno::IO)), (Access::ReadOnly, Ok(vec![]))];
+    for (access, expected) in expected {
+        let mut guest = Guest::with_files(access, |share| fs::write(share.join("file"), "x").unwrap());
+        let node = guest.walk(&[c"file"]).unwrap();
+        let (file, directory) = (guest.open(node, READ).unwrap(), guest.open_directory(ROOT).unwrap());
+        without_sync(|| {
+            for flags in [0, FDATASYNC] {
+                let mut sync = |opcode, node, fh| {
+                    guest.call(opcode, node, &[FsyncIn { fh, flags, padding: 0 }.as_slice()])
+                };
+                assert_eq!(sync(op::FSYNC, node, file), expected, "{access:?}");
+                assert_eq!(sync(op::FSYNCDIR, ROOT, directory), expected, "{access:?}");
+                assert_eq!(sync(op::FSYNC, node, directory), Err(Errno::BADF));
+            }
+        });
+    }
 }
 
 #[test]

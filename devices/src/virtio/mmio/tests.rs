@@ -1,3 +1,7 @@
+use std::io::{Read, Write};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use proptest::prelude::*;
 use vm_memory::Bytes;
 use vm_memory::GuestAddress;
@@ -29,7 +33,6 @@ impl Device for Mirror {
         vec![16, 16]
     }
     fn serve(&mut self, queues: &mut Queues) {
-        use std::io::{Read, Write};
         for queue in 0..2 {
             while let Some(mut request) = queues.pop(queue) {
                 self.raised.extend(self.interrupt.as_ref().map(|raised| raised.read().unwrap_or(0)));
@@ -150,6 +153,81 @@ fn an_invalid_ring_stops_the_device_until_a_reset() {
     driver.submit(1, b"x", 1);
     driver.serve(&mut device);
     assert_eq!(driver.next_completion(1), None);
+}
+
+#[test]
+fn registers_are_accessed_while_a_request_is_processed() {
+    let mut device = mirror();
+    let mut driver = Driver::ready(&device);
+    driver.submit(0, b"x", 1);
+    let (began, has_begun) = channel();
+    let (end, may_end) = channel::<()>();
+    let (answer, answers) = channel();
+    std::thread::scope(|scope| {
+        let driver = &driver;
+        scope.spawn(move || {
+            driver.transport.serve(&mut device, |_, queues| {
+                let _request = queues.pop(0);
+                began.send(()).unwrap();
+                let _ = may_end.recv();
+            });
+        });
+        has_begun.recv().unwrap();
+        scope.spawn(move || {
+            let before = driver.read(0x70);
+            driver.write(0x50, 0);
+            driver.write(0x70, 0);
+            let _ = answer.send((before, driver.read(0x70)));
+        });
+        let seen = answers.recv_timeout(Duration::from_secs(20));
+        drop(end);
+        assert_eq!(seen, Ok((15, 0)), "status before and after a reset");
+    });
+}
+
+#[test]
+fn a_reset_abandons_the_request_that_is_processed() {
+    let mut device = mirror();
+    let mut driver = Driver::ready(&device);
+    let reply = driver.submit(0, b"x", 1);
+    let transport = Arc::clone(&driver.transport);
+    transport.serve(&mut device, |_, queues| {
+        let mut request = queues.pop(0).unwrap();
+        driver.write(0x70, 0);
+        driver.set_up(1 << 32);
+        driver.submit(1, b"next", 4);
+        assert!(request.reader.read_exact(&mut [0]).is_err());
+        assert!(request.writer.write_all(b"y").is_err());
+        queues.complete(request.head, 1);
+        assert!(!queues.has_request(1) && queues.pop(1).is_none(), "the device is not reset yet");
+    });
+    assert_eq!((driver.bytes(reply, 1), driver.next_completion(0)), (vec![0], None));
+    assert!(driver.interrupt.read().is_err());
+    driver.serve(&mut device);
+    assert_eq!((device.resets, driver.next_completion(1)), (1, Some(4)));
+}
+
+/// Serves a request whose chain begins with this descriptor. Returns the status, and the reply's length.
+fn served_chain(address: u64, length: u32, flags: u16, next: u16) -> (u32, Option<u32>) {
+    let mut device = mirror();
+    let mut driver = Driver::ready(&device);
+    driver.submit(0, b"x", 1);
+    driver.descriptor(Driver::rings(0), 0, address, length, flags, next);
+    // A table of one descriptor, for a chain that is an indirect one.
+    driver.descriptor(0x20_0000, 0, 0x30_0000, 4, 0, 0);
+    driver.serve(&mut device);
+    (driver.read(0x70) & status::NEEDS_RESET, driver.next_completion(0))
+}
+
+#[test]
+fn a_chain_that_breaks_the_specification_stops_the_device() {
+    let (next, indirect) = (1, 4);
+    let broken = (status::NEEDS_RESET, None);
+    assert_eq!(served_chain(0x20_0000, 16, indirect, 0), broken, "indirect descriptors were not negotiated");
+    assert_eq!(served_chain(0x20_0000, 16, indirect | next, 1), broken);
+    assert_eq!(served_chain(0x30_0000, 4, next, 0), broken, "a loop");
+    assert_eq!(served_chain(0x30_0000, 4, next, 16), broken, "a descriptor past the table");
+    assert_eq!(served_chain(0x30_0000, 4, next, 1), (0, Some(1)));
 }
 
 #[test]

@@ -1,0 +1,264 @@
+//! Stores the nodes in little memory, and evicts nodes that the guest has not used for long when there are too many.
+//!
+//! A guest's kernel forgets inodes only when its own memory is short, so a program that walks through a large tree
+//! makes it reference all of them. If a node is evicted, the guest's next request for it fails with ESTALE, and the
+//! guest's kernel looks the path up again. It cannot do so for a program's current directory.
+
+use std::collections::hash_map::RandomState;
+use std::ffi::CStr;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use rustix::io::Errno;
+
+use super::super::host::PathFd;
+use super::super::message::Name;
+use super::super::wire::ROOT;
+use super::Limits;
+
+/// Identifies an inode on one of the file systems that [`super::Nodes`] has numbered. The creation time distinguishes a
+/// new file from a deleted one that had the same inode number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub inode: u64,
+    /// Nanoseconds, or 0 if the file system does not provide it.
+    pub created: i64,
+    pub file_system: u32,
+}
+
+/// Whether a program in the guest may use an inode without looking it up again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It may be the current directory of a program.
+    Directory,
+    /// It is used through an open file, or looked up.
+    Other,
+}
+
+/// An inode that the guest references. There are many, so the fields are few.
+#[derive(Debug)]
+pub struct Node {
+    id: u64,
+    pub identity: Identity,
+    /// Node ID of the directory in which the guest last saw the inode. The root has none, 0.
+    parent: u64,
+    /// The inode's name there.
+    name: Box<CStr>,
+    pub path_fd: Option<Arc<PathFd>>,
+    /// FUSE's lookup count: the number of replies that returned this node, minus those that the guest has forgotten.
+    pub lookups: u64,
+    /// Number of nodes whose `parent` is this one.
+    children: u32,
+    /// Used since [`super::Nodes::reserve_descriptor`] last considered this node (second-chance replacement).
+    pub is_fd_used: bool,
+    /// Used after its first lookup, and since [`Table::evict`] last considered this node.
+    is_used: bool,
+    kind: Kind,
+}
+
+/// The nodes, by node ID and by identity.
+#[derive(Debug)]
+pub struct Table {
+    limits: Limits,
+    slots: Vec<Option<Node>>,
+    /// Indices of empty slots.
+    free: Vec<u32>,
+    /// Indices of nodes, by the hash of their identity.
+    index: HashTable<u32>,
+    hasher: RandomState,
+    /// Number of bytes that the names take.
+    name_bytes: usize,
+    /// Number of nodes that were removed.
+    removed: u64,
+    /// The slot that [`Self::evict`] considers next.
+    hand: usize,
+}
+
+/// Number of bits of a node ID for the slot, counted from 1. The upper bits distinguish the nodes that use a slot one
+/// after the other.
+const SLOT_BITS: u32 = 20;
+
+impl Node {
+    /// Returns the node ID of the directory in which the guest last saw the inode, and its name there.
+    pub fn location(&self) -> (u64, &CStr) {
+        (self.parent, &self.name)
+    }
+
+    pub fn mark_used(&mut self) {
+        (self.is_used, self.is_fd_used) = (true, true);
+    }
+
+    fn is_evictable(&self) -> bool {
+        // A descriptor with other references belongs to an open file or to the current request. The parent of another
+        // node is needed to open that one.
+        let is_referenced = self.path_fd.as_ref().is_some_and(|path_fd| Arc::strong_count(path_fd) > 1);
+        self.id != ROOT && self.children == 0 && !is_referenced
+    }
+}
+
+impl Table {
+    /// Creates a table with the root.
+    pub fn new(limits: Limits, identity: Identity, path_fd: Arc<PathFd>) -> Self {
+        let mut table = Self {
+            limits,
+            slots: Vec::new(),
+            free: Vec::new(),
+            index: HashTable::new(),
+            hasher: RandomState::new(),
+            name_bytes: 0,
+            removed: 0,
+            hand: 0,
+        };
+        let root = table.insert(identity, Kind::Directory, 0, c"");
+        debug_assert_eq!(root, ROOT);
+        table.slots[0].as_mut().expect("the root").path_fd = Some(path_fd);
+        table
+    }
+
+    pub fn get(&self, id: u64) -> Option<&Node> {
+        self.slots.get(slot(id)?)?.as_ref().filter(|node| node.id == id)
+    }
+
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Node> {
+        self.slots.get_mut(slot(id)?)?.as_mut().filter(|node| node.id == id)
+    }
+
+    /// Returns the node ID of an inode.
+    pub fn find(&self, identity: &Identity) -> Option<u64> {
+        let is_same = |&at: &u32| self.identity(at) == *identity;
+        let at = self.index.find(self.hasher.hash_one(identity), is_same)?;
+        self.slots[*at as usize].as_ref().map(|node| node.id)
+    }
+
+    fn identity(&self, at: u32) -> Identity {
+        self.slots[at as usize].as_ref().expect("the index has no empty slots").identity
+    }
+
+    /// Ensures that there is room for one more node of this name, by evicting others if necessary.
+    pub fn reserve(&mut self, name: Name) -> Result<(), Errno> {
+        let size = allocated(name.as_c_str());
+        while self.index.len() >= self.limits.nodes || self.name_bytes + size > self.limits.name_bytes {
+            self.evict()?;
+        }
+        Ok(())
+    }
+
+    /// Adds a node, for which there must be room. Returns its ID, which no other node ever had.
+    pub fn insert(&mut self, identity: Identity, kind: Kind, parent: u64, name: &CStr) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            if self.slots.len() == self.slots.capacity() {
+                // Never beyond the limit, which `Vec` by itself might double.
+                let room = self.limits.nodes.saturating_sub(self.slots.len());
+                self.slots.reserve_exact((self.slots.len() / 2).max(64).min(room));
+            }
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("at most the limit")
+        });
+        let id = self.removed << SLOT_BITS | u64::from(at + 1);
+        self.slots[at as usize] = Some(Node {
+            id,
+            identity,
+            parent,
+            name: name.into(),
+            path_fd: None,
+            lookups: 0,
+            children: 0,
+            is_fd_used: true,
+            is_used: false,
+            kind,
+        });
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        self.index.insert_unique(hasher.hash_one(identity), at, |&at| {
+            hasher.hash_one(slots[at as usize].as_ref().expect("the index has no empty slots").identity)
+        });
+        self.name_bytes += allocated(name);
+        self.count_child(parent, 1);
+        id
+    }
+
+    /// Records where the guest has seen an inode. There must be room for the name.
+    pub fn set_location(&mut self, id: u64, parent: u64, name: Name) {
+        let Some(node) = self.get_mut(id).filter(|node| node.id != ROOT) else { return };
+        let name = name.as_c_str();
+        let (old_parent, old_size) = (std::mem::replace(&mut node.parent, parent), allocated(&node.name));
+        if *node.name != *name {
+            node.name = name.into();
+        }
+        self.name_bytes = self.name_bytes + allocated(name) - old_size;
+        self.count_child(old_parent, -1);
+        self.count_child(parent, 1);
+    }
+
+    pub fn remove(&mut self, id: u64) {
+        let Some(at) = slot(id) else { return };
+        let Some(node) = self.slots.get_mut(at).and_then(|slot| slot.take_if(|node| node.id == id)) else {
+            return;
+        };
+        let at = u32::try_from(at).expect("at most the limit");
+        if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(node.identity), |&other| other == at) {
+            entry.remove();
+        }
+        self.name_bytes -= allocated(&node.name);
+        self.count_child(node.parent, -1);
+        self.removed += 1;
+        self.free.push(at);
+    }
+
+    fn count_child(&mut self, parent: u64, change: i32) {
+        // The guest may have forgotten the parent before the child.
+        if let Some(parent) = self.get_mut(parent) {
+            parent.children = parent.children.saturating_add_signed(change);
+        }
+    }
+
+    /// Removes a node that has not been used for long, a directory only if there is nothing else.
+    fn evict(&mut self) -> Result<(), Errno> {
+        let id = self.unused(Kind::Other).or_else(|| self.unused(Kind::Directory)).ok_or(Errno::NFILE)?;
+        self.remove(id);
+        Ok(())
+    }
+
+    /// Returns a node that can be evicted and has not been used for long.
+    fn unused(&mut self, kind: Kind) -> Option<u64> {
+        for _ in 0..2 * self.slots.len() {
+            self.hand = (self.hand + 1) % self.slots.len();
+            if let Some(node) = &mut self.slots[self.hand]
+                && node.kind == kind
+                && node.is_evictable()
+                && !std::mem::take(&mut node.is_used)
+            {
+                return Some(node.id);
+            }
+        }
+        None
+    }
+
+    /// Removes all nodes except the root.
+    pub fn clear(&mut self) {
+        let Some(root) = self.slots[0].take() else { return };
+        let removed = self.removed + self.slots.len() as u64;
+        *self = Self::new(self.limits, root.identity, root.path_fd.expect("the root is never closed"));
+        self.removed = removed;
+    }
+
+    /// Returns the number of nodes, and how many of them have an open path descriptor.
+    #[cfg(test)]
+    pub fn counts(&self) -> (usize, usize) {
+        let nodes = || self.slots.iter().flatten();
+        (nodes().count(), nodes().filter(|node| node.path_fd.is_some()).count())
+    }
+}
+
+/// Returns the index of the slot that a node ID refers to.
+fn slot(id: u64) -> Option<usize> {
+    usize::try_from(id & ((1 << SLOT_BITS) - 1)).ok()?.checked_sub(1)
+}
+
+/// Returns the number of bytes that the C library's allocator uses for a name.
+fn allocated(name: &CStr) -> usize {
+    (name.count_bytes() + 1 + size_of::<usize>()).next_multiple_of(16).max(32)
+}
+
+#[cfg(test)]
+mod tests;
