@@ -14,6 +14,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
+use vpmu_perf::Reservation;
 
 use crate::arch::{self, Arch, Board};
 use crate::architecture::{Architecture, Board as _, Run};
@@ -40,6 +41,8 @@ pub struct Vcpu {
     pub(crate) board: Board,
     /// The PMU that the guest sees.
     pub(crate) pmu: Pmu,
+    /// Keeps the host's PMU in use, if it backs that PMU.
+    pub(crate) reservation: Option<Arc<Reservation>>,
     /// The operator's policy for that PMU.
     pub(crate) policy: Policy,
     /// Receives other threads' requests.
@@ -73,7 +76,8 @@ impl Vcpu {
     /// Runs the vCPU on this thread. Returns how the machine ends, or why this vCPU cannot run any further. Events of
     /// the guest's counters are passed to the journal, if there is one.
     pub fn run(self, journal: Option<Box<dyn Journal>>) -> Result<End, VcpuError> {
-        let Self { id, fd, board, pmu, policy, mailbox, vcpus, vm, ram } = self;
+        let Self { id, fd, board, pmu, reservation, policy, mailbox, vcpus, vm, ram } = self;
+        let _in_use = reservation;
         let pmu =
             ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
         let run = arch::Run::new(fd);
