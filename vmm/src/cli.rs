@@ -154,7 +154,7 @@ pub struct Run {
     /// Size at which it becomes FILE.1
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = log_size, requires = "pmu_log")]
     pub pmu_log_size: u64,
-    /// Policy for its counters: see `tally policy`
+    /// Policy: a file or `tenant`, see `tally policy`
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
     /// What to do when a counter loses its hardware: report, scale or stop [default: report]

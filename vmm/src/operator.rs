@@ -5,18 +5,23 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use vpmu::Switch;
+use vpmu::policy::Setting;
 
 use crate::cli::{ChangePolicy, CounterName, Log};
 use crate::control::client;
 use crate::control::message::{CounterSwitch, Request};
 use crate::event_log::{self, Part};
-use crate::policy;
+use crate::{policy, stderr};
 
 /// `tally policy`: prints or changes the policy of a running VM, and disables or enables counters.
 pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
-    let ChangePolicy { vm, file, settings, enable, disable } = options;
+    let ChangePolicy { vm, print, file, settings, enable, disable } = options;
+    if let Some(path) = print {
+        write!(io::stdout(), "{}", policy::text_of_file(path)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let change = policy::change(file.as_deref(), settings)?;
-    let mut vm = client::find_one(vm)?;
+    let mut vm = client::find_one(vm.as_deref().unwrap_or_default())?;
     let off = disable.iter().map(|name| switched(*name, Switch::Off));
     let on = enable.iter().map(|name| switched(*name, Switch::On));
     let switched: Vec<CounterSwitch> = off.chain(on).collect();
@@ -27,7 +32,17 @@ pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+    let spare = change.settings.iter().rev().find_map(|setting| match setting {
+        Setting::SpareCounters(counters) => Some(*counters),
+        _ => None,
+    });
     let policy = vm.change(change)?;
+    if spare.is_some_and(|spare| spare != policy.spare_counters) {
+        stderr::say(&format_args!(
+            "the guest keeps its counters: {} is for the start of a VM",
+            policy::SPARE_COUNTERS
+        ));
+    }
     if !is_changed {
         write!(io::stdout(), "{}", policy::toml(&policy))?;
     }

@@ -1,4 +1,5 @@
-//! Reads and writes policies: a TOML file, or single settings as `KEY=VALUE`. Both have the same keys.
+//! Reads and writes policies: a TOML file, or single settings as `KEY=VALUE`. Both have the same keys. One policy is
+//! built in, and has a name in place of a file's: [`TENANT`].
 //!
 //! An error names the line and suggests what may have been meant: a policy that is misread would give a guest counters
 //! that it must not have.
@@ -81,12 +82,18 @@ struct Key {
     write: fn(&Policy) -> Option<String>,
 }
 
+/// Name of the policy for guests that the host does not trust. A file of this name is reached as `./tenant`.
+pub const TENANT: &str = "tenant";
+const TENANT_TEXT: &str = include_str!("policy/tenant.toml");
+
 const TIER: &str = "tier";
 const ALLOW: &str = "allow";
+/// Name of the key that has an effect only when a guest starts.
+pub const SPARE_COUNTERS: &str = "spare-counters";
 /// The word for no limit.
 const NONE: &str = "none";
 
-const KEYS: [Key; 6] = [
+const KEYS: [Key; 7] = [
     Key {
         name: TIER,
         value: "`architectural`, `standard` or `enhanced`",
@@ -159,6 +166,15 @@ const KEYS: [Key; 6] = [
         },
         write: |policy| quoted(&policy.on_starvation),
     },
+    Key {
+        name: SPARE_COUNTERS,
+        value: "a number of counters",
+        read: |key, value| {
+            let Value::Number(counters) = value else { return Err(key.wrong()) };
+            u32::try_from(counters).map(Setting::SpareCounters).map_err(|_| key.wrong())
+        },
+        write: |policy| Some(policy.spare_counters.to_string()),
+    },
 ];
 
 /// Renders a word in quotes: its name in JSON, which is how it is sent to a running VM, is the one in TOML.
@@ -190,7 +206,7 @@ impl Key {
     }
 }
 
-/// Reads a policy from a file.
+/// Reads a policy from a file, or returns the one that is built in.
 pub fn of_file(path: &Path) -> Result<Policy, PolicyError> {
     let settings = settings_of_file(path)?;
     Ok(settings.iter().fold(Policy::default(), Policy::with))
@@ -203,6 +219,14 @@ pub fn change(file: Option<&Path>, settings: &[Setting]) -> Result<Change, Polic
     let mut all = file.map(settings_of_file).transpose()?.unwrap_or_default();
     all.extend_from_slice(settings);
     Ok(Change { from, settings: all })
+}
+
+/// Returns a policy as TOML, to begin another one from: that of a file, or the one that is built in, with its comments.
+pub fn text_of_file(path: &Path) -> Result<String, PolicyError> {
+    if path.as_os_str() == TENANT {
+        return Ok(TENANT_TEXT.to_owned());
+    }
+    of_file(path).map(|policy| toml(&policy))
 }
 
 /// Renders a policy as TOML.
@@ -221,7 +245,12 @@ pub fn assignment(text: &str) -> Result<Setting, Mistake> {
 
 fn settings_of_file(path: &Path) -> Result<Vec<Setting>, PolicyError> {
     let file = || path.display().to_string();
-    let text = fs::read_to_string(path).map_err(|error| PolicyError::File { file: file(), error })?;
+    // Not a comparison of paths: `./tenant` is a file.
+    let text = if path.as_os_str() == TENANT {
+        TENANT_TEXT.to_owned()
+    } else {
+        fs::read_to_string(path).map_err(|error| PolicyError::File { file: file(), error })?
+    };
     settings_of(&text).map_err(|(at, mistake)| PolicyError::Line {
         file: file(),
         line: line(&text, at),

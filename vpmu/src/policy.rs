@@ -40,6 +40,8 @@ pub struct Policy {
     pub freeze: Freeze,
     /// What is done about a counter without hardware.
     pub on_starvation: OnStarvation,
+    /// Number of the host's free counters that the guest is not offered when it starts.
+    pub spare_counters: u32,
 }
 
 /// The events that may be counted.
@@ -87,6 +89,7 @@ impl Default for Policy {
             max_interrupts_per_second: None,
             freeze: Freeze::default(),
             on_starvation: OnStarvation::default(),
+            spare_counters: 0,
         }
     }
 }
@@ -98,6 +101,11 @@ impl Policy {
             Allowed::Tier(tier) => Tier::of(vendor, code) <= *tier,
             Allowed::These(rules) => rules.iter().any(|rule| rule.matches(vendor, code)),
         }
+    }
+
+    /// Returns how many of the host's free counters a guest is offered that asks for no number: one at least.
+    pub fn offered_counters(&self, free: usize) -> usize {
+        free.saturating_sub(self.spare_counters as usize).max(free.min(1))
     }
 
     /// Returns when an encoding is counted.

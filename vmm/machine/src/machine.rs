@@ -113,12 +113,14 @@ impl Machine {
         let device_servers = devices.into_iter().map(server).collect::<Result<_, MachineError>>()?;
         let board = arch::Board::new(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
         board.set_up_vcpus(kvm, &plan, &mut fds, entry)?;
+        let reservation = config.pmu.reserve_host().map(Arc::new);
         let (vcpu_handles, mailboxes) = VcpuHandles::new(config.cpus);
         let vcpu = |(id, (fd, mailbox))| Vcpu {
             id,
             fd,
             board: board.clone(),
             pmu: config.pmu,
+            reservation: reservation.clone(),
             policy: config.policy.clone(),
             mailbox,
             vcpus: Arc::clone(&vcpu_handles),

@@ -11,8 +11,10 @@ pub(crate) mod journal;
 pub(crate) mod thread;
 mod timer;
 
+use log::debug;
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
+use vpmu_perf::Reservation;
 
 use crate::architecture::{self, PmuModel};
 
@@ -57,6 +59,13 @@ impl Pmu {
             Self::Emulated(model, host) => model.describe(host, selection),
             Self::None | Self::Kvm => selection.to_string(),
         }
+    }
+
+    /// Keeps the host's PMU in use, if it backs this one. The events of the guest's counters come and go as the guest wants.
+    pub(crate) fn reserve_host(self) -> Option<Reservation> {
+        let Self::Emulated(_, host) = self else { return None };
+        let warn = |error: &_| debug!("cannot keep the host's PMU in use: {error}");
+        Reservation::new(host.pmu).inspect_err(warn).ok()
     }
 
     /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].

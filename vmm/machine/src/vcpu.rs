@@ -15,6 +15,7 @@ use log::warn;
 use rustix::thread::sched_getcpu;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
+use vpmu_perf::Reservation;
 
 use crate::arch::{self, Arch, Board};
 use crate::architecture::{Architecture, Board as _, Run};
@@ -41,6 +42,8 @@ pub struct Vcpu {
     pub(crate) board: Board,
     /// The PMU that the guest sees.
     pub(crate) pmu: Pmu,
+    /// Keeps the host's PMU in use, if it backs that PMU.
+    pub(crate) reservation: Option<Arc<Reservation>>,
     /// The operator's policy for that PMU.
     pub(crate) policy: Policy,
     /// Receives other threads' requests.
@@ -79,7 +82,8 @@ impl Vcpu {
         journal: Option<Box<dyn Journal>>,
         before_guest: impl FnOnce(),
     ) -> Result<End, VcpuError> {
-        let Self { id, fd, board, pmu, policy, mailbox, vcpus, vm, ram } = self;
+        let Self { id, fd, board, pmu, reservation, policy, mailbox, vcpus, vm, ram } = self;
+        let _in_use = reservation;
         let pmu =
             ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
         let run = arch::Run::new(fd);

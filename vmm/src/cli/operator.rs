@@ -52,18 +52,21 @@ pub struct Stat {
 #[command(after_help = "\
 Keys, the same as in the TOML file (without changes, the policy is printed):
   tier=architectural|standard|enhanced    allow=EVENT,r00c0/00ff,...
-  min-period=COUNTS    max-interrupts-per-second=N|none
+  min-period=COUNTS    max-interrupts-per-second=N|none    spare-counters=N
   freeze=guest|hybrid|host    on-starvation=report|scale|stop
 
 Examples:
-  tally policy web
+  tally policy --print tenant >mine.toml
   tally policy 1234 allow=cycles,instructions min-period=10000
   tally policy web --disable 0:3")]
 pub struct ChangePolicy {
     /// A running VM: its process or its name
-    #[arg(value_name = "PID|NAME")]
-    pub vm: String,
-    /// A new policy, in TOML
+    #[arg(value_name = "PID|NAME", required_unless_present = "print")]
+    pub vm: Option<String>,
+    /// Print a policy: a file or `tenant`
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub print: Option<PathBuf>,
+    /// A new policy, in TOML, or `tenant`
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Enable a counter again

@@ -24,13 +24,14 @@ fn an_empty_file_is_the_default_policy() {
 #[test]
 fn a_file_can_have_every_key() {
     let text = "tier = \"standard\"\nmin-period = 10_000\nmax-interrupts-per-second = 500\n\
-                freeze = \"hybrid\"\non-starvation = \"scale\"\n";
+                freeze = \"hybrid\"\non-starvation = \"scale\"\nspare-counters = 2\n";
     let said = Policy {
         allowed: Allowed::Tier(Tier::Standard),
         min_period: NonZeroU64::new(10_000).unwrap(),
         max_interrupts_per_second: NonZeroU32::new(500),
         freeze: Freeze::Hybrid,
         on_starvation: OnStarvation::Scale,
+        spare_counters: 2,
     };
     assert_eq!(policy(text), said);
 }
@@ -65,6 +66,7 @@ fn mistakes_are_reported_with_their_line_and_a_suggestion() {
         ("max-interrupts-per-second = 0", "max-interrupts-per-second is a number from 1 on, or `none`"),
         ("max-interrupts-per-second = 5000000000", "is a number from 1 on"),
         ("freeze = \"hsot\"", "freeze: unknown word `hsot`: did you mean `host`?"),
+        ("spare-counters = -1", ", line 1: spare-counters is a number of counters"),
         ("on-starvation = true", "on-starvation is `report`, `scale` or `stop`"),
         (
             "allow = []\nfreeze = \"guest\"\ntier = \"standard\"",
@@ -76,6 +78,41 @@ fn mistakes_are_reported_with_their_line_and_a_suggestion() {
         let mistake = mistake(text);
         assert!(mistake.contains(told), "{text}: {mistake}");
     }
+}
+
+#[test]
+fn tenant_is_built_in_and_limits_everything_that_a_guest_could_do_to_others() {
+    let tenant = of_file(Path::new("tenant")).unwrap();
+    assert_eq!(tenant.allowed, Allowed::Tier(Tier::Architectural));
+    assert!(tenant.max_interrupts_per_second.is_some() && tenant.min_period > NonZeroU64::MIN);
+    assert_eq!((tenant.freeze, tenant.on_starvation), (Freeze::Guest, OnStarvation::Report));
+    assert_eq!((tenant.spare_counters, tenant.offered_counters(6)), (1, 5));
+    let keys = settings_of(TENANT_TEXT).unwrap().len();
+    assert_eq!(keys, KEYS.len() - 1, "it says everything but `allow`: another default changes nothing");
+}
+
+#[test]
+fn tenant_can_be_printed_and_used_as_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = text_of_file(Path::new("tenant")).unwrap();
+    assert!(text.contains("# "), "{text}");
+    let mine = folder.path().join("mine.toml");
+    fs::write(&mine, &text).unwrap();
+    assert_eq!(of_file(&mine).unwrap(), of_file(Path::new("tenant")).unwrap());
+    assert_eq!(settings_of(&text_of_file(&mine).unwrap()), settings_of(&text));
+    // Only the bare word is the policy.
+    let file = folder.path().join("tenant");
+    fs::write(&file, "tier = \"standard\"").unwrap();
+    assert_eq!(of_file(&file).unwrap().allowed, Allowed::Tier(Tier::Standard));
+    let told = of_file(Path::new("./tenant")).unwrap_err().to_string();
+    assert!(told.starts_with("./tenant: No such file"), "{told}");
+}
+
+#[test]
+fn a_running_guest_keeps_its_counters() {
+    let before = Policy { spare_counters: 2, ..Policy::default() };
+    let after = before.changed_by(&change(Some(Path::new("tenant")), &[]).unwrap());
+    assert_eq!(after, Policy { spare_counters: 2, ..of_file(Path::new("tenant")).unwrap() });
 }
 
 #[test]
@@ -124,7 +161,14 @@ fn a_policy_that_is_printed_can_be_read_again() {
     let ways = [OnStarvation::Report, OnStarvation::Scale, OnStarvation::Stop];
     for allowed in tiers.into_iter().chain(lists) {
         for (freeze, on_starvation) in [Freeze::Guest, Freeze::Hybrid, Freeze::Host].into_iter().zip(ways) {
-            let policy = Policy { allowed: allowed.clone(), freeze, on_starvation, ..Policy::default() };
+            let spare_counters = 3;
+            let policy = Policy {
+                allowed: allowed.clone(),
+                freeze,
+                on_starvation,
+                spare_counters,
+                ..Policy::default()
+            };
             let settings = settings_of(&toml(&policy)).unwrap();
             assert_eq!(settings.iter().fold(Policy::default(), Policy::with), policy);
         }

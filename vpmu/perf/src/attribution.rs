@@ -3,13 +3,13 @@
 //! multiplexes them, their running time is shorter than their enabled time.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use perf_event_open_sys as sys;
-use sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
+use perf_event_open_sys::bindings::{
+    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
+use crate::event;
 use crate::host::HostPmu;
 use vpmu::event::{Event, GenericEvent};
 
@@ -113,8 +113,6 @@ impl Reading {
 }
 
 fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, generic: GenericEvent) -> io::Result<OwnedFd> {
-    const ANY_CPU: libc::c_int = -1;
-    const NO_GROUP: libc::c_int = -1;
     let mut attr = perf_event_attr::default();
     attr.size = u32::try_from(size_of_val(&attr)).expect("the structure is small");
     (attr.type_, attr.config) = pmu.encode(Event::Generic(generic))?;
@@ -124,14 +122,7 @@ fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, generic: GenericEvent) ->
         Side::Guest => attr.set_exclude_host(1),
         Side::Host => attr.set_exclude_guest(1),
     }
-    let flags = PERF_FLAG_FD_CLOEXEC.into();
-    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
-    let fd = unsafe { sys::perf_event_open(&raw mut attr, thread, ANY_CPU, NO_GROUP, flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the file descriptor is new and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    event::open(&mut attr, thread)
 }
 
 fn read(event: &OwnedFd) -> Option<Reading> {

@@ -138,17 +138,7 @@ impl PerfEvent {
     }
 
     fn from_attributes(mut attr: perf_event_attr, system_calls: SystemCalls) -> io::Result<Self> {
-        const THIS_THREAD: libc::pid_t = 0;
-        const ANY_CPU: libc::c_int = -1;
-        const NO_GROUP: libc::c_int = -1;
-        let flags = PERF_FLAG_FD_CLOEXEC.into();
-        // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
-        let fd = unsafe { sys::perf_event_open(&raw mut attr, THIS_THREAD, ANY_CPU, NO_GROUP, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the file descriptor is new and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = open(&mut attr, THIS_THREAD)?;
         // If the page cannot be mapped (RLIMIT_MEMLOCK, for example), the event can still be read by a system call.
         let page = Page::map(&fd).ok();
         system_calls.add(2);
@@ -318,6 +308,23 @@ impl Drop for PerfEvent {
         // The file descriptor is closed, and the page is unmapped.
         self.system_calls.add(1 + u64::from(self.page.is_some()));
     }
+}
+
+/// The thread that opens an event, where another thread's id could be.
+pub const THIS_THREAD: libc::pid_t = 0;
+
+/// Opens an event that counts a thread on whatever CPU it runs.
+pub fn open(attr: &mut perf_event_attr, thread: libc::pid_t) -> io::Result<OwnedFd> {
+    const ANY_CPU: libc::c_int = -1;
+    const NO_GROUP: libc::c_int = -1;
+    let flags = PERF_FLAG_FD_CLOEXEC.into();
+    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
+    let fd = unsafe { sys::perf_event_open(attr, thread, ANY_CPU, NO_GROUP, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the file descriptor is new and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Returns the attributes of a pinned event that counts guests only.

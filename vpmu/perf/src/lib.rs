@@ -12,6 +12,7 @@
 //! - [`free_counters`] finds out how many hardware counters are free, so that a guest is not promised more.
 //! - [`Obstacle`] explains an error of `perf_event_open`, with the command that helps.
 //! - [`Page`] reads a counter without a system call.
+//! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
 //! # Example
@@ -49,6 +50,7 @@ mod host;
 mod obstacle;
 mod page;
 mod probe;
+mod reservation;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -67,6 +69,7 @@ pub use self::host::{HostPmu, WATCHDOG};
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
 pub use self::probe::{Free, NotFree, exists, free_counters, generic_events};
+pub use self::reservation::Reservation;
 
 /// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.
 pub struct PerfEvents {

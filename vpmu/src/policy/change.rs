@@ -41,17 +41,19 @@ pub enum Setting {
     Freeze(Freeze),
     /// [`Policy::on_starvation`].
     OnStarvation(OnStarvation),
+    /// [`Policy::spare_counters`].
+    SpareCounters(u32),
 }
 
 impl Policy {
-    /// Returns the policy after a change.
+    /// Returns the policy of a running guest after a change. The guest keeps the counters with which it has started.
     #[must_use]
     pub fn changed_by(&self, change: &Change) -> Self {
         let start = match change.from {
             From::Present => self.clone(),
             From::Default => Self::default(),
         };
-        change.settings.iter().fold(start, Self::with)
+        Self { spare_counters: self.spare_counters, ..change.settings.iter().fold(start, Self::with) }
     }
 
     /// Returns the policy with a new value for one field.
@@ -63,6 +65,7 @@ impl Policy {
             Setting::MaxInterruptsPerSecond(max) => self.max_interrupts_per_second = *max,
             Setting::Freeze(freeze) => self.freeze = *freeze,
             Setting::OnStarvation(starvation) => self.on_starvation = *starvation,
+            Setting::SpareCounters(counters) => self.spare_counters = *counters,
         }
         self
     }

@@ -97,7 +97,7 @@ fn a_policy_change_takes_effect_in_a_running_guest() {
 fn a_policy_is_printed_in_the_policy_files_format() {
     let text = done("changed").text();
     let policy = "tier = \"architectural\"\nmin-period = 1\nmax-interrupts-per-second = \"none\"\n\
-                  freeze = \"guest\"\non-starvation = \"report\"\n";
+                  freeze = \"guest\"\non-starvation = \"report\"\nspare-counters = 0\n";
     assert!(text.starts_with(policy), "{text}");
 }
 

@@ -94,6 +94,8 @@ impl Localised {
                 continue;
             };
             let value = match kind {
+                // The policy of this name is built in, whether or not there is a file.
+                Value::Files if option == "--pmu-policy" && value == "tenant" => value,
                 Value::Files => localised.files(&value),
                 Value::Disk => localised.disk(&value)?,
                 Value::Share => localised.share(&value)?,
@@ -273,6 +275,14 @@ mod tests {
     fn the_arguments_of_the_guests_command_are_not_translated() {
         let arguments = ["--", "x", "--kernel", "/bin/sh", "--share", "/none"];
         assert_eq!(localised(&arguments).unwrap().arguments, arguments);
+    }
+
+    #[test]
+    fn the_policy_that_is_built_in_is_no_file() {
+        let arguments = ["--pmu-policy", "tenant", "--pmu-policy=tenant"];
+        let localised = localised(&arguments).unwrap();
+        assert_eq!(localised.arguments, arguments);
+        assert!(localised.files.is_empty());
     }
 
     #[test]

@@ -63,8 +63,13 @@ impl PmuModel for Model {
         None
     }
 
-    fn offer(choice: Choice, counters: Option<u32>, _: Processor, _: &Policy) -> Result<Offer, Unavailable> {
-        offer::offer(choice, counters)
+    fn offer(
+        choice: Choice,
+        counters: Option<u32>,
+        _: Processor,
+        policy: &Policy,
+    ) -> Result<Offer, Unavailable> {
+        offer::offer(choice, counters, policy)
     }
 
     fn required_capabilities(_choice: Choice) -> &'static [Capability] {

@@ -3,6 +3,7 @@
 use kvm_ioctls::Kvm;
 use vpmu::event::GenericEvent;
 use vpmu::model::riscv::Shape;
+use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Obstacle, free_counters};
 
 use super::super::host;
@@ -111,14 +112,14 @@ impl Choice {
     }
 }
 
-/// Determines the PMU that this host can offer the guest for a choice and a number of counters.
-pub fn offer(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+/// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
+pub fn offer(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Offer, Unavailable> {
     let plain = |pmu| Offer { pmu, remarks: Vec::new() };
     match choice {
         _ if !choice.is_emulated() && counters.is_some() => Err(Unavailable::NotEmulated(choice.name())),
         Choice::None => Ok(plain(Pmu::None)),
         Choice::Kvm => Ok(plain(Pmu::Kvm)),
-        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match emulated(choice, counters) {
+        Choice::Auto | Choice::Riscv | Choice::RiscvBase => match emulated(choice, counters, policy) {
             Err(obstacle) if choice == Choice::Auto && obstacle.is_for_good() && counters.is_none() => {
                 let remark = format!("{}; the guest sees no PMU", obstacle.reason());
                 Ok(Offer { pmu: Pmu::None, remarks: vec![remark] })
@@ -128,7 +129,7 @@ pub fn offer(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable
     }
 }
 
-fn emulated(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable> {
+fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Offer, Unavailable> {
     if !host::has(isa::COUNTER_OVERFLOWS) {
         return Err(Unavailable::NoModes);
     }
@@ -147,12 +148,17 @@ fn emulated(choice: Choice, counters: Option<u32>) -> Result<Offer, Unavailable>
     }
     let remark =
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
-    let shape = Shape { programmable: programmable(choice, counters, free.general)?, overflows };
+    let shape = Shape { programmable: programmable(choice, counters, free.general, policy)?, overflows };
     let remarks = binding.into_iter().chain(remark).collect();
     Ok(Offer { pmu: Pmu::Emulated(Model(shape), Host { pmu }), remarks })
 }
 
-fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize, Unavailable> {
+fn programmable(
+    choice: Choice,
+    asked: Option<u32>,
+    free: usize,
+    policy: &Policy,
+) -> Result<usize, Unavailable> {
     if choice == Choice::RiscvBase {
         return match asked {
             None => Ok(0),
@@ -161,7 +167,7 @@ fn programmable(choice: Choice, asked: Option<u32>, free: usize) -> Result<usize
             }
         };
     }
-    let Some(asked) = asked else { return Ok(free.min(MAX)) };
+    let Some(asked) = asked else { return Ok(policy.offered_counters(free).min(MAX)) };
     match usize::try_from(asked) {
         Ok(counters) if counters > free => Err(Unavailable::Busy { asked, free }),
         Ok(counters) if (1..=MAX).contains(&counters) => Ok(counters),
@@ -191,9 +197,13 @@ mod tests {
 
     #[test]
     fn the_guest_gets_no_more_counters_than_the_host_has() {
+        let policy = Policy::default();
+        let programmable = |choice, asked, free| super::programmable(choice, asked, free, &policy);
         assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MAX);
         assert_eq!(programmable(Choice::Riscv, None, 4).unwrap(), 4);
         assert_eq!(programmable(Choice::RiscvBase, None, 4).unwrap(), 0);
+        let spare = Policy { spare_counters: 1, ..policy.clone() };
+        assert_eq!(super::programmable(Choice::Riscv, None, 4, &spare).unwrap(), 3);
         let refusal = programmable(Choice::Riscv, Some(5), 4).unwrap_err().to_string();
         assert_eq!(refusal, "--counters 5: this host has 4 free");
     }

@@ -143,7 +143,7 @@ fn emulated(
     let (model, remark) = match choice {
         Choice::Intel => intel::model(Version::V5, choice.name(), counters, host, policy)?,
         Choice::IntelV2 => intel::model(Version::V2, choice.name(), counters, host, policy)?,
-        _ => amd::model(choice, counters, host)?,
+        _ => amd::model(choice, counters, host, policy)?,
     };
     let unknown_names = policy.unknown_event_names(model.vendor()).map(|name| {
         format!("the policy allows {name}, but this PMU has no event of that name: allow its encoding, if it has one")

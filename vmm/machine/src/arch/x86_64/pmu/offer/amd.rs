@@ -1,20 +1,34 @@
 //! Chooses the version and the number of counters of AMD's PMUs.
 
 use vpmu::model::amd::{K7_COUNTERS, MAX_COUNTERS, Version};
+use vpmu::policy::Policy;
 use vpmu_perf::{Obstacle, free_counters};
 
 use super::{Choice, Host, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
-pub fn model(choice: Choice, asked: Option<u32>, host: Host) -> Result<(Model, Option<String>), Unavailable> {
+pub fn model(
+    choice: Choice,
+    asked: Option<u32>,
+    host: Host,
+    policy: &Policy,
+) -> Result<(Model, Option<String>), Unavailable> {
     let free = free_counters(host.pmu, MAX_COUNTERS, &[], MAX_COUNTERS).map_err(Obstacle::from)?.general;
-    of(choice, asked, free).map(|(version, remark)| (Model::Amd(version), remark))
+    of(choice, asked, free, policy).map(|(version, remark)| (Model::Amd(version), remark))
 }
 
-/// Returns the version for a host with `free` counters, and a remark for the user.
-fn of(choice: Choice, asked: Option<u32>, free: usize) -> Result<(Version, Option<String>), Unavailable> {
-    let version = if choice == Choice::AmdLegacy { legacy(asked, free)? } else { newest(asked, free)? };
-    let remark = (asked.is_none() && version.counters() < MAX_COUNTERS).then(|| {
+/// Returns the version for a host with `free` counters, and a remark for the user if the policy is not the reason for
+/// fewer than the model could have.
+fn of(
+    choice: Choice,
+    asked: Option<u32>,
+    free: usize,
+    policy: &Policy,
+) -> Result<(Version, Option<String>), Unavailable> {
+    let offered = if asked.is_none() { policy.offered_counters(free) } else { free };
+    let version = if choice == Choice::AmdLegacy { legacy(asked, offered)? } else { newest(asked, offered)? };
+    let is_policys = offered < free && free == MAX_COUNTERS;
+    let remark = (asked.is_none() && !is_policys && version.counters() < MAX_COUNTERS).then(|| {
         format!(
             "the guest gets {} counters of {MAX_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
              frees the one of the NMI watchdog); Linux before 5.19 as a guest needs --pmu amd-legacy then",
@@ -60,7 +74,7 @@ mod tests {
     use super::*;
 
     fn version(choice: Choice, asked: Option<u32>, free: usize) -> Version {
-        of(choice, asked, free).unwrap().0
+        of(choice, asked, free, &Policy::default()).unwrap().0
     }
 
     #[test]
@@ -75,10 +89,24 @@ mod tests {
 
     #[test]
     fn fewer_counters_than_the_model_has_are_explained() {
-        let remark = of(Choice::Amd, None, 5).unwrap().1.unwrap();
+        let remark_of = |asked, free| of(Choice::Amd, asked, free, &Policy::default()).unwrap().1;
+        let remark = remark_of(None, 5).unwrap();
         assert!(remark.contains("5 counters of 6") && remark.contains("nmi_watchdog"), "{remark}");
-        assert_eq!(of(Choice::Amd, None, 6).unwrap().1, None);
-        assert_eq!(of(Choice::Amd, Some(2), 5).unwrap().1, None, "that was asked for");
+        assert_eq!(remark_of(None, 6), None);
+        assert_eq!(remark_of(Some(2), 5), None, "that was asked for");
+    }
+
+    #[test]
+    fn a_policy_leaves_counters_to_the_host_unless_a_number_is_asked_for() {
+        let spare = |choice, asked, free| {
+            of(choice, asked, free, &Policy { spare_counters: 1, ..Policy::default() }).unwrap()
+        };
+        assert_eq!(spare(Choice::Amd, None, 6), (Version::V2(5), None));
+        assert_eq!(spare(Choice::Amd, Some(6), 6), (Version::V2(6), None));
+        assert_eq!(spare(Choice::AmdLegacy, None, 6), (Version::K7, None));
+        assert_eq!(spare(Choice::Amd, None, 1).0, Version::V2(1), "one at least");
+        let (version, remark) = spare(Choice::Amd, None, 5);
+        assert_eq!((version, remark.is_some()), (Version::V2(4), true), "somebody else has one, too");
     }
 
     #[test]
@@ -91,7 +119,7 @@ mod tests {
             (Choice::AmdLegacy, Some(6), 5, "this host has 5 free"),
             (Choice::AmdLegacy, None, 3, "--pmu amd does with fewer"),
         ] {
-            let refusal = of(choice, asked, free).unwrap_err().to_string();
+            let refusal = of(choice, asked, free, &Policy::default()).unwrap_err().to_string();
             assert!(refusal.contains(words) && !refusal.contains('\n'), "{refusal}");
         }
     }

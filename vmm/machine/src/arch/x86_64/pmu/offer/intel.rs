@@ -24,7 +24,7 @@ pub fn model(
     // general counter is required.
     let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MAX_GENERAL))
         .map_err(Obstacle::from)?;
-    let shape = of(version, asked, free, absent_events(host) | denied_events(policy))?;
+    let shape = of(version, asked, free, absent_events(host), policy)?;
     let remark = (asked.is_none() && watchdog_is_on()).then(|| {
         format!(
             "the guest gets {} general counters and {} fixed ones; `sudo sysctl kernel.nmi_watchdog=0` frees one more of this host's",
@@ -43,14 +43,22 @@ fn wanted(choice: &'static str, asked: Option<u32>) -> Result<Option<usize>, Una
     }
 }
 
-/// Returns the PMU's shape for a host with these free counters.
-fn of(version: Version, asked: Option<u32>, free: Free, absent: u32) -> Result<Shape, Unavailable> {
-    match asked {
+/// Returns the PMU's shape for a host with these free counters and absent events.
+fn of(
+    version: Version,
+    asked: Option<u32>,
+    free: Free,
+    absent: u32,
+    policy: &Policy,
+) -> Result<Shape, Unavailable> {
+    let general = match asked {
         Some(asked) if usize::try_from(asked).is_ok_and(|asked| asked > free.general) => {
-            Err(Unavailable::Busy { asked, free: free.general })
+            return Err(Unavailable::Busy { asked, free: free.general });
         }
-        _ => Ok(Shape { version, general: free.general, fixed: free.fixed, absent }),
-    }
+        Some(_) => free.general,
+        None => policy.offered_counters(free.general),
+    };
+    Ok(Shape { version, general, fixed: free.fixed, absent: absent | denied_events(policy) })
 }
 
 /// Returns a bit for each architectural event that the host cannot count.
@@ -95,13 +103,17 @@ mod tests {
     fn the_guest_gets_the_hosts_free_fixed_counters_beside_the_general_ones() {
         let free = Free { general: 4, fixed: 2 };
         let shape = Shape { version: Version::V5, general: 4, fixed: 2, absent: 0 };
-        assert_eq!(of(Version::V5, None, free, 0).unwrap(), shape);
-        assert_eq!(of(Version::V5, Some(4), free, 0).unwrap(), shape);
+        let of = |asked, policy: &Policy| of(Version::V5, asked, free, 0, policy).unwrap();
+        let spare = Policy { spare_counters: 1, ..Policy::default() };
+        assert_eq!(of(None, &Policy::default()), shape);
+        assert_eq!(of(Some(4), &spare), shape);
+        assert_eq!(of(None, &spare), Shape { general: 3, ..shape }, "the policy leaves one to the host");
     }
 
     #[test]
     fn more_counters_than_there_are_is_refused() {
-        let refusal = of(Version::V5, Some(5), Free { general: 4, fixed: 0 }, 0).unwrap_err().to_string();
+        let free = Free { general: 4, fixed: 0 };
+        let refusal = of(Version::V5, Some(5), free, 0, &Policy::default()).unwrap_err().to_string();
         assert!(refusal.contains("--counters 5: this host has 4 free"), "{refusal}");
         for asked in [0, 9] {
             let refusal = wanted("intel", Some(asked)).unwrap_err().to_string();

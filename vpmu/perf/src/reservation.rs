@@ -1,0 +1,82 @@
+//! Keeps the host's PMU in use while a guest's counters come and go.
+//!
+//! Linux on x86 takes the PMU's registers when the first hardware event of all is opened, and gives them back when the
+//! last is closed (`x86_reserve_hardware` and `x86_release_hardware`, arch/x86/events/core.c). On Intel's processors it
+//! allocates and frees buffers for the debug store of every CPU then. A guest that changes a counter's event at each
+//! write would cause that at each write, if no other event is open on the host.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+use vpmu::event::{Event, GenericEvent};
+
+use crate::event::{THIS_THREAD, open};
+use crate::host::HostPmu;
+
+/// An open event that never counts, and so takes no counter. While it exists, the host's PMU is in use. Other hosts than
+/// those of x86 gain nothing from it, and lose nothing.
+#[derive(Debug)]
+pub struct Reservation {
+    #[expect(dead_code, reason = "it is kept open")]
+    event: OwnedFd,
+}
+
+impl Reservation {
+    /// Opens the event for the current thread.
+    pub fn new(pmu: HostPmu) -> io::Result<Self> {
+        let (kind, config) = pmu.encode(Event::Generic(GenericEvent::Instructions))?;
+        Self::of(attributes(kind, config))
+    }
+
+    fn of(mut attr: perf_event_attr) -> io::Result<Self> {
+        Ok(Self { event: open(&mut attr, THIS_THREAD)? })
+    }
+}
+
+/// Returns the attributes of an event that is never scheduled, and that every user may open who may count anything.
+fn attributes(kind: u32, config: u64) -> perf_event_attr {
+    let size = u32::try_from(size_of::<perf_event_attr>()).expect("the structure is small");
+    let mut attr = perf_event_attr { size, type_: kind, config, ..Default::default() };
+    attr.set_disabled(1);
+    attr.set_exclude_kernel(1);
+    attr.set_exclude_hv(1);
+    // A host whose KVM gives its PMU to guests refuses events that count in guests while such a guest runs.
+    attr.set_exclude_guest(1);
+    attr
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE};
+    use std::fs;
+
+    /// Returns the number of perf events that this process has open.
+    fn open_events() -> usize {
+        let files = fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+        let links = files.filter_map(|file| fs::read_link(file.path()).ok());
+        links.filter(|link| link.to_str() == Some("anon_inode:[perf_event]")).count()
+    }
+
+    #[test]
+    fn the_event_stays_open_while_those_of_counters_are_closed() {
+        // Every host has this event, and it is opened in the same way.
+        let attr = attributes(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
+        let before = open_events();
+        let reservation = Reservation::of(attr).unwrap();
+        let counter = Reservation::of(attr).unwrap();
+        assert_eq!(open_events(), before + 2);
+        drop(counter);
+        assert_eq!(open_events(), before + 1);
+        drop(reservation);
+        assert_eq!(open_events(), before);
+    }
+
+    #[test]
+    fn the_event_takes_no_counter_and_needs_no_right_to_count_the_kernel() {
+        let attr = attributes(0, 1);
+        assert_eq!((attr.disabled(), attr.pinned(), attr.exclusive(), attr.inherit()), (1, 0, 0, 0));
+        assert_eq!((attr.enable_on_exec(), attr.exclude_kernel(), attr.exclude_guest()), (0, 1, 1));
+    }
+}
