@@ -40,7 +40,7 @@ impl Vm {
         Self { child, _folder: folder }
     }
 
-    /// Returns a line of each thread's status, with the thread's name.
+    /// Returns a line of each thread's status, with the thread's name. Threads that KVM has made are left out.
     fn status(&self, what: &str) -> Vec<(String, String)> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         threads
@@ -53,6 +53,7 @@ impl Vm {
                 };
                 (value("Name"), value(what))
             })
+            .filter(|(name, _)| !name.starts_with("kvm-"))
             .collect()
     }
 

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn the_guest_gets_no_more_counters_than_the_host_has() {
         let policy = Policy::default();
-        let programmable = |choice, asked, free| super::programmable(choice, asked, free, &policy);
+        let programmable = |choice, asked, free| programmable(choice, asked, free, &policy);
         assert_eq!(programmable(Choice::Auto, None, 40).unwrap(), MAX);
         assert_eq!(programmable(Choice::Riscv, None, 4).unwrap(), 4);
         assert_eq!(programmable(Choice::RiscvBase, None, 4).unwrap(), 0);
