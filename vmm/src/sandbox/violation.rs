@@ -3,6 +3,9 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
+use syscalls::Sysno;
+
+use crate::arch::calls as arch;
 use crate::cli::FAILURE;
 use crate::terminal;
 
@@ -23,7 +26,7 @@ struct SysInfo {
 
 /// Installs the handler.
 pub fn report() {
-    extern "C" fn handler(signal: libc::c_int, info: *const SysInfo, _context: *const libc::c_void) {
+    extern "C" fn handler(signal: libc::c_int, info: *const SysInfo, context: *const libc::ucontext_t) {
         // SAFETY: the kernel passes a `siginfo_t` to a handler with SA_SIGINFO. It is larger than `SysInfo`.
         let SysInfo { code, call, .. } = unsafe { info.read() };
         terminal::restore();
@@ -34,7 +37,8 @@ pub fn report() {
             return;
         }
         let mut line = Line::default();
-        write_line(&mut line, call);
+        // SAFETY: the kernel passes the registers to a handler with SA_SIGINFO.
+        write_line(&mut line, call, unsafe { &*context });
         // SAFETY: the buffer is valid for its length, and the call is async-signal-safe.
         unsafe { libc::write(libc::STDERR_FILENO, line.text.as_ptr().cast(), line.len) };
         // SAFETY: takes no pointer, and runs nothing of ours: this thread may be anywhere.
@@ -48,7 +52,7 @@ pub fn report() {
     unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
 }
 
-fn write_line(line: &mut Line, call: i32) {
+fn write_line(line: &mut Line, call: i32, context: &libc::ucontext_t) {
     use std::fmt::Write;
 
     let mut name: MaybeUninit<[u8; 16]> = MaybeUninit::zeroed();
@@ -57,14 +61,14 @@ fn write_line(line: &mut Line, call: i32) {
     // SAFETY: the array was zeroed, so that all of it is initialised.
     let name = unsafe { name.assume_init() };
     let name = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok()).unwrap_or("?");
-    let end = terminal::line_end();
     // What does not fit is cut off.
-    let _ = match usize::try_from(call).ok().and_then(syscalls::Sysno::new) {
-        Some(call) => {
-            write!(line, "tally: thread {name}: the sandbox forbids the system call {}{end}", call.name())
-        }
-        None => write!(line, "tally: thread {name}: the sandbox forbids the system call {call}{end}"),
+    let _ = write!(line, "tally: thread {name}: the sandbox forbids the system call ");
+    let _ = match usize::try_from(call).ok().and_then(Sysno::new) {
+        Some(call @ Sysno::ioctl) => write!(line, "{} {:#x}", call.name(), arch::ioctl_request(context)),
+        Some(call) => write!(line, "{}", call.name()),
+        None => write!(line, "{call}"),
     };
+    let _ = write!(line, "{}", terminal::line_end());
 }
 
 /// A line that is written without allocating.

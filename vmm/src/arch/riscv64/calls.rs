@@ -18,3 +18,9 @@ pub const POLL: &[i64] = &[];
 pub const EPOLL_WAIT: &[i64] = &[];
 pub const RENAME: &[i64] = &[];
 pub const UNLINK: &[i64] = &[];
+
+/// Returns the request of an `ioctl` that a signal has interrupted: its second argument, in register a1.
+pub fn ioctl_request(context: &libc::ucontext_t) -> u32 {
+    const A1: usize = 11;
+    u32::try_from(context.uc_mcontext.__gregs[A1] & 0xffff_ffff).unwrap_or(0)
+}

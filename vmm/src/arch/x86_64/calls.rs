@@ -3,8 +3,10 @@
 /// `KVM_RUN`.
 pub const KVM_RUN: u32 = 0xae80;
 /// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`): reading registers and the local APIC, setting
-/// MSRs, interrupts (MSIs), and telling the guest's clock of a pause.
+/// MSRs, interrupts (MSIs), coalesced writes to the console, and telling the guest's clock of a pause.
 pub const VCPU: &[u16] = &[
+    0xae67, // KVM_REGISTER_COALESCED_MMIO
+    0xae68, // KVM_UNREGISTER_COALESCED_MMIO
     0xae81, // KVM_GET_REGS
     0xae83, // KVM_GET_SREGS
     0xae88, // KVM_GET_MSRS
@@ -21,3 +23,9 @@ pub const POLL: &[i64] = &[libc::SYS_poll];
 pub const EPOLL_WAIT: &[i64] = &[libc::SYS_epoll_wait];
 pub const RENAME: &[i64] = &[libc::SYS_rename, libc::SYS_renameat];
 pub const UNLINK: &[i64] = &[libc::SYS_unlink];
+
+/// Returns the request of an `ioctl` that a signal has interrupted: its second argument.
+pub fn ioctl_request(context: &libc::ucontext_t) -> u32 {
+    let argument = usize::try_from(libc::REG_RSI).map_or(0, |number| context.uc_mcontext.gregs[number]);
+    u32::try_from(argument & 0xffff_ffff).unwrap_or(0)
+}
