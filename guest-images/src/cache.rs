@@ -192,6 +192,13 @@ pub fn remove_folder(folder: &Path) -> Result<()> {
     }
 }
 
+/// Returns a temporary directory that can be a cache whatever the process's umask is.
+#[cfg(test)]
+pub(crate) fn folder_of_ours() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_second_build_of_the_same_inputs_does_nothing() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing").with("inputs");
         let first = cache.entry(&key, &mut Progress::silent(), write("one")).unwrap();
@@ -228,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_failed_build_leaves_no_entry_and_the_next_one_starts_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
         let failed: Result<_> = cache.entry(&key, &mut Progress::silent(), |_, begun| {
@@ -242,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_build_that_was_killed_is_started_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
         let begun = cache.folder("unfinished").unwrap().join(key.folder());
@@ -254,7 +261,7 @@ mod tests {
 
     #[test]
     fn old_entries_of_the_same_kind_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let other = cache.entry(&Key::new("thing-else"), &mut Progress::silent(), write("one")).unwrap();
         let build = |input: usize| {
@@ -279,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_cache_that_others_can_write_to_is_refused_with_the_command_that_mends_it() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let root = fs::canonicalize(folder.path()).unwrap().join("cache");
         Cache::at(&root).unwrap();
         assert_eq!(fs::metadata(&root).unwrap().mode() & 0o7777, 0o700);
@@ -304,7 +311,7 @@ mod tests {
             eprintln!("skipped: only root can make another user's folder");
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let root = fs::canonicalize(folder.path()).unwrap().join("cache");
         Cache::at(&root).unwrap();
         let link = folder.path().join("link");
@@ -320,7 +327,7 @@ mod tests {
 
     #[test]
     fn what_others_could_change_in_a_cache_is_built_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
         let entry = cache.entry(&key, &mut Progress::silent(), write("ours")).unwrap();
@@ -342,7 +349,7 @@ mod tests {
 
     #[test]
     fn concurrent_builders_build_once() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let built = AtomicU32::new(0);
         thread::scope(|scope| {

@@ -139,7 +139,7 @@ fn find(directory: &Path, end: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Cache;
+    use crate::cache::{Cache, folder_of_ours};
     use std::os::unix::fs::PermissionsExt;
     use tempfile::TempDir;
 
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn an_archive_without_a_signature_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let apt = apt_in(&folder);
         let (_files, main) = unsigned_archive(apt.release.suite.name());
         let uri = main.uri.clone();
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_mirror_without_security_updates_is_used_without_them() {
-        let (folder, lists) = (tempfile::tempdir().unwrap(), Workplace::new().unwrap());
+        let (folder, lists) = (folder_of_ours(), Workplace::new().unwrap());
         let apt = apt_in(&folder);
         let (_files, archive) = unsigned_archive("other");
         let suite = apt.release.suite.security().unwrap();
