@@ -3,6 +3,11 @@
 //! An entry is a directory named after its key, which is a hash of all inputs. It is built in a temporary directory and
 //! renamed when it is complete. An existing entry is therefore always complete, even if a build was interrupted. Each
 //! entry has a lock, so that a second builder waits for the first. The kernel releases the lock when the process ends.
+//!
+//! Nobody but this user and root can change the cache ([`ownership`]). That protects what is built. Packages are also
+//! compared with the signed index whenever they are used.
+
+mod ownership;
 
 use std::env;
 use std::fs::{self, File};
@@ -69,12 +74,9 @@ impl Cache {
         Self::at(root)
     }
 
-    /// Opens the cache in `root`. Creates the directory if necessary.
+    /// Opens the cache in `root`. Creates the directory if necessary. Fails if others can change what is in it.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
-        let root = root.into();
-        fs::create_dir_all(&root).map_err(Error::io("create", &root))?;
-        let root = fs::canonicalize(&root).map_err(Error::io("find", &root))?;
-        Ok(Self { root })
+        Ok(Self { root: ownership::open(&root.into())? })
     }
 
     /// Returns the cache's directory.
@@ -82,10 +84,10 @@ impl Cache {
         &self.root
     }
 
-    /// Returns the entry of a key, if it exists.
+    /// Returns the entry of a key, if it exists and others cannot change it.
     pub fn find(&self, key: &Key) -> Option<PathBuf> {
         let path = self.root.join(key.folder());
-        path.is_dir().then_some(path)
+        ownership::is_trusted(&path).then_some(path)
     }
 
     /// Returns the entry of a key. If it does not exist, calls `make` with an empty directory to fill.
@@ -106,7 +108,7 @@ impl Cache {
         // Only the holder of the lock uses this directory. If it exists, it is left over from an interrupted build.
         let unfinished = self.folder("unfinished")?.join(&name);
         remove_folder(&unfinished)?;
-        fs::create_dir(&unfinished).map_err(Error::io("create", &unfinished))?;
+        ownership::create(&unfinished).map_err(Error::io("create", &unfinished))?;
         let outcome = make(progress, &unfinished);
         progress.done();
         if let Err(error) = outcome {
@@ -114,6 +116,8 @@ impl Cache {
             return Err(error);
         }
         let path = self.root.join(&name);
+        // There may be an entry that others could change.
+        remove_folder(&path)?;
         fs::rename(&unfinished, &path).map_err(Error::io("create", &path))?;
         self.remove_old(&key.name);
         Ok(path)
@@ -140,10 +144,22 @@ impl Cache {
         }
     }
 
-    /// Returns a directory that is kept between builds, such as one for downloads. Creates it if necessary.
+    /// Returns a directory that is kept between builds, such as one for downloads. Creates it if necessary. If others
+    /// can change it, removes it first with everything in it.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
-        let directory = self.root.join(name);
-        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        let mut directory = self.root.clone();
+        for part in Path::new(name) {
+            directory.push(part);
+            if ownership::is_trusted(&directory) {
+                continue;
+            }
+            remove_folder(&directory)?;
+            match ownership::create(&directory) {
+                // Another thread or process has just created it.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                created => created.map_err(Error::io("create", &directory))?,
+            }
+        }
         Ok(directory)
     }
 
@@ -176,9 +192,17 @@ pub fn remove_folder(folder: &Path) -> Result<()> {
     }
 }
 
+/// Returns a temporary directory that can be a cache whatever the process's umask is.
+#[cfg(test)]
+pub(crate) fn folder_of_ours() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn write(text: &'static str) -> impl FnOnce(&mut Progress, &Path) -> Result<()> {
@@ -187,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_second_build_of_the_same_inputs_does_nothing() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing").with("inputs");
         let first = cache.entry(&key, &mut Progress::silent(), write("one")).unwrap();
@@ -211,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_failed_build_leaves_no_entry_and_the_next_one_starts_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
         let failed: Result<_> = cache.entry(&key, &mut Progress::silent(), |_, begun| {
@@ -225,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_build_that_was_killed_is_started_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let key = Key::new("thing");
         let begun = cache.folder("unfinished").unwrap().join(key.folder());
@@ -237,7 +261,7 @@ mod tests {
 
     #[test]
     fn old_entries_of_the_same_kind_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let other = cache.entry(&Key::new("thing-else"), &mut Progress::silent(), write("one")).unwrap();
         let build = |input: usize| {
@@ -252,9 +276,80 @@ mod tests {
         assert!(kept[2..].iter().all(|kept| *kept) && other.exists());
     }
 
+    fn allow(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn refusal(path: &Path) -> String {
+        Cache::at(path).err().expect("others can change it").to_string()
+    }
+
+    #[test]
+    fn a_cache_that_others_can_write_to_is_refused_with_the_command_that_mends_it() {
+        let folder = folder_of_ours();
+        let root = fs::canonicalize(folder.path()).unwrap().join("cache");
+        Cache::at(&root).unwrap();
+        assert_eq!(fs::metadata(&root).unwrap().mode() & 0o7777, 0o700);
+        for mode in [0o775, 0o757, 0o1777] {
+            allow(&root, mode);
+            let said = refusal(&root);
+            let command = format!("(mode {mode:o}): `chmod go-w {}`", root.display());
+            assert!(said.contains(&command) && said.contains("TALLY_CACHE"), "{said}");
+        }
+        allow(&root, 0o755);
+        Cache::at(&root).unwrap();
+        // Whoever can write to the directory above can put another one in its place, unless that one is sticky.
+        allow(folder.path(), 0o777);
+        assert!(refusal(&root).contains(&format!("`chmod go-w {}`", root.parent().unwrap().display())));
+        allow(folder.path(), 0o1777);
+        Cache::at(&root).unwrap();
+    }
+
+    #[test]
+    fn root_refuses_another_users_cache_and_says_whose_it_is() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can make another user's folder");
+            return;
+        }
+        let folder = folder_of_ours();
+        let root = fs::canonicalize(folder.path()).unwrap().join("cache");
+        Cache::at(&root).unwrap();
+        let link = folder.path().join("link");
+        symlink(&root, &link).unwrap();
+        chown(&root, Some(1234), None).unwrap();
+        for path in [&root, &root.join("inside"), &link] {
+            let said = refusal(path);
+            let whose = format!("{} belongs to user 1234", root.display());
+            assert!(said.contains(&whose) && said.contains("TALLY_CACHE"), "{said}");
+        }
+        assert!(!root.join("inside").exists(), "nothing of root's is left there");
+    }
+
+    #[test]
+    fn what_others_could_change_in_a_cache_is_built_again() {
+        let folder = folder_of_ours();
+        let cache = Cache::at(folder.path()).unwrap();
+        let key = Key::new("thing");
+        let entry = cache.entry(&key, &mut Progress::silent(), write("ours")).unwrap();
+        fs::write(entry.join("file"), "theirs").unwrap();
+        allow(&entry, 0o777);
+        assert_eq!(cache.find(&key), None);
+        let entry = cache.entry(&key, &mut Progress::silent(), write("ours")).unwrap();
+        assert_eq!(fs::read_to_string(entry.join("file")).unwrap(), "ours");
+
+        let tree = cache.folder("tree/source").unwrap();
+        fs::write(tree.join("file"), "theirs").unwrap();
+        allow(&cache.root().join("tree"), 0o775);
+        assert!(!cache.folder("tree/source").unwrap().join("file").exists());
+        fs::remove_dir_all(cache.root().join("tree")).unwrap();
+        symlink(&entry, cache.root().join("tree")).unwrap();
+        cache.folder("tree/source").unwrap();
+        assert!(!entry.join("source").exists(), "a link in its place is not followed");
+    }
+
     #[test]
     fn concurrent_builders_build_once() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_of_ours();
         let cache = Cache::at(folder.path()).unwrap();
         let built = AtomicU32::new(0);
         thread::scope(|scope| {

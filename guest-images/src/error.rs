@@ -19,12 +19,55 @@ pub enum Error {
     /// None of the environment variables that determine the cache's directory is set.
     #[error("no place for the cache: set TALLY_CACHE, XDG_CACHE_HOME or HOME")]
     NoCacheFolder,
+    /// The cache's directory, or one above it, belongs to another user.
+    #[error(
+        "the cache {cache} is not used, for programs are run from it and {folder} belongs to user {owner}: \
+         set TALLY_CACHE to a folder of your own"
+    )]
+    CacheOfOther {
+        /// The cache's directory.
+        cache: PathBuf,
+        /// The directory that belongs to another user.
+        folder: PathBuf,
+        /// That user's number.
+        owner: u32,
+    },
+    /// Other users may write to the cache's directory or to one above it.
+    #[error(
+        "the cache {cache} is not used, for programs are run from it and others may write to {folder} \
+         (mode {mode:o}): `chmod go-w {folder}`, or set TALLY_CACHE to a folder of your own"
+    )]
+    CacheWritable {
+        /// The cache's directory.
+        cache: PathBuf,
+        /// The directory to which others may write.
+        folder: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// The machine's package sources contain no Debian archive.
     #[error(
         "no Debian archive in this machine's package sources (/etc/apt/sources.list, /etc/apt/sources.list.d): \
          set TALLY_MIRROR to the address of one"
     )]
     NoArchive,
+    /// The signature of an archive's index cannot be verified.
+    #[error(
+        "the signature of {uri} cannot be verified: {reason} Install the package debian-archive-keyring, or set \
+         TALLY_MIRROR to another mirror"
+    )]
+    NotSigned {
+        /// The archive's address.
+        uri: String,
+        /// What apt says.
+        reason: String,
+    },
+    /// A line of apt about a package has no SHA-256.
+    #[error("the mirror's index has no SHA-256 of a package: {0}: set TALLY_MIRROR to another mirror")]
+    NoHash(String),
+    /// A downloaded file is not the one that the signed index names.
+    #[error("{0}: the SHA-256 is not that of the mirror's signed index: set TALLY_MIRROR to another mirror")]
+    WrongHash(String),
     /// A required program is not installed.
     #[error("`{program}` is not installed: apt-get install {package}")]
     MissingProgram {

@@ -14,7 +14,7 @@ use crate::packages::Apt;
 use crate::payloads::OwnPrograms;
 use crate::progress::Progress;
 use crate::release::{Arch, Release, Suite};
-use crate::{lz4, modules};
+use crate::{lz4, modules, versions};
 
 const INIT: &str = include_str!("../guest/init");
 const DECODE: &str = include_str!("../guest/decode.sh");
@@ -128,10 +128,10 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
 /// Unpacks the distribution's kernel for virtual machines.
 pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
     let of = of.into();
-    let key = Key::new(&format!("kernel-{}", of.label())).with(RECIPE);
-    let entry = cache.entry(&key, progress, |progress, entry| {
+    let entry = cache.entry(&kernel_key(of), progress, |progress, entry| {
         let apt = Apt::open(cache, of, progress)?;
         let mut packages = apt.resolve(&[of.arch.kernel()])?;
+        let version = versions::of_package(&packages, of.arch.kernel());
         // Older releases have one package. Newer ones have separate packages for the image and the modules.
         packages.retain(|package| {
             ["linux-image-", "linux-binary-", "linux-modules-"]
@@ -155,9 +155,15 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
         let rename = |from: &Path, to: PathBuf| fs::rename(from, &to).map_err(Error::io("create", to));
         rename(&image, entry.join("vmlinuz"))?;
         rename(&modules, entry.join("modules"))?;
+        versions::record(entry, version)?;
         fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
     })?;
     Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
+}
+
+/// Returns the key of a kernel's entry in the cache.
+pub(crate) fn kernel_key(of: Release) -> Key {
+    Key::new(&format!("kernel-{}", of.label())).with(RECIPE)
 }
 
 fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progress) -> Result<()> {

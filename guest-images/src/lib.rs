@@ -25,6 +25,7 @@ mod release;
 mod small_kernel;
 pub mod sources;
 mod tool;
+pub mod versions;
 
 pub use error::{Error, Result};
 pub use guest::{Guest, Kernel, default_guest, guest, guest_of, kernel, stamp};

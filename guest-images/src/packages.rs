@@ -1,129 +1,136 @@
 //! Downloads and unpacks Debian packages without installing them.
 //!
 //! This uses apt with a separate configuration and state in the cache. The machine's sources, package lists and
-//! installed packages are neither changed nor used, except for the address of the mirror and the network settings.
-//! Signatures are checked as usual. No privileges are needed.
+//! installed packages are neither changed nor used, except for the addresses of the mirror and the network settings.
+//! apt checks the signatures of the package lists as usual. Files are compared with these lists whenever they are used.
+//! No privileges are needed; if root starts it, apt downloads as the user `_apt`.
+
+mod configuration;
+mod lists;
+mod package;
+mod workplace;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::cache::{Cache, Guard};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::release::Release;
-use crate::sources::Archive;
 use crate::tool;
+use configuration::configuration;
+use lists::Archives;
+use workplace::Workplace;
+
+pub use package::Package;
 
 /// Package lists older than this are updated before they are used.
 const MAX_AGE_OF_LISTS: Duration = Duration::from_hours(1);
-
-/// A package in the archive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Package {
-    /// The package's name.
-    pub name: String,
-    /// The name of the `.deb` file.
-    pub file: String,
-    size: u64,
-}
-
-impl Package {
-    /// Parses a line of `apt-get --print-uris`: `'URI' FILE SIZE HASH`.
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace().skip(1);
-        let file = words.next()?.to_owned();
-        let size = words.next()?.parse().ok()?;
-        Some(Self { name: file.split('_').next()?.to_owned(), file, size })
-    }
-
-    /// Returns true if the package contains shared libraries. Packages with a library's data or an interpreter's
-    /// modules are excluded, because a program that is only linked with the library does not need them.
-    pub fn is_library(&self) -> bool {
-        const RUNTIME_DATA: [&str; 4] = ["-common", "-data", "-stdlib", "-minimal"];
-        (self.name.starts_with("lib") || self.name.starts_with("zlib"))
-            && !RUNTIME_DATA.iter().any(|suffix| self.name.ends_with(suffix))
-    }
-}
+/// File with the sources of the lists. It is written when they have been updated.
+const UPDATED: &str = "updated";
 
 /// apt for one release. Holds a lock, so that other processes wait.
 pub struct Apt {
+    cache: Cache,
     release: Release,
-    config: PathBuf,
+    directory: PathBuf,
     debs: PathBuf,
     sources: PathBuf,
-    _guard: Guard,
+    _guard: Option<Guard>,
 }
 
 impl Apt {
-    /// Configures apt for one release and updates its package lists.
+    /// Configures apt for one release and updates its package lists, unless that has been done recently.
     pub fn open(cache: &Cache, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
-        let release = release.into();
-        let label = release.label();
-        let guard = cache.lock(&format!("apt-{label}"), progress)?;
-        let directory = cache.folder(&format!("apt/{label}"))?;
-        for sub in ["lists/partial", "cache/archives/partial", "state", "sources.d"] {
-            cache.folder(&format!("apt/{label}/{sub}"))?;
-        }
-        let apt = Self {
-            release,
-            config: directory.join("apt.conf"),
-            debs: cache.folder("downloads")?,
-            sources: cache.folder("downloads/source")?,
-            _guard: guard,
-        };
-        let write = |name: &str, text: String| {
-            fs::write(directory.join(name), text).map_err(Error::io("write", directory.join(name)))
-        };
-        let archive = Archive::of_this_machine()?;
-        let wanted = stanza(&archive, release.suite.name());
-        let stamp = directory.join("updated");
-        let is_recent = fs::metadata(&stamp)
-            .and_then(|file| file.modified())
-            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS));
-        write("apt.conf", configuration(&directory, release)?)?;
-        write("empty", String::new())?;
-        if !is_recent || fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
-            progress.step(format!("fetching the package lists of {release}"));
-            // If the update fails, the lists are of no known archive.
-            let _ = fs::remove_file(&stamp);
-            apt.update(&archive, &directory)?;
-            write("updated", wanted)?;
+        let apt = Self::configure(cache, release.into(), progress)?;
+        let archives = Archives::of(apt.release)?;
+        let stamp = apt.directory.join(UPDATED);
+        let is_recent = apt.updated().is_some_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS));
+        if !is_recent || fs::read_to_string(stamp).ok() != Some(archives.stamp(apt.release)) {
+            apt.update(&archives, progress)?;
         }
         Ok(apt)
     }
 
-    /// Fetches the package lists. While a mirror is being updated, its lists may not be those that its signed release
-    /// file names. Under the release's other name, the mirror may still have lists and a release file that fit.
-    fn update(&self, archive: &Archive, directory: &Path) -> Result<()> {
-        let sources = directory.join("sources.d/tally.sources");
-        let fetch = |suite: &str| {
-            fs::write(&sources, stanza(archive, suite)).map_err(Error::io("write", &sources))?;
-            tool::run(self.get().args(["update", "--error-on=any"]), "apt").map(drop)
-        };
-        let (name, alias) = (self.release.suite.name(), self.release.suite.alias());
-        let Err(error) = fetch(name) else { return Ok(()) };
-        let is_same = |path: &Path| fs::read_to_string(path).is_ok_and(|text| has_codename(&text, name));
-        let release_file = format!("_dists_{alias}_InRelease");
-        if fetch(alias).is_ok()
-            && find(&directory.join("lists"), &release_file).is_some_and(|path| is_same(&path))
-        {
-            return Ok(());
+    /// Updates the package lists of a release, however old they are.
+    pub fn update_lists(cache: &Cache, release: Release, progress: &mut Progress) -> Result<()> {
+        Self::configure(cache, release, progress)?.update(&Archives::of(release)?, progress)
+    }
+
+    /// Returns apt with the package lists as they are, and the time at which they were updated. They are only for
+    /// information: another process may be updating them.
+    pub fn as_updated(cache: &Cache, release: Release) -> Result<Option<(Self, SystemTime)>> {
+        if !cache.root().join(folder_of(release)).join(UPDATED).exists() {
+            return Ok(None);
         }
-        Err(error)
+        let apt = Self::in_cache(cache, release, None)?;
+        let updated = apt.updated();
+        Ok(updated.map(|at| (apt, at)))
+    }
+
+    fn in_cache(cache: &Cache, release: Release, guard: Option<Guard>) -> Result<Self> {
+        Ok(Self {
+            cache: cache.clone(),
+            release,
+            directory: cache.folder(&folder_of(release))?,
+            debs: cache.folder("downloads")?,
+            sources: cache.folder("downloads/source")?,
+            _guard: guard,
+        })
+    }
+
+    /// Writes apt's configuration.
+    fn configure(cache: &Cache, release: Release, progress: &mut Progress) -> Result<Self> {
+        let guard = cache.lock(&format!("apt-{}", release.label()), progress)?;
+        let apt = Self::in_cache(cache, release, Some(guard))?;
+        for folder in ["lists", "cache", "cache/archives", "state", "sources.d"] {
+            apt.folder(folder)?;
+        }
+        write(&apt.directory.join("apt.conf"), &configuration(&apt.directory, release)?)?;
+        write(&apt.directory.join("empty"), "")?;
+        Ok(apt)
+    }
+
+    /// Returns a directory of apt's in the cache, and creates it if necessary.
+    fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.cache.folder(&format!("{}/{name}", folder_of(self.release)))?;
+        // apt gives these to its own user.
+        if ["lists", "cache/archives"].contains(&name) {
+            let partial = folder.join("partial");
+            fs::create_dir_all(&partial).map_err(Error::io("create", partial))?;
+        }
+        Ok(folder)
+    }
+
+    /// Returns the time at which the package lists were updated.
+    fn updated(&self) -> Option<SystemTime> {
+        fs::metadata(self.directory.join(UPDATED)).and_then(|file| file.modified()).ok()
     }
 
     /// Returns the packages with these names and all their dependencies.
     pub fn resolve(&self, names: &[&str]) -> Result<Vec<Package>> {
         let mut command = self.get();
         command.args(["install", "--quiet=2", "--no-install-recommends", "--print-uris"]).args(names);
-        Ok(tool::run(&mut command, "apt")?.lines().filter_map(Package::parse).collect())
+        Package::parse_all(&tool::run(&mut command, "apt")?)
+    }
+
+    /// Returns the files of a source package.
+    fn resolve_source(&self, name: &str) -> Result<Vec<Package>> {
+        let mut command = self.get();
+        command.args(["source", "--print-uris", "--only-source", "--quiet=2", name]);
+        Package::parse_all(&tool::run(&mut command, "apt")?)
+    }
+
+    /// Returns the newest version of a source package, without its epoch.
+    pub fn source_version(&self, name: &str) -> Result<String> {
+        Ok(self.description(&self.resolve_source(name)?, name)?.version())
     }
 
     /// Downloads packages, unless that has been done before, and unpacks them into one directory.
     pub fn unpack(&self, packages: &[Package], into: &Path, progress: &mut Progress) -> Result<()> {
-        let missing: Vec<&Package> = packages.iter().filter(|package| !self.has(package)).collect();
+        let missing = missing(packages, &self.debs, progress);
         if !missing.is_empty() {
             let bytes: u64 = missing.iter().map(|package| package.size).sum();
             progress.step(format!(
@@ -132,15 +139,10 @@ impl Apt {
                 self.release,
                 bytes / 1_000_000
             ));
-            let names = missing.iter().map(|package| format!("{}/{}", package.name, self.release.suite));
-            // Downloads into a separate directory, so that a partial download is never used as a package.
-            let arriving = self.debs.join("arriving");
-            fs::create_dir_all(&arriving).map_err(Error::io("create", &arriving))?;
-            tool::run(self.get().arg("download").args(names).current_dir(&arriving), "apt")?;
-            for package in missing {
-                let (from, to) = (arriving.join(&package.file), self.debs.join(&package.file));
-                fs::rename(&from, &to).map_err(Error::io("find", &from))?;
-            }
+            let names = missing.iter().map(|package| format!("{}={}", package.name, package.version()));
+            let mut download = self.get();
+            download.arg("download").args(names);
+            self.download(&mut download, &missing, &self.debs)?;
         }
         for package in packages {
             progress.detail(&package.name);
@@ -152,103 +154,65 @@ impl Apt {
 
     /// Downloads a source package and unpacks it, with the distribution's patches, into a new directory.
     pub fn unpack_source(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
-        progress.step(format!("fetching the source of {name} from {}", self.release));
-        tool::run(
-            self.get().args(["source", "--download-only", "--only-source", name]).current_dir(&self.sources),
-            "apt",
-        )?;
-        let listed =
-            tool::run(self.get().args(["source", "--print-uris", "--only-source", "-qq", name]), "apt")?;
-        let dsc = listed
-            .lines()
-            .filter_map(|line| line.split_whitespace().nth(1))
-            .find(|file| Path::new(file).extension().is_some_and(|extension| extension == "dsc"))
-            .ok_or_else(|| Error::NotInPackages {
-                suite: self.release.suite.name(),
-                what: format!("source of {name}"),
-            })?;
+        let files = self.resolve_source(name)?;
+        let dsc = &self.description(&files, name)?.file;
+        let missing = missing(&files, &self.sources, progress);
+        if !missing.is_empty() {
+            progress.step(format!("fetching the source of {name} from {}", self.release));
+            let mut download = self.get();
+            download.args(["source", "--download-only", "--only-source", name]);
+            self.download(&mut download, &missing, &self.sources)?;
+        }
         progress.step(format!("unpacking the source of {name}"));
         let mut command = Command::new("dpkg-source");
         command.args(["--no-check", "--no-copy", "--extract"]).arg(self.sources.join(dsc)).arg(into);
         tool::run(&mut command, "dpkg-dev").map(drop)
     }
 
-    fn has(&self, package: &Package) -> bool {
-        fs::metadata(self.debs.join(&package.file)).is_ok_and(|file| file.len() == package.size)
+    /// Returns the file with the description of a source package.
+    fn description<'a>(&self, files: &'a [Package], name: &str) -> Result<&'a Package> {
+        let is_description = |path: &Path| path.extension().is_some_and(|extension| extension == "dsc");
+        files.iter().find(|file| is_description(Path::new(&file.file))).ok_or_else(|| Error::NotInPackages {
+            suite: self.release.suite.name(),
+            what: format!("source of {name}"),
+        })
+    }
+
+    /// Runs a command of apt that downloads these files, and moves them into a directory of the cache.
+    fn download(&self, command: &mut Command, files: &[&Package], into: &Path) -> Result<()> {
+        let workplace = Workplace::new()?;
+        let arriving = workplace.downloads(&self.config())?;
+        tool::run(command.current_dir(&arriving), "apt")?;
+        files.iter().try_for_each(|file| file.take(&arriving, into))
+    }
+
+    fn config(&self) -> PathBuf {
+        self.directory.join("apt.conf")
     }
 
     fn get(&self) -> Command {
         let mut command = Command::new("apt-get");
-        command.env("APT_CONFIG", &self.config).env("LC_ALL", "C");
+        command.env("APT_CONFIG", self.config()).env("LC_ALL", "C");
         command
     }
 }
 
-/// Returns whether a release file is that of the release with this name.
-fn has_codename(release_file: &str, name: &str) -> bool {
-    release_file
-        .lines()
-        .any(|line| line.strip_prefix("Codename:").is_some_and(|codename| codename.trim() == name))
+/// Returns apt's directory for a release in the cache.
+fn folder_of(release: Release) -> String {
+    format!("apt/{}", release.label())
 }
 
-/// Returns the path of the file in a directory whose name ends like this.
-fn find(directory: &Path, end: &str) -> Option<PathBuf> {
-    let paths = fs::read_dir(directory).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    paths.into_iter().find(|path| path.to_string_lossy().ends_with(end))
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(Error::io("write", path))
 }
 
-/// Returns the content of a `.sources` file for the binary and source packages of a release.
-fn stanza(archive: &Archive, suite: &str) -> String {
-    let signed_by = archive.signed_by.as_ref().map(|keys| format!("Signed-By: {keys}\n")).unwrap_or_default();
-    let uri = &archive.uri;
-    format!("Types: deb deb-src\nURIs: {uri}\nSuites: {suite}\nComponents: main\n{signed_by}")
-}
-
-/// Returns an apt configuration that keeps everything in `directory`. It takes over only the machine's network
-/// settings.
-fn configuration(directory: &Path, release: Release) -> Result<String> {
-    let (directory, arch) = (directory.display(), release.arch.in_packages());
-    let machine = tool::run(Command::new("apt-config").args(["dump", "Acquire"]), "apt")?;
-    let network: String = machine
-        .lines()
-        .filter(|line| !line.starts_with("Acquire::IndexTargets") && !line.starts_with("Acquire::Languages"))
-        .flat_map(|line| [line, "\n"])
-        .collect();
-    Ok(format!(
-        "Dir::Etc::main \"/dev/null\";\nDir::Etc::parts \"/dev/null\";\nDir::Etc::preferences \"/dev/null\";\n\
-         Dir::Etc::preferencesparts \"/dev/null\";\nDir::Etc::sourcelist \"/dev/null\";\n\
-         Dir::Etc::sourceparts \"{directory}/sources.d\";\nDir::State \"{directory}/state\";\n\
-         Dir::State::lists \"{directory}/lists\";\nDir::State::status \"{directory}/empty\";\n\
-         Dir::Cache \"{directory}/cache\";\n\
-         APT::Architecture \"{arch}\";\nAPT::Architectures {{ \"{arch}\"; }};\nAPT::Sandbox::User \"root\";\n\
-         APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n{network}"
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn package(name: &str) -> Package {
-        Package { name: name.into(), file: format!("{name}_1_amd64.deb"), size: 1 }
+/// Returns the files that have to be downloaded, because they are not in the directory, or are not those that the
+/// signed index names.
+fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> Vec<&'a Package> {
+    let missing: Vec<&Package> = files.iter().filter(|file| !file.is_in(folder)).collect();
+    for file in missing.iter().map(|file| &file.file).filter(|file| folder.join(file).exists()) {
+        progress
+            .remark(&format!("{file} in the cache is not what the signed index names: fetching it again"));
     }
-
-    #[test]
-    fn a_release_file_names_its_release() {
-        let text = "Origin: Debian\nSuite: stable\nVersion: 13.7\nCodename: trixie\n";
-        assert!(has_codename(text, "trixie") && !has_codename(text, "stable") && !has_codename(text, "trix"));
-    }
-
-    #[test]
-    fn a_line_of_apt_is_parsed() {
-        let line = "'http://mirror.example/pool/libc6_2.36_amd64.deb' libc6_2.36_amd64.deb 2759320 SHA256:00";
-        let expected = Package { name: "libc6".into(), file: "libc6_2.36_amd64.deb".into(), size: 2_759_320 };
-        assert_eq!(Package::parse(line), Some(expected));
-    }
-
-    #[test]
-    fn libraries_are_distinguished_from_their_data_packages() {
-        assert!(package("libpython3.11").is_library() && package("zlib1g").is_library());
-        assert!(!package("libpython3.11-stdlib").is_library() && !package("python3").is_library());
-    }
+    missing
 }

@@ -82,6 +82,14 @@ impl Progress {
         self.updated = None;
     }
 
+    /// Ends the current step, if there is one, and shows a line about something that the user should know.
+    pub fn remark(&mut self, text: &str) {
+        self.done();
+        if !matches!(self.output, Output::Silent) {
+            self.say(&format!("{}: {text}\n", self.prefix));
+        }
+    }
+
     /// Shows how far the current step is, on a terminal only.
     pub fn detail(&mut self, detail: &str) {
         let Some((text, _)) = &self.step else { return };
@@ -162,6 +170,7 @@ mod tests {
         progress.wait("booting, 1 s");
         progress.clear();
         progress.clear();
+        progress.remark("no updates");
         drop(progress);
         let bytes = buffer.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -169,8 +178,11 @@ mod tests {
 
     #[test]
     fn a_pipe_gets_only_steps_that_may_take_minutes() {
-        assert_eq!(output_of_a_build(Output::Pipe, false), "p: compiling, which may take minutes\n");
-        assert_eq!(output_of_a_build(Output::Pipe, true), "p: fetching\np: compiling\n");
+        assert_eq!(
+            output_of_a_build(Output::Pipe, false),
+            "p: compiling, which may take minutes\np: no updates\n"
+        );
+        assert_eq!(output_of_a_build(Output::Pipe, true), "p: fetching\np: compiling\np: no updates\n");
         assert_eq!(output_of_a_build(Output::Silent, true), "");
     }
 
@@ -185,6 +197,6 @@ mod tests {
         assert!(fetched.starts_with("p: fetching (0.") && fetched.ends_with(" s)\n"), "{fetched}");
         assert_eq!(compiling, "p: compiling ...");
         assert!(compiled.ends_with(" s)\n"), "{compiled}");
-        assert_eq!((waiting, last), ("p: booting, 1 s", ""));
+        assert_eq!((waiting, last), ("p: booting, 1 s", "p: no updates\n"));
     }
 }

@@ -33,6 +33,15 @@ impl Suite {
         }
     }
 
+    /// Returns the name of the suite with its security updates. Unstable has none: it gets new versions.
+    pub(crate) fn security(self) -> Option<&'static str> {
+        match self {
+            Self::Bookworm => Some("bookworm-security"),
+            Self::Trixie => Some("trixie-security"),
+            Self::Sid => None,
+        }
+    }
+
     /// Its other name in the archive, which moves on to the next release when there is one.
     pub(crate) fn alias(self) -> &'static str {
         match self {

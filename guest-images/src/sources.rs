@@ -1,6 +1,6 @@
 //! Finds the Debian archive in this machine's package sources, in both formats of apt.
 //!
-//! Only the main archive is used. Security updates and third-party repositories have other suites.
+//! Two archives are used: the main one, and that of the security updates. Third-party repositories have other suites.
 
 use std::env;
 use std::fs;
@@ -21,22 +21,51 @@ pub struct Archive {
     pub signed_by: Option<String>,
 }
 
+/// What an archive has.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The releases.
+    Main,
+    /// Security updates of the releases.
+    Security,
+}
+
 impl Archive {
     /// Returns the archive in `TALLY_MIRROR` if that is set, or else the one in this machine's sources.
     pub fn of_this_machine() -> Result<Self> {
-        if let Some(uri) = env::var("TALLY_MIRROR").ok().filter(|uri| !uri.is_empty()) {
+        if let Some(uri) = mirror() {
             let signed_by = Some("/usr/share/keyrings/debian-archive-keyring.gpg".to_owned());
             return Ok(Self { uri, signed_by: signed_by.filter(|keyring| Path::new(keyring).exists()) });
         }
-        source_files()
-            .iter()
-            .filter_map(|path| Some((path, fs::read_to_string(path).ok()?)))
-            .find_map(|(path, text)| match path.extension() {
-                Some(extension) if extension == "sources" => from_stanzas(&text),
-                _ => from_lines(&text),
-            })
-            .ok_or(Error::NoArchive)
+        Self::in_sources(Kind::Main).ok_or(Error::NoArchive)
     }
+
+    /// Returns the archive of the security updates of this one: the one in this machine's sources, or else the one that
+    /// most mirrors have beside this one, if its address can be told.
+    pub fn security_updates(&self) -> Option<Self> {
+        let configured = if mirror().is_none() { Self::in_sources(Kind::Security) } else { None };
+        configured.or_else(|| self.security_beside())
+    }
+
+    fn security_beside(&self) -> Option<Self> {
+        let uri = self.uri.trim_end_matches('/');
+        uri.ends_with("/debian")
+            .then(|| Self { uri: format!("{uri}-security"), signed_by: self.signed_by.clone() })
+    }
+
+    fn in_sources(kind: Kind) -> Option<Self> {
+        let files = source_files();
+        let mut texts = files.iter().filter_map(|path| Some((path, fs::read_to_string(path).ok()?)));
+        texts.find_map(|(path, text)| match path.extension() {
+            Some(extension) if extension == "sources" => from_stanzas(&text, kind),
+            _ => from_lines(&text, kind),
+        })
+    }
+}
+
+/// Returns the value of `TALLY_MIRROR`.
+fn mirror() -> Option<String> {
+    env::var("TALLY_MIRROR").ok().filter(|uri| !uri.is_empty())
 }
 
 fn source_files() -> Vec<PathBuf> {
@@ -54,13 +83,17 @@ fn source_files() -> Vec<PathBuf> {
     files
 }
 
-fn is_debian(suites: &str, components: &str) -> bool {
-    suites.split_whitespace().any(|suite| DEBIAN_SUITES.contains(&suite))
+fn is_debian(suites: &str, components: &str, kind: Kind) -> bool {
+    let is_ours = |suite: &str| match kind {
+        Kind::Main => DEBIAN_SUITES.contains(&suite),
+        Kind::Security => suite.strip_suffix("-security").is_some_and(|suite| DEBIAN_SUITES.contains(&suite)),
+    };
+    suites.split_whitespace().any(is_ours)
         && components.split_whitespace().any(|component| component == "main")
 }
 
 /// Parses the one-line format: `deb [signed-by=KEYRING] URI SUITE COMPONENTS`.
-fn from_lines(text: &str) -> Option<Archive> {
+fn from_lines(text: &str, kind: Kind) -> Option<Archive> {
     text.lines().find_map(|line| {
         let line = line.split('#').next()?.trim().strip_prefix("deb ")?.trim();
         let (options, line) = match line.strip_prefix('[') {
@@ -71,19 +104,20 @@ fn from_lines(text: &str) -> Option<Archive> {
         let (uri, suite) = (words.next()?, words.next()?);
         let components: Vec<&str> = words.collect();
         let signed_by = options.split_whitespace().find_map(|option| option.strip_prefix("signed-by="));
-        is_debian(suite, &components.join(" "))
+        is_debian(suite, &components.join(" "), kind)
             .then(|| Archive { uri: uri.to_owned(), signed_by: signed_by.map(str::to_owned) })
     })
 }
 
 /// Parses the format of `.sources` files: stanzas of fields.
-fn from_stanzas(text: &str) -> Option<Archive> {
+fn from_stanzas(text: &str, kind: Kind) -> Option<Archive> {
     text.split("\n\n").find_map(|stanza| {
         let enabled =
             field(stanza, "Enabled").is_none_or(|value| !matches!(value.as_str(), "no" | "false" | "0"));
         let binary = field(stanza, "Types")?.split_whitespace().any(|kind| kind == "deb");
         let uri = field(stanza, "URIs")?.split_whitespace().next()?.to_owned();
-        let debian = is_debian(&field(stanza, "Suites")?, &field(stanza, "Components").unwrap_or_default());
+        let components = field(stanza, "Components").unwrap_or_default();
+        let debian = is_debian(&field(stanza, "Suites")?, &components, kind);
         (enabled && binary && debian).then(|| Archive { uri, signed_by: field(stanza, "Signed-By") })
     })
 }
@@ -117,6 +151,7 @@ mod tests {
             "# deb http://old.example/debian bookworm main\n\
              deb http://tools.example/apt stable-tools main\n\
              deb [arch=amd64 signed-by=/keys/debian.gpg] http://mirror.example/debian bookworm main contrib # here\n",
+            Kind::Main,
         );
         let expected = Archive {
             uri: "http://mirror.example/debian".into(),
@@ -131,15 +166,33 @@ mod tests {
                     Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n\n\
                     Types: deb\n# a comment\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\n\
                     Components: main\nSigned-By:\n -----BEGIN\n .\n -----END\n";
-        let archive = from_stanzas(text).unwrap();
+        let archive = from_stanzas(text, Kind::Main).unwrap();
         assert_eq!(archive.uri, "http://mirror.example/debian");
         assert_eq!(archive.signed_by.as_deref(), Some("\n -----BEGIN\n .\n -----END"));
     }
 
     #[test]
-    fn security_suites_alone_are_not_an_archive() {
-        let text =
+    fn security_updates_are_found_in_an_archive_of_their_own() {
+        let line = "deb http://mirror.example/security bookworm-security main";
+        assert_eq!(from_lines(line, Kind::Main), None, "they alone are not a release");
+        let stanza =
             "Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n";
-        assert_eq!(from_stanzas(text), None);
+        assert_eq!(from_stanzas(stanza, Kind::Main), None);
+        for found in [from_lines(line, Kind::Security), from_stanzas(stanza, Kind::Security)] {
+            assert_eq!(found.unwrap().uri, "http://mirror.example/security");
+        }
+        assert_eq!(from_lines("deb http://mirror.example/debian bookworm main", Kind::Security), None);
+    }
+
+    #[test]
+    fn a_mirror_has_the_security_updates_beside_the_releases() {
+        let beside = |uri: &str| {
+            let archive = Archive { uri: uri.into(), signed_by: Some("/keys/debian.gpg".into()) };
+            archive.security_beside()
+        };
+        let found = beside("http://mirror.example/debian/").unwrap();
+        assert_eq!(found.uri, "http://mirror.example/debian-security");
+        assert_eq!(found.signed_by.as_deref(), Some("/keys/debian.gpg"));
+        assert_eq!(beside("http://snapshot.example/archive/debian/20250520T000000Z"), None);
     }
 }

@@ -6,6 +6,7 @@ pub mod holders;
 mod kvm;
 mod perf;
 mod process;
+mod updates;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
         kvm::facts(),
         process::facts(),
         perf::facts(),
-        built::facts(),
+        built::facts(options.update),
     ]
     .concat();
     facts.push(verdict(&facts));

@@ -56,7 +56,7 @@ fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
     let mut command = administer("unshare");
     command.args(["--mount", "sh"]).arg(tool.join("usr/sbin/debootstrap"));
     command.env("DEBOOTSTRAP_DIR", tool.join("usr/share/debootstrap"));
-    command.args(["--variant=minbase", "--include", PACKAGES]);
+    command.args(["--variant=minbase", "--force-check-gpg", "--include", PACKAGES]);
     if let Some(keys) = archive.signed_by.filter(|keys| Path::new(keys).exists()) {
         command.args(["--keyring", &keys]);
     }

@@ -4,46 +4,65 @@ use std::env;
 use std::fs;
 use std::path::Path;
 
+use guest_images::Release;
 use guest_images::cache::Cache;
+use guest_images::versions::{self, Built};
 
+use super::updates::{self, ago, described};
 use crate::fact::Fact;
 use crate::lab;
 
-/// Returns the facts about the cache, the default guest and the lab.
-pub fn facts() -> Vec<Fact> {
-    const GUEST: [&str; 2] = ["kernel-", "guest-initrd-"];
-    const LAB: [&str; 2] = ["lab-cpu-", "lab-host-"];
+/// Returns the facts about the cache, the default guest and the lab. Fetches the package lists first if `fetch`.
+pub fn facts(fetch: bool) -> Vec<Fact> {
     let cache = match Cache::open() {
         Ok(cache) => cache,
         Err(error) => return vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
     };
-    let guest = match env::var("TALLY_GUEST") {
-        Ok(folder) if !folder.is_empty() => {
-            Fact::note("guest", format!("the default guest is that of TALLY_GUEST, in {folder}"))
-        }
-        _ if has_all(cache.root(), &GUEST) => {
-            Fact::note("guest", format!("the default guest is built, in {}", cache.root().display()))
-        }
-        _ => Fact::note(
-            "guest",
-            "the default guest is not built yet, which the first `tally run -- true` does",
-        ),
-    };
-    let lab = lab::LAB_AVAILABLE.then(|| {
-        if has_all(cache.root(), &LAB) {
-            Fact::note("lab", "the lab is built")
-        } else {
-            Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`")
-        }
-    });
-    [Some(guest), lab].into_iter().flatten().collect()
+    let mut facts = vec![guest(&cache)];
+    if lab::LAB_AVAILABLE {
+        facts.push(lab(cache.root()));
+    }
+    facts.extend(updates::facts(&cache, fetch));
+    facts
 }
 
-/// Returns true if a directory has complete entries with all of these prefixes.
-fn has_all(folder: &Path, prefixes: &[&str]) -> bool {
+fn guest(cache: &Cache) -> Fact {
+    let about = "guest";
+    if let Ok(folder) = env::var("TALLY_GUEST")
+        && !folder.is_empty()
+    {
+        return Fact::note(about, format!("the default guest is that of TALLY_GUEST, in {folder}"));
+    }
+    match versions::built_kernel(cache, Release::default()) {
+        Some(kernel) if !entries(cache.root(), "guest-initrd-").is_empty() => Fact::note(
+            about,
+            format!(
+                "the default guest is built, in {}: {}",
+                cache.root().display(),
+                described("Linux", &kernel)
+            ),
+        ),
+        _ => {
+            Fact::note(about, "the default guest is not built yet, which the first `tally run -- true` does")
+        }
+    }
+}
+
+fn lab(cache: &Path) -> Fact {
+    let newest = |kind: &str| entries(cache, kind).into_iter().max_by_key(|entry| entry.at);
+    match (newest("lab-cpu-"), newest("lab-host-")) {
+        (Some(cpu), Some(_)) => Fact::note("lab", format!("the lab is built, {}", ago(cpu.at))),
+        _ => Fact::note("lab", "the lab is not built, which takes minutes, once: `tally lab build`"),
+    }
+}
+
+/// Returns the complete entries in a directory whose names start with a prefix.
+pub fn entries(folder: &Path, prefix: &str) -> Vec<Built> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    let names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    prefixes.iter().all(|prefix| names.iter().any(|name| is_entry(name, prefix)))
+    entries
+        .filter(|entry| is_entry(&entry.file_name().to_string_lossy(), prefix))
+        .filter_map(|entry| Built::at(entry.path()))
+        .collect()
 }
 
 /// Returns true for a complete entry: its name ends in the hash of what it was built from.
@@ -66,7 +85,9 @@ mod tests {
         assert!(!is_entry("lab-cpu-tree", "lab-cpu-"));
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("lab-cpu-13882cbe278501a3")).unwrap();
-        assert!(has_all(folder.path(), &["lab-cpu-"]));
-        assert!(!has_all(folder.path(), &["lab-cpu-", "lab-host-"]));
+        let says = || lab(folder.path()).says;
+        assert!(says().starts_with("the lab is not built"));
+        fs::create_dir(folder.path().join("lab-host-bookworm-13882cbe278501a3")).unwrap();
+        assert_eq!(says(), "the lab is built, less than an hour ago");
     }
 }

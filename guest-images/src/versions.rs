@@ -1,0 +1,103 @@
+//! Versions of what is in the cache, and of what the package lists have.
+//!
+//! An entry of the cache stays as it is when the distribution gets newer packages, so that a guest's kernel changes only
+//! when the user wants it: by removing the entry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::guest::kernel_key;
+use crate::packages::{Apt, Package};
+use crate::release::Release;
+use crate::tool;
+
+/// File in an entry with the version of the package that it was made from.
+const RECORD: &str = "version";
+
+/// An entry of the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Built {
+    /// The entry's directory.
+    pub path: PathBuf,
+    /// The version of its package. `None` if an earlier version of Tally made it, which did not record that.
+    pub version: Option<String>,
+    /// The time at which it was made.
+    pub at: SystemTime,
+}
+
+impl Built {
+    /// Returns an entry in this directory.
+    pub fn at(path: PathBuf) -> Option<Self> {
+        let at = fs::metadata(&path).and_then(|entry| entry.modified()).ok()?;
+        let version = fs::read_to_string(path.join(RECORD)).ok();
+        Some(Self { version: version.map(|version| version.trim().to_owned()), at, path })
+    }
+}
+
+/// A version in the package lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The version.
+    pub version: String,
+    /// The time at which the lists were fetched.
+    pub fetched: SystemTime,
+}
+
+/// Returns the kernel of a release in the cache, if it was built.
+pub fn built_kernel(cache: &Cache, of: Release) -> Option<Built> {
+    Built::at(cache.find(&kernel_key(of))?)
+}
+
+/// Returns the kernel's version in the package lists as they are, or `None` if they were never fetched.
+pub fn listed_kernel(cache: &Cache, of: Release) -> Result<Option<Listed>> {
+    let Some((apt, fetched)) = Apt::as_updated(cache, of)? else { return Ok(None) };
+    let version = of_package(&apt.resolve(&[of.arch.kernel()])?, of.arch.kernel());
+    Ok(version.map(|version| Listed { version, fetched }))
+}
+
+/// Returns the version of a source package in the package lists as they are, or `None` if they were never fetched.
+pub fn listed_source(cache: &Cache, of: Release, name: &str) -> Result<Option<Listed>> {
+    let Some((apt, fetched)) = Apt::as_updated(cache, of)? else { return Ok(None) };
+    Ok(Some(Listed { version: apt.source_version(name)?, fetched }))
+}
+
+/// Returns the version of the package of this name.
+pub(crate) fn of_package(packages: &[Package], name: &str) -> Option<String> {
+    packages.iter().find(|package| package.name == name).map(Package::version)
+}
+
+/// Records the version of the package from which an entry is made.
+pub fn record(entry: &Path, version: Option<String>) -> Result<()> {
+    let Some(version) = version else { return Ok(()) };
+    let path = entry.join(RECORD);
+    fs::write(&path, version).map_err(Error::io("write", path))
+}
+
+/// Returns true if the first version is newer than the second, by the distribution's rules.
+pub fn is_newer(one: &str, other: &str) -> bool {
+    tool::run(Command::new("dpkg").args(["--compare-versions", one, "gt", other]), "dpkg").is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_the_distributions_rules() {
+        assert!(is_newer("6.1.192-2", "6.1.99-1") && is_newer("6.1.176-1", "6.1.176-1~deb12u1"));
+        assert!(!is_newer("6.1.176-1", "6.1.176-1"));
+    }
+
+    #[test]
+    fn an_entry_from_before_versions_were_recorded_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Built::at(folder.path().into()).unwrap().version, None);
+        record(folder.path(), Some("6.1.176-1".into())).unwrap();
+        assert_eq!(Built::at(folder.path().into()).unwrap().version.as_deref(), Some("6.1.176-1"));
+        assert_eq!(Built::at(folder.path().join("none")), None);
+    }
+}
