@@ -47,7 +47,7 @@ impl Summary {
         match &record.what {
             What::Message(_) => {}
             What::Note(_) => self.notes += 1,
-            What::Lost(records) => self.lost += records,
+            What::Lost(records) => self.lost = self.lost.saturating_add(*records),
             What::End(_) => self.is_over = true,
             What::Configured { counter, .. } => self.counter(record.location, *counter).configurations += 1,
             What::Unconfigured { counter } => drop(self.counter(record.location, *counter)),
@@ -69,7 +69,7 @@ impl Summary {
             }
             What::Recovered { counter, missed, .. } | What::GivenUp { counter, missed, .. } => {
                 let counter = self.counter(record.location, *counter);
-                counter.missed += *missed;
+                counter.missed = counter.missed.saturating_add(*missed);
                 counter.starved = None;
             }
         }
@@ -136,7 +136,7 @@ impl fmt::Display for Summary {
                 counter.configurations,
                 counter.overflows,
                 counter.starvations,
-                Seconds(counter.missed + since).to_string()
+                Seconds(counter.missed.saturating_add(since)).to_string()
             )?;
         }
         for (vcpu, interrupts) in &self.interrupts {
@@ -189,6 +189,12 @@ mod tests {
         assert_eq!(lines[3], ["1", "1", "0", "1", "-", "0", "0.000000000"]);
         let rest: Vec<_> = text.lines().skip(4).collect();
         assert_eq!(rest, ["vCPU 1: 3 interrupts", "2 overflows at 0x8", "1 overflow at 0x7"]);
+    }
+
+    #[test]
+    fn a_log_that_says_more_is_lost_than_can_be_counted_is_summed_up() {
+        let text = summary(&[(0, None, What::Lost(u64::MAX)), (1, None, What::Lost(1))]);
+        assert!(text.contains(&format!(" {} lost;", u64::MAX)), "{text}");
     }
 
     #[test]
