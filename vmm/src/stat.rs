@@ -27,7 +27,7 @@ pub fn list(options: &List) -> Result<ExitCode> {
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
     let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(&abouts)?)?;
+        writeln!(out, "{}", text::json(&abouts)?)?;
     } else {
         for line in listed(&abouts) {
             writeln!(out, "{line}")?;
@@ -64,7 +64,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     if options.json {
         thread::sleep(options.interval);
         let vms = client::some_of(vms.iter_mut().map(Vm::status), say)?;
-        writeln!(io::stdout(), "{}", serde_json::to_string(&Document { vms })?)?;
+        writeln!(io::stdout(), "{}", text::json(&Document { vms })?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if io::stdout().is_terminal() && options.count.is_none() {
