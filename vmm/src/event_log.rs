@@ -28,7 +28,7 @@ use vpmu::notice::Notice;
 use crate::stderr;
 pub use record::MAX_TEXT;
 use record::{Header, Location, What};
-pub use show::{Part, show};
+pub use show::{Part, show, show_bytes};
 use write::Writer;
 
 /// The event log of a running machine. All threads write into it.

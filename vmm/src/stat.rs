@@ -17,6 +17,8 @@ use serde::Serialize;
 
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
+use crate::control::message::Answer;
+use crate::policy;
 use crate::status::{Summary, VmStatus};
 use crate::stderr;
 use text::{aligned, printable};
@@ -37,6 +39,21 @@ pub fn list(options: &List) -> Result<ExitCode> {
         stderr::say(&error);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON.
+pub fn shown(answer: &Answer) -> String {
+    let (mut lines, json) = match answer {
+        Answer::Hello(about) => {
+            let abouts = [about.clone().printable()];
+            (listed(&abouts), text::json(&abouts))
+        }
+        Answer::Status(status) => (text::lines(status), text::json(status)),
+        Answer::Policy(policy) => return policy::toml(policy),
+        Answer::Done | Answer::Error(_) => return String::new(),
+    };
+    lines.extend(json);
+    lines.join("\n")
 }
 
 /// Renders `tally list`'s table.

@@ -36,6 +36,14 @@ pub fn show(path: &Path, part: Part) -> Result<()> {
     damage.map_or(Ok(()), |damage| Err(damage).with_context(name))
 }
 
+/// Prints a log with this content. Returns the error that ended it early.
+pub fn show_bytes(bytes: &[u8], part: Part, out: &mut impl Write) -> io::Result<Option<ReadError>> {
+    match Reader::new(bytes) {
+        Ok((header, records)) => print(header, records, part, out),
+        Err(error) => Ok(Some(error)),
+    }
+}
+
 /// Prints all that can be read. Returns the error that ended it early.
 fn print(
     header: Header,
