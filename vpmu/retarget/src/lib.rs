@@ -104,26 +104,27 @@ pub fn find_in(image: &Image, steps: u64) -> Findings {
         work.take(section.bytes.len() as u64 / SEARCHED_PER_STEP + read);
         let mut starts_of_section = None;
         for at in section.occurrences() {
-            if work.is_used_up() {
-                findings.undecided.push(at);
-                // Where the others are does not matter: one is enough to refuse a kernel.
-                break;
-            }
-            let starts = starts_of_section.get_or_insert_with(|| {
-                let occurrences: Vec<u64> = section.occurrences().collect();
-                starts(image, section, &occurrences, work)
+            let verdict = (!work.is_used_up()).then(|| {
+                let starts = starts_of_section.get_or_insert_with(|| {
+                    let occurrences: Vec<u64> = section.occurrences().collect();
+                    starts(image, section, &occurrences, work)
+                });
+                image.decide(section, starts, flow.as_ref(), at, work)
             });
-            let verdict = image.decide(section, starts, flow.as_ref(), at, work);
-            match verdict {
-                _ if work.is_used_up() => findings.undecided.push(at),
-                Verdict::Rdpmc { start, proof } if seen.insert(start) => findings.sites.push(Site {
+            match verdict.filter(|_| !work.is_used_up()) {
+                None => {
+                    findings.undecided.push(at);
+                    // Where the others are does not matter: one is enough to refuse a kernel.
+                    break;
+                }
+                Some(Verdict::Rdpmc { start, proof }) if seen.insert(start) => findings.sites.push(Site {
                     address: start,
                     byte: at + 1,
                     function: image.function_at(start).map(str::to_owned),
                     proof,
                 }),
-                Verdict::Rdpmc { .. } | Verdict::Other => {}
-                Verdict::Unreached | Verdict::NotCode | Verdict::Contradiction => {
+                Some(Verdict::Rdpmc { .. } | Verdict::Other) => {}
+                Some(Verdict::Unreached | Verdict::NotCode | Verdict::Contradiction) => {
                     findings.undecided.push(at);
                 }
             }
