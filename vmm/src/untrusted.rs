@@ -43,7 +43,7 @@ pub fn log(bytes: &[u8], only_summary: bool, out: &mut impl Write) -> io::Result
 
 /// The host's side of the agent, without its thread.
 pub struct Agent {
-    agent: agent::Agent,
+    host: agent::Agent,
     handle: Option<agent::Handle>,
     endings: Receiver<Ending>,
 }
@@ -68,15 +68,15 @@ impl Agent {
         let (sender, endings) = channel();
         let reporter = Reporter::new(sender, EventFd::new(libc::EFD_NONBLOCK)?);
         let start = Start { command: vec!["true".into()], ..Start::default() };
-        let (agent, handle) = agent::Agent::new(Arc::clone(&transport), console, start, streams, reporter)?;
-        Ok((Self { agent, handle: Some(handle), endings }, transport))
+        let (host, handle) = agent::Agent::new(Arc::clone(&transport), console, start, streams, reporter)?;
+        Ok((Self { host, handle: Some(handle), endings }, transport))
     }
 
     /// Does what the agent's thread does each time it wakes up. Returns false at the thread's end.
     pub fn turn(&mut self) -> bool {
-        let is_ending = self.agent.take_orders();
-        self.agent.read_input();
-        self.agent.work() != Next::End && !is_ending
+        let is_ending = self.host.take_orders();
+        self.host.read_input();
+        self.host.work() != Next::End && !is_ending
     }
 
     /// Passes on a signal. Returns false if it ends the machine.
@@ -98,7 +98,7 @@ impl Agent {
 
     /// Returns the number of bytes that wait for room in the guest's queue.
     pub fn waiting(&self) -> usize {
-        self.agent.waiting()
+        self.host.waiting()
     }
 
     /// Returns the endings that were reported, as text.

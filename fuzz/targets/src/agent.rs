@@ -18,8 +18,9 @@ const QUEUES: usize = (PORTS + 1) * 2;
 const CONTROL_QUEUE: usize = 3;
 /// Most bytes that wait for the guest: the message that starts the command, and some signals and sizes.
 const MAX_WAITING: usize = 4096;
-/// Requests that the driver's rings have room for.
-const MAX_REQUESTS: usize = 16;
+/// Requests that each ring of the driver has room for, and its buffers.
+const MAX_REQUESTS: usize = 8;
+const MAX_ALL_REQUESTS: usize = 32;
 
 #[derive(Debug, Arbitrary)]
 enum Input {
@@ -130,7 +131,8 @@ impl Guest {
 
     /// Submits a request, if there is room. Returns whether there was.
     fn submit(&mut self, queue: usize, bytes: &[u8], room: u16) -> bool {
-        let there_is = self.requests[queue] < MAX_REQUESTS && bytes.len() < 0x8000;
+        let all: usize = self.requests.iter().sum();
+        let there_is = self.requests[queue] < MAX_REQUESTS && all < MAX_ALL_REQUESTS && bytes.len() < 0x8000;
         if there_is && (!bytes.is_empty() || room > 0) {
             self.requests[queue] += 1;
             self.driver.submit(queue, bytes, u32::from(room % 0x8000));

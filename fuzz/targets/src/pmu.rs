@@ -24,8 +24,8 @@ use vpmu::{Access, Cause, Injected, Outcome, Platform, Switch, VirtualPmu};
 
 use host::{Host, Later};
 
-/// Maximum number of the host's calls in one exit.
-const MAX_CALLS: usize = 600;
+/// Maximum number of the host's calls in one exit: for each of 32 counters, two looks at each of 32 events.
+const MAX_CALLS: usize = 2 * 32 * 32;
 /// Maximum number of alarms that one run of the guest has here.
 const MAX_ALARMS: usize = 32;
 /// Maximum number of notices in one exit.

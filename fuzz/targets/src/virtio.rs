@@ -240,6 +240,8 @@ const HARMLESS: [u8; 6] = [0x14, 0x24, 0x30, 0x50, 0x60, 0x64];
 
 impl Guest {
     fn submit(&mut self, queue: usize, request: &[u8], reply: u16) {
+        // The other half of the buffer is for the reply.
+        let request = &request[..request.len().min(0x7000)];
         let at = self.driver.submit(queue, request, u32::from(reply % 0x7000));
         if reply % 0x7000 > 0 {
             let end = GuestAddress(at.0 + u64::from(reply % 0x7000));

@@ -238,20 +238,20 @@ fn printable(text: &str) -> String {
 }
 
 fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
-    message::send(stream.get_mut(), request).map_err(|error| failed(process, error))?;
+    message::send(stream.get_mut(), request).map_err(|error| failed(process, &error))?;
     answer(process, stream)
 }
 
 /// Receives the answer of a VM.
 pub fn answer(process: u32, stream: &mut impl BufRead) -> Result<Answer, ClientError> {
-    match message::receive(stream).map_err(|error| failed(process, error))? {
+    match message::receive(stream).map_err(|error| failed(process, &error))? {
         Some(Answer::Error(why)) => Err(ClientError::Refused(process, printable(&why))),
         Some(answer) => Ok(answer),
         None => Err(ClientError::Ended(process)),
     }
 }
 
-fn failed(process: u32, error: io::Error) -> ClientError {
+fn failed(process: u32, error: &io::Error) -> ClientError {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended(process),
         // The error may quote what the VM has said.
