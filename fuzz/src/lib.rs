@@ -41,6 +41,8 @@ const TRIPLE: &str =
 /// Time after which one input counts as a finding. The targets count work where they can; this is for all other loops,
 /// and for a busy machine.
 const INPUT_LIMIT: &str = "-timeout=60";
+/// Most bytes of a target's committed corpus, without those that people have named.
+const MAX_CORPUS: u64 = 64 << 10;
 /// Memory with which a run counts as a finding, in MiB: more than the largest kernel, packed and unpacked.
 const MEMORY_LIMIT: &str = "-rss_limit_mb=3072";
 
@@ -178,8 +180,8 @@ impl Fuzzer {
         Ok(status.success())
     }
 
-    /// Replaces a target's committed corpus by the smallest part of it and of the inputs that were kept which reaches as
-    /// much.
+    /// Adds inputs that were kept to a target's committed corpus: of the few that reach as much as all of them, the
+    /// shortest, up to [`MAX_CORPUS`] bytes. Inputs with a name that a person has given stay.
     pub fn merge(&self, target: &'static Target) -> Result<()> {
         let (working, committed) = (self.folder("corpus", target.name)?, self.corpus(target));
         let merged = self.folder("merged", target.name)?;
@@ -193,12 +195,38 @@ impl Fuzzer {
         if !status.success() {
             return Err(Error::Failed { target: target.name, status: status.to_string(), log });
         }
-        fs::remove_dir_all(&committed).map_err(file(&committed))?;
-        fs::create_dir(&committed).map_err(file(&committed))?;
-        for input in fs::read_dir(&merged).map_err(file(&merged))? {
-            let input = input.map_err(file(&merged))?;
-            fs::copy(input.path(), committed.join(input.file_name())).map_err(file(&committed))?;
+        let mut room = MAX_CORPUS;
+        for (len, input) in inputs(&committed)? {
+            if is_named(&input) {
+                room = room.saturating_sub(len);
+            } else {
+                fs::remove_file(&input).map_err(file(&input))?;
+            }
+        }
+        for (len, input) in inputs(&merged)? {
+            let Some(left) = room.checked_sub(len) else { break };
+            room = left;
+            let name = input.file_name().unwrap_or_default();
+            fs::copy(&input, committed.join(name)).map_err(file(&input))?;
         }
         Ok(())
     }
+}
+
+/// Returns the inputs in a folder with their lengths, the shortest first.
+fn inputs(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let read = || -> io::Result<Vec<(u64, PathBuf)>> {
+        fs::read_dir(folder)?
+            .map(|input| input.and_then(|input| Ok((input.metadata()?.len(), input.path()))))
+            .collect()
+    };
+    let mut inputs = read().map_err(file(folder))?;
+    inputs.sort();
+    Ok(inputs)
+}
+
+/// Returns whether a person has given an input its name. libFuzzer names inputs by their SHA-1.
+fn is_named(input: &Path) -> bool {
+    let name = input.file_name().unwrap_or_default().to_string_lossy();
+    name.len() != 40 || !name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
