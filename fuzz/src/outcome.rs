@@ -84,9 +84,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
         ]
     };
     let rows = std::iter::once(title).chain(outcomes.iter().map(row));
-    let line = |[target, numbers @ ..]: [String; 5]| {
-        let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
-        format!("{target:<8}{numbers}\n")
+    let line = |[target, executions, edges, new_inputs, findings]: [String; 5]| {
+        format!("{target:<8}{executions:>12}{edges:>12}{new_inputs:>12}{findings:>12}\n")
     };
     rows.map(line).collect()
 }

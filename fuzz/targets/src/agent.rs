@@ -175,7 +175,7 @@ impl Guest {
         match step {
             Step::Write { port, bytes } => self.write(usize::from(*port) % PORTS, bytes),
             Step::Say { kind, payload } => {
-                let kind = if kind % 8 == 7 { *kind } else { 0x80 | kind % 8 };
+                let kind = if kind % 8 == 7 { *kind } else { 0x80 | (kind % 8) };
                 let len = u32::try_from(payload.len()).expect("inputs are short");
                 self.write(0, &[&[kind][..], &len.to_le_bytes(), payload].concat());
             }

@@ -317,14 +317,14 @@ impl Machine {
             Step::Write(register, value) => self.access(Access::Write(register.number(), value.get())),
             Step::Call { function, arguments } => {
                 if self.is_riscv {
-                    let [a, b, c, d, e] = arguments.map(Value::get);
-                    let _ = self.pmu.has_event(d, e);
-                    let _ = self.pmu.call(u64::from(function % 12), [a, b, c, d, e, 0]);
+                    let [first, second, third, index, data] = arguments.map(Value::get);
+                    let _ = self.pmu.has_event(index, data);
+                    let _ = self.pmu.call(u64::from(function % 12), [first, second, third, index, data, 0]);
                     self.after_exit(Cause::Guest);
                 }
             }
             Step::Run { counts, times } => {
-                for _ in 0..1 + times % 4 {
+                for _ in 0..=(times % 4) {
                     let mut left = u64::from(*counts);
                     for _ in 0..MAX_ALARMS {
                         let alarms = self.host.guest_runs(&mut left);

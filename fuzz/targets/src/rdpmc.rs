@@ -107,12 +107,11 @@ fn image<'a>(input: &Input, contents: &'a [Vec<u8>]) -> Image<'a> {
 
 /// Returns the section of code that contains an address, and the offset there.
 fn place(image: &Image, address: u64) -> Option<(usize, usize)> {
-    let code = image.sections.iter().enumerate().filter(|(_, section)| section.content == Content::Code);
-    code.filter_map(|(index, section)| {
+    let mut code = image.sections.iter().enumerate().filter(|(_, section)| section.content == Content::Code);
+    code.find_map(|(index, section)| {
         let offset = usize::try_from(address.checked_sub(section.address)?).ok()?;
         (offset < section.bytes.len()).then_some((index, offset))
     })
-    .next()
 }
 
 /// Runs the target.

@@ -16,8 +16,7 @@ use devices::virtio::{Console, Device, Disk, Queues, SharedFolder};
 use tempfile::{NamedTempFile, TempDir};
 use vm_memory::{Bytes, GuestAddress};
 
-const SECTORS: u64 = 64;
-const DISK: usize = SECTORS as usize * 512;
+const DISK: usize = 64 * 512;
 const PORTS: usize = 3;
 /// Bytes behind a buffer for a reply.
 const GUARD: [u8; 64] = [0xa5; 64];
@@ -170,7 +169,7 @@ impl Content {
 /// A device with what belongs to it on the host.
 enum Served {
     Disk(Disk, NamedTempFile, Access),
-    Share(SharedFolder, #[expect(dead_code, reason = "it is removed when this is dropped")] TempDir),
+    Share(Box<SharedFolder>, #[expect(dead_code, reason = "it is removed when this is dropped")] TempDir),
     Console(Console),
 }
 
@@ -178,7 +177,7 @@ impl Served {
     fn new(kind: Kind) -> Self {
         let disk = |access| {
             let mut file = NamedTempFile::new().expect("temporary files can be made");
-            file.write_all(&[0x11; DISK]).expect("they can be written");
+            file.write_all(&vec![0x11; DISK]).expect("they can be written");
             Self::Disk(Disk::open(file.path(), access).expect("it is a disk"), file, access)
         };
         match kind {
@@ -188,7 +187,7 @@ impl Served {
                 let dir = TempDir::new().expect("temporary folders can be made");
                 std::fs::write(dir.path().join("file"), "inside").expect("they can be written");
                 let share = Share::open(dir.path(), Access::ReadOnly, 1).expect("it is a folder");
-                Self::Share(SharedFolder::new(share, 0), dir)
+                Self::Share(Box::new(SharedFolder::new(share, 0)), dir)
             }
             Kind::Console => Self::Console(Console::new(PORTS)),
         }
@@ -197,7 +196,7 @@ impl Served {
     fn device(&mut self) -> &mut dyn Device {
         match self {
             Self::Disk(disk, ..) => disk,
-            Self::Share(share, _) => share,
+            Self::Share(share, _) => &mut **share,
             Self::Console(console) => console,
         }
     }
@@ -242,9 +241,10 @@ impl Guest {
     fn submit(&mut self, queue: usize, request: &[u8], reply: u16) {
         // The other half of the buffer is for the reply.
         let request = &request[..request.len().min(0x7000)];
-        let at = self.driver.submit(queue, request, u32::from(reply % 0x7000));
-        if reply % 0x7000 > 0 {
-            let end = GuestAddress(at.0 + u64::from(reply % 0x7000));
+        let reply = reply % 0x7000;
+        let at = self.driver.submit(queue, request, reply.into());
+        if reply > 0 {
+            let end = GuestAddress(at.0 + u64::from(reply));
             self.driver.memory.write_slice(&GUARD, end).expect("it is in memory");
             self.ends.push(end);
         }

@@ -22,9 +22,8 @@ fn replay(name: &str) {
     for input in inputs {
         let bytes = fs::read(&input).unwrap_or_else(|error| panic!("{}: {error}", input.display()));
         assert!(bytes.len() <= target.max_len, "{} is too long", input.display());
-        if std::panic::catch_unwind(|| (target.run)(&bytes)).is_err() {
-            panic!("cargo fuzz {name} --replay {}", input.display());
-        }
+        let result = std::panic::catch_unwind(|| (target.run)(&bytes));
+        assert!(result.is_ok(), "cargo fuzz {name} --replay {}", input.display());
     }
 }
 

@@ -78,7 +78,7 @@ pub use self::site::{Findings, Proof, Site};
 /// A proof by decoding, in one mode, from known starts.
 type Sweep = fn(&Section, Mode, &[Start], u64, &Work) -> Verdict;
 
-/// Maximum number of steps of [`find`], a few seconds of work. The largest kernels need a tenth of that.
+/// Maximum number of steps of [`find`]: enough to decode 512 MiB of instructions of two bytes once.
 pub const MAX_STEPS: u64 = 1 << 28;
 
 /// Finds all RDPMC instructions in an image's code. Does at most [`MAX_STEPS`] steps of work: occurrences for which none
