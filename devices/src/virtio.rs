@@ -10,8 +10,7 @@ mod console;
 mod fs;
 mod mmio;
 mod queues;
-#[cfg(test)]
-mod testing;
+pub mod testing;
 
 pub use block::{Disk, DiskError};
 pub use buffers::{Reader, Writer};

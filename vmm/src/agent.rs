@@ -76,11 +76,12 @@ pub struct Agent {
 
 /// What the thread does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub enum Next {
     /// Wait until something can go on.
     Wait,
     /// Continue: it has stopped only to let others have their turn.
     Continue,
+    /// The command has ended, and all its output was passed on.
     End,
 }
 
@@ -145,7 +146,7 @@ impl Agent {
     }
 
     /// Takes the event loop's orders. Returns true if the machine has ended.
-    fn take_orders(&mut self) -> bool {
+    pub fn take_orders(&mut self) -> bool {
         // Non-blocking: an error means that it was read already.
         let _ = (self.wake.read(), self.transport.kick().read());
         loop {
@@ -166,7 +167,7 @@ impl Agent {
     }
 
     /// Does all work that is possible without waiting.
-    fn work(&mut self) -> Next {
+    pub fn work(&mut self) -> Next {
         let transport = Arc::clone(&self.transport);
         let mut console = std::mem::replace(&mut self.console, Console::new(0));
         let next = transport.serve(&mut console, |console, queues| {
@@ -336,14 +337,25 @@ impl Agent {
             limit.map_or(-1, |limit| libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX));
         // SAFETY: the array has this many entries. After an interrupted wait, the caller looks again.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, limit) };
-        if has_input
-            && fds[2].revents != 0
-            && let Some((_, input)) = &mut self.streams.input
+        if has_input && fds[2].revents != 0 {
+            self.read_input();
+        }
+        ready != 0
+    }
+
+    /// Reads the command's input, if the guest has room for it.
+    pub fn read_input(&mut self) {
+        if let Some((_, input)) = &mut self.streams.input
+            && input.wanted
             && let Some(ending) = input.read()
         {
             self.reporter.report(ending);
         }
-        ready != 0
+    }
+
+    /// Returns the number of bytes that wait for room in the guest's queue.
+    pub fn waiting(&self) -> usize {
+        self.outgoing.len()
     }
 }
 

@@ -30,7 +30,7 @@ use crate::stderr;
 use file::LogFile;
 pub use record::MAX_TEXT;
 use record::{Header, Location, What};
-pub use show::{Part, show};
+pub use show::{Part, show, show_bytes};
 pub use write::LEAST_SIZE;
 use write::Writer;
 

@@ -17,7 +17,9 @@ use serde::Serialize;
 
 use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
+use crate::control::message::Answer;
 use crate::doctor::holders;
+use crate::policy;
 use crate::status::{Summary, VmStatus};
 use crate::stderr;
 use text::{aligned, printable};
@@ -28,7 +30,7 @@ pub fn list(options: &List) -> Result<ExitCode> {
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
     let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(&abouts)?)?;
+        writeln!(out, "{}", text::json(&abouts)?)?;
     } else {
         for line in listed(&abouts) {
             writeln!(out, "{line}")?;
@@ -38,6 +40,21 @@ pub fn list(options: &List) -> Result<ExitCode> {
         stderr::say(&error);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON.
+pub fn shown(answer: &Answer) -> String {
+    let (mut lines, json) = match answer {
+        Answer::Hello(about) => {
+            let abouts = [about.clone().printable()];
+            (listed(&abouts), text::json(&abouts))
+        }
+        Answer::Status(status) => (text::lines(status), text::json(status)),
+        Answer::Policy(policy) => return policy::toml(policy),
+        Answer::Done | Answer::Error(_) => return String::new(),
+    };
+    lines.extend(json);
+    lines.join("\n")
 }
 
 /// Renders `tally list`'s table.
@@ -65,7 +82,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     if options.json {
         thread::sleep(options.interval);
         let vms = client::some_of(vms.iter_mut().map(status), say)?;
-        writeln!(io::stdout(), "{}", serde_json::to_string(&Document { vms })?)?;
+        writeln!(io::stdout(), "{}", text::json(&Document { vms })?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if io::stdout().is_terminal() && options.count.is_none() {

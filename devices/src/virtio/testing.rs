@@ -1,4 +1,6 @@
-//! A driver for tests. It sets up a device with its registers, as a guest does, and submits requests.
+//! A driver for tests and fuzz targets. It sets up a device with its registers, as a guest does, and submits requests.
+//!
+//! Its functions panic if they are called with what is outside of its memory.
 
 use std::sync::Arc;
 
@@ -16,8 +18,11 @@ const BUFFER_SIZE: u64 = 0x1_0000;
 
 /// The guest's side: memory with a driver's rings, and the registers of the device.
 pub struct Driver {
+    /// The guest's memory: 4 MiB.
     pub memory: GuestMemoryMmap,
+    /// The registers of the device.
     pub transport: Arc<Transport>,
+    /// The interrupt of the device.
     pub interrupt: EventFd,
     /// For each queue, the number of requests submitted, and of completions seen.
     submitted: Vec<u16>,
@@ -28,10 +33,19 @@ pub struct Driver {
 impl Driver {
     /// Creates a guest with 4 MiB of memory whose driver has not set up the device yet.
     pub fn new(device: &dyn Device) -> Self {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
+        let memory = Self::memory();
         let transport = Transport::new(device, memory.clone(), interrupt.try_clone().unwrap()).unwrap();
-        let queues = device.queue_sizes().len();
+        Self::of(transport, memory, interrupt, device.queue_sizes().len())
+    }
+
+    /// Creates memory for a guest.
+    pub fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap()
+    }
+
+    /// Creates the driver of a device with this number of queues, whose transport uses `memory`.
+    pub fn of(transport: Arc<Transport>, memory: GuestMemoryMmap, interrupt: EventFd, queues: usize) -> Self {
         Self {
             memory,
             transport,
@@ -75,12 +89,24 @@ impl Driver {
         self.write(0x70, 15);
     }
 
+    /// Resets the device, clears the rings, and sets the device up as [`Self::set_up`] does.
+    pub fn reset(&mut self, more_features: u64) {
+        self.write(0x70, 0);
+        let queues = self.submitted.len();
+        let rings = vec![0; queues * usize::try_from(STRIDE).unwrap()];
+        self.memory.write_slice(&rings, GuestAddress(STRIDE)).unwrap();
+        (self.submitted, self.completed) = (vec![0; queues], vec![0; queues]);
+        self.set_up(more_features);
+    }
+
+    /// Reads a register.
     pub fn read(&self, register: u64) -> u32 {
         let mut data = [0; 4];
         self.transport.read(register, &mut data);
         u32::from_le_bytes(data)
     }
 
+    /// Writes a register.
     pub fn write(&self, register: u64, value: u32) {
         self.transport.write(register, &value.to_le_bytes());
     }

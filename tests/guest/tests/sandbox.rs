@@ -160,7 +160,8 @@ fn a_kernel_without_landlock_is_told_of_and_one_without_seccomp_is_refused() {
         return;
     }
     let restricted = |how: &str| {
-        let guest = bare_metal("hello");
+        let mut guest = bare_metal("hello");
+        guest.args(["--sandbox", "on"]);
         let mut command = Command::new(program("restricted"));
         let output = command.arg(how).arg(guest.get_program()).args(guest.get_args()).output().unwrap();
         (output.status.code(), stdout(&output), stderr(&output))

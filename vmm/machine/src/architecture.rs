@@ -113,6 +113,9 @@ pub trait Format: Sized {
         pmu: Pmu<Self::Model>,
         cpus: u8,
     ) -> Result<(), LoadError>;
+    /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them are
+    /// possible. Needs no KVM: [`crate::untrusted`] calls this.
+    fn retarget_without_kvm(kernel: &mut Kernel<Self>) -> Result<(), LoadError>;
     /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only after
     /// [`Self::retarget`].
     fn lets_programs_read_counters(&self) -> bool;

@@ -20,6 +20,7 @@ mod memory;
 pub mod pmu;
 pub mod signals;
 pub mod target;
+pub mod untrusted;
 mod vcpu;
 mod virtio;
 

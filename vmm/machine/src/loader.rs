@@ -8,6 +8,7 @@ pub mod bytes;
 pub mod error;
 pub mod file;
 pub mod foreign;
+pub mod image;
 pub mod kernel;
 pub mod unpack;
 

@@ -1,6 +1,6 @@
 //! A client of running VMs: finds their control sockets and sends requests.
 
-use std::io::{self, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::panic;
 use std::thread;
@@ -223,7 +223,7 @@ impl Vm {
 
 impl Summary {
     /// Replaces control characters, so that the names can be printed on a terminal.
-    fn printable(mut self) -> Self {
+    pub fn printable(mut self) -> Self {
         for text in [&mut self.name, &mut self.runs, &mut self.pmu] {
             *text = printable(text);
         }
@@ -238,15 +238,24 @@ fn printable(text: &str) -> String {
 }
 
 fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended(process),
-        _ => ClientError::Silent(process, error),
-    };
-    message::send(stream.get_mut(), request).map_err(failed)?;
-    match message::receive(stream).map_err(failed)? {
+    message::send(stream.get_mut(), request).map_err(|error| failed(process, &error))?;
+    answer(process, stream)
+}
+
+/// Receives the answer of a VM.
+pub fn answer(process: u32, stream: &mut impl BufRead) -> Result<Answer, ClientError> {
+    match message::receive(stream).map_err(|error| failed(process, &error))? {
         Some(Answer::Error(why)) => Err(ClientError::Refused(process, printable(&why))),
         Some(answer) => Ok(answer),
         None => Err(ClientError::Ended(process)),
+    }
+}
+
+fn failed(process: u32, error: &io::Error) -> ClientError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended(process),
+        // The error may quote what the VM has said.
+        kind => ClientError::Silent(process, io::Error::new(kind, printable(&error.to_string()))),
     }
 }
 
@@ -344,6 +353,14 @@ mod tests {
         message::send(&mut &there, &Answer::Error("no\x1b[2J\nmore".into())).unwrap();
         let said = Vm::greet(connected(1, here), Instant::now() + TIMEOUT).unwrap_err().to_string();
         assert_eq!(said, "the VM 1 says: no?[2J?more");
+    }
+
+    #[test]
+    fn an_answer_that_is_none_cannot_draw_on_the_terminal() {
+        // The parser's error quotes the name.
+        let bytes = b"{\"\\u001b[2J\\u009b\":1}\n";
+        let said = answer(1, &mut &bytes[..]).unwrap_err().to_string();
+        assert!(said.contains("?[2J?") && !said.contains(char::is_control), "{said:?}");
     }
 
     #[test]

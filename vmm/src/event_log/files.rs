@@ -1,7 +1,7 @@
 //! The files of an event log: the one that is named, and the older one before it.
 
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
@@ -22,11 +22,11 @@ pub struct Files {
 }
 
 /// A file of a log.
-pub struct LogPart {
+pub struct LogPart<R: Read = BufReader<File>> {
     /// Its path.
     pub path: PathBuf,
     /// Its records.
-    pub records: Peekable<Reader<BufReader<File>>>,
+    pub records: Peekable<Reader<R>>,
 }
 
 impl Files {

@@ -1,13 +1,14 @@
 //! `tally log --show FILE`: prints an event log as text.
 
 use std::fmt;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
 use super::files::{Files, LogPart};
+use super::read::Reader;
 use super::record::{Header, Record, What};
 use super::summary::Summary;
 use super::words::{Seconds, counters};
@@ -37,8 +38,25 @@ pub fn show(path: &Path, part: Part) -> Result<()> {
     if damage.is_empty() { Ok(()) } else { Err(anyhow!(damage.join("; "))) }
 }
 
+/// Prints a log with this content. Returns what ended its reading early.
+pub fn show_bytes(bytes: &[u8], part: Part, out: &mut impl Write) -> io::Result<Option<String>> {
+    match Reader::new(bytes) {
+        Ok((header, records)) => {
+            let whole = LogPart { path: "log".into(), records: records.peekable() };
+            let damage = print(header, vec![whole], part, out)?;
+            Ok((!damage.is_empty()).then(|| damage.join("; ")))
+        }
+        Err(error) => Ok(Some(error.to_string())),
+    }
+}
+
 /// Prints all that can be read. Returns what ended the reading of a file early, with the file's name.
-fn print(header: Header, parts: Vec<LogPart>, part: Part, out: &mut impl Write) -> io::Result<Vec<String>> {
+fn print<R: Read>(
+    header: Header,
+    parts: Vec<LogPart<R>>,
+    part: Part,
+    out: &mut impl Write,
+) -> io::Result<Vec<String>> {
     writeln!(out, "{header}")?;
     let (mut summary, mut damage) = (Summary::default(), Vec::new());
     for LogPart { path, records } in parts {

@@ -197,6 +197,29 @@ fn what_cannot_be_known_is_null_and_not_shown() {
 }
 
 #[test]
+fn another_users_vm_cannot_draw_on_the_terminal_by_its_json() {
+    let mut snapshot = snapshot(4);
+    snapshot.vcpus[0].report.counters[2].refusal = Some("no\u{9b}2J\u{7f}\x1b".into());
+    let document = text::json(&snapshot.since(&snapshot)).unwrap();
+    assert!(!document.contains(char::is_control), "{document}");
+    let heard: VmStatus = serde_json::from_str(&document).unwrap();
+    assert_eq!(heard.vcpus[0].report.counters[2].refusal.as_deref(), Some("no\u{9b}2J\u{7f}\x1b"));
+}
+
+#[test]
+fn more_exits_than_a_number_can_say_are_shown_all_the_same() {
+    let many = |seconds| {
+        let mut snapshot = snapshot(seconds);
+        (snapshot.vcpus[0].report.exits.signals, snapshot.vcpus[0].report.exits.others) =
+            (u64::MAX, u64::MAX);
+        snapshot
+    };
+    let mut status = many(4).since(&many(2));
+    status.vcpus[0].interval.exits = many(4).vcpus[0].report.exits;
+    assert!(text::lines(&status).iter().any(|line| line.starts_with("  exits ")));
+}
+
+#[test]
 fn an_event_without_a_counter_is_shown_as_not_counted() {
     let without_cycles = |seconds| {
         let mut snapshot = snapshot(seconds);

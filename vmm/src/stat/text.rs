@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use serde::Serialize;
 use tally_machine::{Exits, VcpuReport};
 use vpmu::report::{CounterReport, State};
 
@@ -18,6 +19,20 @@ pub fn lines(vm: &VmStatus) -> Vec<String> {
         lines.extend(vcpu_lines(vcpu, vm.interval));
     }
     lines.into_iter().map(|line| printable(&line)).collect()
+}
+
+/// Renders a value as JSON. Strings have all control characters as escapes, so that another user's VM cannot draw on the
+/// terminal. JSON itself asks for that below U+0020 only.
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    let mut text = String::new();
+    for c in serde_json::to_string(value)?.chars() {
+        if c.is_control() {
+            write!(text, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
+        } else {
+            text.push(c);
+        }
+    }
+    Ok(text)
 }
 
 /// Replaces control characters, so that another user's VM cannot draw on the terminal.

@@ -5,6 +5,7 @@ use std::iter;
 use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind};
 
 use super::image::Section;
+use super::work::Work;
 
 /// Mode of the processor, which decides how bytes are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,14 +44,19 @@ pub enum Target {
 
 impl Instruction {
     /// Decodes the instruction at an address. Returns `None` if the bytes are no instruction.
-    pub fn decode(section: &Section, mode: Mode, start: u64) -> Option<Self> {
-        Self::stream(section, mode, start).next()
+    pub fn decode(section: &Section, mode: Mode, start: u64, work: &Work) -> Option<Self> {
+        Self::stream(section, mode, start, work).next()
     }
 
-    /// Decodes consecutive instructions from an address on, up to bytes that are no instruction. KVM's forced-emulation
-    /// prefix, which test kernels put before an instruction, counts as an instruction of its own: UD2, then the letters
-    /// "kvm".
-    pub fn stream<'a>(section: &'a Section, mode: Mode, start: u64) -> impl Iterator<Item = Self> + use<'a> {
+    /// Decodes consecutive instructions from an address on, up to bytes that are no instruction, or until no work is
+    /// left. KVM's forced-emulation prefix, which test kernels put before an instruction, counts as an instruction of
+    /// its own: UD2, then the letters "kvm".
+    pub fn stream<'a>(
+        section: &'a Section,
+        mode: Mode,
+        start: u64,
+        work: &'a Work,
+    ) -> impl Iterator<Item = Self> + use<'a> {
         let bits = match mode {
             Mode::Bits32 => 32,
             Mode::Bits64 => 64,
@@ -58,6 +64,9 @@ impl Instruction {
         let mut decoder = Decoder::with_ip(bits, section.from(start), start, DecoderOptions::NONE);
         let mut found = iced_x86::Instruction::new();
         iter::from_fn(move || {
+            if !work.take(1) {
+                return None;
+            }
             decoder.decode_out(&mut found);
             let instruction = (!found.is_invalid()).then(|| Self::new(&found))?;
             let is_prefix = found.code() == Code::Ud2 && section.from(instruction.end).starts_with(b"kvm");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::decode::{Instruction, Mode, Target};
 use super::image::{Content, Section};
 use super::site::{Proof, Verdict};
+use super::work::Work;
 
 /// Maximum length of an instruction.
 const LONGEST: u64 = 15;
@@ -14,15 +15,19 @@ pub struct Flow(BTreeMap<(u64, Mode), Instruction>);
 
 impl Flow {
     /// Follows the paths of code that starts at `entry` in 32-bit mode.
-    pub fn follow(sections: &[Section], entry: u64) -> Self {
+    pub fn follow(sections: &[Section], entry: u64, work: &Work) -> Self {
         let mut reached = BTreeMap::new();
         let mut ahead = vec![(entry, Mode::Bits32)];
         while let Some((address, mode)) = ahead.pop() {
+            // The section has to be found.
+            if !work.take(sections.len() as u64) {
+                break;
+            }
             let code = sections.iter().filter(|section| section.content == Content::Code);
             let Some(section) = code.clone().find(|section| section.contains(address)) else { continue };
             let mut next = address;
             while !reached.contains_key(&(next, mode)) {
-                let Some(instruction) = Instruction::decode(section, mode, next) else { break };
+                let Some(instruction) = Instruction::decode(section, mode, next, work) else { break };
                 reached.insert((next, mode), instruction);
                 match instruction.target {
                     Target::None => {}

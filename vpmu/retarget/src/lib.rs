@@ -61,6 +61,7 @@ mod starts;
 pub mod stub;
 mod sweep;
 mod words;
+mod work;
 
 use std::collections::BTreeSet;
 
@@ -69,39 +70,61 @@ use self::flow::Flow;
 use self::site::Verdict;
 use self::start::Start;
 use self::starts::starts;
+use self::work::Work;
 
 pub use self::image::{Content, Image, Kind, Section, Symbol};
 pub use self::site::{Findings, Proof, Site};
 
 /// A proof by decoding, in one mode, from known starts.
-type Sweep = fn(&Section, Mode, &[Start], u64) -> Verdict;
+type Sweep = fn(&Section, Mode, &[Start], u64, &Work) -> Verdict;
 
-/// Finds all RDPMC instructions in an image's code.
+/// Maximum number of steps of [`find`]: enough to decode 512 MiB of instructions of two bytes once.
+pub const MAX_STEPS: u64 = 1 << 28;
+
+/// Finds all RDPMC instructions in an image's code. Does at most [`MAX_STEPS`] steps of work: occurrences for which none
+/// are left are undecided.
 pub fn find(image: &Image) -> Findings {
+    find_in(image, MAX_STEPS)
+}
+
+/// As [`find`], in at most this number of steps.
+pub fn find_in(image: &Image, steps: u64) -> Findings {
+    let work = &Work::new(steps);
     let flow = match image.kind {
         Kind::Linux => None,
         // Without an occurrence there is nothing to decide.
         Kind::BareMetal { .. } if image.code().all(|section| section.occurrences().next().is_none()) => None,
-        Kind::BareMetal { entry } => Some(Flow::follow(&image.sections, entry)),
+        Kind::BareMetal { entry } => Some(Flow::follow(&image.sections, entry, work)),
     };
     let mut findings = Findings::default();
     let mut seen = BTreeSet::new();
     for section in image.code() {
-        let occurrences: Vec<u64> = section.occurrences().collect();
-        if occurrences.is_empty() {
-            continue;
-        }
-        let starts = starts(image, section, &occurrences);
-        for at in occurrences {
-            match image.decide(section, &starts, flow.as_ref(), at) {
-                Verdict::Rdpmc { start, proof } if seen.insert(start) => findings.sites.push(Site {
+        // The search itself, and the tables that are read for each section with an occurrence. Sections may overlap.
+        let read = if section.occurrences().next().is_some() { image.sizes() } else { 0 };
+        work.take(section.bytes.len() as u64 / SEARCHED_PER_STEP + read);
+        let mut starts_of_section = None;
+        for at in section.occurrences() {
+            let verdict = (!work.is_used_up()).then(|| {
+                let starts = starts_of_section.get_or_insert_with(|| {
+                    let occurrences: Vec<u64> = section.occurrences().collect();
+                    starts(image, section, &occurrences, work)
+                });
+                image.decide(section, starts, flow.as_ref(), at, work)
+            });
+            match verdict.filter(|_| !work.is_used_up()) {
+                None => {
+                    findings.undecided.push(at);
+                    // Where the others are does not matter: one is enough to refuse a kernel.
+                    break;
+                }
+                Some(Verdict::Rdpmc { start, proof }) if seen.insert(start) => findings.sites.push(Site {
                     address: start,
                     byte: at + 1,
                     function: image.function_at(start).map(str::to_owned),
                     proof,
                 }),
-                Verdict::Rdpmc { .. } | Verdict::Other => {}
-                Verdict::Unreached | Verdict::NotCode | Verdict::Contradiction => {
+                Some(Verdict::Rdpmc { .. } | Verdict::Other) => {}
+                Some(Verdict::Unreached | Verdict::NotCode | Verdict::Contradiction) => {
                     findings.undecided.push(at);
                 }
             }
@@ -110,14 +133,28 @@ pub fn find(image: &Image) -> Findings {
     findings
 }
 
+/// Number of symbols that are looked at in the time of a step.
+const SYMBOLS_PER_STEP: u64 = 8;
+/// Number of bytes that are searched for RDPMC in the time of a step.
+const SEARCHED_PER_STEP: u64 = 64;
+
 impl Image<'_> {
     /// Decides what the occurrence at an address is.
-    fn decide(&self, section: &Section, starts: &[Start], flow: Option<&Flow>, at: u64) -> Verdict {
+    fn decide(
+        &self,
+        section: &Section,
+        starts: &[Start],
+        flow: Option<&Flow>,
+        at: u64,
+        work: &Work,
+    ) -> Verdict {
+        // For the search of the symbols, here and for the function's name.
+        work.take(self.symbols.len() as u64 / SYMBOLS_PER_STEP);
         if self.symbols.iter().any(|symbol| symbol.content == Content::Data && symbol.contains(at)) {
             return Verdict::Other;
         }
         let sweep = |decide: Sweep| -> Vec<(Mode, Verdict)> {
-            self.modes().iter().map(|mode| (*mode, decide(section, *mode, starts, at))).collect()
+            self.modes().iter().map(|mode| (*mode, decide(section, *mode, starts, at, work))).collect()
         };
         let mut swept = sweep(sweep::decide);
         if let Some(flow) = flow {
@@ -132,6 +169,12 @@ impl Image<'_> {
             swept.extend(modes.into_iter().map(|mode| (mode, flow.decide(mode, at))));
         }
         swept.into_iter().map(|(_, verdict)| verdict).fold(Verdict::Unreached, Verdict::and)
+    }
+
+    /// Returns the number of symbols and of tables' entries, as steps.
+    fn sizes(&self) -> u64 {
+        let tables = self.sections.iter().map(|section| section.bytes.len() as u64);
+        self.symbols.len() as u64 + tables.fold(0, u64::saturating_add) / SEARCHED_PER_STEP
     }
 
     /// Returns the modes in which the code may run. RDPMC has the same encoding in all of them.

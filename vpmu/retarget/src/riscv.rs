@@ -59,6 +59,10 @@ pub const READ_OVERFLOWS: u64 = 0x101;
 /// `csrr rd, scountovf`, and the mask of the bits that do not depend on rd.
 const READ_SCOUNTOVF: (u32, u32) = (0xda00_2073, 0xffff_f07f);
 
+/// Maximum number of instructions of one kind that look like sites. Each is looked at together with the kilobytes around
+/// it, which an image of nothing else would make hours of work. Kernels have dozens at most.
+const MAX_SITES: usize = 4096;
+
 /// The changes made to a kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Retargeted {
@@ -138,6 +142,12 @@ pub enum Refusal {
     Already {
         /// Offset of the first call.
         at: usize,
+    },
+    /// More instructions look like sites than any kernel has.
+    #[error("this is no kernel: more than {limit} of its instructions look like accesses to the PMU")]
+    TooMany {
+        /// The largest number that is looked at.
+        limit: usize,
     },
     /// The bytes of a site occur where nothing proves that they are an instruction.
     #[error("nothing proves that the kernel {what} at {at:#x}, although it looks so")]
@@ -267,7 +277,11 @@ impl Plan {
 
     fn overflows(&mut self, text: &Text, room: &mut switch::Room) -> Result<(), Refusal> {
         let (pattern, mask) = READ_SCOUNTOVF;
-        for (at, word) in text.words().filter(|(_, word)| word & mask == pattern) {
+        let reads = text.words().filter(|(_, word)| word & mask == pattern);
+        for (number, (at, word)) in reads.enumerate() {
+            if number == MAX_SITES {
+                return Err(Refusal::TooMany { limit: MAX_SITES });
+            }
             match decide(text, at) {
                 Verdict::Inside => continue,
                 Verdict::Undecided => return Err(Refusal::Undecided { at, what: "reads scountovf" }),

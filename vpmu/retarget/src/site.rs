@@ -73,7 +73,8 @@ impl Site {
 pub struct Findings {
     /// The RDPMC instructions.
     pub sites: Vec<Site>,
-    /// Addresses in code at which the bytes of RDPMC occur, without a proof of what they belong to.
+    /// Addresses in code at which the bytes of RDPMC occur, without a proof of what they belong to. Where the work has
+    /// reached its bound, this has only the first occurrence of a section.
     pub undecided: Vec<u64>,
 }
 

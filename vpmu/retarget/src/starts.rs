@@ -7,13 +7,14 @@ use super::image::{Content, Image, Kind, Section};
 use super::site::Proof;
 use super::start::Start;
 use super::sweep;
+use super::work::Work;
 
 /// The section with the replacement instructions of the alternatives.
 const REPLACEMENTS: &str = ".altinstr_replacement";
 
 /// Returns the known starts of a section in ascending order. For a section that is known only as a whole, it returns
 /// those around the occurrences.
-pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Start> {
+pub fn starts(image: &Image, section: &Section, occurrences: &[u64], work: &Work) -> Vec<Start> {
     let alternatives = alternatives(image);
     let mut starts: Vec<Start> = if section.name == REPLACEMENTS {
         alternatives.iter().map(Alternative::start).collect()
@@ -34,7 +35,7 @@ pub fn starts(image: &Image, section: &Section, occurrences: &[u64]) -> Vec<Star
         start.kind != Proof::Unwind || !nearest.is_some_and(cuts)
     });
     if starts.is_empty() && image.kind == Kind::Linux {
-        starts = whole(section, occurrences);
+        starts = whole(section, occurrences, work);
     }
     starts.dedup_by_key(|start| start.address);
     starts
@@ -137,9 +138,9 @@ fn alternatives(image: &Image) -> Vec<Alternative> {
 
 /// Returns the instructions around the occurrences of a section that consists of instructions only. Returns none for a
 /// section that does not.
-fn whole(section: &Section, occurrences: &[u64]) -> Vec<Start> {
-    let boundaries =
-        sweep::boundaries(section, Mode::Bits64, section.address..section.end()).unwrap_or_default();
+fn whole(section: &Section, occurrences: &[u64], work: &Work) -> Vec<Start> {
+    let all = section.address..section.end();
+    let boundaries = sweep::boundaries(section, Mode::Bits64, all, work).unwrap_or_default();
     let around = |at: &u64| {
         let behind = boundaries.partition_point(|boundary| boundary <= at);
         let end = boundaries.get(behind).copied();

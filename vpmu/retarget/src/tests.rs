@@ -73,6 +73,23 @@ fn an_rdpmc_is_found_and_its_function_named() {
 }
 
 #[test]
+fn an_image_that_would_be_decoded_again_and_again_is_undecided_from_some_point_on() {
+    // Each of the occurrences needs all of the function.
+    let text: Vec<u8> = [0x0f, 0x33].repeat(4096);
+    for kind in [Kind::Linux, Kind::BareMetal { entry: TEXT }] {
+        let find = |steps| {
+            let sections = vec![section(".text", TEXT, &text, Content::Code)];
+            let symbols = vec![function("f", 0, text.len() as u64)];
+            offsets(&find_in(&Image { sections, symbols, kind }, steps))
+        };
+        let (sites, undecided) = find(100_000);
+        assert_eq!(undecided, [2 * sites.len() as u64], "{kind:?}");
+        assert!(sites.len() < 50, "{kind:?}: {}", sites.len());
+        assert_eq!(find(0), (vec![], vec![0]), "{kind:?}");
+    }
+}
+
+#[test]
 fn a_prefix_belongs_to_the_instruction_and_is_left_alone() {
     let text = [0x48, 0x0f, 0x33, 0xc3];
     let sections = vec![section(".text", TEXT, &text, Content::Code)];

@@ -156,10 +156,11 @@ impl<S: Source> Model<S> for Amd<S> {
 
     fn set_policy(&mut self, policy: &Policy) {
         self.mapper.set_policy(policy);
-        self.unit.set_policy(policy);
+        // First the events, so that no denied one is started anew.
         for (counter, select) in self.selects.iter().enumerate() {
             self.unit.replace_event(counter, select.config(&self.mapper).selection);
         }
+        self.unit.set_policy(policy);
     }
 
     fn instructions(&self) -> &'static [Event] {

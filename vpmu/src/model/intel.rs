@@ -317,7 +317,7 @@ impl<S: Source> Model<S> for Intel<S> {
 
     fn set_policy(&mut self, policy: &Policy) {
         self.mapper.set_policy(policy);
-        self.unit.set_policy(policy);
+        // First the events, so that no denied one is started anew.
         for (counter, select) in self.selects.iter().enumerate() {
             self.unit.replace_event(counter, select.config(&self.mapper).selection);
         }
@@ -327,6 +327,7 @@ impl<S: Source> Model<S> for Intel<S> {
             config.selection = filter.map(|filter| self.mapper.fixed(FIXED[counter], filter));
             self.unit.replace_event(self.shape.general + counter, config.selection);
         }
+        self.unit.set_policy(policy);
     }
 
     fn instructions(&self) -> &'static [Event] {

@@ -285,12 +285,13 @@ impl<S: Source> Model<S> for Riscv<S> {
 
     fn set_policy(&mut self, policy: &Policy) {
         self.policy = policy.clone();
-        self.unit.set_policy(policy);
+        // First the events, so that no denied one is started anew.
         for counter in members(self.shape.counters()) {
             // A counter that was reset must not keep a selection that the new policy denies.
             let selection = self.uses[counter].and_then(|used| self.selection(used));
             self.unit.replace_event(counter, selection);
         }
+        self.unit.set_policy(policy);
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -24,6 +24,8 @@ struct Host {
     now: Duration,
     requests: u64,
     starved: bool,
+    /// Everything that was to be started.
+    started: Vec<Selection>,
 }
 
 /// A running event of the scripted host.
@@ -79,6 +81,11 @@ impl Script {
         self.selections().len()
     }
 
+    /// Takes the selections that were to be started since the last call, whether they exist or not.
+    pub fn take_started(&self) -> Vec<Selection> {
+        std::mem::take(&mut self.0.borrow_mut().started)
+    }
+
     /// Returns the selections of the running events.
     pub fn selections(&self) -> Vec<Selection> {
         let host = self.0.borrow();
@@ -97,6 +104,7 @@ impl Source for Script {
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Scripted, Refusal> {
         let mut host = self.0.borrow_mut();
         host.requests += 1;
+        host.started.push(selection);
         if !exists(selection.event) {
             return Err(Refusal("it does not exist".to_owned()));
         }

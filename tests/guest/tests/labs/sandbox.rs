@@ -1,5 +1,5 @@
 //! The sandbox of `tally run` on the lab's simulated host: the threads that only a Linux guest has. Other threads are
-//! tested with bare-metal guests (`tests/sandbox.rs`), and every other test runs in the sandbox.
+//! tested with bare-metal guests (`tests/sandbox.rs`).
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ pub fn tests() -> Vec<Test> {
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let intrude = |thread: &str| {
         format!(
-            "./tally run --flamegraph /tmp/out.svg -- true & tally=$!
+            "./tally run --sandbox on --flamegraph /tmp/out.svg -- true & tally=$!
              until [ \"$(cat /proc/$tally/task/*/comm | grep -c vcpu0)\" = 1 ] \
                  && ! grep -L '^Seccomp:.2' /proc/$tally/task/*/status | grep -q .; do sleep 0.01; done
              ./intrude $tally {thread} {} && wait $tally",

@@ -1,9 +1,10 @@
 //! A disk that fills up, and is given room again.
 
+use std::io::Write;
+
 use super::super::read::Reader;
 use super::super::record::Record;
 use super::*;
-use std::io::Write;
 
 /// A disk with room for this many bytes.
 #[derive(Default)]

@@ -1,12 +1,14 @@
 //! Finds where a kernel loads the id of the SBI PMU extension: `lui rd, 0x505`, followed by `addi rd, rd, -683`,
 //! perhaps with other instructions between.
 
-use super::Refusal;
+use std::collections::BTreeSet;
+
 use super::code::ID_LOW;
 use super::decode::{Flow, decode};
 use super::image::Text;
 use super::proof::{Verdict, decide, entered};
 use super::register::Register;
+use super::{MAX_SITES, Refusal};
 
 /// Immediate of the LUI that loads the id of the SBI PMU extension.
 pub const PMU_HIGH: u32 = 0x505;
@@ -31,7 +33,11 @@ pub struct Load {
 pub fn find(text: &Text, high: u32) -> Result<Vec<Load>, Refusal> {
     let mut loads = Vec::new();
     let mut lone = Vec::new();
-    for (at, word) in text.words().filter(|(_, word)| word & 0x7f == 0x37 && word >> 12 == high) {
+    let candidates = text.words().filter(|(_, word)| word & 0x7f == 0x37 && word >> 12 == high);
+    for (number, (at, word)) in candidates.enumerate() {
+        if number == MAX_SITES {
+            return Err(Refusal::TooMany { limit: MAX_SITES });
+        }
         let register = Register::field(word, 7);
         match decide(text, at) {
             Verdict::Undecided if completions(text, at, register, REACH).next().is_some() => {
@@ -50,7 +56,8 @@ pub fn find(text: &Text, high: u32) -> Result<Vec<Load>, Refusal> {
         }
     }
     // The value of a LUI may flow elsewhere, and code there may complete it to an id. Such a load would be missed.
-    let is_lone = |at: usize| loads.iter().all(|load| load.second != at);
+    let seconds: BTreeSet<usize> = loads.iter().map(|load| load.second).collect();
+    let is_lone = |at: usize| !seconds.contains(&at);
     for (at, register) in lone {
         if completions(text, at, register, LOOK_AHEAD).any(is_lone) {
             return Err(Refusal::Shared { at });

@@ -138,6 +138,23 @@ fn a_kernel_that_does_not_read_overflows_counts_but_does_not_sample() {
 }
 
 #[test]
+fn an_image_of_nothing_but_sites_is_refused_before_each_is_looked_at() {
+    let kernel = kernel_with(|kernel| {
+        for _ in 0..MAX_SITES {
+            kernel.id(Register::A7, 0);
+        }
+    });
+    assert_eq!(refusal(&kernel), Refusal::TooMany { limit: MAX_SITES });
+    let kernel = kernel_with(|kernel| {
+        for _ in 0..=MAX_SITES {
+            kernel.read_overflows(13);
+        }
+    });
+    // The room for the new code ends earlier.
+    assert!(matches!(refusal(&kernel), Refusal::NoRoom { .. }));
+}
+
+#[test]
 fn a_refusal_names_what_is_missing() {
     let mut kernel = Kernel::new(&ORDER);
     kernel.image.fill(0);

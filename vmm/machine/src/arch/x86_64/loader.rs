@@ -21,6 +21,7 @@ use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 
 use kvm_ioctls::Kvm;
+use vpmu::model::intel;
 
 use self::linux::Linux;
 use self::multiboot::Multiboot;
@@ -102,7 +103,13 @@ impl architecture::Format for Format {
     }
 
     fn retarget(kernel: &mut Kernel, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        retarget::retarget(kernel, pmu, cpus, filter::makes_rdpmc_fault(kvm, Processor::of_this_host().0))
+        let rdpmc_faults = filter::makes_rdpmc_fault(kvm, Processor::of_this_host().0);
+        retarget::retarget(kernel, pmu.page_registers().as_ref(), cpus, rdpmc_faults)
+    }
+
+    fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
+        let shape = intel::Shape { version: intel::Version::V5, general: 8, fixed: 3, absent: 0 };
+        retarget::retarget(kernel, shape.page_registers().as_ref(), 2, true)
     }
 
     fn lets_programs_read_counters(&self) -> bool {

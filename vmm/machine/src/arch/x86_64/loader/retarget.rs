@@ -1,13 +1,12 @@
 //! Replaces the RDPMC instructions of a kernel's image by RDMSR, which can exit to Tally (see [`vpmu_retarget`]).
 
-use vpmu_retarget::{Content, Image, Section, Site, Symbol};
-
 use log::info;
+use vpmu::shared_page::Registers;
+use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
 use super::added::Added;
 use super::segment::Segment;
 use super::{Kernel, Kind};
-use crate::arch::x86_64::pmu::Pmu;
 use crate::architecture::Format as _;
 use crate::loader::error::{LoadError, Problem};
 use crate::target::COUNTERS;
@@ -25,10 +24,15 @@ pub(super) struct Retargeted {
 /// Changes a kernel's image so that its accesses to the PMU can exit to Tally, and adds the code for the shared pages
 /// if the PMU and the kernel support them, and the code for RDPMC in programs if KVM lets that fault. Logs the
 /// changes.
-pub fn retarget(kernel: &mut Kernel, pmu: Pmu, cpus: u8, rdpmc_faults: bool) -> Result<(), LoadError> {
+pub fn retarget(
+    kernel: &mut Kernel,
+    page_registers: Option<&Registers>,
+    cpus: u8,
+    rdpmc_faults: bool,
+) -> Result<(), LoadError> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
-    if let Some(registers) = pmu.page_registers() {
-        match kernel.add_shared_pages(&registers, &sites, cpus) {
+    if let Some(registers) = page_registers {
+        match kernel.add_shared_pages(registers, &sites, cpus) {
             Some(Added { table, code }) => info!(
                 target: COUNTERS,
                 "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"

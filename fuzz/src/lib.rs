@@ -1,0 +1,232 @@
+//! Builds and runs the fuzz targets (the package `fuzz-targets`) with libFuzzer, on a stable compiler.
+//!
+//! `cargo fuzz run` of the crate cargo-fuzz does much the same. It would be one more tool to install, and it needs an
+//! unstable compiler for what it does by default. What is left without that is the compiler's flags below.
+//!
+//! Three folders belong to each target. Its corpus is committed, and small: `fuzz/targets/corpus/NAME`. Inputs that
+//! reach something new are kept between runs in `target/fuzz/corpus/NAME`, and findings in `target/fuzz/findings/NAME`.
+
+mod outcome;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fuzz_targets::{REPLAY_VARIABLE, TARGET_VARIABLE, Target};
+use guest_images::Progress;
+use guest_images::child::{Death, die_with_this_process};
+use tempfile::TempDir;
+
+pub use outcome::{Finding, Outcome, table};
+
+/// Makes the compiler count which edges of the code are taken and pass on what is compared, for libFuzzer. Checks of
+/// overflows are in the profile `fuzz`.
+const FLAGS: [&str; 7] = [
+    "--cfg",
+    "fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+/// libFuzzer is C++.
+const NEEDS: [&str; 1] = ["g++"];
+/// The compiler's name of the host, which is also the build's target.
+const TRIPLE: &str =
+    if cfg!(target_arch = "riscv64") { "riscv64gc-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
+/// Time after which one input counts as a finding. The targets count work where they can; this is for all other loops,
+/// and for a busy machine.
+const INPUT_LIMIT: &str = "-timeout=60";
+/// Most bytes of a target's committed corpus, without those that people have named.
+const MAX_CORPUS: u64 = 64 << 10;
+/// Memory with which a run counts as a finding, in MiB: more than the largest kernel, packed and unpacked.
+const MEMORY_LIMIT: &str = "-rss_limit_mb=3072";
+
+/// Why a target cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A package cannot be installed.
+    #[error(transparent)]
+    Lab(#[from] tally_lab::Error),
+    /// The targets do not compile.
+    #[error("the fuzz targets do not compile: {0}")]
+    Build(String),
+    /// A file cannot be used.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// libFuzzer has failed, which is not a finding.
+    #[error("{target}: libFuzzer ended with {status}; its last words are in {}", log.display())]
+    Failed {
+        /// Name of the target.
+        target: &'static str,
+        /// Status of the program.
+        status: String,
+        /// What it has printed.
+        log: PathBuf,
+    },
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { path, source }
+}
+
+/// The compiled targets.
+pub struct Fuzzer {
+    program: PathBuf,
+    /// The project's folder.
+    project: PathBuf,
+}
+
+impl Fuzzer {
+    /// Compiles the targets, unless that has been done. Installs what is missing for that.
+    pub fn build(progress: &mut Progress) -> Result<Self> {
+        tally_lab::ensure(&NEEDS, progress)?;
+        let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let project = fs::canonicalize(&project).map_err(file(&project))?;
+        progress.step("compiling the fuzz targets");
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(&project).args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--profile=fuzz",
+            "--package=fuzz-targets",
+        ]);
+        cargo.args(["--features=libfuzzer", "--bin=fuzz-target", "--target-dir=target/fuzz"]);
+        cargo.args(["--target", TRIPLE]);
+        // Instead of the flags in .cargo/config.toml: this program is not linked statically.
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f")).env_remove("RUSTFLAGS");
+        die_with_this_process(&mut cargo, Death::Terminate);
+        let status = cargo.status().map_err(|error| Error::Build(error.to_string()))?;
+        if !status.success() {
+            return Err(Error::Build(status.to_string()));
+        }
+        let program = project.join("target/fuzz").join(TRIPLE).join("fuzz/fuzz-target");
+        Ok(Self { program, project })
+    }
+
+    /// Returns the committed corpus of a target.
+    pub fn corpus(&self, target: &Target) -> PathBuf {
+        self.project.join("fuzz/targets/corpus").join(target.name)
+    }
+
+    /// Returns a folder below `target/fuzz`, and creates it.
+    fn folder(&self, kind: &str, name: &str) -> Result<PathBuf> {
+        let folder = self.project.join("target/fuzz").join(kind).join(name);
+        fs::create_dir_all(&folder).map_err(file(&folder))?;
+        Ok(folder)
+    }
+
+    /// Returns a command that runs a target, and its folder for temporary files, which is removed after it: a target
+    /// that has a finding cannot do that.
+    fn command(&self, target: &Target) -> Result<(Command, TempDir)> {
+        // A file system in memory is faster, where there is one.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
+        let folder = folder.map_err(file(memory))?;
+        let mut command = Command::new(&self.program);
+        command.env(TARGET_VARIABLE, target.name).env("TMPDIR", folder.path()).env("RUST_BACKTRACE", "1");
+        command.current_dir(&self.project).args([INPUT_LIMIT, MEMORY_LIMIT]);
+        die_with_this_process(&mut command, Death::Kill);
+        Ok((command, folder))
+    }
+
+    /// Runs a target for this time, or until its first finding.
+    pub fn run(&self, target: &'static Target, time: Duration) -> Result<Outcome> {
+        let (working, committed) = (self.folder("corpus", target.name)?, self.corpus(target));
+        let findings = self.folder("findings", target.name)?;
+        fs::create_dir_all(&committed).map_err(file(&committed))?;
+        let (mut command, _temporary) = self.command(target)?;
+        command.args([&working, &committed]);
+        command.arg(format!("-max_total_time={}", time.as_secs()));
+        command.arg(format!("-max_len={}", target.max_len));
+        command.arg(format!("-artifact_prefix={}/", findings.display()));
+        command.arg("-print_final_stats=1");
+        let (log, status) = self.log(target, command)?;
+        let text = String::from_utf8_lossy(&fs::read(&log).map_err(file(&log))?).into_owned();
+        Outcome::of(target, &text, status.success()).ok_or_else(|| Error::Failed {
+            target: target.name,
+            status: status.to_string(),
+            log,
+        })
+    }
+
+    /// Runs a command, and writes what it prints into a file.
+    fn log(&self, target: &Target, mut command: Command) -> Result<(PathBuf, std::process::ExitStatus)> {
+        let log = self.folder("logs", "")?.join(format!("{}.log", target.name));
+        let out = File::create(&log).map_err(file(&log))?;
+        let err = out.try_clone().map_err(file(&log))?;
+        let status = command.stdout(out).stderr(err).status().map_err(file(&self.program))?;
+        Ok((log, status))
+    }
+
+    /// Runs a target on one input. Returns whether it went well; what it prints goes to the terminal.
+    pub fn replay(&self, target: &Target, input: &Path) -> Result<bool> {
+        let input = fs::canonicalize(input).map_err(file(input))?;
+        let (mut command, _temporary) = self.command(target)?;
+        let status = command.env(REPLAY_VARIABLE, "1").arg(input).status().map_err(file(&self.program))?;
+        Ok(status.success())
+    }
+
+    /// Adds inputs that were kept to a target's committed corpus: of the few that reach as much as all of them, the
+    /// shortest, up to [`MAX_CORPUS`] bytes. Inputs with a name that a person has given stay.
+    pub fn merge(&self, target: &'static Target) -> Result<()> {
+        let (working, committed) = (self.folder("corpus", target.name)?, self.corpus(target));
+        let merged = self.folder("merged", target.name)?;
+        fs::remove_dir_all(&merged).and_then(|()| fs::create_dir(&merged)).map_err(file(&merged))?;
+        fs::create_dir_all(&committed).map_err(file(&committed))?;
+        let (mut command, _temporary) = self.command(target)?;
+        let folders: [OsString; 3] = [merged.clone().into(), committed.clone().into(), working.into()];
+        command.args(["-set_cover_merge=1".into(), OsString::from(format!("-max_len={}", target.max_len))]);
+        command.args(folders);
+        let (log, status) = self.log(target, command)?;
+        if !status.success() {
+            return Err(Error::Failed { target: target.name, status: status.to_string(), log });
+        }
+        let mut room = MAX_CORPUS;
+        for (len, input) in inputs(&committed)? {
+            if is_named(&input) {
+                room = room.saturating_sub(len);
+            } else {
+                fs::remove_file(&input).map_err(file(&input))?;
+            }
+        }
+        for (len, input) in inputs(&merged)? {
+            let Some(left) = room.checked_sub(len) else { break };
+            room = left;
+            let name = input.file_name().unwrap_or_default();
+            fs::copy(&input, committed.join(name)).map_err(file(&input))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the inputs in a folder with their lengths, the shortest first.
+fn inputs(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let read = || -> io::Result<Vec<(u64, PathBuf)>> {
+        fs::read_dir(folder)?
+            .map(|input| input.and_then(|input| Ok((input.metadata()?.len(), input.path()))))
+            .collect()
+    };
+    let mut inputs = read().map_err(file(folder))?;
+    inputs.sort();
+    Ok(inputs)
+}
+
+/// Returns whether a person has given an input its name. libFuzzer names inputs by their SHA-1.
+fn is_named(input: &Path) -> bool {
+    let name = input.file_name().unwrap_or_default().to_string_lossy();
+    name.len() != 40 || !name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}

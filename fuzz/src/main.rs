@@ -1,0 +1,125 @@
+//! `cargo fuzz`: runs the fuzz targets for as long as the user says.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use clap::Parser;
+use fuzz_targets::{TARGETS, Target, target};
+use guest_images::Progress;
+use tally_fuzz::{Error, Fuzzer, Outcome, table};
+
+/// Look for inputs with which Tally does what it never must
+#[derive(Parser)]
+#[command(
+    name = "cargo fuzz",
+    max_term_width = 80,
+    after_help = "\
+Inputs that reach something new are kept in target/fuzz/corpus, for the next
+run. A finding ends its target's run; the status is then 1.
+
+Examples:
+  cargo fuzz                        # all targets, a minute each
+  cargo fuzz --minutes 120 share    # one target for two hours
+  cargo fuzz --merge                # commit what the runs have kept"
+)]
+struct Arguments {
+    /// The targets; all if none is named
+    #[arg(value_name = "TARGET", value_parser = chosen)]
+    targets: Vec<&'static Target>,
+    /// Time for each target
+    #[arg(long, value_name = "N", default_value = "1")]
+    minutes: u64,
+    /// Number of targets that run at a time; default: as many as this machine has cores
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZero<usize>>,
+    /// Put the kept inputs into the committed corpus, as few of them as reach all, instead of a run
+    #[arg(long)]
+    merge: bool,
+    /// Run a target on this input alone
+    #[arg(long, value_name = "FILE", conflicts_with = "merge")]
+    replay: Option<PathBuf>,
+    /// Print the targets
+    #[arg(long)]
+    list: bool,
+}
+
+fn chosen(name: &str) -> Result<&'static Target, String> {
+    target(name).ok_or_else(|| {
+        let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+        format!("the targets are {}", names.join(", "))
+    })
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::parse();
+    if arguments.targets.is_empty() {
+        arguments.targets = TARGETS.iter().collect();
+    }
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("fuzz: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Does what the arguments say. Returns whether nothing was found.
+fn run(arguments: &Arguments) -> Result<bool, Error> {
+    if arguments.list {
+        for Target { name, about, .. } in &arguments.targets {
+            println!("{name:<10}{about}");
+        }
+        return Ok(true);
+    }
+    let mut progress = Progress::stderr("fuzz");
+    let fuzzer = Fuzzer::build(&mut progress)?;
+    progress.done();
+    if let Some(input) = &arguments.replay {
+        return arguments
+            .targets
+            .iter()
+            .try_fold(true, |all, target| Ok(fuzzer.replay(target, input)? && all));
+    }
+    if arguments.merge {
+        arguments.targets.iter().try_for_each(|target| fuzzer.merge(target))?;
+        return Ok(true);
+    }
+    let outcomes = run_all(&fuzzer, arguments)?;
+    print!("{}", table(&outcomes));
+    for Outcome { target, finding, .. } in &outcomes {
+        if let Some(finding) = finding {
+            println!("{target}: {}", finding.what);
+            println!("  cargo fuzz {target} --replay {}", finding.input.display());
+        }
+    }
+    Ok(outcomes.iter().all(|outcome| outcome.finding.is_none()))
+}
+
+/// Runs the targets, some at a time. Returns the outcomes in the order of the targets.
+fn run_all(fuzzer: &Fuzzer, arguments: &Arguments) -> Result<Vec<Outcome>, Error> {
+    let time = Duration::from_secs(arguments.minutes.saturating_mul(60));
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let jobs = arguments.jobs.map_or(cores, NonZero::get);
+    let waiting = Mutex::new(arguments.targets.iter().enumerate());
+    let outcomes = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..jobs.min(arguments.targets.len()) {
+            scope.spawn(|| {
+                let next = || waiting.lock().expect("no thread panics").next();
+                while let Some((number, target)) = next() {
+                    let outcome = fuzzer.run(target, time);
+                    outcomes.lock().expect("no thread panics").push((number, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner().expect("no thread panics");
+    outcomes.sort_by_key(|(number, _)| *number);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}

@@ -1,0 +1,374 @@
+//! A guest's accesses to its PMU, for each model, while the host counts, runs out of counters and changes its policy,
+//! and while another vCPU of the guest writes the shared page at any moment: between two exits, and whenever Tally looks
+//! at the page or asks the host for a count.
+//!
+//! The work of an exit is bounded, in calls of the host. No encoding reaches the host that no processor of its vendor
+//! has, that Linux gives a meaning of its own, or that the policy denies.
+
+mod host;
+
+use std::convert::Infallible;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use arbitrary::Arbitrary;
+use vpmu::model::{amd, intel, riscv};
+use vpmu::policy::{Allowed, Freeze, OnStarvation, Policy, Rule, Tier};
+use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, OFFERED, Page, THAWED};
+use vpmu::x86::{PMU_MSRS, PROGRAM_MSRS, RDPMC_MSRS, Vendor};
+use vpmu::{Access, Cause, Injected, Outcome, Platform, Switch, VirtualPmu};
+
+use host::{Host, Later};
+
+/// Maximum number of the host's calls in one exit, or for a new policy.
+const MAX_CALLS: usize = 600;
+/// Maximum number of alarms that one run of the guest has here.
+const MAX_ALARMS: usize = 32;
+/// Maximum number of notices in one exit.
+const MAX_NOTICES: usize = 64;
+
+#[derive(Debug, Arbitrary)]
+struct Input {
+    model: Model,
+    is_host_intel: bool,
+    has_page: bool,
+    policy: Rules,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Copy, Arbitrary)]
+enum Model {
+    K7,
+    Core,
+    V2(u8),
+    Intel { is_v5: bool, general: u8, fixed: u8, absent: u8 },
+    Riscv { programmable: u8, overflows: bool },
+}
+
+#[derive(Debug, Arbitrary)]
+enum Step {
+    Read(Register),
+    ReadInProgram(Register),
+    Write(Register, Value),
+    /// An SBI call.
+    Call {
+        function: u8,
+        arguments: [Value; 5],
+    },
+    /// The guest runs until each event has counted this.
+    Run {
+        counts: u16,
+        times: u8,
+    },
+    /// Time passes, and the timer expires if it is due.
+    Time {
+        microseconds: u32,
+        is_kicked: bool,
+    },
+    /// Others take the host's counters, or give them back.
+    Host {
+        is_starved: bool,
+        refuses: bool,
+    },
+    /// Another vCPU writes a word of the page: now, or at a later look at it.
+    Page {
+        word: u8,
+        value: Value,
+        later: u8,
+    },
+    /// The guest takes interrupts at once, and uses its page.
+    Guest {
+        is_at_next_entry: bool,
+        uses_page: bool,
+    },
+    Policy(Rules),
+    Switch {
+        counter: u8,
+        is_on: bool,
+    },
+    Report,
+    Completes {
+        is_user: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Arbitrary)]
+enum Register {
+    Known(u8),
+    Any(u32),
+}
+
+#[derive(Debug, Clone, Copy, Arbitrary)]
+enum Value {
+    Small(u8),
+    /// A bit.
+    Bit(u8),
+    /// A counter that overflows soon.
+    Before(u8),
+    /// A select with its usual bits.
+    Select(u8, u8),
+    /// A word of the page's protocol.
+    Word(u8),
+    Any(u64),
+}
+
+impl Value {
+    fn get(self) -> u64 {
+        match self {
+            Self::Small(value) => value.into(),
+            Self::Bit(bit) => 1 << (bit % 64),
+            Self::Before(counts) => u64::from(counts).wrapping_neg(),
+            Self::Select(unit_mask, event) => 0x53_0000 | u64::from(unit_mask) << 8 | u64::from(event),
+            Self::Word(number) => {
+                [ACTIVE, OFFERED, THAWED, IDLE, FREEZING, 0, u64::MAX][usize::from(number) % 7]
+            }
+            Self::Any(value) => value,
+        }
+    }
+}
+
+/// Returns all registers that a PMU may have.
+fn registers() -> &'static [u32] {
+    static ALL: OnceLock<Vec<u32>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let x86 =
+            PMU_MSRS.into_iter().chain(RDPMC_MSRS).chain([PROGRAM_MSRS]).flat_map(|range| range.take(16));
+        x86.chain(riscv::CYCLE..=riscv::LAST_COUNTER).chain([riscv::OVERFLOWS]).collect()
+    })
+}
+
+impl Register {
+    fn number(self) -> u32 {
+        let known = registers();
+        match self {
+            Self::Known(number) => known[usize::from(number) % known.len()],
+            Self::Any(number) => number,
+        }
+    }
+}
+
+/// A policy.
+#[derive(Debug, Arbitrary)]
+struct Rules {
+    tier: u8,
+    rule: u16,
+    min_period: u32,
+    max_interrupts: u16,
+    freeze: u8,
+    on_starvation: u8,
+}
+
+impl Rules {
+    fn policy(&self) -> Policy {
+        let tiers = [Tier::Enhanced, Tier::Standard, Tier::Architectural];
+        let allowed = match usize::from(self.tier) % 4 {
+            3 => Allowed::These(vec![Rule::Raw { mask: 0xff, value: u64::from(self.rule & 0xff) }]),
+            tier => Allowed::Tier(tiers[tier]),
+        };
+        let default = Policy::default();
+        Policy {
+            spare_counters: 0,
+            allowed,
+            min_period: u64::from(self.min_period).try_into().unwrap_or(default.min_period),
+            max_interrupts_per_second: u32::from(self.max_interrupts).try_into().ok(),
+            freeze: [Freeze::Guest, Freeze::Hybrid, Freeze::Host][usize::from(self.freeze) % 3],
+            on_starvation: [OnStarvation::Report, OnStarvation::Scale, OnStarvation::Stop]
+                [usize::from(self.on_starvation) % 3],
+        }
+    }
+}
+
+/// Returns a word of the page.
+fn word(page: &Page, number: u8) -> &AtomicU64 {
+    let slot = usize::from(number / 12) % MAX_SLOTS;
+    match number % 12 {
+        0 | 1 => &page.active,
+        2 => &page.freezing,
+        3 | 4 => &page.dirty,
+        5 => &page.cleared,
+        6 => &page.thaw,
+        7 => &page.thaw_must_exit,
+        8 => &page.lvt_entry,
+        9 | 10 => &page.written[slot],
+        _ => &page.tail_guard,
+    }
+}
+
+/// The memory of the page as Tally sees it.
+struct Memory {
+    page: Rc<Page>,
+    host: Host,
+}
+
+impl Deref for Memory {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        self.host.looks();
+        &self.page
+    }
+}
+
+/// The vCPU.
+struct Vcpu {
+    is_at_next_entry: bool,
+    uses_page: bool,
+    injected: usize,
+}
+
+impl Platform for Vcpu {
+    type Error = Infallible;
+
+    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+        self.injected += 1;
+        let _ = lvt_entry.map(|entry| entry.load(Relaxed));
+        Ok(if self.is_at_next_entry { Injected::AtNextEntry } else { Injected::Pending })
+    }
+
+    fn uses_shared_page(&mut self) -> bool {
+        self.uses_page
+    }
+}
+
+struct Machine {
+    pmu: VirtualPmu<Host>,
+    host: Host,
+    page: Rc<Page>,
+    vcpu: Vcpu,
+    is_riscv: bool,
+}
+
+impl Machine {
+    fn new(input: &Input) -> Self {
+        let vendor = if input.is_host_intel { Vendor::Intel } else { Vendor::Amd };
+        let page = Rc::<Page>::default();
+        let guest = match input.model {
+            Model::K7 | Model::Core | Model::V2(_) => Some(Vendor::Amd),
+            Model::Intel { .. } => Some(Vendor::Intel),
+            Model::Riscv { .. } => None,
+        };
+        let host = Host::new(guest.map(|guest| (guest, vendor)), Rc::clone(&page));
+        let source = host.clone();
+        let mut pmu = match input.model {
+            Model::K7 => VirtualPmu::amd(amd::Version::K7, vendor, source),
+            Model::Core => VirtualPmu::amd(amd::Version::Core, vendor, source),
+            Model::V2(counters) => {
+                let counters = 1 + usize::from(counters) % amd::MAX_COUNTERS;
+                VirtualPmu::amd(amd::Version::V2(counters), vendor, source)
+            }
+            Model::Intel { is_v5, general, fixed, absent } => {
+                let shape = intel::Shape {
+                    version: if is_v5 { intel::Version::V5 } else { intel::Version::V2 },
+                    general: 1 + usize::from(general) % intel::MAX_GENERAL,
+                    fixed: usize::from(fixed) % 4,
+                    absent: u32::from(absent % 128),
+                };
+                VirtualPmu::intel(shape, vendor, source)
+            }
+            Model::Riscv { programmable, overflows } => {
+                let programmable = usize::from(programmable) % (riscv::MAX_PROGRAMMABLE + 1);
+                VirtualPmu::riscv(riscv::Shape { programmable, overflows }, source)
+            }
+        };
+        if input.has_page {
+            pmu.share_page(Box::new(Memory { page: Rc::clone(&page), host: host.clone() }));
+        }
+        let vcpu = Vcpu { is_at_next_entry: true, uses_page: true, injected: 0 };
+        let mut machine = Self { pmu, host, page, vcpu, is_riscv: guest.is_none() };
+        machine.set_policy(&input.policy);
+        machine
+    }
+
+    fn set_policy(&mut self, rules: &Rules) {
+        let policy = rules.policy();
+        self.host.expect_policy(&policy);
+        self.pmu.set_policy(&policy);
+        self.check_calls();
+    }
+
+    /// Does what the vCPU's thread does after an exit, and checks how much that was.
+    fn after_exit(&mut self, cause: Cause) {
+        self.vcpu.injected = 0;
+        let Ok(next) = self.pmu.after_exit(cause, &mut self.vcpu);
+        assert!(next.notices.len() <= MAX_NOTICES, "{} notices", next.notices.len());
+        assert!(self.vcpu.injected <= 1, "{} interrupts in one exit", self.vcpu.injected);
+        self.check_calls();
+    }
+
+    fn check_calls(&self) {
+        let calls = self.host.take_calls();
+        assert!(calls <= MAX_CALLS, "{calls} calls of the host at once");
+    }
+
+    fn access(&mut self, access: Access) {
+        let outcome = self.pmu.access(access);
+        let is_read = !matches!(access, Access::Write(..));
+        assert!(is_read || !matches!(outcome, Outcome::Value(_)), "a write returns a value");
+        self.after_exit(Cause::Guest);
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Read(register) => self.access(Access::Read(register.number())),
+            Step::ReadInProgram(register) => self.access(Access::ReadInProgram(register.number())),
+            Step::Write(register, value) => self.access(Access::Write(register.number(), value.get())),
+            Step::Call { function, arguments } => {
+                if self.is_riscv {
+                    let [first, second, third, index, data] = arguments.map(Value::get);
+                    let _ = self.pmu.has_event(index, data);
+                    let _ = self.pmu.call(u64::from(function % 12), [first, second, third, index, data, 0]);
+                    self.after_exit(Cause::Guest);
+                }
+            }
+            Step::Run { counts, times } => {
+                for _ in 0..=(times % 4) {
+                    let mut left = u64::from(*counts);
+                    for _ in 0..MAX_ALARMS {
+                        let alarms = self.host.guest_runs(&mut left);
+                        self.after_exit(if alarms { Cause::Alarm } else { Cause::Guest });
+                        if left == 0 {
+                            break;
+                        }
+                    }
+                }
+            }
+            Step::Time { microseconds, is_kicked } => {
+                self.host.time_passes(Duration::from_micros((*microseconds).into()));
+                self.after_exit(if *is_kicked { Cause::Kick } else { Cause::AlarmAndKick });
+            }
+            Step::Host { is_starved, refuses } => self.host.set(*is_starved, *refuses),
+            Step::Page { word: number, value, later: 0 } => {
+                word(&self.page, *number).store(value.get(), Relaxed);
+            }
+            Step::Page { word, value, later } => {
+                self.host.write_later(Later { looks: *later, word: *word, value: value.get() });
+            }
+            Step::Guest { is_at_next_entry, uses_page } => {
+                (self.vcpu.is_at_next_entry, self.vcpu.uses_page) = (*is_at_next_entry, *uses_page);
+            }
+            Step::Policy(rules) => self.set_policy(rules),
+            Step::Switch { counter, is_on } => {
+                let to = if *is_on { Switch::On } else { Switch::Off };
+                self.pmu.set_counter_switch(usize::from(*counter % 40), to);
+            }
+            Step::Report => {
+                let report = self.pmu.report();
+                assert!(report.counters.len() <= 32, "{}", report.counters.len());
+            }
+            Step::Completes { is_user } => self.pmu.completes_instruction(|| *is_user),
+        }
+    }
+}
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let Some(input) = crate::parse::<Input>(data) else { return };
+    let mut machine = Machine::new(&input);
+    for step in &input.steps {
+        machine.step(step);
+    }
+}

@@ -1,0 +1,60 @@
+//! Runs each fuzz target on its corpus, so that what was once found stays mended.
+
+use std::fs;
+use std::path::Path;
+
+use fuzz_targets::{TARGETS, target};
+
+fn corpus() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")
+}
+
+/// Runs a target on its corpus.
+fn replay(name: &str) {
+    let target = target(name).expect("there is a target with this name");
+    let folder = corpus().join(name);
+    let mut inputs: Vec<_> = fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|input| input.expect("it can be read").path())
+        .collect();
+    inputs.sort();
+    assert!(!inputs.is_empty(), "{} is empty", folder.display());
+    for input in inputs {
+        let bytes = fs::read(&input).unwrap_or_else(|error| panic!("{}: {error}", input.display()));
+        assert!(bytes.len() <= target.max_len, "{} is too long", input.display());
+        let result = std::panic::catch_unwind(|| (target.run)(&bytes));
+        assert!(result.is_ok(), "cargo fuzz {name} --replay {}", input.display());
+    }
+}
+
+/// Defines tests, each of a target.
+macro_rules! corpora {
+    ($($test:ident: $target:literal),* $(,)?) => {
+        /// Names of the targets that have a test here.
+        const TESTED: &[&str] = &[$($target),*];
+
+        $(
+            #[test]
+            fn $test() {
+                replay($target);
+            }
+        )*
+    };
+}
+
+corpora! {
+    what_agents_have_said_does_no_harm: "agent",
+    kernel_files_are_loaded_or_refused_with_one_line: "kernels",
+    what_vms_and_logs_have_said_cannot_draw_on_a_terminal: "operator",
+    register_accesses_cost_the_host_a_bounded_time: "pmu",
+    rdpmc_is_found_in_bounded_time: "rdpmc",
+    riscv_kernels_are_changed_as_told_or_left_as_they_are: "riscv",
+    requests_do_not_lead_out_of_a_share_whose_files_change: "share",
+    rings_and_registers_leave_a_device_in_order: "virtio",
+}
+
+#[test]
+fn every_target_has_a_test() {
+    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    assert_eq!(names, TESTED);
+}

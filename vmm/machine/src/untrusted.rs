@@ -1,0 +1,37 @@
+//! What becomes of a kernel's file, without a machine: for the fuzz targets, which need no KVM.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use crate::arch;
+use crate::architecture::{Board as _, Format as _};
+use crate::loader::error::{LoadError, Problem};
+use crate::loader::image;
+use crate::loader::kernel::{Boot, Kernel};
+use crate::memory::GuestRam;
+
+/// Size of the guest's memory.
+const MEMORY: &str = "16M";
+
+/// Reads a kernel of this host's architecture from the content of its file, patches it, and loads it into a guest's
+/// memory. Returns the unpacked and patched image.
+pub fn load(file: &[u8]) -> Result<Vec<u8>, LoadError> {
+    let path = Path::new("kernel");
+    let (format, image) = arch::Format::read(&mut Cursor::new(file), file.len() as u64)
+        .map_err(|problem| problem.with(path))?;
+    let mut kernel = Kernel { path: path.to_owned(), image, format };
+    let _ = kernel.release();
+    arch::Format::retarget_without_kvm(&mut kernel)?;
+    let size = MEMORY.parse().expect("it is a size");
+    let ram = GuestRam::new(&size, arch::Board::ram)
+        .map_err(|error| Problem::Read(std::io::Error::other(error)).with(path))?;
+    let boot = Boot { ram: &ram, command_line: "console=ttyS0", initrd: None, initrd_prefix: &[] };
+    kernel.format.load(path, &kernel.image, &boot)?;
+    Ok(std::mem::take(&mut kernel.image))
+}
+
+/// Reads a RISC-V kernel from the content of its file, on hosts of every architecture. Returns the unpacked image.
+pub fn read_riscv_image(file: &[u8]) -> Result<Vec<u8>, LoadError> {
+    let read = image::read(&mut Cursor::new(file), file.len() as u64);
+    read.map(|(_, image)| image).map_err(|problem| problem.with(Path::new("kernel")))
+}

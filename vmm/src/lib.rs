@@ -1,0 +1,103 @@
+//! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
+//!
+//! From the command line ([`cli`]) a run goes through [`run`], which builds a machine (the crate `tally_machine`) and
+//! waits in the event loop ([`events`]) while the machine's threads run the guest. The other commands are the
+//! operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over the socket that
+//! each has ([`control`]).
+//!
+//! All of it is a library, so that the fuzz targets can reach what reads the bytes of others ([`untrusted`]). The
+//! program is [`main`] alone.
+
+mod agent;
+mod arch;
+mod cli;
+mod console;
+mod control;
+mod deadline;
+mod doctor;
+mod ending;
+mod event_log;
+mod events;
+mod fact;
+mod flamegraph;
+mod kvm;
+mod lab;
+mod logging;
+mod metrics;
+mod operator;
+mod packaging;
+mod policy;
+mod run;
+mod sandbox;
+mod signals;
+mod stat;
+mod status;
+mod stderr;
+mod terminal;
+pub mod untrusted;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use cli::{Cli, Command, FAILURE};
+use event_log::EventLog;
+
+/// Runs the command line. Returns the status of the process.
+pub fn main() -> ExitCode {
+    end_on_panic();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return cli::refuse(&error),
+    };
+    let result = init_logging(&cli.command).and_then(|log| match &cli.command {
+        Command::Run(options) => run::run(options, log.as_ref()),
+        Command::Log(options) => operator::log(options),
+        Command::List(options) => stat::list(options),
+        Command::Stat(options) => stat::stat(options),
+        Command::Policy(options) => operator::change_policy(options),
+        Command::Doctor(options) => doctor::doctor(options),
+        Command::Check(options) => arch::check::check(options.pmu, options.counters),
+        Command::Lab { arguments } => lab::run(&[], arguments),
+        Command::Bench { arguments } => lab::run(&["bench"], arguments),
+        Command::Completions { shell } => packaging::completions(*shell),
+        Command::Man { folder } => packaging::manual(folder.as_deref()),
+    });
+    result.unwrap_or_else(|error| {
+        stderr::say(&format_args!("{error:#}"));
+        ExitCode::from(FAILURE)
+    })
+}
+
+/// Opens the event log, if requested, and installs the logger.
+fn init_logging(command: &Command) -> Result<Option<Arc<EventLog>>> {
+    let (verbosity, path, size) = match command {
+        Command::Run(options) => (options.verbose, options.pmu_log.as_deref(), options.pmu_log_size),
+        _ => (0, None, 0),
+    };
+    let create =
+        |path| EventLog::create(path, size).with_context(|| format!("{}: cannot be written", path.display()));
+    let log = path.map(create).transpose()?.map(Arc::new);
+    logging::begin(verbosity, log.clone());
+    Ok(log)
+}
+
+/// Installs a panic hook: a panic in any thread prints one line and exits with FAILURE.
+fn end_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        terminal::restore();
+        if thread::current().name() == Some("main") {
+            // Other threads may not be allowed to. Clients remove the socket of a process that has ended.
+            control::close();
+        }
+        let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
+        let what = info.payload_as_str().unwrap_or("no message");
+        stderr::say(&format_args!("internal error{place}: {what}"));
+        log::logger().flush();
+        // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
+        unsafe { libc::_exit(FAILURE.into()) };
+    }));
+}

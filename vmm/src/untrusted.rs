@@ -1,0 +1,108 @@
+//! What others say to Tally, without sockets, files and threads around it: running VMs to `tally list` and `tally
+//! stat`, clients to a VM, an event log to `tally log --show`, and the guest's agent to the host. The fuzz targets call
+//! these functions; the program does not.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use devices::virtio::Transport;
+use guest_agent::protocol::{self, Size, Start};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::agent::{self, Input, Next, OnClose, Sink, Streams};
+use crate::control::client;
+use crate::control::message::{self, Request};
+use crate::ending::{Ending, Reporter};
+use crate::event_log::{self, Part};
+use crate::stat;
+
+/// Returns what `tally list`, `tally stat` and `tally policy` print for the answer of a VM, or for its error. `None` if
+/// the VM said nothing.
+pub fn answer(bytes: &[u8]) -> Option<String> {
+    match client::answer(0, &mut &*bytes) {
+        Ok(answer) => Some(stat::shown(&answer)),
+        Err(client::ClientError::Ended(_)) => None,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Returns whether a VM takes this for a request.
+pub fn is_request(bytes: &[u8]) -> bool {
+    matches!(message::receive::<Request>(&mut &*bytes), Ok(Some(_)))
+}
+
+/// Prints the event log with this content as `tally log --show` does, or only its summary. Returns the error that ends
+/// the log.
+pub fn log(bytes: &[u8], only_summary: bool, out: &mut impl Write) -> io::Result<Option<String>> {
+    let part = if only_summary { Part::Summary } else { Part::All };
+    event_log::show_bytes(bytes, part, out).map(|damage| damage.map(|damage| damage.to_string()))
+}
+
+/// The host's side of the agent, without its thread.
+pub struct Agent {
+    host: agent::Agent,
+    handle: Option<agent::Handle>,
+    endings: Receiver<Ending>,
+}
+
+impl Agent {
+    /// Creates the host's side, and the transport of its console in the guest's `memory`. The command's input is read
+    /// from `input`, and its output and errors are written to files.
+    pub fn new(
+        memory: GuestMemoryMmap,
+        input: File,
+        [output, errors]: [File; 2],
+    ) -> io::Result<(Self, Arc<Transport>)> {
+        let console = agent::console();
+        let transport = Transport::new(&console, memory, EventFd::new(libc::EFD_NONBLOCK)?)?;
+        let streams = Streams {
+            input: Some((protocol::STDIN as usize, Input::file(input))),
+            outputs: vec![
+                (protocol::STDOUT as usize, Sink::new(output, OnClose::End)),
+                (protocol::STDERR as usize, Sink::new(errors, OnClose::Discard)),
+            ],
+        };
+        let (sender, endings) = channel();
+        let reporter = Reporter::new(sender, EventFd::new(libc::EFD_NONBLOCK)?);
+        let start = Start { command: vec!["true".into()], ..Start::default() };
+        let (host, handle) = agent::Agent::new(Arc::clone(&transport), console, start, streams, reporter)?;
+        Ok((Self { host, handle: Some(handle), endings }, transport))
+    }
+
+    /// Does what the agent's thread does each time it wakes up. Returns false at the thread's end.
+    pub fn turn(&mut self) -> bool {
+        let is_ending = self.host.take_orders();
+        self.host.read_input();
+        self.host.work() != Next::End && !is_ending
+    }
+
+    /// Passes on a signal. Returns false if it ends the machine.
+    pub fn signal(&self, signal: i32) -> bool {
+        self.handle.as_ref().is_some_and(|handle| handle.signal(signal))
+    }
+
+    /// Passes on the size of the terminal.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        if let Some(handle) = &self.handle {
+            handle.resize(Size { rows, columns });
+        }
+    }
+
+    /// The machine ends: the thread is told.
+    pub fn end(&mut self) {
+        self.handle = None;
+    }
+
+    /// Returns the number of bytes that wait for room in the guest's queue.
+    pub fn waiting(&self) -> usize {
+        self.host.waiting()
+    }
+
+    /// Returns the endings that were reported, as text.
+    pub fn endings(&self) -> impl Iterator<Item = String> {
+        self.endings.try_iter().map(|ending| ending.to_string())
+    }
+}
