@@ -38,7 +38,7 @@ pub fn is_request(bytes: &[u8]) -> bool {
 /// the log.
 pub fn log(bytes: &[u8], only_summary: bool, out: &mut impl Write) -> io::Result<Option<String>> {
     let part = if only_summary { Part::Summary } else { Part::All };
-    event_log::show_bytes(bytes, part, out).map(|damage| damage.map(|damage| damage.to_string()))
+    event_log::show_bytes(bytes, part, out)
 }
 
 /// The host's side of the agent, without its thread.

@@ -14,10 +14,16 @@ fn project() -> PathBuf {
 
 /// Returns the paths of all pages.
 fn pages() -> Vec<PathBuf> {
-    let mut pages: Vec<_> =
-        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "vmm/lab/README.md", "vmm/lab/cpu/README.md"]
-            .map(|page| project().join(page))
-            .into();
+    let mut pages: Vec<_> = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "vmm/lab/README.md",
+        "vmm/lab/cpu/README.md",
+    ]
+    .map(|page| project().join(page))
+    .into();
     let docs = fs::read_dir(project().join("docs")).expect("there is documentation");
     pages.extend(
         docs.map(|entry| entry.expect("it can be read").path())

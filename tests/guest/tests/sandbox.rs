@@ -13,7 +13,7 @@ use tempfile::TempDir;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The threads of a VM with a disk, a share, an event log and metrics. The main thread has the program's name.
 const THREADS: [&str; 8] = ["control", "disk0", "log", "metrics", "share0", "signals", "tally", "vcpu0"];
-/// Bits of capabilities, by `linux/capability.h`: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID; PERFMON.
+/// Bits of capabilities, by `linux/capability.h`: `CHOWN` to `FSETID`, which are five; `PERFMON`.
 const FILES: u64 = 0b1_1111;
 const PERFMON: u64 = 1 << 38;
 
