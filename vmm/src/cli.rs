@@ -133,7 +133,7 @@ pub struct Run {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
-    /// Memory size, in bytes or with K, M or G
+    /// Memory, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
     /// A host folder, at the same path in the guest, read-only unless it ends in `:rw`
@@ -163,7 +163,7 @@ pub struct Run {
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<Address>,
-    /// Confine this process: on, log or off [default: off]
+    /// Confine this VM: on, log or off [default: off]
     #[arg(long, value_name = "MODE", value_parser = sandbox(), default_value = "off", hide_default_value = true, hide_possible_values = true)]
     pub sandbox: sandbox::Mode,
     /// Name of this VM [default: what it runs]
