@@ -163,8 +163,8 @@ pub struct Run {
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<Address>,
-    /// Confine this VM: on, log or off [default: off]
-    #[arg(long, value_name = "MODE", value_parser = sandbox(), default_value = "off", hide_default_value = true, hide_possible_values = true)]
+    /// Confine this VM: on, log or off [default: on]
+    #[arg(long, value_name = "MODE", value_parser = sandbox(), default_value = "on", hide_default_value = true, hide_possible_values = true)]
     pub sandbox: sandbox::Mode,
     /// Name of this VM [default: what it runs]
     #[arg(long, value_name = "NAME")]

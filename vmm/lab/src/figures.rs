@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use guest_images::{Arch, Progress, Suite};
 use tally_lab::peer::{self, Machine};
-use tally_lab::pmu_figures::{self, Programs};
+use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
 use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Result, Scenario, published};
@@ -106,7 +106,7 @@ fn pmu(progress: &mut Progress) -> Result<String> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
     let tally = beside::program("tally", progress)?;
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
-    let pmus = ["amd", "amd-legacy", "intel", "intel-v2", "kvm"];
+    let pmus = ["amd", UNCONFINED, "amd-legacy", "intel", "intel-v2", "kvm"];
     let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
     Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
 }

@@ -46,9 +46,12 @@ pub struct Programs {
 /// The host itself, in place of a PMU's name. Only on RISC-V.
 pub const HOST: &str = "host";
 
+/// AMD's PMU without Tally's sandbox.
+pub const UNCONFINED: &str = "amd,unconfined";
+
 /// Costs with one PMU.
 pub struct Figures {
-    /// Name of the PMU in `tally run --pmu NAME`, or [`HOST`].
+    /// Name of the PMU in `tally run --pmu NAME`, [`UNCONFINED`] or [`HOST`].
     pub pmu: &'static str,
     exits: Windows,
     time: Windows,

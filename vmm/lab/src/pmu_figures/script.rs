@@ -7,10 +7,12 @@ use guest_images::Arch;
 use super::{HOST, riscv64};
 
 /// The functions for both architectures. Tracing starts at the first mark, by a trigger of the mark's event.
+/// `NAME,unconfined` is the PMU without Tally's sandbox.
 const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {
-    exec ./tally run --append cryptomgr.notests --pmu $1 -- ./pmu-workload
+    case $1 in *,unconfined) sandbox=off ;; *) sandbox=on ;; esac
+    exec ./tally run --append cryptomgr.notests --pmu ${1%,*} --sandbox $sandbox -- ./pmu-workload
 }
 trace() {
     echo 0 >$T/tracing_on
