@@ -154,6 +154,16 @@ impl<S: Source> Bank<S> {
         self.counters[counter].value
     }
 
+    /// Returns whether an overflow of a counter is delayed: it came too soon after the one before it.
+    pub fn delays(&self, counter: usize) -> bool {
+        self.counters[counter].overflow_delayed
+    }
+
+    /// Delays the report of an overflow of a counter that stands still.
+    pub fn delay(&mut self, counter: usize) {
+        self.counters[counter].overflow_delayed = true;
+    }
+
     /// Writes a counter; bits beyond its width are dropped.
     pub fn write(&mut self, counter: usize, value: u64) {
         let mask = self.mask();

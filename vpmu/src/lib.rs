@@ -81,6 +81,7 @@ pub mod policy;
 pub mod report;
 pub mod shared_page;
 pub mod source;
+pub mod state;
 mod tier;
 pub mod translation;
 mod unit;

@@ -13,6 +13,7 @@ use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
 use crate::source::Source;
+use crate::state::{Mismatch, Registers, UnitState};
 use crate::unit::Unit;
 use riscv::sbi::Answer;
 
@@ -44,6 +45,15 @@ pub(crate) trait Model<S: Source> {
     fn instructions(&self) -> &'static [Event] {
         &[Event::Generic(GenericEvent::Instructions)]
     }
+
+    /// Returns the registers that the model keeps itself. The unit's state was saved before.
+    fn save(&mut self) -> Registers;
+
+    /// Returns an error unless this model can have had these registers.
+    fn check(&self, registers: &Registers) -> Result<(), Mismatch>;
+
+    /// Restores registers that [`Self::check`] has passed, and the unit's state.
+    fn restore(&mut self, registers: &Registers, unit: &UnitState);
 
     /// Returns the counters behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;

@@ -28,6 +28,7 @@ use crate::policy::{OnStarvation, Policy};
 use crate::report::Report;
 use crate::shared_page::{Page, Registers};
 use crate::source::Source;
+use crate::state::{Mismatch, PmuState};
 use crate::unit::Switch;
 use crate::x86::Vendor;
 use page::SharedPage;
@@ -257,6 +258,24 @@ impl<S: Source> VirtualPmu<S> {
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
         self.withdraw_page();
         self.model.unit().set_counter_switch(counter, to)
+    }
+
+    /// Returns the state that the guest can see. The vCPU must not run in the guest meanwhile, and [`Self::after_exit`] has handled its
+    /// last exit. The PMU can be used further.
+    pub fn save(&mut self) -> PmuState {
+        self.withdraw_page();
+        let unit = self.model.unit().save();
+        PmuState { registers: self.model.save(), unit }
+    }
+
+    /// Restores a state that another PMU of the same kind has saved; the policy is set before. Does nothing if the state cannot be one
+    /// of this PMU. The guest's memory has to be restored as well: its kernel notes on the shared page whether it uses that.
+    pub fn restore(&mut self, state: &PmuState) -> Result<(), Mismatch> {
+        self.model.check(&state.registers)?;
+        self.model.unit().check(&state.unit)?;
+        self.withdraw_page();
+        self.model.restore(&state.registers, &state.unit);
+        Ok(())
     }
 
     /// Reports the counters and what was done for them. Events are named in the guest's terms.

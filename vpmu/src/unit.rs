@@ -2,6 +2,7 @@
 //! overflowed, and an overflow interrupts. A register model adds the registers.
 
 mod rate_limiter;
+mod state;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -300,14 +301,14 @@ impl<S: Source> Unit<S> {
         self.bank.is_backed()
     }
 
-    /// Returns whether counters have lost their hardware or got it back since [`Self::forget_hardware_changed`].
+    /// Returns whether counters have lost their hardware or got it back since that was last cleared.
     pub fn hardware_changed(&mut self) -> bool {
         self.bank.hardware().changed()
     }
 
-    /// Clears [`Self::hardware_changed`].
-    pub fn forget_hardware_changed(&mut self) {
-        self.bank.hardware().forget_changed();
+    /// Sets whether [`Self::hardware_changed`] returns true.
+    pub fn set_hardware_changed(&mut self, changed: bool) {
+        self.bank.hardware().set_changed(changed);
     }
 
     /// Takes the pending interrupt. Returns true if one is to be injected.

@@ -27,14 +27,14 @@ impl Hardware {
         self.starved
     }
 
-    /// Returns whether counters have lost their hardware or got it back since [`Self::forget_changed`].
+    /// Returns whether counters have lost their hardware or got it back since that was last cleared.
     pub fn changed(&self) -> bool {
         self.changed
     }
 
-    /// Clears [`Self::changed`].
-    pub fn forget_changed(&mut self) {
-        self.changed = false;
+    /// Sets what [`Self::changed`] returns.
+    pub fn set_changed(&mut self, changed: bool) {
+        self.changed = changed;
     }
 }
 

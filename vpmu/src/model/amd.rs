@@ -17,6 +17,7 @@ use crate::policy::Policy;
 use crate::report::Report;
 use crate::shared_page::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
+use crate::state::{self, Mismatch, UnitState, check};
 use crate::unit::Unit;
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
@@ -48,6 +49,15 @@ impl Version {
             Self::K7 => K7_COUNTERS,
             Self::Core => MAX_COUNTERS,
             Self::V2(counters) => counters,
+        }
+    }
+
+    /// Returns its name in a saved state.
+    fn name(self) -> &'static str {
+        match self {
+            Self::K7 => "k7",
+            Self::Core => "core",
+            Self::V2(_) => "v2",
         }
     }
 
@@ -165,6 +175,28 @@ impl<S: Source> Model<S> for Amd<S> {
 
     fn instructions(&self) -> &'static [Event] {
         &x86::INSTRUCTIONS
+    }
+
+    fn save(&mut self) -> state::Registers {
+        let selects = self.selects.iter().map(|select| select.value()).collect();
+        state::Registers::Amd { version: self.version.name().to_owned(), selects }
+    }
+
+    fn check(&self, registers: &state::Registers) -> Result<(), Mismatch> {
+        let state::Registers::Amd { version, selects } = registers else { return Err(Mismatch::Shape) };
+        if version != self.version.name() || selects.len() != self.selects.len() {
+            return Err(Mismatch::Shape);
+        }
+        check(selects.iter().all(|select| select & !Select::DEFINED == 0), "event selects")
+    }
+
+    fn restore(&mut self, registers: &state::Registers, unit: &UnitState) {
+        let state::Registers::Amd { selects, .. } = registers else { return };
+        self.unit.halt();
+        for (counter, select) in selects.iter().enumerate() {
+            self.select(counter, Select::from(*select));
+        }
+        self.unit.resume(unit);
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

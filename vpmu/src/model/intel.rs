@@ -18,6 +18,7 @@ use crate::policy::Policy;
 use crate::report::Report;
 use crate::shared_page::{Counters, Registers, Slot, Stride};
 use crate::source::Source;
+use crate::state::{self, Mismatch, UnitState, check};
 use crate::unit::{CounterConfig, Unit};
 use crate::x86::{self, Leaf, Vendor};
 use register::Register;
@@ -50,6 +51,16 @@ pub enum Version {
     V2,
     /// Adds full-width writes, bits of the global status that software can set, and a status bit for a freeze.
     V5,
+}
+
+impl Version {
+    /// Returns its name in a saved state.
+    fn name(self) -> &'static str {
+        match self {
+            Self::V2 => "v2",
+            Self::V5 => "v5",
+        }
+    }
 }
 
 /// The PMU that the guest's CPUID announces.
@@ -211,7 +222,7 @@ impl<S: Source> Intel<S> {
             self.unit.set_frozen(false);
         }
         if bits & CONDITION_CHANGED != 0 {
-            self.unit.forget_hardware_changed();
+            self.unit.set_hardware_changed(false);
         }
     }
 
@@ -332,6 +343,45 @@ impl<S: Source> Model<S> for Intel<S> {
 
     fn instructions(&self) -> &'static [Event] {
         &x86::INSTRUCTIONS
+    }
+
+    fn save(&mut self) -> state::Registers {
+        state::Registers::Intel {
+            version: self.shape.version.name().to_owned(),
+            selects: self.selects.iter().map(|select| select.value()).collect(),
+            fixed_control: self.fixed_control.value(),
+            debug_control: self.debug_control,
+            hardware_changed: self.unit.hardware_changed(),
+        }
+    }
+
+    fn check(&self, registers: &state::Registers) -> Result<(), Mismatch> {
+        let state::Registers::Intel { version, selects, fixed_control, debug_control, .. } = registers else {
+            return Err(Mismatch::Shape);
+        };
+        if version != self.shape.version.name() || selects.len() != self.selects.len() {
+            return Err(Mismatch::Shape);
+        }
+        check(selects.iter().all(|select| select & !Select::DEFINED == 0), "event selects")?;
+        check(fixed_control & !FixedControl::defined(self.shape.fixed) == 0, "fixed control")?;
+        check(debug_control & !x86::FREEZE_PERFMON_ON_PMI == 0, "debug control")
+    }
+
+    fn restore(&mut self, registers: &state::Registers, unit: &UnitState) {
+        let state::Registers::Intel { selects, fixed_control, debug_control, hardware_changed, .. } =
+            registers
+        else {
+            return;
+        };
+        self.unit.halt();
+        for (counter, select) in selects.iter().enumerate() {
+            self.select(counter, Select::from(*select));
+        }
+        self.control_fixed(FixedControl::from(*fixed_control));
+        self.debug_control = *debug_control;
+        self.unit.set_freeze_on_pmi(*debug_control != 0);
+        self.unit.set_hardware_changed(*hardware_changed);
+        self.unit.resume(unit);
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -28,6 +28,7 @@ use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::{Report, State};
 use crate::source::Source;
+use crate::state::{self, Mismatch, SbiUse, UnitState, check};
 use crate::unit::{CounterConfig, Unit};
 use sbi::{Config, Error};
 
@@ -292,6 +293,45 @@ impl<S: Source> Model<S> for Riscv<S> {
             self.unit.replace_event(counter, selection);
         }
         self.unit.set_policy(policy);
+    }
+
+    fn save(&mut self) -> state::Registers {
+        let saved = |used: &Use| {
+            let (index, data) = event::encode(used.event);
+            let counts = |modes: [Filter; 2]| used.filter.is_some_and(|filter| modes.contains(&filter));
+            let (user, kernel) = (counts([Filter::User, Filter::All]), counts([Filter::Kernel, Filter::All]));
+            SbiUse { index, data, user, kernel }
+        };
+        let uses = self.uses.iter().map(|used| used.as_ref().map(saved)).collect();
+        state::Registers::Riscv { overflows: self.shape.overflows, uses }
+    }
+
+    fn check(&self, registers: &state::Registers) -> Result<(), Mismatch> {
+        let state::Registers::Riscv { overflows, uses } = registers else { return Err(Mismatch::Shape) };
+        if *overflows != self.shape.overflows || uses.len() != self.uses.len() {
+            return Err(Mismatch::Shape);
+        }
+        for (counter, used) in uses.iter().enumerate() {
+            let Some(used) = used else { continue };
+            let event = event::decode(used.index, used.data);
+            let able = event.map_or(0, |event| self.shape.programmable() | fixed_for(event));
+            check(able & 1 << counter != 0, "counters' events")?;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, registers: &state::Registers, unit: &UnitState) {
+        let state::Registers::Riscv { uses, .. } = registers else { return };
+        self.unit.halt();
+        for (counter, used) in uses.iter().enumerate() {
+            self.uses[counter] = None;
+            if let Some((used, event)) =
+                used.and_then(|used| Some((used, event::decode(used.index, used.data)?)))
+            {
+                self.configure(counter, Use { event, filter: Filter::of(used.user, used.kernel) });
+            }
+        }
+        self.unit.resume(unit);
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -32,6 +32,16 @@ impl RateLimiter {
         self.spent_up_to = self.spent_up_to.max(now) + self.interval;
         Ok(())
     }
+
+    /// Returns how long it takes until all tokens spent so far have arrived.
+    pub fn spent_ahead(&self, now: Duration) -> Duration {
+        self.spent_up_to.saturating_sub(now)
+    }
+
+    /// Sets how long it takes until all tokens spent so far have arrived, as far as that many can be spent.
+    pub fn spend_ahead(&mut self, now: Duration, time: Duration) {
+        self.spent_up_to = now.saturating_add(time.min(self.burst + self.interval));
+    }
 }
 
 #[cfg(test)]

@@ -54,6 +54,14 @@ fn index(generic: GenericEvent) -> u64 {
     (1..).zip(GENERAL).find(|(_, general)| *general == generic).map_or(0, |(code, _)| code)
 }
 
+/// Returns the index and the data from which [`decode`] makes an event.
+pub fn encode(event: Event) -> (u64, u64) {
+    match event {
+        Event::Generic(generic) => (index(generic), 0),
+        Event::Raw(code) | Event::Absent { code, .. } | Event::Denied { code, .. } => (3 << 16, code),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
