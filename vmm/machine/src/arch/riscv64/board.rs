@@ -13,6 +13,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
+use super::entropy::entropy;
 use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
 use super::pmu::{Model, Pmu};
@@ -103,6 +104,7 @@ impl architecture::Board for Board {
             virtio,
             command_line: plan.command_line,
             initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
+            seed: entropy(),
         };
         let (address, room) = memory::device_tree(plan.ram.size());
         let tree = fdt::tree(&machine).map_err(|error| MachineError::Firmware(error.to_string()))?;
