@@ -16,7 +16,7 @@ use super::aia::{self, Controllers};
 use super::entropy::entropy;
 use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
-use super::pmu::{Model, Pmu};
+use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
 use super::{fdt, isa, memory};
 use crate::architecture::{self, FirstVirtio, PmuModel};
@@ -33,6 +33,8 @@ pub struct Board {
     /// Destination of what the kernel writes with SBI calls.
     output: Arc<Mutex<dyn Write + Send>>,
     controllers: Controllers,
+    /// Address of the first vCPU's shared page, if the kernel uses such pages.
+    pages: Option<u64>,
 }
 
 impl Board {
@@ -51,7 +53,7 @@ impl architecture::Board for Board {
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
     type Controllers = Controllers;
-    type PmuLink = Controllers;
+    type PmuLink = Link;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -129,7 +131,8 @@ impl architecture::Board for Board {
         controllers: Controllers,
     ) -> Result<Self, MachineError> {
         let output = Arc::new(Mutex::new((plan.console)()));
-        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
+        let pages = plan.kernel.format.pages();
+        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers, pages })
     }
 
     /// Sets each vCPU's SBI extensions and registers.
@@ -169,8 +172,8 @@ impl architecture::Board for Board {
         Ok(())
     }
 
-    fn pmu_link(&self) -> Controllers {
-        self.controllers.clone()
+    fn pmu_link(&self) -> Link {
+        Link { controllers: self.controllers.clone(), pages: self.pages }
     }
 
     /// Handles a load from an address that is not RAM.
