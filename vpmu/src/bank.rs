@@ -13,6 +13,7 @@ mod counter;
 mod deferral;
 mod floor;
 mod hardware;
+pub mod held;
 mod host_event;
 mod record;
 mod report;

@@ -29,6 +29,14 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Returns whether this is a kind of cycles. No processor counts the same number of them twice.
+    pub fn is_time(self) -> bool {
+        use GenericEvent::{BusCycles, Cycles, ReferenceCycles, StalledBackend, StalledFrontend};
+        matches!(self, Self::Generic(Cycles | ReferenceCycles | BusCycles | StalledFrontend | StalledBackend))
+    }
+}
+
 /// An event that Linux has a name for (`enum perf_hw_id`, `PERF_TYPE_HW_CACHE`).
 ///
 /// The first five count the same on all processors. Which caches the others are about, and what a stall is, depends on

@@ -79,6 +79,7 @@ mod outcome;
 mod pmu;
 pub mod policy;
 pub mod report;
+pub mod sbi_page;
 pub mod shared_page;
 pub mod source;
 pub mod state;

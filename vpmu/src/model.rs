@@ -12,6 +12,7 @@ use crate::event::{Event, GenericEvent};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
+use crate::sbi_page;
 use crate::source::Source;
 use crate::state::{Mismatch, Registers, UnitState};
 use crate::unit::Unit;
@@ -40,6 +41,22 @@ pub(crate) trait Model<S: Source> {
     fn has_event(&mut self, _index: u64, _data: u64) -> bool {
         false
     }
+
+    /// Shares a page with the guest's kernel, for a PMU whose registers are accessed by SBI calls.
+    fn share_page(&mut self, _page: sbi_page::Shared) {}
+
+    /// Applies the calls that were made on the page, and withdraws the page until the next entry. Returns true if all counters were
+    /// updated.
+    fn apply_page(&mut self) -> bool {
+        false
+    }
+
+    /// Prepares [`Self::activate_page`] after an exit, before the pending interrupt is taken.
+    fn prepare_page(&mut self) {}
+
+    /// Makes the page available for the next entry, if this exit permits that. `is_interrupted` says that an overflow interrupt was
+    /// injected.
+    fn activate_page(&mut self, _is_interrupted: bool) {}
 
     /// Returns the events that count all retired instructions.
     fn instructions(&self) -> &'static [Event] {

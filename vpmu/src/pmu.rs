@@ -26,6 +26,7 @@ use crate::notice::Notice;
 use crate::outcome::Outcome;
 use crate::policy::{OnStarvation, Policy};
 use crate::report::Report;
+use crate::sbi_page;
 use crate::shared_page::{Page, Registers};
 use crate::source::Source;
 use crate::state::{Mismatch, PmuState};
@@ -151,6 +152,12 @@ impl<S: Source> VirtualPmu<S> {
         self.page = self.page_registers.take().map(|registers| SharedPage::new(registers, memory));
     }
 
+    /// Shares a page of the guest's memory with the guest's kernel, on which it makes SBI calls (see [`crate::sbi_page`]). Does nothing for
+    /// other PMUs than RISC-V's.
+    pub fn share_sbi_page(&mut self, page: sbi_page::Shared) {
+        self.model.share_page(page);
+    }
+
     /// Handles a guest's access to a register. The VMM calls [`Self::after_exit`] next, as after every exit.
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
@@ -191,6 +198,7 @@ impl<S: Source> VirtualPmu<S> {
     /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the exception: its
     /// list is in the guest's memory, so the VMM asks for each event in it ([`Self::has_event`]).
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        self.model.apply_page();
         self.model.call(function, arguments)
     }
 
@@ -226,11 +234,14 @@ impl<S: Source> VirtualPmu<S> {
                 }
             }
         }
-        let mut at_next_entry = false;
+        self.model.prepare_page();
+        let unit = self.model.unit();
+        let (mut is_interrupted, mut at_next_entry) = (false, false);
         if unit.take_interrupt() {
             trace!("overflow interrupt: injecting");
             let lvt_entry = self.page.as_mut().and_then(SharedPage::lvt_entry);
             at_next_entry = platform.inject(lvt_entry)? == Injected::AtNextEntry;
+            is_interrupted = true;
         }
         if is_alarm {
             unit.alarm_delivered(at_next_entry);
@@ -244,6 +255,7 @@ impl<S: Source> VirtualPmu<S> {
             }
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
+        self.model.activate_page(is_alarm && is_interrupted);
         Ok(Next { wake, pause, notices })
     }
 
@@ -311,11 +323,13 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all counters.
     fn apply_page(&mut self) -> bool {
-        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
+        let is_updated = self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model));
+        is_updated | self.model.apply_page()
     }
 
     /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
     fn withdraw_page(&mut self) {
+        self.model.apply_page();
         if let Some(page) = &mut self.page {
             page.apply(&mut *self.model);
             page.withdraw();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bank::held::Held;
 use crate::bank::{Alarm, Bank};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
@@ -190,6 +191,11 @@ impl<S: Source> Unit<S> {
         self.status
     }
 
+    /// Returns global status as of the last update.
+    pub fn known_status(&self) -> u64 {
+        self.status
+    }
+
     /// Clears bits of global status.
     pub fn clear_status(&mut self, counters: u64) {
         self.bank.kernel_accesses();
@@ -238,6 +244,29 @@ impl<S: Source> Unit<S> {
     pub fn commit(&mut self) {
         self.bank.commit();
         self.take_overflows();
+    }
+
+    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and holds their values until the next exit.
+    /// Returns the counters whose changes can then be made as of now.
+    pub fn hold(&mut self, with_time: bool) -> Held {
+        let held = self.bank.hold(with_time);
+        self.take_overflows();
+        held
+    }
+
+    /// Makes all changes until [`Self::commit`] as of the last call of [`Self::hold`].
+    pub fn rewind(&mut self) {
+        self.bank.rewind();
+    }
+
+    /// Ends what [`Self::hold`] has begun, without a change.
+    pub fn release_held(&mut self) {
+        self.bank.release_held();
+    }
+
+    /// Returns the values with which a held counter can be started without a request to the host: this one, and all up to the second.
+    pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
+        self.bank.start_values(counter)
     }
 
     /// Returns the values that a deferred counter can be written without a request to the host.
@@ -309,6 +338,11 @@ impl<S: Source> Unit<S> {
     /// Sets whether [`Self::hardware_changed`] returns true.
     pub fn set_hardware_changed(&mut self, changed: bool) {
         self.bank.hardware().set_changed(changed);
+    }
+
+    /// Returns whether an interrupt is to be injected, unless the rate limiter withholds it.
+    pub fn is_interrupt_pending(&self) -> bool {
+        self.interrupt == Interrupt::Pending
     }
 
     /// Takes the pending interrupt. Returns true if one is to be injected.

@@ -32,13 +32,13 @@ fn image(data: &[u8]) -> Option<Vec<u8>> {
 pub fn run(data: &[u8]) {
     let Some(before) = image(data) else { return };
     let mut after = before.clone();
-    match retarget(&mut after) {
+    match retarget(&mut after, 2) {
         Err(_) => assert!(after == before, "a refused kernel has changed"),
         Ok(retargeted) => {
             assert!(after != before && after.len() == before.len() && !retargeted.changes.is_empty());
             let offsets: Vec<usize> = retargeted.changes.iter().map(|change| change.offset).collect();
             assert!(offsets.is_sorted(), "{offsets:x?}");
-            let again = retarget(&mut after.clone());
+            let again = retarget(&mut after.clone(), 2);
             assert!(matches!(again, Err(Refusal::Already { .. } | Refusal::Undecided { .. })), "{again:?}");
             let _ = retargeted.changes.iter().map(ToString::to_string).collect::<String>();
         }

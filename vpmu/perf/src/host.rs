@@ -12,6 +12,7 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_STALLED_CYCLES_FRONTEND, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE, PERF_TYPE_RAW,
 };
 
+use crate::instruction;
 use vpmu::event::{Event, GenericEvent};
 
 /// Directory in which Linux lists its PMUs.
@@ -54,6 +55,7 @@ impl HostPmu {
     /// Threads that the current thread creates later inherit the binding. Also returns a sentence that tells the user
     /// about the binding, if there is one.
     pub fn bind_thread() -> io::Result<(Self, Option<String>)> {
+        instruction::prepare();
         let allowed = affinity()?;
         let Some(mut pmu) = CorePmu::with_one_of(&allowed) else { return Ok((Self(Cores::All), None)) };
         pmu.cpus.retain(|cpu| allowed.contains(cpu));

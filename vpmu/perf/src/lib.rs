@@ -47,6 +47,7 @@ mod attribution;
 mod estimate;
 mod event;
 mod host;
+mod instruction;
 mod obstacle;
 mod page;
 mod probe;

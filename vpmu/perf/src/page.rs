@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 
+use crate::instruction;
+
 /// The beginning of `perf_event_mmap_page`. The kernel writes to it at any time, so the fields that are read are
 /// atomic.
 #[repr(C)]
@@ -95,7 +97,7 @@ impl Page {
         unsafe { self.0.as_ref() }
     }
 
-    /// Reads the event's count with RDPMC. Returns `None` if the event is not on the PMU, or cannot be read this way.
+    /// Reads the event's count without a system call. Returns `None` if the event is not on the PMU, or cannot be read this way.
     pub fn read(&self) -> Option<u64> {
         let shared = self.shared();
         loop {
@@ -106,7 +108,7 @@ impl Page {
             let index = shared.index.load(Ordering::Relaxed).checked_sub(1)?;
             let offset = shared.offset.load(Ordering::Relaxed);
             let unused_bits = 64_u32.checked_sub(shared.pmc_width.load(Ordering::Relaxed).into())?;
-            let counter = rdpmc(index)?;
+            let counter = instruction::read(index)?;
             fence(Ordering::Acquire);
             if shared.lock.load(Ordering::Relaxed) == lock {
                 let counter = counter.checked_shl(unused_bits)?.cast_signed() >> unused_bits;
@@ -121,22 +123,4 @@ impl Drop for Page {
         // SAFETY: `map` mapped the page with this size, and no reference to it outlives `self`.
         unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[expect(clippy::unnecessary_wraps, reason = "other architectures have no such instruction")]
-fn rdpmc(index: u32) -> Option<u64> {
-    let (low, high): (u32, u32);
-    // SAFETY: RDPMC only reads a counter. The kernel has said that user space may read it and that this counter exists.
-    unsafe {
-        // Not `nomem`: the instruction must stay between the two reads of the lock.
-        std::arch::asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high,
-                        options(nostack, preserves_flags));
-    }
-    Some(u64::from(high) << 32 | u64::from(low))
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn rdpmc(_index: u32) -> Option<u64> {
-    None
 }

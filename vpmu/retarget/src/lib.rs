@@ -8,7 +8,8 @@
 //!   all counters are frozen, without leaving the guest.
 //! - [`rdpmc_in_programs`] lets programs in user mode execute RDPMC, by code in front of the kernel's handler of the
 //!   fault, which [`exceptions`] finds.
-//! - On RISC-V, [`riscv::retarget`] changes SBI calls and CSR reads into SBI calls of the vendor range.
+//! - On RISC-V, [`riscv::retarget`] changes SBI calls and CSR reads into SBI calls of the vendor range, and lets a Linux
+//!   kernel make most of them on a shared page, without leaving the guest.
 //!
 //! # Proofs
 //! The bytes `0F 33` also occur inside of other instructions and in data. Changing them there would damage the guest

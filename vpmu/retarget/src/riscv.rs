@@ -15,6 +15,10 @@
 //! The new code takes the place of pairs in the switch that only 32-bit kernels use. It is position-independent, so the
 //! kernel may run at any address.
 //!
+//! Most of the calls need no exit, if the kernel shares a page with the VMM ([`vpmu::sbi_page`]). Where a kernel has the room for it, the new
+//! code for that is added to the unused end of its text, and the kernel's calls, the switch and the read of `scountovf` use that
+//! code.
+//!
 //! A site is changed only if decoding the code around it proves that an instruction begins there, that nothing else
 //! uses the value of the LUI, and that no branch leads into the middle of the change. If anything that looks like a
 //! site is not proven, or a site cannot be changed, the whole kernel is refused and left as it is. A kernel that was
@@ -23,7 +27,7 @@
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut image = std::fs::read("arch/riscv/boot/Image")?;
-//! let retargeted = vpmu_retarget::riscv::retarget(&mut image)?;
+//! let retargeted = vpmu_retarget::riscv::retarget(&mut image, 1)?;
 //! for change in &retargeted.changes {
 //!     println!("{change}");
 //! }
@@ -31,13 +35,16 @@
 //! # }
 //! ```
 
+mod assembler;
 mod code;
 mod decode;
 mod distance;
 mod ids;
 mod image;
+mod page;
 mod proof;
 mod register;
+mod stub;
 mod switch;
 
 use std::fmt;
@@ -46,6 +53,7 @@ pub use self::register::Register;
 
 use self::image::Text;
 use self::proof::{Verdict, decide};
+use self::stub::Stub;
 use self::switch::Switch;
 
 /// The SBI extension that a retargeted kernel calls: the id of the SBI PMU extension, moved to the vendor range. Its
@@ -68,6 +76,9 @@ const MAX_SITES: usize = 4096;
 pub struct Retargeted {
     /// The changes, in ascending order of their offsets.
     pub changes: Vec<Change>,
+    /// Offset of the pages that the kernel shares with the VMM, one for each CPU. They are behind the image, in memory that the kernel
+    /// reserves for itself. `None` if the kernel has no room for the code that uses them.
+    pub pages: Option<u64>,
 }
 
 impl Retargeted {
@@ -102,6 +113,11 @@ pub enum Kind {
         /// Offset of the new code.
         code: usize,
     },
+    /// The kernel's calls go through new code, which makes them on a shared page if they need no exit.
+    Stub {
+        /// Number of calls.
+        calls: usize,
+    },
     /// A read of `scountovf` now calls [`READ_OVERFLOWS`].
     OverflowRead {
         /// The register that `scountovf` is read into.
@@ -120,6 +136,12 @@ impl fmt::Display for Change {
             }
             Kind::CounterReads { counters, code } => {
                 write!(f, "{offset:#x}: {counters} counters are read by the code at {code:#x}")
+            }
+            Kind::Stub { calls } => {
+                write!(
+                    f,
+                    "{offset:#x}: {calls} of the calls go through the code here, which uses a shared page"
+                )
             }
             Kind::OverflowRead { register, code } => {
                 write!(f, "{offset:#x}: the overflows are read into {register} by the code at {code:#x}")
@@ -217,13 +239,13 @@ pub enum Refusal {
 }
 
 /// Retargets a kernel, or leaves it as it is and says why. The image is the flat one that begins with the header of
-/// Documentation/arch/riscv/boot-image-header.rst. Offsets are relative to its beginning.
-pub fn retarget(image: &mut [u8]) -> Result<Retargeted, Refusal> {
-    let plan = Plan::new(&Text::of(image).ok_or(Refusal::NoImage)?)?;
+/// Documentation/arch/riscv/boot-image-header.rst. Offsets are relative to its beginning. The guest has `cpus` CPUs.
+pub fn retarget(image: &mut [u8], cpus: u8) -> Result<Retargeted, Refusal> {
+    let plan = Plan::new(&Text::of(image).ok_or(Refusal::NoImage)?, image::memory(image), cpus)?;
     for Edit { at, bytes } in plan.edits {
         image[at..at + bytes.len()].copy_from_slice(&bytes);
     }
-    Ok(Retargeted { changes: plan.changes })
+    Ok(Retargeted { changes: plan.changes, pages: plan.pages })
 }
 
 /// New bytes for an offset in the image.
@@ -243,24 +265,45 @@ impl Edit {
 struct Plan {
     changes: Vec<Change>,
     edits: Vec<Edit>,
+    pages: Option<u64>,
 }
 
 impl Plan {
-    fn new(text: &Text) -> Result<Self, Refusal> {
+    fn new(text: &Text, memory: u64, cpus: u8) -> Result<Self, Refusal> {
         let mut plan = Self::default();
-        plan.ids(text)?;
+        let loads = plan.ids(text)?;
         let switch = Switch::find(text)?;
+        let stub = plan.stub(text, &loads, &switch, memory, cpus);
         let mut room = switch.room();
-        let (code, edits) = switch.retarget(&mut room)?;
+        let (code, edits) = switch.retarget(&mut room, stub.as_ref())?;
         plan.edits.extend(edits);
         let kind = Kind::CounterReads { counters: switch.counters(), code };
         plan.changes.push(Change { offset: switch.start, kind });
-        plan.overflows(text, &mut room)?;
+        plan.overflows(text, &mut room, stub.as_ref())?;
         plan.changes.sort_by_key(|change| change.offset);
         Ok(plan)
     }
 
-    fn ids(&mut self, text: &Text) -> Result<(), Refusal> {
+    /// Adds the stub and the calls through it, if the kernel has room for it.
+    fn stub(
+        &mut self,
+        text: &Text,
+        loads: &[ids::Load],
+        switch: &Switch,
+        memory: u64,
+        cpus: u8,
+    ) -> Option<Stub> {
+        let page::Plan { calls, at, stub, pages } =
+            page::Plan::new(text, loads, &switch.range(), memory, cpus)?;
+        let edits = calls.iter().map(|call| Some(Edit::words(*call, &code::far_call(*call, stub.call)?)));
+        self.edits.extend(edits.collect::<Option<Vec<_>>>()?);
+        self.edits.push(Edit::words(at, &stub.code));
+        self.changes.push(Change { offset: at, kind: Kind::Stub { calls: calls.len() } });
+        self.pages = Some(pages as u64);
+        Some(stub)
+    }
+
+    fn ids(&mut self, text: &Text) -> Result<Vec<ids::Load>, Refusal> {
         let loads = ids::find(text, ids::PMU_HIGH)?;
         if loads.is_empty() {
             let retargeted = ids::find(text, code::ID_HIGH).unwrap_or_default();
@@ -268,14 +311,19 @@ impl Plan {
                 .first()
                 .map_or(Refusal::NoDriver, |load| Refusal::Already { at: load.at }));
         }
-        for ids::Load { at, register, .. } in loads {
+        for &ids::Load { at, register, .. } in &loads {
             self.edits.push(Edit::words(at, &[code::lui(register, code::ID_HIGH)]));
             self.changes.push(Change { offset: at, kind: Kind::ExtensionId { register } });
         }
-        Ok(())
+        Ok(loads)
     }
 
-    fn overflows(&mut self, text: &Text, room: &mut switch::Room) -> Result<(), Refusal> {
+    fn overflows(
+        &mut self,
+        text: &Text,
+        room: &mut switch::Room,
+        stub: Option<&Stub>,
+    ) -> Result<(), Refusal> {
         let (pattern, mask) = READ_SCOUNTOVF;
         let reads = text.words().filter(|(_, word)| word & mask == pattern);
         for (number, (at, word)) in reads.enumerate() {
@@ -293,7 +341,11 @@ impl Plan {
             }
             let code = room.take(code::READ_OVERFLOWS_LEN)?;
             let jump = code::jump(at, code).ok_or(Refusal::TooFar { at, code })?;
-            let body = code::read_overflows(code, register, at).ok_or(Refusal::TooFar { at, code })?;
+            let body = match stub {
+                Some(stub) => code::read_overflows_by(code, register, at, stub.read_overflows),
+                None => code::read_overflows(code, register, at),
+            };
+            let body = body.ok_or(Refusal::TooFar { at, code })?;
             self.edits.extend([Edit::words(at, &[jump]), Edit::words(code, &body)]);
             self.changes.push(Change { offset: at, kind: Kind::OverflowRead { register, code } });
         }

@@ -80,7 +80,7 @@ impl<S: Source> Bank<S> {
     }
 
     /// Returns the count of a host event at the last update of its running counters.
-    fn mark_of(&self, index: usize) -> Option<u64> {
+    pub(super) fn mark_of(&self, index: usize) -> Option<u64> {
         let counter = members(self.events[index].users & self.running).next()?;
         Some(self.counters[counter].share.as_ref()?.mark)
     }

@@ -26,6 +26,8 @@ pub struct HostEvent<B> {
     pub last_alarm: Duration,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
+    /// Count at the last exit, while the guest may make changes as of then.
+    pub held: Option<u64>,
     /// It counts all retired instructions.
     pub counts_instructions: bool,
     /// Instructions that the VMM has completed, which are counted in addition to what the backing has counted.
@@ -61,6 +63,11 @@ impl<B> HostEvent<B> {
     /// Returns true if it stands still while the guest's kernel runs.
     pub fn user_only(&self) -> bool {
         (self.selection.filter, self.selection.scope) == (Filter::User, Scope::Guest)
+    }
+
+    /// Returns true if it counts time in the guest: cycles of some kind.
+    pub fn counts_time(&self) -> bool {
+        self.selection.scope == Scope::Guest && self.selection.event.is_time()
     }
 }
 
@@ -151,6 +158,7 @@ impl<S: Source> Bank<S> {
                     alarm,
                     last_alarm,
                     deferred: None,
+                    held: None,
                     counts_instructions: self.instructions.contains(&selection.event),
                     completed: 0,
                     is_alarm_late: false,

@@ -16,6 +16,7 @@
 //! shared memory either, because Linux loses samples with it.
 
 mod event;
+mod page;
 pub(crate) mod sbi;
 
 #[cfg(test)]
@@ -27,9 +28,11 @@ use crate::mask::{first, members};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::{Report, State};
+use crate::sbi_page;
 use crate::source::Source;
 use crate::state::{self, Mismatch, SbiUse, UnitState, check};
 use crate::unit::{CounterConfig, Unit};
+use page::{Configuration, SharedPage};
 use sbi::{Config, Error};
 
 pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
@@ -99,6 +102,9 @@ pub(crate) struct Riscv<S: Source> {
     /// reset keeps its last selection, so that its backing event can stay: Linux resets a task's counters at each task
     /// switch.
     uses: Vec<Option<Use>>,
+    /// Each counter's last configuration, if it can be repeated on the shared page.
+    configurations: Vec<Option<Configuration>>,
+    page: Option<SharedPage>,
 }
 
 impl<S: Source> Riscv<S> {
@@ -110,7 +116,8 @@ impl<S: Source> Riscv<S> {
         assert!(shape.programmable <= MAX_PROGRAMMABLE);
         let mut unit = Unit::new(source, shape.size(), WIDTH);
         unit.set_control(0);
-        Self { shape, policy: Policy::default(), unit, uses: vec![None; shape.size()] }
+        let (uses, configurations) = (vec![None; shape.size()], vec![None; shape.size()]);
+        Self { shape, policy: Policy::default(), unit, uses, configurations, page: None }
     }
 
     fn info(&self, counter: u64) -> Result<u64, Error> {
@@ -136,6 +143,8 @@ impl<S: Source> Riscv<S> {
         let wanted = Use { event, filter: config.filter() };
         let counter = self.choose(set, config, wanted).ok_or(Error::NotSupported)?;
         self.configure(counter, wanted);
+        let is_plain = !config.skips_match() && !config.starts();
+        self.remember(counter, is_plain.then_some([config.0, index, data]));
         if config.clears_value() {
             self.unit.write(counter, 0);
         }
@@ -266,7 +275,10 @@ impl<S: Source> Model<S> for Riscv<S> {
     }
 
     fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        let [base, mask, flags, event, data, _] = arguments;
+        let [base, mask, flags, event, data, last] = arguments;
+        if let Some(page) = &mut self.page {
+            page.called(function, last);
+        }
         let result = match function {
             NUM_COUNTERS => Ok(self.shape.size() as u64),
             sbi::GET_INFO => self.info(base),
@@ -291,6 +303,7 @@ impl<S: Source> Model<S> for Riscv<S> {
             // A counter that was reset must not keep a selection that the new policy denies.
             let selection = self.uses[counter].and_then(|used| self.selection(used));
             self.unit.replace_event(counter, selection);
+            self.remember(counter, None);
         }
         self.unit.set_policy(policy);
     }
@@ -325,6 +338,7 @@ impl<S: Source> Model<S> for Riscv<S> {
         self.unit.halt();
         for (counter, used) in uses.iter().enumerate() {
             self.uses[counter] = None;
+            self.remember(counter, None);
             if let Some((used, event)) =
                 used.and_then(|used| Some((used, event::decode(used.index, used.data)?)))
             {
@@ -332,6 +346,22 @@ impl<S: Source> Model<S> for Riscv<S> {
             }
         }
         self.unit.resume(unit);
+    }
+
+    fn share_page(&mut self, page: sbi_page::Shared) {
+        self.page = Some(SharedPage::new(page));
+    }
+
+    fn apply_page(&mut self) -> bool {
+        self.apply_calls()
+    }
+
+    fn prepare_page(&mut self) {
+        self.hold_for_page();
+    }
+
+    fn activate_page(&mut self, is_interrupted: bool) {
+        self.show_page(is_interrupted);
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

@@ -5,7 +5,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
-use crate::event::{Event, GenericEvent, Selection};
+use crate::event::{Event, Filter, GenericEvent, Selection};
 use crate::policy::Policy;
 use crate::report::BackingReport;
 
@@ -40,6 +40,19 @@ struct Counter {
     left: u64,
 }
 
+impl Counter {
+    /// Counts. Returns true if an alarm has expired.
+    fn counts(&mut self, step: u64) -> bool {
+        self.count += step;
+        self.left -= step;
+        let has_expired = self.left == 0;
+        if has_expired {
+            self.left = self.period;
+        }
+        has_expired
+    }
+}
+
 impl Script {
     /// Runs the guest until each event has counted `counts`. Calls `on_alarm` with the number of counts left whenever
     /// an alarm expires. Alarms repeat.
@@ -52,16 +65,30 @@ impl Script {
             left -= step;
             let mut alarms = 0;
             for counter in counters {
-                let mut counter = counter.borrow_mut();
-                counter.count += step;
-                counter.left -= step;
-                if counter.left == 0 {
-                    counter.left = counter.period;
-                    alarms += 1;
-                }
+                alarms += u32::from(counter.borrow_mut().counts(step));
             }
             if alarms > 0 {
                 on_alarm(left);
+            }
+        }
+    }
+
+    /// Runs the guest in user mode or in its kernel (`filter` is not all) until each event that counts there has counted `counts`. Calls
+    /// `on_alarm` whenever an alarm expires. Alarms repeat.
+    pub fn guest_runs_in(&self, filter: Filter, counts: u64, mut on_alarm: impl FnMut()) {
+        let mut left = counts;
+        while left > 0 {
+            let counters: Vec<_> = self.0.borrow().counters.clone();
+            let counters: Vec<_> = counters
+                .iter()
+                .filter(|(selection, _)| [filter, Filter::All].contains(&selection.filter))
+                .filter_map(|(_, counter)| counter.upgrade())
+                .collect();
+            let step = counters.iter().map(|counter| counter.borrow().left).min().unwrap_or(left).min(left);
+            left -= step;
+            let alarms = counters.iter().filter(|counter| counter.borrow_mut().counts(step)).count();
+            if alarms > 0 {
+                on_alarm();
             }
         }
     }

@@ -39,6 +39,7 @@ fn own() -> Vec<Test> {
             the_newest_kernel_counts_and_samples_the_same,
             two_vcpus_count_at_the_same_time,
             kvms_own_pmu_counts_the_same,
+            cycles_of_the_kernel_are_counted_like_its_instructions,
         ]),
     ]
     .concat()
@@ -82,6 +83,12 @@ fn on_two_cpus() -> String {
     )
 }
 
+/// Returns a script that counts time and instructions in all modes while tasks are switched often.
+fn time() -> String {
+    let switches = "i=0; while [ $i -lt 200 ]; do echo $i | cat; i=$((i+1)); done";
+    format!("{STAT} -e instructions,cycles sh -c '{switches}' 2>&1 >/dev/null")
+}
+
 /// Returns a script that counts the program `$1` in all modes, because the base PMU cannot select modes, and tries to
 /// sample it.
 fn at_base() -> String {
@@ -101,6 +108,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .in_guest("on-two-cpus", on_two_cpus().into_bytes())
         .in_guest("at-base", at_base().into_bytes())
         .in_guest("stat", stat.into_bytes())
+        .in_guest("time", time().into_bytes())
         .in_guest("on-each-cpu", on_each_cpu.into_bytes())
         .configure_host(|scenario| scenario.program(LOOP, "loop").program(measure(), "measure"))
         .step("host", "sh ./measure ./loop")
@@ -114,6 +122,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
             with_installed_kernel(steps, "newest", Suite::Sid)
                 .step("newest", &run("-v --kernel newest/boot/vmlinuz", "measure"))
                 .step("two", &run("--cpus 2", "on-two-cpus"))
+                .step("time", &run("", "time"))
                 .step("kvm", &run("--pmu kvm", "stat"))
         })
         .run()
@@ -162,6 +171,7 @@ fn changes_to_the_kernel_are_logged() {
     assert!(messages.contains("31 counters are read by the code at"), "{messages}");
     assert_eq!(messages.matches("the SBI PMU extension's id in ").count(), 16, "{messages}");
     assert_eq!(messages.matches("the overflows are read into ").count(), 1, "{messages}");
+    assert!(messages.contains("15 of the calls go through the code here"), "{messages}");
     assert!(messages.contains("riscv-pmu-sbi: SBI PMU extension is available"), "{messages}");
     assert!(!messages.contains("starved"), "{messages}");
 }
@@ -169,6 +179,7 @@ fn changes_to_the_kernel_are_logged() {
 fn the_newest_kernel_counts_and_samples_the_same() {
     let done = RESULTS.of("newest");
     assert!(done.err.contains("] Linux version 7."), "{}", done.err);
+    assert!(done.err.contains("17 of the calls go through the code here"), "{}", done.err);
     measured(&done.text());
 }
 
@@ -201,6 +212,15 @@ fn kvms_own_pmu_counts_the_same() {
     let done = RESULTS.of("kvm");
     let values: Vec<u64> = counts(&done.err).iter().map(Count::exact).collect();
     assert_eq!(values, [LOOP_INSTRUCTIONS; 2], "{}", done.err);
+}
+
+/// The simulated processor needs a cycle for each instruction. Cycles of the kernel need not be exact.
+fn cycles_of_the_kernel_are_counted_like_its_instructions() {
+    let done = RESULTS.of("time");
+    let values: Vec<u64> = counts(&done.text()).iter().map(Count::exact).collect();
+    let [instructions, cycles] = values[..] else { panic!("{}{}", done.text(), done.err) };
+    assert!(instructions > 10 * LOOP_INSTRUCTIONS, "{instructions}");
+    assert!(instructions.abs_diff(cycles) < instructions / 10_000, "{instructions} and {cycles}");
 }
 
 fn without_a_pmu_nothing_is_counted() {

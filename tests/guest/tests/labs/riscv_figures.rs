@@ -31,11 +31,11 @@ struct Cost {
 }
 
 const COSTS: [Cost; 5] = [
-    Cost { work: Work::Read, events: 1, exits: 1, calls: 1, instructions: 23_410 },
-    Cost { work: Work::Switch, events: 1, exits: 5, calls: 2, instructions: 69_650 },
-    Cost { work: Work::Switch, events: 6, exits: 30, calls: 39, instructions: 289_200 },
-    Cost { work: Work::Overflow, events: 1, exits: 6, calls: 8, instructions: 52_550 },
-    Cost { work: Work::Overflow, events: 6, exits: 6, calls: 15, instructions: 73_700 },
+    Cost { work: Work::Read, events: 1, exits: 1, calls: 0, instructions: 7_300 },
+    Cost { work: Work::Switch, events: 1, exits: 2, calls: 0, instructions: 24_400 },
+    Cost { work: Work::Switch, events: 6, exits: 6, calls: 0, instructions: 87_850 },
+    Cost { work: Work::Overflow, events: 1, exits: 1, calls: 5, instructions: 26_000 },
+    Cost { work: Work::Overflow, events: 6, exits: 1, calls: 6, instructions: 34_000 },
 ];
 
 /// Divisor of the tolerance: a cost may differ from the recorded one by a twentieth.

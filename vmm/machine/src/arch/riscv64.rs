@@ -2,6 +2,7 @@
 
 mod aia;
 mod board;
+mod entropy;
 mod exit;
 mod fdt;
 mod host;

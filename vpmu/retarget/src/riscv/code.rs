@@ -3,6 +3,7 @@
 //! An SBI call takes the extension in a7 and the function in a6. It returns an error in a0 and a value in a1, and
 //! preserves all other registers (SBI specification, "Binary Encoding").
 
+use super::assembler::Assembler;
 use super::distance::{JUMP, SHORT_JUMP};
 use super::register::Register;
 use super::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
@@ -31,11 +32,11 @@ fn add(rd: Register, rs1: Register, rs2: Register) -> u32 {
     0x33 | rd.number() << 7 | rs1.number() << 15 | rs2.number() << 20
 }
 
-fn ld(rd: Register, offset: u32, base: Register) -> u32 {
+pub fn ld(rd: Register, offset: u32, base: Register) -> u32 {
     0x3003 | rd.number() << 7 | base.number() << 15 | offset << 20
 }
 
-fn sd(rs2: Register, offset: u32, base: Register) -> u32 {
+pub fn sd(rs2: Register, offset: u32, base: Register) -> u32 {
     0x3023 | base.number() << 15 | rs2.number() << 20 | (offset & 0x1f) << 7 | offset >> 5 << 25
 }
 
@@ -59,7 +60,7 @@ fn distance(from: usize, to: usize) -> Option<i64> {
 }
 
 /// Returns the instructions that call a function of [`EXTENSION`].
-fn call(function: u64) -> [u32; 4] {
+pub fn call(function: u64) -> [u32; 4] {
     let function = i32::try_from(function).expect("a function's number fits an immediate");
     [
         addi(Register::A6, Register::ZERO, function),
@@ -88,7 +89,22 @@ pub fn read_counter() -> Vec<u32> {
     [number.as_slice(), &call(READ_COUNTER), &value].concat()
 }
 
-/// Length of the code of [`read_overflows`].
+/// Returns the code at `at` that reads the counter loaded by [`counter_number`] by a function of the stub, which returns
+/// from the kernel's function. Returns `None` if the function is out of reach.
+pub fn read_counter_by(at: usize, function: usize) -> Option<Vec<u32>> {
+    let mut code = Assembler::new(at);
+    code.far_jump(Register::A7, Register::ZERO, function);
+    code.finish()
+}
+
+/// Returns the two instructions at `at` that call a function. Returns `None` if it is out of reach.
+pub fn far_call(at: usize, function: usize) -> Option<Vec<u32>> {
+    let mut code = Assembler::new(at);
+    code.far_jump(Register::RA, Register::RA, function);
+    code.finish()
+}
+
+/// Maximum length of the code of [`read_overflows`] and [`read_overflows_by`].
 pub const READ_OVERFLOWS_LEN: usize = 16 * 4;
 
 /// Returns the code that reads `scountovf` into a register, keeps all other registers, and jumps to the instruction
@@ -111,4 +127,18 @@ pub fn read_overflows(at: usize, register: Register, site: usize) -> Option<Vec<
     code.push(jump(at + code.len() * 4, site + 4)?);
     debug_assert_eq!(code.len() * 4, READ_OVERFLOWS_LEN);
     Some(code)
+}
+
+/// Does the same as [`read_overflows`] by a function of the stub, which leaves the value at the top of the stack.
+pub fn read_overflows_by(at: usize, register: Register, site: usize, function: usize) -> Option<Vec<u32>> {
+    const FRAME: i32 = 16;
+    let mut code = Assembler::new(at);
+    code.word(addi(Register::SP, Register::SP, -FRAME));
+    code.word(sd(Register::RA, 8, Register::SP));
+    code.far_jump(Register::RA, Register::RA, function);
+    code.word(ld(Register::RA, 8, Register::SP));
+    code.word(ld(register, 0, Register::SP));
+    code.word(addi(Register::SP, Register::SP, FRAME));
+    code.word(jump(code.here(), site + 4)?);
+    code.finish()
 }

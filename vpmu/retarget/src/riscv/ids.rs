@@ -26,7 +26,7 @@ pub struct Load {
     /// The register that is loaded.
     pub register: Register,
     /// Offset of the ADDI.
-    second: usize,
+    pub second: usize,
 }
 
 /// Finds all loads of an id whose LUI has the immediate `high`.

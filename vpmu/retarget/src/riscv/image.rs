@@ -41,6 +41,11 @@ impl<'a> Text<'a> {
         self.start
     }
 
+    /// Returns the offset of the end of the text.
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
     /// Returns all offsets at which an instruction can begin, from an offset on.
     pub fn places(&self, from: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
         (from.max(self.start)..self.end.saturating_sub(1)).step_by(2)
@@ -69,6 +74,13 @@ impl<'a> Text<'a> {
         let end = at.checked_add(len)?;
         (at >= self.start && end <= self.end).then(|| &self.image[at..end])
     }
+}
+
+/// Returns the number of bytes of memory that a kernel needs from the beginning of its image on.
+pub fn memory(image: &[u8]) -> u64 {
+    const SIZE: usize = 16;
+    let size = image.get(SIZE..SIZE + 8).and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    size.unwrap_or_default().max(image.len() as u64)
 }
 
 /// Returns the range from the first to the last executable section of the PE header, if there is one.

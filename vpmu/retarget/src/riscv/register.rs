@@ -14,10 +14,22 @@ impl Register {
     pub const RA: Self = Self(1);
     /// x2, the stack pointer.
     pub const SP: Self = Self(2);
+    /// x4, in Linux the address of the current task.
+    pub const TP: Self = Self(4);
+    /// x5 to x7 and x28 to x31: temporary registers.
+    pub const T: [Self; 7] = [Self(5), Self(6), Self(7), Self(28), Self(29), Self(30), Self(31)];
     /// x10: the first argument, the return value, and the error of an SBI call.
     pub const A0: Self = Self(10);
     /// x11: the second argument, and the value of an SBI call.
     pub const A1: Self = Self(11);
+    /// x12: the third argument.
+    pub const A2: Self = Self(12);
+    /// x13: the fourth argument.
+    pub const A3: Self = Self(13);
+    /// x14: the fifth argument.
+    pub const A4: Self = Self(14);
+    /// x15: the sixth argument.
+    pub const A5: Self = Self(15);
     /// x16: the function of an SBI call.
     pub const A6: Self = Self(16);
     /// x17: the extension of an SBI call.

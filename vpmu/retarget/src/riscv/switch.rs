@@ -10,9 +10,12 @@
 
 use std::ops::Range;
 
-use super::code::{FIRST_COUNTER, RET, SHORT_RET, counter_number, jump, read_counter, short_jump};
+use super::code::{
+    FIRST_COUNTER, RET, SHORT_RET, counter_number, jump, read_counter, read_counter_by, short_jump,
+};
 use super::image::Text;
 use super::proof::entered;
+use super::stub::Stub;
 use super::{Edit, Refusal};
 
 /// The counter CSRs.
@@ -89,10 +92,15 @@ impl Switch {
 
     /// Returns the edits that make the counters' pairs jump to new code, and the offset of that code, which is put into
     /// the room.
-    pub fn retarget(&self, room: &mut Room) -> Result<(usize, Vec<Edit>), Refusal> {
-        let new_code = Edit::words(0, &read_counter());
-        let code = room.take(new_code.bytes.len())?;
-        let mut edits = vec![Edit { at: code, ..new_code }];
+    pub fn retarget(&self, room: &mut Room, stub: Option<&Stub>) -> Result<(usize, Vec<Edit>), Refusal> {
+        let new_code = read_counter();
+        let code = room.take(new_code.len() * 4)?;
+        let new_code = match stub {
+            Some(stub) => read_counter_by(code, stub.read_counter)
+                .ok_or(Refusal::TooFar { at: code, code: stub.read_counter })?,
+            None => new_code,
+        };
+        let mut edits = vec![Edit::words(code, &new_code)];
         for (at, csr) in self.pairs().filter(|(_, csr)| is_counter(*csr)) {
             let mut edit = Edit::words(at, &[counter_number(csr)]);
             let from = at + edit.bytes.len();

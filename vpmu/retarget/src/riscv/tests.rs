@@ -2,6 +2,7 @@
 
 mod kernel;
 mod machine;
+mod shared;
 
 use proptest::prelude::*;
 
@@ -17,7 +18,7 @@ const BASE: u64 = 0xffff_ffff_8020_0000;
 
 fn refusal(kernel: &Kernel) -> Refusal {
     let mut image = kernel.image.clone();
-    let refusal = retarget(&mut image).unwrap_err();
+    let refusal = retarget(&mut image, 1).unwrap_err();
     assert_eq!(image, kernel.image, "a refused kernel stays as it is");
     refusal
 }
@@ -41,7 +42,7 @@ fn offsets(changed: &Retargeted) -> Vec<usize> {
 fn each_site_is_found_and_described() {
     let (kernel, sites) = Kernel::whole(&ORDER);
     let mut image = kernel.image.clone();
-    let changed = retarget(&mut image).unwrap();
+    let changed = retarget(&mut image, 1).unwrap();
     assert!(changed.samples());
     assert_eq!(offsets(&changed), [sites.ids[0], sites.switch, sites.overflow, sites.ids[1]]);
     let log: Vec<String> = changed.changes.iter().map(ToString::to_string).collect();
@@ -59,7 +60,7 @@ fn each_site_is_found_and_described() {
 #[test]
 fn a_retargeted_kernel_is_not_retargeted_again() {
     let (mut kernel, sites) = Kernel::whole(&ORDER);
-    retarget(&mut kernel.image).unwrap();
+    retarget(&mut kernel.image, 1).unwrap();
     assert_eq!(refusal(&kernel), Refusal::Already { at: sites.ids[0] });
 }
 
@@ -70,7 +71,7 @@ fn every_counter_is_read_by_a_call_and_only_registers_that_a_call_clobbers_chang
         kernel.others(300).id(Register::A7, 0);
         let switch = kernel.others(300).switch(&CSRS, short);
         kernel.others(100);
-        retarget(&mut kernel.image).unwrap();
+        retarget(&mut kernel.image, 1).unwrap();
         for (csr, at) in CSRS.into_iter().zip((switch..).step_by(if short { 6 } else { 8 })) {
             if !(0xc00..0xc20).contains(&csr) || csr == 0xc01 {
                 continue;
@@ -93,7 +94,7 @@ fn the_pair_that_reads_the_time_is_not_changed() {
     let (mut kernel, sites) = Kernel::whole(&ORDER);
     let at = sites.switch + 63 * 6;
     let before = kernel.image[at..at + 6].to_vec();
-    retarget(&mut kernel.image).unwrap();
+    retarget(&mut kernel.image, 1).unwrap();
     assert_eq!(kernel.image[at..at + 6], before);
 }
 
@@ -103,7 +104,7 @@ fn overflows_are_read_into_any_register_and_all_others_are_kept() {
         for base in [0, 0x8020_0000, BASE, 0xffff_ffff_ffff_0000] {
             let mut site = 0;
             let mut kernel = kernel_with(|kernel| site = kernel.read_overflows(register));
-            retarget(&mut kernel.image).unwrap();
+            retarget(&mut kernel.image, 1).unwrap();
             let mut machine = Machine::new(&kernel.image, base);
             machine.answer = 0x8000_0000_0000_0008;
             let mut expected = machine.registers;
@@ -132,7 +133,7 @@ fn a_read_of_overflows_into_the_stack_pointer_is_refused() {
 #[test]
 fn a_kernel_that_does_not_read_overflows_counts_but_does_not_sample() {
     let mut kernel = kernel_with(|_| {});
-    let changed = retarget(&mut kernel.image).unwrap();
+    let changed = retarget(&mut kernel.image, 1).unwrap();
     assert_eq!(changed.changes.len(), 2);
     assert!(!changed.samples());
 }
@@ -224,7 +225,7 @@ fn the_second_half_of_an_instruction_is_left_alone() {
     assert_eq!(text.word(places[0]), Some(lui(Register::A7, 0x505)));
     assert_eq!(text.word(places[1]), Some(0xda00_26f3));
     let before = kernel.image.clone();
-    let changed = retarget(&mut kernel.image).unwrap();
+    let changed = retarget(&mut kernel.image, 1).unwrap();
     assert_eq!(changed.changes.len(), 2);
     assert_eq!(kernel.image[places[0] - 2..], before[places[0] - 2..]);
 }
@@ -247,7 +248,7 @@ fn bytes_of_a_site_in_data_are_refused_unless_the_header_says_that_they_are_data
     for (mut kernel, place) in [with_id, with_read].into_iter().zip(places) {
         assert!(matches!(refusal(&kernel), Refusal::Undecided { at, .. } if at == place));
         mark_as_text(&mut kernel.image, 128, place - 100);
-        assert_eq!(retarget(&mut kernel.image).unwrap().changes.len(), 2);
+        assert_eq!(retarget(&mut kernel.image, 1).unwrap().changes.len(), 2);
     }
 }
 
@@ -258,7 +259,7 @@ fn a_lui_of_another_constant_is_left_alone() {
         // The value of this LUI is overwritten before an ADDI.
         kernel.word(lui(Register::A6, 0x505)).word(lui(Register::A6, 0x123)).others(8);
     });
-    assert_eq!(retarget(&mut kernel.image).unwrap().changes.len(), 2);
+    assert_eq!(retarget(&mut kernel.image, 1).unwrap().changes.len(), 2);
 }
 
 #[test]
@@ -319,7 +320,7 @@ proptest! {
     fn sites_are_found_among_any_instructions(others in prop::collection::vec(0..OTHERS.len(), 1..50)) {
         let (kernel, sites) = Kernel::whole(&others);
         let mut image = kernel.image.clone();
-        let changed = retarget(&mut image).unwrap();
+        let changed = retarget(&mut image, 1).unwrap();
         prop_assert_eq!(offsets(&changed), [sites.ids[0], sites.switch, sites.overflow, sites.ids[1]]);
         // Nothing else is touched.
         let mut expected = kernel.image;
@@ -356,11 +357,11 @@ proptest! {
             };
         }
         let mut image = kernel.image.clone();
-        match retarget(&mut image) {
+        match retarget(&mut image, 1) {
             Err(_) => prop_assert_eq!(image, kernel.image),
             Ok(changed) => {
                 prop_assert!(changed.changes.len() >= 2);
-                prop_assert!(retarget(&mut image).is_err());
+                prop_assert!(retarget(&mut image, 1).is_err());
             }
         }
     }

@@ -13,9 +13,10 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
+use super::entropy::entropy;
 use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
-use super::pmu::{Model, Pmu};
+use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
 use super::{fdt, isa, memory};
 use crate::architecture::{self, FirstVirtio, PmuModel};
@@ -32,6 +33,8 @@ pub struct Board {
     /// Destination of what the kernel writes with SBI calls.
     output: Arc<Mutex<dyn Write + Send>>,
     controllers: Controllers,
+    /// Address of the first vCPU's shared page, if the kernel uses such pages.
+    pages: Option<u64>,
 }
 
 impl Board {
@@ -50,7 +53,7 @@ impl architecture::Board for Board {
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
     type Controllers = Controllers;
-    type PmuLink = Controllers;
+    type PmuLink = Link;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -103,6 +106,7 @@ impl architecture::Board for Board {
             virtio,
             command_line: plan.command_line,
             initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
+            seed: entropy(),
         };
         let (address, room) = memory::device_tree(plan.ram.size());
         let tree = fdt::tree(&machine).map_err(|error| MachineError::Firmware(error.to_string()))?;
@@ -127,7 +131,8 @@ impl architecture::Board for Board {
         controllers: Controllers,
     ) -> Result<Self, MachineError> {
         let output = Arc::new(Mutex::new((plan.console)()));
-        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers })
+        let pages = plan.kernel.format.pages();
+        Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers, pages })
     }
 
     /// Sets each vCPU's SBI extensions and registers.
@@ -167,8 +172,8 @@ impl architecture::Board for Board {
         Ok(())
     }
 
-    fn pmu_link(&self) -> Controllers {
-        self.controllers.clone()
+    fn pmu_link(&self) -> Link {
+        Link { controllers: self.controllers.clone(), pages: self.pages }
     }
 
     /// Handles a load from an address that is not RAM.

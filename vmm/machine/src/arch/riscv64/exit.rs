@@ -4,11 +4,11 @@
 use devices::End;
 use kvm_bindings::{KVM_EXIT_RISCV_CSR, KVM_EXIT_RISCV_SBI};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use rustix::rand::{GetRandomFlags, getrandom};
 use vpmu::model::riscv::Answer;
 use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
 use super::board::Board;
+use super::entropy::entropy;
 use super::pmu::{Emulated, VcpuPmu};
 use super::register::Register;
 use super::sbi::{self, Call};
@@ -127,13 +127,5 @@ fn csr(number: u64) -> u64 {
     const SEED: u64 = 0x15;
     /// The state "entropy available" in `seed`.
     const ES16: u64 = 0b10 << 30;
-    if number == SEED { ES16 | u64::from(entropy()) } else { 0 }
-}
-
-/// Returns 16 bits of the host's entropy.
-fn entropy() -> u16 {
-    let mut bytes = [0; 2];
-    // `getrandom` does not fail for so few bytes once the host's pool is initialised.
-    let _ = getrandom(&mut bytes, GetRandomFlags::empty());
-    u16::from_le_bytes(bytes)
+    if number == SEED { ES16 | u64::from(u16::from_le_bytes(entropy())) } else { 0 }
 }

@@ -1,11 +1,14 @@
 //! Loads and patches the kernels that boot on RISC-V: Linux' `Image` (see [`image`]).
 
 use std::io::{Read, Seek};
+use std::ops::Range;
 use std::path::Path;
 
 use kvm_ioctls::Kvm;
 use log::{debug, info, warn};
 use vm_memory::{Bytes, GuestAddress};
+use vpmu::sbi_page::Page;
+use vpmu_retarget::riscv::{Refusal, Retargeted};
 
 use super::memory::{RAM, device_tree};
 use super::pmu::{Model, Pmu};
@@ -35,6 +38,27 @@ pub type Kernel = kernel::Kernel<Format>;
 /// Format of a kernel file.
 pub struct Format {
     place: Place,
+    /// Offset of the pages from the beginning of the kernel, and their end, if the kernel uses shared pages.
+    pages: Option<Range<u64>>,
+}
+
+impl Format {
+    /// Returns the address of the first vCPU's shared page, if the kernel uses such pages.
+    pub fn pages(&self) -> Option<u64> {
+        self.pages.as_ref().map(|pages| self.begin().saturating_add(pages.start))
+    }
+
+    /// Returns the address of the kernel.
+    fn begin(&self) -> u64 {
+        RAM.saturating_add(self.place.offset)
+    }
+
+    fn retarget(kernel: &mut Kernel, cpus: u8) -> Result<Retargeted, Refusal> {
+        let retargeted = vpmu_retarget::riscv::retarget(&mut kernel.image, cpus)?;
+        let len = u64::from(cpus) * Page::STRIDE as u64;
+        kernel.format.pages = retargeted.pages.map(|start| start..start.saturating_add(len));
+        Ok(retargeted)
+    }
 }
 
 /// Initial state of the guest's first vCPU.
@@ -52,7 +76,7 @@ impl architecture::Format for Format {
 
     fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (place, image) = image::read(file, len)?;
-        Ok((Self { place }, image))
+        Ok((Self { place, pages: None }, image))
     }
 
     /// Returns true: only Linux is supported.
@@ -62,8 +86,8 @@ impl architecture::Format for Format {
 
     /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
     /// PMU, a kernel that cannot be patched is left as it is.
-    fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, _cpus: u8) -> Result<(), LoadError> {
-        let retargeted = match vpmu_retarget::riscv::retarget(&mut kernel.image) {
+    fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        let retargeted = match Self::retarget(kernel, cpus) {
             Ok(retargeted) => retargeted,
             Err(refusal) if pmu == Pmu::None => {
                 debug!("{refusal}: it is left as it is");
@@ -81,8 +105,9 @@ impl architecture::Format for Format {
     }
 
     fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
-        let retargeted = vpmu_retarget::riscv::retarget(&mut kernel.image);
-        retargeted.map(drop).map_err(|refusal| Problem::Retarget(refusal.to_string()).with(&kernel.path))
+        Self::retarget(kernel, 2)
+            .map(drop)
+            .map_err(|refusal| Problem::Retarget(refusal.to_string()).with(&kernel.path))
     }
 
     /// Returns false: KVM reads `cycle` and `instret` of a program as 0 and tells nobody.
@@ -92,8 +117,9 @@ impl architecture::Format for Format {
 
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         let (tree, _) = device_tree(boot.ram.size());
-        let pc = RAM.saturating_add(self.place.offset);
-        let end = pc.saturating_add(self.place.len);
+        let pc = self.begin();
+        let pages = self.pages.as_ref().map_or(0, |pages| pages.end);
+        let end = pc.saturating_add(self.place.len.max(pages));
         if end > tree {
             return Err(too_small("the kernel", end, boot.ram).with(path));
         }

@@ -3,6 +3,7 @@
 //! The loader patches the kernel so that it accesses the PMU with SBI calls that KVM forwards to Tally
 //! ([`vpmu_retarget::riscv`]). Each vCPU's [`Emulated`] answers the calls and interrupts the guest.
 
+mod guest_page;
 mod offer;
 
 use std::fmt;
@@ -13,10 +14,12 @@ use log::trace;
 use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
+use vpmu::sbi_page::Shared;
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
+use self::guest_page::GuestPage;
 use super::aia::Controllers;
 use super::host::Processor;
 use super::register::Register;
@@ -114,6 +117,14 @@ impl fmt::Display for Model {
     }
 }
 
+/// What an emulated PMU needs from the board.
+pub struct Link {
+    /// The interrupt controllers.
+    pub controllers: Controllers,
+    /// Address of the first vCPU's shared page, if the kernel uses such pages.
+    pub pages: Option<u64>,
+}
+
 /// A vCPU's emulated PMU, and the interrupt controllers.
 pub struct Emulated {
     pmu: VirtualPmu<PerfEvents>,
@@ -123,10 +134,14 @@ pub struct Emulated {
 
 impl EmulatedPmu for Emulated {
     type Model = Model;
-    type Link = Controllers;
+    type Link = Link;
 
-    fn new(model: Model, host: Host, vcpu: u8, controllers: Controllers, _ram: &GuestRam) -> Self {
-        let pmu = VirtualPmu::riscv(model.0, PerfEvents::new(host.pmu));
+    fn new(model: Model, host: Host, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
+        let Link { controllers, pages } = link;
+        let mut pmu = VirtualPmu::riscv(model.0, PerfEvents::new(host.pmu));
+        if let Some(page) = pages.and_then(|first| GuestPage::new(vcpu, first, &ram.mapped)) {
+            pmu.share_sbi_page(Shared { memory: Box::new(page), number: vcpu });
+        }
         Self { pmu, vcpu, controllers }
     }
 

@@ -1,0 +1,75 @@
+//! Counts that are held from an exit to the next. A counter of user mode stands still as long as no program runs. So a change that
+//! the guest's kernel makes before a program runs is made as of the exit before it, however late the VMM learns of it.
+
+use super::Bank;
+use super::alarm::AlarmKind;
+use super::deferral::Deferred;
+use crate::mask::members;
+use crate::source::Source;
+
+/// Masks of the counters whose host events' counts are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// They count user mode only.
+    pub programs: u64,
+    /// They count time, also in the kernel.
+    pub time: u64,
+}
+
+impl<S: Source> Bank<S> {
+    /// Updates all counters of user mode, if `with_time` also those of the time that passes in the kernel, and holds what their host
+    /// events have counted. Counters without hardware are left out.
+    pub fn hold(&mut self, with_time: bool) -> Held {
+        let mut held = Held::default();
+        for index in 0..self.events.len() {
+            let event = &mut self.events[index];
+            event.held = None;
+            let user_only = event.user_only();
+            if !(user_only || with_time && event.counts_time()) {
+                continue;
+            }
+            let reading = self.count(index);
+            // After an alarm they have been updated already.
+            if reading.recovered || self.mark_of(index).is_some_and(|mark| mark != reading.count) {
+                self.update_event_users(index, &reading, self.running);
+            }
+            let users = self.events[index].users;
+            let is_exact = users & self.hardware.starved() == 0
+                && members(users).all(|counter| !self.counters[counter].overflow_delayed);
+            if is_exact {
+                self.events[index].held = Some(reading.count);
+                *(if user_only { &mut held.programs } else { &mut held.time }) |= users;
+            }
+        }
+        held
+    }
+
+    /// Makes all changes until [`Self::commit`] as of the counts that are held.
+    pub fn rewind(&mut self) {
+        for event in &mut self.events {
+            event.deferred = event.held.take().map(|count| Deferred { count, written: false });
+        }
+    }
+
+    /// Forgets the counts that are held.
+    pub fn release_held(&mut self) {
+        for event in &mut self.events {
+            event.held = None;
+        }
+    }
+
+    /// Returns the values with which a counter may be started without a request to the host: with this value, and with all values up to
+    /// the second one, an alarm is set for its next overflow. Returns `None` if its event's count is not held.
+    pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
+        let event = &self.events[self.event_of(counter)?];
+        let (count, alarm) = (event.held?, event.alarm);
+        if !self.interrupts(counter) {
+            return Some([0, self.mask()]);
+        }
+        let less_than_all = alarm.at.checked_sub(count)?.checked_sub(1)?;
+        let value = self.mask().checked_sub(less_than_all)?;
+        // An alarm that expires early by more than a count is kept, unless it was set for this counter and has expired.
+        let is_kept = alarm.kind == AlarmKind::Kept || alarm.counter_mask & !(1 << counter) != 0;
+        Some([value, if is_kept { value.saturating_sub(2) } else { 0 }])
+    }
+}
