@@ -95,6 +95,8 @@ pub struct Next {
     pub wake: Wake,
     /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
     pub pause: bool,
+    /// A running counter is going to interrupt the guest before long. The VMM may prepare for that.
+    pub interrupts_soon: bool,
     /// Notices for the operator.
     pub notices: Vec<Notice>,
 }
@@ -236,14 +238,14 @@ impl<S: Source> VirtualPmu<S> {
         }
         let wake = self.schedule.plan(unit);
         let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
-        let notices = unit.take_notices();
+        let (interrupts_soon, notices) = (unit.interrupts_soon(), unit.take_notices());
         if let Some(page) = &mut self.page {
             if is_alarm && at_next_entry {
                 page.activate_in_handler(&mut *self.model);
             }
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
-        Ok(Next { wake, pause, notices })
+        Ok(Next { wake, pause, interrupts_soon, notices })
     }
 
     /// Sets the policy. The registers keep their contents and the counters their values.

@@ -412,6 +412,11 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
+    /// Returns whether a running counter is going to interrupt the guest before long.
+    pub fn interrupts_soon(&self) -> bool {
+        self.bank.interrupts_soon()
+    }
+
     /// Returns the counters that run.
     pub fn running(&self) -> u64 {
         if self.frozen { 0 } else { self.enabled & self.control & !self.disabled }

@@ -17,7 +17,17 @@ pub struct Expiry {
     interval: Duration,
 }
 
+/// Greatest distance of an alarm that expires before long. The overflow of a counter that only counts is farther away.
+const SOON: u64 = 1 << 36;
+
 impl<S: Source> Bank<S> {
+    /// Returns whether an alarm of a running counter expires before long.
+    pub fn interrupts_soon(&self) -> bool {
+        let counters = self.running & self.interrupting;
+        counters != 0
+            && self.events.iter().any(|event| event.users & counters != 0 && event.alarm.distance < SOON)
+    }
+
     /// Records that the alarm of a host event has expired at this count. The counters that it was for are found by their marks, and
     /// each has its own distance from its last alarm: the alarms of several counters may be as close as they like.
     pub(super) fn expire(&mut self, index: usize, count: u64) -> Expiry {
