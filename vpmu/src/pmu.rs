@@ -155,6 +155,9 @@ impl<S: Source> VirtualPmu<S> {
     /// Handles a guest's access to a register. The VMM calls [`Self::after_exit`] next, as after every exit.
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
+        if let (Some(page), Access::Write(register, _)) = (&mut self.page, access) {
+            page.note_write(register);
+        }
         match access {
             Access::Read(register) => self.read(register, false),
             Access::ReadInProgram(register) => self.read(register, true),
@@ -250,14 +253,14 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Sets the policy. The registers keep their contents and the counters their values.
     pub fn set_policy(&mut self, policy: &Policy) {
-        self.withdraw_page();
+        self.change_unseen();
         self.model.set_policy(policy);
         self.on_starvation = policy.on_starvation;
     }
 
     /// Enables or disables a counter for the guest. Returns false if there is no such counter.
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
-        self.withdraw_page();
+        self.change_unseen();
         self.model.unit().set_counter_switch(counter, to)
     }
 
@@ -294,13 +297,24 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all counters.
     fn apply_page(&mut self) -> bool {
-        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
+        self.page.as_mut().is_some_and(|page| {
+            page.note_running(self.model.unit().running());
+            page.apply(&mut *self.model)
+        })
+    }
+
+    /// Prepares a change of registers of which the guest knows nothing.
+    fn change_unseen(&mut self) {
+        self.withdraw_page();
+        if let Some(page) = &mut self.page {
+            page.forget_shown();
+        }
     }
 
     /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
     fn withdraw_page(&mut self) {
+        self.apply_page();
         if let Some(page) = &mut self.page {
-            page.apply(&mut *self.model);
             page.withdraw();
         }
     }
