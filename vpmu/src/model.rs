@@ -45,6 +45,11 @@ pub(crate) trait Model<S: Source> {
         &[Event::Generic(GenericEvent::Instructions)]
     }
 
+    /// Returns the events that count what no processor counts twice alike, and that are sampled at rates.
+    fn inexact(&self) -> &'static [Event] {
+        &[]
+    }
+
     /// Returns the counters behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;
 }

@@ -137,6 +137,8 @@ impl<S: Source> VirtualPmu<S> {
     fn new(mut model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
         let instructions = model.instructions();
         model.unit().set_instructions(instructions);
+        let inexact = model.inexact();
+        model.unit().set_inexact(inexact);
         Self {
             model,
             page_registers,

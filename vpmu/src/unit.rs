@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bank::{Alarm, Bank};
+use crate::bank::{Alarm, Bank, Handled};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
 use crate::notice::Notice;
@@ -178,6 +178,7 @@ impl<S: Source> Unit<S> {
     /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
     fn stop_for_handler(&mut self) {
         self.bank.run(0);
+        self.bank.handlers_stop();
         let overflowed = self.bank.take_overflowed();
         self.note_overflows(overflowed, false);
     }
@@ -229,14 +230,22 @@ impl<S: Source> Unit<S> {
         let holds = !self.frozen && self.bank.defer();
         if holds {
             self.bank.kernel_is_not_observed();
+            // Overflows until the kernel stops the counters belong to the interrupt.
+            let overflowed = self.bank.take_overflowed();
+            self.note_overflows(overflowed, false);
         }
         holds
     }
 
     /// Ends a deferral, and updates all counters.
-    pub fn commit(&mut self) {
-        self.bank.commit();
+    pub fn commit(&mut self, handled: Handled) {
+        self.bank.commit(handled);
         self.take_overflows();
+    }
+
+    /// Sets which events count what no processor counts twice alike.
+    pub fn set_inexact(&mut self, inexact: &'static [Event]) {
+        self.bank.set_inexact(inexact);
     }
 
     /// Returns the values that a deferred counter can be written without a request to the host.

@@ -71,6 +71,11 @@ impl Coalescing {
         self.phase == Phase::Alarm && self.stops_first
     }
 
+    /// Returns whether the kernel is predicted to stop its counters first.
+    pub fn predicts_stop(&self) -> bool {
+        self.stops_first
+    }
+
     /// Records that an alarm waits for the stop.
     pub fn alarm_waits(&mut self) {
         self.awaits_stop = true;

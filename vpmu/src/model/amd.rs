@@ -167,6 +167,10 @@ impl<S: Source> Model<S> for Amd<S> {
         &x86::INSTRUCTIONS
     }
 
+    fn inexact(&self) -> &'static [Event] {
+        &x86::AMD_CYCLES
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
     }

@@ -334,6 +334,10 @@ impl<S: Source> Model<S> for Intel<S> {
         &x86::INSTRUCTIONS
     }
 
+    fn inexact(&self) -> &'static [Event] {
+        &x86::INTEL_CYCLES
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use log::trace;
 
+use crate::bank::Handled;
 use crate::mask::{first, members};
 use crate::model::Model;
 use crate::outcome::Outcome;
@@ -123,7 +124,11 @@ impl State {
             self.apply_writes(page, model);
         }
         if was_in_handler {
-            model.unit().commit();
+            model.unit().commit(match active {
+                ACTIVE => Handled::Stopped,
+                THAWED => Handled::Completely,
+                _ => Handled::Nothing,
+            });
         }
         match active {
             // Another kernel has taken over the memory.
