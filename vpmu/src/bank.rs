@@ -12,6 +12,7 @@ mod completed;
 mod counter;
 mod deferral;
 mod floor;
+mod handler;
 mod hardware;
 pub mod held;
 mod host_event;
@@ -33,6 +34,7 @@ use crate::policy::Policy;
 use crate::source::{Backing, FAR, PolicyEffect, Source};
 use coalescing::Coalescing;
 use counter::Counter;
+pub use deferral::Handled;
 use floor::Floor;
 use hardware::{Hardware, Reading};
 use host_event::HostEvent;
@@ -65,6 +67,8 @@ pub struct Bank<S: Source> {
     min_period: u64,
     /// The events that count all retired instructions.
     instructions: &'static [Event],
+    /// The events that count what no processor counts twice alike.
+    inexact: &'static [Event],
     /// Alarms may be late by instructions that were completed.
     has_late_alarms: bool,
     floor: Floor,
@@ -91,6 +95,7 @@ impl<S: Source> Bank<S> {
             idle: 0,
             min_period: 1,
             instructions: &[],
+            inexact: &[],
             has_late_alarms: false,
             floor: Floor::default(),
             coalescing: Coalescing::default(),
@@ -136,6 +141,7 @@ impl<S: Source> Bank<S> {
         let (stop, start) = (self.running & !running, running & !self.running);
         if stop != 0 {
             self.update(stop);
+            self.stop_ahead(stop);
             self.counters_stopped(stop);
         }
         self.running = running;
@@ -233,6 +239,7 @@ impl<S: Source> Bank<S> {
     /// alarms that wait for the stop are set.
     pub fn kernel_accesses(&mut self) {
         if self.coalescing.accessed() {
+            self.handlers_are_not_measured();
             self.set_waiting_alarms();
         }
     }
@@ -253,6 +260,7 @@ impl<S: Source> Bank<S> {
     pub fn alarm_delivered(&mut self, at_next_entry: bool) {
         if at_next_entry {
             self.coalescing.interrupted();
+            self.handlers_begin();
         } else {
             self.set_waiting_alarms();
         }
@@ -360,12 +368,13 @@ impl<S: Source> Bank<S> {
     fn update_event_users(&mut self, index: usize, reading: &Reading, counters: u64) -> bool {
         let HostEvent { backing, users, alarm, .. } = &self.events[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), reading.count >= alarm.at);
-        let expiry = due.then(|| self.expire(index, reading.count));
+        let count = if due { self.ahead_to_overflow(index, reading.count) } else { reading.count };
+        let expiry = due.then(|| self.expire(index, count));
         let these = if due { all } else { all & counters };
         let interrupts =
-            members(these).fold(false, |any, counter| any | self.advance(counter, reading.count, estimated));
+            members(these).fold(false, |any, counter| any | self.advance(counter, count, estimated));
         if let Some(expiry) = expiry {
-            self.renew_alarm(index, reading.count, expiry, interrupts);
+            self.renew_alarm(index, count, expiry, interrupts);
         } else if reading.recovered {
             self.replace_alarm(index, reading.count);
         }

@@ -72,6 +72,11 @@ pub(crate) trait Model<S: Source> {
     /// Restores registers that [`Self::check`] has passed, and the unit's state.
     fn restore(&mut self, registers: &Registers, unit: &UnitState);
 
+    /// Returns the events that count what no processor counts twice alike, and that are sampled at rates.
+    fn inexact(&self) -> &'static [Event] {
+        &[]
+    }
+
     /// Returns the counters behind the registers.
     fn unit(&mut self) -> &mut Unit<S>;
 }

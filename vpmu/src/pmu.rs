@@ -97,6 +97,8 @@ pub struct Next {
     pub wake: Wake,
     /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
     pub pause: bool,
+    /// A running counter is going to interrupt the guest before long. The VMM may prepare for that.
+    pub interrupts_soon: bool,
     /// Notices for the operator.
     pub notices: Vec<Notice>,
 }
@@ -137,6 +139,8 @@ impl<S: Source> VirtualPmu<S> {
     fn new(mut model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
         let instructions = model.instructions();
         model.unit().set_instructions(instructions);
+        let inexact = model.inexact();
+        model.unit().set_inexact(inexact);
         Self {
             model,
             page_registers,
@@ -161,6 +165,9 @@ impl<S: Source> VirtualPmu<S> {
     /// Handles a guest's access to a register. The VMM calls [`Self::after_exit`] next, as after every exit.
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
+        if let (Some(page), Access::Write(register, _)) = (&mut self.page, access) {
+            page.note_write(register);
+        }
         match access {
             Access::Read(register) => self.read(register, false),
             Access::ReadInProgram(register) => self.read(register, true),
@@ -248,7 +255,7 @@ impl<S: Source> VirtualPmu<S> {
         }
         let wake = self.schedule.plan(unit);
         let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
-        let notices = unit.take_notices();
+        let (interrupts_soon, notices) = (unit.interrupts_soon(), unit.take_notices());
         if let Some(page) = &mut self.page {
             if is_alarm && at_next_entry {
                 page.activate_in_handler(&mut *self.model);
@@ -256,19 +263,19 @@ impl<S: Source> VirtualPmu<S> {
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
         self.model.activate_page(is_alarm && is_interrupted);
-        Ok(Next { wake, pause, notices })
+        Ok(Next { wake, pause, interrupts_soon, notices })
     }
 
     /// Sets the policy. The registers keep their contents and the counters their values.
     pub fn set_policy(&mut self, policy: &Policy) {
-        self.withdraw_page();
+        self.change_unseen();
         self.model.set_policy(policy);
         self.on_starvation = policy.on_starvation;
     }
 
     /// Enables or disables a counter for the guest. Returns false if there is no such counter.
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
-        self.withdraw_page();
+        self.change_unseen();
         self.model.unit().set_counter_switch(counter, to)
     }
 
@@ -285,7 +292,7 @@ impl<S: Source> VirtualPmu<S> {
     pub fn restore(&mut self, state: &PmuState) -> Result<(), Mismatch> {
         self.model.check(&state.registers)?;
         self.model.unit().check(&state.unit)?;
-        self.withdraw_page();
+        self.change_unseen();
         self.model.restore(&state.registers, &state.unit);
         Ok(())
     }
@@ -323,15 +330,25 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all counters.
     fn apply_page(&mut self) -> bool {
-        let is_updated = self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model));
+        let is_updated = self.page.as_mut().is_some_and(|page| {
+            page.note_running(self.model.unit().running());
+            page.apply(&mut *self.model)
+        });
         is_updated | self.model.apply_page()
+    }
+
+    /// Prepares a change of registers of which the guest knows nothing.
+    fn change_unseen(&mut self) {
+        self.withdraw_page();
+        if let Some(page) = &mut self.page {
+            page.forget_shown();
+        }
     }
 
     /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
     fn withdraw_page(&mut self) {
-        self.model.apply_page();
+        self.apply_page();
         if let Some(page) = &mut self.page {
-            page.apply(&mut *self.model);
             page.withdraw();
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::bank::held::Held;
-use crate::bank::{Alarm, Bank};
+use crate::bank::{Alarm, Bank, Handled};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
 use crate::notice::Notice;
@@ -180,6 +180,7 @@ impl<S: Source> Unit<S> {
     /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
     fn stop_for_handler(&mut self) {
         self.bank.run(0);
+        self.bank.handlers_stop();
         let overflowed = self.bank.take_overflowed();
         self.note_overflows(overflowed, false);
     }
@@ -236,13 +237,16 @@ impl<S: Source> Unit<S> {
         let holds = !self.frozen && self.bank.defer();
         if holds {
             self.bank.kernel_is_not_observed();
+            // Overflows until the kernel stops the counters belong to the interrupt.
+            let overflowed = self.bank.take_overflowed();
+            self.note_overflows(overflowed, false);
         }
         holds
     }
 
     /// Ends a deferral, and updates all counters.
-    pub fn commit(&mut self) {
-        self.bank.commit();
+    pub fn commit(&mut self, handled: Handled) {
+        self.bank.commit(handled);
         self.take_overflows();
     }
 
@@ -267,6 +271,11 @@ impl<S: Source> Unit<S> {
     /// Returns the values with which a held counter can be started without a request to the host: this one, and all up to the second.
     pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
         self.bank.start_values(counter)
+    }
+
+    /// Sets which events count what no processor counts twice alike.
+    pub fn set_inexact(&mut self, inexact: &'static [Event]) {
+        self.bank.set_inexact(inexact);
     }
 
     /// Returns the values that a deferred counter can be written without a request to the host.
@@ -445,6 +454,11 @@ impl<S: Source> Unit<S> {
     fn update_running(&mut self) {
         self.bank.update_running();
         self.take_overflows();
+    }
+
+    /// Returns whether a running counter is going to interrupt the guest before long.
+    pub fn interrupts_soon(&self) -> bool {
+        self.bank.interrupts_soon()
     }
 
     /// Returns the counters that run.

@@ -36,6 +36,16 @@ pub const PMU_MSRS: [RangeInclusive<u32>; 16] = [
 /// The events that count all retired instructions: both vendors' encoding is the same.
 pub const INSTRUCTIONS: [Event; 2] = [Event::Generic(GenericEvent::Instructions), Event::Raw(0xc0)];
 
+/// The events of AMD's PMU that count cycles.
+pub const AMD_CYCLES: [Event; 2] = [Event::Generic(GenericEvent::Cycles), Event::Raw(0x76)];
+/// The events of Intel's PMU that count cycles (SDM volume 3, table 20-1).
+pub const INTEL_CYCLES: [Event; 4] = [
+    Event::Generic(GenericEvent::Cycles),
+    Event::Generic(GenericEvent::ReferenceCycles),
+    Event::Raw(0x3c),
+    Event::Raw(0x13c),
+];
+
 /// `IA32_DEBUGCTL`. Only [`FREEZE_PERFMON_ON_PMI`] belongs to the PMU (SDM volume 4, table 2-2).
 pub const DEBUGCTL: u32 = 0x1d9;
 /// `FREEZE_PERFMON_ON_PMI` in [`DEBUGCTL`]: an overflow that interrupts freezes all counters.

@@ -9,7 +9,7 @@
 use crate::source::FAR;
 
 /// Minimum distance of an alarm that may repeat: the guest's handler is done before it expires again.
-const MIN_REPEAT_DISTANCE: u64 = 8192;
+pub const MIN_REPEAT_DISTANCE: u64 = 8192;
 
 /// Minimum distance of an alarm while the kernel is predicted to stop its counters first: enough for the kernel to set them anew. If
 /// it does not stop them, one overflow is reported that much too late.
@@ -25,6 +25,8 @@ pub struct Armed {
     /// Mask of the counter for whose overflow it was set, if it was set for one.
     pub counter_mask: u64,
     pub kind: AlarmKind,
+    /// By how much it may be early and its overflow count as one that has happened.
+    pub early: u64,
 }
 
 /// Whether an alarm is kept that would expire early.
@@ -126,7 +128,7 @@ impl Armed {
         let expires_late = next.at < self.at;
         // An alarm a single count too early would leave a distance of 1, which Linux changes to 2.
         let expires_a_count_early = self.at.checked_add(1) == Some(next.at);
-        let is_not_kept = next.at > self.at && self.kind != AlarmKind::Kept;
+        let is_not_kept = next.at > self.at.saturating_add(self.early) && self.kind != AlarmKind::Kept;
         !(expires_late || expires_a_count_early || is_not_kept)
     }
 }
@@ -135,7 +137,8 @@ impl Armed {
 mod tests {
     use super::*;
 
-    const ALARM: Armed = Armed { at: 10_000, distance: 10_000, counter_mask: 1, kind: AlarmKind::Kept };
+    const ALARM: Armed =
+        Armed { at: 10_000, distance: 10_000, counter_mask: 1, kind: AlarmKind::Kept, early: 0 };
 
     fn expired(next: Option<u64>, interrupt: Option<Interrupting>) -> Expired {
         let next = next.map(|at| Next { at, counter: 1 });
@@ -204,6 +207,9 @@ mod tests {
         let serves = |kind, at| Armed { kind, ..ALARM }.serves(Next { at, counter: 0 });
         assert!(serves(AlarmKind::Kept, 10_000) && serves(AlarmKind::Kept, 10_002));
         assert!(!serves(AlarmKind::Kept, 9_999) && !serves(AlarmKind::Kept, 10_001));
+        let early = Armed { kind: AlarmKind::OneShot, early: 100, ..ALARM };
+        assert!([10_000, 10_100].iter().all(|at| early.serves(Next { at: *at, counter: 0 })));
+        assert!(!early.serves(Next { at: 10_101, counter: 0 }));
         for kind in [AlarmKind::OneShot, AlarmKind::Repeating] {
             assert!(serves(kind, 10_000) && !serves(kind, 10_002));
         }

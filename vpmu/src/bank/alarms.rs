@@ -17,7 +17,17 @@ pub struct Expiry {
     interval: Duration,
 }
 
+/// Greatest distance of an alarm that expires before long. The overflow of a counter that only counts is farther away.
+pub const SOON: u64 = 1 << 36;
+
 impl<S: Source> Bank<S> {
+    /// Returns whether an alarm of a running counter expires before long.
+    pub fn interrupts_soon(&self) -> bool {
+        let counters = self.running & self.interrupting;
+        counters != 0
+            && self.events.iter().any(|event| event.users & counters != 0 && event.alarm.distance < SOON)
+    }
+
     /// Records that the alarm of a host event has expired at this count. The counters that it was for are found by their marks, and
     /// each has its own distance from its last alarm: the alarms of several counters may be as close as they like.
     pub(super) fn expire(&mut self, index: usize, count: u64) -> Expiry {
@@ -48,6 +58,10 @@ impl<S: Source> Bank<S> {
     /// Sets the next alarm of a host event whose last one has expired, after its counters were updated. `interrupts` says that one
     /// of them interrupts the guest: the kernel is going to stop the counters, and the alarm is then set again if it has to be.
     pub(super) fn renew_alarm(&mut self, index: usize, count: u64, expiry: Expiry, interrupts: bool) {
+        if interrupts && let Some(next) = self.predict(index, count) {
+            let may_repeat = self.source.may_repeat(expiry.now, expiry.interval);
+            return self.set_early_alarm(index, count, next, may_repeat);
+        }
         let next = self.nearest(self.events[index].users, count);
         let interrupt = interrupts.then(|| Interrupting {
             stops_first: self.coalescing.can_wait(),
@@ -71,7 +85,7 @@ impl<S: Source> Bank<S> {
         let Some(next) = self.nearest(self.events[index].users, count) else { return };
         let alarm = &mut self.events[index].alarm;
         if alarm.serves(next) {
-            alarm.kind = AlarmKind::Kept;
+            alarm.kind = if alarm.early == 0 { AlarmKind::Kept } else { AlarmKind::OneShot };
         } else {
             self.arm(index, count, next, AlarmKind::Kept);
         }
@@ -105,19 +119,29 @@ impl<S: Source> Bank<S> {
         Some(share.overflow.max(share.last_alarm.saturating_add(least)).max(share.earliest))
     }
 
-    fn arm(&mut self, index: usize, count: u64, next: Next, kind: AlarmKind) {
-        self.ask(index, count, next.at, 1 << next.counter, kind);
+    /// Sets the alarm for an overflow, early by half of what it may be.
+    pub(super) fn arm(&mut self, index: usize, count: u64, next: Next, kind: AlarmKind) {
+        let early = self.may_be_early(index, next.at.saturating_sub(count));
+        let kind = if early == 0 { kind } else { AlarmKind::OneShot };
+        self.ask(
+            index,
+            count,
+            Armed { at: next.at - early / 2, distance: 0, counter_mask: 1 << next.counter, kind, early },
+        );
     }
 
     fn disarm(&mut self, index: usize, count: u64) {
-        self.ask(index, count, count.saturating_add(FAR), 0, AlarmKind::Kept);
+        let at = count.saturating_add(FAR);
+        self.ask(index, count, Armed { at, distance: 0, counter_mask: 0, kind: AlarmKind::Kept, early: 0 });
     }
 
-    fn ask(&mut self, index: usize, count: u64, at: u64, counter_mask: u64, kind: AlarmKind) {
+    /// Asks the host for an alarm, whose distance follows from the event's count. `count` is that of the last update.
+    fn ask(&mut self, index: usize, count: u64, alarm: Armed) {
         let event = &mut self.events[index];
-        let count = if event.deferred.is_some() { event.count().number() } else { count };
-        let distance = at.saturating_sub(count).max(1);
-        event.alarm = Armed { at, distance, counter_mask, kind };
+        let count =
+            if event.deferred.is_some() { event.count().number() } else { count.min(event.last_count) };
+        let distance = alarm.at.saturating_sub(count).max(1);
+        event.alarm = Armed { distance, ..alarm };
         if let Err(Refusal(why)) = event.backing.arm(distance) {
             for counter in members(event.users & self.interrupting) {
                 self.add_notice(Notice::Unarmed { counter, why: why.clone() });

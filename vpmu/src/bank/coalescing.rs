@@ -33,14 +33,21 @@ impl Coalescing {
     /// Records that the kernel stops all counters. Returns true if that is its first access since the interrupt.
     pub fn stopped(&mut self) -> bool {
         let first = std::mem::take(&mut self.phase) == Phase::Interrupted;
-        self.stops_first |= first;
+        // Not `|=`: see `accessed`.
+        if first {
+            self.stops_first = true;
+        }
         first
     }
 
     /// Records another access, or an alarm. Returns true if it is the first since the interrupt.
     pub fn accessed(&mut self) -> bool {
         let first = std::mem::take(&mut self.phase) == Phase::Interrupted;
-        self.stops_first &= !first;
+        // Rust 1.95 with LTO compiles `self.stops_first &= !first`, before a branch on `first`, to a store of false that is made in
+        // both cases: nothing was ever predicted. Here it compiles to a store behind the branch.
+        if first {
+            self.stops_first = false;
+        }
         first
     }
 
@@ -62,6 +69,11 @@ impl Coalescing {
     /// Returns whether the next alarm can wait until the kernel stops its counters, which it is predicted to do first.
     pub fn can_wait(&self) -> bool {
         self.phase == Phase::Alarm && self.stops_first
+    }
+
+    /// Returns whether the kernel is predicted to stop its counters first.
+    pub fn predicts_stop(&self) -> bool {
+        self.stops_first
     }
 
     /// Records that an alarm waits for the stop.

@@ -21,18 +21,46 @@ pub struct Counter {
     /// It has overflowed too soon after the last overflow, and this overflow is not reported yet.
     pub overflow_delayed: bool,
     pub starvation: Starvation,
+    /// Number of counts from one overflow to the next, as the guest last set it.
+    pub period: u64,
+    /// How much the periods vary: more with each that differs from the one before, less with each that does not.
+    variation: u8,
 }
+
+/// Least and greatest `variation` of a counter that samples at a rate.
+const AT_A_RATE: std::ops::RangeInclusive<u8> = 4..=8;
+/// What a period adds that differs.
+const DIFFERS: u8 = 2;
 
 impl Counter {
     /// Sets the value.
     pub fn set(&mut self, value: u64, mask: u64) {
+        // After an overflow, a kernel takes the period from the value.
+        if self.value <= mask / 2 && value > mask / 2 {
+            let period = self.value.wrapping_sub(value) & mask;
+            let before = std::mem::replace(&mut self.period, period);
+            self.variation = if before == period {
+                self.variation.saturating_sub(1)
+            } else {
+                (self.variation + DIFFERS).min(*AT_A_RATE.end())
+            };
+        }
         (self.value, self.overflow_delayed, self.estimated) = (value, false, 0);
         self.find_overflow(mask);
+    }
+
+    /// Returns whether the guest samples at a rate, so that the periods vary.
+    pub fn is_at_a_rate(&self) -> bool {
+        AT_A_RATE.contains(&self.variation)
     }
 
     /// Adds what its host event has counted since the last update. Returns whether the counter has overflowed.
     pub fn advance(&mut self, count: u64, estimated: u64, mask: u64) -> bool {
         let Some(share) = &mut self.share else { return false };
+        if count < share.mark {
+            // It is ahead.
+            return false;
+        }
         let overflows = count >= share.overflow;
         self.value = self.value.wrapping_add(count.saturating_sub(share.mark)) & mask;
         self.estimated = self.estimated.saturating_add(estimated.saturating_sub(share.mark_estimated));
@@ -46,7 +74,17 @@ impl Counter {
     /// Skips what its host event has counted since the last update.
     pub fn skip(&mut self, count: u64, estimated: u64, mask: u64) {
         if let Some(share) = &mut self.share {
-            (share.mark, share.mark_estimated) = (count, estimated);
+            // A running counter may be ahead.
+            let behind = count.saturating_add(std::mem::take(&mut share.ahead));
+            (share.mark, share.mark_estimated) = (share.mark.max(behind), estimated);
+        }
+        self.find_overflow(mask);
+    }
+
+    /// Skips so many counts.
+    pub fn passes_over(&mut self, counts: u64, mask: u64) {
+        if let Some(share) = &mut self.share {
+            share.mark = share.mark.saturating_add(counts);
         }
         self.find_overflow(mask);
     }
@@ -63,6 +101,8 @@ impl Counter {
 pub struct Share {
     /// Count of the host event at the counter's last update.
     pub mark: u64,
+    /// By how much the counter was ahead when it was stopped: it skips as many counts when it starts.
+    pub ahead: u64,
     /// How much of that count is an estimate.
     pub mark_estimated: u64,
     /// Count of the host event at which the counter overflows, if it runs until then.
@@ -75,4 +115,12 @@ pub struct Share {
     pub since: Duration,
     /// How long the counter had been without hardware until then, in total.
     pub starved_before: Duration,
+}
+
+impl Share {
+    /// Records that the counter is stopped at this count of the host event, after it was updated.
+    pub fn stop(&mut self, count: u64) {
+        self.ahead = self.mark.saturating_sub(count);
+        self.mark = self.mark.min(count);
+    }
 }

@@ -1,5 +1,6 @@
 //! Deferred changes. While the guest's kernel handles an overflow, counters that count user mode only cannot count. The kernel
-//! stops them, writes them and starts them again, and it makes no difference when these changes are made.
+//! stops them, writes them and starts them again, and it makes no difference when these changes are made. What other counters
+//! count in the handler can be estimated for some events ([`super::handler`]).
 //!
 //! [`Bank::defer`] remembers what each host event had counted when the kernel was interrupted. Changes after that are made as of
 //! that count. [`Bank::commit`] then adds what the programs have counted since. So no count is lost, whatever the guest does.
@@ -8,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use super::Bank;
 use super::alarm::AlarmKind;
+use super::handler::{Estimate, Handler};
 use crate::mask::members;
 use crate::source::Source;
 
@@ -18,11 +20,25 @@ pub struct Deferred {
     pub count: u64,
     /// One of its counters was written since.
     pub written: bool,
+    /// Where the kernel is estimated to stop its counters, if the event counts the handler.
+    pub stop: Option<u64>,
+}
+
+/// What the kernel has done since changes were deferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handled {
+    /// It has not stopped the counters yet.
+    Nothing,
+    /// It has stopped them.
+    Stopped,
+    /// It has stopped them and started them again.
+    Completely,
 }
 
 impl<S: Source> Bank<S> {
-    /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of them count
-    /// user mode only and are exact. All counters must have been updated since the guest ran.
+    /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of them are exact,
+    /// and count user mode only or can be estimated. All counters must have been updated since the guest ran. Counters whose
+    /// handler is estimated may overflow in its beginning.
     pub fn defer(&mut self) -> bool {
         if self.running == 0 || self.overflowed != 0 || self.hardware.starved() != 0 {
             return false;
@@ -30,7 +46,9 @@ impl<S: Source> Bank<S> {
         let mut others = self.running;
         for index in 0..self.events.len() {
             let users = self.events[index].users;
-            if users & self.running != 0 && !self.events[index].user_only() {
+            let event = &self.events[index];
+            let can_be_estimated = || event.estimate_next().is_some() && self.is_at_a_rate(users);
+            if users & self.running != 0 && !event.user_only() && !can_be_estimated() {
                 return false;
             }
             others &= !users;
@@ -40,16 +58,30 @@ impl<S: Source> Bank<S> {
         }
         for index in 0..self.events.len() {
             if let Some(mark) = self.mark_of(index) {
-                self.events[index].deferred = Some(Deferred { count: mark, written: false });
+                let estimate = self.events[index].estimate_next();
+                let (before, stop) = match estimate {
+                    Some(Estimate { before, .. }) => (before, Some(self.run_to_stop(index, mark, before))),
+                    None => (0, None),
+                };
+                let count = mark.saturating_add(before);
+                self.events[index].deferred = Some(Deferred { count, written: false, stop });
             }
         }
         true
     }
 
     /// Ends the deferral: adds what was counted since, and updates all counters.
-    pub fn commit(&mut self) {
+    pub fn commit(&mut self, handled: Handled) {
         for index in 0..self.events.len() {
-            let deferred = self.events[index].deferred.filter(|deferred| deferred.written);
+            let deferred = self.events[index].deferred;
+            if let Some(stop) = deferred.and_then(|deferred| deferred.stop) {
+                match handled {
+                    Handled::Nothing => {}
+                    Handled::Stopped => self.stop_estimated(index, stop),
+                    Handled::Completely => self.start_estimated(index),
+                }
+            }
+            let deferred = deferred.filter(|deferred| deferred.written && deferred.stop.is_none());
             // A repeating alarm is checked before it expires again.
             let repeats = self.events[index].alarm.kind == AlarmKind::Repeating;
             if let Some(Deferred { count, .. }) = deferred.filter(|_| repeats) {
@@ -72,11 +104,19 @@ impl<S: Source> Bank<S> {
         }
         let event = &self.events[self.event_of(counter)?];
         let (deferred, alarm) = (event.deferred?, event.alarm);
-        let less_than_all = alarm.at.checked_sub(deferred.count)?.checked_sub(1)?;
-        let value = self.mask().checked_sub(less_than_all)?;
+        let (start, early) = match (deferred.stop, event.handler.as_ref().and_then(Handler::estimate)) {
+            (Some(_), Some(Estimate { during, .. })) => (deferred.count.saturating_add(during), alarm.early),
+            _ => (deferred.count, 0),
+        };
+        let overflow_at = |count: u64| self.mask().checked_sub(count.checked_sub(start)?.checked_sub(1)?);
+        let (Some(value), Some(first)) = (overflow_at(alarm.at), overflow_at(alarm.at.saturating_add(early)))
+        else {
+            // There are none.
+            return Some(RangeInclusive::new(1, 0));
+        };
         // An alarm for another counter's overflow stays, however far away this counter's overflow is.
         let is_for_another = alarm.counter_mask & !(1 << counter) != 0;
-        Some(if is_for_another { 0..=value } else { value..=value })
+        Some(if is_for_another { 0..=value } else { first..=value })
     }
 
     /// Returns the count of a host event at the last update of its running counters.

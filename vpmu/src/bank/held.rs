@@ -47,7 +47,7 @@ impl<S: Source> Bank<S> {
     /// Makes all changes until [`Self::commit`] as of the counts that are held.
     pub fn rewind(&mut self) {
         for event in &mut self.events {
-            event.deferred = event.held.take().map(|count| Deferred { count, written: false });
+            event.deferred = event.held.take().map(|count| Deferred { count, written: false, stop: None });
         }
     }
 

@@ -9,6 +9,7 @@ use super::Bank;
 use super::alarm::{AlarmKind, Armed};
 use super::counter::Share;
 use super::deferral::Deferred;
+use super::handler::Handler;
 use super::hardware::Reading;
 use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};
@@ -34,15 +35,21 @@ pub struct HostEvent<B> {
     completed: u64,
     /// The alarm expires late by instructions that were completed since it was set.
     pub is_alarm_late: bool,
+    /// Count at the last reading.
+    pub last_count: u64,
+    /// What is known of handlers, if their counts are estimated.
+    pub handler: Option<Handler>,
 }
 
 impl<B: Backing> HostEvent<B> {
     /// Reads the count.
     pub fn count(&mut self) -> Count {
-        match self.backing.count() {
+        let count = match self.backing.count() {
             Count::Exact(count) => Count::Exact(count.saturating_add(self.completed)),
             Count::Starved(count) => Count::Starved(count.saturating_add(self.completed)),
-        }
+        };
+        self.last_count = count.number();
+        count
     }
 
     /// Adds completed instructions.
@@ -108,6 +115,9 @@ impl<S: Source> Bank<S> {
     /// Starts counters of one host event together, so that its alarm is set at most once.
     fn resume_on(&mut self, index: usize, reading: &Reading, counters: u64) {
         let (estimated, mask) = (self.events[index].backing.estimated(), self.mask());
+        if let Some(handler) = &mut self.events[index].handler {
+            handler.starts(reading.count);
+        }
         for counter in members(counters) {
             self.counters[counter].skip(reading.count, estimated, mask);
         }
@@ -149,7 +159,7 @@ impl<S: Source> Bank<S> {
         match self.source.start(selection, distance) {
             Ok(backing) => {
                 let counter_mask = first.map_or(0, |first| 1 << first.counter);
-                let alarm = Armed { at: distance, distance, counter_mask, kind: AlarmKind::Kept };
+                let alarm = Armed { at: distance, distance, counter_mask, kind: AlarmKind::Kept, early: 0 };
                 let last_alarm = Duration::ZERO;
                 let event = HostEvent {
                     backing,
@@ -162,6 +172,8 @@ impl<S: Source> Bank<S> {
                     counts_instructions: self.instructions.contains(&selection.event),
                     completed: 0,
                     is_alarm_late: false,
+                    last_count: 0,
+                    handler: Handler::of(selection, self.inexact),
                 };
                 self.events.push(event);
                 for counter in members(counters) {
@@ -195,6 +207,7 @@ impl<S: Source> Bank<S> {
             let this = &mut self.counters[counter];
             this.share = Some(Share {
                 mark: count,
+                ahead: 0,
                 mark_estimated: 0,
                 overflow: u64::MAX,
                 last_alarm: count,

@@ -199,6 +199,10 @@ impl<S: Source> Model<S> for Amd<S> {
         self.unit.resume(unit);
     }
 
+    fn inexact(&self) -> &'static [Event] {
+        &x86::AMD_CYCLES
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
     }

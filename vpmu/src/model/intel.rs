@@ -384,6 +384,10 @@ impl<S: Source> Model<S> for Intel<S> {
         self.unit.resume(unit);
     }
 
+    fn inexact(&self) -> &'static [Event] {
+        &x86::INTEL_CYCLES
+    }
+
     fn unit(&mut self) -> &mut Unit<S> {
         &mut self.unit
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use log::trace;
 
+use crate::bank::Handled;
 use crate::mask::{first, members};
 use crate::model::Model;
 use crate::outcome::Outcome;
@@ -25,6 +26,8 @@ struct State {
     used: Use,
     /// The page shows all registers as they are, except the status and counters that have run since.
     is_shown: bool,
+    /// Counters that have run since the page was last written, as far as [`SharedPage::note_running`] was told.
+    have_run: u64,
     /// The hardware-changed bit of the status that the page shows. It changes even while all counters stand still.
     hardware_changed: bool,
     /// The kernel has used the page since [`SharedPage::lvt_entry`] was last called.
@@ -45,8 +48,20 @@ enum Use {
 impl SharedPage {
     /// Creates a page that is not in use yet, in this memory of the guest's.
     pub fn new(registers: Registers, memory: Box<dyn Deref<Target = Page>>) -> Self {
-        let (used, is_shown, hardware_changed, used_since_lvt_read) = (Use::None, false, false, false);
-        Self { memory, state: State { registers, used, is_shown, hardware_changed, used_since_lvt_read } }
+        let state = State {
+            registers,
+            used: Use::None,
+            is_shown: false,
+            have_run: 0,
+            hardware_changed: false,
+            used_since_lvt_read: false,
+        };
+        Self { memory, state }
+    }
+
+    /// Records which counters have run until this exit. Must be called at every exit, before anything else.
+    pub fn note_running(&mut self, counters: u64) {
+        self.state.have_run |= counters;
     }
 
     /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns true if
@@ -65,6 +80,18 @@ impl SharedPage {
     /// or because its kernel does not know of the page.
     pub fn withdraw(&mut self) {
         self.state.withdraw(&self.memory);
+    }
+
+    /// Records that a register is written in the ordinary way. The page no longer shows the registers as they are, unless the
+    /// write only starts or stops counters or clears the status.
+    pub fn note_write(&mut self, register: u32) {
+        let Registers { control, clear, .. } = &self.state.registers;
+        self.state.is_shown &= register == *control || register == clear.register;
+    }
+
+    /// Records that registers have changed of which the guest knows nothing.
+    pub fn forget_shown(&mut self) {
+        self.state.is_shown = false;
     }
 
     /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and
@@ -97,7 +124,11 @@ impl State {
             self.apply_writes(page, model);
         }
         if was_in_handler {
-            model.unit().commit();
+            model.unit().commit(match active {
+                ACTIVE => Handled::Stopped,
+                THAWED => Handled::Completely,
+                _ => Handled::Nothing,
+            });
         }
         match active {
             // Another kernel has taken over the memory.
@@ -117,7 +148,6 @@ impl State {
         if self.used != Use::None {
             self.end(page);
         }
-        self.is_shown = false;
     }
 
     fn activate_after_freeze<S: Source>(
@@ -141,13 +171,13 @@ impl State {
             return;
         }
         if is_page_in_use() {
+            self.is_shown &= Self::is_as_left(page);
             self.begin(page, model, Use::Frozen);
         }
     }
 
     fn activate_in_handler<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
-        let is_page_in_use = [&page.active, &page.tail_guard].map(|end| end.load(Relaxed)) == [IDLE; 2];
-        if self.used != Use::None || !is_page_in_use {
+        if self.used != Use::None || !Self::is_as_left(page) {
             return;
         }
         let Outcome::Value(control) = model.read(self.registers.control) else { return };
@@ -157,6 +187,11 @@ impl State {
         self.begin(page, model, Use::InHandler);
         page.thaw_must_exit.store(0, Relaxed);
         page.thaw.store(control, Relaxed);
+    }
+
+    /// Returns whether both ends of the page are as they were left: no other kernel uses the memory.
+    fn is_as_left(page: &Page) -> bool {
+        [&page.active, &page.tail_guard].map(|end| end.load(Relaxed)) == [IDLE; 2]
     }
 
     fn begin<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>, used: Use) {
@@ -179,7 +214,8 @@ impl State {
         self.hardware_changed = unit.hardware_changed();
         let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.no_exit_range));
         // A counter that stands still has the value that the page shows.
-        let changed = if is_shown { unit.running() } else { unit.all() };
+        let have_run = std::mem::take(&mut self.have_run) | unit.running();
+        let changed = if is_shown { have_run } else { unit.all() };
         for (slot, (shown, range)) in slots() {
             if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
                 shown.store(unit.value(counter), Relaxed);

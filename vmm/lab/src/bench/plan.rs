@@ -99,9 +99,9 @@ impl Measure {
             Self::Record(period, _, modes) => {
                 format!("{RECORD} -c {period} -e {}", list(modes))
             }
-            Self::Rate(hertz, _) => {
-                format!("{RECORD} -F {hertz} -e {}", list(Modes::All))
-            }
+            // What `perf record` samples by itself.
+            Self::Rate(hertz, 1) => format!("{RECORD} -F {hertz} -e cycles"),
+            Self::Rate(hertz, _) => format!("{RECORD} -F {hertz} -e {}", list(Modes::All)),
             Self::Interval(milliseconds, _) => {
                 format!("perf stat -I {milliseconds} -x, -o counts -e {}", list(Modes::User))
             }

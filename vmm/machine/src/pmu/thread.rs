@@ -121,7 +121,7 @@ impl ThreadPmu {
         let VcpuPmu::Emulated(emulated) = &mut self.pmu else {
             return Ok(AfterExit { kicked, notices: Vec::new(), pauses: false });
         };
-        let Next { wake, pause: pauses, notices } = emulated.after_exit(cause, vm, fd)?;
+        let Next { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
         if let Some(timer) = &mut self.wake_timer {
             match wake {
                 Wake::Unchanged => {}

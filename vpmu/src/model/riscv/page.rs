@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use log::trace;
 
 use super::{Riscv, Use, sbi};
+use crate::bank::Handled;
 use crate::bank::held::Held;
 use crate::mask::{self, members};
 use crate::sbi_page::{ACTIVE, COUNTERS, IDLE, NO_CONFIGURATION, NO_TRAP, OVERFLOW, Page, Shared};
@@ -129,7 +130,7 @@ impl<S: Source> Riscv<S> {
         }
         let running = running & self.used();
         self.unit.set_control(control & !all | running);
-        self.unit.commit();
+        self.unit.commit(Handled::Completely);
         true
     }
 

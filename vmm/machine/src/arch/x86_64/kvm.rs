@@ -43,5 +43,9 @@ const REQUIRED: [Capability; 11] = [
 pub const PMU_REQUIRED: [Capability; 3] = [
     Capability::new(Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR", "the PMU's registers"),
     Capability::new(Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER", "handing over no other registers"),
-    Capability::new(Cap::SyncRegs, "KVM_CAP_SYNC_REGS", "where the guest is at an overflow, for its log"),
+    Capability::new(
+        Cap::SyncRegs,
+        "KVM_CAP_SYNC_REGS",
+        "an overflow's NMI, and where the guest is, for its log",
+    ),
 ];

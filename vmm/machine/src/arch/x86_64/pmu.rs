@@ -36,7 +36,7 @@ use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::target::ACCESSES;
 use guest_page::{Confirmation, GuestPage};
-use interrupt::{Delivery, LvtEntry};
+use interrupt::{Delivery, LvtEntry, StoredEvents};
 
 pub use self::offer::{Choice, Unavailable};
 
@@ -284,7 +284,10 @@ impl EmulatedPmu for Emulated {
 
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
         let Self { pmu, lvt, confirmation } = self;
-        pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })
+        let next = pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })?;
+        let events = if next.interrupts_soon { StoredEvents::Stored } else { StoredEvents::NotStored };
+        lvt.store_events(fd, events);
+        Ok(next)
     }
 }
 

@@ -8,12 +8,15 @@
 //! a delivery sets the entry's mask ([`OnDelivery`]), it does so only in x2APIC mode, in which each register can be
 //! written by its MSR. In xAPIC mode the guest finds its entry unchanged. While software has disabled the APIC, all
 //! entries are masked, which KVM implements.
+//!
+//! An NMI needs no system call if KVM has stored the vCPU's pending events at the exit: Tally makes the NMI pending there,
+//! and KVM takes it over at the next entry (`KVM_SYNC_X86_EVENTS`).
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msi};
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_lapic_state, kvm_msi, kvm_vcpu_events};
+use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use vpmu::x86::X2APIC_LVTPC;
 
 use crate::arch::x86_64::msr;
@@ -64,12 +67,40 @@ pub struct LvtEntry {
     /// Last value that both KVM and the note of the guest's kernel had for the entry. While the note has this value,
     /// KVM need not be asked.
     known: Option<u64>,
+    events: StoredEvents,
+}
+
+/// Whether KVM stores the vCPU's pending events in `struct kvm_run` at each exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredEvents {
+    /// It does.
+    Stored,
+    /// It does not, which makes an exit cheaper.
+    NotStored,
 }
 
 impl LvtEntry {
     /// Creates the entry of a vCPU.
     pub fn new(on_delivery: OnDelivery, vcpu: u8) -> Self {
-        Self { on_delivery, vcpu, request: msr::read_request(X2APIC_LVTPC), known: None }
+        Self {
+            on_delivery,
+            vcpu,
+            request: msr::read_request(X2APIC_LVTPC),
+            known: None,
+            events: StoredEvents::NotStored,
+        }
+    }
+
+    /// Sets whether KVM stores the vCPU's pending events at the next exits. An NMI then costs no system call.
+    pub fn store_events(&mut self, fd: &mut VcpuFd, events: StoredEvents) {
+        if self.events == events {
+            return;
+        }
+        self.events = events;
+        match events {
+            StoredEvents::Stored => fd.set_sync_valid_reg(SyncReg::VcpuEvents),
+            StoredEvents::NotStored => fd.clear_sync_valid_reg(SyncReg::VcpuEvents),
+        }
     }
 
     /// Delivers an interrupt and returns how. `noted` is the value that the guest's kernel last wrote to the entry, if
@@ -105,6 +136,13 @@ impl LvtEntry {
         }
         let data = match delivery {
             Delivery::None => return Ok(delivery),
+            Delivery::Nmi
+                if self.events == StoredEvents::Stored
+                    && make_nmi_pending(&mut fd.sync_regs_mut().events) =>
+            {
+                fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
+                return Ok(delivery);
+            }
             Delivery::Nmi => NMI << 8,
             Delivery::Fixed { vector } => vector.into(),
         };
@@ -128,6 +166,25 @@ impl LvtEntry {
         }
         Ok(entry)
     }
+}
+
+/// Makes an NMI pending in a vCPU's events, as KVM has stored them. Returns false, and does nothing, if something else is
+/// about to be delivered: the events do not describe that completely.
+///
+/// The flags name what is set: nothing of which another thread may have changed the state since the exit, except the NMI
+/// itself. Another NMI that has come since is delivered together with this one, as on a processor that has not taken the
+/// first yet.
+fn make_nmi_pending(events: &mut kvm_vcpu_events) -> bool {
+    let is_quiet = events.exception.injected == 0
+        && events.exception.pending == 0
+        && events.interrupt.injected == 0
+        && events.nmi.injected == 0
+        && events.smi.smm == 0;
+    if is_quiet {
+        events.nmi.pending = 1;
+        events.flags = KVM_VCPUEVENT_VALID_NMI_PENDING;
+    }
+    is_quiet
 }
 
 fn register(page: &kvm_lapic_state, offset: usize) -> u32 {
@@ -168,6 +225,29 @@ mod tests {
         assert_eq!(Delivery::of(0x10400), Delivery::None, "masked");
         assert_eq!(Delivery::of(0x0f), Delivery::None, "the vector of an exception");
         assert_eq!(Delivery::of(0x500), Delivery::None, "INIT");
+    }
+
+    #[test]
+    fn an_nmi_is_added_to_a_vcpus_events_unless_another_event_is_being_delivered() {
+        let mut events = kvm_vcpu_events { flags: 0xf, ..Default::default() };
+        events.nmi.masked = 1;
+        assert!(make_nmi_pending(&mut events));
+        assert_eq!(
+            (events.flags, events.nmi.pending, events.nmi.masked),
+            (KVM_VCPUEVENT_VALID_NMI_PENDING, 1, 1)
+        );
+        let busy: [fn(&mut kvm_vcpu_events); 4] = [
+            |events| events.exception.injected = 1,
+            |events| events.interrupt.injected = 1,
+            |events| events.nmi.injected = 1,
+            |events| events.smi.smm = 1,
+        ];
+        for make_busy in busy {
+            let mut events = kvm_vcpu_events { flags: 0xf, ..Default::default() };
+            make_busy(&mut events);
+            assert!(!make_nmi_pending(&mut events));
+            assert_eq!((events.flags, events.nmi.pending), (0xf, 0));
+        }
     }
 
     #[test]
