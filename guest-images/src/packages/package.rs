@@ -57,8 +57,7 @@ impl Package {
 
     /// Returns the hash as apt writes it.
     pub(super) fn hash(&self) -> String {
-        let digits: String = self.sha256.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("SHA256:{digits}")
+        self.sha256.iter().fold("SHA256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
     }
 
     /// Returns true if the file in this directory is the one that the signed index names.

@@ -43,7 +43,7 @@ struct Simulator {
     tree: &'static str,
     /// The patch among [`FILES`].
     hooks: &'static str,
-    /// Destinations in the source of files in [`FILES`], whose names start with the first text.
+    /// Destinations in the source of files in [`FILES`]: how the name starts there, and what replaces it.
     places: &'static [(&'static str, &'static str)],
     /// Arguments of the source's script `configure`.
     configure: &'static [&'static str],
@@ -136,7 +136,7 @@ impl Simulator {
 
     /// Returns the path of a file in the simulator's source.
     fn place(&self, name: &str) -> Option<PathBuf> {
-        self.places.iter().find_map(|(prefix, to)| Some(Path::new(to).join(name.strip_prefix(prefix)?)))
+        self.places.iter().find_map(|(prefix, to)| Some(format!("{to}{}", name.strip_prefix(prefix)?).into()))
     }
 
     fn compile(&self, cache: &Cache, program: &str, entry: &Path, progress: &mut Progress) -> Result<()> {
@@ -251,6 +251,16 @@ fn content(name: &str) -> &'static [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_have_their_places_in_the_source() {
+        let of = |simulator: &Simulator, name| simulator.place(name);
+        assert_eq!(of(&qemu::QEMU, "riscv64/pmu.c"), Some("target/riscv/pmu.c".into()));
+        assert_eq!(of(&bochs::BOCHS, "bochs/pmu.cc"), Some("instrument/lab/pmu.cc".into()));
+        assert_eq!(of(&bochs::BOCHS, "bochs/console.cc"), Some("iodev/lab_console.cc".into()));
+        assert_eq!(of(&bochs::BOCHS, "x86_64/pmu-model.h"), Some("instrument/lab/pmu-model.h".into()));
+        assert_eq!(of(&bochs::BOCHS, "x86_64/pmu.h"), None);
+    }
 
     #[test]
     fn every_embedded_file_belongs_to_a_simulator() {

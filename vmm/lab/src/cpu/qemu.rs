@@ -13,7 +13,7 @@ pub const QEMU: Simulator = Simulator {
     unpack: |apt, into, progress| apt.unpack_source("qemu", into, progress),
     tree: "lab-cpu-tree",
     hooks: "hooks.patch",
-    places: &[("x86_64/", "target/i386/tcg/sysemu"), ("riscv64/", "target/riscv")],
+    places: &[("x86_64/", "target/i386/tcg/sysemu/"), ("riscv64/", "target/riscv/")],
     configure: &[
         "--target-list=x86_64-softmmu,riscv64-softmmu",
         "--without-default-features",

@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 const ROM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/boot.rom"));
 
 /// Addresses of the real-mode code and of the command line. The BIOS uses memory from 0x30000.
-const SETUP: u64 = 0x10000;
-const COMMAND_LINE: u64 = 0x20000;
+const SETUP: u32 = 0x10000;
+const COMMAND_LINE: u32 = 0x20000;
 /// Address at which kernels of this protocol are loaded.
-const KERNEL: u64 = 0x10_0000;
+const KERNEL: u32 = 0x10_0000;
 /// End of the real-mode code's heap, relative to `SETUP`: its stack begins there.
 const HEAP_END: u16 = 0xe000;
 /// Highest address of an initrd (the protocol's `initrd_addr_max`).
@@ -32,12 +32,12 @@ pub struct Images {
     setup: File,
     command_line: File,
     kernel: File,
-    initrd_address: u64,
+    initrd_address: u32,
 }
 
 impl Images {
     /// Returns the images in memory with their addresses.
-    pub fn in_memory<'a>(&'a self, initrd: &'a File) -> [(&'a File, u64); 4] {
+    pub fn in_memory<'a>(&'a self, initrd: &'a File) -> [(&'a File, u32); 4] {
         [
             (&self.setup, SETUP),
             (&self.command_line, COMMAND_LINE),
@@ -58,10 +58,11 @@ pub fn images(kernel: &Path, initrd: &File, command_line: &str, memory: u64) -> 
     let too_large = || Error::NoMemory { mib: memory >> 20 };
     let end = memory.min(INITRD_MAX + 1).checked_sub(BIOS_TABLES).ok_or_else(too_large)?;
     let initrd_address = end.checked_sub(initrd_length).ok_or_else(too_large)? & !0xfff;
-    let kernel_end = KERNEL + image.len() as u64;
-    if initrd_address <= kernel_end {
+    if initrd_address <= u64::from(KERNEL) + image.len() as u64 {
         return Err(too_large());
     }
+    let low = |number: u64| u32::try_from(number).map_err(|_| too_large());
+    let (initrd_address, initrd_length) = (low(initrd_address)?, low(initrd_length)?);
     let (setup, protected) = split(&image).ok_or_else(|| Error::NoKernel(kernel.to_owned()))?;
     let setup = with_fields(setup, initrd_address, initrd_length);
     Ok(Images {
@@ -88,20 +89,19 @@ fn split(image: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// Fills in what a boot loader writes to the real-mode code's header.
-fn with_fields(setup: &[u8], initrd_address: u64, initrd_length: u64) -> Vec<u8> {
+fn with_fields(setup: &[u8], initrd_address: u32, initrd_length: u32) -> Vec<u8> {
     const LOADFLAGS: usize = 0x211;
     const CAN_USE_HEAP: u8 = 0x80;
     const UNKNOWN_LOADER: u8 = 0xff;
     const NORMAL_VIDEO_MODE: u16 = 0xffff;
-    let low = |number: u64| (number as u32).to_le_bytes();
     let mut setup = setup.to_vec();
     let mut set = |at: usize, bytes: &[u8]| setup[at..at + bytes.len()].copy_from_slice(bytes);
     set(0x1fa, &NORMAL_VIDEO_MODE.to_le_bytes());
     set(0x210, &[UNKNOWN_LOADER]);
-    set(0x218, &low(initrd_address));
-    set(0x21c, &low(initrd_length));
+    set(0x218, &initrd_address.to_le_bytes());
+    set(0x21c, &initrd_length.to_le_bytes());
     set(0x224, &(HEAP_END - 0x200).to_le_bytes());
-    set(0x228, &low(COMMAND_LINE));
+    set(0x228, &COMMAND_LINE.to_le_bytes());
     setup[LOADFLAGS] |= CAN_USE_HEAP;
     setup
 }
