@@ -169,6 +169,31 @@ impl Apt {
         tool::run(&mut command, "dpkg-dev").map(drop)
     }
 
+    /// Downloads the original archive of a source package and unpacks it, without the distribution's patches, into a new
+    /// directory.
+    pub fn unpack_original(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
+        /// apt's program that downloads a file and compares its hash.
+        const HELPER: &str = "/usr/lib/apt/apt-helper";
+        let mut files = self.resolve_source(name)?;
+        files.retain(|file| file.file.contains(".orig.tar."));
+        let [archive] = &files[..] else {
+            let what = format!("original source of {name}");
+            return Err(Error::NotInPackages { suite: self.release.suite.name(), what });
+        };
+        if !missing(&files, &self.sources, progress).is_empty() {
+            progress.step(format!("fetching the source of {name} from {}", self.release));
+            let mut download = Command::new(HELPER);
+            download.env("APT_CONFIG", self.config()).env("LC_ALL", "C");
+            download.args(["download-file", &archive.uri, &archive.file, &archive.hash()]);
+            self.download(&mut download, &[archive], &self.sources)?;
+        }
+        progress.step(format!("unpacking the source of {name}"));
+        fs::create_dir_all(into).map_err(Error::io("create", into))?;
+        let mut command = Command::new("tar");
+        command.args(["--extract", "--no-same-owner", "--strip-components=1", "--directory"]).arg(into);
+        tool::run(command.arg("--file").arg(self.sources.join(&archive.file)), "tar").map(drop)
+    }
+
     /// Returns the file with the description of a source package.
     fn description<'a>(&self, files: &'a [Package], name: &str) -> Result<&'a Package> {
         let is_description = |path: &Path| path.extension().is_some_and(|extension| extension == "dsc");

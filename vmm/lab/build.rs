@@ -39,7 +39,7 @@ fn main() {
     fs::write(out.join("programs.rs"), table).expect("OUT_DIR can be written");
     // Firmware images are flat binaries.
     let flat = ["-Wl,--oformat=binary", "-Wl,-Ttext=0"];
-    for image in ["guest-loop.rom", "guest-exits.rom"] {
+    for image in ["guest-loop.rom", "guest-exits.rom", "boot.rom"] {
         compile(&root.join(format!("programs/{image}.S")), &out.join(image), &flat);
     }
 }
@@ -57,10 +57,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn embed_cpu(folder: &Path, out: &Path) {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut table = String::from("&[\n");
-    let folders = [folder.to_owned(), folder.join("x86_64"), folder.join("riscv64")];
+    let folders = [folder.to_owned(), folder.join("x86_64"), folder.join("riscv64"), folder.join("bochs")];
     for path in folders.iter().flat_map(|folder| files(folder)) {
         let name = path.strip_prefix(folder).expect("the file is in the directory").display().to_string();
-        if [".c", ".h", ".inc", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
+        if [".c", ".cc", ".h", ".in", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
             writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
                 .expect("writing to a string cannot fail");
         }

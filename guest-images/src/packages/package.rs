@@ -16,6 +16,8 @@ pub struct Package {
     pub name: String,
     /// The name of the `.deb` file.
     pub file: String,
+    /// The file's address.
+    pub(super) uri: String,
     pub(super) size: u64,
     /// The file's SHA-256 in the signed index.
     sha256: [u8; 32],
@@ -29,12 +31,13 @@ impl Package {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace().skip(1);
+        let mut words = line.split_whitespace();
+        let uri = words.next()?.trim_matches('\'').to_owned();
         let file = words.next().filter(|file| !file.contains('/'))?.to_owned();
         let size = words.next()?.parse().ok()?;
         let sha256 = from_hex(words.next()?.strip_prefix("SHA256:")?)?;
         let name = file.split('_').next()?.to_owned();
-        Some(Self { name, file, size, sha256 })
+        Some(Self { name, file, uri, size, sha256 })
     }
 
     /// Returns true if the package contains shared libraries. Packages with a library's data or an interpreter's
@@ -50,6 +53,11 @@ impl Package {
     pub fn version(&self) -> String {
         let rest = self.file.split('_').nth(1).unwrap_or_default();
         rest.strip_suffix(".dsc").unwrap_or(rest).replace("%3a", ":")
+    }
+
+    /// Returns the hash as apt writes it.
+    pub(super) fn hash(&self) -> String {
+        self.sha256.iter().fold("SHA256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
     }
 
     /// Returns true if the file in this directory is the one that the signed index names.
@@ -118,6 +126,8 @@ mod tests {
         let packages = Package::parse_all(&text).unwrap();
         assert_eq!((packages[0].name.as_str(), packages[0].size), ("libc6", 2_759_320));
         assert_eq!(packages[0].version(), "1:2.36-9~x");
+        assert_eq!(packages[0].uri, "http://mirror.example/pool/x");
+        assert_eq!(packages[0].hash(), format!("SHA256:{ABC}"));
         assert_eq!(Package::parse(&line("qemu_7.2+dfsg-7.dsc", 1)).unwrap().version(), "7.2+dfsg-7");
     }
 

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::{Arch, Progress, Release, Suite};
-use tally_lab::{Core, Scenario, cross, default_host};
+use tally_lab::{Core, HostPmu, Scenario, cross, default_host};
 
+use crate::host::{self, Host};
 use crate::{payload, program, suite};
 
 /// Exit status and output of one step.
@@ -66,6 +67,7 @@ pub fn core() -> Core {
 pub struct Steps {
     name: &'static str,
     arch: Arch,
+    host: Host,
     changes: Vec<Change>,
     guest_programs: Vec<(String, Cow<'static, [u8]>)>,
     script: String,
@@ -104,7 +106,7 @@ impl Results {
 }
 
 impl Steps {
-    /// Creates a group on an x86-64 host. The host has `tally`, the program `typist`, the bare-metal test program as
+    /// Creates a group on the x86-64 host of the test that runs. The host has `tally`, the program `typist`, the bare-metal test program as
     /// `payload`, and the default guest.
     pub fn new(name: &'static str) -> Self {
         Self::of(Arch::X86_64, name)
@@ -116,8 +118,13 @@ impl Steps {
     }
 
     fn of(arch: Arch, name: &'static str) -> Self {
+        let host = host::current();
+        let name = match host {
+            Host::Amd => name,
+            Host::Intel => Box::leak(format!("intel::{name}").into_boxed_str()),
+        };
         let (changes, guest_programs, names) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, arch, changes, guest_programs, script: String::new(), names }
+        Self { name, arch, host, changes, guest_programs, script: String::new(), names }
     }
 
     /// Adds a program to the default guest, in the directory that its command starts in.
@@ -170,7 +177,10 @@ impl Steps {
     /// so a slow group is also among the first that get a core.
     #[must_use]
     pub fn long(self) -> Self {
-        self.configure_host(|scenario| scenario.limit(Duration::from_mins(40)))
+        match self.host {
+            Host::Amd => self.configure_host(|scenario| scenario.limit(Duration::from_mins(40))),
+            Host::Intel => self,
+        }
     }
 
     /// Waits for a core, boots the host, runs the steps, and returns their results.
@@ -191,10 +201,15 @@ impl Steps {
             }
         };
         let scenario = scenario
-            .limit(Duration::from_mins(20))
+            .limit(Duration::from_mins(if self.host == Host::Intel { 90 } else { 20 }))
             .keep_output_in(folder.path())
             .guest_with(Release::of(self.arch), &guest_programs, &mut progress)
             .unwrap_or_else(|error| panic!("the default guest: {error}"));
+        // The Intel host is several times slower.
+        let scenario = match self.host {
+            Host::Amd => scenario,
+            Host::Intel => scenario.pmu(HostPmu::INTEL),
+        };
         let scenario = self.changes.into_iter().fold(scenario, |scenario, change| change(scenario));
         let outcome = scenario.run(&mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(outcome.status, 0, "{}", String::from_utf8_lossy(&outcome.stderr));

@@ -2,6 +2,7 @@
 //! pseudo-terminal for tests to type on, and perf in Linux guests.
 
 pub mod debian;
+pub mod host;
 pub mod lab;
 pub mod model;
 pub mod packed;

@@ -3,6 +3,7 @@
 
 use tally_lab::programs::LOOP_CONDITIONAL_BRANCHES;
 
+use crate::host::{self, Host};
 use crate::suite;
 
 /// A program that executes a loop of `dec` and `jnz`, and four more instructions.
@@ -39,10 +40,12 @@ type Event = (&'static str, fn(Loop) -> u64);
 /// An event in perf's notation, and its expected count.
 pub type ExpectedCount = (&'static str, u64);
 
-/// A PMU that a guest can have, on a host with AMD's PMU with six counters.
+/// A PMU that a guest can have.
 pub struct Model {
     /// Name in `tally run --pmu NAME`.
     pub pmu: &'static str,
+    /// More options of `tally run`, with which the guest has six counters.
+    pub options: &'static str,
     /// Option of `tally run` with which the guest leaves two of the host's counters to other users.
     pub spare_two_counters: &'static str,
     /// As many events as there are counters. All of them fit on the counters at once.
@@ -99,13 +102,17 @@ pub fn list(events: &[ExpectedCount], separator: &str) -> String {
 
 /// Returns the models that a test covers: one in the first tier, all in the second.
 pub fn selected_models() -> &'static [Model] {
+    if host::current() == Host::Intel {
+        return &ON_INTEL;
+    }
     if suite::runs_second_tier() { &MODELS } else { &MODELS[..1] }
 }
 
-/// All models.
+/// All models on the AMD host, which has six counters.
 pub static MODELS: [Model; 2] = [
     Model {
         pmu: "amd",
+        options: "",
         spare_two_counters: "--counters 4",
         six: [
             ("instructions:u", Loop::instructions),
@@ -137,21 +144,10 @@ pub static MODELS: [Model; 2] = [
     // both.
     Model {
         pmu: "intel",
+        options: "",
         spare_two_counters: "--counters 2",
-        six: [
-            ("instructions:u", Loop::instructions),
-            ("cycles:u", Loop::instructions),
-            ("branches:u", Loop::branches),
-            ("rc0:u", Loop::instructions),
-            ("r3c:u", Loop::instructions),
-            ("rc4:u", Loop::branches),
-        ],
-        four_more: [
-            ("cpu/event=0xc0/u", Loop::instructions),
-            ("cpu/event=0x3c/u", Loop::instructions),
-            ("cpu/event=0xc4/u", Loop::branches),
-            ("cpu/instructions/u", Loop::instructions),
-        ],
+        six: INTEL_SIX,
+        four_more: INTEL_FOUR_MORE,
         named: Named::These(&["cycles", "instructions", "branches", "branch-misses", "ref-cycles"]),
         raw: &[
             Raw { guest: "rc0:u,r3c:u,rc4:u,rc0:u,r3c:u,rc4:u", host: "rc0:u,r76:u,rc2:u,rc0:u,r76:u,rc2:u" },
@@ -168,3 +164,36 @@ pub static MODELS: [Model; 2] = [
         ],
     },
 ];
+
+/// Events of Intel's PMU.
+const INTEL_SIX: [Event; 6] = [
+    ("instructions:u", Loop::instructions),
+    ("cycles:u", Loop::instructions),
+    ("branches:u", Loop::branches),
+    ("rc0:u", Loop::instructions),
+    ("r3c:u", Loop::instructions),
+    ("rc4:u", Loop::branches),
+];
+const INTEL_FOUR_MORE: [Event; 4] = [
+    ("cpu/event=0xc0/u", Loop::instructions),
+    ("cpu/event=0x3c/u", Loop::instructions),
+    ("cpu/event=0xc4/u", Loop::branches),
+    ("cpu/instructions/u", Loop::instructions),
+];
+
+/// All models on the Intel host, which has eight general counters and three fixed ones.
+static ON_INTEL: [Model; 1] = [Model {
+    pmu: "intel",
+    // The third fixed counter is for reference cycles only.
+    options: "--counters 4",
+    spare_two_counters: "",
+    six: INTEL_SIX,
+    four_more: INTEL_FOUR_MORE,
+    named: Named::OfTheHost,
+    raw: &[
+        Raw::same("rc0:u,r3c:u,rc4:u,r1c4:u"),
+        Raw::same("r10000c4:u,r18000c4:u,r20000c4:u,r28000c4:u"),
+        Raw::same("r400c4:u,r18400c4:u,cpu/event=0xc4,cmask=1,inv/u,cpu/event=0xc4,umask=0x1/u"),
+    ],
+    refused: &[],
+}];

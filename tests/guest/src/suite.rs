@@ -19,12 +19,15 @@ use guest_images::cache::Cache;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tally_lab::cores::{self, Durations};
 
+use crate::host::{self, Host};
+
 /// A test: a function that panics if the statement in its name is false.
 #[derive(Clone, Copy)]
 pub struct Test {
     name: &'static str,
     run: fn(),
     tier: Tier,
+    host: Host,
 }
 
 /// Decides when a test runs.
@@ -41,12 +44,27 @@ impl Test {
     pub fn new(path: &'static str, run: fn()) -> Self {
         // The first part of the path is the name of the test program.
         let name = path.split_once("::").map_or(path, |(_, name)| name);
-        Self { name, run, tier: Tier::First }
+        Self { name, run, tier: Tier::First, host: Host::Amd }
     }
 
     fn trial(self) -> Trial {
-        let Self { name, run, tier } = self;
-        Trial::test(name, move || run_in_own_thread(name, run, tier)).with_ignored_flag(tier == Tier::Second)
+        Trial::test(self.name, move || self.run_in_own_thread()).with_ignored_flag(self.tier == Tier::Second)
+    }
+}
+
+impl Test {
+    /// Runs the test in a thread with the test's name, so that messages and the hosts that the test boots have this
+    /// name.
+    fn run_in_own_thread(self) -> Result<(), Failed> {
+        let Self { name, run, tier, host } = self;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            host::set(host);
+            run();
+        });
+        thread.expect("threads can be made").join().map_err(|panic| {
+            let tier = if tier == Tier::Second { " --include-ignored" } else { "" };
+            format!("{}\nalone: cargo labs{tier} --exact {name}", message(&*panic)).into()
+        })
     }
 }
 
@@ -61,6 +79,12 @@ macro_rules! tests {
 /// Moves tests to the second tier.
 pub fn second_tier(tests: Vec<Test>) -> Vec<Test> {
     tests.into_iter().map(|test| Test { tier: Tier::Second, ..test }).collect()
+}
+
+/// Returns tests that run the same functions on the Intel host, as `intel::NAME`.
+pub fn on_intel(tests: Vec<Test>) -> Vec<Test> {
+    let named = |name| &*Box::leak(format!("intel::{name}").into_boxed_str());
+    tests.into_iter().map(|test| Test { name: named(test.name), host: Host::Intel, ..test }).collect()
 }
 
 /// Number of groups that are listed at the end of a run.
@@ -88,15 +112,6 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     print!("{}", slowest(&taken));
     record.update(taken);
     conclusion.exit_code()
-}
-
-/// Runs a test in a thread with the test's name, so that messages and the hosts that the test boots have this name.
-fn run_in_own_thread(name: &str, run: fn(), tier: Tier) -> Result<(), Failed> {
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(run).expect("threads can be made");
-    thread.join().map_err(|panic| {
-        let tier = if tier == Tier::Second { " --include-ignored" } else { "" };
-        format!("{}\nalone: cargo labs{tier} --exact {name}", message(&*panic)).into()
-    })
 }
 
 /// Returns the message of a panic.

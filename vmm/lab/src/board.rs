@@ -1,89 +1,114 @@
-//! The simulated machines: QEMU's options and the kernel's command line for each architecture.
+//! The hosts that the lab simulates: their processors and PMUs.
+
+use std::str::FromStr;
 
 use guest_images::Arch;
 
-/// Interface of an x86-64 host's PMU.
+/// A simulated processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Processor {
+    /// An AMD Zen, by QEMU.
+    Amd,
+    /// An Intel Core, by Bochs.
+    Intel,
+    /// A RISC-V processor with the hypervisor extension, by QEMU.
+    Riscv64,
+}
+
+/// PMU of an x86-64 host, which also says whose processor it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HostPmu {
-    /// Six core counters without global registers.
+    /// AMD: six core counters without global registers.
     #[default]
     PerfCtrCore,
-    /// Six core counters with the global registers of PerfMonV2.
+    /// AMD: six core counters with the global registers of PerfMonV2.
     PerfMonV2,
+    /// Intel: architectural performance monitoring.
+    Intel(Perfmon),
 }
 
-/// A simulated machine.
-#[derive(Debug, Clone)]
-pub struct Board {
-    /// Value of QEMU's `-machine`.
-    pub machine: &'static str,
-    /// Value of QEMU's `-cpu`.
-    pub cpu: String,
-    /// Value of QEMU's `-bios`.
-    pub firmware: &'static str,
-    /// Kernel command line of the host.
-    pub command_line: &'static str,
-    /// Text before the instruction pointer's value in the output of QEMU's `info registers`.
-    pub instruction_pointer: &'static str,
+/// Version of Intel's architectural performance monitoring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Perfmon {
+    /// Version 2: four counters, whose writes have 32 bits.
+    V2,
+    /// Version 4: four counters.
+    V4,
+    /// Version 5: eight counters.
+    #[default]
+    V5,
 }
 
-/// An AMD Zen with virtualisation whose CPUID does not say that it is virtual. The family determines which events Linux
-/// uses; see `cpu/README.md`. ERMS is off, as on processors of this family: the simulation is slow at REP MOVSB and REP
-/// STOSB, which Linux would use with ERMS.
-const ZEN: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-core,-erms";
-/// A processor with virtualisation and with overflow interrupts (Sscofpmf). KVM passes these on to guests only with an
-/// AIA, which is an option of the machine.
-const RISCV: &str = "rv64,h=true,sscofpmf=true,pmu-num=8";
-/// `nokaslr` makes the addresses the same at every boot. The NMI watchdog would hold a counter. Most of the other
-/// options save the simulated processor work.
-const ZEN_COMMAND_LINE: &str = "console=ttyS0 quiet nokaslr nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off \
-                                random.trust_cpu=on cryptomgr.notests init_on_alloc=0 panic=-1 oops=panic";
-/// Those of these options that exist on RISC-V.
-const RISCV_COMMAND_LINE: &str =
-    "console=ttyS0 quiet nokaslr random.trust_cpu=on cryptomgr.notests init_on_alloc=0 panic=-1 oops=panic";
+impl HostPmu {
+    /// The default PMU of an Intel host.
+    pub const INTEL: Self = Self::Intel(Perfmon::V5);
+}
 
-impl Board {
-    /// Returns the machine of an architecture. RISC-V ignores `pmu`.
-    pub fn of(arch: Arch, pmu: HostPmu) -> Self {
-        match arch {
-            Arch::X86_64 => Self {
-                machine: "pc,usb=off",
-                cpu: match pmu {
-                    HostPmu::PerfCtrCore => ZEN.to_owned(),
-                    HostPmu::PerfMonV2 => format!("{ZEN},+perfmon-v2"),
-                },
-                firmware: "qboot.rom",
-                command_line: ZEN_COMMAND_LINE,
-                instruction_pointer: "RIP=",
-            },
-            Arch::Riscv64 => Self {
-                machine: "virt,aia=aplic-imsic,aia-guests=3",
-                cpu: RISCV.to_owned(),
-                firmware: "fw_dynamic.bin",
-                command_line: RISCV_COMMAND_LINE,
-                instruction_pointer: " pc ",
-            },
+impl Perfmon {
+    /// Returns the version with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::V2, Self::V4, Self::V5].into_iter().find(|version| version.number() == number)
+    }
+
+    /// Returns the version's number.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::V2 => 2,
+            Self::V4 => 4,
+            Self::V5 => 5,
+        }
+    }
+}
+
+impl FromStr for Processor {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = [Self::Amd, Self::Intel, Self::Riscv64];
+        all.into_iter()
+            .find(|processor| processor.name() == name)
+            .ok_or_else(|| "the hosts are amd, intel and riscv64".to_owned())
+    }
+}
+
+impl Processor {
+    /// Returns the processor's architecture.
+    pub fn arch(self) -> Arch {
+        match self {
+            Self::Amd | Self::Intel => Arch::X86_64,
+            Self::Riscv64 => Arch::Riscv64,
         }
     }
 
-    /// Returns the instruction pointer if this line of the monitor's `info registers` has it.
-    pub fn address(&self, line: &str) -> Option<u64> {
-        let (_, rest) = line.split_once(self.instruction_pointer)?;
-        u64::from_str_radix(rest.trim_start().get(..16)?, 16).ok()
+    /// Returns the name of hosts with this processor.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amd => "amd",
+            Self::Intel => "intel",
+            Self::Riscv64 => "riscv64",
+        }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Returns the processor of a host of this architecture, on which an x86-64 host has this PMU.
+    pub fn of(arch: Arch, pmu: HostPmu) -> Self {
+        match (arch, pmu) {
+            (Arch::X86_64, HostPmu::PerfCtrCore | HostPmu::PerfMonV2) => Self::Amd,
+            (Arch::X86_64, HostPmu::Intel(_)) => Self::Intel,
+            (Arch::Riscv64, _) => Self::Riscv64,
+        }
+    }
 
-    #[test]
-    fn the_instruction_pointer_is_found_in_the_monitors_output() {
-        let address = |arch, line| Board::of(arch, HostPmu::default()).address(line);
-        let x86 = "RIP=ffffffff810a0b1c RFL=00000246 [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=1\\r\\n";
-        assert_eq!(address(Arch::X86_64, x86), Some(0xffff_ffff_810a_0b1c));
-        let riscv = " pc       ffffffff80b9e0f4\\r\\n mhartid  0000000000000000\\r\\n";
-        assert_eq!(address(Arch::Riscv64, riscv), Some(0xffff_ffff_80b9_e0f4));
-        assert_eq!(address(Arch::Riscv64, " mepc     ffffffff80b9e0f4"), None);
+    /// Returns the kernel's command line. `nokaslr` makes the addresses the same at every boot. The NMI watchdog would
+    /// hold a counter. Most of the other options save the simulated processor work.
+    pub fn command_line(self) -> String {
+        const COMMON: &str = "console=ttyS0 quiet nokaslr random.trust_cpu=on cryptomgr.notests init_on_alloc=0 \
+                              panic=-1 oops=panic";
+        const X86: &str = "nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off";
+        match self {
+            Self::Amd => format!("{COMMON} {X86}"),
+            // The speed of Bochs' serial port is simulated, and Linux' default is 9600 bits a second.
+            Self::Intel => format!("{COMMON} {X86} console=ttyS0,115200"),
+            Self::Riscv64 => COMMON.to_owned(),
+        }
     }
 }

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use guest_images::{Arch, Progress, Suite, default_guest, host};
-use tally_lab::{Error, Result};
+use guest_images::{Progress, Suite, default_guest, host};
+use tally_lab::{Error, Processor, Result};
 
 use crate::{beside, tally};
 
@@ -38,6 +38,6 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
     );
     let run =
         tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default().into(), MEMORY_MIB, progress)?;
-    tally_lab::build(Arch::default(), progress)?;
+    tally_lab::build(Processor::Amd, progress)?;
     run.run(progress)
 }

@@ -4,8 +4,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use guest_images::Arch;
-
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -60,14 +58,23 @@ pub enum Error {
         /// Where the host hung.
         place: String,
     },
-    /// An option does not exist for hosts of this architecture.
-    #[error("{option} is not available on a {arch} host")]
+    /// An option does not exist for this host.
+    #[error("{option} is not available on {host} hosts")]
     NotOnThisHost {
         /// The option.
         option: &'static str,
-        /// The host's architecture.
-        arch: Arch,
+        /// The host.
+        host: &'static str,
     },
+    /// The host's files do not fit into its memory.
+    #[error("the simulated host's files do not fit into its {mib} MiB of memory")]
+    NoMemory {
+        /// The host's memory.
+        mib: u64,
+    },
+    /// The host's kernel is not in the format for boot loaders.
+    #[error("{0} is no Linux kernel for boot loaders (a bzImage)")]
+    NoKernel(PathBuf),
     /// The benchmark needs something that this machine does not have.
     #[error("the benchmark cannot run on this machine: {0}")]
     NotHere(String),

@@ -10,7 +10,7 @@ use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
 use tally_lab::use_figures::{self, Cost};
 use tally_lab::watch_figures::{self, attention};
-use tally_lab::{Error, Result, Scenario, published};
+use tally_lab::{Error, Processor, Result, Scenario, published};
 
 use crate::boot_figures::{self, Completed};
 use crate::{beside, riscv_figures};
@@ -52,8 +52,8 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
 
 /// Measures the lab itself and booting a guest.
 fn boot(progress: &mut Progress) -> Result<String> {
-    tally_lab::build(Arch::default(), progress)?;
-    let (warm, ()) = timed(|| tally_lab::build(Arch::default(), progress))?;
+    tally_lab::build(Processor::Amd, progress)?;
+    let (warm, ()) = timed(|| tally_lab::build(Processor::Amd, progress))?;
     let first = tally_lab::first_build_seconds()?;
 
     progress.step("booting the simulated host");

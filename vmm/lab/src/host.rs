@@ -3,15 +3,19 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, PathBuf};
 use std::process::Command;
 
+use acpi_tables::Aml;
+use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, Path, ResourceTemplate, Scope, ZERO};
+use acpi_tables::sdt::Sdt;
 use guest_images::cache::{Cache, Key};
 use guest_images::cpio::Archive;
 use guest_images::image::Unpacked;
 use guest_images::packages::Apt;
 use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool, stamp};
 
+use crate::board::Processor;
 use crate::error::{Error, Result};
 
 const INIT: &str = include_str!("../host/init");
@@ -26,9 +30,11 @@ struct Parts {
     firmware: &'static [&'static str],
     /// Kernel modules that the host's init loads with their dependencies, in this order.
     modules: &'static [&'static str],
+    /// A table that Linux adds to the firmware's ACPI tables.
+    acpi_table: Option<fn() -> Vec<u8>>,
 }
 
-const X86_64: Parts = Parts {
+const AMD: Parts = Parts {
     suite: Suite::Bookworm,
     packages: &["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"],
     programs: &["usr/bin/perf", "usr/bin/qemu-system-x86_64"],
@@ -44,6 +50,14 @@ const X86_64: Parts = Parts {
         "usr/share/qemu/multiboot.bin",
     ],
     modules: &["virtio_pci", "virtio_console", "kvm-amd"],
+    acpi_table: None,
+};
+
+/// The console is not on PCI, as Bochs' own devices are; see `cpu/bochs/console.cc`.
+const INTEL: Parts = Parts {
+    modules: &["virtio_mmio", "virtio_console", "kvm-intel"],
+    acpi_table: Some(console_table),
+    ..AMD
 };
 
 /// Trixie is the first release for RISC-V.
@@ -54,6 +68,7 @@ const RISCV64: Parts = Parts {
     // The peer starts a guest with its kernel, without firmware.
     firmware: &[],
     modules: &["virtio_pci", "virtio_console", "kvm"],
+    acpi_table: None,
 };
 
 /// Returns the default release of a host. On RISC-V that is the newest, as the kernel before it cannot inject a
@@ -77,16 +92,24 @@ pub struct HostImage {
 
 /// Returns the host with the kernel of a release, and builds it if needed. The release of the host's programs does not
 /// depend on that of the kernel.
-pub fn build(cache: &Cache, release: Release, progress: &mut Progress) -> Result<HostImage> {
-    let parts = match release.arch {
-        Arch::X86_64 => &X86_64,
-        Arch::Riscv64 => &RISCV64,
+pub fn build(
+    cache: &Cache,
+    release: Release,
+    processor: Processor,
+    progress: &mut Progress,
+) -> Result<HostImage> {
+    let (parts, name) = match processor {
+        Processor::Amd => (&AMD, "lab-host"),
+        Processor::Intel => (&INTEL, "lab-host-intel"),
+        Processor::Riscv64 => (&RISCV64, "lab-host"),
     };
     let kernel = kernel(cache, release, progress)?;
-    let mut key = Key::new(&format!("lab-host-{}", release.label())).with(RECIPE).with(INIT);
+    let mut key = Key::new(&format!("{name}-{}", release.label())).with(RECIPE).with(INIT);
     key = key.with(parts.suite.name()).with(stamp(&kernel.image)?);
     let Parts { packages, programs, firmware, modules, .. } = parts;
     key = packages.iter().chain(*programs).chain(*firmware).chain(*modules).fold(key, Key::with);
+    let table = parts.acpi_table.map(|table| table());
+    key = table.iter().fold(key, Key::with);
     let programs = Release { suite: parts.suite, ..release };
     let entry = cache.entry(&key, progress, |progress, entry| {
         pack(cache, parts, programs, &kernel.modules, entry, progress)
@@ -98,8 +121,8 @@ fn pack(
     cache: &Cache,
     parts: &Parts,
     programs: Release,
-    modules: &Path,
-    entry: &Path,
+    modules: &path::Path,
+    entry: &path::Path,
     progress: &mut Progress,
 ) -> Result<()> {
     let unpacked = entry.join("unpacked");
@@ -114,6 +137,10 @@ fn pack(
     archive.device("dev/console", 5, 1);
     for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "scenario"] {
         archive.folder(folder);
+    }
+    if let Some(table) = parts.acpi_table {
+        // Linux, Documentation/admin-guide/acpi/ssdt-overlays.rst: it looks for such files before it unpacks anything.
+        archive.file("kernel/firmware/acpi/console.aml", 0o644, &table());
     }
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
@@ -130,8 +157,29 @@ fn pack(
     fs::remove_dir_all(&unpacked).map_err(Error::file("remove", unpacked))
 }
 
+/// Returns an ACPI table with the virtio console, whose registers and interrupt are those of `cpu/bochs/console.cc`.
+fn console_table() -> Vec<u8> {
+    const REGISTERS: u32 = 0xfeb0_0000;
+    const SIZE: u32 = 0x200;
+    const INTERRUPT: u32 = 7;
+    let registers = Memory32Fixed::new(true, REGISTERS, SIZE);
+    let interrupt = Interrupt::new(true, true, false, false, INTERRUPT);
+    let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
+    let (id, number, resources) = (
+        Name::new(Path::new("_HID"), &"LNRO0005"),
+        Name::new(Path::new("_UID"), &ZERO),
+        Name::new(Path::new("_CRS"), &resources),
+    );
+    let device = Device::new(Path::new("VCON"), vec![&id, &number, &resources]);
+    let mut body = Vec::new();
+    Scope::new(Path::new("_SB_"), vec![&device]).to_aml_bytes(&mut body);
+    let mut table = Sdt::new(*b"SSDT", 36, 2, *b"TALLY ", *b"TALLYLAB", 1);
+    table.append_slice(&body);
+    table.as_slice().to_vec()
+}
+
 /// Adds the modules, their dependencies, and a file with the order in which to load them.
-fn add_modules(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<()> {
+fn add_modules(archive: &mut Archive, folder: &path::Path, wanted: &[&str]) -> Result<()> {
     let mut files = Vec::new();
     find_modules(folder, &mut files)?;
     let mut order = String::new();
@@ -143,7 +191,7 @@ fn add_modules(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<
     Ok(())
 }
 
-fn find_modules(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+fn find_modules(folder: &path::Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();
         if path.is_dir() && !path.is_symlink() {
@@ -178,14 +226,14 @@ fn add_module(
     Ok(())
 }
 
-fn module_name(path: &Path) -> String {
+fn module_name(path: &path::Path) -> String {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     file.split(".ko").next().unwrap_or_default().replace('-', "_")
 }
 
 /// Returns a module without its signature. Checking the signature is most of the work of loading a module. An unsigned
 /// module taints the kernel, which has no other effect.
-fn module_content(path: &Path) -> Result<Vec<u8>> {
+fn module_content(path: &path::Path) -> Result<Vec<u8>> {
     let mut content = decompressed(path)?;
     let length = unsigned_length(&content);
     content.truncate(length);
@@ -205,7 +253,7 @@ fn unsigned_length(module: &[u8]) -> usize {
     signed().unwrap_or(module.len())
 }
 
-fn decompressed(path: &Path) -> Result<Vec<u8>> {
+fn decompressed(path: &path::Path) -> Result<Vec<u8>> {
     if path.extension().is_none_or(|extension| extension == "ko") {
         return fs::read(path).map_err(Error::file("read", path));
     }
@@ -247,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_module_is_found_however_its_file_is_compressed() {
-        assert_eq!(module_name(Path::new("/m/kvm-amd.ko.xz")), "kvm_amd");
-        assert_eq!(module_name(Path::new("/m/virtio_pci.ko")), "virtio_pci");
+        assert_eq!(module_name(path::Path::new("/m/kvm-amd.ko.xz")), "kvm_amd");
+        assert_eq!(module_name(path::Path::new("/m/virtio_pci.ko")), "virtio_pci");
     }
 }

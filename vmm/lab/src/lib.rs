@@ -1,6 +1,6 @@
 //! The lab: a simulated host with KVM and an exact PMU, for machines that have neither.
 //!
-//! A patched QEMU simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`). An
+//! A patched QEMU or Bochs simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`). An
 //! unmodified Debian kernel with KVM runs on that processor (`host`). A [`Scenario`] is a script that runs on this
 //! host. One instruction takes one nanosecond of virtual time, so a scenario does the same each time, and tests can
 //! compare counts with `==`.
@@ -32,9 +32,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use guest_images::cache::Cache;
-use guest_images::{Arch, Progress, Release};
+use guest_images::{Progress, Release};
 
-pub use board::HostPmu;
+pub use board::{HostPmu, Perfmon, Processor};
 pub use cores::Core;
 pub use error::{Error, Result};
 pub use host::default_host;
@@ -43,13 +43,14 @@ pub use tools::ensure;
 
 /// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Stores the time that the
 /// first build takes, which cannot be measured again without deleting the cache.
-pub fn build(arch: Arch, progress: &mut Progress) -> Result<()> {
+pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
     let cache = Cache::open()?;
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
+    let arch = processor.arch();
     scenario::guest_with(Release::of(arch), &[], progress)?;
-    host::build(&cache, default_host(arch), progress)?;
-    cpu::build(&cache, arch, progress)?;
+    host::build(&cache, default_host(arch), processor, progress)?;
+    cpu::build(&cache, processor, progress)?;
     if first {
         let path = first_build_time_path(&cache);
         let seconds = begun.elapsed().as_secs().to_string();

@@ -1,4 +1,8 @@
-//! One run of the lab CPU: a QEMU process that cannot outlive this process, and the channels to the simulated host.
+//! One run of the lab CPU: a simulator's process that cannot outlive this process, and the channels to the simulated
+//! host.
+
+mod bochs;
+mod qemu;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
@@ -6,17 +10,17 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use guest_images::{Arch, child};
 
-use crate::board::{Board, HostPmu};
+use crate::board::{HostPmu, Processor};
 use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
 
-/// Timeout of a request to QEMU's monitor.
+/// Timeout of a request to the simulator's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Parameters of a machine.
@@ -36,6 +40,18 @@ pub struct Output {
     pub files: PipeReader,
 }
 
+/// The simulator's ends of the channels, which it inherits.
+struct Channels {
+    stdout: RawFd,
+    stderr: RawFd,
+    console: RawFd,
+    files: RawFd,
+    control: RawFd,
+    monitor: RawFd,
+    /// Exists only if there is input.
+    input: Option<RawFd>,
+}
+
 /// Result of reading a line from the host's init.
 pub enum Received {
     /// A line.
@@ -51,7 +67,7 @@ pub struct Machine {
     child: Child,
     control: BufReader<UnixStream>,
     monitor: UnixStream,
-    board: Board,
+    processor: Processor,
     /// Start of a line whose end has not come yet.
     partial_line: String,
 }
@@ -74,48 +90,36 @@ impl Machine {
         let (control, control_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
         let (monitor, monitor_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
 
-        let board = Board::of(arch, shape.pmu);
-        let mut command = Command::new(&cpu.program);
-        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        command.args(["-machine", board.machine, "-cpu", &board.cpu]);
-        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
-        command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
-        command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
-        command.arg("-L").arg(&cpu.firmware).args(["-bios", board.firmware]);
-        command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
-        // Without `ioeventfd`, a write of the host reaches its destination at once. With it, another thread of QEMU
-        // would do that, at a moment that differs from run to run, and so would the interrupt that follows.
-        let ports = if input.is_some() { 6 } else { 5 };
-        command.args(["-append", board.command_line]);
-        command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
-        for (name, number, end) in
-            [("out", 1, &stdout_end), ("err", 2, &stderr_end), ("files", 4, &files_end)]
-        {
-            command.arg("-chardev").arg(format!("file,id={name},path={}", fd_path(end.as_raw_fd())));
-            command.arg("-device").arg(format!("virtserialport,chardev={name},nr={number}"));
-        }
-        command.arg("-chardev").arg(format!("file,id=console,path={}", fd_path(console_end.as_raw_fd())));
-        command.args(["-serial", "chardev:console"]);
-        command.arg("-chardev").arg(format!("socket,id=control,fd={}", control_end.as_raw_fd()));
-        command.args(["-device", "virtserialport,chardev=control,nr=3"]);
-        command.arg("-chardev").arg(format!("socket,id=monitor,fd={}", monitor_end.as_raw_fd()));
-        command.args(["-qmp", "chardev:monitor"]);
-
-        let mut ends: Vec<OwnedFd> = vec![
-            stdout_end.into(),
-            stderr_end.into(),
-            console_end.into(),
-            files_end.into(),
-            control_end.into(),
-            monitor_end.into(),
-        ];
-        if let Some(input) = input {
-            let (socket, input_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
-            thread::spawn(|| forward_input(input, socket));
-            command.arg("-chardev").arg(format!("socket,id=in,fd={}", input_end.as_raw_fd()));
-            command.args(["-device", "virtserialport,chardev=in,nr=5"]);
-            ends.push(input_end.into());
-        }
+        let mut ends: Vec<OwnedFd> = Vec::new();
+        let mut keep = |end: OwnedFd| {
+            let descriptor = end.as_raw_fd();
+            ends.push(end);
+            descriptor
+        };
+        let channels = Channels {
+            stdout: keep(stdout_end.into()),
+            stderr: keep(stderr_end.into()),
+            console: keep(console_end.into()),
+            files: keep(files_end.into()),
+            control: keep(control_end.into()),
+            monitor: keep(monitor_end.into()),
+            input: match input {
+                None => None,
+                Some(input) => {
+                    let (socket, input_end) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+                    thread::spawn(|| forward_input(input, socket));
+                    Some(keep(input_end.into()))
+                }
+            },
+        };
+        let processor = Processor::of(arch, shape.pmu);
+        let (mut command, images) = match processor {
+            Processor::Amd | Processor::Riscv64 => {
+                (qemu::command(cpu, processor, kernel, initrd, shape, &channels), Vec::new())
+            }
+            Processor::Intel => bochs::command(cpu, kernel, initrd, shape, &channels)?,
+        };
+        ends.extend(images.into_iter().map(OwnedFd::from));
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
         inherited.push(initrd.as_raw_fd());
         child::inherit(&mut command, inherited);
@@ -126,8 +130,8 @@ impl Machine {
             .spawn()
             .map_err(Error::file("run", &cpu.program))?;
         drop(ends);
-        let machine =
-            Self { child, control: BufReader::new(control), monitor, board, partial_line: String::new() };
+        let control = BufReader::new(control);
+        let machine = Self { child, control, monitor, processor, partial_line: String::new() };
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
@@ -149,14 +153,17 @@ impl Machine {
         let _ = writeln!(self.control.get_mut(), "{request}");
     }
 
-    /// Asks QEMU's monitor for the address that the first CPU executes.
+    /// Asks the simulator's monitor for the address that the first CPU executes.
     pub fn instruction_pointer(&mut self) -> Option<u64> {
+        let (request, prefix) = match self.processor {
+            Processor::Amd => (qemu::REGISTERS, "RIP="),
+            Processor::Riscv64 => (qemu::REGISTERS, " pc "),
+            Processor::Intel => (bochs::REGISTERS, "RIP="),
+        };
         self.monitor.set_read_timeout(Some(MONITOR_TIMEOUT)).ok()?;
-        let request = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
-                       \"arguments\": {\"command-line\": \"info registers\"}}\n";
         self.monitor.write_all(request.as_bytes()).ok()?;
         let mut lines = BufReader::new(&self.monitor).lines().map_while(std::result::Result::ok);
-        lines.find_map(|line| self.board.address(&line))
+        lines.find_map(|line| address_after(prefix, &line))
     }
 
     /// Waits for the end of a machine whose channels are closed. Returns its exit status.
@@ -187,6 +194,26 @@ fn pipe() -> Result<(PipeReader, PipeWriter)> {
     std::io::pipe().map_err(Error::system("create a pipe"))
 }
 
+/// Returns the address after this text in a line of a monitor's output.
+fn address_after(prefix: &str, line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(prefix)?;
+    u64::from_str_radix(rest.trim_start().get(..16)?, 16).ok()
+}
+
 fn fd_path(fd: RawFd) -> String {
     format!("/dev/fd/{fd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_instruction_pointer_is_found_in_the_monitors_output() {
+        let x86 = "RIP=ffffffff810a0b1c RFL=00000246 [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=1\\r\\n";
+        assert_eq!(address_after("RIP=", x86), Some(0xffff_ffff_810a_0b1c));
+        let riscv = " pc       ffffffff80b9e0f4\\r\\n mhartid  0000000000000000\\r\\n";
+        assert_eq!(address_after(" pc ", riscv), Some(0xffff_ffff_80b9_e0f4));
+        assert_eq!(address_after(" pc ", " mepc     ffffffff80b9e0f4"), None);
+    }
 }

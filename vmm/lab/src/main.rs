@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
-use tally_lab::{Error, HostPmu, Result, Scenario, cross};
+use tally_lab::{Error, HostPmu, Perfmon, Processor, Result, Scenario, cross};
 
 /// Exit status of failures of the lab itself, which differs from that of a script.
 const LAB_FAILED: u8 = 125;
@@ -41,11 +41,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Subcommands {
     /// Build the lab: the CPU, the host, the default guest
-    #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --arch riscv64")]
+    #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --host intel")]
     Build {
-        /// The host's architecture: x86_64 or riscv64
-        #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
-        arch: Arch,
+        #[command(flatten)]
+        host: Host,
     },
     /// Run a shell script on the simulated host
     Exec(Exec),
@@ -143,9 +142,12 @@ struct Machine {
     /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// Give the host's PMU the registers of PerfMonV2
+    /// Give an AMD host's PMU the registers of PerfMonV2
     #[arg(long)]
     perfmon_v2: bool,
+    /// Version of an Intel host's PMU: 2, 4 or 5
+    #[arg(long, value_name = "VERSION", value_parser = perfmon)]
+    perfmon: Option<Perfmon>,
     #[command(flatten)]
     kind: Kind,
     /// Show the host's console
@@ -153,12 +155,29 @@ struct Machine {
     verbose: bool,
 }
 
-/// Architecture and kernels of host and guest.
+/// The simulated host.
+#[derive(Args)]
+struct Host {
+    /// The host: amd, intel or riscv64
+    #[arg(long, value_name = "HOST")]
+    host: Option<Processor>,
+    /// The host by its architecture: x86_64 (amd) or riscv64
+    #[arg(long, value_name = "ARCH", conflicts_with = "host")]
+    arch: Option<Arch>,
+}
+
+impl Host {
+    fn processor(&self) -> Processor {
+        let of_arch = |arch| Processor::of(arch, HostPmu::default());
+        self.host.unwrap_or_else(|| of_arch(self.arch.unwrap_or_default()))
+    }
+}
+
+/// The simulated host, and kernels of host and guest.
 #[derive(Args)]
 struct Kind {
-    /// The host's architecture: x86_64 or riscv64
-    #[arg(long, value_name = "ARCH", default_value_t, hide_default_value = true)]
-    arch: Arch,
+    #[command(flatten)]
+    host: Host,
     /// The Debian release of the host's kernel
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
@@ -168,41 +187,74 @@ struct Kind {
 }
 
 impl Kind {
+    fn arch(&self) -> Arch {
+        self.host.processor().arch()
+    }
+
     fn host(&self) -> Release {
-        let default = tally_lab::default_host(self.arch);
+        let default = tally_lab::default_host(self.arch());
         Release { suite: self.host_suite.unwrap_or(default.suite), ..default }
     }
 
     fn guest(&self) -> Release {
-        let default = Release::of(self.arch);
+        let default = Release::of(self.arch());
         Release { suite: self.guest_suite.unwrap_or(default.suite), ..default }
     }
 
-    /// Returns an error if the architecture does not have what the options ask for.
-    fn check(&self, perfmon_v2: bool) -> Result<()> {
+    /// Returns the PMU of a host whose PMU no option selects.
+    fn pmu(&self) -> HostPmu {
+        match self.host.processor() {
+            Processor::Intel => HostPmu::INTEL,
+            Processor::Amd | Processor::Riscv64 => HostPmu::default(),
+        }
+    }
+
+    /// Returns an error if the host does not have what the options ask for.
+    fn check(&self) -> Result<()> {
         let too_old = Some(Suite::Bookworm);
         let wants = [
-            (perfmon_v2, "--perfmon-v2"),
             (self.host_suite == too_old, "--host-suite=bookworm"),
             (self.guest_suite == too_old, "--guest-suite=bookworm"),
         ];
-        match wants.into_iter().find(|(is_wanted, _)| *is_wanted && self.arch != Arch::X86_64) {
-            Some((_, option)) => Err(Error::NotOnThisHost { option, arch: self.arch }),
+        self.refuse(&wants, self.arch() == Arch::X86_64)
+    }
+
+    /// Returns an error if one of these options was given, unless the host has them.
+    fn refuse(&self, options: &[(bool, &'static str)], has_them: bool) -> Result<()> {
+        match options.iter().find(|(is_wanted, _)| *is_wanted && !has_them) {
+            Some((_, option)) => Err(Error::NotOnThisHost { option, host: self.host.processor().name() }),
             None => Ok(()),
         }
     }
 }
 
 impl Machine {
+    fn check(&self) -> Result<()> {
+        let processor = self.kind.host.processor();
+        self.kind.check()?;
+        self.kind.refuse(&[(self.perfmon_v2, "--perfmon-v2")], processor == Processor::Amd)?;
+        self.kind.refuse(&[(self.perfmon.is_some(), "--perfmon")], processor == Processor::Intel)
+    }
+
     fn apply(&self, scenario: Scenario) -> Scenario {
+        let pmu = match self.perfmon {
+            Some(version) => HostPmu::Intel(version),
+            None if self.perfmon_v2 => HostPmu::PerfMonV2,
+            None => self.kind.pmu(),
+        };
         scenario
             .limit(Duration::from_secs(self.limit))
             .processors(self.smp)
             .memory_mib(self.memory)
-            .pmu(if self.perfmon_v2 { HostPmu::PerfMonV2 } else { HostPmu::PerfCtrCore })
+            .pmu(pmu)
             .host(self.kind.host())
             .show_console(self.verbose)
     }
+}
+
+fn perfmon(text: &str) -> std::result::Result<Perfmon, String> {
+    let version = text.parse().ok().and_then(Perfmon::from_number);
+    version.ok_or_else(|| "the versions are 2, 4 and 5".to_owned())
 }
 
 fn memory(text: &str) -> std::result::Result<u32, String> {
@@ -229,7 +281,7 @@ fn main() -> ExitCode {
     };
     let mut progress = Progress::stderr("tally-lab").verbose(arguments.command.is_verbose());
     let result = match arguments.command {
-        Subcommands::Build { arch } => tally_lab::build(arch, &mut progress).map(|()| 0),
+        Subcommands::Build { host } => tally_lab::build(host.processor(), &mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
         Subcommands::Run(run) => run.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
@@ -258,11 +310,12 @@ impl Subcommands {
 
 impl Run {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        self.kind.check(false)?;
-        let host = self.kind.host();
+        self.kind.check()?;
+        let (host, pmu) = (self.kind.host(), self.kind.pmu());
         tally::Run::new(self.arguments, self.kind.guest(), self.lab_memory, progress)?
             .on(|scenario| {
-                scenario.limit(Duration::from_secs(self.lab_limit)).processors(self.lab_smp).host(host)
+                let scenario = scenario.limit(Duration::from_secs(self.lab_limit)).processors(self.lab_smp);
+                scenario.host(host).pmu(pmu)
             })
             .run(progress)
     }
@@ -277,6 +330,12 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
     checks.extend(self_test::guest_and_host_apart(progress)?);
     progress.step("self-test of leaving a guest and going on");
     checks.extend(self_test::leaving_a_guest(progress)?);
+    progress.step("self-test on the simulated Intel host");
+    checks.extend(self_test::on_the_intel_host(progress)?);
+    progress.step("self-test in a guest of the peer on Intel");
+    checks.extend(self_test::in_an_intel_guest(progress)?);
+    progress.step("self-test with older versions of Intel's PMU");
+    checks.extend(self_test::with_older_versions_on_intel(progress)?);
     progress.step("self-test on the simulated RISC-V host");
     checks.extend(self_test::on_the_riscv_host(progress)?);
     progress.step("self-test in a guest of the peer on RISC-V");
@@ -290,7 +349,7 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
 
 impl Exec {
     fn run(self, progress: &mut Progress) -> Result<u8> {
-        self.machine.kind.check(self.machine.perfmon_v2)?;
+        self.machine.check()?;
         let script = std::fs::read(&self.script).map_err(|source| Error::File {
             action: "read",
             path: self.script.clone(),
@@ -311,7 +370,7 @@ impl Exec {
             scenario = scenario.guest(self.machine.kind.guest(), progress)?;
         }
         if self.with_tally {
-            scenario = scenario.file(tally::program_for(self.machine.kind.arch, progress)?, "tally");
+            scenario = scenario.file(tally::program_for(self.machine.kind.arch(), progress)?, "tally");
         }
         if let Some(out) = self.out {
             scenario = scenario.keep_output_in(out);

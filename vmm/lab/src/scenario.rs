@@ -15,7 +15,7 @@ use guest_images::cpio::Archive;
 use guest_images::payloads::OwnPrograms;
 use guest_images::{Arch, Progress, Release};
 
-use crate::board::HostPmu;
+use crate::board::{HostPmu, Processor};
 use crate::cores::Core;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, Output, Shape};
@@ -220,7 +220,7 @@ impl Scenario {
         self
     }
 
-    /// Sets the interface of the host's PMU.
+    /// Sets the PMU of an x86-64 host, which also says whose processor it has.
     #[must_use]
     pub fn pmu(mut self, pmu: HostPmu) -> Self {
         self.shape.pmu = pmu;
@@ -270,8 +270,9 @@ impl Scenario {
     pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
         let Streams { input, stdout, stderr, out } = streams;
         let cache = Cache::open()?;
-        let cpu = cpu::build(&cache, self.host.arch, progress)?;
-        let image = host::build(&cache, self.host, progress)?;
+        let processor = Processor::of(self.host.arch, self.shape.pmu);
+        let cpu = cpu::build(&cache, processor, progress)?;
+        let image = host::build(&cache, self.host, processor, progress)?;
         let thread = thread::current();
         let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
         let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
@@ -321,10 +322,12 @@ impl Scenario {
             Place::Unknown => "unknown".to_owned(),
             Place::Address(address) => {
                 let read = |progress: &mut Progress| {
-                    let scenario = Scenario::new("cat /proc/kallsyms").host(self.host).without_symbols();
-                    Ok(scenario.run(progress)?.stdout)
+                    let scenario = Scenario::new("cat /proc/kallsyms").host(self.host).pmu(self.shape.pmu);
+                    Ok(scenario.without_symbols().run(progress)?.stdout)
                 };
-                let symbols = self.finds_symbols.then(|| Symbols::of_host(self.host, progress, read));
+                let processor = Processor::of(self.host.arch, self.shape.pmu);
+                let symbols =
+                    self.finds_symbols.then(|| Symbols::of_host(self.host, processor, progress, read));
                 let name = symbols.and_then(Result::ok).and_then(|symbols| symbols.name(address));
                 format!("{address:#x} {}", name.unwrap_or_default())
             }

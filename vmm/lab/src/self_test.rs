@@ -2,6 +2,7 @@
 //!
 //! Booting takes most of the time, so each group of checks is one boot. Each check has a name and a result of its own.
 
+mod intel;
 mod riscv64;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,10 @@ use crate::programs::{
 };
 use crate::scenario::Scenario;
 
+pub use intel::{
+    in_a_guest as in_an_intel_guest, on_the_host as on_the_intel_host,
+    with_older_versions as with_older_versions_on_intel,
+};
 pub use riscv64::{in_a_guest as in_a_riscv_guest, on_the_host as on_the_riscv_host};
 
 /// Result of a check.
@@ -233,22 +238,28 @@ awk -F, 'NF > 3 { print $3, $1 }' stat
 pub fn guest_and_host_apart(progress: &mut Progress) -> Result<Vec<Check>> {
     let script = COUNT_APART.replace("PEER", &peer::firmware("guest-loop.rom"));
     let numbers = numbers(&Scenario::new(script).program(GUEST_LOOP_ROM, "guest-loop.rom"), progress)?;
+    Ok(apart("apart", &numbers))
+}
+
+/// Returns the checks of the numbers that [`COUNT_APART`] prints.
+fn apart(place: &str, numbers: &BTreeMap<String, u64>) -> Vec<Check> {
     let number = |event: &str| numbers.get(event).copied();
     let (guest, host, both) =
         (number("instructions:uG"), number("instructions:uH"), number("instructions:uGH"));
-    Ok(vec![
+    vec![
         Check {
-            name: "apart: a guest's loop, counted by an event for guests only".to_owned(),
+            name: format!("{place}: a guest's loop, counted by an event for guests only"),
             measured: guest,
             expected: GUEST_LOOP_INSTRUCTIONS,
         },
         Check {
-            name: "apart: a guest's loop, as the difference of events for both and for the host only"
-                .to_owned(),
+            name: format!(
+                "{place}: a guest's loop, as the difference of events for both and for the host only"
+            ),
             measured: both.zip(host).and_then(|(both, host)| both.checked_sub(host)),
             expected: GUEST_LOOP_INSTRUCTIONS,
         },
-    ])
+    ]
 }
 
 /// Counts a guest's exits, and the instructions that KVM has to read and decode itself. These are the software

@@ -8,6 +8,7 @@ use std::fs;
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Release};
 
+use crate::board::Processor;
 use crate::error::{Error, Result};
 use crate::host;
 
@@ -19,11 +20,12 @@ impl Symbols {
     /// `/proc/kallsyms`.
     pub fn of_host(
         release: Release,
+        processor: Processor,
         progress: &mut Progress,
         read: impl FnOnce(&mut Progress) -> Result<Vec<u8>>,
     ) -> Result<Self> {
         let cache = Cache::open()?;
-        let image = host::build(&cache, release, progress)?;
+        let image = host::build(&cache, release, processor, progress)?;
         let identity = image.initrd.as_os_str().as_encoded_bytes();
         let key = Key::new(&format!("lab-symbols-{}", release.label()))
             .with(identity)

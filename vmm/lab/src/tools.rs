@@ -7,8 +7,8 @@ use guest_images::{Progress, run_tool};
 
 use crate::error::{Error, Result};
 
-/// Packages that compile the lab CPU.
-pub const COMPILING: [&str; 14] = [
+/// Packages that compile the lab CPUs of AMD and RISC-V hosts.
+pub const COMPILING_QEMU: [&str; 14] = [
     "bison",
     "dpkg-dev",
     "flex",
@@ -24,6 +24,9 @@ pub const COMPILING: [&str; 14] = [
     "python3-venv",
     "xz-utils",
 ];
+
+/// Packages that compile the lab CPU of Intel hosts.
+pub const COMPILING_BOCHS: [&str; 6] = ["g++", "gcc", "libc6-dev", "make", "patch", "xz-utils"];
 
 /// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
 /// them.

@@ -26,6 +26,17 @@ const UNIFORM: &str = "cpu";
 /// The PMUs of a hybrid processor, in order of preference.
 const HYBRID: [&str; 3] = ["cpu_core", "cpu_atom", "cpu_lowpower"];
 
+/// Returns how to free the counter that the NMI watchdog holds, in parentheses after a space. The text is empty if it
+/// holds none.
+pub fn watchdog_hint() -> &'static str {
+    let is_on = |path| fs::read_to_string(path).is_ok_and(|on| on.trim() == "1");
+    if WATCHDOG.is_some_and(is_on) {
+        " (`sudo sysctl kernel.nmi_watchdog=0` frees the one of the NMI watchdog)"
+    } else {
+        ""
+    }
+}
+
 /// The host's PMU that counts for the guest.
 ///
 /// Most hosts have one PMU. A hybrid processor has one for each type of core, and an event of one PMU counts nothing

@@ -66,7 +66,7 @@ use vpmu::report::BackingReport;
 use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
-pub use self::host::{HostPmu, WATCHDOG};
+pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
 pub use self::probe::{Free, NotFree, exists, free_counters, generic_events};

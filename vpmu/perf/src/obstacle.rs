@@ -10,12 +10,6 @@ use crate::probe::NotFree;
 /// What a user without such a host can do, where the lab can be built.
 const SIMULATED_HOST: &str =
     if cfg!(target_arch = "x86_64") { ": `tally lab run` simulates a host that has" } else { "" };
-/// How to free counters.
-const HOW_TO_FREE: &str = if host::WATCHDOG.is_some() {
-    "`sudo sysctl kernel.nmi_watchdog=0` frees one, and ending other users of perf the others"
-} else {
-    "ending other users of perf frees them"
-};
 
 /// Why this host's perf events cannot count a guest. The message says what the user can do.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +41,10 @@ pub enum Obstacle {
     )]
     CountsHost,
     /// Others hold all hardware counters.
-    #[error("all counters of this host's PMU are in use: {HOW_TO_FREE}")]
+    #[error(
+        "all counters of this host's PMU are in use{}: ending other users of perf frees them",
+        host::watchdog_hint()
+    )]
     NoneFree,
     /// Any other error, such as too many open files.
     #[error("cannot open perf events: {0}")]
@@ -112,6 +109,7 @@ mod tests {
         }
         assert!(Obstacle::Paranoid(2).to_string().contains("sysctl kernel.perf_event_paranoid=1"));
         let frees = Obstacle::NoneFree.to_string();
-        assert_eq!(frees.contains("sysctl kernel.nmi_watchdog=0"), cfg!(target_arch = "x86_64"), "{frees}");
+        assert!(frees.contains("ending other users of perf frees them"), "{frees}");
+        assert_eq!(frees.contains("sysctl"), !host::watchdog_hint().is_empty(), "{frees}");
     }
 }

@@ -6,8 +6,8 @@
 //! because there are so many. Every test runs with every selected model (see `model.rs`).
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
+use guest_tests::host::OnEachHost;
 use guest_tests::lab::{Results, Steps};
 use guest_tests::model::{Loop, Model, list, selected_models};
 use guest_tests::perf::{Script, Sections};
@@ -15,31 +15,32 @@ use guest_tests::programs::{
     MIGRATE, MIGRATE_INSTRUCTIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS,
     TRACK_LENGTH, YIELD,
 };
-use guest_tests::suite::{Test, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    [
-        tests![
-            the_number_of_samples_is_the_count_divided_by_the_period,
-            with_a_frequency_no_event_is_lost_between_samples,
-            six_events_are_sampled_at_once,
-            with_a_frequency_the_periods_of_six_events_add_up_to_their_counts,
-            more_events_than_counters_are_sampled_in_turn,
-            the_kernel_is_sampled_with_interrupts_off,
-            functions_have_the_right_shares_of_samples,
-            samples_have_call_chains,
-            perf_top_shows_the_busiest_function_first,
-        ],
-        second_tier(tests![
-            a_hundred_thousand_samples_are_each_at_the_right_instruction,
-            a_migrating_program_is_sampled_on_all_cpus,
-            four_cpus_take_samples_at_once,
-        ]),
+    let storms = tests![
+        a_hundred_thousand_samples_are_each_at_the_right_instruction,
+        a_migrating_program_is_sampled_on_all_cpus,
+        four_cpus_take_samples_at_once,
+    ];
+    [on_any_host(), second_tier([storms, on_intel(on_any_host())].concat())].concat()
+}
+
+fn on_any_host() -> Vec<Test> {
+    tests![
+        the_number_of_samples_is_the_count_divided_by_the_period,
+        with_a_frequency_no_event_is_lost_between_samples,
+        six_events_are_sampled_at_once,
+        with_a_frequency_the_periods_of_six_events_add_up_to_their_counts,
+        more_events_than_counters_are_sampled_in_turn,
+        the_kernel_is_sampled_with_interrupts_off,
+        functions_have_the_right_shares_of_samples,
+        samples_have_call_chains,
+        perf_top_shows_the_busiest_function_first,
     ]
-    .concat()
 }
 
 /// Commands that set how much of its time a guest may spend on samples: the default limit, and no limit.
@@ -93,9 +94,9 @@ const INTERRUPTS_OFF: [&str; 4] =
 const STORM_PERIOD: u64 = 10_000;
 
 /// Results of different kinds of sampling in guests of one CPU.
-static COMMON: LazyLock<Results> = LazyLock::new(|| boot("sampling::common", 1, common));
+static COMMON: OnEachHost = OnEachHost::new(|| boot("sampling::common", 1, common));
 /// Results with very many samples, and with samples on four CPUs.
-static STORM: LazyLock<Results> = LazyLock::new(|| boot("sampling::storm", 4, |_| storm()));
+static STORM: OnEachHost = OnEachHost::new(|| boot("sampling::storm", 4, |_| storm()));
 
 fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Results {
     let (_, short) = KNOWN.iter().find(|(name, _)| *name == "loop").expect("it is one of them");
@@ -114,7 +115,8 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
     selected_models()
         .iter()
         .fold(steps, |steps, model| {
-            let options = format!("--append cryptomgr.notests --pmu {} --cpus {cpus}", model.pmu);
+            let options =
+                format!("--append cryptomgr.notests --pmu {} {} --cpus {cpus}", model.pmu, model.options);
             let name = format!("script.{}", model.pmu);
             steps
                 .in_guest(&name, script(model).into_bytes())
@@ -124,7 +126,7 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
 }
 
 /// Returns each model with the output of its guest.
-fn guests(group: &'static LazyLock<Results>) -> impl Iterator<Item = (&'static Model, Sections)> {
+fn guests(group: &'static OnEachHost) -> impl Iterator<Item = (&'static Model, Sections)> {
     selected_models().iter().map(|model| (model, Sections::of(group.of(model.pmu))))
 }
 

@@ -16,6 +16,9 @@ pub fn tests() -> Vec<Test> {
         ],
         second_tier(tests![
             a_qemu_guest_counts_and_samples_exactly,
+            the_intel_host_counts_and_samples_exactly,
+            an_intel_qemu_guest_counts_and_samples_exactly,
+            an_intel_host_with_an_older_pmu_counts_and_samples_exactly,
             the_riscv_host_counts_and_samples_exactly,
             a_riscv_qemu_guest_counts_exactly,
         ]),
@@ -46,6 +49,18 @@ fn events_count_guest_and_host_separately() {
 
 fn a_guest_resumes_correctly_after_each_exit() {
     assert_group_holds(self_test::leaving_a_guest);
+}
+
+fn the_intel_host_counts_and_samples_exactly() {
+    assert_group_holds(self_test::on_the_intel_host);
+}
+
+fn an_intel_qemu_guest_counts_and_samples_exactly() {
+    assert_group_holds(self_test::in_an_intel_guest);
+}
+
+fn an_intel_host_with_an_older_pmu_counts_and_samples_exactly() {
+    assert_group_holds(self_test::with_older_versions_on_intel);
 }
 
 fn the_riscv_host_counts_and_samples_exactly() {

@@ -1,13 +1,14 @@
 /*
- * The lab CPU's branch predictor and cache model.
+ * The branch predictor and cache model of the lab CPUs for x86.
  *
- * SPDX-License-Identifier: GPL-2.0-or-later
+ * SPDX-License-Identifier: LGPL-2.1-or-later
  *
  * README.md describes both. A change here needs a change there, and in every
  * test that expects an exact number.
  */
-#include "qemu/osdep.h"
 #include "pmu-model.h"
+
+#include <string.h>
 
 /*
  * Two-bit counters: 0 and 1 predict taken, 2 and 3 not taken. An untrained
@@ -74,9 +75,9 @@ bool pmu_model_mispredicted(PMUModel *m, X86PMUBranch kind, uint64_t ip,
         return predict_return(m, target);
     case X86_PMU_JMP:
     case X86_PMU_FAR:
-        return false;
+        break;
     }
-    g_assert_not_reached();
+    return false;
 }
 
 /* Looks a line up and makes it the most recently used one of its set. */

@@ -1,15 +1,18 @@
 /*
- * The lab CPU's branch predictor and cache model.
+ * The branch predictor and cache model of the lab CPUs for x86.
  *
- * SPDX-License-Identifier: GPL-2.0-or-later
+ * SPDX-License-Identifier: LGPL-2.1-or-later
  *
  * Both are so simple that the exact number of mispredictions and misses of a
  * test program can be computed by hand.
  */
-#ifndef I386_TCG_PMU_MODEL_H
-#define I386_TCG_PMU_MODEL_H
+#ifndef LAB_PMU_MODEL_H
+#define LAB_PMU_MODEL_H
 
-#include "pmu.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pmu-branch.h"
 
 #define PMU_COND_ENTRIES     4096
 #define PMU_INDIRECT_ENTRIES 512

@@ -10,19 +10,9 @@
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H
 
-#define X86_PMU_COUNTERS 6
+#include "pmu-branch.h"
 
-/* The kind of a branch, as translated code reports it. */
-typedef enum X86PMUBranch {
-    X86_PMU_COND_NOT_TAKEN,
-    X86_PMU_COND_TAKEN,
-    X86_PMU_JMP,
-    X86_PMU_CALL,
-    X86_PMU_JMP_INDIRECT,
-    X86_PMU_CALL_INDIRECT,
-    X86_PMU_RET,
-    X86_PMU_FAR,        /* far transfers, SYSCALL and the like, interrupts */
-} X86PMUBranch;
+#define X86_PMU_COUNTERS 6
 
 typedef struct X86PMUCounter {
     uint64_t select;    /* PERF_CTL */

@@ -7,7 +7,7 @@ mod intel;
 use vpmu::model::intel::Version;
 use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
-use vpmu_perf::{HostPmu, Obstacle};
+use vpmu_perf::{HostPmu, Obstacle, watchdog_hint};
 
 use super::{Host, Model, Offer, Pmu};
 
@@ -50,9 +50,7 @@ pub enum Unavailable {
         has: &'static str,
     },
     /// More counters were requested than the host has free.
-    #[error(
-        "--counters {asked}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` frees the one of the NMI watchdog)"
-    )]
+    #[error("--counters {asked}: this host has {free} free{}", watchdog_hint())]
     Busy {
         /// Requested number of counters.
         asked: u32,

@@ -2,7 +2,7 @@
 
 use vpmu::model::amd::{K7_COUNTERS, MAX_COUNTERS, Version};
 use vpmu::policy::Policy;
-use vpmu_perf::{Obstacle, free_counters};
+use vpmu_perf::{Obstacle, free_counters, watchdog_hint};
 
 use super::{Choice, Host, Model, Unavailable};
 
@@ -30,9 +30,10 @@ fn of(
     let is_policys = offered < free && free == MAX_COUNTERS;
     let remark = (asked.is_none() && !is_policys && version.counters() < MAX_COUNTERS).then(|| {
         format!(
-            "the guest gets {} counters of {MAX_COUNTERS}: this host has {free} free (`sudo sysctl kernel.nmi_watchdog=0` \
-             frees the one of the NMI watchdog); Linux before 5.19 as a guest needs --pmu amd-legacy then",
-            version.counters()
+            "the guest gets {} counters of {MAX_COUNTERS}: this host has {free} free{}; Linux before 5.19 as a guest \
+             needs --pmu amd-legacy then",
+            version.counters(),
+            watchdog_hint()
         )
     });
     Ok((version, remark))
@@ -91,7 +92,7 @@ mod tests {
     fn fewer_counters_than_the_model_has_are_explained() {
         let remark_of = |asked, free| of(Choice::Amd, asked, free, &Policy::default()).unwrap().1;
         let remark = remark_of(None, 5).unwrap();
-        assert!(remark.contains("5 counters of 6") && remark.contains("nmi_watchdog"), "{remark}");
+        assert!(remark.contains("5 counters of 6: this host has 5 free"), "{remark}");
         assert_eq!(remark_of(None, 6), None);
         assert_eq!(remark_of(Some(2), 5), None, "that was asked for");
     }

@@ -1,13 +1,12 @@
 //! Chooses the number of counters of Intel's PMU, and the architectural events that CPUID reports.
 
 use std::arch::x86_64::__cpuid;
-use std::fs;
 
 use vpmu::model::intel::{ARCHITECTURAL_EVENTS, FIXED, MAX_GENERAL, Shape, Version};
 use vpmu::policy::Policy;
 use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
-use vpmu_perf::{Free, Obstacle, exists, free_counters};
+use vpmu_perf::{Free, Obstacle, exists, free_counters, watchdog_hint};
 
 use super::{Host, Model, Unavailable};
 
@@ -25,11 +24,9 @@ pub fn model(
     let free = free_counters(host.pmu, wanted.unwrap_or(1), &FIXED, wanted.unwrap_or(MAX_GENERAL))
         .map_err(Obstacle::from)?;
     let shape = of(version, asked, free, absent_events(host), policy)?;
-    let remark = (asked.is_none() && watchdog_is_on()).then(|| {
-        format!(
-            "the guest gets {} general counters and {} fixed ones; `sudo sysctl kernel.nmi_watchdog=0` frees one more of this host's",
-            shape.general, shape.fixed
-        )
+    let hint = watchdog_hint();
+    let remark = (asked.is_none() && !hint.is_empty()).then(|| {
+        format!("the guest gets {} general counters and {} fixed ones{hint}", shape.general, shape.fixed)
     });
     Ok((Model::Intel(shape), remark))
 }
@@ -88,10 +85,6 @@ fn absent_of_leaf(eax: u32, ebx: u32) -> u32 {
 fn absent_where(mut is_there: impl FnMut(u64) -> bool) -> u32 {
     let events = (0..).zip(ARCHITECTURAL_EVENTS);
     events.fold(0, |absent, (bit, event)| absent | u32::from(!is_there(event)) << bit)
-}
-
-fn watchdog_is_on() -> bool {
-    fs::read_to_string("/proc/sys/kernel/nmi_watchdog").is_ok_and(|on| on.trim() == "1")
 }
 
 #[cfg(test)]
