@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use log::info;
 
 use crate::deadline::{Deadlined, Timed};
-use crate::sandbox::{self, Access, Reach, Thread};
+use crate::sandbox::{Access, Confinement, Reach, Thread};
 use exposition::{CONTENT_TYPE, Machine};
 use tally_machine::VcpuHandles;
 
@@ -147,12 +147,13 @@ impl Metrics {
                 exposition::write(Machine { facts: facts.clone(), stands_still, vcpus: vcpus.report() })
             })
         };
-        let serving = Arc::new((self.listener, answer));
+        let confinement = Confinement::new(Thread::Metrics, Vec::new());
+        let serving = Arc::new((self.listener, answer, confinement));
         for _ in 0..THREADS {
             let serving = Arc::clone(&serving);
             thread::Builder::new().name("metrics".to_owned()).spawn(move || {
-                sandbox::enter(Thread::Metrics, &[]);
-                let (listener, answer) = &*serving;
+                let (listener, answer, confinement) = &*serving;
+                confinement.enter();
                 loop {
                     let served = listener.accept().and_then(|stream| serve(stream, self.timeout, answer));
                     if served.is_err_and(|error| !is_the_clients(&error)) {

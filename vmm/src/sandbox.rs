@@ -1,7 +1,7 @@
 //! `tally run --sandbox`: what each thread of a run may ask the host's kernel for, once the machine is built. A guest
 //! that takes over a thread then reaches little more than the guest itself.
 //!
-//! Each thread calls [`enter`] before it touches anything of the guest's. From then on it may make only the system calls
+//! Each thread calls [`Confinement::enter`] before it touches anything of the guest's. From then on it may make only the system calls
 //! that its kind needs ([`calls`]), opens only the paths that it was given ([`paths`]), and has only the capabilities
 //! that it needs ([`capabilities`]). Any other system call ends the VM with a line ([`violation`]); a path that a thread
 //! was not given does not open. What a run needs beyond that was opened before.
@@ -17,10 +17,11 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 
 use log::{info, warn};
-use rustix::thread::set_no_new_privs;
+use rustix::thread::{CapabilitySet, set_no_new_privs};
 
 use crate::cli::FAILURE;
 use crate::{stderr, terminal};
+use filter::Filters;
 
 pub use paths::{Access, Missing, Reach, missing};
 
@@ -96,16 +97,51 @@ pub fn begin(mode: Mode) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Restricts this thread, and those that it starts from now on, to what a kind of thread needs. `reach` is what it may
-/// open. If that fails, the process ends: no guest runs with less than the sandbox that was asked for.
-pub fn enter(thread: Thread, reach: &[Reach]) {
-    let mode = MODE.get().copied().unwrap_or(Mode::Off);
-    if let Err(error) = restrict(mode, thread, reach) {
-        terminal::restore();
-        stderr::say(&format_args!("--sandbox: {error}; without it: --sandbox off"));
-        // SAFETY: takes no pointer, and runs nothing of ours: other threads may be anywhere.
-        unsafe { libc::_exit(FAILURE.into()) };
+/// What a kind of thread needs, prepared for threads of this kind.
+pub struct Confinement {
+    mode: Mode,
+    capabilities: CapabilitySet,
+    reach: Vec<Reach>,
+    filters: Option<Filters>,
+}
+
+impl Confinement {
+    /// Prepares what a kind of thread needs; `reach` is what it may open. Most of the work is done here, once for all threads
+    /// of the kind. If that fails, the process ends.
+    pub fn new(thread: Thread, reach: Vec<Reach>) -> Self {
+        let mode = MODE.get().copied().unwrap_or(Mode::Off);
+        let filters = (mode != Mode::Off).then(|| calls::of(thread).compile(mode)).transpose();
+        let filters = filters.unwrap_or_else(|error| fail(&error.into()));
+        let capabilities = match mode {
+            Mode::On => capabilities::needed(thread, &reach),
+            Mode::Log | Mode::Off => CapabilitySet::empty(),
+        };
+        Self { mode, capabilities, reach, filters }
     }
+
+    /// Restricts this thread, and those that it starts from now on. If that fails, the process ends: no guest runs with less
+    /// than the sandbox that was asked for.
+    pub fn enter(&self) {
+        self.restrict().unwrap_or_else(|error| fail(&error));
+    }
+
+    fn restrict(&self) -> Result<(), SandboxError> {
+        if self.mode == Mode::On {
+            capabilities::keep(self.capabilities)?;
+            paths::restrict(&self.reach)?;
+        }
+        if let Some(filters) = &self.filters {
+            filters.apply()?;
+        }
+        Ok(())
+    }
+}
+
+fn fail(error: &SandboxError) -> ! {
+    terminal::restore();
+    stderr::say(&format_args!("--sandbox: {error}; without it: --sandbox off"));
+    // SAFETY: takes no pointer, and runs nothing of ours: other threads may be anywhere.
+    unsafe { libc::_exit(FAILURE.into()) }
 }
 
 /// Starts a thread that enters the sandbox and then does its work.
@@ -115,20 +151,10 @@ pub fn spawn<T: Send + 'static>(
     reach: Vec<Reach>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
+    let confinement = Confinement::new(thread, reach);
     let work = move || {
-        enter(thread, &reach);
+        confinement.enter();
         work()
     };
     thread::Builder::new().name(name.into()).spawn(work)
-}
-
-fn restrict(mode: Mode, thread: Thread, reach: &[Reach]) -> Result<(), SandboxError> {
-    if mode == Mode::On {
-        capabilities::keep(capabilities::needed(thread, reach))?;
-        paths::restrict(reach)?;
-    }
-    if mode != Mode::Off {
-        filter::apply(&calls::of(thread), mode)?;
-    }
-    Ok(())
 }

@@ -13,7 +13,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use tally_machine::signals::{block, set_of, unblock};
 use vmm_sys_util::signal::Killable;
 
-use crate::sandbox;
+use crate::sandbox::{Confinement, Thread};
 
 /// Signals that are events. All but the last three end the machine, unless they are passed on to a command.
 const EVENTS: [libc::c_int; 12] = [
@@ -54,8 +54,9 @@ impl Signals {
         let set = set_of(&[events(), vec![end_signal()]].concat());
         // The new thread inherits this blocked signal; here it is unblocked again.
         block(&set_of(&[end_signal()]))?;
+        let confinement = Confinement::new(Thread::Signals, Vec::new());
         let thread = thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
-            sandbox::enter(sandbox::Thread::Signals, &[]);
+            confinement.enter();
             while let Some(signal) = wait(&set).filter(|signal| *signal != end_signal()) {
                 // The write cannot fail: the reader outlives this thread.
                 let _ = u8::try_from(signal).map(|signal| arrivals.write_all(&[signal]));

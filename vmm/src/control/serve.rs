@@ -11,7 +11,7 @@ use std::time::Duration;
 use log::debug;
 
 use super::message::{self, Answer, Request};
-use crate::sandbox::{self, Thread};
+use crate::sandbox::{Confinement, Thread};
 
 /// Maximum number of concurrent clients.
 const MAX_CLIENTS: usize = 16;
@@ -34,9 +34,10 @@ pub trait Machine: Send + Sync + 'static {
 /// Starts a thread that accepts clients until the process ends.
 pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<()> {
     let clients = Arc::new(AtomicUsize::new(0));
+    let confinement = Confinement::new(Thread::Control, Vec::new());
     let wait = move || {
         // The threads of clients inherit this.
-        sandbox::enter(Thread::Control, &[]);
+        confinement.enter();
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => accept(stream, &machine, &clients),

@@ -27,7 +27,7 @@ use crate::event_log::{EventLog, VcpuLog};
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
-use crate::sandbox;
+use crate::sandbox::{self, Confinement};
 use crate::signals::Signals;
 use crate::status::Summary;
 use crate::terminal::Raw;
@@ -82,15 +82,16 @@ impl<'a> Assembled<'a> {
         if let Some(log) = log {
             log.start_thread().context("cannot start the log's thread")?;
         }
+        let confinement = Arc::new(Confinement::new(sandbox::Thread::Vcpu, Vec::new()));
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
-            run(vcpu, journal, events.reporter()?)?;
+            run(vcpu, journal, events.reporter()?, Arc::clone(&confinement))?;
         }
         let mut reach = client_sockets.reach();
         if let Some(graph) = &graph {
             reach.extend(graph.reach()?);
         }
-        sandbox::enter(sandbox::Thread::Main, &reach);
+        Confinement::new(sandbox::Thread::Main, reach).enter();
         Ok(Started {
             options,
             log,
@@ -103,12 +104,16 @@ impl<'a> Assembled<'a> {
 }
 
 /// Starts the thread of a vCPU.
-fn run(vcpu: Vcpu, journal: Option<VcpuLog>, reporter: Reporter) -> Result<()> {
+fn run(
+    vcpu: Vcpu,
+    journal: Option<VcpuLog>,
+    reporter: Reporter,
+    confinement: Arc<Confinement>,
+) -> Result<()> {
     let name = format!("vcpu{}", vcpu.id);
     let work = move || {
         let journal = journal.map(|journal| Box::new(journal) as Box<dyn Journal>);
-        let restrict = || sandbox::enter(sandbox::Thread::Vcpu, &[]);
-        reporter.report(vcpu.run(journal, restrict).map_or_else(Ending::Failed, Ending::Guest));
+        reporter.report(vcpu.run(journal, || confinement.enter()).map_or_else(Ending::Failed, Ending::Guest));
     };
     thread::Builder::new().name(name).spawn(work).context("cannot start a vCPU's thread").map(drop)
 }

@@ -102,8 +102,13 @@ impl Calls {
         Ok(Some(filter.try_into()?))
     }
 
+    /// Compiles the filters of the list.
+    pub fn compile(&self, mode: Mode) -> Result<Filters, FilterError> {
+        Ok(Filters { denied: self.compile_denied()?, allowed: self.compile_allowed(mode)? })
+    }
+
     /// Compiles the filter of what is allowed.
-    pub fn compile(&self, mode: Mode) -> Result<BpfProgram, FilterError> {
+    fn compile_allowed(&self, mode: Mode) -> Result<BpfProgram, FilterError> {
         let otherwise = match mode {
             Mode::Log => SeccompAction::Log,
             Mode::On | Mode::Off => SeccompAction::Trap,
@@ -142,12 +147,18 @@ pub fn check() -> Result<(), FilterError> {
     if result == 0 { Ok(()) } else { Err(seccompiler::Error::Seccomp(io::Error::last_os_error()).into()) }
 }
 
-/// Restricts this thread to these calls.
-pub fn apply(calls: &Calls, mode: Mode) -> Result<(), FilterError> {
-    // Both are compiled before one of them restricts what this thread does.
-    let (denied, allowed) = (calls.compile_denied()?, calls.compile(mode)?);
-    if let Some(denied) = denied {
-        apply_filter(&denied)?;
+/// The compiled filters of a list.
+pub struct Filters {
+    denied: Option<BpfProgram>,
+    allowed: BpfProgram,
+}
+
+impl Filters {
+    /// Restricts this thread to the list.
+    pub fn apply(&self) -> Result<(), FilterError> {
+        if let Some(denied) = &self.denied {
+            apply_filter(denied)?;
+        }
+        Ok(apply_filter(&self.allowed)?)
     }
-    Ok(apply_filter(&allowed)?)
 }
