@@ -26,8 +26,8 @@ const MEASURED: usize = 8;
 /// A handler is measured after so many that were estimated.
 const ESTIMATED: u32 = 15;
 /// Greatest number of counts by which a counter may be ahead, and its part of the period.
-const MAX_AHEAD: u64 = 4096;
-const AHEAD_OF_PERIOD: u64 = 64;
+const MAX_AHEAD: u64 = 8192;
+const AHEAD_OF_PERIOD: u64 = 32;
 /// Least distance of an overflow whose alarm may be early: the handler is done long before it.
 const MIN_DISTANCE: u64 = 65_536;
 

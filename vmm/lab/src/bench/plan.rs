@@ -204,6 +204,7 @@ pub const ALL: &[(Workload, &[&str])] = &[
     (
         Workload::Loop,
         &[
+            "rate:4000:1",
             "stat:1",
             "stat:4",
             "stat:6",
@@ -226,17 +227,25 @@ pub const ALL: &[(Workload, &[&str])] = &[
             "read",
         ],
     ),
-    (Workload::Syscalls, &["stat:6", "record:100000:6:all", "rate:1000:6", "rate:1000:10"]),
-    (Workload::Switches, &["stat:1", "stat:4", "stat:6", "stat:10"]),
-    (Workload::Memory, &["stat:6", "record:100000:6", "rate:1000:6", "rate:1000:10"]),
-    (Workload::Compile, &["stat:6", "record:100000:6:all", "rate:1000:6", "rate:1000:10"]),
+    (Workload::Syscalls, &["rate:4000:1", "stat:6", "record:100000:6:all", "rate:1000:6", "rate:1000:10"]),
+    (Workload::Switches, &["rate:4000:1", "stat:1", "stat:4", "stat:6", "stat:10"]),
+    (Workload::Memory, &["rate:4000:1", "stat:6", "record:100000:6", "rate:1000:6", "rate:1000:10"]),
+    (Workload::Compile, &["rate:4000:1", "stat:6", "record:100000:6:all", "rate:1000:6", "rate:1000:10"]),
 ];
 
 /// The measurements for `--quick`, which take a few minutes.
 pub const QUICK: &[(Workload, &[&str])] = &[
     (
         Workload::Loop,
-        &["record:100000:1", "record:100000:6", "record:100000:10", "rate:1000:6", "rate:1000:10", "read"],
+        &[
+            "rate:4000:1",
+            "record:100000:1",
+            "record:100000:6",
+            "record:100000:10",
+            "rate:1000:6",
+            "rate:1000:10",
+            "read",
+        ],
     ),
     (Workload::Switches, &["stat:6"]),
 ];
