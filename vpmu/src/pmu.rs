@@ -187,6 +187,7 @@ impl<S: Source> VirtualPmu<S> {
     /// [`Self::access`]: a read after it has read, and a write before it has an effect, so that a write which stops a counter is the
     /// last instruction that the counter counts.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
+        self.model.apply_page();
         self.complete(is_user);
     }
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use vpmu::model::{amd, intel, riscv};
 use vpmu::policy::{Allowed, Freeze, OnStarvation, Policy, Rule, Tier};
+use vpmu::sbi_page::{self, Shared};
 use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, OFFERED, Page, THAWED};
 use vpmu::x86::{PMU_MSRS, PROGRAM_MSRS, RDPMC_MSRS, Vendor};
 use vpmu::{Access, Cause, Injected, Outcome, Platform, Switch, VirtualPmu};
@@ -198,6 +199,22 @@ fn word(page: &Page, number: u8) -> &AtomicU64 {
     }
 }
 
+/// Returns a word of the page on which a RISC-V kernel makes its calls.
+fn sbi_word(page: &sbi_page::Page, number: u8) -> &AtomicU64 {
+    let counter = usize::from(number / 12) % sbi_page::COUNTERS;
+    match number % 12 {
+        0 => &page.active,
+        1 | 2 => &page.running,
+        3 | 4 => &page.used,
+        5 => &page.written,
+        6 | 7 => &page.values[counter],
+        8 => &page.overflows,
+        9 => &page.changed,
+        10 => &page.configurations[counter][0],
+        _ => &page.tail_guard,
+    }
+}
+
 /// The memory of the page as Tally sees it.
 struct Memory {
     page: Rc<Page>,
@@ -238,6 +255,7 @@ struct Machine {
     pmu: VirtualPmu<Host>,
     host: Host,
     page: Rc<Page>,
+    sbi_page: Rc<sbi_page::Page>,
     vcpu: Vcpu,
     is_riscv: bool,
 }
@@ -277,8 +295,12 @@ impl Machine {
         if input.has_page {
             pmu.share_page(Box::new(Memory { page: Rc::clone(&page), host: host.clone() }));
         }
+        let sbi_page = Rc::<sbi_page::Page>::default();
+        if input.has_page {
+            pmu.share_sbi_page(Shared { memory: Box::new(Rc::clone(&sbi_page)), number: 0 });
+        }
         let vcpu = Vcpu { is_at_next_entry: true, uses_page: true, injected: 0 };
-        let mut machine = Self { pmu, host, page, vcpu, is_riscv: guest.is_none() };
+        let mut machine = Self { pmu, host, page, sbi_page, vcpu, is_riscv: guest.is_none() };
         machine.set_policy(&input.policy);
         machine
     }
@@ -320,7 +342,9 @@ impl Machine {
                 if self.is_riscv {
                     let [first, second, third, index, data] = arguments.map(Value::get);
                     let _ = self.pmu.has_event(index, data);
-                    let _ = self.pmu.call(u64::from(function % 12), [first, second, third, index, data, 0]);
+                    let last = if self.vcpu.uses_page { sbi_page::Page::announcement(0) } else { 0 };
+                    let arguments = [first, second, third, index, data, last];
+                    let _ = self.pmu.call(u64::from(function % 12), arguments);
                     self.after_exit(Cause::Guest);
                 }
             }
@@ -341,6 +365,10 @@ impl Machine {
                 self.after_exit(if *is_kicked { Cause::Kick } else { Cause::AlarmAndKick });
             }
             Step::Host { is_starved, refuses } => self.host.set(*is_starved, *refuses),
+            Step::Page { word: number, value, .. } if self.is_riscv => {
+                sbi_word(&self.sbi_page, *number).store(value.get(), Relaxed);
+                self.sbi_page.changed.store(1, Relaxed);
+            }
             Step::Page { word: number, value, later: 0 } => {
                 word(&self.page, *number).store(value.get(), Relaxed);
             }
