@@ -71,8 +71,8 @@ Example:
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
-        /// commands and shared folders; watch: what monitoring costs a guest; intel, riscv: as
-        /// pmu, on another host
+        /// commands and shared folders; watch: what monitoring costs a guest; riscv: as pmu,
+        /// on the RISC-V host
         #[arg(value_enum, default_value_t = figures::Measured::Boot, hide_possible_values = true)]
         what: figures::Measured,
         /// Write the tables into this Markdown file

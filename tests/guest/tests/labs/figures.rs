@@ -3,11 +3,10 @@
 
 use std::sync::LazyLock;
 
-use guest_images::Progress;
+use guest_images::{Arch, Progress};
 use guest_tests::program;
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
-use tally_lab::Processor;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
 use tally_lab::watch_figures::attention::{self, MAX_PER_SECOND, SOON};
@@ -67,7 +66,7 @@ const SHARE_EXITS: u64 = 1_700;
 
 static FIGURES: LazyLock<Vec<Figures>> = LazyLock::new(|| {
     let programs = Programs { tally: program("tally"), workload: program("pmu-workload") };
-    measure(Processor::Amd, &LIMITS.map(|limits| limits.pmu), &programs, &mut Progress::stderr("lab"))
+    measure(Arch::X86_64, &LIMITS.map(|limits| limits.pmu), &programs, &mut Progress::stderr("lab"))
         .unwrap_or_else(|error| panic!("{error}"))
 });
 

@@ -1,10 +1,6 @@
 //! Marks: how a guest's program tells the host what it does next. On x86-64 the program makes a hypercall with the mark
 //! as its number. KVM refuses hypercalls of user programs, but after its tracepoint has recorded them, and without an
-//! exit to user space. The instruction depends on the host's processor, which a guest may not know. For RISC-V see
-//! `riscv64.rs`.
-
-#[cfg(target_arch = "x86_64")]
-use std::sync::LazyLock;
+//! exit to user space. For RISC-V see `riscv64.rs`.
 
 use super::SPACING;
 use super::per_unit::PerUnit;
@@ -12,22 +8,12 @@ use super::per_unit::PerUnit;
 #[cfg(target_arch = "riscv64")]
 pub use super::riscv64::tell_host;
 
-/// The variable of the program's environment that says that the host's processor is Intel's.
-pub const ON_INTEL: &str = "MARKS_ON_INTEL";
-
-#[cfg(target_arch = "x86_64")]
-static IS_ON_INTEL: LazyLock<bool> = LazyLock::new(|| std::env::var_os(ON_INTEL).is_some());
-
 /// Sends a number to the host.
 #[cfg(target_arch = "x86_64")]
 pub fn tell_host(code: u32) {
-    let code = u64::from(code);
-    if *IS_ON_INTEL {
-        // SAFETY: a hypercall of a user program only returns an error.
-        unsafe { std::arch::asm!("vmcall", inout("rax") code => _, options(nostack)) };
-    } else {
-        // SAFETY: as above.
-        unsafe { std::arch::asm!("vmmcall", inout("rax") code => _, options(nostack)) };
+    // SAFETY: a hypercall of a user program only returns an error.
+    unsafe {
+        std::arch::asm!("vmmcall", inout("rax") u64::from(code) => _, options(nostack));
     }
 }
 

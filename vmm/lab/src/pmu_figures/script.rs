@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use super::mark::ON_INTEL;
+use guest_images::Arch;
+
 use super::{HOST, riscv64};
-use crate::board::Processor;
 
 /// The functions for both architectures. Tracing starts at the first mark, by a trigger of the mark's event.
 const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {
-    exec ./tally run --append cryptomgr.notests --pmu $1 -- $WORKLOAD
+    exec ./tally run --append cryptomgr.notests --pmu $1 -- ./pmu-workload
 }
 trace() {
     echo 0 >$T/tracing_on
@@ -57,29 +57,24 @@ done
 ";
 
 /// Returns the script that measures these PMUs.
-pub(super) fn script(processor: Processor, pmus: &[&str]) -> String {
-    let workload = match processor {
-        Processor::Amd | Processor::Riscv64 => "./pmu-workload".to_owned(),
-        Processor::Intel => format!("env {ON_INTEL}=1 ./pmu-workload"),
+pub(super) fn script(arch: Arch, pmus: &[&str]) -> String {
+    let mut script = match arch {
+        Arch::X86_64 => format!("MARK=kvm/kvm_hypercall{COMMON}{SAMPLE}"),
+        Arch::Riscv64 => format!("{}MARK=kprobes/mark{COMMON}", riscv64::PROBES),
     };
-    let mut script = match processor {
-        Processor::Amd | Processor::Intel => format!("MARK=kvm/kvm_hypercall{COMMON}{SAMPLE}"),
-        Processor::Riscv64 => format!("{}MARK=kprobes/mark{COMMON}", riscv64::PROBES),
-    };
-    script.insert_str(0, &format!("WORKLOAD='{workload}'\n"));
     for pmu in pmus {
-        let step = match processor {
-            Processor::Amd | Processor::Intel => format!(
+        let step = match arch {
+            Arch::X86_64 => format!(
                 "exits {pmu}
                 sample {pmu} time kvm:kvm_hypercall
                 sample {pmu} instructions '{{kvm:kvm_hypercall,instructions:Hu,instructions:G}}:S'"
             ),
-            Processor::Riscv64 if *pmu == HOST => format!(
+            Arch::Riscv64 if *pmu == HOST => format!(
                 "perf record -q -o data -a -e kprobes:own_mark ./pmu-workload || exit
                 print {pmu}.time"
             ),
             // The event is for all CPUs (`-a`). An event of the task would add to the cost of task switches.
-            Processor::Riscv64 => format!(
+            Arch::Riscv64 => format!(
                 "exits {pmu}
                 (perf record -q -o data -a -e kprobes:mark sh -c './tally run --pmu {pmu} -- ./pmu-workload') || exit
                 print {pmu}.time"
