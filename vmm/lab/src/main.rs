@@ -142,10 +142,10 @@ struct Machine {
     /// The host's memory, in MiB or as 2G
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = memory)]
     memory: u32,
-    /// Give an AMD host's PMU the registers of PerfMonV2
-    #[arg(long)]
+    /// Give an AMD host's PMU the registers of PerfMonV2, as `--perfmon 2` does
+    #[arg(long, hide = true, conflicts_with = "perfmon")]
     perfmon_v2: bool,
-    /// Version of an Intel host's PMU: 2, 4 or 5
+    /// Version of the host's PMU: 2 (amd), or 2, 4 or 5 (intel)
     #[arg(long, value_name = "VERSION", value_parser = perfmon)]
     perfmon: Option<Perfmon>,
     #[command(flatten)]
@@ -162,7 +162,7 @@ struct Host {
     #[arg(long, value_name = "HOST")]
     host: Option<Processor>,
     /// The host by its architecture: x86_64 (amd) or riscv64
-    #[arg(long, value_name = "ARCH", conflicts_with = "host")]
+    #[arg(long, value_name = "ARCH", conflicts_with = "host", hide = true)]
     arch: Option<Arch>,
 }
 
@@ -233,12 +233,18 @@ impl Machine {
         let processor = self.kind.host.processor();
         self.kind.check()?;
         self.kind.refuse(&[(self.perfmon_v2, "--perfmon-v2")], processor == Processor::Amd)?;
-        self.kind.refuse(&[(self.perfmon.is_some(), "--perfmon")], processor == Processor::Intel)
+        let has_it = match processor {
+            Processor::Amd => self.perfmon.is_none_or(|version| version == Perfmon::V2),
+            Processor::Intel => true,
+            Processor::Riscv64 => false,
+        };
+        self.kind.refuse(&[(self.perfmon.is_some(), "--perfmon")], has_it)
     }
 
     fn apply(&self, scenario: Scenario) -> Scenario {
         let pmu = match self.perfmon {
-            Some(version) => HostPmu::Intel(version),
+            Some(version) if self.kind.host.processor() == Processor::Intel => HostPmu::Intel(version),
+            Some(_) => HostPmu::PerfMonV2,
             None if self.perfmon_v2 => HostPmu::PerfMonV2,
             None => self.kind.pmu(),
         };

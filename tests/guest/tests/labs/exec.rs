@@ -160,7 +160,7 @@ fn a_riscv_host_runs_scripts() {
 fn options_of_another_architecture_are_refused() {
     for option in ["--perfmon-v2", "--host-suite=bookworm", "--guest-suite=bookworm"] {
         let output = tally_lab(&["exec", "--arch", "riscv64", option, "/dev/null"]);
-        let expected = format!("tally-lab: {option} is not available on a riscv64 host\n");
+        let expected = format!("tally-lab: {option} is not available on riscv64 hosts\n");
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
         assert_eq!(output.status.code(), Some(125));
     }
