@@ -109,7 +109,10 @@ struct Run {
 }
 
 #[derive(Args)]
-#[command(after_help = "Example:\n  tally-lab exec --with tally --out results script.sh")]
+#[command(
+    override_usage = "tally-lab exec [OPTIONS] SCRIPT [ARGUMENT]...",
+    after_help = "Example:\n  tally-lab exec --with tally --out results script.sh"
+)]
 struct Exec {
     /// Copy a file to the script's working directory
     #[arg(long, value_name = "FILE[:NAME]")]
@@ -125,7 +128,7 @@ struct Exec {
     out: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
-    /// The script; its arguments follow
+    #[arg(hide = true)]
     script: PathBuf,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
