@@ -7,6 +7,8 @@ pub const VCPU: &[u16] = &[
     0xaeab, // KVM_GET_ONE_REG
     0xaeac, // KVM_SET_ONE_REG
     0xae86, // KVM_INTERRUPT
+    0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
+    0xaee2, // KVM_GET_DEVICE_ATTR
 ];
 /// Requests by which a device interrupts the guest.
 pub const INTERRUPT: &[u16] = &[
