@@ -3,7 +3,7 @@
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
@@ -37,7 +37,8 @@ impl Destination {
                 }
                 path.canonicalize()?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => followed(path),
+            // Absolute, as the sandbox forbids asking for the current directory at the end.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path::absolute(followed(path))?,
             Err(error) => return Err(error),
         };
         tempfile::tempfile_in(folder(&path))?;
