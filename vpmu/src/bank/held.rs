@@ -3,6 +3,7 @@
 
 use super::Bank;
 use super::alarm::AlarmKind;
+use super::counter::Share;
 use super::deferral::Deferred;
 use crate::mask::members;
 use crate::source::Source;
@@ -29,8 +30,11 @@ impl<S: Source> Bank<S> {
                 continue;
             }
             let reading = self.count(index);
-            // After an alarm they have been updated already.
-            if reading.recovered || self.mark_of(index).is_some_and(|mark| mark != reading.count) {
+            // After an alarm they have been updated already; after a read, one of them has.
+            let is_behind = |share: &Share| share.mark != reading.count;
+            let running = members(self.events[index].users & self.running);
+            let mut shares = running.filter_map(|counter| self.counters[counter].share.as_ref());
+            if reading.recovered || shares.any(is_behind) {
                 self.update_event_users(index, &reading, self.running);
             }
             let users = self.events[index].users;

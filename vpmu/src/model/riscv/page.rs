@@ -21,7 +21,7 @@ pub struct SharedPage {
     announced: Option<u64>,
     /// Counters whose changes can be made as of this exit, if the page is going to be made available.
     held: Option<Held>,
-    /// Counters that were used when the page was last shown.
+    /// Counters that were used when the page was last shown, or since.
     last_used: u64,
     /// What the page shows; `None` while it is not available.
     shown: Option<State>,
@@ -106,6 +106,7 @@ impl<S: Source> Riscv<S> {
         let known = |counter: &usize| self.configurations[*counter].is_some();
         let used = memory.used.load(Relaxed) & all;
         let used = used & (shown.used | mask::of(members(used).filter(known)));
+        page.last_used |= used;
         let running = memory.running.load(Relaxed) & used;
         let written = memory.written.load(Relaxed) & all;
         let overflows = memory.overflows.load(Relaxed);

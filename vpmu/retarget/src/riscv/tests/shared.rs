@@ -542,6 +542,43 @@ fn counters_of_cycles_go_with_the_counter_before_them() {
 }
 
 #[test]
+fn after_a_read_of_one_counter_the_page_shows_what_others_of_its_event_have_counted() {
+    let steps: Vec<_> = [false, false, true, false, false, false]
+        .map(|in_kernel| Step::Configure { in_kernel, event: INSTRUCTIONS })
+        .into_iter()
+        .chain([
+            Step::Start { counter: 3, value: PERIOD.wrapping_neg() },
+            Step::Start { counter: 5, value: PERIOD.wrapping_neg() },
+            Step::Start { counter: 6, value: (2 * PERIOD - 1).wrapping_neg() },
+            Step::Switch,
+            Step::Programs(PERIOD - 15),
+            Step::Read { counter: 3 },
+            Step::Configure { in_kernel: false, event: INSTRUCTIONS },
+        ])
+        .collect();
+    let [direct, with_page] = both(&steps);
+    assert_eq!(direct, with_page);
+}
+
+#[test]
+fn a_counter_that_was_configured_on_the_page_and_reset_by_an_exit_keeps_its_value_there() {
+    let [direct, with_page] = [Guest::direct(), Guest::with_page()].map(|mut guest| {
+        for event in [BRANCHES, INSTRUCTIONS] {
+            guest.configures(NOT_IN_THE_KERNEL, event).unwrap();
+        }
+        guest.starts(4, 1 << 62);
+        guest.stops(1 << 4, true);
+        guest.starts(3, 1 << 62);
+        guest.configures(NOT_IN_THE_KERNEL, INSTRUCTIONS).unwrap();
+        guest.starts(4, 1 << 61);
+        guest.programs_run(1);
+        guest.stops(1 << 4, true);
+        guest.end()
+    });
+    assert_eq!(direct, with_page);
+}
+
+#[test]
 fn another_kernel_in_the_memory_of_the_page_is_left_alone() {
     let mut guest = Guest::with_page();
     let counter = guest.configures(NOT_IN_THE_KERNEL, INSTRUCTIONS).unwrap();
