@@ -11,6 +11,7 @@ mod fw_cfg;
 mod interrupt;
 mod power;
 mod serial;
+mod state;
 #[cfg(test)]
 mod testing;
 pub mod virtio;
@@ -21,4 +22,5 @@ pub use end::End;
 pub use fw_cfg::FwCfg;
 pub use interrupt::Interrupt;
 pub use power::{AcpiSleep, DebugExit, ResetOn};
-pub use serial::{Serial, SerialError};
+pub use serial::{Serial, SerialError, SerialState};
+pub use state::Mismatch;

@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use vm_superio::Trigger;
 use vm_superio::serial::SerialEvents;
 use vmm_sys_util::eventfd::EventFd;
@@ -11,6 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::bus::PortDevice;
 use crate::end::End;
 use crate::interrupt::Interrupt;
+use crate::state::Mismatch;
 
 /// Error while input was passed to the port.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +55,26 @@ pub struct Serial {
     out: Arc<Mutex<dyn Write + Send>>,
 }
 
+/// The registers of a port, and the input that the guest has not read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SerialState(#[serde(with = "Registers")] vm_superio::SerialState);
+
+/// The fields of vm-superio's state.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "vm_superio::SerialState", deny_unknown_fields)]
+struct Registers {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    in_buffer: Vec<u8>,
+}
+
 /// Maximum number of bytes that one access transmits. The widest access has four bytes, and each transmits at most one.
 const MAX_SENT: usize = 4;
 
@@ -66,6 +88,24 @@ impl Serial {
         let model =
             Model::with_events(Line(Box::new(interrupt)), RoomEvent(room), Vec::with_capacity(MAX_SENT));
         Self { model: Arc::new(Mutex::new(model)), out: Arc::new(Mutex::new(out)) }
+    }
+
+    /// Creates a port with a state that was saved.
+    pub fn restored(
+        state: &SerialState,
+        interrupt: impl Interrupt + 'static,
+        room: EventFd,
+        out: impl Write + Send + 'static,
+    ) -> Result<Self, Mismatch> {
+        let line = Line(Box::new(interrupt));
+        let model = Model::from_state(&state.0, line, RoomEvent(room), Vec::with_capacity(MAX_SENT));
+        let model = model.map_err(|_| Mismatch("serial port"))?;
+        Ok(Self { model: Arc::new(Mutex::new(model)), out: Arc::new(Mutex::new(out)) })
+    }
+
+    /// Returns the state, for a snapshot.
+    pub fn save(&self) -> SerialState {
+        SerialState(self.model().state())
     }
 
     /// Queues input for the guest. Returns the number of bytes that fitted into the FIFO.

@@ -14,9 +14,9 @@ pub mod testing;
 
 pub use block::{Disk, DiskError};
 pub use buffers::{Reader, Writer};
-pub use console::Console;
+pub use console::{Console, ConsoleState};
 pub use fs::SharedFolder;
-pub use mmio::{MmioBus, Transport};
+pub use mmio::{MmioBus, Transport, TransportState};
 pub use queues::{Head, Queues, Request};
 
 /// The part of a virtio device that is independent of its transport.

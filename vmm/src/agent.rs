@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use devices::virtio::{Console, Device, Queues, Transport};
+use devices::virtio::{Console, ConsoleState, Device, Queues, Transport};
 use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
 use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
@@ -54,11 +54,27 @@ pub struct Streams {
     pub outputs: Vec<(usize, Sink)>,
 }
 
+/// What is done when the guest waits for its command.
+pub enum Begin {
+    /// The guest has booted, or is going to: it says when it is ready, and then is told its command.
+    WhenReady(Start),
+    /// The guest was restored, and waits for its command.
+    Now(Start),
+    /// The guest says when it is ready, and then is saved.
+    Save(Save),
+}
+
+/// Saves a machine whose agent has a console in this state.
+pub type Save = Box<dyn FnOnce(&ConsoleState) -> Result<(), String> + Send>;
+
 /// The thread's state.
 pub struct Agent {
     transport: Arc<Transport>,
     console: Console,
+    /// The guest's agent waits for its command, or has been told it.
+    is_ready: bool,
     start: Option<Start>,
+    save: Option<Save>,
     streams: Streams,
     orders: Receiver<ToGuest>,
     wake: EventFd,
@@ -86,20 +102,27 @@ pub enum Next {
 }
 
 impl Agent {
-    /// Creates the agent's thread state, and a handle on it. `start` is sent when the agent is ready.
+    /// Creates the agent's thread state, and a handle on it.
     pub fn new(
         transport: Arc<Transport>,
         console: Console,
-        start: Start,
+        begin: Begin,
         streams: Streams,
         reporter: Reporter,
     ) -> io::Result<(Self, Handle)> {
+        let (start, save, is_ready) = match begin {
+            Begin::WhenReady(start) => (Some(start), None, false),
+            Begin::Now(start) => (Some(start), None, true),
+            Begin::Save(save) => (None, Some(save), false),
+        };
         let wake = EventFd::new(libc::EFD_NONBLOCK)?;
         let (handle, orders, shared) = Handle::new(wake.try_clone()?);
-        let agent = Self {
+        let mut agent = Self {
             transport,
             console,
-            start: Some(start),
+            start,
+            save,
+            is_ready,
             streams,
             orders,
             wake,
@@ -110,12 +133,16 @@ impl Agent {
             status: None,
             passed: 0,
         };
+        if is_ready {
+            agent.tell_command();
+        }
         Ok((agent, handle))
     }
 
     /// Starts the thread.
     pub fn spawn(mut self) -> io::Result<JoinHandle<()>> {
-        sandbox::spawn("agent", Thread::Agent, Vec::new(), move || self.run())
+        let kind = if self.save.is_some() { Thread::Saver } else { Thread::Agent };
+        sandbox::spawn("agent", kind, Vec::new(), move || self.run())
     }
 
     fn run(&mut self) {
@@ -127,10 +154,15 @@ impl Agent {
             if next == Next::End {
                 return;
             }
+            if let Some(save) = self.save.take_if(|_| self.is_ready) {
+                let saved = save(&self.console.save());
+                self.reporter.report(saved.map_or_else(Ending::Agent, |()| Ending::Saved));
+                return;
+            }
             if ending && (self.passed > *most.get_or_insert(self.passed + MAX_REST) || self.is_done()) {
                 return;
             }
-            warn_after = warn_after.filter(|_| self.start.is_some());
+            warn_after = warn_after.filter(|_| !self.is_ready);
             let limit = match next {
                 Next::Continue => Some(Duration::ZERO),
                 _ if ending => Some(ENDING_POLL),
@@ -249,14 +281,9 @@ impl Agent {
         debug!("the guest's agent says {message:?}");
         match message {
             ToHost::Ready => {
-                if let Some(start) = self.start.take() {
-                    info!("the guest's agent is ready");
-                    debug!("it is told: {start:?}");
-                    if !start.command.is_empty() {
-                        self.shared.command_started();
-                    }
-                    self.send(&ToGuest::Start(start));
-                }
+                info!("the guest's agent is ready");
+                self.is_ready = true;
+                self.tell_command();
             }
             ToHost::SignalSent(_) => self.shared.signal_taken(),
             ToHost::Exited(status) => self.status = Some(status),
@@ -264,8 +291,19 @@ impl Agent {
         }
     }
 
+    /// Tells the guest its command, once.
+    fn tell_command(&mut self) {
+        if let Some(start) = self.start.take() {
+            debug!("the guest's agent is told: {start:?}");
+            if !start.command.is_empty() {
+                self.shared.command_started();
+            }
+            self.send(&ToGuest::Start(start));
+        }
+    }
+
     fn pass_input(&mut self, console: &mut Console, queues: &mut Queues) {
-        if self.start.is_some() {
+        if !self.is_ready {
             // The agent waits until all ports are open, so none may close before it is ready.
             return;
         }

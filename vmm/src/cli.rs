@@ -158,14 +158,20 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
     /// What to do when a counter loses its hardware: report, scale or stop [default: report]
-    #[arg(long, value_name = "HOW", value_parser = on_starvation(), hide_possible_values = true)]
+    #[arg(long, value_name = "HOW", value_parser = one_of(&ON_STARVATION), hide_possible_values = true)]
     pub on_starvation: Option<OnStarvation>,
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<Address>,
     /// Confine this VM: on, log or off [default: on]
-    #[arg(long, value_name = "MODE", value_parser = sandbox(), default_value = "on", hide_default_value = true, hide_possible_values = true)]
+    #[arg(long, value_name = "MODE", value_parser = one_of(&SANDBOX), default_value = "on", hide_default_value = true, hide_possible_values = true)]
     pub sandbox: sandbox::Mode,
+    /// Boot the default guest, even where a saved one would start at once
+    #[arg(long)]
+    pub boot: bool,
+    /// Where the guest is saved when it waits for its command, instead of running it
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub save_template: Option<PathBuf>,
     /// Name of this VM [default: what it runs]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -219,22 +225,38 @@ fn pmu() -> impl TypedValueParser<Value = Choice> {
     })
 }
 
-/// Reads a way to deal with starvation.
-fn on_starvation() -> impl TypedValueParser<Value = OnStarvation> {
-    PossibleValuesParser::new(["report", "scale", "stop"]).map(|name| match name.as_str() {
-        "scale" => OnStarvation::Scale,
-        "stop" => OnStarvation::Stop,
-        _ => OnStarvation::Report,
+/// The values of `--on-starvation`.
+const ON_STARVATION: [(&str, OnStarvation); 3] =
+    [("report", OnStarvation::Report), ("scale", OnStarvation::Scale), ("stop", OnStarvation::Stop)];
+/// The values of `--sandbox`.
+const SANDBOX: [(&str, sandbox::Mode); 3] =
+    [("on", sandbox::Mode::On), ("log", sandbox::Mode::Log), ("off", sandbox::Mode::Off)];
+
+/// Reads one of some values by its name.
+fn one_of<T: Copy + Send + Sync + 'static>(
+    values: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(values.iter().map(|(name, _)| name)).map(|given| {
+        let value = values.iter().find(|(name, _)| *name == given);
+        value.expect("no other name is possible").1
     })
 }
 
-/// Reads a mode of the sandbox.
-fn sandbox() -> impl TypedValueParser<Value = sandbox::Mode> {
-    PossibleValuesParser::new(["on", "log", "off"]).map(|name| match name.as_str() {
-        "off" => sandbox::Mode::Off,
-        "log" => sandbox::Mode::Log,
-        _ => sandbox::Mode::On,
-    })
+/// Returns the name of one of some values.
+fn name_of<T: PartialEq>(values: &[(&'static str, T)], value: &T) -> &'static str {
+    values.iter().find(|(_, of)| of == value).expect("all have names").0
+}
+
+impl Run {
+    /// Returns the value of `--on-starvation` as it is given, if it is.
+    pub fn on_starvation_name(&self) -> Option<&'static str> {
+        self.on_starvation.map(|how| name_of(&ON_STARVATION, &how))
+    }
+
+    /// Returns the value of `--sandbox` as it is given.
+    pub fn sandbox_name(&self) -> &'static str {
+        name_of(&SANDBOX, &self.sandbox)
+    }
 }
 
 /// The options of `tally doctor`.

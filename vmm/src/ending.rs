@@ -17,6 +17,8 @@ pub enum Ending {
     Failed(VcpuError),
     /// The command has ended with this status.
     Command(u8),
+    /// The guest was saved as a template.
+    Saved,
     /// The guest's agent has failed, for this reason.
     Agent(String),
     /// The command's output cannot be written.
@@ -38,6 +40,7 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Command(status) => write!(f, "the guest's command ended with status {status}"),
+            Self::Saved => write!(f, "the guest was saved"),
             Self::Agent(reason) => write!(f, "{reason}"),
             Self::Output(error) => write!(f, "the command's output cannot be written: {error}"),
             Self::Guest(End::DebugExit(value)) => write!(f, "the guest wrote {value} to the debug exit"),

@@ -10,9 +10,11 @@ mod host_resources;
 mod prepared;
 mod running;
 pub mod snapshot;
+mod source;
 mod started;
 mod streams;
 mod talk;
+mod template;
 
 use std::process::ExitCode;
 use std::sync::Arc;

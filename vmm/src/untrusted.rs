@@ -68,7 +68,13 @@ impl Agent {
         let (sender, endings) = channel();
         let reporter = Reporter::new(sender, EventFd::new(libc::EFD_NONBLOCK)?);
         let start = Start { command: vec!["true".into()], ..Start::default() };
-        let (host, handle) = agent::Agent::new(Arc::clone(&transport), console, start, streams, reporter)?;
+        let (host, handle) = agent::Agent::new(
+            Arc::clone(&transport),
+            console,
+            agent::Begin::WhenReady(start),
+            streams,
+            reporter,
+        )?;
         Ok((Self { host, handle: Some(handle), endings }, transport))
     }
 

@@ -6,7 +6,10 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Device, Queues};
+use crate::state::{Mismatch, check};
 
 const MULTIPORT: u64 = 1 << 1;
 /// Number of entries of each queue. The driver provides one page per entry as a receive buffer.
@@ -16,6 +19,8 @@ const QUEUE_SIZE: u16 = 16;
 const MAX_REQUEST: u64 = 1 << 20;
 /// Maximum number of control messages that are processed per call.
 const MAX_CONTROL: usize = 256;
+/// Maximum number of messages for each port that the driver has not received: that it is there, open, and closed.
+const MAX_PENDING: usize = 3;
 /// The control queues, which follow the two queues of port 0.
 const CONTROL_RECEIVEQ: usize = 2;
 const CONTROL_TRANSMITQ: usize = 3;
@@ -28,14 +33,16 @@ mod event {
 }
 
 /// A control message, `struct virtio_console_control`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Control {
     port: u32,
     event: u16,
     value: u16,
 }
 
-#[derive(Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Port {
     /// The driver has announced that the port is ready.
     is_ready: bool,
@@ -50,7 +57,12 @@ struct Port {
 }
 
 /// The virtio console device.
-pub struct Console {
+pub struct Console(ConsoleState);
+
+/// What the driver has told a console, and what it has not been told yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleState {
     ports: Vec<Port>,
     /// The driver has announced that the device is ready.
     is_ready: bool,
@@ -63,12 +75,27 @@ impl Console {
     /// Creates a console whose ports are open at the host end.
     pub fn new(ports: usize) -> Self {
         let ports = std::iter::repeat_with(Port::default).take(ports).collect();
-        Self { ports, is_ready: false, pending: VecDeque::new() }
+        Self(ConsoleState { ports, is_ready: false, pending: VecDeque::new() })
+    }
+
+    /// Returns the state, for a snapshot.
+    pub fn save(&self) -> ConsoleState {
+        self.0.clone()
+    }
+
+    /// Restores the state of a console with as many ports.
+    pub fn restore(&mut self, saved: &ConsoleState) -> Result<(), Mismatch> {
+        let ConsoleState { ports, pending, .. } = saved;
+        check(ports.len() == self.0.ports.len(), "number of ports")?;
+        check(ports.iter().all(|port| port.consumed <= port.output.len()), "output")?;
+        check(pending.len() <= MAX_PENDING * ports.len(), "number of messages")?;
+        self.0 = saved.clone();
+        Ok(())
     }
 
     /// Returns output of a port that has not been consumed yet. Takes the next request if there is none.
     pub fn output(&mut self, queues: &mut Queues, port: usize) -> &[u8] {
-        let Some(state) = self.ports.get_mut(port) else { return &[] };
+        let Some(state) = self.0.ports.get_mut(port) else { return &[] };
         // Limits the number of empty requests, which a guest could submit without end.
         for _ in 0..QUEUE_SIZE {
             if state.consumed < state.output.len() {
@@ -86,14 +113,14 @@ impl Console {
 
     /// Marks `count` bytes of the output as consumed.
     pub fn consume(&mut self, port: usize, count: usize) {
-        if let Some(port) = self.ports.get_mut(port) {
+        if let Some(port) = self.0.ports.get_mut(port) {
             port.consumed = port.output.len().min(port.consumed.saturating_add(count));
         }
     }
 
     /// Returns true if the guest can receive input: both ends are open, and there is a receive buffer.
     pub fn has_room(&self, queues: &mut Queues, port: usize) -> bool {
-        self.ports.get(port).is_some_and(|port| port.is_guest_open && !port.is_host_closed)
+        self.0.ports.get(port).is_some_and(|port| port.is_guest_open && !port.is_host_closed)
             && queues.has_request(receiveq(port))
     }
 
@@ -115,7 +142,7 @@ impl Console {
 
     /// Closes the host end of a port. The guest reads the remaining input and then end-of-file.
     pub fn close(&mut self, queues: &mut Queues, port: usize) {
-        if let Some(state) = self.ports.get_mut(port)
+        if let Some(state) = self.0.ports.get_mut(port)
             && !std::mem::replace(&mut state.is_host_closed, true)
             && state.is_ready
         {
@@ -126,16 +153,16 @@ impl Console {
 
     fn send(&mut self, port: usize, event: u16, value: u16) {
         let port = u32::try_from(port).expect("a console has few ports");
-        self.pending.push_back(Control { port, event, value });
+        self.0.pending.push_back(Control { port, event, value });
     }
 
     fn handle(&mut self, control: Control) {
         let Ok(number) = usize::try_from(control.port) else { return };
-        match (control.event, self.ports.get_mut(number)) {
+        match (control.event, self.0.ports.get_mut(number)) {
             (event::DEVICE_READY, _)
-                if control.value == 1 && !std::mem::replace(&mut self.is_ready, true) =>
+                if control.value == 1 && !std::mem::replace(&mut self.0.is_ready, true) =>
             {
-                (0..self.ports.len()).for_each(|port| self.send(port, event::PORT_ADD, 1));
+                (0..self.0.ports.len()).for_each(|port| self.send(port, event::PORT_ADD, 1));
             }
             (event::PORT_READY, Some(port)) if control.value == 1 && !port.is_ready => {
                 port.is_ready = true;
@@ -150,11 +177,11 @@ impl Console {
 
     /// Sends pending control messages, as far as the driver has provided buffers.
     fn flush(&mut self, queues: &mut Queues) {
-        while let Some(control) = self.pending.front() {
+        while let Some(control) = self.0.pending.front() {
             let Some(mut request) = queues.pop(CONTROL_RECEIVEQ) else { return };
             let count = request.writer.write(&control.bytes()).unwrap_or(0);
             queues.complete(request.head, u32::try_from(count).unwrap_or(0));
-            self.pending.pop_front();
+            self.0.pending.pop_front();
         }
     }
 }
@@ -170,12 +197,12 @@ impl Device for Console {
 
     fn config(&self) -> Vec<u8> {
         // `cols` and `rows`, which are unused without `VIRTIO_CONSOLE_F_SIZE`, then `max_nr_ports`.
-        let ports = u32::try_from(self.ports.len()).expect("a console has few ports");
+        let ports = u32::try_from(self.0.ports.len()).expect("a console has few ports");
         [[0; 4], ports.to_le_bytes()].concat()
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        vec![QUEUE_SIZE; (self.ports.len() + 1) * 2]
+        vec![QUEUE_SIZE; (self.0.ports.len() + 1) * 2]
     }
 
     /// Processes control messages only. The owner of the console transfers the ports' data with the methods above.
@@ -193,12 +220,12 @@ impl Device for Console {
     }
 
     fn reset(&mut self) {
-        for port in &mut self.ports {
+        for port in &mut self.0.ports {
             // A reset by the guest does not affect the host end.
             *port = Port { is_host_closed: port.is_host_closed, ..Port::default() };
         }
-        self.is_ready = false;
-        self.pending.clear();
+        self.0.is_ready = false;
+        self.0.pending.clear();
     }
 }
 
@@ -337,7 +364,7 @@ mod tests {
                 driver.submit(CONTROL_TRANSMITQ, &control(event.into(), port.into(), value.into()), 0);
                 driver.serve(&mut console);
             }
-            prop_assert!(console.pending.len() <= 4);
+            prop_assert!(console.0.pending.len() <= 4);
         }
     }
 }

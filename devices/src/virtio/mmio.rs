@@ -18,8 +18,10 @@ use super::{Device, Queues};
 use crate::interrupt::Interrupt;
 
 mod session;
+mod state;
 
 pub use session::{InvalidRing, Session};
+pub use state::TransportState;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;

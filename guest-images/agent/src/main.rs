@@ -10,6 +10,7 @@ mod orphans;
 mod ports;
 mod program;
 mod relay;
+mod restored;
 mod session;
 mod shares;
 mod sys;

@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::orphans::Orphans;
 use crate::ports::Ports;
 use crate::program::{self, Started};
-use crate::{relay, shares};
+use crate::{relay, restored, shares};
 
 /// How the session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +56,11 @@ fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orp
     }
 }
 
-/// Mounts the shares and checks the working directory. The error is for the user.
+/// Makes up for a restored state, mounts the shares and checks the working directory. The error is for the user.
 fn prepare(start: &Start) -> std::result::Result<(), String> {
+    if let Some(from) = &start.restored {
+        restored::make_up(from).map_err(|error| format!("the restored guest cannot continue: {error}"))?;
+    }
     start.shares.iter().try_for_each(shares::mount)?;
     let directory = Path::new(program::directory(start));
     let reason = match fs::metadata(directory) {

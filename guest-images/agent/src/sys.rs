@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::time::Duration;
 
-use guest_agent::protocol::Size;
+use guest_agent::protocol::{Entropy, Size};
 use libc::{c_int, pid_t, pollfd};
 
 /// Waits until one of these descriptors is ready.
@@ -46,6 +47,34 @@ pub fn open_slave(master: &File) -> Result<File> {
     let slave = check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })?;
     // SAFETY: the descriptor is new, so nobody else owns it.
     Ok(unsafe { File::from_raw_fd(slave) })
+}
+
+/// Sets the clock to a time since 1970.
+pub fn set_clock(time: Duration) -> Result<()> {
+    let seconds = time.as_secs().try_into().map_err(Error::other)?;
+    let time = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: the call reads a `timespec`.
+    check(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const time) }).map(drop)
+}
+
+/// Adds random bytes to the kernel's random generator, which begins anew with them (`random(4)`).
+pub fn reseed(entropy: &Entropy) -> Result<()> {
+    const ADD_ENTROPY: libc::Ioctl = 0x4008_5203;
+    const RESEED: libc::Ioctl = 0x5207;
+    /// `struct rand_pool_info`.
+    #[repr(C)]
+    struct Pool {
+        bits: c_int,
+        len: c_int,
+        bytes: Entropy,
+    }
+    let len = c_int::try_from(entropy.len()).expect("it is short");
+    let pool = Pool { bits: 8 * len, len, bytes: *entropy };
+    let generator = File::open("/dev/urandom")?;
+    // SAFETY: the request reads a `rand_pool_info`, and as many bytes behind it as that says.
+    check(unsafe { libc::ioctl(generator.as_raw_fd(), ADD_ENTROPY, &raw const pool) })?;
+    // SAFETY: the request has no argument.
+    check(unsafe { libc::ioctl(generator.as_raw_fd(), RESEED) }).map(drop)
 }
 
 /// Makes this process the leader of a new session.

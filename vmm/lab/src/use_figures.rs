@@ -133,9 +133,12 @@ reading() {{
             else {{ begin = at(); exits = 0; split(blocks, block, \" \") }}
         }}' $T/trace
 }}
+export TALLY_CACHE=/scenario/cache
+TALLY_BOOT= ./tally run -- true </dev/null || exit 1
 mkdir shared
 dd if=/dev/zero of=shared/file bs=1M count={MIB} 2>/dev/null
-hello tally ./tally run -- echo hello
+hello tally env TALLY_BOOT= ./tally run -- echo hello
+hello tally,boot ./tally run --boot -- echo hello
 ",
         blocks = BLOCKS.join(" "),
     );

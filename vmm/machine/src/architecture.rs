@@ -11,6 +11,8 @@ use std::sync::Arc;
 use devices::virtio::{MmioBus, Transport};
 use devices::{End, Interrupt, Serial};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
 use vpmu::{Cause, Next, VirtualPmu};
@@ -43,6 +45,8 @@ pub trait Architecture {
 
     /// Reads the processor's clock (x86: the time-stamp counter, RISC-V: `time`).
     fn ticks() -> u64;
+    /// Returns what identifies the type of the host's processor: two processors with the same have the same instructions.
+    fn processor_identity() -> Vec<u8>;
 }
 
 /// What machines of an architecture need from KVM.
@@ -106,6 +110,8 @@ pub trait Format: Sized {
     fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem>;
     /// Returns whether a kernel is Linux.
     fn is_linux(&self) -> bool;
+    /// Returns what the board has to know of the kernel. Must be called after [`Self::retarget`].
+    fn facts(kernel: &Kernel<Self>) -> KernelFacts;
     /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
     fn retarget(
         kernel: &mut Kernel<Self>,
@@ -127,6 +133,8 @@ pub trait Format: Sized {
 pub trait Board: Clone {
     /// Parameters that every Linux kernel gets on its command line.
     const KERNEL_PARAMETERS: &'static str;
+    /// Machines can be saved and restored.
+    const CAN_SAVE: bool;
     /// Interrupt line of the serial port.
     const CONSOLE_GSI: u32;
     /// Address and interrupt line of the first virtio device.
@@ -137,6 +145,10 @@ pub trait Board: Clone {
     type Controllers;
     /// What an emulated PMU needs from the board.
     type PmuLink;
+    /// What KVM holds of a machine, in a snapshot.
+    type State: Serialize + DeserializeOwned;
+    /// What KVM holds of a vCPU, in a snapshot.
+    type VcpuState: Serialize + DeserializeOwned + Send;
 
     /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     fn ram(size: u64) -> Vec<(u64, u64)>;
@@ -149,16 +161,17 @@ pub trait Board: Clone {
     /// Writes the description of the hardware for the guest's kernel (x86: ACPI tables, RISC-V: device tree).
     /// `virtio` is the number of virtio devices.
     fn write_tables(
-        plan: &Plan<Self::Format>,
+        plan: &Plan<ModelOf<Self::Format>>,
         vcpus: &[VcpuFd],
         virtio: usize,
+        command_line: &str,
         entry: EntryOf<Self::Format>,
     ) -> Result<(), MachineError>;
     /// Creates the buses with all devices on them.
     fn new(
         kvm: &Kvm,
         vm: &Arc<VmFd>,
-        plan: &Plan<Self::Format>,
+        plan: &Plan<ModelOf<Self::Format>>,
         console: &Serial,
         virtio: MmioBus,
         controllers: Self::Controllers,
@@ -167,10 +180,27 @@ pub trait Board: Clone {
     fn set_up_vcpus(
         &self,
         kvm: &Kvm,
-        plan: &Plan<Self::Format>,
+        plan: &Plan<ModelOf<Self::Format>>,
         vcpus: &mut [VcpuFd],
+        kernel: &Kernel<Self::Format>,
         entry: EntryOf<Self::Format>,
     ) -> Result<(), KvmError>;
+    /// Reads what KVM holds of the machine. No vCPU may run meanwhile.
+    fn save(&self, vm: &VmFd) -> Result<Self::State, KvmError>;
+    /// Reads what KVM holds of a vCPU, whose last exit has been completed.
+    fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<Self::VcpuState, KvmError>;
+    /// Sets what KVM holds of a new machine and its vCPUs. The guest's memory has been restored before.
+    fn restore<'a>(
+        &self,
+        kvm: &Kvm,
+        vm: &VmFd,
+        plan: &Plan<ModelOf<Self::Format>>,
+        vcpus: &mut [VcpuFd],
+        state: &Self::State,
+        vcpu_states: impl Iterator<Item = &'a Self::VcpuState>,
+    ) -> Result<(), KvmError>
+    where
+        Self::VcpuState: 'a;
     /// Returns what a vCPU's emulated PMU needs from the board.
     fn pmu_link(&self) -> Self::PmuLink;
     /// Handles a guest's read from a device's register in memory (MMIO).
@@ -250,21 +280,31 @@ pub trait EmulatedPmu: Sized {
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError>;
 }
 
+/// The PMUs of machines that run kernels of format `F`.
+pub type ModelOf<F> = <F as Format>::Model;
 /// Initial state of the first vCPU, for a kernel of format `F`.
 pub type EntryOf<F> = <F as Format>::Entry;
 
+/// What the board has to know of the guest's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelFacts {
+    /// It is Linux.
+    pub is_linux: bool,
+    /// Address of the first vCPU's shared page, if the kernel uses such pages.
+    pub pages: Option<u64>,
+}
+
 /// The part of a machine's configuration that its architecture needs.
-pub struct Plan<'a, F: Format> {
-    /// The kernel.
-    pub kernel: &'a Kernel<F>,
-    /// The kernel's command line.
-    pub command_line: &'a str,
+pub struct Plan<'a, M: PmuModel> {
+    /// What the board has to know of the kernel.
+    pub kernel: KernelFacts,
     /// Number of vCPUs.
     pub cpus: u8,
     /// The guest's memory.
     pub ram: &'a GuestRam,
     /// The PMU that the guest sees.
-    pub pmu: Pmu<F::Model>,
+    pub pmu: Pmu<M>,
     /// Opens the destination of the console's output.
     pub console: &'a dyn Fn() -> Box<dyn Write + Send>,
 }

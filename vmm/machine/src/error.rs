@@ -1,6 +1,6 @@
 //! Errors of building a machine.
 
-use devices::Overlap;
+use devices::{Mismatch, Overlap};
 
 use crate::kvm_error::KvmError;
 use crate::loader::error::LoadError;
@@ -20,6 +20,9 @@ pub enum MachineError {
     /// An eventfd cannot be created, for example because too many files are open.
     #[error("cannot make an eventfd: {0}")]
     Event(std::io::Error),
+    /// The saved state is not one of this machine.
+    #[error(transparent)]
+    Restore(Mismatch),
     /// The description of the hardware (ACPI tables or device tree) cannot be written into the guest's memory.
     #[error("cannot write the firmware: {0}")]
     Firmware(String),

@@ -9,6 +9,7 @@ use kvm_bindings::{
     kvm_run,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use vpmu::state::Mismatch;
 
 use crate::kvm_error::KvmError;
 
@@ -116,6 +117,8 @@ pub enum Reason {
     RunFailed(kvm_ioctls::Error),
     /// A KVM operation failed that the vCPU needs before it can enter the guest.
     Kvm(KvmError),
+    /// The saved state of the PMU is not one of this PMU.
+    Restore(Mismatch),
     /// An exit that a machine of Tally's should never cause.
     Unexpected(String),
 }
@@ -141,6 +144,7 @@ impl fmt::Display for Reason {
             }
             Self::RunFailed(error) => write!(f, "KVM error: {error}"),
             Self::Kvm(error) => write!(f, "{error}"),
+            Self::Restore(error) => write!(f, "{error}"),
             Self::Unexpected(exit) => write!(f, "KVM error: unexpected exit {exit}"),
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use kvm_ioctls::Kvm;
 
 use crate::arch;
-use crate::architecture::{EntryOf, Format};
+use crate::architecture::{EntryOf, Format, KernelFacts};
 use crate::loader::error::LoadError;
 use crate::loader::file::UserFile;
 use crate::loader::kernel::{self, Boot};
@@ -37,6 +37,11 @@ impl Kernel {
     /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction.
     pub fn lets_programs_read_counters(&self) -> bool {
         self.format.lets_programs_read_counters()
+    }
+
+    /// Returns what the board has to know of the kernel.
+    pub(crate) fn facts(&self) -> KernelFacts {
+        arch::Format::facts(self)
     }
 
     /// Returns true if the kernel is Linux.

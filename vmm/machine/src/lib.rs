@@ -19,7 +19,9 @@ mod machine;
 mod memory;
 pub mod pmu;
 pub mod signals;
+mod snapshot;
 pub mod target;
+mod teardown;
 pub mod untrusted;
 mod vcpu;
 mod virtio;
@@ -28,15 +30,23 @@ pub use error::MachineError;
 pub use exit::Reason;
 pub use kernel::Kernel;
 pub use loader::error::LoadError;
-pub use machine::{Config, Machine};
-pub use memory::{GuestRam, MemoryError, Size};
+pub use machine::{Config, Machine, Start};
+pub use memory::{GuestRam, MemoryError, PageMap, Size};
 pub use pmu::alarm::block_exit_signals;
 pub use pmu::journal::Journal;
+pub use snapshot::{MachineState, SaveError, Saver};
 pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::VcpuHandles;
 pub use vcpu::report::VcpuReport;
 pub use vcpu::{Vcpu, VcpuError};
 pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
+
+/// Machines can be saved and restored on this architecture.
+pub const CAN_SAVE: bool = <arch::Board as architecture::Board>::CAN_SAVE;
+/// Returns what identifies the type of the host's processor.
+pub fn processor_identity() -> Vec<u8> {
+    <arch::Arch as architecture::Architecture>::processor_identity()
+}
 
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
 pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;

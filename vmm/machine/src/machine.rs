@@ -1,39 +1,37 @@
 //! Builds a virtual machine: memory, interrupt controllers, devices, a loaded kernel, vCPUs.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use devices::Serial;
 use devices::virtio::{Device, Transport};
+use devices::{Serial, SerialState};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VmFd};
+use log::debug;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
 use crate::arch::{self, Model};
-use crate::architecture::{Board, Plan, PmuModel};
+use crate::architecture::{Board, KernelFacts, Plan, PmuModel};
 use crate::error::MachineError;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 use crate::loader::kernel::Boot;
 use crate::memory::{GuestRam, MemoryError, Size};
 use crate::pmu::Pmu;
+use crate::snapshot::{MachineState, Saver};
+use crate::teardown;
 use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{DeviceServer, Virtio};
 
 /// Configuration of a machine.
 pub struct Config<'a> {
-    /// The kernel. [`Machine::new`] loads it.
-    pub kernel: &'a Kernel,
-    /// The initrd, or a multiboot kernel's modules.
-    pub initrd: Option<&'a Path>,
-    /// cpio archive prepended to the initrd: the modules that a user's kernel needs for Tally's devices.
-    pub initrd_prefix: &'a [u8],
-    /// The kernel's command line.
-    pub command_line: &'a str,
+    /// How the guest starts.
+    pub start: Start<'a>,
     /// Number of vCPUs.
     pub cpus: u8,
     /// The guest's memory.
@@ -50,6 +48,24 @@ pub struct Config<'a> {
     pub devices: Vec<Box<dyn Device>>,
 }
 
+/// How a guest starts.
+pub enum Start<'a> {
+    /// With a kernel, which [`Machine::new`] loads.
+    Boot {
+        /// The kernel.
+        kernel: &'a Kernel,
+        /// The initrd, or a multiboot kernel's modules.
+        initrd: Option<&'a Path>,
+        /// cpio archive prepended to the initrd: the modules that a user's kernel needs for Tally's devices.
+        initrd_prefix: &'a [u8],
+        /// The kernel's command line.
+        command_line: &'a str,
+    },
+    /// Where another one was saved. The memory is that guest's ([`Machine::saved_memory`]), and the devices are of the same
+    /// types.
+    Restore(Box<MachineState>),
+}
+
 /// A machine ready to run.
 pub struct Machine {
     /// The vCPUs. Each is to be run on a thread of its own.
@@ -64,6 +80,8 @@ pub struct Machine {
     pub console_room: EventFd,
     /// Transport of the device that the caller serves.
     pub external_transport: Option<Arc<Transport>>,
+    /// Saves the machine while it runs.
+    pub saver: Saver,
 }
 
 impl Machine {
@@ -72,63 +90,92 @@ impl Machine {
         GuestRam::new(size, arch::Board::ram)
     }
 
-    /// Creates the machine and loads the kernel. Nothing runs yet.
-    pub fn new(kvm: &Kvm, mut config: Config) -> Result<Self, MachineError> {
+    /// Maps a guest's saved memory of this size.
+    pub fn saved_memory(size: &Size, file: &File) -> Result<GuestRam, MemoryError> {
+        GuestRam::restored(size, arch::Board::ram, file)
+    }
+
+    /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet.
+    pub fn new(kvm: &Kvm, config: Config) -> Result<Self, MachineError> {
+        let Config { start, cpus, ram, pmu, policy, console, external_device, devices } = config;
         let vm = Arc::new(kvm.create_vm().operation("create a VM")?);
-        Model::configure(config.pmu, &vm)?;
+        let _ = teardown::in_background(&vm)
+            .inspect_err(|error| debug!("the machine's end is waited for: {error}"));
+        Model::configure(pmu, &vm)?;
         arch::Board::before_vcpus(&vm)?;
-        add_memory(&vm, &config.ram)?;
+        add_memory(&vm, &ram)?;
         let vcpu = |id: u8| vm.create_vcpu(id.into()).operation("create a vCPU");
-        let mut fds = (0..config.cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
+        let mut fds = (0..cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
         let controllers = arch::Board::after_vcpus(&vm, &fds)?;
 
-        let command_line = config.command_line;
-        let boot = Boot {
-            ram: &config.ram,
-            command_line,
-            initrd: config.initrd,
-            initrd_prefix: config.initrd_prefix,
+        let num_virtio = devices.len() + usize::from(external_device.is_some());
+        let kernel = start.kernel();
+        let plan = Plan { kernel, cpus, ram: &ram, pmu, console };
+        let (entry, restored) = match start {
+            Start::Restore(state) => (None, Some(state)),
+            Start::Boot { kernel, initrd, initrd_prefix, command_line } => {
+                let entry = kernel.load(&Boot { ram: &ram, command_line, initrd, initrd_prefix })?;
+                arch::Board::write_tables(&plan, &fds, num_virtio, command_line, entry)?;
+                (Some((kernel, entry)), None)
+            }
         };
-        let entry = config.kernel.load(&boot)?;
-        let devices = std::mem::take(&mut config.devices);
-        let plan = Plan {
-            kernel: config.kernel,
-            command_line,
-            cpus: config.cpus,
-            ram: &config.ram,
-            pmu: config.pmu,
-            console: config.console,
-        };
-        let num_virtio = devices.len() + usize::from(config.external_device.is_some());
-        arch::Board::write_tables(&plan, &fds, num_virtio, entry)?;
 
-        let (console, console_room) = serial_port(&vm, (config.console)())?;
+        let saved_console = restored.as_ref().map(|state| &state.console);
+        let (serial, console_room) = serial_port(&vm, console(), saved_console)?;
         let mut virtio = Virtio::default();
-        let memory = &config.ram.mapped;
+        let memory = &ram.mapped;
         let external_transport =
-            config.external_device.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
-        let server = |device: Box<dyn Device>| {
+            external_device.map(|device| virtio.attach(&vm, memory, device)).transpose()?;
+        let attach = |device: Box<dyn Device>| {
             Ok(DeviceServer { transport: virtio.attach(&vm, memory, &*device)?, device })
         };
-        let device_servers = devices.into_iter().map(server).collect::<Result<_, MachineError>>()?;
-        let board = arch::Board::new(kvm, &vm, &plan, &console, virtio.bus(), controllers)?;
-        board.set_up_vcpus(kvm, &plan, &mut fds, entry)?;
-        let reservation = config.pmu.reserve_host().map(Arc::new);
-        let (vcpu_handles, mailboxes) = VcpuHandles::new(config.cpus);
-        let vcpu = |(id, (fd, mailbox))| Vcpu {
+        let device_servers = devices.into_iter().map(attach).collect::<Result<_, MachineError>>()?;
+        let transports = virtio.transports();
+        let board = arch::Board::new(kvm, &vm, &plan, &serial, virtio.bus(), controllers)?;
+        if let Some((kernel, entry)) = entry {
+            board.set_up_vcpus(kvm, &plan, &mut fds, kernel, entry)?;
+        }
+        let pmu_states = match restored {
+            Some(state) => state.restore(kvm, &vm, &board, &plan, &mut fds, &transports)?,
+            None => vec![None; fds.len()],
+        };
+        let reservation = pmu.reserve_host().map(Arc::new);
+        let (vcpu_handles, mailboxes) = VcpuHandles::new(cpus);
+        let saver = Saver {
+            vm: Arc::clone(&vm),
+            board: board.clone(),
+            kernel,
+            vcpus: Arc::clone(&vcpu_handles),
+            console: serial.clone(),
+            devices: transports,
+            ram: ram.clone(),
+        };
+        let vcpu = |(id, ((fd, mailbox), saved_pmu))| Vcpu {
             id,
             fd,
             board: board.clone(),
-            pmu: config.pmu,
+            pmu,
             reservation: reservation.clone(),
-            policy: config.policy.clone(),
+            policy: policy.clone(),
             mailbox,
             vcpus: Arc::clone(&vcpu_handles),
             vm: Arc::clone(&vm),
-            ram: config.ram.clone(),
+            ram: ram.clone(),
+            saved_pmu,
         };
-        let vcpus = (0..).zip(fds.into_iter().zip(mailboxes)).map(vcpu).collect();
-        Ok(Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport })
+        let vcpus = (0..).zip(fds.into_iter().zip(mailboxes).zip(pmu_states)).map(vcpu).collect();
+        let console = serial;
+        Ok(Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport, saver })
+    }
+}
+
+impl Start<'_> {
+    /// Returns what the board has to know of the kernel.
+    fn kernel(&self) -> KernelFacts {
+        match self {
+            Self::Boot { kernel, .. } => kernel.facts(),
+            Self::Restore(saved) => saved.kernel,
+        }
     }
 }
 
@@ -147,12 +194,17 @@ fn add_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
     Ok(())
 }
 
-fn serial_port(vm: &Arc<VmFd>, output: Box<dyn Write + Send>) -> Result<(Serial, EventFd), MachineError> {
+fn serial_port(
+    vm: &Arc<VmFd>,
+    output: Box<dyn Write + Send>,
+    saved: Option<&SerialState>,
+) -> Result<(Serial, EventFd), MachineError> {
     let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
-    let serial = Serial::new(
-        arch::Board::interrupt(vm, arch::Board::CONSOLE_GSI)?,
-        room.try_clone().map_err(MachineError::Event)?,
-        output,
-    );
+    let signalled = room.try_clone().map_err(MachineError::Event)?;
+    let line = arch::Board::interrupt(vm, arch::Board::CONSOLE_GSI)?;
+    let serial = match saved {
+        Some(saved) => Serial::restored(saved, line, signalled, output).map_err(MachineError::Restore)?,
+        None => Serial::new(line, signalled, output),
+    };
     Ok((serial, room))
 }

@@ -1,8 +1,13 @@
 //! The guest's memory. The architecture defines its guest-physical addresses
 //! ([`crate::architecture::Board::ram`]).
 
-use std::fmt;
+mod saved;
 
+use std::fmt;
+use std::fs::File;
+use std::io;
+
+pub use saved::PageMap;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// Minimum size of a guest's memory: the first MiB, and one MiB above it for a kernel.
@@ -30,6 +35,9 @@ pub enum MemoryError {
         /// The host's error.
         source: vm_memory::mmap::FromRangesError,
     },
+    /// Saved memory cannot be mapped.
+    #[error("cannot map the saved memory: {0}")]
+    Restore(io::Error),
 }
 
 /// A size as users write it: a number of bytes, or a number with the unit K, M or G.
@@ -62,6 +70,26 @@ impl std::str::FromStr for Size {
     }
 }
 
+impl Size {
+    /// Returns the guest-physical ranges of RAM of this size, if a guest can have as much here.
+    fn check(
+        &self,
+        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
+    ) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
+        if self.bytes < SMALLEST {
+            return Err(MemoryError::TooSmall(self.text.clone()));
+        }
+        let has = host_memory();
+        if self.bytes > has {
+            return Err(MemoryError::TooLarge { asked: self.text.clone(), has: has >> 20 });
+        }
+        let range = |(start, len)| {
+            (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
+        };
+        Ok(ranges(self.bytes).into_iter().map(range).collect())
+    }
+}
+
 /// A guest's RAM, mapped into Tally.
 #[derive(Debug, Clone)]
 pub struct GuestRam {
@@ -74,22 +102,20 @@ impl GuestRam {
     /// Maps RAM of this size. `ranges` returns its guest-physical ranges for a size. The host allocates a page only
     /// when the page is first accessed.
     pub fn new(size: &Size, ranges: impl Fn(u64) -> Vec<(u64, u64)>) -> Result<Self, MemoryError> {
-        if size.bytes < SMALLEST {
-            return Err(MemoryError::TooSmall(size.text.clone()));
-        }
-        let has = host_memory();
-        if size.bytes > has {
-            return Err(MemoryError::TooLarge { asked: size.text.clone(), has: has >> 20 });
-        }
-        let ranges: Vec<_> = ranges(size.bytes)
-            .into_iter()
-            .map(|(start, len)| {
-                (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
-            })
-            .collect();
+        let ranges = size.check(ranges)?;
         let mapped = GuestMemoryMmap::from_ranges(&ranges)
             .map_err(|source| MemoryError::Map { asked: size.text.clone(), source })?;
         keep_out_of_core_dumps(&mapped);
+        Ok(Self { mapped, size: size.bytes })
+    }
+
+    /// Maps RAM of this size that was saved in a file. Its pages are copied when the guest writes to them.
+    pub fn restored(
+        size: &Size,
+        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
+        file: &File,
+    ) -> Result<Self, MemoryError> {
+        let mapped = Self::mapped_from(file, &size.check(ranges)?).map_err(MemoryError::Restore)?;
         Ok(Self { mapped, size: size.bytes })
     }
 

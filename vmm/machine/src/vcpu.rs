@@ -15,6 +15,7 @@ use log::warn;
 use rustix::thread::sched_getcpu;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
+use vpmu::state::PmuState;
 use vpmu_perf::Reservation;
 
 use crate::arch::{self, Arch, Board};
@@ -26,8 +27,9 @@ use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
+use crate::snapshot::{SaveError, VcpuState};
 use exits::{Exits, Stopwatch};
-use mailbox::{Mailbox, VcpuHandles, VcpuRequest};
+use mailbox::{Hold, Mailbox, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
 
 type ArchExit = <arch::Run as Run>::ArchExit;
@@ -54,6 +56,8 @@ pub struct Vcpu {
     pub(crate) vm: Arc<VmFd>,
     /// The guest's memory. This reference keeps it mapped while the vCPU may run.
     pub(crate) ram: GuestRam,
+    /// The state of the PMU, if the machine is restored.
+    pub(crate) saved_pmu: Option<PmuState>,
 }
 
 /// Why a vCPU cannot run any further.
@@ -82,7 +86,7 @@ impl Vcpu {
         journal: Option<Box<dyn Journal>>,
         before_guest: impl FnOnce(),
     ) -> Result<End, VcpuError> {
-        let Self { id, fd, board, pmu, reservation, policy, mailbox, vcpus, vm, ram } = self;
+        let Self { id, fd, board, pmu, reservation, policy, mailbox, vcpus, vm, ram, saved_pmu } = self;
         let _in_use = reservation;
         let pmu =
             ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
@@ -90,6 +94,9 @@ impl Vcpu {
         let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
         let mut thread = VcpuThread { id, run, board, mailbox, vcpus, exits, stopwatch, vm, ram };
         let result = pmu.map_err(|error| thread.error(Reason::Kvm(error))).and_then(|mut pmu| {
+            if let Some(saved) = &saved_pmu {
+                pmu.restore(saved).map_err(|error| thread.error(Reason::Restore(error)))?;
+            }
             before_guest();
             thread.run(&mut pmu, journal)
         });
@@ -219,12 +226,52 @@ impl VcpuThread {
                     pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }
+                VcpuRequest::Hold(hold) => self.stand_still(pmu, &hold),
                 VcpuRequest::Switch(counter, to, answer) => {
                     let _ = answer.send(pmu.set_counter_switch(counter, to));
                 }
             }
         }
         handled
+    }
+
+    /// Stands still outside of the guest, and saves the state when it is ordered to.
+    fn stand_still(&mut self, pmu: &mut ThreadPmu, Hold { stopped, orders }: &Hold) {
+        let mut settled = self.settle(pmu);
+        // An error means that the requester has stopped waiting, and so do the others.
+        let _ = stopped.send(());
+        pmu.paused();
+        while let Ok(answer) = orders.recv() {
+            let state = std::mem::replace(&mut settled, Ok(())).and_then(|()| {
+                let kvm = self.board.save_vcpu(self.run.fd())?;
+                Ok(VcpuState { kvm, pmu: pmu.save() })
+            });
+            let _ = answer.send(state);
+        }
+    }
+
+    /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry, which
+    /// ends before the guest executes anything.
+    fn settle(&mut self, pmu: &mut ThreadPmu) -> Result<(), SaveError> {
+        /// More than the parts of any instruction that exits several times.
+        const MAX_EXITS: usize = 1000;
+        let mut quiet = 0;
+        for _ in 0..MAX_EXITS {
+            self.run.fd().set_kvm_immediate_exit(1);
+            let exit = self.run.run();
+            self.run.drain(&self.board);
+            let was_interrupted = matches!(exit, Exit::Interrupted);
+            if self.handle(exit, pmu).is_some() {
+                return Err(SaveError::Ended);
+            }
+            let AfterExit { notices, .. } = pmu.after_exit(&self.vm, self.run.fd(), was_interrupted)?;
+            log_notices(&notices);
+            quiet = if was_interrupted { quiet + 1 } else { 0 };
+            if quiet == 2 {
+                return Ok(());
+            }
+        }
+        Err(SaveError::Busy)
     }
 
     /// Waits while the machine is paused, because counters of a vCPU have no hardware and the policy demands the pause.

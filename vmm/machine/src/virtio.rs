@@ -40,6 +40,11 @@ impl Virtio {
         Ok(transport)
     }
 
+    /// Returns the transports of all devices.
+    pub fn transports(&self) -> Vec<Arc<Transport>> {
+        self.0.clone()
+    }
+
     /// Returns the bus with the registers of all devices.
     pub fn bus(self) -> MmioBus {
         MmioBus::new(arch::Board::VIRTIO.base, self.0)

@@ -19,6 +19,7 @@ use super::host_resources::DeviceThread;
 use super::running::{self, Running};
 use super::started::{ClientSockets, Guards, Started};
 use super::talk::AgentStart;
+use super::template;
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::Control;
@@ -48,6 +49,8 @@ pub struct Assembled<'a> {
     pub graph: Option<FlameGraph>,
     /// The agent's device, if the guest has an agent.
     pub agent: Option<Console>,
+    /// The guest was restored, so that its agent waits for a command.
+    pub is_restored: bool,
     pub machine: Machine,
     pub client_sockets: ClientSockets,
     pub signals: Signals,
@@ -59,10 +62,15 @@ impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
-        let Self { agent, machine, device_threads, client_sockets, signals, mut events, output, .. } = self;
+        let Self { agent, is_restored, machine, device_threads, client_sockets, .. } = self;
+        let Self { signals, mut events, output, .. } = self;
+        let saves = options.save_template.as_deref();
         let (mut handle, mut thread, mut raw) = (None, None, None);
         if let Some((console, transport)) = agent.zip(machine.external_transport) {
-            let agent = AgentStart { command: &options.command, shares, working_dir, graph: graph.as_mut() };
+            let save = saves.map(|folder| template::save_into(folder, machine.saver)).transpose()?;
+            let graph = graph.as_mut();
+            let agent =
+                AgentStart { command: &options.command, shares, working_dir, graph, is_restored, save };
             let started = agent.start(console, transport, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
@@ -82,7 +90,8 @@ impl<'a> Assembled<'a> {
         if let Some(log) = log {
             log.start_thread().context("cannot start the log's thread")?;
         }
-        let confinement = Arc::new(Confinement::new(sandbox::Thread::Vcpu, Vec::new()));
+        let kind = if saves.is_some() { sandbox::Thread::SavedVcpu } else { sandbox::Thread::Vcpu };
+        let confinement = Arc::new(Confinement::new(kind, Vec::new()));
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
             run(vcpu, journal, events.reporter()?, Arc::clone(&confinement))?;

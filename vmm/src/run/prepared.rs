@@ -4,25 +4,24 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use devices::virtio::Device;
 use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::kvm::{check_cpus, raise_file_limit};
 use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
 use tally_machine::target::COUNTERS;
-use tally_machine::{Config, GuestRam, Machine, block_exit_signals};
+use tally_machine::{GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
 use super::assembled::{self, Assembled};
-use super::boot::{self, Files};
 use super::host_resources::{self, HostResources};
+use super::source::{Blueprint, Built, Source};
 use crate::cli::Run;
 use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
 use crate::signals::Signals;
-use crate::{agent, kvm, policy, sandbox, signals};
+use crate::{kvm, policy, sandbox, signals};
 
 /// Everything that a machine is built from.
 pub struct Prepared<'a> {
@@ -34,7 +33,7 @@ pub struct Prepared<'a> {
     metrics: Option<(Metrics, Socket)>,
     resources: HostResources,
     graph: Option<FlameGraph>,
-    files: Files,
+    source: Source,
     processor: Processor,
     pmu: Pmu,
     /// Remarks for the user about the PMU.
@@ -54,16 +53,11 @@ impl<'a> Prepared<'a> {
         let metrics = options.metrics.as_ref().map(Metrics::listen).transpose()?;
         let resources = host_resources::devices(options)?;
         let graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
-        let mut files = boot::files(options)?;
-        boot::check(options, &files.kernel)?;
-
         let processor = pmu::processor();
         let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
         let name = options.pmu.name();
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
-        if pmu.needs_retargeting() {
-            files.kernel.retarget(&kvm, pmu, cpus)?;
-        }
+        let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source()?;
         Ok(Self {
             options,
             policy,
@@ -73,7 +67,7 @@ impl<'a> Prepared<'a> {
             metrics,
             resources,
             graph,
-            files,
+            source,
             processor,
             pmu,
             remarks,
@@ -83,9 +77,9 @@ impl<'a> Prepared<'a> {
     /// Builds the machine. From here on, signals are blocked in this thread and in all threads that it starts, and are
     /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
-        let Files { kernel, initrd, initrd_prefix } = self.files;
+        let Self { options, policy, kvm, cpus, ram, metrics, graph, source, processor, pmu, .. } = self;
         let HostResources { devices, threads, shares, working_dir } = self.resources;
-        let (options, pmu, memory) = (self.options, self.pmu, self.ram.size());
+        let memory = ram.size();
 
         sandbox::begin(options.sandbox)
             .map_err(|error| anyhow!("--sandbox: {error}; without it: --sandbox off"))?;
@@ -95,29 +89,9 @@ impl<'a> Prepared<'a> {
         let (output, timer) = assembled::console(options).context("cannot prepare the console")?;
         events.add_output(timer, output.clone());
 
-        let agent = boot::has_agent(options, &kernel).then(agent::console);
-        let command_line = boot::command_line(options, &kernel, pmu, self.processor);
-        info!("kernel command line: {command_line}");
-        let machine = Machine::new(
-            &self.kvm,
-            Config {
-                kernel: &kernel,
-                initrd: initrd.as_deref(),
-                initrd_prefix: &initrd_prefix,
-                command_line: &command_line,
-                cpus: self.cpus,
-                ram: self.ram,
-                pmu,
-                policy: self.policy.clone(),
-                console: &|| Box::new(output.clone()),
-                external_device: agent.as_ref().map(|console| console as &dyn Device),
-                devices,
-            },
-        )?;
-        // The unpacked image is large, and was copied into the guest's memory.
-        drop(kernel);
-        let client_sockets =
-            assembled::serve_clients(options, &machine, pmu, self.policy, memory, log, self.metrics)?;
+        let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
+        let Built { machine, agent, is_restored } = blueprint.build(source, ram, devices, &output)?;
+        let client_sockets = assembled::serve_clients(options, &machine, pmu, policy, memory, log, metrics)?;
         Ok(Assembled {
             options,
             log,
@@ -126,8 +100,9 @@ impl<'a> Prepared<'a> {
             device_threads: threads,
             shares,
             working_dir,
-            graph: self.graph,
+            graph,
             agent,
+            is_restored,
             machine,
             client_sockets,
             signals,

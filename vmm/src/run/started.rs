@@ -150,6 +150,8 @@ fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
         }
         // As after Ctrl-C (SIGINT).
         Ending::Quit if has_command => ExitCode::from(INTERRUPTED | 2),
-        Ending::Guest(End::PowerOff | End::Reboot) | Ending::Quit | Ending::Signal(_) => ExitCode::SUCCESS,
+        Ending::Saved | Ending::Guest(End::PowerOff | End::Reboot) | Ending::Quit | Ending::Signal(_) => {
+            ExitCode::SUCCESS
+        }
     }
 }

@@ -4,13 +4,15 @@ use std::env;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
-use guest_agent::protocol::{self, Share, Start, Terminals};
+use guest_agent::protocol::{self, Entropy, Restored, Share, Start, Terminals};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::streams::{self, Chosen};
-use crate::agent::{Agent, Handle, OnClose, Sink, Streams};
+use crate::agent::{Agent, Begin, Handle, OnClose, Save, Sink, Streams};
 use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
@@ -25,6 +27,10 @@ pub struct AgentStart<'a> {
     pub working_dir: Option<OsString>,
     /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
+    /// The guest was restored, so that its agent waits for a command.
+    pub is_restored: bool,
+    /// Saves the machine when the agent is ready, instead of running the command.
+    pub save: Option<Save>,
 }
 
 /// A connection to the agent.
@@ -62,11 +68,26 @@ impl AgentStart<'_> {
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
+            restored: self.is_restored.then(restored).transpose().context("cannot draw random numbers")?,
             command,
         };
-        let (agent, handle) = Agent::new(transport, console, start, streams, reporter)
+        let begin = match self.save {
+            Some(save) => Begin::Save(save),
+            None if self.is_restored => Begin::Now(start),
+            None => Begin::WhenReady(start),
+        };
+        let (agent, handle) = Agent::new(transport, console, begin, streams, reporter)
             .context("cannot prepare to talk to the guest")?;
         let thread = agent.spawn().context("cannot start a thread")?;
         Ok(AgentStarted { handle, thread, raw })
     }
+}
+
+/// Returns what a restored guest has to make up for.
+fn restored() -> rustix::io::Result<Restored> {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut entropy = Entropy::default();
+    // As few bytes as these come at once.
+    getrandom(&mut entropy, GetRandomFlags::empty())?;
+    Ok(Restored { time, entropy })
 }

@@ -8,7 +8,7 @@ use crate::arch::calls as arch;
 pub fn of(thread: Thread) -> Calls {
     let mut calls = Calls::default();
     // First, because a vCPU's thread makes them most often, and conditions are tried in their order.
-    if thread == Thread::Vcpu {
+    if matches!(thread, Thread::Vcpu | Thread::SavedVcpu) {
         runs_a_vcpu(&mut calls);
     }
     every_thread(&mut calls);
@@ -16,6 +16,7 @@ pub fn of(thread: Thread) -> Calls {
         Thread::Main => main(&mut calls),
         Thread::Signals => calls.allow(&[libc::SYS_rt_sigtimedwait]),
         Thread::Vcpu | Thread::FlameGraph => {}
+        Thread::SavedVcpu => requests(&mut calls, arch::SAVE_VCPU),
         Thread::Disk => {
             interrupts(&mut calls);
             calls.allow(&[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync]);
@@ -25,6 +26,12 @@ pub fn of(thread: Thread) -> Calls {
             share(&mut calls);
         }
         Thread::Agent => interrupts(&mut calls),
+        Thread::Saver => {
+            interrupts(&mut calls);
+            requests(&mut calls, arch::SAVE);
+            // To files that are open.
+            calls.allow(&[libc::SYS_ftruncate, libc::SYS_pread64, libc::SYS_pwrite64]);
+        }
         Thread::Log => {
             calls.allow(&[libc::SYS_openat, libc::SYS_renameat2]);
             calls.allow(arch::RENAME);
@@ -252,13 +259,15 @@ mod tests {
     use super::*;
     use crate::sandbox::Mode;
 
-    const ALL: [Thread; 10] = [
+    const ALL: [Thread; 12] = [
         Thread::Main,
         Thread::Signals,
         Thread::Vcpu,
         Thread::Disk,
         Thread::Share,
         Thread::Agent,
+        Thread::SavedVcpu,
+        Thread::Saver,
         Thread::FlameGraph,
         Thread::Log,
         Thread::Control,
@@ -302,7 +311,8 @@ mod tests {
     #[test]
     fn only_threads_that_need_it_open_perf_events_or_files() {
         let may = |call| ALL.into_iter().filter(|thread| of(*thread).has(call)).collect::<Vec<_>>();
-        assert_eq!(may(libc::SYS_perf_event_open), [Thread::Vcpu, Thread::Control]);
+        let counting = [Thread::Vcpu, Thread::SavedVcpu, Thread::Control];
+        assert_eq!(may(libc::SYS_perf_event_open), counting);
         assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share, Thread::Log]);
     }
 }

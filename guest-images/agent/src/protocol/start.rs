@@ -5,7 +5,9 @@
 //! escaped.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
 
 use super::{Error, Size};
 
@@ -22,10 +24,24 @@ pub struct Start {
     pub size: Option<Size>,
     /// Type of the terminal, the value of `TERM`.
     pub term: Option<OsString>,
+    /// What the guest has to make up for, if it was saved before and restored now.
+    pub restored: Option<Restored>,
     /// The program and its arguments. If empty, the agent runs a shell on the serial console, and powers off when it
     /// exits.
     pub command: Vec<OsString>,
 }
+
+/// What a guest has to make up for that was restored. Others were restored from the same state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// Time since 1970.
+    pub time: Duration,
+    /// Random bytes.
+    pub entropy: Entropy,
+}
+
+/// Random bytes from the host.
+pub type Entropy = [u8; 32];
 
 /// A shared directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +90,8 @@ const STDOUT: &[u8] = b"stdout";
 const STDERR: &[u8] = b"stderr";
 const SIZE: &[u8] = b"size";
 const TERM: &[u8] = b"term";
+const TIME: &[u8] = b"time";
+const ENTROPY: &[u8] = b"entropy";
 const COMMAND: &[u8] = b"--";
 
 impl Start {
@@ -85,10 +103,8 @@ impl Start {
             if string == COMMAND {
                 break;
             }
-            let equals = string.iter().position(|&byte| byte == b'=')?;
-            let (key, value) = (&string[..equals], &string[equals + 1..]);
-            match (key, value) {
-                (READ_ONLY | READ_WRITE, tag) => start.shares.push(Share {
+            match setting(string)? {
+                (key @ (READ_ONLY | READ_WRITE), tag) => start.shares.push(Share {
                     tag: owned(tag),
                     path: owned(strings.next()?),
                     access: if key == READ_ONLY { Access::ReadOnly } else { Access::ReadWrite },
@@ -99,6 +115,11 @@ impl Start {
                 (TERMINAL, STDERR) => start.terminals.stderr = true,
                 (SIZE, size) => start.size = Some(parse_size(size)?),
                 (TERM, name) => start.term = Some(owned(name)),
+                (TIME, time) => {
+                    let (ENTROPY, entropy) = setting(strings.next()?)? else { return None };
+                    let (time, entropy) = (parse_time(time)?, parse_entropy(entropy)?);
+                    start.restored = Some(Restored { time, entropy });
+                }
                 _ => return None,
             }
         }
@@ -131,6 +152,14 @@ impl Start {
         if let Some(term) = &self.term {
             strings.setting(TERM, term.as_bytes())?;
         }
+        if let Some(Restored { time, entropy }) = &self.restored {
+            strings.setting(TIME, format!("{}.{:09}", time.as_secs(), time.subsec_nanos()).as_bytes())?;
+            let mut hex = String::new();
+            for byte in entropy {
+                let _ = write!(hex, "{byte:02x}");
+            }
+            strings.setting(ENTROPY, hex.as_bytes())?;
+        }
         strings.push(&[COMMAND])?;
         self.command.iter().try_for_each(|argument| strings.push(&[argument.as_bytes()]))
     }
@@ -158,6 +187,27 @@ impl Strings<'_> {
 
 fn owned(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
+}
+
+/// Splits a setting into its key and its value.
+fn setting(string: &[u8]) -> Option<(&[u8], &[u8])> {
+    let equals = string.iter().position(|&byte| byte == b'=')?;
+    Some((&string[..equals], &string[equals + 1..]))
+}
+
+fn parse_time(text: &[u8]) -> Option<Duration> {
+    let (seconds, nanoseconds) = OsStr::from_bytes(text).to_str()?.split_once('.')?;
+    let nanoseconds = nanoseconds.parse().ok().filter(|nanoseconds| *nanoseconds < 1_000_000_000)?;
+    Some(Duration::new(seconds.parse().ok()?, nanoseconds))
+}
+
+fn parse_entropy(text: &[u8]) -> Option<Entropy> {
+    let mut entropy = Entropy::default();
+    let digits = OsStr::from_bytes(text).to_str().filter(|text| text.len() == 2 * entropy.len())?;
+    for (at, byte) in entropy.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(entropy)
 }
 
 fn parse_size(text: &[u8]) -> Option<Size> {

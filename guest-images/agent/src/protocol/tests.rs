@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::option;
@@ -22,17 +23,27 @@ fn share() -> impl Strategy<Value = Share> {
     (string(), string(), access).prop_map(|(tag, path, access)| Share { tag, path, access })
 }
 
+fn restored() -> impl Strategy<Value = Restored> {
+    let time = (any::<u64>(), 0..1_000_000_000_u32);
+    (time, any::<Entropy>()).prop_map(|((seconds, nanoseconds), entropy)| Restored {
+        time: Duration::new(seconds, nanoseconds),
+        entropy,
+    })
+}
+
 fn start() -> impl Strategy<Value = Start> {
     let terminals =
         any::<(bool, bool, bool)>().prop_map(|(stdin, stdout, stderr)| Terminals { stdin, stdout, stderr });
     let settings =
         (vec(share(), 0..3), option::of(string()), terminals, option::of(size()), option::of(string()));
-    (settings, vec(string(), 0..5)).prop_map(|((shares, folder, terminals, size, term), command)| Start {
+    let rest = (option::of(restored()), vec(string(), 0..5));
+    (settings, rest).prop_map(|((shares, folder, terminals, size, term), (restored, command))| Start {
         shares,
         folder,
         terminals,
         size,
         term,
+        restored,
         command,
     })
 }

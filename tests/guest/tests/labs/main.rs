@@ -34,6 +34,7 @@ mod sandbox;
 mod self_test;
 mod starvation;
 mod streams;
+mod templates;
 mod using;
 
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         self_test::tests,
         starvation::tests,
         streams::tests,
+        templates::tests,
         using::tests,
     ];
     suite::main(modules.into_iter().flat_map(|tests| tests()).collect())

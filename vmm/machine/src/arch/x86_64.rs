@@ -16,6 +16,7 @@ mod msr;
 mod paging;
 mod pmu;
 mod registers;
+mod state;
 
 use crate::architecture::{Architecture, KvmRequirements};
 
@@ -33,5 +34,9 @@ impl Architecture for X86_64 {
     fn ticks() -> u64 {
         // SAFETY: every processor that runs guests has a time-stamp counter, and Linux lets programs read it.
         unsafe { std::arch::x86_64::_rdtsc() }
+    }
+
+    fn processor_identity() -> Vec<u8> {
+        host::identity()
     }
 }

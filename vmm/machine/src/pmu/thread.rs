@@ -5,6 +5,7 @@ use log::{info, warn};
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 use vpmu::report::Report;
+use vpmu::state::{Mismatch, PmuState};
 use vpmu::{Cause, Next, Switch, VirtualPmu, Wake};
 use vpmu_perf::PerfEvents;
 
@@ -101,6 +102,16 @@ impl ThreadPmu {
     /// Enables or disables a counter for the guest. Returns false if there is no such counter of an emulated PMU.
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
         self.emulated().is_some_and(|pmu| pmu.set_counter_switch(counter, to))
+    }
+
+    /// Returns the state that the guest can see, or `None` if the PMU is not emulated.
+    pub fn save(&mut self) -> Option<PmuState> {
+        self.emulated().map(VirtualPmu::save)
+    }
+
+    /// Restores a state. Does nothing if the PMU is not emulated.
+    pub fn restore(&mut self, state: &PmuState) -> Result<(), Mismatch> {
+        self.emulated().map_or(Ok(()), |pmu| pmu.restore(state))
     }
 
     /// Reports the counters. Returns `None` if the PMU is not emulated.

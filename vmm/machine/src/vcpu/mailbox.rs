@@ -12,6 +12,7 @@ use vpmu::policy::Policy;
 use super::pause::Pause;
 use super::report::VcpuReport;
 use crate::pmu::alarm;
+use crate::snapshot::{SaveError, VcpuState};
 
 /// Timeout for the answers to a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,8 +24,37 @@ pub enum VcpuRequest {
     Report(Sender<VcpuReport>),
     /// Set the policy.
     SetPolicy(Policy, Sender<()>),
+    /// Stand still outside of the guest, and save the state.
+    Hold(Hold),
     /// Disable or enable a counter. The answer is false if there is no counter of this number.
     Switch(usize, Switch, Sender<bool>),
+}
+
+/// Request to stand still outside of the guest, until the sender of the orders is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    /// Is told when the vCPU stands still.
+    pub stopped: Sender<()>,
+    /// Requests for the state.
+    pub orders: Receiver<Sender<Result<VcpuState, SaveError>>>,
+}
+
+/// vCPUs that stand still until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    orders: Vec<Sender<Sender<Result<VcpuState, SaveError>>>>,
+}
+
+impl Held {
+    /// Returns the states of all vCPUs.
+    pub fn save(&self) -> Result<Vec<VcpuState>, SaveError> {
+        let order = |vcpu: &Sender<Sender<_>>| {
+            let (sender, answer) = channel();
+            vcpu.send(sender).map_err(|_| SaveError::NoAnswer)?;
+            answer.recv_timeout(TIMEOUT).map_err(|_| SaveError::NoAnswer)?
+        };
+        self.orders.iter().map(order).collect()
+    }
 }
 
 /// Handles on all vCPUs of a machine, for other threads' requests.
@@ -77,6 +107,18 @@ impl VcpuHandles {
         let (sender, answer) = channel();
         handle.post(VcpuRequest::Switch(counter, to, sender));
         answer.recv_timeout(TIMEOUT).unwrap_or(false)
+    }
+
+    /// Makes all vCPUs stand still outside of the guest. Returns `None` if one does not answer.
+    pub fn hold(&self) -> Option<Held> {
+        let hold = |handle: &VcpuHandle| {
+            let ((stopped, has_stopped), (sender, orders)) = (channel(), channel());
+            handle.post(VcpuRequest::Hold(Hold { stopped, orders }));
+            (sender, has_stopped)
+        };
+        let (orders, stopped): (Vec<_>, Vec<_>) = self.handles.iter().map(hold).unzip();
+        let all = stopped.len();
+        (answers_until(stopped, Instant::now() + TIMEOUT).len() == all).then_some(Held { orders })
     }
 
     /// Makes all vCPUs leave the guest.

@@ -10,6 +10,9 @@ pub const VCPU: &[u16] = &[
     0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
     0xaee2, // KVM_GET_DEVICE_ATTR
 ];
+/// What is read when a machine is saved: nothing, as none is saved yet.
+pub const SAVE_VCPU: &[u16] = &[];
+pub const SAVE: &[u16] = &[];
 /// Requests by which a device interrupts the guest.
 pub const INTERRUPT: &[u16] = &[
     0xae61, // KVM_IRQ_LINE

@@ -15,6 +15,21 @@ pub const VCPU: &[u16] = &[
     0xaea5, // KVM_SIGNAL_MSI
     0xaead, // KVM_KVMCLOCK_CTRL
 ];
+/// What a vCPU's thread also reads when the machine is saved.
+pub const SAVE_VCPU: &[u16] = &[
+    0xae98, // KVM_GET_MP_STATE
+    0xae9f, // KVM_GET_VCPU_EVENTS
+    0xaea1, // KVM_GET_DEBUGREGS
+    0xaea3, // KVM_GET_TSC_KHZ
+    0xaea4, // KVM_GET_XSAVE
+    0xaea6, // KVM_GET_XCRS
+];
+/// What is read of the machine when it is saved.
+pub const SAVE: &[u16] = &[
+    0xae62, // KVM_GET_IRQCHIP
+    0xae7c, // KVM_GET_CLOCK
+    0xae9f, // KVM_GET_PIT2
+];
 /// Requests by which a device interrupts the guest: none, as it writes to an eventfd.
 pub const INTERRUPT: &[u16] = &[];
 

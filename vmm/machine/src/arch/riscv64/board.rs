@@ -10,6 +10,7 @@ use kvm_bindings::{
     KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_DBCN as CONSOLE, KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_PMU as PMU,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
@@ -21,9 +22,14 @@ use super::register::Register;
 use super::{fdt, isa, memory};
 use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::error::MachineError;
+use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
-type Plan<'a> = architecture::Plan<'a, Format>;
+type Plan<'a> = architecture::Plan<'a, Model>;
+
+/// What KVM holds, in a snapshot: there are none yet.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum NoState {}
 
 /// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
@@ -49,11 +55,14 @@ impl Board {
 impl architecture::Board for Board {
     /// The console, from the first message on; and a panic resets the machine, which ends it.
     const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
+    const CAN_SAVE: bool = false;
     const CONSOLE_GSI: u32 = COM.gsi;
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
     type Controllers = Controllers;
     type PmuLink = Link;
+    type State = NoState;
+    type VcpuState = NoState;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -74,7 +83,13 @@ impl architecture::Board for Board {
     }
 
     /// Writes the device tree into the guest's memory.
-    fn write_tables(plan: &Plan, vcpus: &[VcpuFd], virtio: usize, entry: Entry) -> Result<(), MachineError> {
+    fn write_tables(
+        plan: &Plan,
+        vcpus: &[VcpuFd],
+        virtio: usize,
+        command_line: &str,
+        entry: Entry,
+    ) -> Result<(), MachineError> {
         const MMUS: [(u64, &str); 3] = [(8, "riscv,sv39"), (9, "riscv,sv48"), (10, "riscv,sv57")];
         let Some(first) = vcpus.first() else { return Ok(()) };
         let ask = |register: Register| register.get(first).operation("say what a vCPU can do");
@@ -104,7 +119,7 @@ impl architecture::Board for Board {
             extensions: &extensions,
             memory: plan.ram.size(),
             virtio,
-            command_line: plan.command_line,
+            command_line,
             initrd: (entry.initrd.1 > 0).then(|| entry.initrd.0..entry.initrd.0 + entry.initrd.1),
             seed: entropy(),
         };
@@ -131,7 +146,7 @@ impl architecture::Board for Board {
         controllers: Controllers,
     ) -> Result<Self, MachineError> {
         let output = Arc::new(Mutex::new((plan.console)()));
-        let pages = plan.kernel.format.pages();
+        let pages = plan.kernel.pages;
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers, pages })
     }
 
@@ -141,6 +156,7 @@ impl architecture::Board for Board {
         _kvm: &Kvm,
         plan: &Plan,
         vcpus: &mut [VcpuFd],
+        _kernel: &Kernel,
         entry: Entry,
     ) -> Result<(), KvmError> {
         /// The bit `TM` in `scounteren`.
@@ -172,6 +188,26 @@ impl architecture::Board for Board {
         Ok(())
     }
 
+    fn save(&self, _vm: &VmFd) -> Result<NoState, KvmError> {
+        Err(cannot_save())
+    }
+
+    fn save_vcpu(&self, _vcpu: &VcpuFd) -> Result<NoState, KvmError> {
+        Err(cannot_save())
+    }
+
+    fn restore<'a>(
+        &self,
+        _kvm: &Kvm,
+        _vm: &VmFd,
+        _plan: &Plan,
+        _vcpus: &mut [VcpuFd],
+        state: &NoState,
+        _vcpu_states: impl Iterator<Item = &'a NoState>,
+    ) -> Result<(), KvmError> {
+        match *state {}
+    }
+
     fn pmu_link(&self) -> Link {
         Link { controllers: self.controllers.clone(), pages: self.pages }
     }
@@ -195,6 +231,10 @@ impl architecture::Board for Board {
         self.virtio.write(address, data);
         None
     }
+}
+
+fn cannot_save() -> KvmError {
+    KvmError::Lacks("what saving a RISC-V machine needs".to_owned())
 }
 
 /// Returns the offset of an access in a device's registers. Returns `None` if the access is not completely inside them.

@@ -12,7 +12,7 @@ use vpmu_retarget::riscv::{Refusal, Retargeted};
 
 use super::memory::{RAM, device_tree};
 use super::pmu::{Model, Pmu};
-use crate::architecture;
+use crate::architecture::{self, KernelFacts};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::UserFile;
 use crate::loader::image::{self, Place};
@@ -82,6 +82,10 @@ impl architecture::Format for Format {
     /// Returns true: only Linux is supported.
     fn is_linux(&self) -> bool {
         true
+    }
+
+    fn facts(kernel: &Kernel) -> KernelFacts {
+        KernelFacts { is_linux: true, pages: kernel.format.pages() }
     }
 
     /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a

@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use devices::virtio::MmioBus;
 use devices::{AcpiSleep, DebugExit, End, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
+use kvm_bindings::{CpuId, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
 use super::loader::{Entry, Format};
 use super::machine::{COM, VIRTIO, port};
-use super::{cpuid, firmware, memory, registers};
-use crate::architecture::{self, FirstVirtio, Format as _};
+use super::pmu::Model;
+use super::state::{MachineState, VcpuState};
+use super::{cpuid, firmware, memory, registers, state};
+use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
+use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Guest-physical addresses of the three pages of the TSS and the one page of the identity map, which KVM needs on
@@ -22,7 +25,7 @@ use crate::kvm_error::{KvmError, KvmResultExt};
 const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-type Plan<'a> = architecture::Plan<'a, Format>;
+type Plan<'a> = architecture::Plan<'a, Model>;
 
 /// Device buses of a machine, and other state that its vCPUs share.
 #[derive(Clone)]
@@ -35,6 +38,8 @@ pub struct Board {
     pub coalescing: Arc<Coalescing>,
     /// True if the guest's kernel can access the PMU's registers without an exit (see [`vpmu::shared_page`]).
     has_shared_pages: bool,
+    /// Numbers of the MSRs that a snapshot has.
+    msrs: Arc<[u32]>,
 }
 
 /// Interrupt controllers that are created after the vCPUs: none, as KVM's are created before.
@@ -43,11 +48,14 @@ pub struct Controllers;
 impl architecture::Board for Board {
     /// The console; a panic resets the machine, which ends it; and there is no PCI bus to probe.
     const KERNEL_PARAMETERS: &'static str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
+    const CAN_SAVE: bool = true;
     const CONSOLE_GSI: u32 = COM.gsi;
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
     type Controllers = Controllers;
     type PmuLink = bool;
+    type State = MachineState;
+    type VcpuState = VcpuState;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -76,6 +84,7 @@ impl architecture::Board for Board {
         plan: &Plan,
         _vcpus: &[VcpuFd],
         virtio: usize,
+        _command_line: &str,
         _entry: Entry,
     ) -> Result<(), MachineError> {
         firmware::write(&plan.ram.mapped, plan.cpus, virtio)
@@ -90,13 +99,14 @@ impl architecture::Board for Board {
         memory: MmioBus,
         _controllers: Controllers,
     ) -> Result<Self, MachineError> {
-        let linux = plan.kernel.format.is_linux();
+        let linux = plan.kernel.is_linux;
         let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
         Ok(Self {
-            ports: Arc::new(ports(plan, console, linux)?),
+            ports: Arc::new(ports(plan, console)?),
             memory: Arc::new(memory),
             coalescing: Arc::new(Coalescing::new(Arc::clone(vm), coalesce)?),
-            has_shared_pages: plan.kernel.has_shared_pages(),
+            has_shared_pages: plan.kernel.pages.is_some(),
+            msrs: state::msrs(kvm)?.into(),
         })
     }
 
@@ -106,21 +116,47 @@ impl architecture::Board for Board {
         kvm: &Kvm,
         plan: &Plan,
         vcpus: &mut [VcpuFd],
+        kernel: &Kernel,
         entry: Entry,
     ) -> Result<(), KvmError> {
         let identity = plan.pmu.identity();
-        let supported = cpuid::supported(kvm)?;
+        let supported = show_processor(kvm, plan, vcpus)?;
         let immunities = cpuid::immunities(&supported, identity);
         for (id, fd) in (0..).zip(vcpus) {
-            let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, identity)?;
-            fd.set_cpuid2(&cpuid).operation("set a vCPU's CPUID")?;
             registers::prepare(fd, id == 0, entry, &plan.ram.mapped, plan.pmu, immunities)?;
             if cpuid::is_intels_on_amd(&supported, identity)
-                && let Some(sysret) = plan.kernel.sysret()
+                && let Some(sysret) = kernel.sysret()
             {
                 registers::ignore_narrow_syscalls(fd, sysret)?;
             }
             self.coalescing.attach(fd)?;
+        }
+        Ok(())
+    }
+
+    fn save(&self, vm: &VmFd) -> Result<MachineState, KvmError> {
+        MachineState::save(vm)
+    }
+
+    fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
+        VcpuState::save(vcpu, &self.msrs)
+    }
+
+    fn restore<'a>(
+        &self,
+        kvm: &Kvm,
+        vm: &VmFd,
+        plan: &Plan,
+        vcpus: &mut [VcpuFd],
+        state: &MachineState,
+        vcpu_states: impl Iterator<Item = &'a VcpuState>,
+    ) -> Result<(), KvmError> {
+        show_processor(kvm, plan, vcpus)?;
+        // The interrupt controllers first: a local APIC is told what is pending there.
+        state.restore(vm)?;
+        for (fd, state) in vcpus.iter_mut().zip(vcpu_states) {
+            self.coalescing.attach(fd)?;
+            state.restore(fd)?;
         }
         Ok(())
     }
@@ -140,14 +176,25 @@ impl architecture::Board for Board {
     }
 }
 
-fn ports(plan: &Plan, console: &Serial, linux: bool) -> Result<PortBus, Overlap> {
+/// Sets each vCPU's CPUID. Returns what KVM supports.
+fn show_processor(kvm: &Kvm, plan: &Plan, vcpus: &[VcpuFd]) -> Result<CpuId, KvmError> {
+    let identity = plan.pmu.identity();
+    let supported = cpuid::supported(kvm)?;
+    for (id, fd) in (0..).zip(vcpus) {
+        let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, identity)?;
+        fd.set_cpuid2(&cpuid).operation("set a vCPU's CPUID")?;
+    }
+    Ok(supported)
+}
+
+fn ports(plan: &Plan, console: &Serial) -> Result<PortBus, Overlap> {
     let mut bus = PortBus::default();
     bus.attach(COM.base, Serial::PORTS, console.clone())?;
     bus.attach(port::KEYBOARD, 1, ResetOn::KEYBOARD)?;
     bus.attach(port::DEBUG_EXIT, 4, DebugExit)?;
     bus.attach(port::SLEEP, 2, AcpiSleep)?;
     bus.attach(port::RESET, 1, ResetOn::ACPI)?;
-    if !linux {
+    if !plan.kernel.is_linux {
         bus.attach(port::FW_CFG, 2, FwCfg::new(plan.cpus.into(), plan.ram.size()))?;
     }
     Ok(bus)

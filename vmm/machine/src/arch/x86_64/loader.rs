@@ -27,8 +27,9 @@ use self::linux::Linux;
 use self::multiboot::Multiboot;
 use self::sections::Sections;
 use super::host::Processor;
+use super::memory;
 use super::pmu::{Model, Pmu, filter};
-use crate::architecture;
+use crate::architecture::{self, KernelFacts};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::read_range;
 use crate::loader::foreign;
@@ -100,6 +101,11 @@ impl architecture::Format for Format {
 
     fn is_linux(&self) -> bool {
         matches!(self.kind, Kind::Linux(_))
+    }
+
+    fn facts(kernel: &Kernel) -> KernelFacts {
+        let pages = kernel.has_shared_pages().then(|| memory::shared_page(0));
+        KernelFacts { is_linux: kernel.is_linux(), pages }
     }
 
     fn retarget(kernel: &mut Kernel, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {

@@ -1,0 +1,184 @@
+//! Guests that start from a template count, and differ from each other, as guests that boot. One host for all of them, some 20
+//! guests and 10 boots: two minutes of a core.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use guest_tests::lab::{Results, Steps};
+use guest_tests::suite::{Test, second_tier};
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    let first = tests![
+        the_first_guest_makes_a_template_and_the_next_ones_start_from_it,
+        a_template_counts_and_samples_exactly,
+        no_two_guests_draw_the_same_random_numbers,
+        a_guest_has_the_hosts_time_and_its_own_streams_and_status,
+        a_template_that_was_changed_is_not_used,
+    ];
+    let second = second_tier(tests![
+        every_pmu_has_a_template_of_its_own,
+        vcpus_count_separately,
+        shares_are_mounted,
+        many_guests_share_the_memory_of_a_template,
+        the_system_calls_of_all_threads_are_those_of_the_sandbox,
+    ]);
+    first.into_iter().chain(second).collect()
+}
+
+/// Instructions of `/lib/tally/loop`.
+const LOOP: u64 = 20_000_004;
+const COUNT: &str = "perf stat -x, -e instructions:u,branches:u /lib/tally/loop";
+/// PMUs of an AMD host.
+const PMUS: [&str; 4] = ["amd-legacy", "intel", "intel-v2", "none"];
+/// Virtual time of a run that starts from a template, in hundredths of a second; one that boots takes 200.
+const SOON: u64 = 25;
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let tally = |options: &str, command: &str| {
+        format!("TALLY_CACHE=$PWD/cache TALLY_BOOT= ./tally run {options} -- {command}")
+    };
+    let twice = |options: &str, command: &str| format!("{0}; {0}", tally(options, command));
+    let timed = format!(
+        "read begun rest </proc/uptime; {}; read ended rest </proc/uptime; echo $begun $ended",
+        tally("-v", "echo hello")
+    );
+    let sample = "sh -c 'perf record -q -o /tmp/data -e instructions:u -c 1000000 /lib/tally/loop; \
+                  perf script -i /tmp/data -F ip | grep -c .'";
+    let random = "sh -c 'head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id'";
+    let steps = Steps::new("templates")
+        .step("first", &timed)
+        .step("second", &timed)
+        .step("count", &tally("", COUNT))
+        .step("sample", &tally("", sample))
+        .step("random", &twice("", random))
+        .step("time", &format!("date +%s; {}; date +%s", tally("", "date +%s")))
+        .step("streams", &format!("echo in | {}", tally("", "sh -c 'cat; echo err >&2; exit 7'")))
+        .step(
+            "changed",
+            &format!(
+                "cp -r cache kept; chmod 700 kept; sed -i 's/\"is_linux\":true/\"is_linux\":7/' cache/template-*/state.json; {hello}; \
+                 rm -r cache; cp -r kept cache; chmod 700 cache; truncate -s 1M cache/template-*/memory; {hello}; \
+                 rm -r cache; mv kept cache",
+                hello = tally("-v", "echo hello")
+            ),
+        );
+    steps
+        .second_tier(|steps| {
+            let steps = PMUS.into_iter().fold(steps, |steps, pmu| {
+                steps.step(pmu, &twice(&format!("--pmu {pmu}"), &format!("sh -c \"{COUNT} 2>&1\"")))
+            });
+            let both = "sh -c 'for cpu in 0 1; do taskset -c $cpu perf stat -x, -e instructions:u /lib/tally/loop 2>&1; done'";
+            let many = format!(
+                "for guest in $(seq 20); do {} & guests=\"$guests $!\"; done; for guest in $guests; do wait $guest; echo $?; done",
+                tally("", "true")
+            );
+            steps
+                .step("vcpus", &twice("--cpus 2", both))
+                .step(
+                    "shares",
+                    &format!(
+                        "mkdir a b; echo one >a/file; {}; cat b/made",
+                        twice("--share a --share b:rw", "sh -c 'cat /scenario/a/file; date +%s >>/scenario/b/made; ls /scenario'")
+                    ),
+                )
+                .step("many", &many)
+                .step(
+                    "confined",
+                    &format!(
+                        "rm -r cache; dmesg -C; {}; dmesg | grep -c type=1326",
+                        twice("--sandbox log --cpus 2", COUNT)
+                    ),
+                )
+        })
+        .run()
+});
+
+/// Returns the virtual time that a step took, in hundredths of a second, and whether its guest booted.
+fn time_of(step: &str) -> (u64, bool) {
+    let done = RESULTS.of(step);
+    let text = done.text();
+    let ["hello", times] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}{}", done.err) };
+    let times: Vec<u64> =
+        times.replace('.', "").split(' ').map(|time| time.parse().expect("a time")).collect();
+    (times[1] - times[0], done.err.contains("kernel command line"))
+}
+
+fn the_first_guest_makes_a_template_and_the_next_ones_start_from_it() {
+    let (first, booted) = time_of("first");
+    assert!(first > 150 && !booted, "{first}");
+    let (second, booted) = time_of("second");
+    assert!(second < SOON && !booted, "{second}");
+}
+
+fn assert_counts(text: &str, times: usize) {
+    let count = |event: &str| {
+        let counts = text.lines().filter(|line| line.contains(&format!(",,{event}:u,")));
+        counts.map(|line| line.split(',').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(count("instructions"), vec![LOOP.to_string(); times], "{text}");
+}
+
+fn a_template_counts_and_samples_exactly() {
+    let done = RESULTS.of("count");
+    assert_counts(&done.err, 1);
+    assert!(done.err.lines().any(|line| line.starts_with("10000001,,branches:u,")), "{}", done.err);
+    let done = RESULTS.of("sample");
+    assert_eq!((done.status, done.text().as_str()), (0, "20\n"), "{}", done.err);
+}
+
+fn no_two_guests_draw_the_same_random_numbers() {
+    let text = RESULTS.of("random").text();
+    let drawn: BTreeSet<&str> = text.lines().collect();
+    assert_eq!((text.lines().count(), drawn.len()), (6, 6), "{text}");
+}
+
+fn a_guest_has_the_hosts_time_and_its_own_streams_and_status() {
+    let text = RESULTS.of("time").text();
+    let times: Vec<u64> = text.lines().map(|time| time.parse().expect("a time")).collect();
+    assert!(times.len() == 3 && times[0] <= times[1] && times[1] <= times[2], "{text}");
+    let done = RESULTS.of("streams");
+    assert_eq!((done.status, done.text().as_str(), done.err.as_str()), (7, "in\n", "err\n"));
+}
+
+fn a_template_that_was_changed_is_not_used() {
+    let done = RESULTS.of("changed");
+    assert_eq!(done.text(), "hello\nhello\n", "{}", done.err);
+    assert_eq!(done.err.matches("the guest boots: ").count(), 2, "{}", done.err);
+}
+
+fn every_pmu_has_a_template_of_its_own() {
+    for pmu in PMUS {
+        let done = RESULTS.of(pmu);
+        assert_eq!(done.status, 0, "{pmu}: {}", done.err);
+        if pmu == "none" {
+            assert_eq!(done.text().matches("<not supported>,,instructions:u").count(), 2, "{}", done.text());
+        } else {
+            assert_counts(&done.text(), 2);
+        }
+    }
+}
+
+fn vcpus_count_separately() {
+    assert_counts(&RESULTS.of("vcpus").text(), 4);
+}
+
+fn shares_are_mounted() {
+    let done = RESULTS.of("shares");
+    let text = done.text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..6], ["one", "a", "b", "one", "a", "b"], "{text}{}", done.err);
+    assert_eq!(lines.len(), 8, "{text}");
+}
+
+fn many_guests_share_the_memory_of_a_template() {
+    let done = RESULTS.of("many");
+    assert_eq!(done.text(), "0\n".repeat(20), "{}", done.err);
+}
+
+fn the_system_calls_of_all_threads_are_those_of_the_sandbox() {
+    let done = RESULTS.of("confined");
+    assert_eq!(done.text(), "0\n", "{}", done.err);
+    assert_counts(&done.err, 2);
+}

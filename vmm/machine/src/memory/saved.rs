@@ -1,0 +1,137 @@
+//! The guest's memory in a file: saved there without what the guest never touched, and mapped from there so that pages are
+//! read when they are needed, and copied when they are written.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MemoryRegionAddress,
+};
+
+use super::{GuestRam, keep_out_of_core_dumps};
+
+const PAGE: usize = 4096;
+/// Number of pages of which the kernel is asked at a time.
+const CHUNK: usize = 4096;
+/// Bits of an entry of `/proc/self/pagemap`: the page is in memory, or was swapped out.
+const IN_MEMORY: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+
+/// Which pages of this process exist (`/proc/self/pagemap`).
+#[derive(Debug)]
+pub struct PageMap(File);
+
+impl PageMap {
+    /// Opens the map.
+    pub fn open() -> io::Result<Self> {
+        File::open("/proc/self/pagemap").map(Self)
+    }
+
+    /// Returns for each of some pages, of which the first has this address, whether it exists.
+    fn exist(&self, address: usize, count: usize) -> io::Result<Vec<bool>> {
+        let mut entries = vec![0; count * 8];
+        self.0.read_exact_at(&mut entries, (address / PAGE * 8) as u64)?;
+        let (entries, _) = entries.as_chunks();
+        Ok(entries.iter().map(|entry| u64::from_ne_bytes(*entry) & (IN_MEMORY | SWAPPED) != 0).collect())
+    }
+}
+
+impl GuestRam {
+    /// Maps RAM that was saved in a file, with these guest-physical ranges. The file stays as it is.
+    pub(super) fn mapped_from(file: &File, ranges: &[(GuestAddress, usize)]) -> io::Result<GuestMemoryMmap> {
+        let mut start = 0;
+        let mut regions = Vec::new();
+        for (address, len) in ranges {
+            let offset = FileOffset::new(file.try_clone()?, start);
+            start += *len as u64;
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+            let region =
+                MmapRegion::build(Some(offset), *len, protection, flags).map_err(io::Error::other)?;
+            regions.push(GuestRegionMmap::new(region, *address).ok_or(io::ErrorKind::InvalidInput)?);
+        }
+        if file.metadata()?.len() != start {
+            return Err(io::Error::other("the saved memory has another size"));
+        }
+        let mapped = GuestMemoryMmap::from_regions(regions).map_err(io::Error::other)?;
+        keep_out_of_core_dumps(&mapped);
+        Ok(mapped)
+    }
+
+    /// Writes the RAM to an empty file. Pages of zeroes become holes. No vCPU may run meanwhile.
+    pub fn save(&self, pages: &PageMap, file: &File) -> io::Result<()> {
+        file.set_len(self.size())?;
+        let mut start = 0;
+        for region in self.mapped.iter() {
+            let len = usize::try_from(region.len()).expect("it is mapped");
+            let is_from_file = region.file_offset().is_some();
+            let mut page = [0; PAGE];
+            for first in (0..len / PAGE).step_by(CHUNK) {
+                let count = CHUNK.min(len / PAGE - first);
+                let address = region.as_ptr() as usize + first * PAGE;
+                let exist = pages.exist(address, count)?;
+                for number in (first..).zip(exist).filter(|(_, exists)| *exists || is_from_file) {
+                    let at = (number.0 * PAGE) as u64;
+                    region.read_slice(&mut page, MemoryRegionAddress(at)).map_err(io::Error::other)?;
+                    if page != [0; PAGE] {
+                        file.write_all_at(&page, start + at)?;
+                    }
+                }
+            }
+            start += region.len();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn ranges(size: u64) -> Vec<(u64, u64)> {
+        vec![(0, 1 << 20), (4 << 30, size - (1 << 20))]
+    }
+
+    #[test]
+    fn saved_memory_is_mapped_again_and_what_was_never_touched_takes_no_space() {
+        let size = "64M".parse().unwrap();
+        let ram = GuestRam::new(&size, ranges).unwrap();
+        let places = [0, 4095, (1 << 20) - 1, 4 << 30, (4 << 30) + (63 << 20) - 1];
+        for (value, at) in (1..).zip(places) {
+            ram.mapped.write_obj::<u8>(value, GuestAddress(at)).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        ram.save(&PageMap::open().unwrap(), &file).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 64 << 20);
+        assert!(file.metadata().unwrap().blocks() <= 64, "four pages: {}", file.metadata().unwrap().blocks());
+
+        let restored = GuestRam::restored(&size, ranges, &file).unwrap();
+        for (value, at) in (1..).zip(places) {
+            assert_eq!(restored.mapped.read_obj::<u8>(GuestAddress(at)).unwrap(), value);
+        }
+        // What one guest writes is in neither the file nor another guest, but in what is saved of it.
+        restored.mapped.write_obj::<u8>(99, GuestAddress(0)).unwrap();
+        let other = GuestRam::restored(&size, ranges, &file).unwrap();
+        assert_eq!(other.mapped.read_obj::<u8>(GuestAddress(0)).unwrap(), 1);
+        let again = tempfile::tempfile().unwrap();
+        restored.save(&PageMap::open().unwrap(), &again).unwrap();
+        let again = GuestRam::restored(&size, ranges, &again).unwrap();
+        assert_eq!(again.mapped.read_obj::<u8>(GuestAddress(0)).unwrap(), 99);
+        assert_eq!(again.mapped.read_obj::<u8>(GuestAddress(4095)).unwrap(), 2);
+    }
+
+    #[test]
+    fn a_file_of_another_size_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len((64 << 20) + 4096).unwrap();
+        let said = GuestRam::restored(&"64M".parse().unwrap(), ranges, &file).unwrap_err().to_string();
+        assert!(said.contains("another size"), "{said}");
+        file.set_len(32 << 20).unwrap();
+        GuestRam::restored(&"64M".parse().unwrap(), ranges, &file).unwrap_err();
+    }
+}

@@ -1,0 +1,137 @@
+//! What a guest starts from: a kernel that boots, or a template.
+
+use anyhow::Result;
+use devices::virtio::{Console, Device};
+use kvm_ioctls::Kvm;
+use log::info;
+use tally_machine::pmu::{Pmu, Processor};
+use tally_machine::{Config, GuestRam, Machine, MachineError, Start};
+use vpmu::policy::Policy;
+
+use super::boot::{self, Files};
+use super::host_resources;
+use super::template::{For, Template};
+use crate::agent;
+use crate::cli::Run;
+use crate::console::Output;
+
+/// What a guest starts from.
+pub enum Source {
+    /// A kernel that boots.
+    Kernel(Box<Files>),
+    /// A template.
+    Template(Box<Template>),
+}
+
+/// The machine to build, beside what its guest starts from.
+pub struct Blueprint<'a> {
+    pub options: &'a Run,
+    pub kvm: &'a Kvm,
+    pub cpus: u8,
+    pub processor: Processor,
+    pub pmu: Pmu,
+    pub policy: &'a Policy,
+}
+
+/// A machine, and the agent's device if its guest has an agent.
+pub struct Built {
+    pub machine: Machine,
+    pub agent: Option<Console>,
+    /// The guest was restored, so that its agent waits for a command.
+    pub is_restored: bool,
+}
+
+impl Blueprint<'_> {
+    /// Finds what the guest starts from, and checks that it can run here.
+    pub fn source(&self) -> Result<Source> {
+        let Self { options, pmu, policy, cpus, .. } = *self;
+        match (For { options, pmu, policy, cpus }).find() {
+            Some(template) => Ok(Source::Template(Box::new(template))),
+            None => Ok(Source::Kernel(Box::new(self.files()?))),
+        }
+    }
+
+    /// Returns the files to boot.
+    fn files(&self) -> Result<Files> {
+        let mut files = boot::files(self.options)?;
+        boot::check(self.options, &files.kernel)?;
+        if self.pmu.needs_retargeting() {
+            files.kernel.retarget(self.kvm, self.pmu, self.cpus)?;
+        }
+        Ok(files)
+    }
+
+    /// Builds the machine. If a template cannot be used, the guest boots.
+    pub fn build(
+        &self,
+        source: Source,
+        ram: GuestRam,
+        devices: Vec<Box<dyn Device>>,
+        output: &Output,
+    ) -> Result<Built> {
+        let template = match source {
+            Source::Kernel(files) => return self.boot(*files, ram, devices, output),
+            Source::Template(template) => template,
+        };
+        match self.restore(*template, devices, output) {
+            Ok(built) => Ok(built),
+            Err(error) => {
+                info!("the guest boots: the template cannot be used: {error:#}");
+                let devices = host_resources::devices(self.options)?.devices;
+                self.boot(self.files()?, ram, devices, output)
+            }
+        }
+    }
+
+    fn boot(
+        &self,
+        files: Files,
+        ram: GuestRam,
+        devices: Vec<Box<dyn Device>>,
+        output: &Output,
+    ) -> Result<Built> {
+        let Files { kernel, initrd, initrd_prefix } = files;
+        let agent = boot::has_agent(self.options, &kernel).then(agent::console);
+        let command_line = boot::command_line(self.options, &kernel, self.pmu, self.processor);
+        info!("kernel command line: {command_line}");
+        let start = Start::Boot {
+            kernel: &kernel,
+            initrd: initrd.as_deref(),
+            initrd_prefix: &initrd_prefix,
+            command_line: &command_line,
+        };
+        // The unpacked image is large, and is copied into the guest's memory: it is dropped here.
+        let machine = self.machine(start, ram, devices, agent.as_ref(), output)?;
+        Ok(Built { machine, agent, is_restored: false })
+    }
+
+    fn restore(&self, template: Template, devices: Vec<Box<dyn Device>>, output: &Output) -> Result<Built> {
+        let Template { machine, console, memory } = template;
+        let ram = Machine::saved_memory(&self.options.memory, &memory)?;
+        let mut agent = agent::console();
+        agent.restore(&console)?;
+        let machine = self.machine(Start::Restore(Box::new(machine)), ram, devices, Some(&agent), output)?;
+        Ok(Built { machine, agent: Some(agent), is_restored: true })
+    }
+
+    fn machine(
+        &self,
+        start: Start,
+        ram: GuestRam,
+        devices: Vec<Box<dyn Device>>,
+        agent: Option<&Console>,
+        output: &Output,
+    ) -> Result<Machine, MachineError> {
+        let config = Config {
+            start,
+            cpus: self.cpus,
+            ram,
+            pmu: self.pmu,
+            policy: self.policy.clone(),
+            console: &|| Box::new(output.clone()),
+            external_device: agent.map(|console| console as &dyn Device),
+            devices,
+        };
+        Machine::new(self.kvm, config)
+    }
+}
