@@ -89,6 +89,7 @@ pub fn begin(mode: Mode) -> Result<(), SandboxError> {
         return Ok(());
     }
     set_no_new_privs(true)?;
+    limit_arenas();
     filter::check()?;
     if mode == Mode::On {
         violation::report();
@@ -99,6 +100,18 @@ pub fn begin(mode: Mode) -> Result<(), SandboxError> {
         }
     }
     Ok(())
+}
+
+/// Limits the number of the C library's heaps. When many threads have one each, it would look for the number of CPUs in a file.
+fn limit_arenas() {
+    /// The number from which on it would.
+    #[cfg(target_env = "gnu")]
+    const MAX: libc::c_int = 8;
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers. Threads that start later share heaps.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, MAX)
+    };
 }
 
 /// What a kind of thread needs, prepared for threads of this kind.
