@@ -11,11 +11,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use devices::virtio::{Console, ConsoleState, Device, Queues, Transport};
-use guest_agent::protocol::{self, Decoder, Message, Start, ToGuest, ToHost};
+use guest_agent::protocol::{self, Decoder, Entropy, Message, Restored, Start, ToGuest, ToHost};
 use log::{debug, info, warn};
+use rustix::rand::{GetRandomFlags, getrandom};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::ending::{Ending, Reporter};
@@ -59,7 +60,7 @@ pub enum Begin {
     /// The guest has booted, or is going to: it says when it is ready, and then is told its command.
     WhenReady(Start),
     /// The guest was restored, and waits for its command.
-    Now(Start),
+    Restored(Start),
     /// The guest says when it is ready, and then is saved.
     Save(Save),
 }
@@ -73,6 +74,8 @@ pub struct Agent {
     console: Console,
     /// The guest's agent waits for its command, or has been told it.
     is_ready: bool,
+    /// The guest was restored: it has to be told how much time has passed.
+    is_restored: bool,
     start: Option<Start>,
     save: Option<Save>,
     streams: Streams,
@@ -112,17 +115,18 @@ impl Agent {
     ) -> io::Result<(Self, Handle)> {
         let (start, save, is_ready) = match begin {
             Begin::WhenReady(start) => (Some(start), None, false),
-            Begin::Now(start) => (Some(start), None, true),
+            Begin::Restored(start) => (Some(start), None, true),
             Begin::Save(save) => (None, Some(save), false),
         };
         let wake = EventFd::new(libc::EFD_NONBLOCK)?;
         let (handle, orders, shared) = Handle::new(wake.try_clone()?);
-        let mut agent = Self {
+        let agent = Self {
             transport,
             console,
             start,
             save,
             is_ready,
+            is_restored: is_ready,
             streams,
             orders,
             wake,
@@ -133,9 +137,6 @@ impl Agent {
             status: None,
             passed: 0,
         };
-        if is_ready {
-            agent.tell_command();
-        }
         Ok((agent, handle))
     }
 
@@ -146,6 +147,9 @@ impl Agent {
     }
 
     fn run(&mut self) {
+        if self.is_restored {
+            self.tell_command();
+        }
         let mut most = None;
         let mut warn_after = Some(BOOT_WARNING);
         loop {
@@ -293,7 +297,16 @@ impl Agent {
 
     /// Tells the guest its command, once.
     fn tell_command(&mut self) {
-        if let Some(start) = self.start.take() {
+        if let Some(mut start) = self.start.take() {
+            if self.is_restored {
+                match since_saved() {
+                    Ok(restored) => start.restored = Some(restored),
+                    Err(error) => {
+                        let why = format!("cannot draw random numbers for the guest: {error}");
+                        return self.reporter.report(Ending::Agent(why));
+                    }
+                }
+            }
             debug!("the guest's agent is told: {start:?}");
             if !start.command.is_empty() {
                 self.shared.command_started();
@@ -395,6 +408,15 @@ impl Agent {
     pub fn waiting(&self) -> usize {
         self.outgoing.len()
     }
+}
+
+/// Returns what a restored guest has to make up for.
+fn since_saved() -> io::Result<Restored> {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut entropy = Entropy::default();
+    // As few bytes as these come at once.
+    getrandom(&mut entropy, GetRandomFlags::empty())?;
+    Ok(Restored { time, entropy })
 }
 
 /// Result of passing on a stream.

@@ -166,7 +166,7 @@ pub struct Run {
     /// Confine this VM: on, log or off [default: on]
     #[arg(long, value_name = "MODE", value_parser = one_of(&SANDBOX), default_value = "on", hide_default_value = true, hide_possible_values = true)]
     pub sandbox: sandbox::Mode,
-    /// Boot the default guest, even where a saved one would start at once
+    /// Boot, even where a saved guest could start at once
     #[arg(long)]
     pub boot: bool,
     /// Where the guest is saved when it waits for its command, instead of running it
@@ -178,7 +178,7 @@ pub struct Run {
     /// Sample COMMAND with perf, and draw a flame graph
     #[arg(long, value_name = "OUT.svg", requires = "command")]
     pub flamegraph: Option<PathBuf>,
-    /// Log what Tally does, and show the console (-vv, -vvv: more)
+    /// Log what Tally does, show the console (-vv: more)
     #[arg(long, short, action = ArgAction::Count)]
     pub verbose: u8,
     /// Command that the default guest runs

@@ -7,6 +7,8 @@ mod assembled;
 mod boot;
 pub mod hardware;
 mod host_resources;
+mod kept;
+mod kernels;
 mod prepared;
 mod running;
 pub mod snapshot;

@@ -8,7 +8,7 @@ use guest_agent::protocol::Restored;
 use crate::sys;
 
 /// Sets the clock, and lets the kernel's random generator begin anew.
-pub fn make_up(Restored { time, entropy }: &Restored) -> Result<()> {
-    sys::reseed(entropy)?;
-    sys::set_clock(*time)
+pub fn catch_up(Restored { time, entropy }: &Restored) -> Result<()> {
+    sys::set_clock(*time)?;
+    sys::reseed(entropy)
 }

@@ -59,7 +59,7 @@ fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orp
 /// Makes up for a restored state, mounts the shares and checks the working directory. The error is for the user.
 fn prepare(start: &Start) -> std::result::Result<(), String> {
     if let Some(from) = &start.restored {
-        restored::make_up(from).map_err(|error| format!("the restored guest cannot continue: {error}"))?;
+        restored::catch_up(from).map_err(|error| format!("the restored guest cannot continue: {error}"))?;
     }
     start.shares.iter().try_for_each(shares::mount)?;
     let directory = Path::new(program::directory(start));

@@ -135,10 +135,13 @@ reading() {{
 }}
 export TALLY_CACHE=/scenario/cache
 TALLY_BOOT= ./tally run -- true </dev/null || exit 1
+cp guest/kernel vmlinuz
+./tally run --kernel vmlinuz --initrd guest/initrd -- true </dev/null || exit 1
 mkdir shared
 dd if=/dev/zero of=shared/file bs=1M count={MIB} 2>/dev/null
 hello tally env TALLY_BOOT= ./tally run -- echo hello
 hello tally,boot ./tally run --boot -- echo hello
+hello tally,kernel ./tally run --kernel vmlinuz --initrd guest/initrd -- echo hello
 ",
         blocks = BLOCKS.join(" "),
     );

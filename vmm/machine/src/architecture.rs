@@ -45,8 +45,6 @@ pub trait Architecture {
 
     /// Reads the processor's clock (x86: the time-stamp counter, RISC-V: `time`).
     fn ticks() -> u64;
-    /// Returns what identifies the type of the host's processor: two processors with the same have the same instructions.
-    fn processor_identity() -> Vec<u8>;
 }
 
 /// What machines of an architecture need from KVM.
@@ -104,6 +102,8 @@ pub trait Format: Sized {
     type Model: PmuModel;
     /// Initial state of the guest's first vCPU.
     type Entry: Copy;
+    /// What is kept of a kernel beside its image, when that was patched.
+    type Saved: Debug + Serialize + DeserializeOwned;
 
     /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
     /// is loaded.
@@ -112,7 +112,7 @@ pub trait Format: Sized {
     fn is_linux(&self) -> bool;
     /// Returns what the board has to know of the kernel. Must be called after [`Self::retarget`].
     fn facts(kernel: &Kernel<Self>) -> KernelFacts;
-    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
+    /// Patches the kernel's PMU accesses so that they exit to Tally, and notes or logs the changes.
     fn retarget(
         kernel: &mut Kernel<Self>,
         kvm: &Kvm,
@@ -122,6 +122,10 @@ pub trait Format: Sized {
     /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them are
     /// possible. Needs no KVM: [`crate::untrusted`] calls this.
     fn retarget_without_kvm(kernel: &mut Kernel<Self>) -> Result<(), LoadError>;
+    /// Returns what to keep of a kernel that was patched, or `None` if such kernels are not kept.
+    fn saved(kernel: &Kernel<Self>) -> Option<Self::Saved>;
+    /// Returns the format of a kernel that was kept, or `None` if it cannot be one.
+    fn restored(saved: Self::Saved) -> Option<Self>;
     /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only after
     /// [`Self::retarget`].
     fn lets_programs_read_counters(&self) -> bool;
@@ -201,6 +205,9 @@ pub trait Board: Clone {
     ) -> Result<(), KvmError>
     where
         Self::VcpuState: 'a;
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same
+    /// finds everything as it was.
+    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Vec<u8>, KvmError>;
     /// Returns what a vCPU's emulated PMU needs from the board.
     fn pmu_link(&self) -> Self::PmuLink;
     /// Handles a guest's read from a device's register in memory (MMIO).
@@ -299,6 +306,8 @@ pub struct KernelFacts {
 pub struct Plan<'a, M: PmuModel> {
     /// What the board has to know of the kernel.
     pub kernel: KernelFacts,
+    /// The guest was saved before, and goes on.
+    pub is_restored: bool,
     /// Number of vCPUs.
     pub cpus: u8,
     /// The guest's memory.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use kvm_ioctls::Kvm;
+use log::info;
+use serde::{Deserialize, Serialize};
 
 use crate::arch;
 use crate::architecture::{EntryOf, Format, KernelFacts};
@@ -11,6 +13,16 @@ use crate::loader::error::LoadError;
 use crate::loader::file::UserFile;
 use crate::loader::kernel::{self, Boot};
 use crate::pmu::Pmu;
+use crate::target::COUNTERS;
+
+/// A kernel that was read and patched, without its image.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedKernel {
+    format: <arch::Format as Format>::Saved,
+    release: Option<String>,
+    changes: Vec<String>,
+}
 
 /// A kernel for this architecture.
 pub type Kernel = kernel::Kernel<arch::Format>;
@@ -21,12 +33,39 @@ impl Kernel {
         let mut user = UserFile::open(path)?;
         let (format, image) =
             arch::Format::read(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
-        Ok(Self { path: path.to_owned(), image, format })
+        Ok(Self::new(path, image, format))
     }
 
-    /// Patches the kernel's PMU accesses so that they exit to Tally, and logs the changes.
+    /// Patches the kernel's PMU accesses so that they exit to Tally.
     pub fn retarget(&mut self, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
         arch::Format::retarget(self, kvm, pmu, cpus)
+    }
+
+    /// Logs what was changed in the kernel.
+    pub fn log_changes(&self) {
+        for change in &self.changes {
+            info!(target: COUNTERS, "{change}");
+        }
+    }
+
+    /// Returns what [`Self::restored`] needs beside the image, or `None` if kernels of this format are not saved.
+    pub fn saved(&self) -> Option<SavedKernel> {
+        let format = arch::Format::saved(self)?;
+        let release = self.release().map(str::to_owned);
+        Some(SavedKernel { format, release, changes: self.changes.clone() })
+    }
+
+    /// Returns a kernel that was saved after it had been patched.
+    pub fn restored(path: &Path, image: Vec<u8>, saved: SavedKernel) -> Option<Self> {
+        let SavedKernel { format, release, changes } = saved;
+        let mut kernel = Self::new(path, image, arch::Format::restored(format)?);
+        (kernel.release, kernel.changes) = (release.into(), changes);
+        Some(kernel)
+    }
+
+    /// Returns the image, as it is loaded.
+    pub fn image(&self) -> &[u8] {
+        &self.image
     }
 
     /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.

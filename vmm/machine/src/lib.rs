@@ -28,9 +28,9 @@ mod virtio;
 
 pub use error::MachineError;
 pub use exit::Reason;
-pub use kernel::Kernel;
+pub use kernel::{Kernel, SavedKernel};
 pub use loader::error::LoadError;
-pub use machine::{Config, Machine, Start};
+pub use machine::{Config, EmptyMachine, Machine, Start};
 pub use memory::{GuestRam, MemoryError, PageMap, Size};
 pub use pmu::alarm::block_exit_signals;
 pub use pmu::journal::Journal;
@@ -43,10 +43,5 @@ pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
 
 /// Machines can be saved and restored on this architecture.
 pub const CAN_SAVE: bool = <arch::Board as architecture::Board>::CAN_SAVE;
-/// Returns what identifies the type of the host's processor.
-pub fn processor_identity() -> Vec<u8> {
-    <arch::Arch as architecture::Architecture>::processor_identity()
-}
-
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
 pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;

@@ -23,7 +23,7 @@ use crate::loader::kernel::Boot;
 use crate::memory::{GuestRam, MemoryError, Size};
 use crate::pmu::Pmu;
 use crate::snapshot::{MachineState, Saver};
-use crate::teardown;
+use crate::teardown::Keeper;
 use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{DeviceServer, Virtio};
@@ -66,6 +66,12 @@ pub enum Start<'a> {
     Restore(Box<MachineState>),
 }
 
+/// A machine with nothing in it.
+pub struct EmptyMachine {
+    vm: VmFd,
+    keeper: Option<Keeper>,
+}
+
 /// A machine ready to run.
 pub struct Machine {
     /// The vCPUs. Each is to be run on a thread of its own.
@@ -85,6 +91,21 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Creates a machine with nothing in it. Best before the process needs much memory ([`crate::teardown`]).
+    pub fn empty(kvm: &Kvm) -> Result<EmptyMachine, KvmError> {
+        let vm = kvm.create_vm().operation("create a VM")?;
+        let keeper = Keeper::start(&vm)
+            .inspect_err(|error| debug!("this process waits for the machine's end: {error}"))
+            .ok();
+        Ok(EmptyMachine { vm, keeper })
+    }
+
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same finds
+    /// everything as it was.
+    pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Vec<u8>, KvmError> {
+        arch::Board::identity(kvm, cpus, pmu)
+    }
+
     /// Maps a guest's memory of this size.
     pub fn memory(size: &Size) -> Result<GuestRam, MemoryError> {
         GuestRam::new(size, arch::Board::ram)
@@ -96,11 +117,10 @@ impl Machine {
     }
 
     /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet.
-    pub fn new(kvm: &Kvm, config: Config) -> Result<Self, MachineError> {
+    pub fn new(kvm: &Kvm, machine: EmptyMachine, config: Config) -> Result<Self, MachineError> {
         let Config { start, cpus, ram, pmu, policy, console, external_device, devices } = config;
-        let vm = Arc::new(kvm.create_vm().operation("create a VM")?);
-        let _ = teardown::in_background(&vm)
-            .inspect_err(|error| debug!("the machine's end is waited for: {error}"));
+        let EmptyMachine { vm, keeper } = machine;
+        let vm = Arc::new(vm);
         Model::configure(pmu, &vm)?;
         arch::Board::before_vcpus(&vm)?;
         add_memory(&vm, &ram)?;
@@ -110,7 +130,8 @@ impl Machine {
 
         let num_virtio = devices.len() + usize::from(external_device.is_some());
         let kernel = start.kernel();
-        let plan = Plan { kernel, cpus, ram: &ram, pmu, console };
+        let is_restored = matches!(start, Start::Restore(_));
+        let plan = Plan { kernel, is_restored, cpus, ram: &ram, pmu, console };
         let (entry, restored) = match start {
             Start::Restore(state) => (None, Some(state)),
             Start::Boot { kernel, initrd, initrd_prefix, command_line } => {
@@ -165,6 +186,8 @@ impl Machine {
         };
         let vcpus = (0..).zip(fds.into_iter().zip(mailboxes).zip(pmu_states)).map(vcpu).collect();
         let console = serial;
+        // Until the process ends.
+        std::mem::forget(keeper);
         Ok(Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport, saver })
     }
 }

@@ -6,6 +6,7 @@ mod saved;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 pub use saved::PageMap;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -96,6 +97,8 @@ pub struct GuestRam {
     /// The mapping.
     pub mapped: GuestMemoryMmap,
     size: u64,
+    /// What was mapped from a file: offsets in the RAM, in order.
+    from_file: Vec<Range<u64>>,
 }
 
 impl GuestRam {
@@ -106,7 +109,7 @@ impl GuestRam {
         let mapped = GuestMemoryMmap::from_ranges(&ranges)
             .map_err(|source| MemoryError::Map { asked: size.text.clone(), source })?;
         keep_out_of_core_dumps(&mapped);
-        Ok(Self { mapped, size: size.bytes })
+        Ok(Self { mapped, size: size.bytes, from_file: Vec::new() })
     }
 
     /// Maps RAM of this size that was saved in a file. Its pages are copied when the guest writes to them.
@@ -115,8 +118,10 @@ impl GuestRam {
         ranges: impl Fn(u64) -> Vec<(u64, u64)>,
         file: &File,
     ) -> Result<Self, MemoryError> {
-        let mapped = Self::mapped_from(file, &size.check(ranges)?).map_err(MemoryError::Restore)?;
-        Ok(Self { mapped, size: size.bytes })
+        let mut ram = Self::new(size, ranges)?;
+        ram.map_from(file).map_err(MemoryError::Restore)?;
+        keep_out_of_core_dumps(&ram.mapped);
+        Ok(ram)
     }
 
     /// Returns the size in bytes.

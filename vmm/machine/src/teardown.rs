@@ -2,26 +2,43 @@
 //!
 //! Whoever closes a machine's last file descriptor waits until its kernel threads have ended and several of RCU's grace periods
 //! have passed: some 50 ms, without any work, at the end of each run. So a child process keeps the machine's file descriptor, and
-//! nothing else, until this process has ended, and waits instead of it.
+//! nothing else, until this process has ended, and waits instead of it. It is started early, while this process is small.
 
-use std::io;
+use std::io::{self, PipeWriter, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
 use kvm_ioctls::VmFd;
 
-/// Starts the child. An error means that this process waits for KVM itself.
-pub fn in_background(vm: &VmFd) -> io::Result<()> {
-    let (vm, parent) = (vm.as_raw_fd(), std::process::id().cast_signed());
-    // SAFETY: the child makes nothing but system calls, so that it needs no lock that another thread may hold.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => keep(vm, parent),
-        _ => Ok(()),
+/// The child, which ends when this is dropped while the process goes on.
+#[derive(Debug)]
+pub struct Keeper {
+    /// A byte in it ends the child. The end of this process closes it, which does not.
+    end: PipeWriter,
+}
+
+impl Keeper {
+    /// Starts the child. An error means that this process waits for KVM itself.
+    pub fn start(vm: &VmFd) -> io::Result<Self> {
+        let (given_up, end) = io::pipe()?;
+        let (vm, given_up, parent) = (vm.as_raw_fd(), given_up, std::process::id().cast_signed());
+        // SAFETY: the child makes nothing but system calls, so that it needs no lock that another thread may hold.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => keep(vm, given_up.as_raw_fd(), parent),
+            _ => Ok(Self { end }),
+        }
     }
 }
 
-/// Waits for the parent's end. No signal ends the wait: those of a terminal are for the parent.
-fn keep(vm: RawFd, parent: libc::pid_t) -> ! {
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // An error means that the child has ended.
+        let _ = self.end.write_all(&[0]);
+    }
+}
+
+/// Waits until the parent has ended, or gives up. No signal ends the wait: those of a terminal are for the parent.
+fn keep(vm: RawFd, given_up: RawFd, parent: libc::pid_t) -> ! {
     block_signals();
     // SAFETY: the name ends with a NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"tally-teardown".as_ptr()) };
@@ -30,13 +47,29 @@ fn keep(vm: RawFd, parent: libc::pid_t) -> ! {
     if let Ok(parent) = RawFd::try_from(parent)
         && parent >= 0
     {
-        let [first, second] = if vm < parent { [vm, parent] } else { [parent, vm] };
-        close_between(-1, first);
-        close_between(first, second);
-        close_between(second, RawFd::MAX);
-        let mut ended = libc::pollfd { fd: parent, events: libc::POLLIN, revents: 0 };
-        // SAFETY: the array of one entry is valid. A parent that has ended already is noticed, too.
-        unsafe { libc::poll(&raw mut ended, 1, -1) };
+        let mut kept = [vm, given_up, parent];
+        kept.sort_unstable();
+        let mut last = -1;
+        for fd in kept {
+            close_between(last, fd);
+            last = fd;
+        }
+        close_between(last, RawFd::MAX);
+        let events = libc::POLLIN;
+        let mut ends = [
+            libc::pollfd { fd: parent, events, revents: 0 },
+            libc::pollfd { fd: given_up, events, revents: 0 },
+        ];
+        while ends.iter().all(|end| end.revents & events == 0) {
+            // SAFETY: the array has two entries. A parent that has ended already is noticed, too.
+            if unsafe { libc::poll(ends.as_mut_ptr(), 2, -1) } < 0 {
+                break;
+            }
+            if ends[1].revents & events == 0 && ends[1].revents != 0 {
+                // The parent is about to end: its other end is closed.
+                ends[1].fd = -1;
+            }
+        }
     }
     // SAFETY: takes a number, and runs nothing else.
     unsafe { libc::_exit(0) }

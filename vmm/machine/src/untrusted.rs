@@ -19,7 +19,7 @@ pub fn load(file: &[u8]) -> Result<Vec<u8>, LoadError> {
     let path = Path::new("kernel");
     let (format, image) = arch::Format::read(&mut Cursor::new(file), file.len() as u64)
         .map_err(|problem| problem.with(path))?;
-    let mut kernel = Kernel { path: path.to_owned(), image, format };
+    let mut kernel = Kernel::new(path, image, format);
     let _ = kernel.release();
     arch::Format::retarget_without_kvm(&mut kernel)?;
     let size = MEMORY.parse().expect("it is a size");

@@ -19,7 +19,7 @@ use super::host_resources::DeviceThread;
 use super::running::{self, Running};
 use super::started::{ClientSockets, Guards, Started};
 use super::talk::AgentStart;
-use super::template;
+use super::template::{self, Saves};
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::Control;
@@ -51,6 +51,8 @@ pub struct Assembled<'a> {
     pub agent: Option<Console>,
     /// The guest was restored, so that its agent waits for a command.
     pub is_restored: bool,
+    /// Where the guest is saved when it waits for its command, instead of running it.
+    pub saves: Option<Saves>,
     pub machine: Machine,
     pub client_sockets: ClientSockets,
     pub signals: Signals,
@@ -62,12 +64,12 @@ impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
-        let Self { agent, is_restored, machine, device_threads, client_sockets, .. } = self;
+        let Self { agent, is_restored, saves, machine, device_threads, client_sockets, .. } = self;
         let Self { signals, mut events, output, .. } = self;
-        let saves = options.save_template.as_deref();
+        let is_saved = saves.is_some();
         let (mut handle, mut thread, mut raw) = (None, None, None);
         if let Some((console, transport)) = agent.zip(machine.external_transport) {
-            let save = saves.map(|folder| template::save_into(folder, machine.saver)).transpose()?;
+            let save = saves.map(|saves| template::save_into(saves, machine.saver)).transpose()?;
             let graph = graph.as_mut();
             let agent =
                 AgentStart { command: &options.command, shares, working_dir, graph, is_restored, save };
@@ -90,7 +92,7 @@ impl<'a> Assembled<'a> {
         if let Some(log) = log {
             log.start_thread().context("cannot start the log's thread")?;
         }
-        let kind = if saves.is_some() { sandbox::Thread::SavedVcpu } else { sandbox::Thread::Vcpu };
+        let kind = if is_saved { sandbox::Thread::SavedVcpu } else { sandbox::Thread::Vcpu };
         let confinement = Arc::new(Confinement::new(kind, Vec::new()));
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
@@ -172,7 +174,9 @@ pub fn serve_clients(
         }
         None => None,
     };
-    Ok(ClientSockets { control: Control::open(running), metrics: socket })
+    // A guest that becomes a template is nobody's.
+    let control = options.save_template.is_none().then(|| Control::open(running));
+    Ok(ClientSockets { control, metrics: socket })
 }
 
 /// Returns the labels of the metric `tally_machine_info`.

@@ -8,6 +8,7 @@ use log::info;
 use tally_machine::pmu::{Pmu, Processor};
 use tally_machine::{KERNEL_PARAMETERS, Kernel};
 
+use super::kernels::Kernels;
 use crate::cli::Run;
 use crate::lab;
 
@@ -21,9 +22,10 @@ pub struct Files {
     pub initrd_prefix: Vec<u8>,
 }
 
-/// Returns the kernel and the initrd that the options name; one that is not named is the default guest's.
-pub fn files(options: &Run) -> Result<Files> {
-    let named = options.kernel.as_deref().map(Kernel::read).transpose()?;
+/// Returns the kernel, patched, and the initrd that the options name; one that is not named is the default guest's.
+pub fn files(options: &Run, kernels: Kernels) -> Result<Files> {
+    let read = |path: &Path| kernels.read(path, |kernel| check(options, kernel));
+    let named = options.kernel.as_deref().map(read).transpose()?;
     let files = match named {
         Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => {
             Files { kernel, initrd: options.initrd.clone(), initrd_prefix: Vec::new() }
@@ -35,7 +37,7 @@ pub fn files(options: &Run) -> Result<Files> {
                 (Some(kernel), Some(path)) => modules(kernel, path)?,
                 _ => Vec::new(),
             };
-            let kernel = named.map_or_else(|| Kernel::read(&guest.kernel), Ok)?;
+            let kernel = named.map_or_else(|| read(&guest.kernel), Ok)?;
             Files { kernel, initrd: Some(options.initrd.clone().unwrap_or(guest.initrd)), initrd_prefix }
         }
     };
@@ -47,7 +49,7 @@ pub fn files(options: &Run) -> Result<Files> {
 }
 
 /// Returns an error if this guest cannot run here.
-pub fn check(options: &Run, kernel: &Kernel) -> Result<()> {
+fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     if !options.command.is_empty() && !kernel.is_linux() {
         let name = options.kernel.as_deref().map_or_else(String::new, |path| path.display().to_string());
         bail!("a COMMAND needs the default guest, and {name} is no Linux kernel");

@@ -9,7 +9,7 @@ use log::info;
 use tally_machine::kvm::{check_cpus, raise_file_limit};
 use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
 use tally_machine::target::COUNTERS;
-use tally_machine::{GuestRam, Machine, block_exit_signals};
+use tally_machine::{EmptyMachine, GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
 use super::assembled::{self, Assembled};
@@ -33,6 +33,7 @@ pub struct Prepared<'a> {
     metrics: Option<(Metrics, Socket)>,
     resources: HostResources,
     graph: Option<FlameGraph>,
+    machine: EmptyMachine,
     source: Source,
     processor: Processor,
     pmu: Pmu,
@@ -57,6 +58,7 @@ impl<'a> Prepared<'a> {
         let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
         let name = options.pmu.name();
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
+        let machine = Machine::empty(&kvm)?;
         let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source()?;
         Ok(Self {
             options,
@@ -67,6 +69,7 @@ impl<'a> Prepared<'a> {
             metrics,
             resources,
             graph,
+            machine,
             source,
             processor,
             pmu,
@@ -77,7 +80,8 @@ impl<'a> Prepared<'a> {
     /// Builds the machine. From here on, signals are blocked in this thread and in all threads that it starts, and are
     /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
-        let Self { options, policy, kvm, cpus, ram, metrics, graph, source, processor, pmu, .. } = self;
+        let Self { options, policy, kvm, cpus, ram, metrics, graph, machine, source, processor, pmu, .. } =
+            self;
         let HostResources { devices, threads, shares, working_dir } = self.resources;
         let memory = ram.size();
 
@@ -90,7 +94,9 @@ impl<'a> Prepared<'a> {
         events.add_output(timer, output.clone());
 
         let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
-        let Built { machine, agent, is_restored } = blueprint.build(source, ram, devices, &output)?;
+        let Built { machine, agent, is_restored } =
+            blueprint.build(machine, source, ram, devices, &output)?;
+        let saves = blueprint.saves();
         let client_sockets = assembled::serve_clients(options, &machine, pmu, policy, memory, log, metrics)?;
         Ok(Assembled {
             options,
@@ -103,6 +109,7 @@ impl<'a> Prepared<'a> {
             graph,
             agent,
             is_restored,
+            saves,
             machine,
             client_sockets,
             signals,

@@ -5,12 +5,14 @@ use devices::virtio::{Console, Device};
 use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::pmu::{Pmu, Processor};
-use tally_machine::{Config, GuestRam, Machine, MachineError, Start};
+use tally_machine::{Config, EmptyMachine, GuestRam, Machine, MachineError, Start};
 use vpmu::policy::Policy;
 
 use super::boot::{self, Files};
 use super::host_resources;
-use super::template::{For, Template};
+use super::kept::For;
+use super::kernels::Kernels;
+use super::template::{Saves, Template, TemplateFor};
 use crate::agent;
 use crate::cli::Run;
 use crate::console::Output;
@@ -41,50 +43,62 @@ pub struct Built {
     pub is_restored: bool,
 }
 
-impl Blueprint<'_> {
+impl<'a> Blueprint<'a> {
     /// Finds what the guest starts from, and checks that it can run here.
     pub fn source(&self) -> Result<Source> {
-        let Self { options, pmu, policy, cpus, .. } = *self;
-        match (For { options, pmu, policy, cpus }).find() {
+        match self.template().find() {
             Some(template) => Ok(Source::Template(Box::new(template))),
             None => Ok(Source::Kernel(Box::new(self.files()?))),
         }
     }
 
+    /// Returns where the machine is saved, if it is.
+    pub fn saves(&self) -> Option<Saves> {
+        self.template().saves()
+    }
+
+    fn template(&self) -> TemplateFor<'a> {
+        TemplateFor { options: self.options, machine: self.kept_for(), policy: self.policy }
+    }
+
+    fn kept_for(&self) -> For<'a> {
+        let Self { kvm, pmu, cpus, .. } = *self;
+        For { kvm, pmu, cpus }
+    }
+
     /// Returns the files to boot.
     fn files(&self) -> Result<Files> {
-        let mut files = boot::files(self.options)?;
-        boot::check(self.options, &files.kernel)?;
-        if self.pmu.needs_retargeting() {
-            files.kernel.retarget(self.kvm, self.pmu, self.cpus)?;
-        }
-        Ok(files)
+        boot::files(self.options, Kernels(self.kept_for()))
     }
 
     /// Builds the machine. If a template cannot be used, the guest boots.
     pub fn build(
         &self,
+        machine: EmptyMachine,
         source: Source,
         ram: GuestRam,
         devices: Vec<Box<dyn Device>>,
         output: &Output,
     ) -> Result<Built> {
         let template = match source {
-            Source::Kernel(files) => return self.boot(*files, ram, devices, output),
+            Source::Kernel(files) => return self.boot(machine, *files, ram, devices, output),
             Source::Template(template) => template,
         };
-        match self.restore(*template, devices, output) {
+        let remove = template.remover();
+        match self.restore(machine, *template, devices, output) {
             Ok(built) => Ok(built),
             Err(error) => {
                 info!("the guest boots: the template cannot be used: {error:#}");
+                remove();
                 let devices = host_resources::devices(self.options)?.devices;
-                self.boot(self.files()?, ram, devices, output)
+                self.boot(Machine::empty(self.kvm)?, self.files()?, ram, devices, output)
             }
         }
     }
 
     fn boot(
         &self,
+        machine: EmptyMachine,
         files: Files,
         ram: GuestRam,
         devices: Vec<Box<dyn Device>>,
@@ -101,21 +115,29 @@ impl Blueprint<'_> {
             command_line: &command_line,
         };
         // The unpacked image is large, and is copied into the guest's memory: it is dropped here.
-        let machine = self.machine(start, ram, devices, agent.as_ref(), output)?;
+        let machine = self.machine(machine, start, ram, devices, agent.as_ref(), output)?;
         Ok(Built { machine, agent, is_restored: false })
     }
 
-    fn restore(&self, template: Template, devices: Vec<Box<dyn Device>>, output: &Output) -> Result<Built> {
-        let Template { machine, console, memory } = template;
+    fn restore(
+        &self,
+        empty: EmptyMachine,
+        template: Template,
+        devices: Vec<Box<dyn Device>>,
+        output: &Output,
+    ) -> Result<Built> {
+        let Template { machine, console, memory, .. } = template;
         let ram = Machine::saved_memory(&self.options.memory, &memory)?;
         let mut agent = agent::console();
         agent.restore(&console)?;
-        let machine = self.machine(Start::Restore(Box::new(machine)), ram, devices, Some(&agent), output)?;
+        let start = Start::Restore(Box::new(machine));
+        let machine = self.machine(empty, start, ram, devices, Some(&agent), output)?;
         Ok(Built { machine, agent: Some(agent), is_restored: true })
     }
 
     fn machine(
         &self,
+        machine: EmptyMachine,
         start: Start,
         ram: GuestRam,
         devices: Vec<Box<dyn Device>>,
@@ -132,6 +154,6 @@ impl Blueprint<'_> {
             external_device: agent.map(|console| console as &dyn Device),
             devices,
         };
-        Machine::new(self.kvm, config)
+        Machine::new(self.kvm, machine, config)
     }
 }

@@ -25,7 +25,7 @@ use crate::{control, signals, stderr};
 /// Sockets through which clients find the machine until this is dropped.
 pub struct ClientSockets {
     #[expect(dead_code, reason = "it is kept for its drop")]
-    pub control: Control,
+    pub control: Option<Control>,
     pub metrics: Option<Socket>,
 }
 

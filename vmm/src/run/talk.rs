@@ -4,12 +4,10 @@ use std::env;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
-use guest_agent::protocol::{self, Entropy, Restored, Share, Start, Terminals};
-use rustix::rand::{GetRandomFlags, getrandom};
+use guest_agent::protocol::{self, Share, Start, Terminals};
 
 use super::streams::{self, Chosen};
 use crate::agent::{Agent, Begin, Handle, OnClose, Save, Sink, Streams};
@@ -68,12 +66,13 @@ impl AgentStart<'_> {
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
-            restored: self.is_restored.then(restored).transpose().context("cannot draw random numbers")?,
+            // As late as possible, when it is sent.
+            restored: None,
             command,
         };
         let begin = match self.save {
             Some(save) => Begin::Save(save),
-            None if self.is_restored => Begin::Now(start),
+            None if self.is_restored => Begin::Restored(start),
             None => Begin::WhenReady(start),
         };
         let (agent, handle) = Agent::new(transport, console, begin, streams, reporter)
@@ -81,13 +80,4 @@ impl AgentStart<'_> {
         let thread = agent.spawn().context("cannot start a thread")?;
         Ok(AgentStarted { handle, thread, raw })
     }
-}
-
-/// Returns what a restored guest has to make up for.
-fn restored() -> rustix::io::Result<Restored> {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let mut entropy = Entropy::default();
-    // As few bytes as these come at once.
-    getrandom(&mut entropy, GetRandomFlags::empty())?;
-    Ok(Restored { time, entropy })
 }

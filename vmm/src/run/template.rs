@@ -6,10 +6,14 @@
 //! Nobody else can change it: it is in the cache, whose owner is checked.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use devices::virtio::ConsoleState;
@@ -19,9 +23,10 @@ use guest_images::{Guest, Progress, default_guest};
 use log::info;
 use serde::{Deserialize, Serialize};
 use tally_machine::pmu::Pmu;
-use tally_machine::{CAN_SAVE, MachineState, PageMap, SaveError, Saver};
+use tally_machine::{CAN_SAVE, MachineState, PageMap, Saver};
 use vpmu::policy::Policy;
 
+use super::kept::{self, For};
 use crate::agent::Save;
 use crate::cli::Run;
 
@@ -29,6 +34,11 @@ use crate::cli::Run;
 const VERSION: &str = "1";
 const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
+/// Why there can be none: instead of the other files.
+const FAILURE: &str = "failure";
+/// Time after which the process that makes a template is ended.
+const LIMIT: Duration = Duration::from_mins(5);
+const INTERVAL: Duration = Duration::from_millis(5);
 /// Variable that makes guests boot, as `--boot` does.
 const BOOT: &str = "TALLY_BOOT";
 
@@ -40,24 +50,26 @@ pub struct Template {
     pub console: ConsoleState,
     /// The memory.
     pub memory: File,
+    folder: PathBuf,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Saved {
+    /// [`TemplateFor::counters`] of the process that saved it.
+    counters: String,
     machine: MachineState,
     console: ConsoleState,
 }
 
 /// The machine that a template is for, beside its options.
-pub struct For<'a> {
+pub struct TemplateFor<'a> {
     pub options: &'a Run,
-    pub pmu: Pmu,
+    pub machine: For<'a>,
     pub policy: &'a Policy,
-    pub cpus: u8,
 }
 
-impl For<'_> {
+impl TemplateFor<'_> {
     /// Returns a template for this machine. The first call for a machine makes it. Returns `None` if a run with these
     /// options boots, or if there can be no template here.
     pub fn find(&self) -> Option<Template> {
@@ -65,7 +77,9 @@ impl For<'_> {
             info!("the guest boots: {why}");
             return None;
         }
-        let found = self.folder().and_then(|folder| Template::load(&folder));
+        let found = self
+            .folder()
+            .and_then(|folder| Template::load(&folder, &self.counters()).inspect_err(|_| remove(&folder)));
         found.inspect_err(|error| info!("the guest boots: {error:#}")).ok()
     }
 
@@ -82,7 +96,7 @@ impl For<'_> {
             (!options.append.is_empty(), "--append"),
             (!options.disk.is_empty(), "--disk"),
             (options.pmu_log.is_some(), "--pmu-log has all of its counters' events"),
-            (matches!(self.pmu, Pmu::Kvm), "its PMU is KVM's"),
+            (matches!(self.machine.pmu, Pmu::Kvm), "its PMU is KVM's"),
         ]
         .into_iter()
         .find_map(|(applies, why)| applies.then_some(why))
@@ -90,38 +104,43 @@ impl For<'_> {
 
     /// Returns the folder of the template. Makes it if it does not exist.
     fn folder(&self) -> Result<PathBuf> {
-        let mut progress = Progress::stderr("tally");
+        let mut progress = Progress::stderr("tally").verbose(self.options.verbose > 0);
         let guest = default_guest(&mut progress)?;
         let cache = Cache::open()?;
         let key = self.key(&guest)?;
         cache.entry(&key, &mut progress, |progress, folder| {
             progress.step("saving a guest from which the next ones start at once");
-            self.make(folder)
+            self.make(folder).or_else(|error| {
+                // The next runs boot without another attempt.
+                fs::write(folder.join(FAILURE), format!("{error:#}"))?;
+                Ok::<_, anyhow::Error>(())
+            })
         })
     }
 
     fn key(&self, guest: &Guest) -> Result<Key> {
-        let host = rustix::system::uname();
-        let identity = |path: &Path| -> Result<String> {
-            let file = fs::metadata(path).with_context(|| path.display().to_string())?;
-            Ok(format!("{} {}.{:09} {}", file.len(), file.mtime(), file.mtime_nsec(), path.display()))
-        };
         let Run { memory, share, .. } = self.options;
-        Ok(Key::new("template")
-            .with(VERSION)
-            .with(identity(Path::new("/proc/self/exe"))?)
-            .with(identity(&guest.kernel)?)
-            .with(identity(&guest.initrd)?)
-            .with(host.release().to_bytes())
-            .with(host.version().to_bytes())
-            .with(tally_machine::processor_identity())
-            .with(format!("{:?} {:?}", self.pmu, self.policy))
-            .with(format!("{} vCPUs, {} bytes, {} shares", self.cpus, memory.bytes, share.len())))
+        Ok(kept::key("template", VERSION, self.machine)?
+            .with(kept::identity(&guest.kernel)?)
+            .with(kept::identity(&guest.initrd)?)
+            .with(self.counters())
+            .with(format!("{} bytes, {} shares", memory.bytes, share.len())))
+    }
+
+    /// Returns where the machine is saved, if it is.
+    pub fn saves(&self) -> Option<Saves> {
+        let folder = self.options.save_template.clone()?;
+        Some(Saves { folder, counters: self.counters() })
+    }
+
+    /// Describes the counters that the guest has. Another process may find others, if somebody takes some in between.
+    fn counters(&self) -> String {
+        format!("{:?} {:?}", self.machine.pmu, self.policy)
     }
 
     /// Lets another process make a template in an empty folder.
     fn make(&self, folder: &Path) -> Result<()> {
-        let Run { memory, cpus, pmu, counters, pmu_policy, share, .. } = self.options;
+        let Run { memory, cpus, pmu, counters, pmu_policy, share, verbose, .. } = self.options;
         let mut tally = Command::new("/proc/self/exe");
         tally.arg("run").arg("--save-template").arg(folder);
         tally.args(["--memory", &memory.bytes.to_string(), "--cpus", &cpus.to_string()]);
@@ -136,41 +155,103 @@ impl For<'_> {
             tally.args(["--on-starvation", how]);
         }
         for share in share {
-            tally.arg("--share").arg(&share.path);
+            // It is not mounted: the access does not matter, and the suffix ends the path.
+            let mut option = OsString::from("--share=");
+            option.push(&share.path);
+            option.push(":ro");
+            tally.arg(option);
         }
-        tally.args(["--", "true"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let said = tempfile::tempfile()?;
+        let stderr = if *verbose > 0 { Stdio::inherit() } else { said.try_clone()?.into() };
+        tally.args(["--", "true"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         die_with_this_process(&mut tally, Death::Terminate);
-        let done = tally.output().context("cannot start a process that saves a guest")?;
-        if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            bail!("cannot save a guest: {}", said.trim_end());
+        let child = tally.spawn().context("cannot start a process that saves a guest")?;
+        let done = wait(child).context("the guest that was to be saved did not come up")?;
+        if !done.success() {
+            let mut text = String::new();
+            (&said).seek(SeekFrom::Start(0))?;
+            (&said).take(MAX_SAID).read_to_string(&mut text)?;
+            bail!("cannot save a guest: {}", text.trim_end());
         }
         Ok(())
     }
 }
 
-impl Template {
-    /// Opens a template.
-    fn load(folder: &Path) -> Result<Self> {
-        let load = || -> Result<Self> {
-            let state = fs::read(folder.join(STATE))?;
-            let Saved { machine, console } = serde_json::from_slice(&state)?;
-            info!("the guest starts from the template {}", folder.display());
-            Ok(Self { machine, console, memory: File::open(folder.join(MEMORY))? })
-        };
-        load().with_context(|| folder.display().to_string())
+/// Maximum length of an error of the process that makes a template.
+const MAX_SAID: u64 = 4096;
+
+/// Waits for a process, but not for ever.
+fn wait(mut child: Child) -> Result<ExitStatus> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(INTERVAL);
+    }
+    child.kill()?;
+    child.wait()?;
+    bail!("{} seconds were not enough", LIMIT.as_secs())
+}
+
+/// Removes a template that cannot be used, so that the next run makes another one. One that cannot be made stays.
+fn remove(folder: &Path) {
+    if !folder.join(FAILURE).exists() {
+        let _ = fs::remove_dir_all(folder);
     }
 }
 
+impl Template {
+    /// Opens a template for a guest with these counters.
+    fn load(folder: &Path, counters: &str) -> Result<Self> {
+        let load = || -> Result<Self> {
+            if let Ok(why) = fs::read_to_string(folder.join(FAILURE)) {
+                bail!("{why}; remove it to try again");
+            }
+            let state = fs::read(folder.join(STATE))?;
+            let Saved { counters: saved, machine, console } = serde_json::from_slice(&state)?;
+            if saved != counters {
+                bail!("the host's counters or the policy were others when it was made");
+            }
+            let memory = File::open(folder.join(MEMORY))?;
+            kept::used(folder);
+            info!("the guest starts from the template {}", folder.display());
+            Ok(Self { machine, console, memory, folder: folder.to_owned() })
+        };
+        load().with_context(|| folder.display().to_string())
+    }
+
+    /// Removes a template that cannot be used, so that the next run makes another one.
+    pub fn remover(&self) -> impl FnOnce() + use<> {
+        let folder = self.folder.clone();
+        move || remove(&folder)
+    }
+}
+
+/// Where a machine is saved.
+pub struct Saves {
+    folder: PathBuf,
+    counters: String,
+}
+
 /// Prepares to save a machine into a folder, before this process confines itself.
-pub fn save_into(folder: &Path, saver: Saver) -> Result<Save> {
-    let create = |name| File::create_new(folder.join(name)).with_context(|| folder.display().to_string());
+pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save> {
+    let create = |name| {
+        // It has the kernel's secrets.
+        let file = File::options().write(true).create_new(true).mode(0o600).open(folder.join(name));
+        file.with_context(|| folder.display().to_string())
+    };
     let (state, memory, pages) = (create(STATE)?, create(MEMORY)?, PageMap::open()?);
     Ok(Box::new(move |console| {
         let save = || -> Result<()> {
-            let (machine, _held) = saver.save().map_err(|error: SaveError| anyhow::Error::new(error))?;
-            serde_json::to_writer(&state, &Saved { machine, console: console.clone() })?;
+            let (machine, _held) = saver.save()?;
+            let mut to = BufWriter::new(&state);
+            serde_json::to_writer(&mut to, &Saved { counters, machine, console: console.clone() })?;
+            to.flush()?;
             saver.ram.save(&pages, &memory)?;
+            // A template that is complete only in the host's memory would be found after a crash.
+            state.sync_data()?;
+            memory.sync_data()?;
             Ok(())
         };
         save().map_err(|error| format!("{error:#}"))

@@ -30,7 +30,7 @@ pub fn of(thread: Thread) -> Calls {
             interrupts(&mut calls);
             requests(&mut calls, arch::SAVE);
             // To files that are open.
-            calls.allow(&[libc::SYS_ftruncate, libc::SYS_pread64, libc::SYS_pwrite64]);
+            calls.allow(&[libc::SYS_fdatasync, libc::SYS_ftruncate, libc::SYS_pread64, libc::SYS_pwrite64]);
         }
         Thread::Log => {
             calls.allow(&[libc::SYS_openat, libc::SYS_renameat2]);

@@ -23,6 +23,7 @@ pub fn tests() -> Vec<Test> {
         no_operation_costs_more_instructions_than_recorded,
         a_command_answers_in_a_seventh_of_a_second,
         a_command_costs_fewer_exits_than_in_qemu,
+        a_kernel_that_was_booted_before_boots_sooner_than_in_qemu,
         a_shared_folder_costs_few_exits,
         monitoring_every_second_costs_less_than_a_thousandth,
         starvation_is_reported_within_a_tenth_of_a_second,
@@ -165,7 +166,7 @@ static USE: LazyLock<use_figures::Figures> = LazyLock::new(|| {
 });
 
 fn a_command_costs_fewer_exits_than_in_qemu() {
-    let [_, tally, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    let [_, tally, _, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
     assert_eq!((tally.monitor.as_str(), peers.len()), ("tally,boot", 2));
     assert!(tally.end.exits <= HELLO_EXITS, "{tally:?}");
     for peer in peers {
@@ -181,6 +182,15 @@ fn a_command_answers_in_a_seventh_of_a_second() {
     assert_eq!(tally.monitor, "tally");
     assert!(tally.first.seconds <= HELLO_SECONDS, "{tally:?}");
     assert!(tally.end.seconds - tally.first.seconds <= PROMPT_SECONDS, "{tally:?}");
+}
+
+fn a_kernel_that_was_booted_before_boots_sooner_than_in_qemu() {
+    let [_, boot, kernel, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    assert_eq!(kernel.monitor, "tally,kernel");
+    for peer in peers {
+        assert!(boot.first.seconds < peer.first.seconds, "{boot:?} {peer:?}");
+        assert!(kernel.first.seconds < peer.first.seconds, "{kernel:?} {peer:?}");
+    }
 }
 
 fn a_shared_folder_costs_few_exits() {

@@ -21,6 +21,10 @@ pub fn tests() -> Vec<Test> {
         every_pmu_has_a_template_of_its_own,
         vcpus_count_separately,
         shares_are_mounted,
+        signals_and_flame_graphs_reach_a_guest_from_a_template,
+        two_first_runs_make_one_template,
+        without_a_cache_a_guest_boots,
+        no_process_stays,
         many_guests_share_the_memory_of_a_template,
         the_system_calls_of_all_threads_are_those_of_the_sandbox,
     ]);
@@ -84,6 +88,38 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
                     ),
                 )
                 .step("many", &many)
+                .step(
+                    "signal",
+                    &format!(
+                        "{} >said & tally=$!; until grep -qs ready said; do sleep 0.1; done; kill -USR1 $tally; wait $tally; echo $?; cat said",
+                        tally("", "sh -c 'trap \"echo caught; exit 3\" USR1; echo ready; while true; do sleep 0.1; done'")
+                    ),
+                )
+                .step(
+                    "graph",
+                    &format!(
+                        "{}; grep -q '<svg' out.svg && echo drawn",
+                        tally("--pmu-policy tenant --flamegraph out.svg", "sh -c '/lib/tally/loop; /lib/tally/loop'")
+                    ),
+                )
+                .step(
+                    "at-once",
+                    &format!(
+                        "rm -r cache; for guest in 1 2; do {} & guests=\"$guests $!\"; done; for guest in $guests; do wait $guest; echo $?; done; \
+                         ls -d other/template-* | wc -l",
+                        tally("", "echo hello").replace("PWD/cache", "PWD/other")
+                    ),
+                )
+                .step("no-cache", &tally("-v", "echo hello").replace("$PWD/cache", "/proc/none"))
+                .step(
+                    "processes",
+                    &format!(
+                        "{} >said & tally=$!; until grep -qs ready said; do sleep 0.1; done; \
+                         grep -ls tally-teardown /proc/[0-9]*/comm | wc -l; kill -KILL $tally; wait $tally; sleep 1; \
+                         grep -ls -e tally -e vcpu /proc/[0-9]*/comm | wc -l",
+                        tally("", "sh -c 'echo ready; sleep 100'")
+                    ),
+                )
                 .step(
                     "confined",
                     &format!(
@@ -175,6 +211,32 @@ fn shares_are_mounted() {
 fn many_guests_share_the_memory_of_a_template() {
     let done = RESULTS.of("many");
     assert_eq!(done.text(), "0\n".repeat(20), "{}", done.err);
+}
+
+fn signals_and_flame_graphs_reach_a_guest_from_a_template() {
+    let done = RESULTS.of("signal");
+    assert_eq!(done.text(), "3\nready\ncaught\n", "{}", done.err);
+    let done = RESULTS.of("graph");
+    assert_eq!((done.status, done.text().as_str()), (0, "drawn\n"), "{}", done.err);
+}
+
+fn two_first_runs_make_one_template() {
+    let done = RESULTS.of("at-once");
+    let text = done.text();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["0", "0", "1", "hello", "hello"], "{}", done.err);
+}
+
+fn without_a_cache_a_guest_boots() {
+    let done = RESULTS.of("no-cache");
+    assert_eq!((done.status, done.text().as_str()), (0, "hello\n"), "{}", done.err);
+    assert!(done.err.contains("the guest boots: "), "{}", done.err);
+}
+
+fn no_process_stays() {
+    let done = RESULTS.of("processes");
+    assert_eq!(done.text(), "1\n0\n", "{}", done.err);
 }
 
 fn the_system_calls_of_all_threads_are_those_of_the_sandbox() {

@@ -36,9 +36,4 @@ impl Architecture for Riscv64 {
         unsafe { asm!("rdtime {}", out(reg) now, options(nomem, nostack)) };
         now
     }
-
-    /// Returns nothing: what there is to know of the processor is in the device tree.
-    fn processor_identity() -> Vec<u8> {
-        Vec::new()
-    }
 }

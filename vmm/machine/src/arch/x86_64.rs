@@ -35,8 +35,4 @@ impl Architecture for X86_64 {
         // SAFETY: every processor that runs guests has a time-stamp counter, and Linux lets programs read it.
         unsafe { std::arch::x86_64::_rdtsc() }
     }
-
-    fn processor_identity() -> Vec<u8> {
-        host::identity()
-    }
 }

@@ -1,6 +1,9 @@
 //! A kernel in Tally's memory, and the parameters with which it is booted.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+
+use memchr::memmem;
 
 use crate::memory::GuestRam;
 
@@ -12,6 +15,10 @@ pub struct Kernel<F> {
     pub image: Vec<u8>,
     /// Format of the kernel.
     pub format: F,
+    /// Its release, once it was looked for.
+    pub release: OnceCell<Option<String>>,
+    /// What was changed in the image, for the user.
+    pub changes: Vec<String>,
 }
 
 /// Parameters with which a kernel is booted.
@@ -30,10 +37,19 @@ pub struct Boot<'a> {
 }
 
 impl<F> Kernel<F> {
+    /// Creates a kernel whose image nobody has changed.
+    pub fn new(path: &Path, image: Vec<u8>, format: F) -> Self {
+        Self { path: path.to_owned(), image, format, release: OnceCell::new(), changes: Vec::new() }
+    }
+
     /// Returns the release of a Linux kernel, as `uname -r` prints it.
     pub fn release(&self) -> Option<&str> {
+        self.release.get_or_init(|| self.find_release().map(str::to_owned)).as_deref()
+    }
+
+    fn find_release(&self) -> Option<&str> {
         const BANNER: &[u8] = b"Linux version ";
-        let at = self.image.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
+        let at = memmem::find(&self.image, BANNER)? + BANNER.len();
         let release = self.image[at..].split(|&byte| byte == b' ').next()?;
         // The release becomes the name of a directory, so other characters in the untrusted file are refused.
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+~-".contains(byte);

@@ -3,15 +3,15 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use vm_memory::mmap::MmapRegion;
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MemoryRegionAddress,
-};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress, VolatileSlice};
 
-use super::{GuestRam, keep_out_of_core_dumps};
+use super::GuestRam;
 
 const PAGE: usize = 4096;
 /// Number of pages of which the kernel is asked at a time.
@@ -40,25 +40,31 @@ impl PageMap {
 }
 
 impl GuestRam {
-    /// Maps RAM that was saved in a file, with these guest-physical ranges. The file stays as it is.
-    pub(super) fn mapped_from(file: &File, ranges: &[(GuestAddress, usize)]) -> io::Result<GuestMemoryMmap> {
-        let mut start = 0;
-        let mut regions = Vec::new();
-        for (address, len) in ranges {
-            let offset = FileOffset::new(file.try_clone()?, start);
-            start += *len as u64;
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-            let region =
-                MmapRegion::build(Some(offset), *len, protection, flags).map_err(io::Error::other)?;
-            regions.push(GuestRegionMmap::new(region, *address).ok_or(io::ErrorKind::InvalidInput)?);
-        }
-        if file.metadata()?.len() != start {
+    /// Maps what a file has of this RAM's content over it. The rest stays as in a guest that boots, with large pages where the
+    /// host has some. The file stays as it is.
+    pub(super) fn map_from(&mut self, file: &File) -> io::Result<()> {
+        if file.metadata()?.len() != self.size {
             return Err(io::Error::other("the saved memory has another size"));
         }
-        let mapped = GuestMemoryMmap::from_regions(regions).map_err(io::Error::other)?;
-        keep_out_of_core_dumps(&mapped);
-        Ok(mapped)
+        let mut extents = extents(file, self.size)?;
+        let mut start = 0;
+        for region in self.mapped.iter() {
+            let end = start + region.len();
+            while let Some(extent) = extents.first_mut().filter(|extent| extent.start < end) {
+                let part = extent.start..extent.end.min(end);
+                let len = usize::try_from(part.end - part.start).map_err(io::Error::other)?;
+                let at = MemoryRegionAddress(part.start - start);
+                let slice = region.get_slice(at, len).map_err(io::Error::other)?;
+                map_over(&slice, file, part.start)?;
+                self.from_file.push(part.clone());
+                extent.start = part.end;
+                if extent.start == extent.end {
+                    extents.remove(0);
+                }
+            }
+            start = end;
+        }
+        Ok(())
     }
 
     /// Writes the RAM to an empty file. Pages of zeroes become holes. No vCPU may run meanwhile.
@@ -67,14 +73,16 @@ impl GuestRam {
         let mut start = 0;
         for region in self.mapped.iter() {
             let len = usize::try_from(region.len()).expect("it is mapped");
-            let is_from_file = region.file_offset().is_some();
             let mut page = [0; PAGE];
             for first in (0..len / PAGE).step_by(CHUNK) {
                 let count = CHUNK.min(len / PAGE - first);
                 let address = region.as_ptr() as usize + first * PAGE;
                 let exist = pages.exist(address, count)?;
-                for number in (first..).zip(exist).filter(|(_, exists)| *exists || is_from_file) {
-                    let at = (number.0 * PAGE) as u64;
+                for (number, exists) in (first..).zip(exist) {
+                    let at = (number * PAGE) as u64;
+                    if !exists && !self.is_from_file(start + at) {
+                        continue;
+                    }
                     region.read_slice(&mut page, MemoryRegionAddress(at)).map_err(io::Error::other)?;
                     if page != [0; PAGE] {
                         file.write_all_at(&page, start + at)?;
@@ -85,11 +93,54 @@ impl GuestRam {
         }
         Ok(())
     }
+
+    fn is_from_file(&self, at: u64) -> bool {
+        let behind = self.from_file.partition_point(|part| part.end <= at);
+        self.from_file.get(behind).is_some_and(|part| part.contains(&at))
+    }
+}
+
+/// Returns where a file has data, in whole pages. Short holes count as data, so that there are few mappings.
+fn extents(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
+    const SHORT: u64 = 64 << 10;
+    let mut extents: Vec<Range<u64>> = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // There is nothing more.
+            Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(file, SeekFrom::Hole(start))?.min(len);
+        let page = PAGE as u64;
+        let (start, end) = (start / page * page, end.next_multiple_of(page).min(len));
+        match extents.last_mut() {
+            Some(last) if start <= last.end + SHORT => last.end = end,
+            _ => extents.push(start..end),
+        }
+        at = end;
+    }
+    Ok(extents)
+}
+
+/// Maps a part of a file over memory, so that a page is copied when it is written.
+fn map_over(memory: &VolatileSlice, file: &File, offset: u64) -> io::Result<()> {
+    let at = memory.ptr_guard_mut().as_ptr();
+    let offset = offset.try_into().map_err(io::Error::other)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the memory is part of a mapping of whole pages that lives on, with the same protection, and is accessed as
+    // volatile only.
+    let mapped = unsafe { libc::mmap(at.cast(), memory.len(), protection, flags, file.as_raw_fd(), offset) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+
+    use vm_memory::GuestAddress;
 
     use super::*;
 

@@ -208,6 +208,11 @@ impl architecture::Board for Board {
         match *state {}
     }
 
+    /// Returns nothing, as no guest is saved yet.
+    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<Vec<u8>, KvmError> {
+        Ok(Vec::new())
+    }
+
     fn pmu_link(&self) -> Link {
         Link { controllers: self.controllers.clone(), pages: self.pages }
     }

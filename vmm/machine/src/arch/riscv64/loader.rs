@@ -6,6 +6,7 @@ use std::path::Path;
 
 use kvm_ioctls::Kvm;
 use log::{debug, info, warn};
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::sbi_page::Page;
 use vpmu_retarget::riscv::{Refusal, Retargeted};
@@ -61,6 +62,10 @@ impl Format {
     }
 }
 
+/// What is kept of kernels: nothing, as they are unpacked and patched fast.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Nothing {}
+
 /// Initial state of the guest's first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
@@ -73,6 +78,7 @@ pub struct Entry {
 impl architecture::Format for Format {
     type Model = Model;
     type Entry = Entry;
+    type Saved = Nothing;
 
     fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (place, image) = image::read(file, len)?;
@@ -82,6 +88,14 @@ impl architecture::Format for Format {
     /// Returns true: only Linux is supported.
     fn is_linux(&self) -> bool {
         true
+    }
+
+    fn saved(_kernel: &Kernel) -> Option<Nothing> {
+        None
+    }
+
+    fn restored(saved: Nothing) -> Option<Self> {
+        match saved {}
     }
 
     fn facts(kernel: &Kernel) -> KernelFacts {

@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::coalescing::Coalescing;
 use super::loader::{Entry, Format};
 use super::machine::{COM, VIRTIO, port};
-use super::pmu::Model;
+use super::pmu::{Model, Pmu};
 use super::state::{MachineState, VcpuState};
 use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
@@ -100,7 +100,8 @@ impl architecture::Board for Board {
         _controllers: Controllers,
     ) -> Result<Self, MachineError> {
         let linux = plan.kernel.is_linux;
-        let coalesce = linux && kvm.check_extension(Cap::CoalescedPio);
+        // A restored guest may transmit by interrupt already.
+        let coalesce = linux && !plan.is_restored && kvm.check_extension(Cap::CoalescedPio);
         Ok(Self {
             ports: Arc::new(ports(plan, console)?),
             memory: Arc::new(memory),
@@ -152,13 +153,21 @@ impl architecture::Board for Board {
         vcpu_states: impl Iterator<Item = &'a VcpuState>,
     ) -> Result<(), KvmError> {
         show_processor(kvm, plan, vcpus)?;
-        // The interrupt controllers first: a local APIC is told what is pending there.
-        state.restore(vm)?;
-        for (fd, state) in vcpus.iter_mut().zip(vcpu_states) {
+        for (number, (fd, state)) in vcpus.iter_mut().zip(vcpu_states).enumerate() {
             self.coalescing.attach(fd)?;
-            state.restore(fd)?;
+            state.restore(fd, number == 0)?;
         }
-        Ok(())
+        // Last: what is pending in the I/O APIC is delivered to the local APICs.
+        state.restore(vm)
+    }
+
+    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Vec<u8>, KvmError> {
+        let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.identity())?;
+        let leaves = cpuid
+            .as_slice()
+            .iter()
+            .flat_map(|leaf| [leaf.function, leaf.index, leaf.flags, leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+        Ok(leaves.chain(state::msrs(kvm)?).flat_map(u32::to_ne_bytes).collect())
     }
 
     fn pmu_link(&self) -> bool {

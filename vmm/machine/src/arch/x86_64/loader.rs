@@ -23,7 +23,7 @@ use std::path::Path;
 use kvm_ioctls::Kvm;
 use vpmu::model::intel;
 
-use self::linux::Linux;
+use self::linux::{Linux, SavedLinux};
 use self::multiboot::Multiboot;
 use self::sections::Sections;
 use super::host::Processor;
@@ -88,6 +88,7 @@ impl Entry {
 impl architecture::Format for Format {
     type Model = Model;
     type Entry = Entry;
+    type Saved = SavedLinux;
 
     /// For ELF the image ends with the last segment. Offsets in the image are offsets in the file, or in the vmlinux
     /// that a bzImage contains.
@@ -116,6 +117,18 @@ impl architecture::Format for Format {
     fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
         let shape = intel::Shape { version: intel::Version::V5, general: 8, fixed: 3, absent: 0 };
         retarget::retarget(kernel, shape.page_registers().as_ref(), 2, true)
+    }
+
+    /// Multiboot images are small.
+    fn saved(kernel: &Kernel) -> Option<SavedLinux> {
+        match &kernel.format.kind {
+            Kind::Linux(linux) => Some(linux.saved(kernel.sysret())),
+            Kind::Multiboot(_) => None,
+        }
+    }
+
+    fn restored(saved: SavedLinux) -> Option<Self> {
+        Some(Self { kind: Kind::Linux(Linux::restored(saved)?), sections: Sections::default() })
     }
 
     fn lets_programs_read_counters(&self) -> bool {

@@ -11,6 +11,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
+use crate::arch::x86_64::msr;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Interrupt controllers, the timer, and the clock that the guest's kernel gets from KVM.
@@ -68,10 +69,22 @@ pub struct VcpuState {
     events: kvm_vcpu_events,
 }
 
+/// The memory type range registers, which KVM does not list (SDM volume 4, table 2-2): the default type, the fixed ranges
+/// and eight variable ones.
+#[rustfmt::skip]
+const MTRRS: [u32; 28] = [
+    0x2ff,
+    0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f,
+    0x200, 0x201, 0x202, 0x203, 0x204, 0x205, 0x206, 0x207,
+    0x208, 0x209, 0x20a, 0x20b, 0x20c, 0x20d, 0x20e, 0x20f,
+];
+/// The time-stamp counter.
+const TSC: u32 = 0x10;
+
 /// Returns the numbers of the MSRs that a snapshot has, as far as a vCPU has them.
 pub fn msrs(kvm: &Kvm) -> Result<Vec<u32>, KvmError> {
     let list = kvm.get_msr_index_list().operation("list its MSRs")?;
-    Ok(list.as_slice().to_vec())
+    Ok(list.as_slice().iter().copied().chain(MTRRS).collect())
 }
 
 impl VcpuState {
@@ -92,8 +105,15 @@ impl VcpuState {
         })
     }
 
-    /// Sets the state of a new vCPU that has its CPUID already.
-    pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
+    /// Sets the state of a new vCPU that has its CPUID already. The machine's first vCPU comes first.
+    pub fn restore(&self, vcpu: &VcpuFd, is_first: bool) -> Result<(), KvmError> {
+        /// More than a second, however fast the counter is.
+        const FAR: u64 = 1 << 60;
+        if let (true, Some((_, tsc))) = (is_first, self.msrs.iter().find(|(number, _)| *number == TSC)) {
+            // KVM before Linux 6.7 takes a value within a second of the one with which it has begun for an attempt to
+            // synchronise vCPUs, and ignores it. One that is far away begins anew, and the other vCPUs follow.
+            msr::write(vcpu, TSC, tsc ^ FAR)?;
+        }
         vcpu.set_tsc_khz(self.clock).operation("set the time-stamp counter's frequency")?;
         vcpu.set_mp_state(self.run_state).operation("set whether a vCPU runs")?;
         vcpu.set_regs(&self.registers).operation("set the registers")?;

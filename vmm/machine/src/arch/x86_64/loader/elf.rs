@@ -3,6 +3,8 @@
 use std::io::{Read, Seek};
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::segment::Segment;
 use crate::loader::bytes::{u16_at, u32_at, u64_at};
 use crate::loader::error::Problem;
@@ -16,7 +18,7 @@ const EM_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 
 /// Class of an ELF file, on which the layout of its headers depends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Class {
     /// ELF32.
     Bits32,
@@ -25,7 +27,8 @@ pub enum Class {
 }
 
 /// Entry point and segments of an ELF file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Elf {
     /// Class of the file.
     pub class: Class,

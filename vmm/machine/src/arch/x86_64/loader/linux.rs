@@ -10,7 +10,8 @@ use std::path::Path;
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
-use vm_memory::{Bytes, GuestAddress};
+use serde::{Deserialize, Serialize};
+use vm_memory::{ByteValued, Bytes, GuestAddress};
 
 use super::elf::{Class, Elf};
 use super::segment::{self, Segment, page_down, page_up};
@@ -51,6 +52,19 @@ pub struct Linux {
     pub setup_data: Option<Range<u64>>,
     /// True if programs can read counters with RDPMC, by code that was added to the kernel.
     pub has_rdpmc_in_programs: bool,
+    /// Address of a SYSRET, if it is known without a search.
+    pub sysret: Option<u64>,
+}
+
+/// A Linux kernel without its image.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedLinux {
+    header: Vec<u8>,
+    elf: Elf,
+    setup_data: Option<Range<u64>>,
+    has_rdpmc_in_programs: bool,
+    sysret: Option<u64>,
 }
 
 impl Linux {
@@ -67,14 +81,38 @@ impl Linux {
             cmdline_size: COMMAND_LINE_MAX,
             ..Default::default()
         };
-        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false }, image))
+        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false, sysret: None }, image))
     }
 
     /// Reads and unpacks a bzImage.
     pub fn read_bzimage(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (header, image) = bzimage::read(file, len)?;
         let elf = read_elf(&mut Cursor::new(&image), image.len() as u64)?;
-        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false }, image))
+        Ok((Self { header, elf, setup_data: None, has_rdpmc_in_programs: false, sysret: None }, image))
+    }
+
+    /// Returns what to keep of the kernel beside its image, with the address of a SYSRET in it.
+    pub fn saved(&self, sysret: Option<u64>) -> SavedLinux {
+        let Self { header, elf, setup_data, has_rdpmc_in_programs, .. } = self;
+        SavedLinux {
+            header: header.as_slice().to_vec(),
+            elf: elf.clone(),
+            setup_data: setup_data.clone(),
+            has_rdpmc_in_programs: *has_rdpmc_in_programs,
+            sysret,
+        }
+    }
+
+    /// Returns a kernel that was kept, or `None` if its header has another size.
+    pub fn restored(saved: SavedLinux) -> Option<Self> {
+        let SavedLinux { header, elf, setup_data, has_rdpmc_in_programs, sysret } = saved;
+        let mut copy = setup_header::default();
+        let bytes = copy.as_mut_slice();
+        if bytes.len() != header.len() {
+            return None;
+        }
+        bytes.copy_from_slice(&header);
+        Some(Self { header: copy, elf, setup_data, has_rdpmc_in_programs, sysret })
     }
 
     /// Returns the segments to load.

@@ -1,6 +1,5 @@
 //! Replaces the RDPMC instructions of a kernel's image by RDMSR, which can exit to Tally (see [`vpmu_retarget`]).
 
-use log::info;
 use vpmu::shared_page::Registers;
 use vpmu_retarget::{Content, Image, Section, Site, Symbol};
 
@@ -9,7 +8,6 @@ use super::segment::Segment;
 use super::{Kernel, Kind};
 use crate::architecture::Format as _;
 use crate::loader::error::{LoadError, Problem};
-use crate::target::COUNTERS;
 
 /// Result of [`Kernel::retarget_rdpmc`].
 #[derive(Debug, PartialEq, Eq)]
@@ -22,7 +20,7 @@ pub(super) struct Retargeted {
 }
 
 /// Changes a kernel's image so that its accesses to the PMU can exit to Tally, and adds the code for the shared pages
-/// if the PMU and the kernel support them, and the code for RDPMC in programs if KVM lets that fault. Logs the
+/// if the PMU and the kernel support them, and the code for RDPMC in programs if KVM lets that fault. Notes the
 /// changes.
 pub fn retarget(
     kernel: &mut Kernel,
@@ -31,38 +29,32 @@ pub fn retarget(
     rdpmc_faults: bool,
 ) -> Result<(), LoadError> {
     let Retargeted { sites, left } = kernel.retarget_rdpmc()?;
+    let mut changes = Vec::new();
     if let Some(registers) = page_registers {
-        match kernel.add_shared_pages(registers, &sites, cpus) {
-            Some(Added { table, code }) => info!(
-                target: COUNTERS,
+        changes.push(match kernel.add_shared_pages(registers, &sites, cpus) {
+            Some(Added { table, code }) => format!(
                 "accesses to frozen counters do not leave the guest: its table of functions at {table:#x} leads to code at {code:#x}"
             ),
-            None => info!(
-                target: COUNTERS,
-                "accesses to frozen counters leave the guest, too: its kernel has no such table of functions"
-            ),
-        }
+            None => {
+                "accesses to frozen counters leave the guest, too: its kernel has no such table of functions".to_owned()
+            }
+        });
     }
-    match rdpmc_faults.then(|| kernel.add_rdpmc_in_programs()).flatten() {
-        Some(Added { table, code }) => info!(
-            target: COUNTERS,
+    changes.push(match rdpmc_faults.then(|| kernel.add_rdpmc_in_programs()).flatten() {
+        Some(Added { table, code }) => format!(
             "programs read counters with RDPMC: the handler of #GP in the table at {table:#x} is now code at {code:#x}"
         ),
-        None => info!(
-            target: COUNTERS,
-            "programs cannot read counters with RDPMC: {}",
-            if rdpmc_faults { "the kernel has no known table of exception handlers, or no room" } else { "in this KVM it reads 0" }
-        ),
-    }
-    for site in sites {
-        info!(target: COUNTERS, "RDPMC became RDMSR at {site}");
-    }
-    for address in left {
-        info!(
-            target: COUNTERS,
-            "the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run"
-        );
-    }
+        None if rdpmc_faults => {
+            "programs cannot read counters with RDPMC: the kernel has no known table of exception handlers, or no room"
+                .to_owned()
+        }
+        None => "programs cannot read counters with RDPMC: in this KVM it reads 0".to_owned(),
+    });
+    changes.extend(sites.iter().map(|site| format!("RDPMC became RDMSR at {site}")));
+    changes.extend(left.iter().map(|address| {
+        format!("the bytes of an RDPMC at {address:#x} are left alone: nothing shows that they run")
+    }));
+    kernel.changes.extend(changes);
     Ok(())
 }
 

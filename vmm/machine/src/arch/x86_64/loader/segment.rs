@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::arch::x86_64::memory::{self, RangeKind};
@@ -13,7 +14,8 @@ const LOWEST: u64 = 0x1000;
 const PAGE: u64 = 4096;
 
 /// A segment of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Segment {
     /// Physical addresses of the segment, including the zeroes at its end.
     pub memory: Range<u64>,

@@ -19,7 +19,10 @@ const SYSRET: [u8; 2] = [0x0f, 0x07];
 impl Kernel {
     /// Returns the address of a SYSRET to 32-bit mode in Linux' `.text`, which stays in memory after the boot.
     pub fn sysret(&self) -> Option<u64> {
-        let Kind::Linux(_) = self.format.kind else { return None };
+        let Kind::Linux(linux) = &self.format.kind else { return None };
+        if linux.sysret.is_some() {
+            return linux.sysret;
+        }
         let sections = self.format.sections.list(&self.image, Content::Data);
         let text =
             sections.iter().find(|section| section.name == ".text" && section.content == Content::Code)?;

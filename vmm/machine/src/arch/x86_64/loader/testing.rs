@@ -134,7 +134,7 @@ pub fn read(content: &[u8]) -> Result<Kernel, LoadError> {
     let path = Path::new("kernel");
     let len = content.len() as u64;
     let (format, image) = Format::read(&mut Cursor::new(content), len).map_err(|p| p.with(path))?;
-    Ok(Kernel { path: path.to_owned(), image, format })
+    Ok(Kernel::new(path, image, format))
 }
 
 /// Returns the error for a file with this content, which must not be a kernel.

@@ -1,0 +1,70 @@
+//! Kernels as they are when they have been unpacked and patched, which takes longer than the rest of a start. They are kept in
+//! the cache.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use guest_images::Progress;
+use guest_images::cache::{Cache, Key};
+use log::debug;
+use tally_machine::{Kernel, SavedKernel};
+
+use super::kept::{self, For};
+
+/// Version of what is in an entry's folder.
+const VERSION: &str = "1";
+const DESCRIPTION: &str = "kernel.json";
+const IMAGE: &str = "image";
+
+/// Kernels for a machine.
+#[derive(Clone, Copy)]
+pub struct Kernels<'a>(pub For<'a>);
+
+impl Kernels<'_> {
+    /// Returns the kernel in a file, patched. `check` may refuse it before.
+    pub fn read(self, path: &Path, check: impl Fn(&Kernel) -> Result<()>) -> Result<Kernel> {
+        let kept = self.find(path).inspect_err(|error| debug!("{error:#}")).ok().flatten();
+        let kernel = if let Some(kernel) = kept {
+            check(&kernel)?;
+            kernel
+        } else {
+            let mut kernel = Kernel::read(path)?;
+            check(&kernel)?;
+            let For { kvm, pmu, cpus } = self.0;
+            if pmu.needs_retargeting() {
+                kernel.retarget(kvm, pmu, cpus)?;
+            }
+            // The next run has more work, and nothing else is lost.
+            let _ = self.keep(path, &kernel).inspect_err(|error| debug!("{error:#}"));
+            kernel
+        };
+        kernel.log_changes();
+        Ok(kernel)
+    }
+
+    /// Returns the kernel if it was kept.
+    fn find(self, path: &Path) -> Result<Option<Kernel>> {
+        let Some(folder) = Cache::open()?.find(&self.key(path)?) else { return Ok(None) };
+        let read = |name| fs::read(folder.join(name)).with_context(|| folder.display().to_string());
+        let saved: SavedKernel = serde_json::from_slice(&read(DESCRIPTION)?)?;
+        kept::used(&folder);
+        Ok(Kernel::restored(path, read(IMAGE)?, saved))
+    }
+
+    fn keep(self, path: &Path, kernel: &Kernel) -> Result<()> {
+        let Some(saved) = kernel.saved() else { return Ok(()) };
+        let saved = serde_json::to_vec(&saved)?;
+        Cache::open()?.entry(&self.key(path)?, &mut Progress::silent(), |_, folder| {
+            fs::write(folder.join(DESCRIPTION), &saved)?;
+            fs::write(folder.join(IMAGE), kernel.image())?;
+            Ok::<_, anyhow::Error>(())
+        })?;
+        Ok(())
+    }
+
+    fn key(self, path: &Path) -> Result<Key> {
+        let path = fs::canonicalize(path)?;
+        Ok(kept::key("patched-kernel", VERSION, self.0)?.with(kept::identity(&path)?))
+    }
+}
