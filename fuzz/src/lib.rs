@@ -41,6 +41,8 @@ const TRIPLE: &str =
 /// Time after which one input counts as a finding. The targets count work where they can; this is for all other loops,
 /// and for a busy machine.
 const INPUT_LIMIT: &str = "-timeout=60";
+/// The same time, below which an input is not slow: libFuzzer would keep one as if it were a finding.
+const SLOW: &str = "-report_slow_units=60";
 /// Most bytes of a target's committed corpus, without those that people have named.
 const MAX_CORPUS: u64 = 64 << 10;
 /// Memory with which a run counts as a finding, in MiB: more than the largest kernel, packed and unpacked.
@@ -138,7 +140,7 @@ impl Fuzzer {
         let folder = folder.map_err(file(memory))?;
         let mut command = Command::new(&self.program);
         command.env(TARGET_VARIABLE, target.name).env("TMPDIR", folder.path()).env("RUST_BACKTRACE", "1");
-        command.current_dir(&self.project).args([INPUT_LIMIT, MEMORY_LIMIT]);
+        command.current_dir(&self.project).args([INPUT_LIMIT, SLOW, MEMORY_LIMIT]);
         die_with_this_process(&mut command, Death::Kill);
         Ok((command, folder))
     }
