@@ -1,8 +1,9 @@
 //! Saves machines, so that others can continue from there.
 //!
 //! All vCPUs stand still while a machine is saved: first all of them stop, so that none sends another one an interrupt any
-//! more, and then each is saved by its own thread, which alone can read its counters. A state has everything that the guest
-//! can see except its memory ([`GuestRam::save`]).
+//! more, and then each is saved by its own thread, which alone can read its counters. A state has what KVM
+//! holds, the PMUs, the console and the registers of virtio devices. The guest's memory ([`GuestRam::save`]) and what a device knows
+//! beyond its registers are saved by the caller; a shared folder that is mounted cannot be.
 
 use std::sync::Arc;
 use std::thread;

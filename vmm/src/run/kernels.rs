@@ -24,7 +24,10 @@ pub struct Kernels<'a>(pub For<'a>);
 impl Kernels<'_> {
     /// Returns the kernel in a file, patched. `check` may refuse it before.
     pub fn read(self, path: &Path, check: impl Fn(&Kernel) -> Result<()>) -> Result<Kernel> {
-        let kept = self.find(path).inspect_err(|error| debug!("{error:#}")).ok().flatten();
+        let cache = self.cache(path).inspect_err(|error| debug!("{error:#}")).ok();
+        let kept = cache
+            .as_ref()
+            .and_then(|cache| find(cache, path).inspect_err(|error| debug!("{error:#}")).ok().flatten());
         let kernel = if let Some(kernel) = kept {
             check(&kernel)?;
             kernel
@@ -36,35 +39,39 @@ impl Kernels<'_> {
                 kernel.retarget(kvm, pmu, cpus)?;
             }
             // The next run has more work, and nothing else is lost.
-            let _ = self.keep(path, &kernel).inspect_err(|error| debug!("{error:#}"));
+            if let Some(cache) = &cache {
+                let _ = keep(cache, &kernel).inspect_err(|error| debug!("{error:#}"));
+            }
             kernel
         };
         kernel.log_changes();
         Ok(kernel)
     }
 
-    /// Returns the kernel if it was kept.
-    fn find(self, path: &Path) -> Result<Option<Kernel>> {
-        let Some(folder) = Cache::open()?.find(&self.key(path)?) else { return Ok(None) };
-        let read = |name| fs::read(folder.join(name)).with_context(|| folder.display().to_string());
-        let saved: SavedKernel = serde_json::from_slice(&read(DESCRIPTION)?)?;
-        kept::used(&folder);
-        Ok(Kernel::restored(path, read(IMAGE)?, saved))
-    }
-
-    fn keep(self, path: &Path, kernel: &Kernel) -> Result<()> {
-        let Some(saved) = kernel.saved() else { return Ok(()) };
-        let saved = serde_json::to_vec(&saved)?;
-        Cache::open()?.entry(&self.key(path)?, &mut Progress::silent(), |_, folder| {
-            fs::write(folder.join(DESCRIPTION), &saved)?;
-            fs::write(folder.join(IMAGE), kernel.image())?;
-            Ok::<_, anyhow::Error>(())
-        })?;
-        Ok(())
-    }
-
-    fn key(self, path: &Path) -> Result<Key> {
+    /// Returns the cache, and the key in it of the kernel in a file.
+    fn cache(self, path: &Path) -> Result<(Cache, Key)> {
         let path = fs::canonicalize(path)?;
-        Ok(kept::key("patched-kernel", VERSION, self.0)?.with(kept::identity(&path)?))
+        let key = kept::key("patched-kernel", VERSION, self.0)?.with(kept::identity(&path)?);
+        Ok((Cache::open()?, key))
     }
+}
+
+/// Returns the kernel if it was kept.
+fn find((cache, key): &(Cache, Key), path: &Path) -> Result<Option<Kernel>> {
+    let Some(folder) = cache.find(key) else { return Ok(None) };
+    let read = |name| fs::read(folder.join(name)).with_context(|| folder.display().to_string());
+    let saved: SavedKernel = serde_json::from_slice(&read(DESCRIPTION)?)?;
+    kept::used(&folder);
+    Ok(Kernel::restored(path, read(IMAGE)?, saved))
+}
+
+fn keep((cache, key): &(Cache, Key), kernel: &Kernel) -> Result<()> {
+    let Some(saved) = kernel.saved() else { return Ok(()) };
+    let saved = serde_json::to_vec(&saved)?;
+    cache.entry(key, &mut Progress::silent(), |_, folder| {
+        fs::write(folder.join(DESCRIPTION), &saved)?;
+        fs::write(folder.join(IMAGE), kernel.image())?;
+        Ok::<_, anyhow::Error>(())
+    })?;
+    Ok(())
 }
