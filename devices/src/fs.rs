@@ -39,11 +39,13 @@ mod host;
 mod message;
 mod names;
 mod nodes;
+mod state;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use crate::access::Access;
+use crate::state::DeviceError;
 
 use attributes::Owner;
 use folders::Entries;
@@ -51,6 +53,7 @@ use handles::Handles;
 use host::{Host, Writable};
 use message::{Body, MAX_TRANSFER, Reply};
 use nodes::{Limits, Nodes};
+pub use state::ShareState;
 use wire::{InHeader, InitIn, InitOut, init, op};
 
 /// Error: a directory cannot be shared.
@@ -152,6 +155,16 @@ impl Share {
     /// Drops all inodes and handles of the guest, after the guest has restarted.
     pub fn reset(&mut self) {
         self.server.reset();
+    }
+
+    /// Returns what the guest has looked up and opened, for a snapshot.
+    pub fn save(&mut self) -> Result<ShareState, DeviceError> {
+        self.server.save()
+    }
+
+    /// Restores what the guest has looked up and opened, by the paths at which it was.
+    pub fn restore(&mut self, saved: &ShareState) -> Result<(), DeviceError> {
+        self.server.restore(saved)
     }
 
     /// Processes a request. Returns the reply, which has at most `max_len` bytes, or nothing if the guest waits for no

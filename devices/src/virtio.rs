@@ -4,6 +4,8 @@
 //! sets up with the registers of a [`Transport`]. Each device is served on a thread of its own, so that a slow request
 //! blocks no vCPU.
 
+use crate::state::{DeviceError, DeviceState, check};
+
 mod block;
 mod buffers;
 mod console;
@@ -12,7 +14,7 @@ mod mmio;
 mod queues;
 pub mod testing;
 
-pub use block::{Disk, DiskError};
+pub use block::{Disk, DiskError, DiskState};
 pub use buffers::{Reader, Writer};
 pub use console::{Console, ConsoleState};
 pub use fs::SharedFolder;
@@ -37,4 +39,12 @@ pub trait Device: Send {
     fn serve(&mut self, queues: &mut Queues);
     /// Drops all state that belongs to the driver, after the driver has reset the device.
     fn reset(&mut self) {}
+    /// Returns what the device knows beyond its registers and queues, for a snapshot. It processes no request meanwhile.
+    fn save(&mut self) -> Result<Option<DeviceState>, DeviceError> {
+        Ok(None)
+    }
+    /// Restores what another device of this kind has saved.
+    fn restore(&mut self, saved: Option<&DeviceState>) -> Result<(), DeviceError> {
+        Ok(check(saved.is_none(), "state")?)
+    }
 }

@@ -21,7 +21,7 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Server {
-    fn open_mode(&self, flags: u32) -> Result<OpenMode, Errno> {
+    pub(super) fn open_mode(&self, flags: u32) -> Result<OpenMode, Errno> {
         match OFlags::from_bits_retain(flags) & OFlags::RWMODE {
             OFlags::RDONLY => Ok(OpenMode::Read),
             OFlags::WRONLY => Ok(OpenMode::Write(self.writable()?)),
@@ -37,17 +37,19 @@ impl Server {
         self.handles.check_limit()?;
         let path_fd = self.nodes.path_fd(node)?;
         let file = self.host.open(&path_fd, open_mode)?;
-        self.put_open(file, node, path_fd, reply)
+        self.put_open(file, input.flags, node, path_fd, reply)
     }
 
     fn put_open(
         &mut self,
         file: File,
+        flags: u32,
         node: u64,
         path_fd: Arc<PathFd>,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let fh = self.handles.add_file(file, node, path_fd);
+        let mode = flags & OFlags::RWMODE.bits();
+        let fh = self.handles.add_file(file, mode, node, path_fd);
         reply.put(OpenOut { fh, ..OpenOut::default() }.as_slice())
     }
 
@@ -83,7 +85,7 @@ impl Server {
         let entry = self.entry(node, &stat);
         reply.put(entry.as_slice())?;
         let path_fd = self.nodes.path_fd(node)?;
-        self.put_open(file, node, path_fd, reply)
+        self.put_open(file, input.flags, node, path_fd, reply)
     }
 
     pub(super) fn read(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {

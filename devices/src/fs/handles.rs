@@ -6,13 +6,25 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::host::PathFd;
 
 #[derive(Debug)]
 enum Kind {
-    File(Arc<File>),
+    /// With the access mode, as in open(2).
+    File(Arc<File>, u32),
     Directory(Arc<OwnedFd>),
+}
+
+/// An open file or directory in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandleState {
+    pub number: u64,
+    pub node: u64,
+    /// The access mode of a file, as in open(2). A directory has none.
+    pub mode: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -51,24 +63,55 @@ impl Handles {
         if self.open.len() < self.limit { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    pub fn add_file(&mut self, file: File, node: u64, path_fd: Arc<PathFd>) -> u64 {
-        self.add(Handle { kind: Kind::File(file.into()), node, _path_fd: path_fd })
+    /// Adds a file that was opened with an access mode, as in open(2). Returns the number of its handle.
+    pub fn add_file(&mut self, file: File, mode: u32, node: u64, path_fd: Arc<PathFd>) -> u64 {
+        self.last += 1;
+        self.put_file(self.last, file, mode, node, path_fd);
+        self.last
     }
 
     pub fn add_directory(&mut self, directory: OwnedFd, node: u64, path_fd: Arc<PathFd>) -> u64 {
-        self.add(Handle { kind: Kind::Directory(directory.into()), node, _path_fd: path_fd })
+        self.last += 1;
+        self.put_directory(self.last, directory, node, path_fd);
+        self.last
     }
 
-    fn add(&mut self, handle: Handle) -> u64 {
-        self.last += 1;
-        self.open.insert(self.last, handle);
-        self.last
+    /// Adds a file with the number that its handle had.
+    pub fn put_file(&mut self, number: u64, file: File, mode: u32, node: u64, path_fd: Arc<PathFd>) {
+        self.open.insert(number, Handle { kind: Kind::File(file.into(), mode), node, _path_fd: path_fd });
+    }
+
+    /// Adds a directory with the number that its handle had.
+    pub fn put_directory(&mut self, number: u64, directory: OwnedFd, node: u64, path_fd: Arc<PathFd>) {
+        let kind = Kind::Directory(directory.into());
+        self.open.insert(number, Handle { kind, node, _path_fd: path_fd });
+    }
+
+    /// Returns what is open, in the order of the numbers, and the last number that was given.
+    pub fn save(&self) -> (Vec<HandleState>, u64) {
+        let state = |(number, Handle { kind, node, .. }): (&u64, &Handle)| HandleState {
+            number: *number,
+            node: *node,
+            mode: match kind {
+                Kind::File(_, mode) => Some(*mode),
+                Kind::Directory(_) => None,
+            },
+        };
+        let mut open: Vec<HandleState> = self.open.iter().map(state).collect();
+        open.sort_by_key(|handle| handle.number);
+        (open, self.last)
+    }
+
+    /// Closes everything. The next handle gets the number behind `last`.
+    pub fn begin_after(&mut self, last: u64) {
+        self.clear();
+        self.last = last;
     }
 
     /// Returns the open file of a handle. Fails if the handle is not an open file of `node`.
     pub fn file(&self, handle: u64, node: u64) -> Result<Arc<File>, Errno> {
         match self.open.get(&handle) {
-            Some(Handle { kind: Kind::File(file), node: of, .. }) if *of == node => Ok(Arc::clone(file)),
+            Some(Handle { kind: Kind::File(file, _), node: of, .. }) if *of == node => Ok(Arc::clone(file)),
             _ => Err(Errno::BADF),
         }
     }

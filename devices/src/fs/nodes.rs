@@ -15,8 +15,10 @@ use super::host::{self, Host, PathFd};
 use super::message::Name;
 use super::wire::ROOT;
 
+mod state;
 mod table;
 
+pub use state::NodesState;
 use table::{Identity, Kind, Table};
 
 /// Limits for one share. See [`super`].
@@ -56,6 +58,18 @@ pub struct Nodes {
 const MAX_DEPTH: usize = 2048;
 
 impl Nodes {
+    /// Returns true if an inode is at the place where the guest last saw it.
+    pub fn has_name(&mut self, id: u64) -> bool {
+        let found = |nodes: &mut Self| {
+            let node = nodes.table.get(id).ok_or(Errno::STALE)?;
+            let ((parent, name), identity) = (node.location(), node.identity);
+            let name = name.to_owned();
+            let found = Host::find(&*nodes.path_fd(parent)?, Name::new(&name)?)?;
+            Ok::<_, Errno>(identify(&mut nodes.file_systems, &host::stat(&found)?) == identity)
+        };
+        id == ROOT || found(self).unwrap_or(false)
+    }
+
     pub fn new(root: PathFd, limits: Limits) -> Result<Self, Errno> {
         let stat = host::stat(&root)?;
         let mut file_systems = Vec::new();

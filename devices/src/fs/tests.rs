@@ -17,6 +17,7 @@ mod limits;
 mod mounts;
 mod moves;
 mod reading;
+mod saved;
 mod writing;
 
 const REPLY_SIZE: usize = MAX_TRANSFER + PAGE;

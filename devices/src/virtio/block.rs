@@ -2,11 +2,13 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::{Device, Queues, Reader, Writer};
 use crate::access::Access;
+use crate::state::{DeviceError, DeviceState, Mismatch, check};
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_S_IOERR,
     VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
@@ -81,6 +83,22 @@ impl From<TryLockError> for DiskError {
     }
 }
 
+/// What a guest relies on that was saved with a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskState {
+    sectors: u64,
+    /// Time of the last change of the file's content, in seconds and nanoseconds. A block device has none.
+    modified: Option<(i64, i64)>,
+}
+
+impl DiskState {
+    /// Accepts a copy of the disk: the user knows that it is as the disk was.
+    pub fn accept_copy(&mut self) {
+        self.modified = None;
+    }
+}
+
 /// The virtio block device.
 #[derive(Debug)]
 pub struct Disk {
@@ -119,6 +137,13 @@ impl Disk {
             return Err(DiskError::Size(size));
         }
         Ok(Self { file, _claim: claim, sectors: size / SECTOR, access, chunk: vec![0; CHUNK] })
+    }
+
+    /// Returns what a guest relies on.
+    fn state(&self) -> io::Result<DiskState> {
+        let about = self.file.metadata()?;
+        let modified = about.file_type().is_file().then(|| (about.mtime(), about.mtime_nsec()));
+        Ok(DiskState { sectors: self.sectors, modified })
     }
 
     /// Processes one request. Returns its status.
@@ -206,6 +231,20 @@ impl Device for Disk {
 
     fn queue_sizes(&self) -> Vec<u16> {
         vec![QUEUE_SIZE]
+    }
+
+    fn save(&mut self) -> Result<Option<DeviceState>, DeviceError> {
+        let state = self.state().map_err(|error| DeviceError::Disk(error.to_string()))?;
+        Ok(Some(DeviceState::Disk(state)))
+    }
+
+    /// The guest holds parts of the disk in its memory, so what is on it must be what was there.
+    fn restore(&mut self, saved: Option<&DeviceState>) -> Result<(), DeviceError> {
+        let Some(DeviceState::Disk(saved)) = saved else { return Err(Mismatch("disk").into()) };
+        let here = self.state().map_err(|error| DeviceError::Disk(error.to_string()))?;
+        check(saved.sectors == here.sectors, "size of the disk")?;
+        let is_same = saved.modified.is_none() || saved.modified == here.modified;
+        if is_same { Ok(()) } else { Err(DeviceError::Changed) }
     }
 
     fn serve(&mut self, queues: &mut Queues) {

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use super::{Device, Queues, Request};
 use crate::fs::Share;
+use crate::state::{DeviceError, DeviceState, Mismatch};
 
 /// Index and size of the high priority queue. FORGET and INTERRUPT requests use it, so that they do not wait for
 /// others.
@@ -74,6 +75,17 @@ impl Device for SharedFolder {
 
     fn reset(&mut self) {
         self.share.reset();
+    }
+
+    fn save(&mut self) -> Result<Option<DeviceState>, DeviceError> {
+        Ok(Some(DeviceState::Share(self.share.save()?)))
+    }
+
+    fn restore(&mut self, saved: Option<&DeviceState>) -> Result<(), DeviceError> {
+        match saved {
+            Some(DeviceState::Share(saved)) => self.share.restore(saved),
+            _ => Err(Mismatch("shared folder").into()),
+        }
     }
 }
 

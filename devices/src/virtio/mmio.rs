@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -17,9 +17,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{Device, Queues};
 use crate::interrupt::Interrupt;
 
+mod hold;
 mod session;
 mod state;
 
+use hold::Hold;
 pub use session::{InvalidRing, Session};
 pub use state::TransportState;
 
@@ -75,6 +77,8 @@ pub struct Transport {
     config: Vec<u8>,
     memory: GuestMemoryMmap,
     state: Mutex<State>,
+    /// Signalled when the device stands still.
+    stopped: Condvar,
     interrupt_status: AtomicU32,
     interrupt: Box<dyn Interrupt>,
     kick: EventFd,
@@ -91,6 +95,8 @@ struct State {
     session: u64,
     /// The driver has reset the device, and [`Device::reset`] has not been called yet.
     was_reset: bool,
+    /// The device is to stand still while the machine is saved.
+    hold: Hold,
 }
 
 impl Transport {
@@ -124,7 +130,9 @@ impl Transport {
                 queue_select: 0,
                 session: 0,
                 was_reset: false,
+                hold: Hold::No,
             }),
+            stopped: Condvar::new(),
             interrupt_status: AtomicU32::new(0),
             interrupt: Box::new(interrupt),
             kick: EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK)?,
@@ -151,9 +159,13 @@ impl Transport {
         let mut state = self.state();
         let (session, is_running) = (Session::new(self, state.session), state.is_running());
         let was_reset = std::mem::take(&mut state.was_reset);
+        let is_to_stop = state.hold == Hold::Wanted;
         drop(state);
         if was_reset {
             device.reset();
+        }
+        if is_to_stop {
+            self.stand_still(device.save());
         }
         is_running.then(|| work(device, &mut Queues::new(session)))
     }

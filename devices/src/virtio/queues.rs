@@ -45,7 +45,7 @@ impl<'a> Queues<'a> {
             Some(ring) => has_request(ring, memory),
             None => Ok(false),
         };
-        self.session.with_rings(has_request).unwrap_or(false)
+        self.session.begin_with_rings(has_request).unwrap_or(false)
     }
 
     /// Takes the next available request from a queue.
@@ -64,7 +64,7 @@ impl<'a> Queues<'a> {
                 .unwrap_or_else(|| (Buffers::new(session), Buffers::new(session)));
             Ok(Some(Request { head: Head { queue, index }, reader: Reader(reader), writer: Writer(writer) }))
         };
-        session.with_rings(take).flatten()
+        session.begin_with_rings(take).flatten()
     }
 
     /// Returns a request to the driver as used, with `written` bytes of reply. Notifies the driver at once, if it wants

@@ -156,6 +156,11 @@ impl Table {
             u32::try_from(self.slots.len() - 1).expect("at most the limit")
         });
         let id = self.removed << SLOT_BITS | u64::from(at + 1);
+        self.fill(at, id, identity, kind, parent, name);
+        id
+    }
+
+    fn fill(&mut self, at: u32, id: u64, identity: Identity, kind: Kind, parent: u64, name: &CStr) {
         self.slots[at as usize] = Some(Node {
             id,
             identity,
@@ -174,7 +179,6 @@ impl Table {
         });
         self.name_bytes += allocated(name);
         self.count_child(parent, 1);
-        id
     }
 
     /// Records where the guest has seen an inode. There must be room for the name.
@@ -240,6 +244,52 @@ impl Table {
         let removed = self.removed + self.slots.len() as u64;
         *self = Self::new(self.limits, root.identity, root.path_fd.expect("the root is never closed"));
         self.removed = removed;
+    }
+
+    /// Returns the ID, the location and the lookup count of each node.
+    pub fn all(&self) -> impl Iterator<Item = (u64, (u64, &CStr), u64)> {
+        self.slots.iter().flatten().map(|node| (node.id, node.location(), node.lookups))
+    }
+
+    /// Returns the number of nodes that were removed.
+    pub fn removed(&self) -> u64 {
+        self.removed
+    }
+
+    /// Gives nodes IDs from now on that those of another table with this number of removed nodes did not get.
+    pub fn begin_after(&mut self, removed: u64) {
+        // Nodes that are not put here keep their IDs, too. IDs have fewer bits for the number, and never get that far.
+        self.removed = (removed & (u64::MAX >> SLOT_BITS)) + 1;
+    }
+
+    /// Returns true if a node of another table can have this ID, which no node has here.
+    pub fn may_have(&self, id: u64) -> bool {
+        let is_free = |at| at < self.limits.nodes && self.slots.get(at).is_none_or(Option::is_none);
+        slot(id).is_some_and(is_free) && id >> SLOT_BITS <= self.removed
+    }
+
+    /// Fails if there is no room for one more node of this name.
+    pub fn reserve_no_more(&self, name: Name) -> Result<(), Errno> {
+        let size = allocated(name.as_c_str());
+        let is_full =
+            self.index.len() >= self.limits.nodes || self.name_bytes + size > self.limits.name_bytes;
+        if is_full { Err(Errno::NFILE) } else { Ok(()) }
+    }
+
+    /// Adds a node with the ID that it had in another table ([`Self::may_have`]). Then [`Self::find_free`] must be called.
+    pub fn put(&mut self, id: u64, identity: Identity, kind: Kind, parent: u64, name: &CStr) -> &mut Node {
+        let at = slot(id).expect("such a node can be here");
+        if self.slots.len() <= at {
+            self.slots.resize_with(at + 1, || None);
+        }
+        self.fill(u32::try_from(at).expect("at most the limit"), id, identity, kind, parent, name);
+        self.slots[at].as_mut().expect("it was put there")
+    }
+
+    /// Finds the empty slots after nodes were put.
+    pub fn find_free(&mut self) {
+        let empty = (0..).zip(&self.slots).filter(|(_, slot)| slot.is_none());
+        self.free = empty.map(|(at, _)| at).collect();
     }
 
     /// Returns the number of nodes, and how many of them have an open path descriptor.

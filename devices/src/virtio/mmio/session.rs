@@ -1,11 +1,12 @@
 //! What the device's thread may do between two resets by the driver.
 
 use std::io;
+use std::sync::MutexGuard;
 
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 
-use super::{State, Transport, interrupt, status};
+use super::{Hold, State, Transport, interrupt, status};
 
 /// A ring or a descriptor of the driver is invalid, and the device needs a reset.
 #[derive(Debug)]
@@ -46,7 +47,20 @@ impl<'a> Session<'a> {
     /// Calls `work` with the rings, while the registers are locked. Returns `None` if the session is over. After an
     /// error, the device needs a reset.
     pub fn with_rings<T>(self, work: impl FnOnce(&mut [Queue]) -> Result<T, InvalidRing>) -> Option<T> {
-        let mut state = self.transport.state();
+        self.work(self.transport.state(), work)
+    }
+
+    /// Does the same, but not while the device is to stand still: for work that begins a request.
+    pub fn begin_with_rings<T>(self, work: impl FnOnce(&mut [Queue]) -> Result<T, InvalidRing>) -> Option<T> {
+        let state = self.transport.state();
+        if state.hold == Hold::No { self.work(state, work) } else { None }
+    }
+
+    fn work<T>(
+        self,
+        mut state: MutexGuard<State>,
+        work: impl FnOnce(&mut [Queue]) -> Result<T, InvalidRing>,
+    ) -> Option<T> {
         if !self.is_current(&state) {
             return None;
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState, QueueT};
 use vm_memory::GuestMemoryMmap;
 
-use super::{State, Transport, status};
+use super::{Hold, State, Transport, status};
 use crate::state::{Mismatch, check};
 
 /// What the driver has set up, and how far both sides are in the queues.
@@ -78,7 +78,8 @@ impl Ring {
 }
 
 impl Transport {
-    /// Returns the state, or `None` if the device processes a request. No vCPU may run meanwhile.
+    /// Returns the state, or `None` if the device processes a request. No vCPU may run meanwhile, and the device takes no
+    /// request: its thread calls this, or it stands still.
     pub fn save(&self) -> Option<TransportState> {
         let state = self.state();
         let processes = |queue: &Queue| queue.ready() && queue.next_avail() != queue.next_used();
@@ -116,6 +117,7 @@ impl Transport {
             queue_select: saved.queue_select,
             session,
             was_reset: false,
+            hold: Hold::No,
         };
         self.interrupt_status.store(saved.interrupt_status, Ordering::Release);
         drop(state);
