@@ -4,6 +4,7 @@
 //! stream that nobody reads holds up neither other streams nor signals.
 
 mod handle;
+mod hold;
 mod streams;
 
 use std::io;
@@ -14,15 +15,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use devices::virtio::{Console, ConsoleState, Device, Queues, Transport};
-use guest_agent::protocol::{self, Decoder, Entropy, Message, Restored, Start, ToGuest, ToHost};
+use guest_agent::protocol::{
+    self, Decoder, Entropy, Message, Restored, Size, Start, Terminals, ToGuest, ToHost,
+};
 use log::{debug, info, warn};
 use rustix::rand::{GetRandomFlags, getrandom};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::ending::{Ending, Reporter};
 use crate::sandbox::{self, Thread};
 
 pub use handle::Handle;
+pub use hold::{AgentState, HeldAgent, Holder, Holds};
 pub use streams::{Input, OnClose, Sink};
 
 /// Number of ports of the agent's console.
@@ -63,6 +66,8 @@ pub enum Begin {
     Restored(Start),
     /// The guest says when it is ready, and then is saved.
     Save(Save),
+    /// The guest was restored, and goes on with its command. The state is not the console's alone.
+    Continued(Box<AgentState>, Option<Size>),
 }
 
 /// Saves a machine whose agent has a console in this state.
@@ -80,7 +85,9 @@ pub struct Agent {
     save: Option<Save>,
     streams: Streams,
     orders: Receiver<ToGuest>,
-    wake: EventFd,
+    holds: Holds,
+    /// Which of the command's streams are terminals.
+    terminals: Terminals,
     shared: Arc<handle::Shared>,
     reporter: Reporter,
     /// Decoder of the agent's messages; none after an invalid message.
@@ -91,6 +98,17 @@ pub struct Agent {
     status: Option<u8>,
     /// Number of bytes of output that were passed on.
     passed: usize,
+}
+
+/// What another thread wants of the agent's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// To go on.
+    Work,
+    /// To pass on what the guest has said, for the machine has ended.
+    End,
+    /// To end at once, for the machine was saved and goes on elsewhere.
+    Leave,
 }
 
 /// What the thread does next.
@@ -111,25 +129,21 @@ impl Agent {
         console: Console,
         begin: Begin,
         streams: Streams,
+        holds: Holds,
         reporter: Reporter,
     ) -> io::Result<(Self, Handle)> {
-        let (start, save, is_ready) = match begin {
-            Begin::WhenReady(start) => (Some(start), None, false),
-            Begin::Restored(start) => (Some(start), None, true),
-            Begin::Save(save) => (None, Some(save), false),
-        };
-        let wake = EventFd::new(libc::EFD_NONBLOCK)?;
-        let (handle, orders, shared) = Handle::new(wake.try_clone()?);
-        let agent = Self {
+        let (handle, orders, shared) = Handle::new(holds.wake.try_clone()?);
+        let mut agent = Self {
             transport,
             console,
-            start,
-            save,
-            is_ready,
-            is_restored: is_ready,
+            start: None,
+            save: None,
+            is_ready: false,
+            is_restored: false,
             streams,
             orders,
-            wake,
+            holds,
+            terminals: Terminals::default(),
             shared,
             reporter,
             decoder: Some(Decoder::new()),
@@ -137,7 +151,21 @@ impl Agent {
             status: None,
             passed: 0,
         };
+        match begin {
+            Begin::WhenReady(start) => agent.set_start(start),
+            Begin::Restored(start) => {
+                agent.set_start(start);
+                (agent.is_ready, agent.is_restored) = (true, true);
+            }
+            Begin::Save(save) => agent.save = Some(save),
+            Begin::Continued(state, size) => agent.continue_from(*state, size)?,
+        }
         Ok((agent, handle))
+    }
+
+    fn set_start(&mut self, start: Start) {
+        self.terminals = start.terminals;
+        self.start = Some(start);
     }
 
     /// Starts the thread.
@@ -153,7 +181,11 @@ impl Agent {
         let mut most = None;
         let mut warn_after = Some(BOOT_WARNING);
         loop {
-            let ending = self.take_orders();
+            let wanted = self.take_orders();
+            if wanted == Wanted::Leave {
+                return;
+            }
+            let ending = wanted == Wanted::End;
             let next = self.work();
             if next == Next::End {
                 return;
@@ -181,15 +213,18 @@ impl Agent {
         }
     }
 
-    /// Takes the event loop's orders. Returns true if the machine has ended.
-    pub fn take_orders(&mut self) -> bool {
+    /// Takes the event loop's orders, and stands still if the machine is saved.
+    pub fn take_orders(&mut self) -> Wanted {
         // Non-blocking: an error means that it was read already.
-        let _ = (self.wake.read(), self.transport.kick().read());
+        let _ = (self.holds.wake.read(), self.transport.kick().read());
+        if self.stand_still_if_wanted() {
+            return Wanted::Leave;
+        }
         loop {
             match self.orders.try_recv() {
                 Ok(message) => self.send(&message),
-                Err(TryRecvError::Empty) => return false,
-                Err(TryRecvError::Disconnected) => return true,
+                Err(TryRecvError::Empty) => return Wanted::Work,
+                Err(TryRecvError::Disconnected) => return Wanted::End,
             }
         }
     }
@@ -375,7 +410,7 @@ impl Agent {
     /// Waits until something can go on, at most for this time. Returns true if something can.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut fds = vec![
-            poll_for(self.wake.as_raw_fd(), libc::POLLIN),
+            poll_for(self.holds.wake.as_raw_fd(), libc::POLLIN),
             poll_for(self.transport.kick().as_raw_fd(), libc::POLLIN),
         ];
         let input = self.streams.input.as_ref().filter(|(_, input)| input.wanted);

@@ -22,7 +22,7 @@ use crate::lab;
 use crate::metrics::Address;
 use crate::{sandbox, stderr};
 
-pub use self::operator::{ChangePolicy, CounterName, List, Log, Stat};
+pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
 
 /// The status of Tally's own failures, so that they cannot be taken for a command's.
 pub const FAILURE: u8 = 125;
@@ -51,6 +51,8 @@ pub enum Command {
     List(List),
     /// Show the counters and exits of running VMs
     Stat(Stat),
+    /// Write a running VM into a folder, from which `tally run --restore` continues it
+    Snapshot(Snapshot),
     /// Change or print what a running VM's guest may count
     Policy(ChangePolicy),
     /// Check this host's KVM and PMU, and print fixes
@@ -107,8 +109,25 @@ Examples:
     },
 }
 
+/// Options that a restored guest was started with, or that are for its start.
+const SAVED_WITH_A_GUEST: [&str; 13] = [
+    "kernel",
+    "initrd",
+    "append",
+    "cpus",
+    "memory",
+    "share",
+    "pmu",
+    "counters",
+    "boot",
+    "save_template",
+    "flamegraph",
+    "command",
+    "pmu_log",
+];
+
 /// The options of `tally run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = format!("\
 What guests see with --pmu:{pmus}
 --kernel and --initrd default to the default guest's. With COMMAND, the guest
@@ -169,6 +188,12 @@ pub struct Run {
     /// Boot, even where a saved guest could start at once
     #[arg(long)]
     pub boot: bool,
+    /// Continue the guest that `tally snapshot` has saved
+    #[arg(long, value_name = "DIR", conflicts_with_all = SAVED_WITH_A_GUEST)]
+    pub restore: Option<PathBuf>,
+    /// The disks of a restored guest are not those that it was started with
+    #[arg(skip)]
+    pub has_other_disks: bool,
     /// Where the guest is saved when it waits for its command, instead of running it
     #[arg(long, value_name = "DIR", hide = true)]
     pub save_template: Option<PathBuf>,

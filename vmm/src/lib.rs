@@ -30,6 +30,7 @@ mod policy;
 mod run;
 mod sandbox;
 mod signals;
+mod snapshot;
 mod stat;
 mod status;
 mod stderr;
@@ -58,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Log(options) => operator::log(options),
         Command::List(options) => stat::list(options),
         Command::Stat(options) => stat::stat(options),
+        Command::Snapshot(options) => snapshot::snapshot(options),
         Command::Policy(options) => operator::change_policy(options),
         Command::Doctor(options) => doctor::doctor(options),
         Command::Check(options) => arch::check::check(options.pmu, options.counters),

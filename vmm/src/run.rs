@@ -9,9 +9,10 @@ pub mod hardware;
 mod host_resources;
 mod kept;
 mod kernels;
+pub mod measurement;
 mod prepared;
 mod running;
-pub mod snapshot;
+mod saving;
 mod source;
 mod started;
 mod streams;
@@ -25,12 +26,19 @@ use anyhow::Result;
 
 use crate::cli::Run;
 use crate::event_log::EventLog;
+use crate::snapshot::{self, Opened};
 
 use prepared::Prepared;
 
 /// `tally run`: boots a guest and waits for its end.
 pub fn run(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
-    let stages = || Prepared::new(options)?.assemble(log)?.start()?.wait()?.conclude();
+    let Some(folder) = &options.restore else { return start(options, None, log) };
+    let saved = snapshot::open(folder)?;
+    start(&saved.state.setup.options(options), Some(saved), log)
+}
+
+fn start(options: &Run, saved: Option<Opened>, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
+    let stages = || Prepared::new(options, saved)?.assemble(log)?.start()?.wait()?.conclude();
     let result = stages();
     if let Err(error) = &result {
         started::close(log, &format_args!("{error:#}"));

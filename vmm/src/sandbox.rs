@@ -51,8 +51,6 @@ pub enum Thread {
     Share,
     /// Passes on the streams of the guest's command.
     Agent,
-    /// Runs a vCPU of a machine that is saved.
-    SavedVcpu,
     /// Waits until the guest is ready, and saves the machine.
     Saver,
     /// Folds the samples of a flame graph.

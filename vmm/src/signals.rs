@@ -118,6 +118,24 @@ pub fn unblock_events() -> io::Result<()> {
     unblock(&set_of(&EVENTS))
 }
 
+/// Signals by which users and systems end a command.
+const ENDS: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+
+/// Blocks the signals that end a command, so that it can end by itself.
+pub fn block_ends() -> io::Result<()> {
+    block(&set_of(&ENDS)).map(drop)
+}
+
+/// Returns true if a signal that [`block_ends`] has blocked has arrived.
+pub fn is_end_pending() -> bool {
+    // SAFETY: all-zero is a valid set, and the call fills it.
+    let mut pending: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    unsafe { libc::sigpending(&raw mut pending) };
+    // SAFETY: the set is valid, and the signals exist.
+    ENDS.into_iter().any(|signal| unsafe { libc::sigismember(&raw const pending, signal) } == 1)
+}
+
 /// Stops this process as SIGTSTP does by default, which [`block_events`] has blocked. Returns when it is continued, or at
 /// once if no shell could continue it (its process group is orphaned).
 pub fn stop() {

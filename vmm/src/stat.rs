@@ -51,7 +51,7 @@ pub fn shown(answer: &Answer) -> String {
         }
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
-        Answer::Done | Answer::Error(_) => return String::new(),
+        Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);
     lines.join("\n")

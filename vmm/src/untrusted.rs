@@ -12,7 +12,7 @@ use guest_agent::protocol::{self, Size, Start};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::agent::{self, Input, Next, OnClose, Sink, Streams};
+use crate::agent::{self, Input, Next, OnClose, Sink, Streams, Wanted};
 use crate::control::client;
 use crate::control::message::{self, Request};
 use crate::ending::{Ending, Reporter};
@@ -73,6 +73,7 @@ impl Agent {
             console,
             agent::Begin::WhenReady(start),
             streams,
+            agent::Holder::new()?.1,
             reporter,
         )?;
         Ok((Self { host, handle: Some(handle), endings }, transport))
@@ -80,7 +81,7 @@ impl Agent {
 
     /// Does what the agent's thread does each time it wakes up. Returns false at the thread's end.
     pub fn turn(&mut self) -> bool {
-        let is_ending = self.host.take_orders();
+        let is_ending = self.host.take_orders() != Wanted::Work;
         self.host.read_input();
         self.host.work() != Next::End && !is_ending
     }

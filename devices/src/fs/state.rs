@@ -61,15 +61,12 @@ impl Server {
             Errno::STALE => Errno::NOENT,
             other => other,
         })?;
-        match mode {
-            Some(mode) => {
-                let file = self.host.open(&path_fd, self.open_mode(*mode)?)?;
-                self.handles.put_file(*number, file, *mode, *node, path_fd);
-            }
-            None => {
-                let directory = self.host.open_directory(&path_fd)?;
-                self.handles.put_directory(*number, directory, *node, path_fd);
-            }
+        if let Some(mode) = mode {
+            let file = self.host.open(&path_fd, self.open_mode(*mode)?)?;
+            self.handles.put_file(*number, file, *mode, *node, path_fd);
+        } else {
+            let directory = self.host.open_directory(&path_fd)?;
+            self.handles.put_directory(*number, directory, *node, path_fd);
         }
         Ok(())
     }

@@ -37,6 +37,8 @@ pub enum ToGuest {
     Size(Size),
     /// Sends this signal to the command.
     Signal(u8),
+    /// The guest was saved while its command ran, and has been restored.
+    Restored(Restored),
 }
 
 /// A message from the agent to the host.
@@ -90,6 +92,7 @@ impl std::error::Error for Error {}
 const START: u8 = 0x01;
 const SIZE: u8 = 0x02;
 const SIGNAL: u8 = 0x03;
+const RESTORED: u8 = 0x04;
 const READY: u8 = 0x81;
 const SIGNAL_SENT: u8 = 0x82;
 const EXITED: u8 = 0x83;
@@ -104,12 +107,17 @@ impl Message for ToGuest {
                 columns: u16::from_le_bytes([column, columns]),
             })),
             (SIGNAL, &[signal]) => Some(Self::Signal(signal)),
+            (RESTORED, payload) => Restored::parse(payload).map(Self::Restored),
             _ => None,
         }
     }
 
     fn write(&self, payload: &mut Vec<u8>) -> Result<u8, Error> {
         match self {
+            Self::Restored(restored) => {
+                restored.write(payload)?;
+                Ok(RESTORED)
+            }
             Self::Start(start) => {
                 start.write(payload)?;
                 Ok(START)

@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::flow::{DrainingFlow, Flow, State};
 use crate::orphans::Orphans;
 use crate::program::Program;
-use crate::sys;
+use crate::{restored, sys};
 
 /// Added to the number of the signal that ended a program, as shells do.
 const KILLED: i32 = 128;
@@ -83,6 +83,11 @@ fn handle_message(message: &ToGuest, process: pid_t, program: &Program, control:
         ToGuest::Start(_) => Err(Error::other("the host has sent a second Start message")),
         ToGuest::Size(size) => {
             program.terminal.as_ref().map_or(Ok(()), |terminal| sys::set_size(terminal, *size))
+        }
+        // What fails stays as it was: the program is worth more than the time of day.
+        ToGuest::Restored(restored) => {
+            let _ = restored::catch_up(restored);
+            Ok(())
         }
         ToGuest::Signal(signal) => match sys::signal_group(process, *signal) {
             Ok(()) => control.send(&ToHost::SignalSent(*signal)),

@@ -82,6 +82,13 @@ pub trait PmuModel: Copy + Debug + Display + Eq {
         processor: Self::Processor,
         policy: &Policy,
     ) -> Result<Offer<Pmu<Self>>, Self::Unavailable>;
+    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the guest has,
+    /// the policy decides.
+    fn offer_saved(
+        self,
+        processor: Self::Processor,
+        policy: &Policy,
+    ) -> Result<Offer<Pmu<Self>>, Self::Unavailable>;
     /// Returns the KVM capabilities that a machine with this PMU needs beyond [`KvmRequirements::required`].
     fn required_capabilities(choice: Self::Choice) -> &'static [Capability];
     /// Returns a sentence for the user about the state of KVM's own PMU.
@@ -153,6 +160,8 @@ pub trait Board: Clone {
     type State: Serialize + DeserializeOwned;
     /// What KVM holds of a vCPU, in a snapshot.
     type VcpuState: Serialize + DeserializeOwned + Send;
+    /// What a machine shows its guest of the processor, in a snapshot.
+    type Identity: Debug + Serialize + DeserializeOwned;
 
     /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     fn ram(size: u64) -> Vec<(u64, u64)>;
@@ -207,7 +216,9 @@ pub trait Board: Clone {
         Self::VcpuState: 'a;
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same
     /// finds everything as it was.
-    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Vec<u8>, KvmError>;
+    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Self::Identity, KvmError>;
+    /// Returns in what this host differs from the one where a guest was saved, if its guest would see it.
+    fn difference(saved: &Self::Identity, here: &Self::Identity) -> Option<String>;
     /// Returns what a vCPU's emulated PMU needs from the board.
     fn pmu_link(&self) -> Self::PmuLink;
     /// Handles a guest's read from a device's register in memory (MMIO).

@@ -1,6 +1,6 @@
 //! Errors of building a machine.
 
-use devices::{Mismatch, Overlap};
+use devices::{DeviceError, Mismatch, Overlap};
 
 use crate::kvm_error::KvmError;
 use crate::loader::error::LoadError;
@@ -23,6 +23,9 @@ pub enum MachineError {
     /// The saved state is not one of this machine.
     #[error(transparent)]
     Restore(Mismatch),
+    /// A device's saved state is not one of this machine.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The description of the hardware (ACPI tables or device tree) cannot be written into the guest's memory.
     #[error("cannot write the firmware: {0}")]
     Firmware(String),

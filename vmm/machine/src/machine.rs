@@ -28,6 +28,9 @@ use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{DeviceServer, Virtio};
 
+/// What a machine shows its guest of the processor.
+pub type Identity = <arch::Board as Board>::Identity;
+
 /// Configuration of a machine.
 pub struct Config<'a> {
     /// How the guest starts.
@@ -86,8 +89,6 @@ pub struct Machine {
     pub console_room: EventFd,
     /// Transport of the device that the caller serves.
     pub external_transport: Option<Arc<Transport>>,
-    /// Saves the machine while it runs.
-    pub saver: Saver,
 }
 
 impl Machine {
@@ -102,8 +103,13 @@ impl Machine {
 
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same finds
     /// everything as it was.
-    pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Vec<u8>, KvmError> {
+    pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
         arch::Board::identity(kvm, cpus, pmu)
+    }
+
+    /// Returns in what this host's processor differs from the one where a guest was saved, if the guest would see it.
+    pub fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+        arch::Board::difference(saved, here)
     }
 
     /// Maps a guest's memory of this size.
@@ -116,9 +122,13 @@ impl Machine {
         GuestRam::restored(size, arch::Board::ram, file)
     }
 
-    /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet.
-    pub fn new(kvm: &Kvm, machine: EmptyMachine, config: Config) -> Result<Self, MachineError> {
-        let Config { start, cpus, ram, pmu, policy, console, external_device, devices } = config;
+    /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet. The second result saves the machine
+    /// while it runs.
+    pub fn new(kvm: &Kvm, machine: EmptyMachine, config: Config) -> Result<(Self, Saver), MachineError> {
+        let Config { start, cpus, ram, pmu, policy, console, external_device, mut devices } = config;
+        if let Start::Restore(state) = &start {
+            state.restore_devices(&mut devices)?;
+        }
         let EmptyMachine { vm, keeper } = machine;
         let vm = Arc::new(vm);
         Model::configure(pmu, &vm)?;
@@ -151,7 +161,7 @@ impl Machine {
             Ok(DeviceServer { transport: virtio.attach(&vm, memory, &*device)?, device })
         };
         let device_servers = devices.into_iter().map(attach).collect::<Result<_, MachineError>>()?;
-        let transports = virtio.transports();
+        let mut transports = virtio.transports();
         let board = arch::Board::new(kvm, &vm, &plan, &serial, virtio.bus(), controllers)?;
         if let Some((kernel, entry)) = entry {
             board.set_up_vcpus(kvm, &plan, &mut fds, kernel, entry)?;
@@ -168,7 +178,8 @@ impl Machine {
             kernel,
             vcpus: Arc::clone(&vcpu_handles),
             console: serial.clone(),
-            devices: transports,
+            external_device: external_transport.clone(),
+            devices: transports.split_off(usize::from(external_transport.is_some())),
             ram: ram.clone(),
         };
         let vcpu = |(id, ((fd, mailbox), saved_pmu))| Vcpu {
@@ -188,7 +199,8 @@ impl Machine {
         let console = serial;
         // Until the process ends.
         std::mem::forget(keeper);
-        Ok(Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport, saver })
+        let machine = Self { vcpus, device_servers, vcpu_handles, console, console_room, external_transport };
+        Ok((machine, saver))
     }
 }
 

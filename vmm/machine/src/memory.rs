@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-pub use saved::PageMap;
+pub use saved::{PART, PageMap, extents};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// Minimum size of a guest's memory: the first MiB, and one MiB above it for a kernel.
@@ -47,6 +47,13 @@ pub struct Size {
     text: String,
     /// The size in bytes, a multiple of the page size.
     pub bytes: u64,
+}
+
+impl Size {
+    /// Creates a size of this many bytes.
+    pub fn of(bytes: u64) -> Self {
+        Self { text: bytes.to_string(), bytes }
+    }
 }
 
 impl std::str::FromStr for Size {

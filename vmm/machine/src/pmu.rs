@@ -12,6 +12,7 @@ pub(crate) mod thread;
 mod timer;
 
 use log::debug;
+use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
 use vpmu_perf::Reservation;
@@ -44,6 +45,35 @@ pub fn offer(
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
     Model::offer(choice, counters, processor, policy)
+}
+
+/// The PMU that a guest sees, in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SavedPmu {
+    /// None.
+    None,
+    /// One that Tally emulates.
+    Emulated(Model),
+}
+
+impl SavedPmu {
+    /// Returns the PMU of a guest that is to be saved. `None` if it is KVM's: what that counts is not Tally's to keep.
+    pub fn of(pmu: Pmu) -> Option<Self> {
+        match pmu {
+            Pmu::None => Some(Self::None),
+            Pmu::Emulated(model, _) => Some(Self::Emulated(model)),
+            Pmu::Kvm => None,
+        }
+    }
+
+    /// Determines whether this host can offer it. With fewer free counters than the guest has, the policy decides.
+    pub fn offer(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+        match self {
+            Self::None => Ok(Offer { pmu: Pmu::None, remarks: Vec::new() }),
+            Self::Emulated(model) => model.offer_saved(processor, policy),
+        }
+    }
 }
 
 /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be found

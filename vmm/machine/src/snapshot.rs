@@ -2,15 +2,14 @@
 //!
 //! All vCPUs stand still while a machine is saved: first all of them stop, so that none sends another one an interrupt any
 //! more, and then each is saved by its own thread, which alone can read its counters. A state has what KVM
-//! holds, the PMUs, the console and the registers of virtio devices. The guest's memory ([`GuestRam::save`]) and what a device knows
-//! beyond its registers are saved by the caller; a shared folder that is mounted cannot be.
+//! holds, the PMUs, the console and the virtio devices, which stand still as well. The guest's memory ([`GuestRam::save`]) and what
+//! the device of the caller's knows beyond its registers are saved by the caller.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use devices::virtio::{Transport, TransportState};
-use devices::{Mismatch, Serial, SerialState};
+use devices::virtio::{Device, Transport, TransportState};
+use devices::{DeviceError, DeviceState, Mismatch, Serial, SerialState};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use vpmu::state::PmuState;
@@ -22,9 +21,8 @@ use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::vcpu::mailbox::{Held, VcpuHandles};
 
-/// Number of times that a device is looked at while it processes requests, and the time between.
-const ATTEMPTS: u32 = 100;
-const INTERVAL: Duration = Duration::from_millis(10);
+/// Time in which a device has to complete the request that it processes.
+const LIMIT: Duration = Duration::from_secs(5);
 
 type KvmState = <arch::Board as Board>::State;
 type KvmVcpuState = <arch::Board as Board>::VcpuState;
@@ -37,8 +35,18 @@ pub struct MachineState {
     pub(crate) kvm: KvmState,
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) console: SerialState,
-    /// In the order of their addresses.
-    pub(crate) devices: Vec<TransportState>,
+    /// The device that the caller serves, if there is one.
+    pub(crate) external_device: Option<TransportState>,
+    /// The other devices, in the order of their addresses.
+    pub(crate) devices: Vec<SavedDevice>,
+}
+
+/// A virtio device that a thread of its own serves.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedDevice {
+    transport: TransportState,
+    own: Option<DeviceState>,
 }
 
 /// The state of a vCPU.
@@ -65,6 +73,9 @@ pub enum SaveError {
     /// A device does not come to an end with its requests.
     #[error("a device does not come to an end with what it does")]
     BusyDevice,
+    /// A device cannot be saved now.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A KVM operation failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -77,28 +88,75 @@ pub struct Saver {
     pub(crate) kernel: KernelFacts,
     pub(crate) vcpus: Arc<VcpuHandles>,
     pub(crate) console: Serial,
+    pub(crate) external_device: Option<Arc<Transport>>,
     pub(crate) devices: Vec<Arc<Transport>>,
     /// The guest's memory.
     pub ram: GuestRam,
 }
 
+/// A machine that stands still until this is dropped.
+pub struct HeldMachine<'a> {
+    saver: &'a Saver,
+    vcpus: Held,
+    _devices: HeldDevices<'a>,
+}
+
+/// Devices that take no request until this is dropped.
+struct HeldDevices<'a>(&'a [Arc<Transport>]);
+
 impl Saver {
-    /// Stops all vCPUs and saves the machine. The vCPUs stand still until the second result is dropped.
-    pub fn save(&self) -> Result<(MachineState, Held), SaveError> {
-        let held = self.vcpus.hold().ok_or(SaveError::NoAnswer)?;
-        let devices = self.devices.iter().map(|device| when_idle(device)).collect::<Result<_, _>>()?;
-        let state = MachineState {
-            kernel: self.kernel,
-            vcpus: held.save()?,
-            kvm: self.board.save(&self.vm)?,
-            console: self.console.save(),
-            devices,
+    /// Stops all vCPUs, and then the devices that have threads of their own. The caller does not serve its own device
+    /// meanwhile.
+    pub fn hold(&self) -> Result<HeldMachine<'_>, SaveError> {
+        let vcpus = self.vcpus.hold().ok_or(SaveError::NoAnswer)?;
+        self.devices.iter().for_each(|device| device.hold());
+        Ok(HeldMachine { saver: self, vcpus, _devices: HeldDevices(&self.devices) })
+    }
+}
+
+impl HeldMachine<'_> {
+    /// Returns the number of vCPUs.
+    pub fn cpus(&self) -> u8 {
+        self.vcpus.cpus()
+    }
+
+    /// Saves the machine without its memory.
+    pub fn save(&self) -> Result<MachineState, SaveError> {
+        let Saver { vm, board, kernel, console, external_device, devices, .. } = self.saver;
+        let device = |device: &Arc<Transport>| {
+            let own = device.wait_until_held(LIMIT).ok_or(SaveError::BusyDevice)??;
+            Ok(SavedDevice { transport: device.save().ok_or(SaveError::BusyDevice)?, own })
         };
-        Ok((state, held))
+        let external_device = external_device.as_ref();
+        Ok(MachineState {
+            kernel: *kernel,
+            vcpus: self.vcpus.save()?,
+            kvm: board.save(vm)?,
+            console: console.save(),
+            external_device: external_device
+                .map(|device| device.save().ok_or(SaveError::BusyDevice))
+                .transpose()?,
+            devices: devices.iter().map(device).collect::<Result<_, SaveError>>()?,
+        })
+    }
+}
+
+impl Drop for HeldDevices<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|device| device.release());
     }
 }
 
 impl MachineState {
+    /// Restores what devices know beyond their registers.
+    pub(crate) fn restore_devices(&self, devices: &mut [Box<dyn Device>]) -> Result<(), MachineError> {
+        if self.devices.len() != devices.len() {
+            return Err(MachineError::Restore(Mismatch("number of devices")));
+        }
+        let mut pairs = devices.iter_mut().zip(&self.devices);
+        Ok(pairs.try_for_each(|(device, saved)| device.restore(saved.own.as_ref()))?)
+    }
+
     /// Restores all but the vCPUs' PMUs, which only their threads can restore. Returns the states of these.
     pub(crate) fn restore(
         self,
@@ -107,27 +165,27 @@ impl MachineState {
         board: &arch::Board,
         plan: &Plan<arch::Model>,
         vcpus: &mut [VcpuFd],
-        devices: &[Arc<Transport>],
+        transports: &[Arc<Transport>],
     ) -> Result<Vec<Option<PmuState>>, MachineError> {
-        if self.vcpus.len() != vcpus.len() || self.devices.len() != devices.len() {
+        let devices: Vec<&TransportState> =
+            self.external_device.iter().chain(self.devices.iter().map(|device| &device.transport)).collect();
+        if self.vcpus.len() != vcpus.len() || devices.len() != transports.len() {
             return Err(MachineError::Restore(Mismatch("number of vCPUs or devices")));
         }
         let states = self.vcpus.iter().map(|vcpu| &vcpu.kvm);
         board.restore(kvm, vm, plan, vcpus, &self.kvm, states)?;
-        for (device, state) in devices.iter().zip(&self.devices) {
+        for (device, state) in transports.iter().zip(devices) {
             device.restore(state).map_err(MachineError::Restore)?;
         }
         Ok(self.vcpus.into_iter().map(|vcpu| vcpu.pmu).collect())
     }
-}
 
-/// Returns the state of a device when it processes no request.
-fn when_idle(device: &Transport) -> Result<TransportState, SaveError> {
-    for _ in 0..ATTEMPTS {
-        if let Some(state) = device.save() {
-            return Ok(state);
+    /// Accepts other disks in the place of those that were saved: the user knows that they are as these were.
+    pub fn accept_copies_of_disks(&mut self) {
+        for SavedDevice { own, .. } in &mut self.devices {
+            if let Some(DeviceState::Disk(disk)) = own {
+                disk.accept_copy();
+            }
         }
-        thread::sleep(INTERVAL);
     }
-    Err(SaveError::BusyDevice)
 }

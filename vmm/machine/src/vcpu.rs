@@ -248,6 +248,8 @@ impl VcpuThread {
             });
             let _ = answer.send(state);
         }
+        // So that its watchdogs do not take the time for their own.
+        arch::Run::notify_paused(self.run.fd());
     }
 
     /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry, which

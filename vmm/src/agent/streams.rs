@@ -47,6 +47,16 @@ impl Input {
         self.waiting.make_contiguous()
     }
 
+    /// Returns the bytes that were read and not given to the guest yet, for a snapshot.
+    pub fn rest(&self) -> Vec<u8> {
+        self.waiting.iter().copied().collect()
+    }
+
+    /// Puts bytes in front of all that is read.
+    pub fn put_first(&mut self, bytes: &[u8]) {
+        self.waiting.extend(bytes);
+    }
+
     /// Removes bytes that the guest was given.
     pub fn consume(&mut self, count: usize) {
         self.waiting.drain(..count);

@@ -80,6 +80,30 @@ pub struct ChangePolicy {
     pub settings: Vec<Setting>,
 }
 
+/// The options of `tally snapshot`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The VM stands still while it is written, and then goes on. Its shares and disks
+stay where they are: a disk that has changed since is refused by `tally run
+--restore`, unless `--disk` gives a copy. A run with --flamegraph or --pmu kvm
+cannot be saved.
+
+Examples:
+  tally snapshot web web.saved
+  tally snapshot 1234 /var/tmp/saved --stop
+  tally run --restore web.saved")]
+pub struct Snapshot {
+    /// A running VM: its process or its name
+    #[arg(value_name = "PID|NAME")]
+    pub vm: String,
+    /// The folder, which must not exist
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// End the VM then
+    #[arg(long)]
+    pub stop: bool,
+}
+
 /// The options of `tally log`.
 #[derive(Debug, Args)]
 #[command(after_help = "\

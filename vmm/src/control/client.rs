@@ -11,6 +11,7 @@ use vpmu::policy::{Change, Policy};
 use super::message::{self, Answer, Request};
 use super::socket_dir::{Connection, SocketDir};
 use crate::deadline::Deadlined;
+use crate::snapshot::stream;
 use crate::status::{Summary, VmStatus};
 
 /// Timeout for an answer. A VM that exceeds it is stopped, or its host is overloaded.
@@ -215,6 +216,23 @@ impl Vm {
         }
     }
 
+    /// Requests a snapshot, and returns the state. The parts of the memory follow.
+    pub fn begin_snapshot(&mut self, stop: bool) -> Result<Vec<u8>, ClientError> {
+        match self.ask(&Request::Snapshot { stop })? {
+            Answer::Snapshot(len) => {
+                self.stream.get_mut().allow(TIMEOUT);
+                stream::receive_state(&mut self.stream, len).map_err(|error| failed(self.about.pid, &error))
+            }
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Receives the next part of the memory in a snapshot, and returns where it belongs. Returns `None` at the end.
+    pub fn next_part(&mut self, part: &mut Vec<u8>) -> Result<Option<u64>, ClientError> {
+        self.stream.get_mut().allow(TIMEOUT);
+        stream::receive_part(&mut self.stream, part).map_err(|error| failed(self.about.pid, &error))
+    }
+
     fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
         self.stream.get_mut().allow(TIMEOUT);
         ask(self.about.pid, &mut self.stream, request)
@@ -253,7 +271,9 @@ pub fn answer(process: u32, stream: &mut impl BufRead) -> Result<Answer, ClientE
 
 fn failed(process: u32, error: &io::Error) -> ClientError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended(process),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
+            ClientError::Ended(process)
+        }
         // The error may quote what the VM has said.
         kind => ClientError::Silent(process, io::Error::new(kind, printable(&error.to_string()))),
     }

@@ -26,6 +26,14 @@ pub enum Request {
     Policy(Change),
     /// Flush the event log, after writing this note into it if there is one.
     Log(Option<String>),
+    /// Send a snapshot, behind the answer ([`crate::snapshot::stream`]). If the VM is to end afterwards, it stands still until the
+    /// client's next request or its end.
+    Snapshot {
+        /// The VM is to end afterwards.
+        stop: bool,
+    },
+    /// End, after a snapshot was sent.
+    End,
 }
 
 /// A counter to disable or enable.
@@ -50,6 +58,8 @@ pub enum Answer {
     Status(Box<VmStatus>),
     /// The VM's policy.
     Policy(Policy),
+    /// A state of this many bytes follows, and then the memory.
+    Snapshot(u64),
     /// The request was carried out.
     Done,
     /// The request was not carried out, for this reason.

@@ -1,7 +1,7 @@
 //! The server on a VM's control socket: a thread that accepts clients, and a thread for each client. A client that
 //! stalls holds up only its own thread; the VM's other threads wait for none of these.
 
-use std::io::{self, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +29,14 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Carries out a request and returns the answer.
     fn answer(&self, session: &mut Self::Session, request: Request) -> Answer;
+
+    /// Sends a snapshot. If the machine is to end afterwards, stays until the client says so or goes away.
+    fn send_snapshot(
+        &self,
+        stop: bool,
+        requests: &mut impl BufRead,
+        answers: &mut impl Write,
+    ) -> io::Result<()>;
 }
 
 /// Starts a thread that accepts clients until the process ends.
@@ -87,8 +95,12 @@ fn converse<M: Machine>(stream: &UnixStream, machine: &M) -> io::Result<()> {
                 return Err(error);
             }
         };
-        let answer = machine.answer(&mut session, request);
-        message::send(&mut answers, &answer)?;
+        if let Request::Snapshot { stop } = request {
+            machine.send_snapshot(stop, &mut requests, &mut answers)?;
+        } else {
+            let answer = machine.answer(&mut session, request);
+            message::send(&mut answers, &answer)?;
+        }
     }
 }
 
@@ -112,7 +124,7 @@ impl Drop for Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::io::Read;
 
     /// Answers with the number of requests on this connection.
     struct Counts;
@@ -123,6 +135,10 @@ mod tests {
         fn answer(&self, session: &mut usize, _request: Request) -> Answer {
             *session += 1;
             Answer::Error(session.to_string())
+        }
+
+        fn send_snapshot(&self, _: bool, _: &mut impl BufRead, _: &mut impl Write) -> io::Result<()> {
+            Ok(())
         }
     }
 

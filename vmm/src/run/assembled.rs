@@ -12,14 +12,17 @@ use guest_agent::protocol::Share;
 use log::warn;
 use tally_machine::pmu::Pmu;
 use tally_machine::target::COUNTERS;
-use tally_machine::{Journal, Machine, Vcpu};
+use tally_machine::{Journal, Machine, Saver, Vcpu};
 use vpmu::policy::Policy;
 
 use super::host_resources::DeviceThread;
 use super::running::{self, Running};
+use super::saving::Savable;
+use super::source::At;
 use super::started::{ClientSockets, Guards, Started};
 use super::talk::AgentStart;
 use super::template::{self, Saves};
+use crate::agent::Holds;
 use crate::cli::Run;
 use crate::console::{FlushTimer, Output, standard_stream};
 use crate::control::Control;
@@ -49,10 +52,14 @@ pub struct Assembled<'a> {
     pub graph: Option<FlameGraph>,
     /// The agent's device, if the guest has an agent.
     pub agent: Option<Console>,
-    /// The guest was restored, so that its agent waits for a command.
-    pub is_restored: bool,
+    /// What the guest does, to begin with.
+    pub at: At,
+    /// The agent's end of what makes it stand still.
+    pub holds: Option<Holds>,
     /// Where the guest is saved when it waits for its command, instead of running it.
     pub saves: Option<Saves>,
+    /// Saves it there.
+    pub saver: Option<Saver>,
     pub machine: Machine,
     pub client_sockets: ClientSockets,
     pub signals: Signals,
@@ -64,16 +71,15 @@ impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
-        let Self { agent, is_restored, saves, machine, device_threads, client_sockets, .. } = self;
+        let Self { agent, at, holds, saves, saver, machine, device_threads, client_sockets, .. } = self;
         let Self { signals, mut events, output, .. } = self;
-        let is_saved = saves.is_some();
         let (mut handle, mut thread, mut raw) = (None, None, None);
-        if let Some((console, transport)) = agent.zip(machine.external_transport) {
-            let save = saves.map(|saves| template::save_into(saves, machine.saver)).transpose()?;
+        if let Some(((console, transport), holds)) = agent.zip(machine.external_transport).zip(holds) {
+            let save =
+                saves.zip(saver).map(|(saves, saver)| template::save_into(saves, saver)).transpose()?;
             let graph = graph.as_mut();
-            let agent =
-                AgentStart { command: &options.command, shares, working_dir, graph, is_restored, save };
-            let started = agent.start(console, transport, events.reporter()?)?;
+            let agent = AgentStart { command: &options.command, shares, working_dir, graph, at, save };
+            let started = agent.start(console, transport, holds, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
         events.add_signals(signals, handle);
@@ -92,8 +98,7 @@ impl<'a> Assembled<'a> {
         if let Some(log) = log {
             log.start_thread().context("cannot start the log's thread")?;
         }
-        let kind = if is_saved { sandbox::Thread::SavedVcpu } else { sandbox::Thread::Vcpu };
-        let confinement = Arc::new(Confinement::new(kind, Vec::new()));
+        let confinement = Arc::new(Confinement::new(sandbox::Thread::Vcpu, Vec::new()));
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
             run(vcpu, journal, events.reporter()?, Arc::clone(&confinement))?;
@@ -145,38 +150,46 @@ pub fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
     Ok((output, timer))
 }
 
-/// Serves the control socket and the metrics until the result is dropped.
-pub fn serve_clients(
-    options: &Run,
-    machine: &Machine,
-    pmu: Pmu,
-    policy: Policy,
-    memory: u64,
-    log: Option<&Arc<EventLog>>,
-    metrics: Option<(Metrics, Socket)>,
-) -> Result<ClientSockets> {
-    let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
-    let running = Running {
-        about: Summary::of_this(options, pmu, cpus, memory),
-        begun: Instant::now(),
-        vcpus: Arc::clone(&machine.vcpu_handles),
-        kvm: machine.vcpus.iter().map(Vcpu::kvm_stats).collect(),
-        pmu,
-        host: running::host_pmu(pmu),
-        policy: Mutex::new(policy),
-        log: log.cloned(),
-    };
-    let socket = match metrics {
-        Some((metrics, socket)) => {
-            let facts = facts(&running.about);
-            metrics.serve(facts, Arc::clone(&running.vcpus)).context("cannot start the metrics' thread")?;
-            Some(socket)
-        }
-        None => None,
-    };
-    // A guest that becomes a template is nobody's.
-    let control = options.save_template.is_none().then(|| Control::open(running));
-    Ok(ClientSockets { control, metrics: socket })
+/// What clients are told of a VM, and what they may do with it.
+pub struct ForClients<'a> {
+    pub options: &'a Run,
+    pub pmu: Pmu,
+    pub policy: Policy,
+    pub memory: u64,
+    pub log: Option<&'a Arc<EventLog>>,
+    pub metrics: Option<(Metrics, Socket)>,
+    pub savable: Savable,
+}
+
+impl ForClients<'_> {
+    /// Serves the control socket and the metrics until the result is dropped.
+    pub fn serve(self, machine: &Machine) -> Result<ClientSockets> {
+        let Self { options, pmu, policy, memory, log, metrics, savable } = self;
+        let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
+        let running = Running {
+            about: Summary::of_this(options, pmu, cpus, memory),
+            begun: Instant::now(),
+            vcpus: Arc::clone(&machine.vcpu_handles),
+            kvm: machine.vcpus.iter().map(Vcpu::kvm_stats).collect(),
+            pmu,
+            host: running::host_pmu(pmu),
+            policy: Mutex::new(policy),
+            log: log.cloned(),
+            savable,
+        };
+        let socket = match metrics {
+            Some((metrics, socket)) => {
+                let facts = facts(&running.about);
+                metrics
+                    .serve(facts, Arc::clone(&running.vcpus))
+                    .context("cannot start the metrics' thread")?;
+                Some(socket)
+            }
+            None => None,
+        };
+        let control = Control::open(running);
+        Ok(ClientSockets { control: Some(control), metrics: socket })
+    }
 }
 
 /// Returns the labels of the metric `tally_machine_info`.

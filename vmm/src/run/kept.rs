@@ -27,7 +27,7 @@ pub fn key(kind: &str, version: &str, For { kvm, pmu, cpus }: For) -> Result<Key
         .with(identity(Path::new("/proc/self/exe"))?)
         .with(host.release().to_bytes())
         .with(host.version().to_bytes())
-        .with(Machine::identity(kvm, cpus, pmu)?)
+        .with(format!("{:?}", Machine::identity(kvm, cpus, pmu)?))
         .with(format!("{cpus} vCPUs, {pmu:?}")))
 }
 

@@ -12,15 +12,19 @@ use tally_machine::target::COUNTERS;
 use tally_machine::{EmptyMachine, GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
-use super::assembled::{self, Assembled};
+use super::assembled::{self, Assembled, ForClients};
 use super::host_resources::{self, HostResources};
+use super::saving::Savable;
 use super::source::{Blueprint, Built, Source};
+use super::started::ClientSockets;
+use crate::agent::Holder;
 use crate::cli::Run;
 use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
 use crate::signals::Signals;
+use crate::snapshot::Opened;
 use crate::{kvm, policy, sandbox, signals};
 
 /// Everything that a machine is built from.
@@ -43,8 +47,8 @@ pub struct Prepared<'a> {
 
 impl<'a> Prepared<'a> {
     /// Opens and checks everything that the options name.
-    pub fn new(options: &'a Run) -> Result<Self> {
-        let policy = policy(options)?;
+    pub fn new(options: &'a Run, saved: Option<Opened>) -> Result<Self> {
+        let policy = policy(options, saved.as_ref())?;
         signals::ignore_sigxfsz();
         let kvm = kvm::open(options.pmu)?;
         raise_file_limit();
@@ -55,11 +59,14 @@ impl<'a> Prepared<'a> {
         let resources = host_resources::devices(options)?;
         let graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
         let processor = pmu::processor();
-        let Offer { pmu, remarks } = offer(options.pmu, options.counters, processor, &policy)?;
+        let Offer { pmu, remarks } = match &saved {
+            Some(saved) => saved.state.setup.pmu.offer(processor, &policy)?,
+            None => offer(options.pmu, options.counters, processor, &policy)?,
+        };
         let name = options.pmu.name();
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
         let machine = Machine::empty(&kvm)?;
-        let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source()?;
+        let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source(saved)?;
         Ok(Self {
             options,
             policy,
@@ -94,10 +101,18 @@ impl<'a> Prepared<'a> {
         events.add_output(timer, output.clone());
 
         let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
-        let Built { machine, agent, is_restored } =
-            blueprint.build(machine, source, ram, devices, &output)?;
+        let Built { machine, saver, agent, at } = blueprint.build(machine, source, ram, devices, &output)?;
         let saves = blueprint.saves();
-        let client_sockets = assembled::serve_clients(options, &machine, pmu, policy, memory, log, metrics)?;
+        let (holder, holds) = agent.is_some().then(Holder::new).transpose()?.unzip();
+        let (mut client_sockets, mut own_saver) = (ClientSockets::default(), None);
+        if saves.is_some() {
+            // A guest that becomes a template is nobody's.
+            own_saver = Some(saver);
+        } else {
+            let savable = Savable::new(options, kvm, pmu, &policy, saver, holder, events.reporter()?);
+            let clients = ForClients { options, pmu, policy, memory, log, metrics, savable };
+            client_sockets = clients.serve(&machine)?;
+        }
         Ok(Assembled {
             options,
             log,
@@ -108,8 +123,10 @@ impl<'a> Prepared<'a> {
             working_dir,
             graph,
             agent,
-            is_restored,
+            at,
+            holds,
             saves,
+            saver: own_saver,
             machine,
             client_sockets,
             signals,
@@ -119,8 +136,9 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Returns the policy for the guest's counters. `--on-starvation` overrides the file of `--pmu-policy`.
-fn policy(options: &Run) -> Result<Policy> {
+/// Returns the policy for the guest's counters. `--on-starvation` overrides the file of `--pmu-policy`, and both override the
+/// policy of a guest that was saved.
+fn policy(options: &Run, saved: Option<&Opened>) -> Result<Policy> {
     let option = match (&options.pmu_policy, options.on_starvation) {
         (Some(_), _) => Some("--pmu-policy"),
         (None, Some(_)) => Some("--on-starvation"),
@@ -129,7 +147,8 @@ fn policy(options: &Run) -> Result<Policy> {
     if let Some(option) = option.filter(|_| !options.pmu.is_emulated()) {
         bail!("{option} is for Tally's own PMUs, not for --pmu {}", options.pmu.name());
     }
-    let policy = options.pmu_policy.as_deref().map(policy::of_file).transpose()?.unwrap_or_default();
+    let saved = || saved.map(|saved| saved.state.setup.policy.clone()).unwrap_or_default();
+    let policy = options.pmu_policy.as_deref().map(policy::of_file).transpose()?.unwrap_or_else(saved);
     Ok(match options.on_starvation {
         Some(on_starvation) => Policy { on_starvation, ..policy },
         None => policy,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,8 @@ use vpmu::policy::{Change, Policy};
 use vpmu_perf::{Attribution, HostPmu};
 
 use super::hardware::{self, CpuCounters};
-use super::snapshot::{VcpuSnapshot, VmSnapshot, ratio};
+use super::measurement::{VcpuMeasurement, VmMeasurement, ratio};
+use super::saving::Savable;
 use crate::cli::Run;
 use crate::control::Machine;
 use crate::control::message::{Answer, CounterSwitch, Request};
@@ -46,6 +48,8 @@ pub struct Running {
     pub policy: Mutex<Policy>,
     /// The event log, if there is one.
     pub log: Option<Arc<EventLog>>,
+    /// Saves the VM.
+    pub savable: Savable,
 }
 
 /// State that is kept for a client between its requests.
@@ -53,7 +57,7 @@ pub struct Running {
 pub struct ClientSession {
     vcpus: BTreeMap<u8, VcpuSession>,
     /// Measurement for the client's last request.
-    last: Option<VmSnapshot>,
+    last: Option<VmMeasurement>,
 }
 
 /// State that is kept for a client and a vCPU.
@@ -102,7 +106,7 @@ impl Running {
         let reports = self.vcpus.report();
         let at = self.begun.elapsed();
         let vcpus = reports.into_iter().map(|report| self.measure(report, session)).collect();
-        let now = VmSnapshot { about: self.summary(), at, paused_by: self.vcpus.pause.causes(), vcpus };
+        let now = VmMeasurement { about: self.summary(), at, paused_by: self.vcpus.pause.causes(), vcpus };
         let status = now.since(session.last.as_ref().unwrap_or(&now));
         session.last = Some(now);
         status
@@ -159,7 +163,7 @@ impl Running {
         written.map_or_else(|error| Answer::Error(error.to_string()), |()| Answer::Done)
     }
 
-    fn measure(&self, report: VcpuReport, session: &mut ClientSession) -> VcpuSnapshot {
+    fn measure(&self, report: VcpuReport, session: &mut ClientSession) -> VcpuMeasurement {
         let stats = self.kvm.get(usize::from(report.vcpu)).and_then(Option::as_ref);
         let kvm = stats.and_then(|stats| stats.read().ok());
         let (mut work, mut hardware) = (None, None);
@@ -169,7 +173,7 @@ impl Running {
             work = vcpu.attribution.as_ref().map(Attribution::read);
             hardware.clone_from(&vcpu.hardware);
         }
-        VcpuSnapshot { report, kvm, work, hardware }
+        VcpuMeasurement { report, kvm, work, hardware }
     }
 }
 
@@ -183,7 +187,20 @@ impl Machine for Running {
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
+            Request::Snapshot { .. } | Request::End => {
+                Answer::Error("no snapshot was sent before".to_owned())
+            }
         }
+    }
+
+    fn send_snapshot(
+        &self,
+        stop: bool,
+        requests: &mut impl BufRead,
+        answers: &mut impl Write,
+    ) -> io::Result<()> {
+        let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.savable.send(stop, policy, requests, answers)
     }
 }
 

@@ -1,11 +1,11 @@
-//! What a guest starts from: a kernel that boots, or a template.
+//! What a guest starts from: a kernel that boots, a template, or a snapshot of the user's.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use devices::virtio::{Console, Device};
 use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::pmu::{Pmu, Processor};
-use tally_machine::{Config, EmptyMachine, GuestRam, Machine, MachineError, Start};
+use tally_machine::{Config, EmptyMachine, GuestRam, Machine, MachineError, Saver, Start};
 use vpmu::policy::Policy;
 
 use super::boot::{self, Files};
@@ -13,9 +13,10 @@ use super::host_resources;
 use super::kept::For;
 use super::kernels::Kernels;
 use super::template::{Saves, Template, TemplateFor};
-use crate::agent;
+use crate::agent::{self, AgentState};
 use crate::cli::Run;
 use crate::console::Output;
+use crate::snapshot::{GuestState, Opened};
 
 /// What a guest starts from.
 pub enum Source {
@@ -23,6 +24,18 @@ pub enum Source {
     Kernel(Box<Files>),
     /// A template.
     Template(Box<Template>),
+    /// A snapshot.
+    Snapshot(Box<Opened>),
+}
+
+/// What a guest does when its machine has been built.
+pub enum At {
+    /// It boots.
+    Boot,
+    /// Its agent waits for a command.
+    Command,
+    /// It goes on with its command.
+    Work(Box<AgentState>),
 }
 
 /// The machine to build, beside what its guest starts from.
@@ -38,14 +51,21 @@ pub struct Blueprint<'a> {
 /// A machine, and the agent's device if its guest has an agent.
 pub struct Built {
     pub machine: Machine,
+    pub saver: Saver,
     pub agent: Option<Console>,
-    /// The guest was restored, so that its agent waits for a command.
-    pub is_restored: bool,
+    pub at: At,
 }
 
 impl<'a> Blueprint<'a> {
     /// Finds what the guest starts from, and checks that it can run here.
-    pub fn source(&self) -> Result<Source> {
+    pub fn source(&self, saved: Option<Opened>) -> Result<Source> {
+        if let Some(saved) = saved {
+            let here = Machine::identity(self.kvm, self.cpus, self.pmu)?;
+            if let Some(difference) = Machine::difference(&saved.state.processor, &here) {
+                bail!("this host's processor is not the one that the guest was saved on: {difference}");
+            }
+            return Ok(Source::Snapshot(Box::new(saved)));
+        }
         match self.template().find() {
             Some(template) => Ok(Source::Template(Box::new(template))),
             None => Ok(Source::Kernel(Box::new(self.files()?))),
@@ -82,6 +102,7 @@ impl<'a> Blueprint<'a> {
     ) -> Result<Built> {
         let template = match source {
             Source::Kernel(files) => return self.boot(machine, *files, ram, devices, output),
+            Source::Snapshot(saved) => return self.continued(machine, *saved, devices, output),
             Source::Template(template) => template,
         };
         let remove = template.remover();
@@ -115,8 +136,31 @@ impl<'a> Blueprint<'a> {
             command_line: &command_line,
         };
         // The unpacked image is large, and is copied into the guest's memory: it is dropped here.
-        let machine = self.machine(machine, start, ram, devices, agent.as_ref(), output)?;
-        Ok(Built { machine, agent, is_restored: false })
+        let (machine, saver) = self.machine(machine, start, ram, devices, agent.as_ref(), output)?;
+        Ok(Built { machine, saver, agent, at: At::Boot })
+    }
+
+    fn continued(
+        &self,
+        empty: EmptyMachine,
+        Opened { state, memory }: Opened,
+        devices: Vec<Box<dyn Device>>,
+        output: &Output,
+    ) -> Result<Built> {
+        let GuestState { mut machine, agent: state, .. } = state;
+        if self.options.has_other_disks {
+            machine.accept_copies_of_disks();
+        }
+        let ram = Machine::saved_memory(&self.options.memory, &memory)?;
+        let console = |state: &AgentState| {
+            let mut console = agent::console();
+            console.restore(&state.console).map(|()| console)
+        };
+        let agent = state.as_ref().map(console).transpose()?;
+        let start = Start::Restore(Box::new(machine));
+        let (machine, saver) = self.machine(empty, start, ram, devices, agent.as_ref(), output)?;
+        let at = state.map_or(At::Boot, |state| At::Work(Box::new(state)));
+        Ok(Built { machine, saver, agent, at })
     }
 
     fn restore(
@@ -131,8 +175,8 @@ impl<'a> Blueprint<'a> {
         let mut agent = agent::console();
         agent.restore(&console)?;
         let start = Start::Restore(Box::new(machine));
-        let machine = self.machine(empty, start, ram, devices, Some(&agent), output)?;
-        Ok(Built { machine, agent: Some(agent), is_restored: true })
+        let (machine, saver) = self.machine(empty, start, ram, devices, Some(&agent), output)?;
+        Ok(Built { machine, saver, agent: Some(agent), at: At::Command })
     }
 
     fn machine(
@@ -143,7 +187,7 @@ impl<'a> Blueprint<'a> {
         devices: Vec<Box<dyn Device>>,
         agent: Option<&Console>,
         output: &Output,
-    ) -> Result<Machine, MachineError> {
+    ) -> Result<(Machine, Saver), MachineError> {
         let config = Config {
             start,
             cpus: self.cpus,

@@ -23,6 +23,7 @@ use crate::terminal::Raw;
 use crate::{control, signals, stderr};
 
 /// Sockets through which clients find the machine until this is dropped.
+#[derive(Default)]
 pub struct ClientSockets {
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub control: Option<Control>,
@@ -105,7 +106,7 @@ impl Ended<'_> {
             // The status of a failed command is more useful than an error about the flame graph.
             stderr::say(&format_args!("{error:#}"));
         }
-        Ok(status(&ending, !options.command.is_empty(), &output))
+        Ok(status(&ending, options, &output))
     }
 }
 
@@ -119,8 +120,9 @@ pub fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
 }
 
 /// Returns the exit status. Prints why the machine ended if this is a failure.
-fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
+fn status(ending: &Ending, options: &Run, console: &Output) -> ExitCode {
     const INTERRUPTED: u8 = 128;
+    let has_command = !options.command.is_empty();
     info!("{ending}");
     let died = |how: &str| {
         stderr::say(&how);
@@ -147,6 +149,10 @@ fn status(ending: &Ending, has_command: bool, console: &Output) -> ExitCode {
         Ending::Failed(failure) => died(&failure.to_string()),
         Ending::Signal(signal) if has_command => {
             ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))
+        }
+        Ending::Saved if options.save_template.is_none() => {
+            stderr::say(&"the guest was saved; `tally run --restore` continues it");
+            if has_command { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS }
         }
         // As after Ctrl-C (SIGINT).
         Ending::Quit if has_command => ExitCode::from(INTERRUPTED | 2),

@@ -28,20 +28,43 @@ pub fn choose() -> io::Result<Chosen> {
     let raw = if keyboard { Raw::enter()? } else { None };
     let terminals =
         Terminals { stdin: raw.is_some(), stdout: stdout.is_terminal(), stderr: stderr.is_terminal() };
-
-    let mut streams = Streams::default();
-    if raw.is_some() {
-        streams.input = Some((protocol::TERMINAL as usize, Input::terminal(standard_stream(&stdin)?)));
+    let input = if raw.is_some() {
+        Some((protocol::TERMINAL as usize, Input::terminal(standard_stream(&stdin)?)))
     } else if !stdin.is_terminal() {
-        streams.input = Some((protocol::STDIN as usize, Input::file(standard_stream(&stdin)?)));
+        Some((protocol::STDIN as usize, Input::file(standard_stream(&stdin)?)))
+    } else {
+        None
+    };
+    let streams = Streams { input, outputs: outputs(terminals)? };
+    Ok(Chosen { streams, terminals, raw })
+}
+
+/// Connects the streams of a command that runs already. Those that are its terminal stay that, whatever they are here; a
+/// keyboard is missing if there is none here.
+pub fn continued(terminals: Terminals, has_input: bool) -> io::Result<Chosen> {
+    let stdin = io::stdin();
+    let (mut input, mut raw) = (None, None);
+    if has_input && terminals.stdin {
+        raw = Raw::enter()?;
+        if raw.is_some() {
+            input = Some((protocol::TERMINAL as usize, Input::terminal(standard_stream(&stdin)?)));
+        }
+    } else if has_input {
+        input = Some((protocol::STDIN as usize, Input::file(standard_stream(&stdin)?)));
     }
+    let streams = Streams { input, outputs: outputs(terminals)? };
+    Ok(Chosen { streams, terminals, raw })
+}
+
+/// Returns where the command's output goes.
+fn outputs(terminals: Terminals) -> io::Result<Vec<(usize, Sink)>> {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let mut outputs = Vec::new();
     if !terminals.stdout {
-        let sink = Sink::new(standard_stream(&stdout)?, OnClose::End);
-        streams.outputs.push((protocol::STDOUT as usize, sink));
+        outputs.push((protocol::STDOUT as usize, Sink::new(standard_stream(&stdout)?, OnClose::End)));
     }
     if !terminals.stderr {
-        let sink = Sink::new(standard_stream(&stderr)?, OnClose::Discard);
-        streams.outputs.push((protocol::STDERR as usize, sink));
+        outputs.push((protocol::STDERR as usize, Sink::new(standard_stream(&stderr)?, OnClose::Discard)));
     }
     if terminals.any() {
         let file = match (terminals.stdout, terminals.stderr) {
@@ -49,9 +72,9 @@ pub fn choose() -> io::Result<Chosen> {
             (false, true) => standard_stream(&stderr)?,
             (false, false) => standard_stream(&stdin)?,
         };
-        streams.outputs.push((protocol::TERMINAL as usize, Sink::new(file, OnClose::Discard)));
+        outputs.push((protocol::TERMINAL as usize, Sink::new(file, OnClose::Discard)));
     }
-    Ok(Chosen { streams, terminals, raw })
+    Ok(outputs)
 }
 
 fn is_pipe(stream: &impl AsFd) -> io::Result<bool> {

@@ -9,8 +9,9 @@ use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
 use guest_agent::protocol::{self, Share, Start, Terminals};
 
+use super::source::At;
 use super::streams::{self, Chosen};
-use crate::agent::{Agent, Begin, Handle, OnClose, Save, Sink, Streams};
+use crate::agent::{Agent, Begin, Handle, Holds, OnClose, Save, Sink, Streams};
 use crate::ending::Reporter;
 use crate::flamegraph::{self, FlameGraph};
 use crate::terminal::{self, Raw};
@@ -25,8 +26,8 @@ pub struct AgentStart<'a> {
     pub working_dir: Option<OsString>,
     /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
-    /// The guest was restored, so that its agent waits for a command.
-    pub is_restored: bool,
+    /// What the guest does, to begin with.
+    pub at: At,
     /// Saves the machine when the agent is ready, instead of running the command.
     pub save: Option<Save>,
 }
@@ -47,13 +48,18 @@ impl AgentStart<'_> {
         self,
         console: Console,
         transport: Arc<Transport>,
+        holds: Holds,
         reporter: Reporter,
     ) -> Result<AgentStarted> {
-        let Chosen { mut streams, terminals, raw } = if self.command.is_empty() {
-            Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None }
-        } else {
-            streams::choose().context("cannot prepare the command's streams")?
+        let chosen = match &self.at {
+            _ if self.command.is_empty() => {
+                Ok(Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None })
+            }
+            At::Work(state) => streams::continued(state.terminals(), state.has_input),
+            At::Boot | At::Command => streams::choose(),
         };
+        let Chosen { mut streams, terminals, raw } =
+            chosen.context("cannot prepare the command's streams")?;
         let mut command = self.command.to_vec();
         if let Some(graph) = self.graph {
             let report = graph.report().context("cannot prepare the guest's report")?;
@@ -70,12 +76,13 @@ impl AgentStart<'_> {
             restored: None,
             command,
         };
-        let begin = match self.save {
-            Some(save) => Begin::Save(save),
-            None if self.is_restored => Begin::Restored(start),
-            None => Begin::WhenReady(start),
+        let begin = match (self.save, self.at) {
+            (Some(save), _) => Begin::Save(save),
+            (None, At::Work(state)) => Begin::Continued(state, start.size),
+            (None, At::Command) => Begin::Restored(start),
+            (None, At::Boot) => Begin::WhenReady(start),
         };
-        let (agent, handle) = Agent::new(transport, console, begin, streams, reporter)
+        let (agent, handle) = Agent::new(transport, console, begin, streams, holds, reporter)
             .context("cannot prepare to talk to the guest")?;
         let thread = agent.spawn().context("cannot start a thread")?;
         Ok(AgentStarted { handle, thread, raw })

@@ -244,7 +244,8 @@ pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save
     let (state, memory, pages) = (create(STATE)?, create(MEMORY)?, PageMap::open()?);
     Ok(Box::new(move |console| {
         let save = || -> Result<()> {
-            let (machine, _held) = saver.save()?;
+            let held = saver.hold()?;
+            let machine = held.save()?;
             let mut to = BufWriter::new(&state);
             serde_json::to_writer(&mut to, &Saved { counters, machine, console: console.clone() })?;
             to.flush()?;

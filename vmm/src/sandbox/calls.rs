@@ -8,7 +8,7 @@ use crate::arch::calls as arch;
 pub fn of(thread: Thread) -> Calls {
     let mut calls = Calls::default();
     // First, because a vCPU's thread makes them most often, and conditions are tried in their order.
-    if matches!(thread, Thread::Vcpu | Thread::SavedVcpu) {
+    if thread == Thread::Vcpu {
         runs_a_vcpu(&mut calls);
     }
     every_thread(&mut calls);
@@ -16,7 +16,6 @@ pub fn of(thread: Thread) -> Calls {
         Thread::Main => main(&mut calls),
         Thread::Signals => calls.allow(&[libc::SYS_rt_sigtimedwait]),
         Thread::Vcpu | Thread::FlameGraph => {}
-        Thread::SavedVcpu => requests(&mut calls, arch::SAVE_VCPU),
         Thread::Disk => {
             interrupts(&mut calls);
             calls.allow(&[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync]);
@@ -133,6 +132,7 @@ fn runs_a_vcpu(calls: &mut Calls) {
     calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
     requests(calls, &PERF_REQUESTS);
     requests(calls, arch::VCPU);
+    requests(calls, arch::SAVE_VCPU);
     requests(calls, arch::INTERRUPT);
     perf_event_open(calls, Some(THIS_THREAD));
     fcntl(calls, &[libc::F_SETOWN, libc::F_SETFL, libc::F_GETFL, F_SETOWN_EX, F_SETSIG]);
@@ -206,7 +206,7 @@ fn answers_clients(calls: &mut Calls) {
     ]);
 }
 
-/// Answering clients, each on a thread of its own; counting what vCPUs' threads do; finding out how many counters of a
+/// Answering clients, each on a thread of its own; sending them snapshots; counting what vCPUs' threads do; finding out how many counters of a
 /// CPU are free.
 fn control(calls: &mut Calls) {
     answers_clients(calls);
@@ -214,6 +214,9 @@ fn control(calls: &mut Calls) {
     requests(calls, &PERF_REQUESTS);
     starts_threads(calls);
     calls.allow(&[libc::SYS_pread64, libc::SYS_sched_setaffinity]);
+    // Snapshots.
+    requests(calls, arch::SAVE);
+    requests(calls, arch::IDENTITY);
 }
 
 /// Starting threads, but no processes. The C library tries clone3 first, whose flags are in memory, where a filter cannot
@@ -259,14 +262,13 @@ mod tests {
     use super::*;
     use crate::sandbox::Mode;
 
-    const ALL: [Thread; 12] = [
+    const ALL: [Thread; 11] = [
         Thread::Main,
         Thread::Signals,
         Thread::Vcpu,
         Thread::Disk,
         Thread::Share,
         Thread::Agent,
-        Thread::SavedVcpu,
         Thread::Saver,
         Thread::FlameGraph,
         Thread::Log,
@@ -311,7 +313,7 @@ mod tests {
     #[test]
     fn only_threads_that_need_it_open_perf_events_or_files() {
         let may = |call| ALL.into_iter().filter(|thread| of(*thread).has(call)).collect::<Vec<_>>();
-        let counting = [Thread::Vcpu, Thread::SavedVcpu, Thread::Control];
+        let counting = [Thread::Vcpu, Thread::Control];
         assert_eq!(may(libc::SYS_perf_event_open), counting);
         assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share, Thread::Log]);
     }

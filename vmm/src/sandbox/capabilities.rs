@@ -17,7 +17,7 @@ const FILES: CapabilitySet = CapabilitySet::CHOWN
 /// all: the paths are restricted by other means.
 pub fn needed(thread: Thread, reach: &[Reach]) -> CapabilitySet {
     let files = if reach.is_empty() { CapabilitySet::empty() } else { FILES };
-    let counts = matches!(thread, Thread::Vcpu | Thread::SavedVcpu | Thread::Control);
+    let counts = matches!(thread, Thread::Vcpu | Thread::Control);
     if counts && !anybody_counts_guests() { files | CapabilitySet::PERFMON } else { files }
 }
 

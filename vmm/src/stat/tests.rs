@@ -9,7 +9,7 @@ use vpmu_perf::{Attributed, Reading, Work};
 
 use super::text;
 use crate::run::hardware::CpuCounters;
-use crate::run::snapshot::{VcpuSnapshot, VmSnapshot};
+use crate::run::measurement::{VcpuMeasurement, VmMeasurement};
 use crate::status::{Summary, VmStatus};
 use tally_machine::{Exits, Share, VcpuReport};
 
@@ -54,7 +54,7 @@ fn counters() -> Vec<CounterReport> {
 }
 
 /// Measures a VM after this many seconds. All its counts are multiples of that time.
-fn snapshot(seconds: u64) -> VmSnapshot {
+fn measurement(seconds: u64) -> VmMeasurement {
     let counted = |value: u64, running: u64| {
         Some(Reading { value: value * seconds, enabled: 100 * seconds, running: running * seconds })
     };
@@ -87,7 +87,7 @@ fn snapshot(seconds: u64) -> VmSnapshot {
         cpu: 1,
     };
     let kvm = ["exits", "io_exits", "halt_exits", "hypercalls"].into_iter().zip([5_000, 40, 0, 3]);
-    VmSnapshot {
+    VmMeasurement {
         about: Summary {
             pid: 412,
             name: "perf".into(),
@@ -100,7 +100,7 @@ fn snapshot(seconds: u64) -> VmSnapshot {
         },
         at: Duration::from_secs(seconds),
         paused_by: Vec::new(),
-        vcpus: vec![VcpuSnapshot {
+        vcpus: vec![VcpuMeasurement {
             report,
             kvm: Some(
                 kvm.map(|(name, count)| (name.to_owned(), count * seconds)).collect::<BTreeMap<_, _>>(),
@@ -112,7 +112,7 @@ fn snapshot(seconds: u64) -> VmSnapshot {
 }
 
 fn status() -> VmStatus {
-    let mut status = snapshot(4).since(&snapshot(2));
+    let mut status = measurement(4).since(&measurement(2));
     let hardware = status.vcpus[0].hardware.as_mut().unwrap();
     hardware.holders = vec!["the NMI watchdog".into()];
     status
@@ -166,9 +166,9 @@ fn the_document_has_the_same_figures_as_the_text() {
 
 #[test]
 fn figures_survive_the_socket_to_the_last_bit() {
-    let mut snapshot = snapshot(4);
-    snapshot.vcpus[0].report.share.pmu = 3_333;
-    let status = snapshot.since(&self::snapshot(3));
+    let mut measurement = measurement(4);
+    measurement.vcpus[0].report.share.pmu = 3_333;
+    let status = measurement.since(&self::measurement(3));
     let said = serde_json::to_string(&status).unwrap();
     let heard: VmStatus = serde_json::from_str(&said).unwrap();
     assert_eq!(serde_json::to_string(&heard).unwrap(), said);
@@ -177,11 +177,11 @@ fn figures_survive_the_socket_to_the_last_bit() {
 #[test]
 fn what_cannot_be_known_is_null_and_not_shown() {
     let bare = |seconds| {
-        let mut snapshot = snapshot(seconds);
-        let vcpu = &mut snapshot.vcpus[0];
+        let mut measurement = measurement(seconds);
+        let vcpu = &mut measurement.vcpus[0];
         (vcpu.kvm, vcpu.work, vcpu.hardware) = (None, None, None);
         (vcpu.report.counters, vcpu.report.statistics) = (Vec::new(), None);
-        snapshot
+        measurement
     };
     let status = bare(4).since(&bare(2));
     let lines = text::lines(&status);
@@ -198,9 +198,9 @@ fn what_cannot_be_known_is_null_and_not_shown() {
 
 #[test]
 fn another_users_vm_cannot_draw_on_the_terminal_by_its_json() {
-    let mut snapshot = snapshot(4);
-    snapshot.vcpus[0].report.counters[2].refusal = Some("no\u{9b}2J\u{7f}\x1b".into());
-    let document = text::json(&snapshot.since(&snapshot)).unwrap();
+    let mut measurement = measurement(4);
+    measurement.vcpus[0].report.counters[2].refusal = Some("no\u{9b}2J\u{7f}\x1b".into());
+    let document = text::json(&measurement.since(&measurement)).unwrap();
     assert!(!document.contains(char::is_control), "{document}");
     let heard: VmStatus = serde_json::from_str(&document).unwrap();
     assert_eq!(heard.vcpus[0].report.counters[2].refusal.as_deref(), Some("no\u{9b}2J\u{7f}\x1b"));
@@ -209,10 +209,10 @@ fn another_users_vm_cannot_draw_on_the_terminal_by_its_json() {
 #[test]
 fn more_exits_than_a_number_can_say_are_shown_all_the_same() {
     let many = |seconds| {
-        let mut snapshot = snapshot(seconds);
-        (snapshot.vcpus[0].report.exits.signals, snapshot.vcpus[0].report.exits.others) =
+        let mut measurement = measurement(seconds);
+        (measurement.vcpus[0].report.exits.signals, measurement.vcpus[0].report.exits.others) =
             (u64::MAX, u64::MAX);
-        snapshot
+        measurement
     };
     let mut status = many(4).since(&many(2));
     status.vcpus[0].interval.exits = many(4).vcpus[0].report.exits;
@@ -222,10 +222,10 @@ fn more_exits_than_a_number_can_say_are_shown_all_the_same() {
 #[test]
 fn an_event_without_a_counter_is_shown_as_not_counted() {
     let without_cycles = |seconds| {
-        let mut snapshot = snapshot(seconds);
-        let work = snapshot.vcpus[0].work.as_mut().unwrap();
+        let mut measurement = measurement(seconds);
+        let work = measurement.vcpus[0].work.as_mut().unwrap();
         (work.guest.cycles, work.host) = (None, Work::default());
-        snapshot
+        measurement
     };
     let lines = text::lines(&without_cycles(4).since(&without_cycles(2)));
     let line = "  in guest    6,000 instructions, - cycles (not counted)";
@@ -235,9 +235,9 @@ fn an_event_without_a_counter_is_shown_as_not_counted() {
 
 #[test]
 fn a_disabled_counter_is_shown_apart_from_unused_ones() {
-    let mut snapshot = snapshot(4);
-    snapshot.vcpus[0].report.counters[4].state = State::Disabled;
-    let lines = text::lines(&snapshot.since(&snapshot));
+    let mut measurement = measurement(4);
+    measurement.vcpus[0].report.counters[4].state = State::Disabled;
+    let lines = text::lines(&measurement.since(&measurement));
     for line in ["  unused      3", "  disabled    4"] {
         assert!(lines.contains(&line.to_owned()), "{line}: {lines:#?}");
     }
@@ -245,8 +245,8 @@ fn a_disabled_counter_is_shown_apart_from_unused_ones() {
 
 #[test]
 fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
-    let paused = VmSnapshot { paused_by: vec![0, 2], ..snapshot(4) };
-    let headline = text::lines(&paused.since(&snapshot(2)))[0].clone();
+    let paused = VmMeasurement { paused_by: vec![0, 2], ..measurement(4) };
+    let headline = text::lines(&paused.since(&measurement(2)))[0].clone();
     assert!(
         headline.contains(": standing still until vCPU 0, 2 has its counters back, started"),
         "{headline}"
@@ -255,7 +255,7 @@ fn a_vm_that_stands_still_names_the_vcpus_that_wait() {
 
 #[test]
 fn vms_are_listed_in_columns() {
-    let about = |pid| Summary { pid, ..snapshot(1).about };
+    let about = |pid| Summary { pid, ..measurement(1).about };
     let expected = "\
 process  name  vCPUs     memory      age  PMU                                   runs
     412  perf      1  1,024 MiB  1:02:05  AMD's PMU with PerfMonV2, 5 counters  perf stat ?[2J
@@ -296,7 +296,7 @@ fn largest(value: &mut Value, name: &str) {
 
 #[test]
 fn a_vm_may_say_any_numbers() {
-    let honest = snapshot(3).since(&snapshot(1));
+    let honest = measurement(3).since(&measurement(1));
     for interval in [f64::MAX, f64::MIN_POSITIVE, 0.0, -0.0, -1.0] {
         let mut document = serde_json::to_value(&honest).unwrap();
         largest(&mut document, "");

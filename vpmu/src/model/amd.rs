@@ -9,6 +9,8 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 use super::Model;
 use crate::event::Event;
 use crate::event_mapper::EventMapper;
@@ -32,7 +34,7 @@ const _: () = assert!(MAX_COUNTERS <= x86::RDPMC_COUNTERS as usize);
 pub const K7_COUNTERS: usize = 4;
 
 /// The PMU that the guest's CPUID announces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
     /// The four counters that every processor since the K7 has, without a CPUID bit.
     K7,

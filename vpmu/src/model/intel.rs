@@ -9,6 +9,8 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 use super::Model;
 use crate::event::{Event, GenericEvent};
 use crate::event_mapper::EventMapper;
@@ -45,7 +47,7 @@ const CONDITION_CHANGED: u64 = 1 << 63;
 const FULL_WIDTH_WRITES: u64 = 1 << 13;
 
 /// Version of the architectural PMU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
     /// Global registers and fixed counters. A write to a general counter has 32 bits.
     V2,
@@ -64,7 +66,7 @@ impl Version {
 }
 
 /// The PMU that the guest's CPUID announces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// The version, which decides which registers exist.
     pub version: Version,

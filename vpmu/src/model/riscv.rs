@@ -22,6 +22,8 @@ pub(crate) mod sbi;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 use super::Model;
 use crate::event::{Event, Filter, GenericEvent, Selection};
 use crate::mask::{first, members};
@@ -52,7 +54,7 @@ pub const TIME: u32 = 0xc01;
 pub const OVERFLOWS: u32 = 0xda0;
 
 /// The counters that the guest sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// Number of programmable counters, from `hpmcounter3` on. `cycle` and `instret` always exist.
     pub programmable: usize,

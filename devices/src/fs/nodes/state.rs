@@ -48,7 +48,7 @@ impl NodesState {
     }
 
     /// Returns the nodes so that each comes after its parent. Leaves out those that cannot be found from the root.
-    fn from_root(&self) -> Vec<&NodeState> {
+    fn reachable(&self) -> Vec<&NodeState> {
         let mut children: HashMap<u64, Vec<&NodeState>> = HashMap::new();
         for node in &self.nodes {
             children.entry(node.parent).or_default().push(node);
@@ -81,7 +81,7 @@ impl Nodes {
     pub fn restore(&mut self, saved: &NodesState) -> Result<(), Mismatch> {
         self.clear();
         self.table.begin_after(saved.removed);
-        for node in saved.from_root() {
+        for node in saved.reachable() {
             check(self.table.may_have(node.id), "inode")?;
             // An inode that is not there, or that this user may not look at, is stale.
             let _ = self.restore_node(node);

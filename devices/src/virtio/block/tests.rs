@@ -173,15 +173,15 @@ proptest! {
 #[test]
 fn a_disk_that_was_written_since_it_was_saved_is_refused_unless_the_user_knows() {
     let file = image(8);
-    let (mut disk, _) = self::disk(&file, Access::ReadOnly);
-    let saved = disk.save().unwrap();
-    assert_eq!(disk.restore(saved.as_ref()), Ok(()));
+    let (mut first, _) = disk(&file, Access::ReadOnly);
+    let saved = first.save().unwrap();
+    assert_eq!(first.restore(saved.as_ref()), Ok(()));
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(2);
     File::options().write(true).open(file.path()).unwrap().set_modified(later).unwrap();
-    assert_eq!(disk.restore(saved.as_ref()), Err(DeviceError::Changed));
+    assert_eq!(first.restore(saved.as_ref()), Err(DeviceError::Changed));
     let Some(DeviceState::Disk(mut state)) = saved else { panic!("a disk has a state") };
     state.accept_copy();
-    assert_eq!(disk.restore(Some(&DeviceState::Disk(state.clone()))), Ok(()));
-    let (mut smaller, _) = self::disk(&image(4), Access::ReadOnly);
+    assert_eq!(first.restore(Some(&DeviceState::Disk(state.clone()))), Ok(()));
+    let (mut smaller, _) = disk(&image(4), Access::ReadOnly);
     assert!(matches!(smaller.restore(Some(&DeviceState::Disk(state))), Err(DeviceError::Mismatch(_))));
 }

@@ -67,7 +67,7 @@ mod tests {
 
     /// The queue that carries control messages of the driver.
     const CONTROL: usize = 3;
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_mins(1);
 
     #[test]
     fn a_device_that_is_held_takes_no_request_until_it_is_released() {

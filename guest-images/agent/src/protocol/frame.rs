@@ -56,6 +56,11 @@ impl<M: Message> Decoder<M> {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Returns the bytes of a message that has not arrived completely.
+    pub fn rest(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Returns the next message, or `None` until all of it has arrived. After an error, every call returns the same
     /// error.
     #[expect(

@@ -115,11 +115,7 @@ impl Start {
                 (TERMINAL, STDERR) => start.terminals.stderr = true,
                 (SIZE, size) => start.size = Some(parse_size(size)?),
                 (TERM, name) => start.term = Some(owned(name)),
-                (TIME, time) => {
-                    let (ENTROPY, entropy) = setting(strings.next()?)? else { return None };
-                    let (time, entropy) = (parse_time(time)?, parse_entropy(entropy)?);
-                    start.restored = Some(Restored { time, entropy });
-                }
+                (TIME, time) => start.restored = Some(Restored::of_strings(time, strings.next()?)?),
                 _ => return None,
             }
         }
@@ -152,16 +148,41 @@ impl Start {
         if let Some(term) = &self.term {
             strings.setting(TERM, term.as_bytes())?;
         }
-        if let Some(Restored { time, entropy }) = &self.restored {
-            strings.setting(TIME, format!("{}.{:09}", time.as_secs(), time.subsec_nanos()).as_bytes())?;
-            let mut hex = String::new();
-            for byte in entropy {
-                let _ = write!(hex, "{byte:02x}");
-            }
-            strings.setting(ENTROPY, hex.as_bytes())?;
+        if let Some(restored) = &self.restored {
+            restored.put(&mut strings)?;
         }
         strings.push(&[COMMAND])?;
         self.command.iter().try_for_each(|argument| strings.push(&[argument.as_bytes()]))
+    }
+}
+
+impl Restored {
+    /// Reads a payload of its two strings.
+    pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        let mut strings = payload.strip_suffix(&[0])?.split(|&byte| byte == 0);
+        let (TIME, time) = setting(strings.next()?)? else { return None };
+        let restored = Self::of_strings(time, strings.next()?)?;
+        strings.next().is_none().then_some(restored)
+    }
+
+    pub(super) fn write(&self, payload: &mut Vec<u8>) -> Result<(), Error> {
+        self.put(&mut Strings(payload))
+    }
+
+    /// Reads the value of the first string, and the second string.
+    fn of_strings(time: &[u8], second: &[u8]) -> Option<Self> {
+        let (ENTROPY, entropy) = setting(second)? else { return None };
+        Some(Self { time: parse_time(time)?, entropy: parse_entropy(entropy)? })
+    }
+
+    fn put(&self, strings: &mut Strings) -> Result<(), Error> {
+        let Self { time, entropy } = self;
+        strings.setting(TIME, format!("{}.{:09}", time.as_secs(), time.subsec_nanos()).as_bytes())?;
+        let mut hex = String::new();
+        for byte in entropy {
+            let _ = write!(hex, "{byte:02x}");
+        }
+        strings.setting(ENTROPY, hex.as_bytes())
     }
 }
 

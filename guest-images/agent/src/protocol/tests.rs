@@ -53,6 +53,7 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
         start().prop_map(ToGuest::Start),
         size().prop_map(ToGuest::Size),
         any::<u8>().prop_map(ToGuest::Signal),
+        restored().prop_map(ToGuest::Restored),
     ]
 }
 

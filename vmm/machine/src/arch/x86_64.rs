@@ -8,6 +8,7 @@ mod cr;
 mod exit;
 mod firmware;
 mod host;
+mod identity;
 mod kvm;
 mod loader;
 mod machine;

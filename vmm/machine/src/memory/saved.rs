@@ -16,6 +16,8 @@ use super::GuestRam;
 const PAGE: usize = 4096;
 /// Number of pages of which the kernel is asked at a time.
 const CHUNK: usize = 4096;
+/// Maximum size of a part of the memory that is written at once.
+pub const PART: usize = 64 << 10;
 /// Bits of an entry of `/proc/self/pagemap`: the page is in memory, or was swapped out.
 const IN_MEMORY: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
@@ -70,6 +72,17 @@ impl GuestRam {
     /// Writes the RAM to an empty file. Pages of zeroes become holes. No vCPU may run meanwhile.
     pub fn save(&self, pages: &PageMap, file: &File) -> io::Result<()> {
         file.set_len(self.size())?;
+        self.for_each_part(pages, |offset, bytes| file.write_all_at(bytes, offset))
+    }
+
+    /// Calls `write` with all parts of the RAM that are not zero: whole pages, at most [`PART`] bytes, and where they belong in a
+    /// file of the RAM. No vCPU may run meanwhile.
+    pub fn for_each_part(
+        &self,
+        pages: &PageMap,
+        mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut part = Part { start: 0, bytes: Vec::with_capacity(PART) };
         let mut start = 0;
         for region in self.mapped.iter() {
             let len = usize::try_from(region.len()).expect("it is mapped");
@@ -85,13 +98,13 @@ impl GuestRam {
                     }
                     region.read_slice(&mut page, MemoryRegionAddress(at)).map_err(io::Error::other)?;
                     if page != [0; PAGE] {
-                        file.write_all_at(&page, start + at)?;
+                        part.add(start + at, &page, &mut write)?;
                     }
                 }
             }
             start += region.len();
         }
-        Ok(())
+        part.flush(&mut write)
     }
 
     fn is_from_file(&self, at: u64) -> bool {
@@ -100,8 +113,38 @@ impl GuestRam {
     }
 }
 
+/// Pages in a row that are not zero.
+struct Part {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn add(
+        &mut self,
+        at: u64,
+        page: &[u8],
+        write: &mut impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.start + self.bytes.len() as u64 != at || self.bytes.len() == PART {
+            self.flush(write)?;
+            self.start = at;
+        }
+        self.bytes.extend(page);
+        Ok(())
+    }
+
+    fn flush(&mut self, write: &mut impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        if !self.bytes.is_empty() {
+            write(self.start, &self.bytes)?;
+            self.bytes.clear();
+        }
+        Ok(())
+    }
+}
+
 /// Returns where a file has data, in whole pages. Short holes count as data, so that there are few mappings.
-fn extents(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
+pub fn extents(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
     const SHORT: u64 = 64 << 10;
     let mut extents: Vec<Range<u64>> = Vec::new();
     let mut at = 0;

@@ -13,6 +13,7 @@ pub const VCPU: &[u16] = &[
 /// What is read when a machine is saved: nothing, as none is saved yet.
 pub const SAVE_VCPU: &[u16] = &[];
 pub const SAVE: &[u16] = &[];
+pub const IDENTITY: &[u16] = &[];
 /// Requests by which a device interrupts the guest.
 pub const INTERRUPT: &[u16] = &[
     0xae61, // KVM_IRQ_LINE

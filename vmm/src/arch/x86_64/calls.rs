@@ -30,6 +30,12 @@ pub const SAVE: &[u16] = &[
     0xae7c, // KVM_GET_CLOCK
     0xae9f, // KVM_GET_PIT2
 ];
+/// What is asked of KVM about the processor that guests see.
+pub const IDENTITY: &[u16] = &[
+    0xae02, // KVM_GET_MSR_INDEX_LIST
+    0xae03, // KVM_CHECK_EXTENSION
+    0xae05, // KVM_GET_SUPPORTED_CPUID
+];
 /// Requests by which a device interrupts the guest: none, as it writes to an eventfd.
 pub const INTERRUPT: &[u16] = &[];
 

@@ -63,6 +63,7 @@ impl architecture::Board for Board {
     type PmuLink = Link;
     type State = NoState;
     type VcpuState = NoState;
+    type Identity = ();
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -209,8 +210,12 @@ impl architecture::Board for Board {
     }
 
     /// Returns nothing, as no guest is saved yet.
-    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<Vec<u8>, KvmError> {
-        Ok(Vec::new())
+    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<(), KvmError> {
+        Ok(())
+    }
+
+    fn difference((): &(), (): &()) -> Option<String> {
+        None
     }
 
     fn pmu_link(&self) -> Link {

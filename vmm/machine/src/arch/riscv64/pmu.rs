@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
+use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
@@ -34,7 +35,7 @@ pub use self::offer::{Choice, Unavailable};
 pub const OVERFLOW: u64 = 1 << 13;
 
 /// The guest's view of an emulated PMU: its counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model(pub Shape);
 
 /// The PMU that the guest sees.
@@ -73,6 +74,11 @@ impl PmuModel for Model {
         policy: &Policy,
     ) -> Result<Offer, Unavailable> {
         offer::offer(choice, counters, policy)
+    }
+
+    /// Refuses, as no guest is saved yet.
+    fn offer_saved(self, _: Processor, _: &Policy) -> Result<Offer, Unavailable> {
+        Err(Unavailable::Saved)
     }
 
     fn required_capabilities(_choice: Choice) -> &'static [Capability] {

@@ -10,6 +10,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
+use super::identity::Identity;
 use super::loader::{Entry, Format};
 use super::machine::{COM, VIRTIO, port};
 use super::pmu::{Model, Pmu};
@@ -56,6 +57,7 @@ impl architecture::Board for Board {
     type PmuLink = bool;
     type State = MachineState;
     type VcpuState = VcpuState;
+    type Identity = Identity;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -161,13 +163,13 @@ impl architecture::Board for Board {
         state.restore(vm)
     }
 
-    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Vec<u8>, KvmError> {
+    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
         let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.identity())?;
-        let leaves = cpuid
-            .as_slice()
-            .iter()
-            .flat_map(|leaf| [leaf.function, leaf.index, leaf.flags, leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
-        Ok(leaves.chain(state::msrs(kvm)?).flat_map(u32::to_ne_bytes).collect())
+        Ok(Identity::new(&cpuid, state::msrs(kvm)?))
+    }
+
+    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+        saved.difference(here)
     }
 
     fn pmu_link(&self) -> bool {

@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicU64;
 use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
+use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::model::{amd, intel, none};
 use vpmu::policy::Policy;
@@ -46,7 +47,7 @@ const FRED: u32 = 1 << 17;
 const BUS_LOCK_DETECT: u32 = 1 << 24;
 
 /// The emulated PMU's model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Model {
     /// An AMD PMU of this version.
     Amd(amd::Version),
@@ -118,6 +119,10 @@ impl PmuModel for Model {
         policy: &Policy,
     ) -> Result<Offer, Unavailable> {
         offer::offer(choice, counters, processor.0, policy)
+    }
+
+    fn offer_saved(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+        offer::saved(self, processor.0, policy)
     }
 
     fn required_capabilities(choice: Choice) -> &'static [Capability] {

@@ -45,6 +45,9 @@ pub enum Unavailable {
     /// The host cannot deliver overflow interrupts to the guest. Contains the reason.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
     NoInterrupt(&'static str),
+    /// Guests cannot be restored on this architecture.
+    #[error("guests cannot be restored on RISC-V")]
+    Saved,
     /// The PMU cannot have this number of counters.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
     Model {

@@ -3,6 +3,7 @@
 
 mod amd;
 mod intel;
+mod saved;
 
 use vpmu::model::intel::Version;
 use vpmu::policy::Policy;
@@ -10,6 +11,8 @@ use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle, watchdog_hint};
 
 use super::{Host, Model, Offer, Pmu};
+
+pub use saved::offer as saved;
 
 /// The user's choice of a PMU (`--pmu`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +68,23 @@ pub enum Unavailable {
     /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotEmulated(&'static str),
+    /// The guest was saved with more counters than the host has free, and its policy wants all of them.
+    #[error(
+        "the guest has {has} counters, and this host has {free} free{}; its policy's on-starvation is `stop`",
+        watchdog_hint()
+    )]
+    SavedBusy {
+        /// Number of the guest's counters.
+        has: usize,
+        /// Number of the host's free counters.
+        free: usize,
+    },
+    /// The guest was saved on a host that could count these events, as masks of CPUID leaf 0xa.
+    #[error("the guest was saved on a host that counts architectural events that this one does not: {0:#x}")]
+    SavedEvents(u32),
+    /// The guest was saved with a PMU that cannot be.
+    #[error("the saved PMU cannot have been saved: the file was changed")]
+    Saved,
     /// The threads cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),

@@ -59,7 +59,7 @@ fn of(
 }
 
 /// Returns a bit for each architectural event that the host cannot count.
-fn absent_events(host: Host) -> u32 {
+pub fn absent_events(host: Host) -> u32 {
     if host.vendor == Vendor::Intel {
         let leaf = __cpuid(Shape::FUNCTION);
         return absent_of_leaf(leaf.eax, leaf.ebx);

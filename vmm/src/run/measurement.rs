@@ -11,7 +11,7 @@ use crate::status::{Interval, Summary, VcpuStatus, VmStatus, Work};
 
 /// The measurement of a VM for one request of a client.
 #[derive(Debug, Clone)]
-pub struct VmSnapshot {
+pub struct VmMeasurement {
     /// Description of the VM.
     pub about: Summary,
     /// Time since the VM was started.
@@ -19,12 +19,12 @@ pub struct VmSnapshot {
     /// Numbers of the vCPUs for whose starved counters the machine is paused.
     pub paused_by: Vec<u8>,
     /// The vCPUs that have answered.
-    pub vcpus: Vec<VcpuSnapshot>,
+    pub vcpus: Vec<VcpuMeasurement>,
 }
 
 /// The measurement of a vCPU for one request of a client.
 #[derive(Debug, Clone)]
-pub struct VcpuSnapshot {
+pub struct VcpuMeasurement {
     /// Report of the vCPU's own thread.
     pub report: VcpuReport,
     /// KVM's statistics, if KVM has any.
@@ -35,10 +35,10 @@ pub struct VcpuSnapshot {
     pub hardware: Option<CpuCounters>,
 }
 
-impl VmSnapshot {
+impl VmMeasurement {
     /// Returns the status since the measurement `before`. If a vCPU is not in `before`, its differences are 0.
     pub fn since(&self, before: &Self) -> VmStatus {
-        let vcpu = |now: &VcpuSnapshot| {
+        let vcpu = |now: &VcpuMeasurement| {
             let before = before.vcpus.iter().find(|before| before.report.vcpu == now.report.vcpu);
             now.since(before.unwrap_or(now))
         };
@@ -51,7 +51,7 @@ impl VmSnapshot {
     }
 }
 
-impl VcpuSnapshot {
+impl VcpuMeasurement {
     fn since(&self, before: &Self) -> VcpuStatus {
         let kvm = self.kvm.as_ref().zip(before.kvm.as_ref()).map(|(now, before)| {
             let since = |(name, value): (&String, &u64)| {

@@ -1,0 +1,39 @@
+//! `tally snapshot`: writes a running VM into a folder.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use super::folder::Writer;
+use crate::cli::Snapshot;
+use crate::control::client;
+use crate::control::message::Request;
+use crate::signals;
+
+/// `tally snapshot`: the VM goes on, or ends.
+pub fn snapshot(Snapshot { vm, folder, stop }: &Snapshot) -> Result<ExitCode> {
+    // They end this command after it has removed what is incomplete.
+    signals::block_ends()?;
+    save(vm, folder, *stop)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn save(vm: &str, folder: &Path, stop: bool) -> Result<()> {
+    let mut vm = client::find_one(vm)?;
+    let mut writer = Writer::create(folder)?;
+    let state = vm.begin_snapshot(stop)?;
+    let mut part = Vec::new();
+    while let Some(offset) = vm.next_part(&mut part)? {
+        if signals::is_end_pending() {
+            bail!("interrupted");
+        }
+        writer.put(offset, &part)?;
+    }
+    writer.finish(&state, vm.about.memory)?;
+    if stop {
+        // What was saved is complete, and continues where this VM stands still.
+        vm.request(&Request::End)?;
+    }
+    Ok(())
+}
