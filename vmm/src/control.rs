@@ -42,7 +42,7 @@ pub fn reach() -> Option<Reach> {
 }
 
 fn not_found(error: &SocketDirError) -> String {
-    format!("`tally list`, `tally stat`, `tally policy` and `tally log` will not find this VM: {error}")
+    format!("`tally list`, `stat`, `snapshot`, `policy` and `log` will not find this VM: {error}")
 }
 
 fn open(machine: impl Machine) -> Result<(), SocketDirError> {

@@ -2,12 +2,13 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::{Device, Queues, Reader, Writer};
 use crate::access::Access;
 use crate::state::{DeviceError, DeviceState, Mismatch, check};
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_S_IOERR,
@@ -141,8 +142,9 @@ impl Disk {
 
     /// Returns what a guest relies on.
     fn state(&self) -> io::Result<DiskState> {
-        let about = self.file.metadata()?;
-        let modified = about.file_type().is_file().then(|| (about.mtime(), about.mtime_nsec()));
+        let about = rustix::fs::fstat(&self.file)?;
+        let is_file = FileType::from_raw_mode(about.st_mode) == FileType::RegularFile;
+        let modified = is_file.then_some((about.st_mtime, about.st_mtime_nsec.cast_signed()));
         Ok(DiskState { sectors: self.sectors, modified })
     }
 

@@ -18,7 +18,7 @@ pub fn of(thread: Thread) -> Calls {
         Thread::Vcpu | Thread::FlameGraph => {}
         Thread::Disk => {
             interrupts(&mut calls);
-            calls.allow(&[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync]);
+            calls.allow(&[libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_pread64, libc::SYS_pwrite64]);
         }
         Thread::Share => {
             interrupts(&mut calls);

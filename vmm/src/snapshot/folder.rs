@@ -5,7 +5,7 @@
 //! not trusted beyond that.
 
 use std::fs::{File, Permissions};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ impl Writer {
     pub fn create(folder: &Path) -> Result<Self> {
         let create = || -> Result<Self> {
             if folder.symlink_metadata().is_ok() {
-                return Err(io::Error::from(ErrorKind::AlreadyExists).into());
+                bail!("it exists already");
             }
             let above =
                 folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));

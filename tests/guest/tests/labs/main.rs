@@ -32,6 +32,7 @@ mod rr;
 mod sampling;
 mod sandbox;
 mod self_test;
+mod snapshots;
 mod starvation;
 mod streams;
 mod templates;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         sampling::tests,
         sandbox::tests,
         self_test::tests,
+        snapshots::tests,
         starvation::tests,
         streams::tests,
         templates::tests,

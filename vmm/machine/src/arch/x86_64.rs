@@ -7,6 +7,7 @@ mod cpuid;
 mod cr;
 mod exit;
 mod firmware;
+mod generation;
 mod host;
 mod identity;
 mod kvm;

@@ -18,6 +18,7 @@ use devices::virtio::Transport;
 use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
+use super::generation;
 use super::machine::{COM, VIRTIO, port};
 use super::memory::low;
 
@@ -71,6 +72,7 @@ fn dsdt(virtio_devices: usize) -> Vec<u8> {
             [resources, vec![&interrupt]].concat(),
         );
     }
+    generation::describe(&mut body);
     let s5 = Package::new(vec![&AcpiSleep::S5, &ZERO, &ZERO, &ZERO]);
     Name::new(Path::new("_S5_"), &s5).to_aml_bytes(&mut body);
 

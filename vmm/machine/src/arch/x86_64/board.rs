@@ -15,7 +15,7 @@ use super::loader::{Entry, Format};
 use super::machine::{COM, VIRTIO, port};
 use super::pmu::{Model, Pmu};
 use super::state::{MachineState, VcpuState};
-use super::{cpuid, firmware, memory, registers, state};
+use super::{cpuid, firmware, generation, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
 use crate::kernel::Kernel;
@@ -160,7 +160,10 @@ impl architecture::Board for Board {
             state.restore(fd, number == 0)?;
         }
         // Last: what is pending in the I/O APIC is delivered to the local APICs.
-        state.restore(vm)
+        state.restore(vm)?;
+        // Its random generator is that of every other guest that was restored from this state.
+        generation::write_new(&plan.ram.mapped).expect("every guest has the first MiB");
+        generation::announce(vm)
     }
 
     fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
