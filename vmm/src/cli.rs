@@ -51,7 +51,7 @@ pub enum Command {
     List(List),
     /// Show the counters and exits of running VMs
     Stat(Stat),
-    /// Write a running VM into a folder, from which `tally run --restore` continues it
+    /// Save a running VM in a folder, for `tally run --restore`
     Snapshot(Snapshot),
     /// Change or print what a running VM's guest may count
     Policy(ChangePolicy),
@@ -158,7 +158,7 @@ pub struct Run {
     /// A host folder, at the same path in the guest, read-only unless it ends in `:rw`
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<HostPath>,
-    /// A raw image, as /dev/vda and on, writable unless it ends in `:ro`
+    /// A raw image: /dev/vda and on, writable unless :ro
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<HostPath>,
     /// The PMU that the guest sees

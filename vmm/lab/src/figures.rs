@@ -124,6 +124,11 @@ fn commands(progress: &mut Progress) -> Result<String> {
     for hello in &figures.hellos {
         line(format!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end)));
     }
+    let use_figures::Saving { seconds, kib } = figures.saving;
+    line(format!(
+        "\nThe guest of `tally,restored` was written by `tally snapshot` in {seconds:.3} s, and takes {} MiB.",
+        kib >> 10
+    ));
     line(format!("\n| {} MiB from a shared folder | in pieces of | took | per second |", use_figures::MIB));
     line("|---|---:|---:|---:|".to_owned());
     for reading in &figures.readings {

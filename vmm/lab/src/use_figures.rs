@@ -31,6 +31,15 @@ pub struct Hello {
     pub end: Cost,
 }
 
+/// Cost of saving a running guest of 512 MiB.
+#[derive(Debug)]
+pub struct Saving {
+    /// Virtual time of `tally snapshot`.
+    pub seconds: f64,
+    /// Space that the folder takes on the disk.
+    pub kib: u64,
+}
+
 /// Cost of reading a file of [`MIB`] in a shared directory with one monitor.
 #[derive(Debug)]
 pub struct Reading {
@@ -63,6 +72,8 @@ impl Reading {
 pub struct Figures {
     /// The command with each monitor.
     pub hellos: Vec<Hello>,
+    /// The snapshot that one of them was restored from.
+    pub saving: Saving,
     /// The reads with each monitor.
     pub readings: Vec<Reading>,
     /// Size of the program `tally`.
@@ -91,13 +102,14 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let readings: Option<Vec<_>> = of("reading").map(reading).collect();
     Ok(Figures {
         hellos: hellos.filter(|hellos| !hellos.is_empty()).ok_or_else(unreadable)?,
+        saving: of("saving").next().and_then(saving).ok_or_else(unreadable)?,
         readings: readings.filter(|readings| !readings.is_empty()).ok_or_else(unreadable)?,
         program_bytes,
     })
 }
 
-/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` for each monitor, and `reading NAME BLOCK
-/// EXITS SECONDS` for each monitor and block size. A guest marks the start and the end of a read by writes to an unused
+/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` for each monitor, `saving SECONDS KIB`, and
+/// `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks the start and the end of a read by writes to an unused
 /// I/O port.
 fn script() -> String {
     let mut script = format!(
@@ -140,6 +152,20 @@ cp guest/kernel vmlinuz
 mkdir shared
 dd if=/dev/zero of=shared/file bs=1M count={MIB} 2>/dev/null
 hello tally env TALLY_BOOT= ./tally run -- echo hello
+mkfifo input
+./tally run --name saved -- sh -c 'echo ready; read line; echo hello' <input >said & saved=$!
+exec 3>input
+until grep -qs ready said; do sleep 0.05; done
+echo >$T/trace
+echo begin >$T/trace_marker
+./tally snapshot saved saved.dir --stop || exit 1
+echo end >$T/trace_marker
+exec 3>&-
+wait $saved
+awk -v kib=$(ls -sk saved.dir | awk 'NR == 1 {{ print $2 }}') \"$cost\"'
+    /: begin$/ {{ begin = at() }}
+    /: end$/ {{ print \"saving\", at() - begin, kib }}' $T/trace
+hello tally,restored ./tally run --restore saved.dir
 hello tally,boot ./tally run --boot -- echo hello
 hello tally,kernel ./tally run --kernel vmlinuz --initrd guest/initrd -- echo hello
 ",
@@ -183,6 +209,11 @@ fn read(begin: &str) -> String {
 fn hello(line: &str) -> Option<Hello> {
     let mut words = line.split(' ');
     Some(Hello { monitor: words.next()?.to_owned(), first: cost(&mut words)?, end: cost(&mut words)? })
+}
+
+fn saving(line: &str) -> Option<Saving> {
+    let (seconds, kib) = line.split_once(' ')?;
+    Some(Saving { seconds: seconds.parse().ok()?, kib: kib.parse().ok()? })
 }
 
 fn reading(line: &str) -> Option<Reading> {

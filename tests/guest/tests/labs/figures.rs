@@ -23,6 +23,7 @@ pub fn tests() -> Vec<Test> {
         no_operation_costs_more_instructions_than_recorded,
         a_command_answers_in_a_seventh_of_a_second,
         a_command_costs_fewer_exits_than_in_qemu,
+        a_snapshot_is_written_and_restored_in_half_a_second,
         a_kernel_that_was_booted_before_boots_sooner_than_in_qemu,
         a_shared_folder_costs_few_exits,
         monitoring_every_second_costs_less_than_a_thousandth,
@@ -74,6 +75,11 @@ const AT_A_RATE_INSTRUCTIONS: f64 = 16_275.0 * 1.05;
 /// guest starts from a template.
 const HELLO_SECONDS: f64 = 0.15;
 const PROMPT_SECONDS: f64 = 0.05;
+/// Maximum virtual time in which a guest of 512 MiB is saved, and from the start of `tally run --restore` to its first output; and
+/// the size of the folder.
+const SAVING_SECONDS: f64 = 0.35;
+const RESTORING_SECONDS: f64 = 0.2;
+const SAVED_KIB: u64 = 130 << 10;
 /// Maximum number of exits to user space from the start of `tally run --boot -- echo hello` to its end.
 const HELLO_EXITS: u64 = 400;
 /// Maximum number of exits to user space for reading a file from a shared folder.
@@ -166,7 +172,7 @@ static USE: LazyLock<use_figures::Figures> = LazyLock::new(|| {
 });
 
 fn a_command_costs_fewer_exits_than_in_qemu() {
-    let [_, tally, _, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    let [_, _, tally, _, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
     assert_eq!((tally.monitor.as_str(), peers.len()), ("tally,boot", 2));
     assert!(tally.end.exits <= HELLO_EXITS, "{tally:?}");
     for peer in peers {
@@ -184,8 +190,21 @@ fn a_command_answers_in_a_seventh_of_a_second() {
     assert!(tally.end.seconds - tally.first.seconds <= PROMPT_SECONDS, "{tally:?}");
 }
 
+fn a_snapshot_is_written_and_restored_in_half_a_second() {
+    let [_, restored, ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    assert_eq!(restored.monitor, "tally,restored");
+    let use_figures::Saving { seconds, kib } = USE.saving;
+    assert!(
+        seconds <= SAVING_SECONDS && restored.first.seconds <= RESTORING_SECONDS,
+        "{:?} {restored:?}",
+        USE.saving
+    );
+    // What the guest never touched takes no space.
+    assert!(kib < SAVED_KIB, "{kib}");
+}
+
 fn a_kernel_that_was_booted_before_boots_sooner_than_in_qemu() {
-    let [_, boot, kernel, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
+    let [_, _, boot, kernel, peers @ ..] = &USE.hellos[..] else { panic!("nothing was measured") };
     assert_eq!(kernel.monitor, "tally,kernel");
     for peer in peers {
         assert!(boot.first.seconds < peer.first.seconds, "{boot:?} {peer:?}");

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_images::Suite;
+use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
 use guest_tests::programs::{TRACK, TRACK_INSTRUCTIONS};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
@@ -27,6 +28,7 @@ pub fn tests() -> Vec<Test> {
         the_console_of_a_guest_without_a_command_goes_on,
         with_fewer_free_counters_the_policy_decides,
         a_signal_leaves_nothing_half_written,
+        a_newer_kernel_sees_another_vm_generation_id,
         the_system_calls_are_those_of_the_sandbox,
     ]);
     first.into_iter().chain(second).collect()
@@ -126,7 +128,7 @@ fn second(steps: Steps) -> Steps {
     let steps = PMUS
         .into_iter()
         .fold(steps, |steps, pmu| steps.step(pmu, &chain(pmu, 3, &format!("--pmu {pmu} -- {count}"))));
-    steps
+    with_installed_kernel(steps, "newer", Suite::Trixie)
         .step("vcpus", &chain("vcpus", 4, &format!("--cpus 2 -- {both}")))
         .step(
             "input",
@@ -179,6 +181,14 @@ fn second(steps: Steps) -> Steps {
                 "{FUNCTIONS} mkdir here; ./tally run --name signal -- sh -c 'echo ready; sleep 3; echo done' >signal.said & vm=$!; \
                  said signal.said; for delay in 0 0.05 0.1 0.15; do ./tally snapshot signal here/saved & saver=$!; sleep $delay; \
                  kill -TERM $saver; wait $saver; [ -d here/saved ] || ls -A here; rm -rf here/saved; done; wait $vm; cat signal.said"
+            ),
+        )
+        .step(
+            "generation",
+            &format!(
+                "{FUNCTIONS} ./tally run --name generation --kernel newer/boot/vmlinuz -- sh -c 'echo ready; sleep 2; dmesg' \
+                 >generation.said & vm=$!; said generation.said; ./tally snapshot generation generation.saved --stop; wait $vm; \
+                 ./tally run --restore generation.saved; rm -r generation.saved"
             ),
         )
         .step(
@@ -351,6 +361,12 @@ fn with_fewer_free_counters_the_policy_decides() {
 fn a_signal_leaves_nothing_half_written() {
     let done = RESULTS.of("signal");
     assert_eq!(done.text(), "ready\ndone\n", "{}", done.err);
+}
+
+fn a_newer_kernel_sees_another_vm_generation_id() {
+    let done = RESULTS.of("generation");
+    let reseeded = done.text().matches("crng reseeded due to virtual machine fork").count();
+    assert_eq!(reseeded, 1, "{}{}", done.text(), done.err);
 }
 
 fn the_system_calls_are_those_of_the_sandbox() {

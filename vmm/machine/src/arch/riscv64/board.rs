@@ -31,6 +31,10 @@ type Plan<'a> = architecture::Plan<'a, Model>;
 #[derive(Debug, Serialize, Deserialize)]
 pub enum NoState {}
 
+/// What a guest sees of the processor, in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NoIdentity {}
+
 /// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
 pub struct Board {
@@ -63,7 +67,7 @@ impl architecture::Board for Board {
     type PmuLink = Link;
     type State = NoState;
     type VcpuState = NoState;
-    type Identity = ();
+    type Identity = NoIdentity;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -210,11 +214,11 @@ impl architecture::Board for Board {
     }
 
     /// Returns nothing, as no guest is saved yet.
-    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<(), KvmError> {
-        Ok(())
+    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<NoIdentity, KvmError> {
+        Ok(NoIdentity {})
     }
 
-    fn difference((): &(), (): &()) -> Option<String> {
+    fn difference(_saved: &NoIdentity, _here: &NoIdentity) -> Option<String> {
         None
     }
 
