@@ -23,4 +23,4 @@ pub use fw_cfg::FwCfg;
 pub use interrupt::Interrupt;
 pub use power::{AcpiSleep, DebugExit, ResetOn};
 pub use serial::{Serial, SerialError, SerialState};
-pub use state::{DeviceError, DeviceState, Mismatch};
+pub use state::{DeviceError, Mismatch};

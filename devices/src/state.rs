@@ -1,21 +1,6 @@
-//! What a device knows beyond its registers, in a snapshot, and errors of states that were saved.
+//! Errors of saving devices, and of states that were saved.
 
 use std::path::PathBuf;
-
-use serde::{Deserialize, Serialize};
-
-use crate::fs::ShareState;
-use crate::virtio::DiskState;
-
-/// What a virtio device knows beyond its registers and queues.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceState {
-    /// A disk's.
-    Disk(DiskState),
-    /// A shared folder's.
-    Share(ShareState),
-}
 
 /// A device cannot be saved or restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

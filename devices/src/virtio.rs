@@ -4,7 +4,7 @@
 //! sets up with the registers of a [`Transport`]. Each device is served on a thread of its own, so that a slow request
 //! blocks no vCPU.
 
-use crate::state::{DeviceError, DeviceState, check};
+use crate::state::{DeviceError, check};
 
 mod block;
 mod buffers;
@@ -12,6 +12,7 @@ mod console;
 mod fs;
 mod mmio;
 mod queues;
+mod saved;
 pub mod testing;
 
 pub use block::{Disk, DiskError, DiskState};
@@ -20,6 +21,7 @@ pub use console::{Console, ConsoleState};
 pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport, TransportState};
 pub use queues::{Head, Queues, Request};
+pub use saved::DeviceState;
 
 /// The part of a virtio device that is independent of its transport.
 pub trait Device: Send {

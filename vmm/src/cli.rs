@@ -17,15 +17,13 @@ use tally_machine::pmu::Choice;
 use vpmu::policy::OnStarvation;
 
 use crate::arch::help;
+use crate::ending::FAILURE;
 use crate::event_log::LEAST_SIZE;
 use crate::lab;
 use crate::metrics::Address;
 use crate::{sandbox, stderr};
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
-
-/// The status of Tally's own failures, so that they cannot be taken for a command's.
-pub const FAILURE: u8 = 125;
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]

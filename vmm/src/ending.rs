@@ -8,6 +8,9 @@ use devices::End;
 use tally_machine::VcpuError;
 use vmm_sys_util::eventfd::EventFd;
 
+/// The status of Tally's own failures, so that they cannot be taken for a command's.
+pub const FAILURE: u8 = 125;
+
 /// Why the machine ends.
 #[derive(Debug)]
 pub enum Ending {

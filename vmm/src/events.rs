@@ -15,7 +15,8 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::agent::Handle;
 use crate::console::{FlushTimer, Output};
 use crate::ending::{Ending, Reporter};
-use crate::signals::{self, Signals};
+use crate::signal_thread::Signals;
+use crate::signals;
 use crate::terminal::{self, Escape, TYPE_AHEAD};
 
 type Subscriber = Box<dyn MutEventSubscriber>;

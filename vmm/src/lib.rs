@@ -29,6 +29,7 @@ mod packaging;
 mod policy;
 mod run;
 mod sandbox;
+mod signal_thread;
 mod signals;
 mod snapshot;
 mod stat;
@@ -44,7 +45,8 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cli::{Cli, Command, FAILURE};
+use cli::{Cli, Command};
+use ending::FAILURE;
 use event_log::EventLog;
 
 /// Runs the command line. Returns the status of the process.

@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle};
 use log::{info, warn};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 
-use crate::cli::FAILURE;
+use crate::ending::FAILURE;
 use crate::{stderr, terminal};
 use filter::Filters;
 

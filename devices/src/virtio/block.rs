@@ -5,9 +5,9 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::{Device, Queues, Reader, Writer};
+use super::{Device, DeviceState, Queues, Reader, Writer};
 use crate::access::Access;
-use crate::state::{DeviceError, DeviceState, Mismatch, check};
+use crate::state::{DeviceError, Mismatch, check};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{

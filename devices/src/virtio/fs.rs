@@ -2,9 +2,9 @@
 
 use std::io::{Read, Write};
 
-use super::{Device, Queues, Request};
+use super::{Device, DeviceState, Queues, Request};
 use crate::fs::Share;
-use crate::state::{DeviceError, DeviceState, Mismatch};
+use crate::state::{DeviceError, Mismatch};
 
 /// Index and size of the high priority queue. FORGET and INTERRUPT requests use it, so that they do not wait for
 /// others.

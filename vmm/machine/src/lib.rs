@@ -34,10 +34,11 @@ pub use machine::{Config, EmptyMachine, Identity, Machine, Start};
 pub use memory::{GuestRam, MemoryError, PART, PageMap, Size, extents};
 pub use pmu::alarm::block_exit_signals;
 pub use pmu::journal::Journal;
-pub use snapshot::{HeldMachine, MachineState, SaveError, Saver};
+pub use snapshot::{HeldMachine, MachineState, Saver};
 pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::VcpuHandles;
 pub use vcpu::report::VcpuReport;
+pub use vcpu::saved::SaveError;
 pub use vcpu::{Vcpu, VcpuError};
 pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
 

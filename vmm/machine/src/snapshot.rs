@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::virtio::{Device, Transport, TransportState};
-use devices::{DeviceError, DeviceState, Mismatch, Serial, SerialState};
+use devices::virtio::{Device, DeviceState, Transport, TransportState};
+use devices::{Mismatch, Serial, SerialState};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use vpmu::state::PmuState;
@@ -17,15 +17,14 @@ use vpmu::state::PmuState;
 use crate::arch;
 use crate::architecture::{Board, KernelFacts, Plan};
 use crate::error::MachineError;
-use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::vcpu::mailbox::{Held, VcpuHandles};
+use crate::vcpu::saved::{SaveError, VcpuState};
 
 /// Time in which a device has to complete the request that it processes.
 const LIMIT: Duration = Duration::from_secs(5);
 
 type KvmState = <arch::Board as Board>::State;
-type KvmVcpuState = <arch::Board as Board>::VcpuState;
 
 /// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,38 +46,6 @@ pub struct MachineState {
 pub(crate) struct SavedDevice {
     transport: TransportState,
     own: Option<DeviceState>,
-}
-
-/// The state of a vCPU.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct VcpuState {
-    pub(crate) kvm: KvmVcpuState,
-    /// The PMU, if Tally emulates one.
-    pub(crate) pmu: Option<PmuState>,
-}
-
-/// Why a machine cannot be saved.
-#[derive(Debug, thiserror::Error)]
-pub enum SaveError {
-    /// A vCPU does not answer.
-    #[error("a vCPU does not answer")]
-    NoAnswer,
-    /// A vCPU does not come to a stop.
-    #[error("a vCPU does not come to an end with what it does")]
-    Busy,
-    /// The machine has ended.
-    #[error("the machine has ended")]
-    Ended,
-    /// A device does not come to an end with its requests.
-    #[error("a device does not come to an end with what it does")]
-    BusyDevice,
-    /// A device cannot be saved now.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A KVM operation failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
 }
 
 /// Saves a machine that runs.

@@ -5,6 +5,7 @@ pub mod exits;
 pub mod mailbox;
 pub mod pause;
 pub mod report;
+pub mod saved;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,10 +28,10 @@ use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
-use crate::snapshot::{SaveError, VcpuState};
 use exits::{Exits, Stopwatch};
 use mailbox::{Hold, Mailbox, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
+use saved::{SaveError, VcpuState};
 
 type ArchExit = <arch::Run as Run>::ArchExit;
 

@@ -32,7 +32,7 @@ use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
 use crate::sandbox::{self, Confinement};
-use crate::signals::Signals;
+use crate::signal_thread::Signals;
 use crate::status::Summary;
 use crate::terminal::Raw;
 

@@ -23,7 +23,7 @@ use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
 use crate::metrics::{Metrics, Socket};
-use crate::signals::Signals;
+use crate::signal_thread::Signals;
 use crate::snapshot::Opened;
 use crate::{kvm, policy, sandbox, signals};
 

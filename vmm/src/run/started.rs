@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use devices::End;
 use log::info;
 
-use crate::cli::{FAILURE, Run};
+use crate::cli::Run;
 use crate::console::Output;
 use crate::control::Control;
-use crate::ending::Ending;
+use crate::ending::{Ending, FAILURE};
 use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use syscalls::Sysno;
 
 use crate::arch::calls as arch;
-use crate::cli::FAILURE;
+use crate::ending::FAILURE;
 use crate::terminal;
 
 /// `si_code` of a SIGSYS that a seccomp filter has sent (`SYS_SECCOMP` in `asm-generic/siginfo.h`).

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Looked, look_at};
-use crate::cli::FAILURE;
 use crate::control::client::Vm;
-use crate::signals::Signals;
+use crate::ending::FAILURE;
+use crate::signal_thread::Signals;
 use crate::stderr;
 use crate::terminal::{self, Raw};
 

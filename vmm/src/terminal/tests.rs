@@ -17,7 +17,7 @@ use tally_machine::signals::{block, set_of};
 use super::*;
 use crate::ending::Ending;
 use crate::events::EventLoop;
-use crate::signals::Signals;
+use crate::signal_thread::Signals;
 
 fn type_in(chunks: &[&[u8]]) -> (Vec<u8>, bool) {
     let (mut escape, mut guest) = (Escape::default(), Vec::new());

@@ -6,8 +6,9 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use super::super::DeviceState;
 use super::Transport;
-use crate::state::{DeviceError, DeviceState};
+use crate::state::DeviceError;
 
 /// Whether a device stands still.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use vpmu::policy::Policy;
 
 use super::pause::Pause;
 use super::report::VcpuReport;
+use super::saved::{SaveError, VcpuState};
 use crate::pmu::alarm;
-use crate::snapshot::{SaveError, VcpuState};
 
 /// Timeout for the answers to a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
