@@ -105,12 +105,12 @@ impl<'a> Blueprint<'a> {
             Source::Snapshot(saved) => return self.continued(machine, *saved, devices, output),
             Source::Template(template) => template,
         };
-        let remove = template.remover();
+        let place = template.place.clone();
         match self.restore(machine, *template, devices, output) {
             Ok(built) => Ok(built),
             Err(error) => {
                 info!("the guest boots: the template cannot be used: {error:#}");
-                remove();
+                place.give_up(&error);
                 let devices = host_resources::devices(self.options)?.devices;
                 self.boot(Machine::empty(self.kvm)?, self.files()?, ram, devices, output)
             }

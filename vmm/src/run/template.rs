@@ -8,7 +8,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -50,7 +50,23 @@ pub struct Template {
     pub console: ConsoleState,
     /// The memory.
     pub memory: File,
+    /// Where it is kept.
+    pub place: Place,
+}
+
+/// Where a template is kept, and since when.
+#[derive(Debug, Clone)]
+pub struct Place {
     folder: PathBuf,
+    age: Age,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Age {
+    /// This run has made it.
+    New,
+    /// An earlier run has made it.
+    Kept,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -78,8 +94,8 @@ impl TemplateFor<'_> {
             return None;
         }
         let found = self
-            .folder()
-            .and_then(|folder| Template::load(&folder, &self.counters()).inspect_err(|_| remove(&folder)));
+            .place()
+            .and_then(|place| Template::load(&place, &self.counters()).inspect_err(|_| place.remove()));
         found.inspect_err(|error| info!("the guest boots: {error:#}")).ok()
     }
 
@@ -102,20 +118,20 @@ impl TemplateFor<'_> {
         .find_map(|(applies, why)| applies.then_some(why))
     }
 
-    /// Returns the folder of the template. Makes it if it does not exist.
-    fn folder(&self) -> Result<PathBuf> {
+    /// Returns where the template is. Makes it if it does not exist.
+    fn place(&self) -> Result<Place> {
         let mut progress = Progress::stderr("tally").verbose(self.options.verbose > 0);
         let guest = default_guest(&mut progress)?;
         let cache = Cache::open()?;
         let key = self.key(&guest)?;
-        cache.entry(&key, &mut progress, |progress, folder| {
+        let mut age = Age::Kept;
+        let folder = cache.entry(&key, &mut progress, |progress, folder| {
+            age = Age::New;
             progress.step("saving a guest from which the next ones start at once");
-            self.make(folder).or_else(|error| {
-                // The next runs boot without another attempt.
-                fs::write(folder.join(FAILURE), format!("{error:#}"))?;
-                Ok::<_, anyhow::Error>(())
-            })
-        })
+            // The next runs boot without another attempt.
+            self.make(folder).or_else(|error| Ok::<_, anyhow::Error>(leave_reason(folder, &error)?))
+        })?;
+        Ok(Place { folder, age })
     }
 
     fn key(&self, guest: &Guest) -> Result<Key> {
@@ -194,16 +210,40 @@ fn wait(mut child: Child) -> Result<ExitStatus> {
     bail!("{} seconds were not enough", LIMIT.as_secs())
 }
 
-/// Removes a template that cannot be used, so that the next run makes another one. One that cannot be made stays.
-fn remove(folder: &Path) {
-    if !folder.join(FAILURE).exists() {
-        let _ = fs::remove_dir_all(folder);
+/// Puts the reason why there is no template in its place.
+fn leave_reason(folder: &Path, why: &anyhow::Error) -> io::Result<()> {
+    // First, because the reason may be that the disk is full.
+    for file in [STATE, MEMORY] {
+        let _ = fs::remove_file(folder.join(file));
+    }
+    fs::write(folder.join(FAILURE), format!("{why:#}"))
+}
+
+impl Place {
+    /// Gives up a template with which no machine can be built. If this run has made it, the next one would be no better: the
+    /// reason takes its place, and the next runs boot without another attempt.
+    pub fn give_up(&self, why: &anyhow::Error) {
+        let left = match self.age {
+            Age::New => leave_reason(&self.folder, why).is_ok(),
+            Age::Kept => false,
+        };
+        if !left {
+            self.remove();
+        }
+    }
+
+    /// Removes a template that cannot be used, so that the next run makes another one. One that cannot be made stays.
+    fn remove(&self) {
+        if !self.folder.join(FAILURE).exists() {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
     }
 }
 
 impl Template {
     /// Opens a template for a guest with these counters.
-    fn load(folder: &Path, counters: &str) -> Result<Self> {
+    fn load(place: &Place, counters: &str) -> Result<Self> {
+        let folder = &place.folder;
         let load = || -> Result<Self> {
             if let Ok(why) = fs::read_to_string(folder.join(FAILURE)) {
                 bail!("{why}; remove it to try again");
@@ -216,15 +256,9 @@ impl Template {
             let memory = File::open(folder.join(MEMORY))?;
             kept::used(folder);
             info!("the guest starts from the template {}", folder.display());
-            Ok(Self { machine, console, memory, folder: folder.to_owned() })
+            Ok(Self { machine, console, memory, place: place.clone() })
         };
         load().with_context(|| folder.display().to_string())
-    }
-
-    /// Removes a template that cannot be used, so that the next run makes another one.
-    pub fn remover(&self) -> impl FnOnce() + use<> {
-        let folder = self.folder.clone();
-        move || remove(&folder)
     }
 }
 
@@ -257,4 +291,35 @@ pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save
         };
         save().map_err(|error| format!("{error:#}"))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given_up(age: Age) -> (tempfile::TempDir, String) {
+        let cache = tempfile::tempdir().unwrap();
+        let place = Place { folder: cache.path().join("template"), age };
+        fs::create_dir(&place.folder).unwrap();
+        for file in [STATE, MEMORY] {
+            fs::write(place.folder.join(file), "").unwrap();
+        }
+        place.give_up(&anyhow::anyhow!("it is no good"));
+        let next = Place { age: Age::Kept, ..place };
+        let said = Template::load(&next, "").err().map(|error| format!("{error:#}"));
+        (cache, said.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_used_is_made_again() {
+        let (cache, _) = given_up(Age::Kept);
+        assert!(!cache.path().join("template").exists());
+    }
+
+    #[test]
+    fn one_that_was_of_no_use_when_it_was_new_is_not_made_again() {
+        let (cache, said) = given_up(Age::New);
+        assert!(said.ends_with("it is no good; remove it to try again"), "{said}");
+        assert_eq!(fs::read_dir(cache.path().join("template")).unwrap().count(), 1, "no memory is kept");
+    }
 }

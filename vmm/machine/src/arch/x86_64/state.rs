@@ -149,7 +149,7 @@ fn read_all(vcpu: &VcpuFd, mut numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmEr
 }
 
 /// Writes MSRs. A refused one is an error unless the vCPU has the value already, or the value is 0, which is that of a new
-/// vCPU. Without a vPMU of its own, KVM gives Intel's vCPUs the host's PERF_CAPABILITIES, but refuses the same value.
+/// vCPU. Without a vPMU of its own, KVM gives Intel's vCPUs the host's `PERF_CAPABILITIES`, but refuses the same value.
 fn write_all(vcpu: &VcpuFd, mut values: &[(u32, u64)]) -> Result<(), KvmError> {
     while !values.is_empty() {
         let entries: Vec<_> = values
