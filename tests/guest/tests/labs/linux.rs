@@ -47,15 +47,17 @@ const QUICK: &str = "--append cryptomgr.notests";
 
 /// Results of commands in the default guest.
 static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
-    let run = format!("./tally run {QUICK}");
+    let run = "./tally run";
+    let boot = format!("{run} {QUICK}");
     Steps::new("linux::commands")
+        .from_template()
         .in_guest("loop", LOOP)
-        .step("streams", "./tally run -- sh -c 'echo out; echo err >&2; exit 3'")
+        .step("streams", &format!("{run} -- sh -c 'echo out; echo err >&2; exit 3'"))
         .step("binary", &format!("{run} -- head -c 65536 /bin/busybox"))
         .step("same", "head -c 65536 /bin/busybox")
         .step("arguments", &format!("{run} -- printf '%s|' 'a b' '' '$HOME' '\"' 'x,y%' \"it's\""))
         .step("missing", &format!("{run} -- no-such-program"))
-        .step("no-pmu", &format!("{run} --pmu none -- perf stat -x, -e cycles,task-clock true"))
+        .step("no-pmu", &format!("{boot} --pmu none -- perf stat -x, -e cycles,task-clock true"))
         .step("switched-off", &format!("{run} -- poweroff -f"))
         .step("reader-leaves", &format!("({run} -- yes; echo status $? >&2) | head -n 1"))
         .step("panic", &format!("{run} -- sh -c 'echo c >/proc/sysrq-trigger'"))
@@ -69,7 +71,7 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
         .second_tier(|steps| {
             steps
                 .step("tsc", "./tally run --append no-kvmclock -- perf test -v tsc")
-                .step("kvms-pmu", &format!("{run} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
+                .step("kvms-pmu", &format!("{boot} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
         })
         .run()
 });

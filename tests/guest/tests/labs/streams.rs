@@ -27,11 +27,15 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// `tally run` without the kernel's self-tests of its ciphers, which take half of the boot.
-const RUN: &str = "./tally run --append cryptomgr.notests";
+const RUN: &str = "./tally run";
+/// A guest that boots, without the kernel's self-tests of its ciphers.
+const BOOT: &str = "./tally run --append cryptomgr.notests";
 
-/// Results of commands whose streams are pipes and files.
-static PIPES: LazyLock<Results> = LazyLock::new(|| {
+static RESULTS: LazyLock<Results> =
+    LazyLock::new(|| terminals(pipes(Steps::new("streams").from_template())).run());
+
+/// Adds commands whose streams are pipes and files.
+fn pipes(steps: Steps) -> Steps {
     let interrupted = |what: &str, signals: &str| {
         format!(
             "(until grep -q ready said; do sleep 0.1; done; {signals}) & ./interruptible {RUN} -- sh -c '{what}' >said; status=$?; \
@@ -42,7 +46,7 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
     let kinds = "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || echo pipe; done; echo x >/dev/stderr; sleep 1000 & echo done";
     let counts =
         "perf record -q -o - /lib/tally/loop | wc -c; dd bs=1 count=3 2>/dev/null | tr a-z A-Z; wc -c";
-    Steps::new("streams::pipes")
+    steps
         .file(program("interruptible"), "interruptible")
         // The binary of `tally` serves as data with all byte values.
         .step("through", &format!("cat tally | {RUN} -- cat | cmp - tally"))
@@ -81,12 +85,11 @@ static PIPES: LazyLock<Results> = LazyLock::new(|| {
                 "mkdir full; mount -t tmpfs -o size=8k tmpfs full; {RUN} -- head -c 100000 /dev/zero >full/x"
             ),
         )
-        .run()
-});
+}
 
-/// Results of commands on terminals.
-static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
-    Steps::new("streams::terminals")
+/// Adds commands on terminals.
+fn terminals(steps: Steps) -> Steps {
+    steps
         .step(
             "terminal",
             &format!(
@@ -108,36 +111,31 @@ static TERMINALS: LazyLock<Results> = LazyLock::new(|| {
             "pager",
             &format!("./typist expect:nothing -- sh -c '{RUN} -- sh -c \"cat; [ -t 0 ] || echo nothing\" | cat; stty'"),
         )
-        .step("escape-early", &format!("./typist 'type:\\x01x' -- {RUN} -- sleep 1000"))
+        .step("escape-early", &format!("./typist 'type:\\x01x' -- {BOOT} -- sleep 1000"))
         .step("escape", &format!("./typist expect:ready 'type:\\x01x' -- {RUN} -- sh -c 'echo ready; sleep 1000'"))
         .step(
             "top",
             &format!("./typist size:24x80 expect:Samples expect:Overhead 'type:q' -- env TERM=xterm {RUN} -- perf top"),
         )
-        .run()
-});
-
-fn pipes(name: &str) -> &'static StepOutput {
-    PIPES.of(name)
 }
 
-fn terminals(name: &str) -> &'static StepOutput {
-    TERMINALS.of(name)
+fn of(name: &str) -> &'static StepOutput {
+    RESULTS.of(name)
 }
 
 fn piped_input_arrives_byte_for_byte_and_ends() {
-    let text = pipes("file").text();
+    let text = of("file").text();
     let sums: Vec<&str> = text.lines().collect();
-    assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", pipes("file").err);
+    assert!(sums.len() == 2 && sums[0] == sums[1], "{text}{}", of("file").err);
 }
 
 fn a_command_in_a_pipeline_passes_on_every_byte() {
-    let done = pipes("through");
+    let done = of("through");
     assert_eq!((done.status, done.err.as_str()), (0, ""), "{}", done.text());
 }
 
 fn unread_input_and_background_processes_do_not_delay_the_end() {
-    let done = pipes("unread");
+    let done = of("unread");
     assert_eq!(
         (done.status, done.text().as_str(), done.err.as_str()),
         (0, "pipe\npipe\npipe\ndone\n", "x\n")
@@ -145,35 +143,35 @@ fn unread_input_and_background_processes_do_not_delay_the_end() {
 }
 
 fn programs_in_the_guest_share_their_input_and_write_into_pipes() {
-    let text = pipes("shared").text();
+    let text = of("shared").text();
     let lines: Vec<&str> = text.lines().collect();
     let bytes: u64 = lines[0].parse().expect("a number");
-    assert!(bytes > 1_000, "perf writes its data into a pipe: {text}{}", pipes("shared").err);
-    assert_eq!(lines[1..], ["ABC10004"], "{}", pipes("shared").err);
+    assert!(bytes > 1_000, "perf writes its data into a pipe: {text}{}", of("shared").err);
+    assert_eq!(lines[1..], ["ABC10004"], "{}", of("shared").err);
 }
 
 fn an_interrupt_reaches_the_command() {
-    let done = pipes("interrupt");
+    let done = of("interrupt");
     assert_eq!((done.status, done.text().as_str()), (7, "ready\ncaught\n"), "{}", done.err);
-    let done = pipes("interrupt-perf");
+    let done = of("interrupt-perf");
     assert!(done.err.contains(",msec,task-clock"), "perf stat says what it has counted: {}", done.err);
 }
 
 fn the_second_interrupt_ends_a_guest_that_does_not_react_to_the_first() {
-    let done = pipes("interrupt-twice");
+    let done = of("interrupt-twice");
     assert_eq!((done.status, done.err.as_str()), (128 + 2, "waits\n"));
 }
 
 fn signals_that_are_ignored_at_the_start_stay_ignored() {
-    assert_eq!((pipes("ignored").status, pipes("ignored").text().as_str()), (0, "ready\ndone\n"));
+    assert_eq!((of("ignored").status, of("ignored").text().as_str()), (0, "ready\ndone\n"));
 }
 
 fn sigterm_ends_the_vm_even_if_the_command_ignores_it() {
-    assert_eq!(pipes("terminate").status, 128 + 15, "{}", pipes("terminate").err);
+    assert_eq!(of("terminate").status, 128 + 15, "{}", of("terminate").err);
 }
 
 fn unwritable_output_is_an_error_in_one_line() {
-    let done = pipes("full");
+    let done = of("full");
     assert_eq!(done.status, 125);
     assert_eq!(
         done.err,
@@ -182,32 +180,26 @@ fn unwritable_output_is_an_error_in_one_line() {
 }
 
 fn the_command_has_a_terminal_that_follows_the_users_size() {
-    assert_eq!(
-        terminals("terminal").status,
-        9,
-        "{}{}",
-        terminals("terminal").text(),
-        terminals("terminal").err
-    );
+    assert_eq!(of("terminal").status, 9, "{}{}", of("terminal").text(), of("terminal").err);
 }
 
 fn each_stream_is_a_terminal_only_if_the_users_is() {
-    let done = terminals("terminal-and-file");
+    let done = of("terminal-and-file");
     assert!(done.text().ends_with("/dev/pts/0\ngot typed\nnot a tty\n"), "{}{}", done.text(), done.err);
 }
 
 fn with_piped_output_the_terminal_mode_is_unchanged() {
-    let done = terminals("pager");
+    let done = of("pager");
     assert!(done.status == 0 && done.text().contains("nothing"), "{}{}", done.text(), done.err);
     assert!(!done.text().contains("-icanon"), "the terminal is as it was: {}", done.text());
 }
 
 fn ctrl_a_x_ends_a_vm_with_a_command() {
-    let early = terminals("escape-early");
+    let early = of("escape-early");
     assert_eq!(early.status, 130, "before the command runs, too: {}{}", early.text(), early.err);
-    assert_eq!(terminals("escape").status, 130, "{}{}", terminals("escape").text(), terminals("escape").err);
+    assert_eq!(of("escape").status, 130, "{}{}", of("escape").text(), of("escape").err);
 }
 
 fn perf_top_draws_and_quits() {
-    assert_eq!(terminals("top").status, 0, "{}{}", terminals("top").text(), terminals("top").err);
+    assert_eq!(of("top").status, 0, "{}{}", of("top").text(), of("top").err);
 }
