@@ -87,6 +87,7 @@ fn handle_message(message: &ToGuest, process: pid_t, program: &Program, control:
         // What fails stays as it was: the program is worth more than the time of day.
         ToGuest::Restored(restored) => {
             let _ = restored::catch_up(restored);
+            let _ = restored::renew_boot_id();
             Ok(())
         }
         ToGuest::Signal(signal) => match sys::signal_group(process, *signal) {
