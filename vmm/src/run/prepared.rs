@@ -15,7 +15,7 @@ use vpmu::policy::Policy;
 use super::assembled::{self, Assembled, ForClients};
 use super::host_resources::{self, HostResources};
 use super::saving::Savable;
-use super::source::{Blueprint, Built, Source};
+use super::source::{Blueprint, Built, Parts, Source};
 use super::started::ClientSockets;
 use crate::agent::Holder;
 use crate::cli::Run;
@@ -101,7 +101,8 @@ impl<'a> Prepared<'a> {
         events.add_output(timer, output.clone());
 
         let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
-        let Built { machine, saver, agent, at } = blueprint.build(machine, source, ram, devices, &output)?;
+        let Built { machine, saver, agent, at } =
+            blueprint.build(Parts { machine, devices, output: &output }, source, ram)?;
         let saves = blueprint.saves();
         let (holder, holds) = agent.is_some().then(Holder::new).transpose()?.unzip();
         let (mut client_sockets, mut own_saver) = (ClientSockets::default(), None);

@@ -48,6 +48,14 @@ pub struct Blueprint<'a> {
     pub policy: &'a Policy,
 }
 
+/// What a machine is built from, whatever its guest starts from.
+pub struct Parts<'a> {
+    pub machine: EmptyMachine,
+    pub devices: Vec<Box<dyn Device>>,
+    /// Where the console's output goes.
+    pub output: &'a Output,
+}
+
 /// A machine, and the agent's device if its guest has an agent.
 pub struct Built {
     pub machine: Machine,
@@ -92,39 +100,26 @@ impl<'a> Blueprint<'a> {
     }
 
     /// Builds the machine. If a template cannot be used, the guest boots.
-    pub fn build(
-        &self,
-        machine: EmptyMachine,
-        source: Source,
-        ram: GuestRam,
-        devices: Vec<Box<dyn Device>>,
-        output: &Output,
-    ) -> Result<Built> {
+    pub fn build(&self, parts: Parts, source: Source, ram: GuestRam) -> Result<Built> {
         let template = match source {
-            Source::Kernel(files) => return self.boot(machine, *files, ram, devices, output),
-            Source::Snapshot(saved) => return self.continued(machine, *saved, devices, output),
+            Source::Kernel(files) => return self.boot(parts, *files, ram),
+            Source::Snapshot(saved) => return self.continued(parts, *saved),
             Source::Template(template) => template,
         };
-        let place = template.place.clone();
-        match self.restore(machine, *template, devices, output) {
+        let (place, output) = (template.place.clone(), parts.output);
+        match self.restore(parts, *template) {
             Ok(built) => Ok(built),
             Err(error) => {
                 info!("the guest boots: the template cannot be used: {error:#}");
                 place.give_up(&error);
                 let devices = host_resources::devices(self.options)?.devices;
-                self.boot(Machine::empty(self.kvm)?, self.files()?, ram, devices, output)
+                let parts = Parts { machine: Machine::empty(self.kvm)?, devices, output };
+                self.boot(parts, self.files()?, ram)
             }
         }
     }
 
-    fn boot(
-        &self,
-        machine: EmptyMachine,
-        files: Files,
-        ram: GuestRam,
-        devices: Vec<Box<dyn Device>>,
-        output: &Output,
-    ) -> Result<Built> {
+    fn boot(&self, parts: Parts, files: Files, ram: GuestRam) -> Result<Built> {
         let Files { kernel, initrd, initrd_prefix } = files;
         let agent = boot::has_agent(self.options, &kernel).then(agent::console);
         let command_line = boot::command_line(self.options, &kernel, self.pmu, self.processor);
@@ -136,17 +131,11 @@ impl<'a> Blueprint<'a> {
             command_line: &command_line,
         };
         // The unpacked image is large, and is copied into the guest's memory: it is dropped here.
-        let (machine, saver) = self.machine(machine, start, ram, devices, agent.as_ref(), output)?;
+        let (machine, saver) = self.machine(parts, start, ram, agent.as_ref())?;
         Ok(Built { machine, saver, agent, at: At::Boot })
     }
 
-    fn continued(
-        &self,
-        empty: EmptyMachine,
-        Opened { state, memory }: Opened,
-        devices: Vec<Box<dyn Device>>,
-        output: &Output,
-    ) -> Result<Built> {
+    fn continued(&self, parts: Parts, Opened { state, memory }: Opened) -> Result<Built> {
         let GuestState { mut machine, agent: state, .. } = state;
         if self.options.has_other_disks {
             machine.accept_copies_of_disks();
@@ -158,36 +147,29 @@ impl<'a> Blueprint<'a> {
         };
         let agent = state.as_ref().map(console).transpose()?;
         let start = Start::Restore(Box::new(machine));
-        let (machine, saver) = self.machine(empty, start, ram, devices, agent.as_ref(), output)?;
+        let (machine, saver) = self.machine(parts, start, ram, agent.as_ref())?;
         let at = state.map_or(At::Boot, |state| At::Work(Box::new(state)));
         Ok(Built { machine, saver, agent, at })
     }
 
-    fn restore(
-        &self,
-        empty: EmptyMachine,
-        template: Template,
-        devices: Vec<Box<dyn Device>>,
-        output: &Output,
-    ) -> Result<Built> {
+    fn restore(&self, parts: Parts, template: Template) -> Result<Built> {
         let Template { machine, console, memory, .. } = template;
         let ram = Machine::saved_memory(&self.options.memory, &memory)?;
         let mut agent = agent::console();
         agent.restore(&console)?;
         let start = Start::Restore(Box::new(machine));
-        let (machine, saver) = self.machine(empty, start, ram, devices, Some(&agent), output)?;
+        let (machine, saver) = self.machine(parts, start, ram, Some(&agent))?;
         Ok(Built { machine, saver, agent: Some(agent), at: At::Command })
     }
 
     fn machine(
         &self,
-        machine: EmptyMachine,
+        parts: Parts,
         start: Start,
         ram: GuestRam,
-        devices: Vec<Box<dyn Device>>,
         agent: Option<&Console>,
-        output: &Output,
     ) -> Result<(Machine, Saver), MachineError> {
+        let Parts { machine, devices, output } = parts;
         let config = Config {
             start,
             cpus: self.cpus,
