@@ -341,6 +341,8 @@ fn self_test(progress: &mut Progress) -> Result<u8> {
     checks.extend(self_test::leaving_a_guest(progress)?);
     progress.step("self-test on the simulated Intel host");
     checks.extend(self_test::on_the_intel_host(progress)?);
+    progress.step("self-test in a guest of the peer on Intel");
+    checks.extend(self_test::in_an_intel_guest(progress)?);
     progress.step("self-test with older versions of Intel's PMU");
     checks.extend(self_test::with_older_versions_on_intel(progress)?);
     progress.step("self-test on the simulated RISC-V host");

@@ -21,7 +21,10 @@ use crate::programs::{
 };
 use crate::scenario::Scenario;
 
-pub use intel::{on_the_host as on_the_intel_host, with_older_versions as with_older_versions_on_intel};
+pub use intel::{
+    in_a_guest as in_an_intel_guest, on_the_host as on_the_intel_host,
+    with_older_versions as with_older_versions_on_intel,
+};
 pub use riscv64::{in_a_guest as in_a_riscv_guest, on_the_host as on_the_riscv_host};
 
 /// Result of a check.

@@ -17,6 +17,7 @@ pub fn tests() -> Vec<Test> {
         second_tier(tests![
             a_qemu_guest_counts_and_samples_exactly,
             the_intel_host_counts_and_samples_exactly,
+            an_intel_qemu_guest_counts_and_samples_exactly,
             an_intel_host_with_an_older_pmu_counts_and_samples_exactly,
             the_riscv_host_counts_and_samples_exactly,
             a_riscv_qemu_guest_counts_exactly,
@@ -52,6 +53,10 @@ fn a_guest_resumes_correctly_after_each_exit() {
 
 fn the_intel_host_counts_and_samples_exactly() {
     assert_group_holds(self_test::on_the_intel_host);
+}
+
+fn an_intel_qemu_guest_counts_and_samples_exactly() {
+    assert_group_holds(self_test::in_an_intel_guest);
 }
 
 fn an_intel_host_with_an_older_pmu_counts_and_samples_exactly() {

@@ -1,15 +1,16 @@
-//! Self-test of the Intel host: programs with known counts, and a guest that is counted apart.
+//! Self-test of the Intel host: programs with known counts, on the host and in a guest of the peer.
 //!
 //! The programs and their counts are those of the AMD host (`cpu/README.md`), with Intel's encodings of the events.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
-use guest_images::Progress;
+use guest_images::{Progress, Suite};
 
 use super::{COUNT_APART, Check, Plan, Samples, apart, numbers, programs};
 use crate::board::{HostPmu, Perfmon};
 use crate::error::Result;
-use crate::peer;
+use crate::peer::{self, Machine};
 use crate::programs::{GUEST_LOOP_ROM, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
 use crate::scenario::Scenario;
 
@@ -50,12 +51,20 @@ const SAMPLES: Samples = [
     ("rc4:u", 100_000, "401005", 99),
     ("r1c4:u", 100_000, "401009", 1),
 ];
-/// Returns the checks that all versions of the PMU have in common.
-fn common() -> Plan {
+/// Samples in a guest with KVM's vPMU; see [`super::GUEST_SAMPLES`].
+const GUEST_SAMPLES: Samples = [
+    ("rc0:u", 100_000, r"401007\|ffffffff", 200),
+    ("r3c:u", 100_000, r"401007\|ffffffff", 200),
+    ("rc4:u", 100_000, r"401005\|401009\|ffffffff", 100),
+    ("r1c4:u", 100_000, r"401005\|401009\|ffffffff", 100),
+];
+
+/// Returns the checks that the host and a guest have in common.
+fn common(samples: &Samples) -> Plan {
     let mut plan = Plan::default();
     plan.stat("loop", "long-loop", NAMED.into_iter());
     plan.count(EVENTS, &COUNTS);
-    plan.sample(&SAMPLES);
+    plan.sample(samples);
     plan
 }
 
@@ -70,7 +79,7 @@ fn with_programs(script: String) -> Scenario {
 
 /// Runs the checks on the simulated host itself, and those of events that count in a guest only.
 pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
-    let mut plan = common();
+    let mut plan = common(&SAMPLES);
     plan.count(MODEL_EVENTS, &super::MODEL_COUNTS);
     plan.count(FIELD_EVENTS, &super::FIELD_COUNTS);
     let script = plan.script.clone() + &COUNT_APART.replace("PEER", &peer::firmware("guest-loop.rom"));
@@ -85,10 +94,25 @@ pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
 pub fn with_older_versions(progress: &mut Progress) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     for version in [Perfmon::V2, Perfmon::V4] {
-        let plan = common();
+        let plan = common(&SAMPLES);
         let scenario = with_programs(plan.script.clone()).pmu(HostPmu::Intel(version));
         let numbers = numbers(&scenario, progress)?;
         checks.extend(plan.check(&format!("intel, version {}", version.number()), &numbers));
     }
     Ok(checks)
+}
+
+/// Runs the checks in a guest of the peer, with KVM's own virtual PMU.
+pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
+    let plan = common(&GUEST_SAMPLES);
+    let command: [OsString; 2] = ["sh".into(), "./plan".into()];
+    let mut files: Vec<(String, &[u8])> = programs().collect();
+    files.push(("plan".to_owned(), plan.script.as_bytes()));
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, *content)).collect();
+    let scenario = Scenario::new(peer::linux(Machine::Default, &command))
+        .pmu(HostPmu::INTEL)
+        .limit(LIMIT)
+        .guest_with(Suite::default(), &files, progress)?;
+    let numbers = numbers(&scenario, progress)?;
+    Ok(plan.check("intel guest", &numbers))
 }
