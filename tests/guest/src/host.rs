@@ -30,23 +30,23 @@ pub(crate) fn set(host: Host) {
 }
 
 /// Results of a group of steps on each host. The group runs on a host when a test on that host needs it.
-pub struct OnEachHost {
-    amd: LazyLock<Results>,
-    intel: LazyLock<Results>,
+pub struct OnEachHost<T = Results> {
+    amd: LazyLock<T>,
+    intel: LazyLock<T>,
 }
 
-impl OnEachHost {
+impl<T> OnEachHost<T> {
     /// Creates the results of a function, which is called on the thread of a test.
-    pub const fn new(run: fn() -> Results) -> Self {
+    pub const fn new(run: fn() -> T) -> Self {
         Self { amd: LazyLock::new(run), intel: LazyLock::new(run) }
     }
 }
 
-impl Deref for OnEachHost {
-    type Target = Results;
+impl<T> Deref for OnEachHost<T> {
+    type Target = T;
 
     /// Returns the results on the current test's host.
-    fn deref(&self) -> &Results {
+    fn deref(&self) -> &T {
         match current() {
             Host::Amd => &self.amd,
             Host::Intel => &self.intel,
