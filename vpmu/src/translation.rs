@@ -1,6 +1,7 @@
 //! Translates events between the encodings of AMD and Intel.
 //!
-//! A guest that sees its host's vendor's PMU has its encodings passed through. A guest that sees the other vendor's PMU
+//! A guest that sees its host's vendor's PMU has its encodings passed through, but for two that Intel's fixed counters
+//! count as well: a general and a fixed counter with the same event share an event of the host. A guest that sees the other vendor's PMU
 //! can count the events of `TABLE` that both vendors have; the host's kernel finds the encoding of its processor. An
 //! event that only the guest's vendor has is refused by name, because a count of something similar would be wrong. One
 //! difference remains: AMD's branches include interrupts and exceptions. Linux uses that event for `branches` on AMD
@@ -91,6 +92,11 @@ fn can_be_passed(vendor: Vendor, code: u64) -> bool {
     }
 }
 
+/// Intel's encodings of the events that fixed counters count as well. Linux has the same encodings for its generic
+/// events on every Intel processor with architectural performance monitoring.
+const INTELS_CYCLES: u64 = 0x003c;
+const INTELS_INSTRUCTIONS: u64 = 0x00c0;
+
 /// Returns the names that `perf` has for the events, each name once.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let all = || TABLE.iter().flat_map(|row| row.perf);
@@ -147,7 +153,11 @@ impl Translation {
     /// Returns the host's event for a guest's encoding. `code` holds the bits that select the event, and no others.
     pub fn event(self, code: u64) -> Event {
         if self.guest == self.host && can_be_passed(self.host, code) {
-            return Event::Raw(code);
+            return match (self.host, code) {
+                (Vendor::Intel, INTELS_CYCLES) => Event::Generic(GenericEvent::Cycles),
+                (Vendor::Intel, INTELS_INSTRUCTIONS) => Event::Generic(GenericEvent::Instructions),
+                _ => Event::Raw(code),
+            };
         }
         match row(self.guest, code) {
             Some(Row { generic: Some(generic), .. }) if code & !PLAIN == 0 => Event::Generic(*generic),
@@ -216,13 +226,22 @@ mod tests {
     }
 
     #[test]
-    fn on_a_host_of_the_same_vendor_every_encoding_is_passed_through() {
+    fn on_a_host_of_the_same_vendor_encodings_are_passed_through() {
         for vendor in [Vendor::Amd, Vendor::Intel] {
             let same = Translation { guest: vendor, host: vendor };
-            for code in [0x003c, 0x0076, 0x4f2e, 0x0187, 0x0184_00c2] {
+            for code in [0x0076, 0x4f2e, 0x0187, 0x0184_00c2, 0x0100_00c0, 0x0100_003c] {
                 assert_eq!(same.event(code), Event::Raw(code));
             }
         }
+    }
+
+    #[test]
+    fn an_event_of_intels_fixed_counters_is_the_same_event_in_a_general_counter() {
+        let intel = Translation { guest: Vendor::Intel, host: Vendor::Intel };
+        assert_eq!(intel.event(0x003c), Event::Generic(GenericEvent::Cycles));
+        assert_eq!(intel.event(0x00c0), Event::Generic(GenericEvent::Instructions));
+        let amd = Translation { guest: Vendor::Amd, host: Vendor::Amd };
+        assert_eq!([amd.event(0x00c0), amd.event(0x0076)], [Event::Raw(0x00c0), Event::Raw(0x0076)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::*;
-use crate::event::Event;
+use crate::event::{Event, GenericEvent};
 use crate::model::intel::Shape;
 use crate::policy::Allowed;
 use crate::source::script::Script;
@@ -236,14 +236,17 @@ fn a_starved_counter_is_polled_more_often_and_may_pause_the_machine() {
 #[test]
 fn an_event_that_a_new_policy_denies_is_not_started_again() {
     // `IA32_PERFEVTSEL0` and `IA32_PERF_GLOBAL_CTRL`.
-    for (mut guest, select, control) in [(Guest::amd(), SELECT, CONTROL), (Guest::intel(), 0x186, 0x38f)] {
+    let instructions = Event::Generic(GenericEvent::Instructions);
+    for (mut guest, select, control, event) in
+        [(Guest::amd(), SELECT, CONTROL, Event::Raw(0xc0)), (Guest::intel(), 0x186, 0x38f, instructions)]
+    {
         guest.write(control, 1);
         guest.write(select, SAMPLING);
-        assert!(guest.host.take_started().iter().any(|selection| selection.event == Event::Raw(0xc0)));
+        assert!(guest.host.take_started().iter().any(|selection| selection.event == event));
         let allowed = Allowed::These(Vec::new());
         guest.pmu.set_policy(&Policy { allowed, ..Policy::default() });
         let started = guest.host.take_started();
-        assert!(started.iter().all(|selection| selection.event != Event::Raw(0xc0)), "{started:?}");
+        assert!(started.iter().all(|selection| selection.event != event), "{started:?}");
         assert_eq!(guest.host.counters(), 0);
     }
 }
