@@ -1,9 +1,10 @@
 //! Takes counters away from guests, as root on the host can: Linux schedules events of a CPU, which this program opens,
 //! before any events of a thread, pinned or not.
 //!
-//! Usage: `counter-thief COUNTERS [--for SECONDS] [--times TIMES] [--every SECONDS]`
+//! Usage: `counter-thief COUNTERS[,CYCLES] [--for SECONDS] [--times TIMES] [--every SECONDS]`
 //!
-//! The program takes COUNTERS counters of each CPU. It gives them back after `--for` SECONDS, or at SIGTERM, which also
+//! The program takes COUNTERS counters of each CPU for instructions, and CYCLES for cycles: Intel's processors have a
+//! fixed counter for each of these two, which no other event can take. It gives them back after `--for` SECONDS, or at SIGTERM, which also
 //! ends the program. It repeats this `--times` TIMES, with `--every` SECONDS from the start of one theft to the start
 //! of the next. Every line of its output ends with a `CLOCK_MONOTONIC` time in nanoseconds: before the first counter is
 //! taken, or after the last one is given back. So the interval in which other events may not count is between these two
@@ -16,7 +17,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::iter;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 enum Error {
-    #[error("usage: counter-thief COUNTERS [--for SECONDS] [--times TIMES] [--every SECONDS]")]
+    #[error("usage: counter-thief COUNTERS[,CYCLES] [--for SECONDS] [--times TIMES] [--every SECONDS]")]
     Usage,
     #[error("`{argument}` is not a number of {what}")]
     Number { argument: String, what: &'static str },
@@ -42,8 +42,8 @@ enum Error {
 
 /// The command line.
 struct Plan {
-    /// Number of counters to take of each CPU.
-    counters: usize,
+    /// Events for which to take a counter of each CPU.
+    events: Vec<Event>,
     /// Duration of each theft; `None` is until SIGTERM.
     length: Option<Duration>,
     /// Number of thefts.
@@ -51,6 +51,9 @@ struct Plan {
     /// Time from the start of one theft to the start of the next.
     every: Duration,
 }
+
+/// An event of `PERF_TYPE_HARDWARE`.
+type Event = bindings::perf_hw_id;
 
 fn main() -> ExitCode {
     match plan(std::env::args().skip(1)).and_then(|plan| carry_out(&plan)) {
@@ -63,8 +66,13 @@ fn main() -> ExitCode {
 }
 
 fn plan(mut arguments: impl Iterator<Item = String>) -> Result<Plan, Error> {
-    let counters = number(&arguments.next().ok_or(Error::Usage)?, "counters")?;
-    let mut plan = Plan { counters, length: None, times: 1, every: Duration::ZERO };
+    let counters = arguments.next().ok_or(Error::Usage)?;
+    let (instructions, cycles) = counters.split_once(',').unwrap_or((&counters, "0"));
+    let events = [
+        vec![bindings::PERF_COUNT_HW_INSTRUCTIONS; number(instructions, "counters")?],
+        vec![bindings::PERF_COUNT_HW_CPU_CYCLES; number(cycles, "counters")?],
+    ];
+    let mut plan = Plan { events: events.concat(), length: None, times: 1, every: Duration::ZERO };
     while let Some(option) = arguments.next() {
         let value = arguments.next().ok_or(Error::Usage)?;
         match option.as_str() {
@@ -93,7 +101,7 @@ fn carry_out(plan: &Plan) -> Result<(), Error> {
     for time in 1..=plan.times {
         let begun = now();
         let all_held =
-            cpus.iter().map(|&cpu| Held::take(cpu, plan.counters)).collect::<Result<Vec<_>, _>>()?;
+            cpus.iter().map(|&cpu| Held::take(cpu, &plan.events)).collect::<Result<Vec<_>, _>>()?;
         for Held { cpu, counters } in &all_held {
             print_line(&format!(
                 "holds {0} of {0} counters on CPU {cpu} since {1}",
@@ -105,7 +113,7 @@ fn carry_out(plan: &Plan) -> Result<(), Error> {
         drop(all_held);
         let over = now().as_nanos();
         for cpu in &cpus {
-            print_line(&format!("gave back {} counters on CPU {cpu} at {over}", plan.counters))?;
+            print_line(&format!("gave back {} counters on CPU {cpu} at {over}", plan.events.len()))?;
         }
         if terminated || time < plan.times && wait_for_sigterm(Some(until(begun + plan.every)))? {
             break;
@@ -126,8 +134,9 @@ struct Held {
 }
 
 impl Held {
-    fn take(cpu: i32, wanted: usize) -> Result<Self, Error> {
-        let counters = iter::repeat_with(|| open(cpu)).take(wanted).collect::<io::Result<Vec<_>>>();
+    fn take(cpu: i32, events: &[Event]) -> Result<Self, Error> {
+        let wanted = events.len();
+        let counters = events.iter().map(|event| open(cpu, *event)).collect::<io::Result<Vec<_>>>();
         let system = |action: &str| {
             let action = format!("{action} a counter on CPU {cpu}");
             |source| Error::System { action, source }
@@ -142,11 +151,11 @@ impl Held {
     }
 }
 
-fn open(cpu: i32) -> io::Result<OwnedFd> {
+fn open(cpu: i32, event: Event) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: bindings::PERF_TYPE_HARDWARE,
         size: u32::try_from(size_of::<perf_event_attr>()).expect("the size is about a hundred bytes"),
-        config: bindings::PERF_COUNT_HW_INSTRUCTIONS.into(),
+        config: event.into(),
         ..Default::default()
     };
     attr.set_pinned(1);

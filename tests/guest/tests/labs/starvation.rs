@@ -7,18 +7,22 @@
 //! selected model.
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 use std::time::Duration;
 
-use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
+use guest_tests::host::{self, Host, OnEachHost};
+use guest_tests::lab::{PAUSED_GUESTS, Steps};
 use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
-use guest_tests::suite::Test;
+use guest_tests::suite::{Test, on_intel, second_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
+    [on_any_host(), second_tier(on_intel(on_any_host()))].concat()
+}
+
+fn on_any_host() -> Vec<Test> {
     tests![
         starvation_is_reported_within_a_tenth_of_a_second,
         each_starved_counter_is_reported_with_its_event,
@@ -44,12 +48,12 @@ const REPORTED_WITHIN: Duration = Duration::from_millis(100);
 /// Resolution of the times of Tally's messages.
 const TICK: Duration = Duration::from_millis(10);
 
-static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+static RESULTS: OnEachHost = OnEachHost::new(|| {
     let steps = Steps::new("starvation").in_guest("long", LOOP).in_guest("sample", SAMPLE);
     let steps = steps.configure_host(|host| host.file(program("counter-thief"), "counter-thief"));
     selected_models()
         .iter()
-        .fold(steps, |steps, model| linux_guest(bare_metal_guests(steps, model.pmu), model.pmu))
+        .fold(steps, |steps, model| linux_guest(bare_metal_guests(steps, model), model))
         .run()
 });
 
@@ -62,36 +66,55 @@ perf record -q -o data -c 1000000 -e '{instructions:u,branches:u}:S' ./long
 perf script -i data -F event,period | sort | uniq -c
 ";
 
+/// Returns arguments of `counter-thief` that take all of the host's counters that can count instructions or cycles.
+fn all_counters() -> &'static str {
+    match host::current() {
+        Host::Amd => "6",
+        Host::Intel => "9,1",
+    }
+}
+
+/// Returns arguments of `counter-thief` that leave one counter, on which a guest can count cycles.
+fn all_but_one() -> &'static str {
+    match host::current() {
+        Host::Amd => "5",
+        Host::Intel => "9",
+    }
+}
+
 /// Adds the Linux guest, and takes the counters eight times while it samples.
-fn linux_guest(steps: Steps, pmu: &str) -> Steps {
+fn linux_guest(steps: Steps, Model { pmu, options, .. }: &Model) -> Steps {
+    let all = all_counters();
     let commands = format!(
         ">linux\n\
-         ./tally run --pmu {pmu} --append cryptomgr.notests -- sh ./sample 2>linux & tally=$!\n\
+         ./tally run --pmu {pmu} {options} --append cryptomgr.notests -- sh ./sample 2>linux & tally=$!\n\
          until grep -q '^ready' linux || ! kill -0 $tally; do sleep 0.01; done\n\
-         ./counter-thief 6 --for 0.03 --times 8 --every 0.13 >/dev/null; wait $tally; cat linux >&2"
+         ./counter-thief {all} --for 0.03 --times 8 --every 0.13 >/dev/null; wait $tally; cat linux >&2"
     );
     steps.step(&format!("linux-{pmu}"), &commands)
 }
 
 /// Adds the guests without an operating system: name, options, words, and arguments of `counter-thief`.
-fn bare_metal_guests(steps: Steps, pmu: &str) -> Steps {
+fn bare_metal_guests(steps: Steps, Model { pmu, options: counters, .. }: &Model) -> Steps {
     let count = ROUNDS.map(|rounds| format!("count-user=0:0x4100c0,{rounds},0")).join(" ");
     let sample = format!("pmi=nmi,{OVERFLOWS},{PERIOD},0x3f");
     // Counters with the same event share one host event. Here three count instructions and three count cycles, and both
     // events have the same count in each loop. Intel's two fixed counters come last, and have events of their own.
-    let cycles = if pmu == "intel" { "0x51003c" } else { "0x510076" };
+    let cycles = if *pmu == "intel" { "0x51003c" } else { "0x510076" };
     let sample_both = format!("{sample},0:0x5100c0,0x23,0:{cycles}");
+    let all = all_counters();
     [
-        ("counts", "", &count, "6 --for 0.06"),
-        ("counts-twice", "", &count, "6 --for 0.02 --times 2 --every 0.14"),
-        ("stops", "--on-starvation stop", &count, "6 --for 0.06"),
-        ("estimates", "--on-starvation scale", &count, "6 --for 0.06"),
-        ("samples", "", &sample, "6 --for 0.06"),
-        ("keeps-three", "", &sample_both, "5 --for 0.06"),
+        ("counts", "", &count, all, "--for 0.06"),
+        ("counts-twice", "", &count, all, "--for 0.02 --times 2 --every 0.14"),
+        ("stops", "--on-starvation stop", &count, all, "--for 0.06"),
+        ("estimates", "--on-starvation scale", &count, all, "--for 0.06"),
+        ("samples", "", &sample, all, "--for 0.06"),
+        ("keeps-three", "", &sample_both, all_but_one(), "--for 0.06"),
     ]
     .into_iter()
-    .fold(steps, |steps, (name, options, words, theft)| {
-        let guest = format!("./tally run --kernel payload --pmu {pmu} {options} --append 'timer=1000 {words}'");
+    .fold(steps, |steps, (name, options, words, counters_to_take, times)| {
+        let guest = format!("./tally run --kernel payload --pmu {pmu} {counters} {options} --append 'timer=1000 {words}'");
+        let theft = format!("{counters_to_take} {times}");
         let commands = format!(
             "{PAUSED_GUESTS}\n\
              mkfifo told\n\
