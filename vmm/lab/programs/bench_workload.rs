@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use tally_lab::bench::here::count_instructions;
 use tally_lab::bench::{BEGIN, END, READ_EVERY, Way, Workload};
-use tally_lab::pmu_figures::tell_host;
+use tally_lab::pmu_figures::{ON_INTEL, host_is_intel, tell_host};
 use vpmu_perf::Page;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         ["run", program, arguments @ ..] => run(program, arguments),
         [workload, units, extra @ ..] => work(workload, units, extra),
         _ => {
-            Err("usage: bench-workload WORKLOAD UNITS [read|rdpmc] [mark], or bench-workload run COMMAND..."
+            Err("usage: bench-workload WORKLOAD UNITS [read|rdpmc] [mark [vmcall]], or bench-workload run COMMAND..."
                 .into())
         }
     };
@@ -57,6 +57,10 @@ fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
 fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
     let units = units.parse()?;
     let (way, marks) = match extra {
+        [way @ .., "mark", ON_INTEL] => {
+            host_is_intel();
+            (way, true)
+        }
         [way @ .., "mark"] => (way, true),
         way => (way, false),
     };
@@ -64,7 +68,7 @@ fn work(workload: &str, units: &str, extra: &[&str]) -> Result<ExitCode> {
         [] => None,
         ["read"] => Some(Way::Call),
         ["rdpmc"] => Some(Way::Rdpmc),
-        _ => return Err("after the units, use `read` or `rdpmc`, and `mark`".into()),
+        _ => return Err("after the units, use `read` or `rdpmc`, and `mark` or `mark vmcall`".into()),
     };
     let extra = Extra { reads, marks };
     match workload.parse()? {

@@ -4,6 +4,8 @@
 //! Each window has few or many units of work. The difference between the two is the cost without that of the mark. The
 //! windows are repeated, so some of them have no timer interrupt.
 
+#[cfg(target_arch = "x86_64")]
+use std::env;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,8 +16,14 @@ use sys::bindings::{
     PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
 use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, Work, tell_host};
+#[cfg(target_arch = "x86_64")]
+use tally_lab::pmu_figures::{ON_INTEL, host_is_intel};
 
 fn main() -> io::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    if env::args().nth(1).as_deref() == Some(ON_INTEL) {
+        host_is_intel();
+    }
     // Without this, the kernel would throttle overflows in quick succession.
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
     read()?;

@@ -24,7 +24,7 @@ pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Way, Wor
 pub use script::{Limit, Plan};
 pub use table::table;
 
-use crate::board::HostPmu;
+use crate::board::{HostPmu, Processor};
 use crate::error::{Error, Result};
 use crate::scenario::Scenario;
 
@@ -53,6 +53,8 @@ pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> 
         .limit(Duration::from_hours(3));
     let scenario = if plan.columns.contains(&Column::Mediated) {
         scenario.host(Suite::Sid).pmu(HostPmu::PerfMonV2)
+    } else if plan.host == Processor::Intel {
+        scenario.pmu(HostPmu::INTEL)
     } else if plan.rows.iter().any(|row| row.measure == Measure::Read(Way::Rdpmc)) {
         scenario.host(Suite::Trixie)
     } else {

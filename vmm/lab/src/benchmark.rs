@@ -4,11 +4,11 @@ use std::env;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use guest_images::Progress;
+use guest_images::{Arch, Progress};
 use tally_lab::bench::{
     self, ALL, Column, Length, Limit, Measure, Model, Plan, Programs, QUICK, Row, Workload, here,
 };
-use tally_lab::{Error, Result, published};
+use tally_lab::{Error, Processor, Result, published};
 
 use crate::beside;
 
@@ -22,6 +22,9 @@ pub struct Bench {
     /// A selection that takes minutes, shorter workloads
     #[arg(long)]
     quick: bool,
+    /// The simulated host's processor: amd, intel
+    #[arg(long, value_name = "HOST", value_parser = x86_64_host, default_value = "amd", conflicts_with = "here")]
+    host: Processor,
     /// l1 (the host), auto, amd, ..., intel-v2, kvm (QEMU), mediated
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "l1,auto,kvm")]
     on: Vec<Column>,
@@ -108,6 +111,7 @@ impl Bench {
             (false, false) => (Length::Usual, 1),
         };
         let plan = Plan {
+            host: self.host,
             rows: self.rows(length),
             columns: self.on.clone(),
             limits,
@@ -151,6 +155,11 @@ fn command(mut arguments: impl Iterator<Item = String>) -> String {
         }
     }
     command
+}
+
+fn x86_64_host(name: &str) -> std::result::Result<Processor, &'static str> {
+    let host = name.parse().ok().filter(|host: &Processor| host.arch() == Arch::X86_64);
+    host.ok_or("the hosts of the benchmark are amd and intel")
 }
 
 fn without_repetition<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use guest_images::{Arch, Progress, Suite};
+use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
 use tally_lab::use_figures::{self, Cost};
@@ -26,6 +26,8 @@ pub enum Measured {
     Use,
     /// Monitoring of a guest from the host.
     Watch,
+    /// A guest's use of its counters on an Intel host.
+    Intel,
     /// A RISC-V guest's use of its counters.
     Riscv,
 }
@@ -37,6 +39,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Pmu => ("pmu", pmu),
         Measured::Use => ("use", commands),
         Measured::Watch => ("watch", monitoring),
+        Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", riscv_figures::measure),
     };
     let command = format!("tally-lab figures {name}");
@@ -104,10 +107,19 @@ fn boot(progress: &mut Progress) -> Result<String> {
 /// Measures the cost of a guest's use of its counters.
 fn pmu(progress: &mut Progress) -> Result<String> {
     progress.step("using counters in guests of Tally's PMUs and of KVM's");
+    costs_on(Processor::Amd, &["amd", UNCONFINED, "amd-legacy", "intel", "intel-v2", "kvm"], progress)
+}
+
+/// Measures the same on an Intel host.
+fn intel(progress: &mut Progress) -> Result<String> {
+    progress.step("using counters in guests of an Intel host");
+    costs_on(Processor::Intel, &["intel", "intel-v2", "amd", "kvm"], progress)
+}
+
+fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress) -> Result<String> {
     let tally = beside::program("tally", progress)?;
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
-    let pmus = ["amd", UNCONFINED, "amd-legacy", "intel", "intel-v2", "kvm"];
-    let figures = pmu_figures::measure(Arch::X86_64, &pmus, &programs, progress)?;
+    let figures = pmu_figures::measure(processor, pmus, &programs, progress)?;
     Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
 }
 

@@ -18,13 +18,16 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use guest_images::{Arch, Progress, Release};
+use guest_images::{Progress, Release};
 
-pub use mark::{END, Mark, Work, tell_host};
+#[cfg(target_arch = "x86_64")]
+pub use mark::host_is_intel;
+pub use mark::{END, Mark, ON_INTEL, Work, tell_host};
 pub use per_unit::PerUnit;
 pub use table::{costs, overflow_calls};
 pub use windows::Quantity;
 
+use crate::board::{HostPmu, Processor};
 use crate::error::{Error, Result};
 use crate::host::default_host;
 use crate::scenario::Scenario;
@@ -83,22 +86,26 @@ impl Figures {
 
 /// Measures the PMUs with these names on one simulated host.
 pub fn measure(
-    arch: Arch,
+    processor: Processor,
     pmus: &[&'static str],
     programs: &Programs,
     progress: &mut Progress,
 ) -> Result<Vec<Figures>> {
     let workload = fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
-    let outcome = Scenario::new(script::script(arch, pmus))
-        .named(match arch {
-            Arch::X86_64 => "figures pmu",
-            Arch::Riscv64 => "figures riscv",
-        })
+    let arch = processor.arch();
+    let (name, pmu, minutes) = match processor {
+        Processor::Amd => ("figures pmu", HostPmu::default(), 20),
+        Processor::Intel => ("figures intel", HostPmu::INTEL, 60),
+        Processor::Riscv64 => ("figures riscv", HostPmu::default(), 20),
+    };
+    let outcome = Scenario::new(script::script(processor, pmus))
+        .named(name)
         .host(default_host(arch))
+        .pmu(pmu)
         .file(&programs.tally, "tally")
         .file(&programs.workload, "pmu-workload")
         .guest_with(Release::of(arch), &[("pmu-workload", &workload)], progress)?
-        .limit(Duration::from_mins(20))
+        .limit(Duration::from_mins(minutes))
         .run(progress)?;
     if outcome.status != 0 {
         return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));

@@ -10,7 +10,7 @@ use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::LOOP;
 use guest_images::{Arch, Progress, Release};
 use tally_lab::pmu_figures::{self, Figures, HOST, Programs, Work};
-use tally_lab::{Error, Result, Scenario, cross, default_host};
+use tally_lab::{Error, Processor, Result, Scenario, cross, default_host};
 
 const PERIOD: u64 = 19_998;
 /// Timeout of a guest in seconds, after which it has hung.
@@ -70,7 +70,7 @@ pub fn measure(progress: &mut Progress) -> Result<String> {
     let taken = taken.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
     let programs = Programs { tally, workload: cross::own_program("pmu-workload", progress)? };
     progress.step("using counters on a RISC-V host and in its guests");
-    let figures = pmu_figures::measure(Arch::Riscv64, &PLACES, &programs, progress)?;
+    let figures = pmu_figures::measure(Processor::Riscv64, &PLACES, &programs, progress)?;
     let is_valid =
         |of: &Figures, work, events| work != Work::Overflow || most_are_taken(&taken, of.pmu, events);
     Ok(samples(&taken) + "\n" + &pmu_figures::costs(&figures, is_valid))

@@ -6,6 +6,7 @@ use guest_images::Progress;
 use guest_tests::program;
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
+use tally_lab::Processor;
 use tally_lab::bench::{
     self, Column, Cost, Figures, Limit, Measure, Model, Plan, Programs, Row, Samples, Workload,
 };
@@ -28,6 +29,7 @@ const EVENTS: u8 = 6;
 static PLAN: LazyLock<Plan> = LazyLock::new(|| {
     let measure = format!("record:{PERIOD}:{EVENTS}").parse().expect("it is a measurement");
     Plan {
+        host: Processor::Amd,
         rows: vec![Row { workload: Workload::Loop, units: POINTS * PERIOD, measure }],
         columns: vec![Column::Host, Column::Tally("amd"), Column::Kvm],
         limits: vec![Limit::None],
@@ -96,6 +98,7 @@ fn an_unused_pmu_costs_nothing() {
     const NANOSECONDS_OF_A_TICK: f64 = 30_000.0;
     let row = |(workload, units)| Row { workload, units, measure: Measure::Nothing };
     let plan = Plan {
+        host: Processor::Amd,
         // These workloads access no PMU registers. Accesses cost something, because the loader adds code to the
         // kernel's functions for them.
         rows: [(Workload::Loop, 50_000_000), (Workload::Syscalls, 30_000)].map(row).to_vec(),

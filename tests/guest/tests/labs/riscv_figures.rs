@@ -3,11 +3,11 @@
 
 use std::sync::LazyLock;
 
-use guest_images::{Arch, Progress};
+use guest_images::Progress;
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
-use tally_lab::cross;
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
+use tally_lab::{Processor, cross};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -48,7 +48,7 @@ static FIGURES: LazyLock<Figures> = LazyLock::new(|| {
         Ok(Programs { tally, workload })
     });
     programs
-        .and_then(|programs| measure(Arch::Riscv64, &["auto"], &programs, &mut progress))
+        .and_then(|programs| measure(Processor::Riscv64, &["auto"], &programs, &mut progress))
         .unwrap_or_else(|error| panic!("{error}"))
         .remove(0)
 });

@@ -302,6 +302,7 @@ fn code(words: &[&str]) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::bench::plan::Length;
+    use crate::board::Processor;
 
     const ROW: &str = "loop/3000000/record:1000:2";
     /// Number of runs of each row.
@@ -311,6 +312,7 @@ mod tests {
         let row = Row::new(Workload::Loop, "record:1000:2".parse().unwrap(), Length::Usual);
         assert_eq!(row.to_string(), ROW);
         Plan {
+            host: Processor::Amd,
             rows: vec![row],
             columns: vec![Column::Host, Column::Kvm],
             limits: vec![Limit::None],

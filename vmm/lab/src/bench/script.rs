@@ -4,7 +4,9 @@
 use std::fmt::Write;
 
 use super::plan::{Column, Events, Measure, Row};
+use crate::board::Processor;
 use crate::peer::{self, Machine};
+use crate::pmu_figures::ON_INTEL;
 
 const MEASURE: &str = include_str!("measure.sh");
 const EVERYWHERE: &str = include_str!("everywhere.sh");
@@ -42,6 +44,8 @@ impl Limit {
 /// The measurements to make.
 #[derive(Debug, Clone)]
 pub struct Plan {
+    /// Processor of the simulated host.
+    pub host: Processor,
     /// Rows of the table: what is measured.
     pub rows: Vec<Row>,
     /// Columns of the table: where it is measured.
@@ -101,7 +105,9 @@ impl Plan {
                 };
                 line("measured", &Section::times(limit, column), "");
                 if self.counts && column != Column::Host {
-                    line("counted", &Section::counts(limit, column), "mark");
+                    let marks =
+                        if self.host == Processor::Intel { &format!("mark {ON_INTEL}") } else { "mark" };
+                    line("counted", &Section::counts(limit, column), marks);
                 }
             }
         }
@@ -160,6 +166,7 @@ mod tests {
     fn plan(measures: &[&str]) -> Plan {
         let row = |text: &&str| Row::new(Workload::Loop, text.parse().unwrap(), Length::Usual);
         Plan {
+            host: Processor::Amd,
             rows: measures.iter().map(row).collect(),
             columns: vec![Column::Host, Column::Kvm],
             limits: Limit::ALL.to_vec(),

@@ -2,18 +2,37 @@
 //! as its number. KVM refuses hypercalls of user programs, but after its tracepoint has recorded them, and without an
 //! exit to user space. For RISC-V see `riscv64.rs`.
 
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::SPACING;
 use super::per_unit::PerUnit;
 
 #[cfg(target_arch = "riscv64")]
 pub use super::riscv64::tell_host;
 
+/// Word on the command line of a program that sets marks on an Intel host. A guest's CPUID may be the other vendor's.
+pub const ON_INTEL: &str = "vmcall";
+
+#[cfg(target_arch = "x86_64")]
+static IS_ON_INTEL: AtomicBool = AtomicBool::new(false);
+
+/// Makes [`tell_host`] use the hypercall of Intel's processors.
+#[cfg(target_arch = "x86_64")]
+pub fn host_is_intel() {
+    IS_ON_INTEL.store(true, Ordering::Relaxed);
+}
+
 /// Sends a number to the host.
 #[cfg(target_arch = "x86_64")]
 pub fn tell_host(code: u32) {
-    // SAFETY: a hypercall of a user program only returns an error.
-    unsafe {
-        std::arch::asm!("vmmcall", inout("rax") u64::from(code) => _, options(nostack));
+    let code = u64::from(code);
+    if IS_ON_INTEL.load(Ordering::Relaxed) {
+        // SAFETY: a hypercall of a user program only returns an error.
+        unsafe { std::arch::asm!("vmcall", inout("rax") code => _, options(nostack)) };
+    } else {
+        // SAFETY: as above.
+        unsafe { std::arch::asm!("vmmcall", inout("rax") code => _, options(nostack)) };
     }
 }
 

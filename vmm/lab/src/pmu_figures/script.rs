@@ -2,17 +2,17 @@
 
 use std::fmt::Write;
 
-use guest_images::Arch;
-
-use super::{HOST, riscv64};
+use super::{HOST, ON_INTEL, riscv64};
+use crate::board::Processor;
 
 /// The functions for both architectures. Tracing starts at the first mark, by a trigger of the mark's event.
-/// `NAME,unconfined` is the PMU without Tally's sandbox.
+/// `NAME,unconfined` is the PMU without Tally's sandbox. `$WORDS` are the workload's arguments. It waits until perf has started, whose tables of
+/// events are long on an Intel host.
 const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {
     case $1 in *,unconfined) sandbox=off ;; *) sandbox=on ;; esac
-    exec ./tally run --append cryptomgr.notests --pmu ${1%,*} --sandbox $sandbox -- ./pmu-workload
+    exec ./tally run --append cryptomgr.notests --pmu ${1%,*} --sandbox $sandbox -- sh -c 'sleep 2; exec ./pmu-workload '$WORDS
 }
 trace() {
     echo 0 >$T/tracing_on
@@ -59,24 +59,25 @@ done
 ";
 
 /// Returns the script that measures these PMUs.
-pub(super) fn script(arch: Arch, pmus: &[&str]) -> String {
-    let mut script = match arch {
-        Arch::X86_64 => format!("MARK=kvm/kvm_hypercall{COMMON}{SAMPLE}"),
-        Arch::Riscv64 => format!("{}MARK=kprobes/mark{COMMON}", riscv64::PROBES),
+pub(super) fn script(processor: Processor, pmus: &[&str]) -> String {
+    let mut script = match processor {
+        Processor::Amd => format!("MARK=kvm/kvm_hypercall WORDS={COMMON}{SAMPLE}"),
+        Processor::Intel => format!("MARK=kvm/kvm_hypercall WORDS={ON_INTEL}{COMMON}{SAMPLE}"),
+        Processor::Riscv64 => format!("{}MARK=kprobes/mark WORDS={COMMON}", riscv64::PROBES),
     };
     for pmu in pmus {
-        let step = match arch {
-            Arch::X86_64 => format!(
+        let step = match processor {
+            Processor::Amd | Processor::Intel => format!(
                 "exits {pmu}
                 sample {pmu} time kvm:kvm_hypercall
                 sample {pmu} instructions '{{kvm:kvm_hypercall,instructions:Hu,instructions:G}}:S'"
             ),
-            Arch::Riscv64 if *pmu == HOST => format!(
+            Processor::Riscv64 if *pmu == HOST => format!(
                 "perf record -q -o data -a -e kprobes:own_mark ./pmu-workload || exit
                 print {pmu}.time"
             ),
             // The event is for all CPUs (`-a`). An event of the task would add to the cost of task switches.
-            Arch::Riscv64 => format!(
+            Processor::Riscv64 => format!(
                 "exits {pmu}
                 (perf record -q -o data -a -e kprobes:mark sh -c './tally run --pmu {pmu} -- ./pmu-workload') || exit
                 print {pmu}.time"
