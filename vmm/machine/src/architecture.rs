@@ -112,6 +112,9 @@ pub trait Format: Sized {
     /// What is kept of a kernel beside its image, when that was patched.
     type Saved: Debug + Serialize + DeserializeOwned;
 
+    /// Kernels of this architecture are worth keeping as they are when they were patched.
+    const IS_KEPT: bool;
+
     /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
     /// is loaded.
     fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem>;
@@ -144,8 +147,6 @@ pub trait Format: Sized {
 pub trait Board: Clone {
     /// Parameters that every Linux kernel gets on its command line.
     const KERNEL_PARAMETERS: &'static str;
-    /// Machines can be saved and restored.
-    const CAN_SAVE: bool;
     /// Interrupt line of the serial port.
     const CONSOLE_GSI: u32;
     /// Address and interrupt line of the first virtio device.
@@ -217,6 +218,13 @@ pub trait Board: Clone {
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same
     /// finds everything as it was.
     fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Self::Identity, KvmError>;
+    /// Returns [`Self::identity`] while machines run, given the first vCPU of one that is saved.
+    fn saved_identity(
+        kvm: &Kvm,
+        cpus: u8,
+        pmu: Pmu<ModelOf<Self::Format>>,
+        first: &Self::VcpuState,
+    ) -> Result<Self::Identity, KvmError>;
     /// Returns in what this host differs from the one where a guest was saved, if its guest would see it.
     fn difference(saved: &Self::Identity, here: &Self::Identity) -> Option<String>;
     /// Returns what a vCPU's emulated PMU needs from the board.

@@ -28,6 +28,9 @@ pub struct SavedKernel {
 pub type Kernel = kernel::Kernel<arch::Format>;
 
 impl Kernel {
+    /// Kernels are worth keeping as they are when they were patched.
+    pub const IS_KEPT: bool = <arch::Format as Format>::IS_KEPT;
+
     /// Reads a kernel from a file and detects its format.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let mut user = UserFile::open(path)?;

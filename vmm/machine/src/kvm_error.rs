@@ -55,6 +55,9 @@ pub enum KvmError {
         /// Maximum number.
         max: u32,
     },
+    /// A vCPU cannot be saved at this moment (RISC-V).
+    #[error("the guest is starting a vCPU, and KVM does not show where: try again")]
+    Starting,
     /// An operation failed.
     #[error("KVM cannot {what}: {source}")]
     Operation {

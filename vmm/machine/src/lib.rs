@@ -18,6 +18,7 @@ mod loader;
 mod machine;
 mod memory;
 pub mod pmu;
+mod saved_counters;
 pub mod signals;
 mod snapshot;
 pub mod target;
@@ -42,7 +43,5 @@ pub use vcpu::saved::SaveError;
 pub use vcpu::{Vcpu, VcpuError};
 pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
 
-/// Machines can be saved and restored on this architecture.
-pub const CAN_SAVE: bool = <arch::Board as architecture::Board>::CAN_SAVE;
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
 pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;

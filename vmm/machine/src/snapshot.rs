@@ -17,7 +17,9 @@ use vpmu::state::PmuState;
 use crate::arch;
 use crate::architecture::{Board, KernelFacts, Plan};
 use crate::error::MachineError;
+use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
+use crate::pmu::Pmu;
 use crate::vcpu::mailbox::{Held, VcpuHandles};
 use crate::vcpu::saved::{SaveError, VcpuState};
 
@@ -25,6 +27,7 @@ use crate::vcpu::saved::{SaveError, VcpuState};
 const LIMIT: Duration = Duration::from_secs(5);
 
 type KvmState = <arch::Board as Board>::State;
+type Identity = <arch::Board as Board>::Identity;
 
 /// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -82,11 +85,6 @@ impl Saver {
 }
 
 impl HeldMachine<'_> {
-    /// Returns the number of vCPUs.
-    pub fn cpus(&self) -> u8 {
-        self.vcpus.cpus()
-    }
-
     /// Saves the machine without its memory.
     pub fn save(&self) -> Result<MachineState, SaveError> {
         let Saver { vm, board, kernel, console, external_device, devices, .. } = self.saver;
@@ -145,6 +143,12 @@ impl MachineState {
             device.restore(state).map_err(MachineError::Restore)?;
         }
         Ok(self.vcpus.into_iter().map(|vcpu| vcpu.pmu).collect())
+    }
+
+    /// Returns what the saved guest sees of the processor.
+    pub fn processor(&self, kvm: &Kvm, pmu: Pmu) -> Result<Identity, KvmError> {
+        let cpus = u8::try_from(self.vcpus.len()).expect("vCPUs have 8-bit numbers");
+        arch::Board::saved_identity(kvm, cpus, pmu, &self.vcpus[0].kvm)
     }
 
     /// Accepts other disks in the place of those that were saved: the user knows that they are as these were.

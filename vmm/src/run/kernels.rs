@@ -24,7 +24,12 @@ pub struct Kernels<'a>(pub For<'a>);
 impl Kernels<'_> {
     /// Returns the kernel in a file, patched. `check` may refuse it before.
     pub fn read(self, path: &Path, check: impl Fn(&Kernel) -> Result<()>) -> Result<Kernel> {
-        let cache = self.cache(path).inspect_err(|error| debug!("{error:#}")).ok();
+        let cache = Kernel::IS_KEPT
+            .then(|| self.cache(path))
+            .transpose()
+            .inspect_err(|error| debug!("{error:#}"))
+            .ok()
+            .flatten();
         let kept = cache
             .as_ref()
             .and_then(|cache| find(cache, path).inspect_err(|error| debug!("{error:#}")).ok().flatten());

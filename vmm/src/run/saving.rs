@@ -6,7 +6,7 @@ use std::sync::{Mutex, TryLockError};
 use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::pmu::{Pmu, SavedPmu};
-use tally_machine::{CAN_SAVE, HeldMachine, Machine, PageMap, Saver};
+use tally_machine::{HeldMachine, PageMap, Saver};
 use vpmu::policy::Policy;
 
 use crate::agent::{HeldAgent, Holder};
@@ -49,9 +49,6 @@ impl Savable {
     ) -> Self {
         let prepare = || {
             let saved_pmu = SavedPmu::of(pmu).ok_or("the counters of --pmu kvm cannot be saved")?;
-            if !CAN_SAVE {
-                return Err("machines of this architecture cannot be saved".to_owned());
-            }
             if options.flamegraph.is_some() {
                 return Err("a run with --flamegraph cannot be saved".to_owned());
             }
@@ -101,12 +98,11 @@ impl Saving {
     fn hold(&self, policy: Policy) -> Result<(Held<'_>, Vec<u8>), String> {
         let agent = self.agent.as_ref().map(Holder::hold).transpose()?;
         let machine = self.saver.hold().map_err(|error| error.to_string())?;
-        let cpus = machine.cpus();
-        let processor = Machine::identity(&self.kvm, cpus, self.pmu).map_err(|error| error.to_string())?;
+        let saved = machine.save().map_err(|error| error.to_string())?;
         let state = GuestState {
             setup: self.setup.with(policy),
-            processor,
-            machine: machine.save().map_err(|error| error.to_string())?,
+            processor: saved.processor(&self.kvm, self.pmu).map_err(|error| error.to_string())?,
+            machine: saved,
             agent: agent.as_ref().map(|agent| agent.state.clone()),
         };
         let state = serde_json::to_vec(&state).map_err(|error| error.to_string())?;

@@ -23,7 +23,7 @@ use guest_images::{Guest, Progress, default_guest};
 use log::info;
 use serde::{Deserialize, Serialize};
 use tally_machine::pmu::Pmu;
-use tally_machine::{CAN_SAVE, MachineState, PageMap, Saver};
+use tally_machine::{MachineState, PageMap, Saver};
 use vpmu::policy::Policy;
 
 use super::kept::{self, For};
@@ -103,7 +103,6 @@ impl TemplateFor<'_> {
     fn boots_because(&self) -> Option<&'static str> {
         let options = self.options;
         [
-            (!CAN_SAVE, "machines of this architecture cannot be saved"),
             (options.boot, "--boot"),
             (env::var_os(BOOT).is_some_and(|set| !set.is_empty()), BOOT),
             (options.save_template.is_some(), "it becomes a template"),

@@ -7,6 +7,7 @@ mod booting;
 mod ending;
 mod older_host;
 mod refusals;
+mod snapshots;
 
 use std::sync::LazyLock;
 
@@ -20,7 +21,7 @@ use guest_tests::tests;
 
 /// The tests of this module and those below it.
 pub fn tests() -> Vec<Test> {
-    let below = [booting::tests, ending::tests, older_host::tests, refusals::tests];
+    let below = [booting::tests, ending::tests, older_host::tests, refusals::tests, snapshots::tests];
     below.into_iter().flat_map(|tests| tests()).chain(own()).collect()
 }
 

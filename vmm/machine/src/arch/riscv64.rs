@@ -6,6 +6,7 @@ mod entropy;
 mod exit;
 mod fdt;
 mod host;
+mod identity;
 mod isa;
 mod kvm;
 mod loader;
@@ -14,6 +15,7 @@ mod memory;
 mod pmu;
 mod register;
 mod sbi;
+mod state;
 
 use std::arch::asm;
 

@@ -46,11 +46,6 @@ pub struct Held {
 }
 
 impl Held {
-    /// Returns the number of vCPUs.
-    pub fn cpus(&self) -> u8 {
-        u8::try_from(self.orders.len()).expect("vCPUs have 8-bit numbers")
-    }
-
     /// Returns the states of all vCPUs.
     pub fn save(&self) -> Result<Vec<VcpuState>, SaveError> {
         let order = |vcpu: &Sender<Sender<_>>| {

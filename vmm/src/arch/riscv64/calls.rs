@@ -10,9 +10,16 @@ pub const VCPU: &[u16] = &[
     0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
     0xaee2, // KVM_GET_DEVICE_ATTR
 ];
-/// What is read when a machine is saved: nothing, as none is saved yet.
-pub const SAVE_VCPU: &[u16] = &[];
-pub const SAVE: &[u16] = &[];
+/// What a vCPU's thread also reads when the machine is saved.
+pub const SAVE_VCPU: &[u16] = &[
+    0xae98, // KVM_GET_MP_STATE
+    0xaeb0, // KVM_GET_REG_LIST
+];
+/// What is read of the machine when it is saved.
+pub const SAVE: &[u16] = &[
+    0xaee2, // KVM_GET_DEVICE_ATTR, of the interrupt controller
+];
+/// What is asked of KVM about the processor that guests see: nothing, as the vCPUs' registers tell.
 pub const IDENTITY: &[u16] = &[];
 /// Requests by which a device interrupts the guest.
 pub const INTERRUPT: &[u16] = &[

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use kvm_bindings::{
     KVM_DEV_RISCV_AIA_ADDR_APLIC, KVM_DEV_RISCV_AIA_CONFIG_HART_BITS, KVM_DEV_RISCV_AIA_CONFIG_IDS,
     KVM_DEV_RISCV_AIA_CONFIG_SRCS, KVM_DEV_RISCV_AIA_CTRL_INIT, KVM_DEV_RISCV_AIA_GRP_ADDR,
-    KVM_DEV_RISCV_AIA_GRP_CONFIG, KVM_DEV_RISCV_AIA_GRP_CTRL, KVM_DEV_RISCV_AIA_GRP_IMSIC,
-    KVM_DEV_RISCV_AIA_IMSIC_ISEL_BITS, KVM_DEV_RISCV_IMSIC_SIZE, kvm_create_device, kvm_device_attr,
-    kvm_device_type_KVM_DEV_TYPE_RISCV_AIA,
+    KVM_DEV_RISCV_AIA_GRP_APLIC, KVM_DEV_RISCV_AIA_GRP_CONFIG, KVM_DEV_RISCV_AIA_GRP_CTRL,
+    KVM_DEV_RISCV_AIA_GRP_IMSIC, KVM_DEV_RISCV_AIA_IMSIC_ISEL_BITS, KVM_DEV_RISCV_IMSIC_SIZE,
+    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_RISCV_AIA,
 };
 use kvm_ioctls::{DeviceFd, VmFd};
+use serde::{Deserialize, Serialize};
 
 use super::machine::aia;
 use crate::kvm_error::{KvmError, KvmResultExt};
@@ -33,31 +34,109 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
         address(1 + cpu, imsic(cpu))?;
     }
     set(&device, KVM_DEV_RISCV_AIA_GRP_CTRL, KVM_DEV_RISCV_AIA_CTRL_INIT, &())?;
-    Ok(Controllers(Arc::new(device)))
+    Ok(Controllers { device: Arc::new(device), cpus })
 }
 
 /// The interrupt controllers of a machine.
 #[derive(Clone)]
-pub struct Controllers(Arc<DeviceFd>);
+pub struct Controllers {
+    device: Arc<DeviceFd>,
+    cpus: u32,
+}
+
+/// The registers of the interrupt controllers, in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Of the APLIC, in the order of [`aplic_registers`].
+    aplic: Vec<u64>,
+    /// The APLIC's `domaincfg`: whether it sends messages.
+    domain: u64,
+    /// Of each vCPU's IMSIC, in the order of [`IMSIC_REGISTERS`].
+    imsics: Vec<[u64; IMSIC_REGISTERS.len()]>,
+}
+
+/// Offset of the APLIC's register `domaincfg` (AIA, 4.5).
+const DOMAIN: u32 = 0;
+
+/// Returns the offsets of the APLIC's other registers, in an order in which they can be set: `genmsi`, then `sourcecfg` and
+/// `target` of each source, what is pending, and what is enabled. KVM ignores what is pending of a source that is not
+/// configured.
+fn aplic_registers() -> impl Iterator<Item = u32> {
+    const GENERATE: u32 = 0x3000;
+    let of_each_source = |first: u32| (0..aia::SOURCES).map(move |source| first + 4 * source);
+    // Source 0 does not exist, but has a bit.
+    let of_each_word = |first: u32| (0..=aia::SOURCES / 32).map(move |word| first + 4 * word);
+    let configuration = of_each_source(0x0004).chain(of_each_source(0x3004));
+    [GENERATE].into_iter().chain(configuration).chain(of_each_word(0x1c00)).chain(of_each_word(0x1e00))
+}
+
+/// The IMSIC's registers `eidelivery`, `eithreshold`, and which of its identities are pending (`eip0`) and enabled (`eie0`).
+const IMSIC_REGISTERS: [u32; 4] = [0x70, THRESHOLD, 0x80, 0xc0];
+const THRESHOLD: u32 = 0x72;
+// A register of each kind has the bits of all identities.
+const _: () = assert!(IDS < u64::BITS);
 
 impl Controllers {
     /// Makes KVM check again whether an external interrupt is pending for a vCPU that does not run. This is necessary
     /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that arrives at the
     /// same time.
     pub fn recheck_pending(&self, cpu: u8) -> Result<(), KvmError> {
-        /// The IMSIC register `eithreshold`. Writing its current value has no other effect than the check.
-        const THRESHOLD: u32 = 0x72;
-        let mut value = 0_u64;
-        let mut attribute = kvm_device_attr {
-            group: KVM_DEV_RISCV_AIA_GRP_IMSIC,
-            attr: u64::from(u32::from(cpu) << KVM_DEV_RISCV_AIA_IMSIC_ISEL_BITS | THRESHOLD),
-            addr: &raw mut value as u64,
-            flags: 0,
-        };
-        // SAFETY: the register has this size, and KVM writes to `value` only during the call.
-        unsafe { self.0.get_device_attr(&mut attribute) }.operation("read an interrupt controller")?;
-        self.0.set_device_attr(&attribute).operation("recheck pending interrupts")
+        let attribute = imsic_attribute(cpu.into(), THRESHOLD);
+        // Writing the current value has no other effect than the check.
+        let value = self.get(KVM_DEV_RISCV_AIA_GRP_IMSIC, attribute)?;
+        self.set(KVM_DEV_RISCV_AIA_GRP_IMSIC, attribute, value)
     }
+
+    /// Reads all registers. No vCPU may run meanwhile.
+    pub fn save(&self) -> Result<State, KvmError> {
+        let aplic = |register| self.get(KVM_DEV_RISCV_AIA_GRP_APLIC, register);
+        let imsic = |cpu| {
+            let mut values = [0; IMSIC_REGISTERS.len()];
+            for (value, register) in values.iter_mut().zip(IMSIC_REGISTERS) {
+                *value = self.get(KVM_DEV_RISCV_AIA_GRP_IMSIC, imsic_attribute(cpu, register))?;
+            }
+            Ok(values)
+        };
+        Ok(State {
+            aplic: aplic_registers().map(aplic).collect::<Result<_, _>>()?,
+            domain: aplic(DOMAIN)?,
+            imsics: (0..self.cpus).map(imsic).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Sets all registers. The vCPUs' registers have been set before: setting `sip` undoes what is pending.
+    pub fn restore(&self, state: &State) -> Result<(), KvmError> {
+        // `genmsi`, the first, sends a message. The IMSICs' registers are set afterwards, and have no trace of it.
+        for (register, value) in aplic_registers().zip(&state.aplic) {
+            self.set(KVM_DEV_RISCV_AIA_GRP_APLIC, register, *value)?;
+        }
+        for (cpu, values) in (0..self.cpus).zip(&state.imsics) {
+            for (register, value) in IMSIC_REGISTERS.into_iter().zip(values) {
+                self.set(KVM_DEV_RISCV_AIA_GRP_IMSIC, imsic_attribute(cpu, register), *value)?;
+            }
+        }
+        // Last: the APLIC sends messages for what is pending.
+        self.set(KVM_DEV_RISCV_AIA_GRP_APLIC, DOMAIN, state.domain)
+    }
+
+    fn get(&self, group: u32, attribute: u32) -> Result<u64, KvmError> {
+        // The APLIC's registers have half of this size: the upper half stays 0.
+        let mut value = 0_u64;
+        let mut attribute =
+            kvm_device_attr { group, attr: attribute.into(), addr: &raw mut value as u64, flags: 0 };
+        // SAFETY: no attribute of this device is larger, and KVM writes to `value` only during the call.
+        unsafe { self.device.get_device_attr(&mut attribute) }.operation("read an interrupt controller")?;
+        Ok(value)
+    }
+
+    fn set(&self, group: u32, attribute: u32, value: u64) -> Result<(), KvmError> {
+        set(&self.device, group, attribute, &value)
+    }
+}
+
+fn imsic_attribute(cpu: u32, register: u32) -> u32 {
+    cpu << KVM_DEV_RISCV_AIA_IMSIC_ISEL_BITS | register
 }
 
 /// Returns the address of a CPU's IMSIC.
@@ -68,5 +147,5 @@ pub fn imsic(cpu: u32) -> u64 {
 fn set<T>(device: &DeviceFd, group: u32, attribute: u32, value: &T) -> Result<(), KvmError> {
     let addr = std::ptr::from_ref(value) as u64;
     let attribute = kvm_device_attr { group, attr: attribute.into(), addr, flags: 0 };
-    device.set_device_attr(&attribute).operation("set up the interrupt controllers")
+    device.set_device_attr(&attribute).operation("set the interrupt controllers")
 }

@@ -10,30 +10,23 @@ use kvm_bindings::{
     KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_DBCN as CONSOLE, KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_PMU as PMU,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
 use super::entropy::entropy;
+use super::identity::Identity;
 use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
 use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
-use super::{fdt, isa, memory};
+use super::state::VcpuState;
+use super::{fdt, isa, memory, state};
 use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::error::MachineError;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 type Plan<'a> = architecture::Plan<'a, Model>;
-
-/// What KVM holds, in a snapshot: there are none yet.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum NoState {}
-
-/// What a guest sees of the processor, in a snapshot.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct NoIdentity {}
 
 /// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
@@ -59,15 +52,14 @@ impl Board {
 impl architecture::Board for Board {
     /// The console, from the first message on; and a panic resets the machine, which ends it.
     const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
-    const CAN_SAVE: bool = false;
     const CONSOLE_GSI: u32 = COM.gsi;
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
     type Controllers = Controllers;
     type PmuLink = Link;
-    type State = NoState;
-    type VcpuState = NoState;
-    type Identity = NoIdentity;
+    type State = aia::State;
+    type VcpuState = VcpuState;
+    type Identity = Identity;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -155,7 +147,7 @@ impl architecture::Board for Board {
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers, pages })
     }
 
-    /// Sets each vCPU's SBI extensions and registers.
+    /// Sets what each vCPU can do, and its registers.
     fn set_up_vcpus(
         &self,
         _kvm: &Kvm,
@@ -167,23 +159,10 @@ impl architecture::Board for Board {
         /// The bit `TM` in `scounteren`.
         const CLOCK: u64 = 1 << 1;
         for fd in &mut *vcpus {
-            // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest
-            // then has no debug console.
-            let _ = Register::sbi(CONSOLE).set(fd, 1);
-            if plan.pmu != Pmu::Kvm {
-                // Disable KVM's own SBI PMU. This fails if KVM has none.
-                let _ = Register::sbi(PMU).set(fd, 0);
-            }
+            show_processor(fd, plan.pmu)?;
             // Let programs read the clock, as firmware does. Only Linux kernels with a PMU driver set this bit
             // themselves.
             Register::SCOUNTEREN.set(fd, CLOCK).operation("let programs read the clock")?;
-            if Model::needs_retargeting(plan.pmu) {
-                // For some vendors Linux overwrites the patched instructions with others (alternatives). Show no
-                // vendor.
-                for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
-                    register.set(fd, 0).operation("set a vCPU's vendor registers")?;
-                }
-            }
         }
         let Some(first) = vcpus.first() else { return Ok(()) };
         let (tree, _) = memory::device_tree(plan.ram.size());
@@ -193,33 +172,45 @@ impl architecture::Board for Board {
         Ok(())
     }
 
-    fn save(&self, _vm: &VmFd) -> Result<NoState, KvmError> {
-        Err(cannot_save())
+    fn save(&self, _vm: &VmFd) -> Result<aia::State, KvmError> {
+        self.controllers.save()
     }
 
-    fn save_vcpu(&self, _vcpu: &VcpuFd) -> Result<NoState, KvmError> {
-        Err(cannot_save())
+    fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
+        VcpuState::save(vcpu)
     }
 
     fn restore<'a>(
         &self,
         _kvm: &Kvm,
         _vm: &VmFd,
-        _plan: &Plan,
-        _vcpus: &mut [VcpuFd],
-        state: &NoState,
-        _vcpu_states: impl Iterator<Item = &'a NoState>,
+        plan: &Plan,
+        vcpus: &mut [VcpuFd],
+        state: &aia::State,
+        vcpu_states: impl Iterator<Item = &'a VcpuState>,
     ) -> Result<(), KvmError> {
-        match *state {}
+        for (number, (fd, state)) in vcpus.iter_mut().zip(vcpu_states).enumerate() {
+            show_processor(fd, plan.pmu)?;
+            state.restore(fd, number == 0)?;
+        }
+        self.controllers.restore(state)
     }
 
-    /// Returns nothing, as no guest is saved yet.
-    fn identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu) -> Result<NoIdentity, KvmError> {
-        Ok(NoIdentity {})
+    /// Creates a vCPU to ask: KVM says nothing about the processor otherwise.
+    fn identity(kvm: &Kvm, _cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
+        let vm = kvm.create_vm().operation("create a VM")?;
+        let vcpu = vm.create_vcpu(0).operation("create a vCPU")?;
+        show_processor(&vcpu, pmu)?;
+        Ok(Identity::new(&state::read_all(&vcpu)?))
     }
 
-    fn difference(_saved: &NoIdentity, _here: &NoIdentity) -> Option<String> {
-        None
+    /// A thread that saves may not create a vCPU, and need not.
+    fn saved_identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu, first: &VcpuState) -> Result<Identity, KvmError> {
+        Ok(Identity::new(&first.registers))
+    }
+
+    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+        saved.difference(here)
     }
 
     fn pmu_link(&self) -> Link {
@@ -247,8 +238,22 @@ impl architecture::Board for Board {
     }
 }
 
-fn cannot_save() -> KvmError {
-    KvmError::Lacks("what saving a RISC-V machine needs".to_owned())
+/// Sets the SBI extensions that a vCPU has, and whose processor it shows.
+fn show_processor(fd: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
+    // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest then has no
+    // debug console.
+    let _ = Register::sbi(CONSOLE).set(fd, 1);
+    if pmu != Pmu::Kvm {
+        // Disable KVM's own SBI PMU. This fails if KVM has none.
+        let _ = Register::sbi(PMU).set(fd, 0);
+    }
+    if Model::needs_retargeting(pmu) {
+        // For some vendors Linux overwrites the patched instructions with others (alternatives). Show no vendor.
+        for register in [Register::VENDOR, Register::ARCHITECTURE, Register::IMPLEMENTATION] {
+            register.set(fd, 0).operation("set a vCPU's vendor registers")?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the offset of an access in a device's registers. Returns `None` if the access is not completely inside them.

@@ -90,6 +90,11 @@ pub fn extensions(fd: &VcpuFd) -> Vec<&'static str> {
     (0..).zip(NAMES).filter(|(number, _)| has(*number)).map(|(_, name)| name).collect()
 }
 
+/// Returns the name of the extension with this number of KVM's.
+pub fn name(number: u32) -> Option<&'static str> {
+    NAMES.get(usize::try_from(number).ok()?).copied()
+}
+
 /// Returns the ISA string of a processor with these extensions.
 pub fn named(extensions: &[&str]) -> String {
     let letters: String =

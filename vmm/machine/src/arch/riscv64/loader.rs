@@ -79,6 +79,7 @@ impl architecture::Format for Format {
     type Model = Model;
     type Entry = Entry;
     type Saved = Nothing;
+    const IS_KEPT: bool = false;
 
     fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (place, image) = image::read(file, len)?;

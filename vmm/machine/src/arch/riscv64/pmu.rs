@@ -76,9 +76,8 @@ impl PmuModel for Model {
         offer::offer(choice, counters, policy)
     }
 
-    /// Refuses, as no guest is saved yet.
-    fn offer_saved(self, _: Processor, _: &Policy) -> Result<Offer, Unavailable> {
-        Err(Unavailable::Saved)
+    fn offer_saved(self, _: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+        offer::saved::offer(self, policy)
     }
 
     fn required_capabilities(_choice: Choice) -> &'static [Capability] {

@@ -49,7 +49,6 @@ pub struct Controllers;
 impl architecture::Board for Board {
     /// The console; a panic resets the machine, which ends it; and there is no PCI bus to probe.
     const KERNEL_PARAMETERS: &'static str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
-    const CAN_SAVE: bool = true;
     const CONSOLE_GSI: u32 = COM.gsi;
     const VIRTIO: FirstVirtio = VIRTIO;
     type Format = Format;
@@ -169,6 +168,10 @@ impl architecture::Board for Board {
     fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
         let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.identity())?;
         Ok(Identity::new(&cpuid, state::msrs(kvm)?))
+    }
+
+    fn saved_identity(kvm: &Kvm, cpus: u8, pmu: Pmu, _first: &VcpuState) -> Result<Identity, KvmError> {
+        Self::identity(kvm, cpus, pmu)
     }
 
     fn difference(saved: &Identity, here: &Identity) -> Option<String> {

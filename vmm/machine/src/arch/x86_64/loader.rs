@@ -89,6 +89,7 @@ impl architecture::Format for Format {
     type Model = Model;
     type Entry = Entry;
     type Saved = SavedLinux;
+    const IS_KEPT: bool = true;
 
     /// For ELF the image ends with the last segment. Offsets in the image are offsets in the file, or in the vmlinux
     /// that a bzImage contains.

@@ -1,5 +1,7 @@
 //! Determines the PMU that the host can offer. The guest is never offered more counters than the host has free.
 
+pub mod saved;
+
 use kvm_ioctls::Kvm;
 use vpmu::event::GenericEvent;
 use vpmu::model::riscv::Shape;
@@ -10,9 +12,12 @@ use super::super::host;
 use super::super::isa;
 use super::super::register::Register;
 use super::{Host, Model, OVERFLOW, Offer, Pmu};
+use crate::saved_counters::TooFew;
 
 /// Maximum number of programmable counters, beside the two fixed ones.
 const MAX: usize = 29;
+/// What the two fixed counters count.
+const FIXED: [GenericEvent; 2] = [GenericEvent::Cycles, GenericEvent::Instructions];
 
 /// A value of `--pmu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +50,15 @@ pub enum Unavailable {
     /// The host cannot deliver overflow interrupts to the guest. Contains the reason.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
     NoInterrupt(&'static str),
-    /// Guests cannot be restored on this architecture.
-    #[error("guests cannot be restored on RISC-V")]
+    /// The guest was saved with a PMU that cannot be.
+    #[error("the saved PMU cannot have been saved: the file was changed")]
     Saved,
+    /// The guest was saved with overflow interrupts, and this host cannot deliver them. Contains the reason.
+    #[error("the guest's PMU has overflow interrupts, and {0}")]
+    SavedInterrupt(&'static str),
+    /// The host has fewer free counters than a guest that was saved, and the policy does not allow that.
+    #[error(transparent)]
+    SavedBusy(#[from] TooFew),
     /// The PMU cannot have this number of counters.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
     Model {
@@ -133,18 +144,15 @@ pub fn offer(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<O
 }
 
 fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Offer, Unavailable> {
-    if !host::has(isa::COUNTER_OVERFLOWS) {
-        return Err(Unavailable::NoModes);
-    }
+    let obstacle = check_host(choice != Choice::RiscvBase)?;
     let (pmu, binding) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
-    let obstacle = if choice == Choice::RiscvBase { None } else { no_interrupt() };
     if let (Choice::Riscv, Some(why)) = (choice, obstacle) {
         return Err(Unavailable::NoInterrupt(why));
     }
     let overflows = choice != Choice::RiscvBase && obstacle.is_none();
     // The two fixed counters need host counters too. If the other counters interrupt on overflow,
     // Linux does not use the fixed ones, whose overflows never interrupt.
-    let fixed: &[_] = if overflows { &[] } else { &[GenericEvent::Cycles, GenericEvent::Instructions] };
+    let fixed: &[_] = if overflows { &[] } else { &FIXED };
     let free = free_counters(pmu, 1, fixed, MAX).map_err(Obstacle::from)?;
     if free.fixed < fixed.len() {
         return Err(Unavailable::Host(Obstacle::NoneFree));
@@ -154,6 +162,15 @@ fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Of
     let shape = Shape { programmable: programmable(choice, counters, free.general, policy)?, overflows };
     let remarks = binding.into_iter().chain(remark).collect();
     Ok(Offer { pmu: Pmu::Emulated(Model(shape), Host { pmu }), remarks })
+}
+
+/// Checks that the host's PMU can back a guest's. Returns why its interrupts cannot be delivered, if they are wanted and
+/// cannot.
+fn check_host(wants_interrupts: bool) -> Result<Option<&'static str>, Unavailable> {
+    if !host::has(isa::COUNTER_OVERFLOWS) {
+        return Err(Unavailable::NoModes);
+    }
+    Ok(if wants_interrupts { no_interrupt() } else { None })
 }
 
 fn programmable(

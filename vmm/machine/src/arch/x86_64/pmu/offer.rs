@@ -11,6 +11,7 @@ use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle, watchdog_hint};
 
 use super::{Host, Model, Offer, Pmu};
+use crate::saved_counters::TooFew;
 
 pub use saved::offer as saved;
 
@@ -68,17 +69,9 @@ pub enum Unavailable {
     /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotEmulated(&'static str),
-    /// The guest was saved with more counters than the host has free, and its policy wants all of them.
-    #[error(
-        "the guest has {has} counters, and this host has {free} free{}; its policy's on-starvation is `stop`",
-        watchdog_hint()
-    )]
-    SavedBusy {
-        /// Number of the guest's counters.
-        has: usize,
-        /// Number of the host's free counters.
-        free: usize,
-    },
+    /// The host has fewer free counters than a guest that was saved, and the policy does not allow that.
+    #[error(transparent)]
+    SavedBusy(#[from] TooFew),
     /// The guest was saved on a host that could count these events, as masks of CPUID leaf 0xa.
     #[error("the guest was saved on a host that counts architectural events that this one does not: {0:#x}")]
     SavedEvents(u32),

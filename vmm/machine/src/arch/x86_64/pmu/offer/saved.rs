@@ -1,14 +1,14 @@
-//! The PMU of a guest that was saved: the host must have what the guest has seen. Counters that are not free are the
-//! policy's matter, as those are that a running guest loses.
+//! The PMU of a guest that was saved: the host must have what the guest has seen.
 
 use vpmu::model::amd::{MAX_COUNTERS, Version};
 use vpmu::model::intel::{FIXED, MAX_GENERAL, Shape};
-use vpmu::policy::{OnStarvation, Policy};
+use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
-use vpmu_perf::{Free, HostPmu, NotFree, Obstacle, free_counters, watchdog_hint};
+use vpmu_perf::{Free, HostPmu, NotFree, Obstacle, free_counters};
 
 use super::super::{Host, Model, Offer, Pmu};
 use super::{Unavailable, intel};
+use crate::saved_counters::compare;
 
 /// Determines whether this host can offer a PMU that was saved.
 pub fn offer(model: Model, vendor: Option<Vendor>, policy: &Policy) -> Result<Offer, Unavailable> {
@@ -44,19 +44,6 @@ fn wanted(model: Model) -> Option<Free> {
     }
 }
 
-/// Returns a remark if fewer counters are free than the guest has, or an error if the policy does not allow that.
-fn compare(wanted: Free, free: Free, policy: &Policy) -> Result<Option<String>, Unavailable> {
-    let (has, free) = (wanted.general + wanted.fixed, free.general + free.fixed.min(wanted.fixed));
-    match policy.on_starvation {
-        _ if free >= has => Ok(None),
-        OnStarvation::Stop => Err(Unavailable::SavedBusy { has, free }),
-        OnStarvation::Report | OnStarvation::Scale => Ok(Some(format!(
-            "the guest has {has} counters, and this host has {free} free{}: some of them may stand still",
-            watchdog_hint()
-        ))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,19 +61,5 @@ mod tests {
         assert!(wanted(Model::Amd(Version::V2(7))).is_none());
         assert!(wanted(Model::Amd(Version::V2(0))).is_none());
         assert_eq!(wanted(Model::Amd(Version::K7)).map(|free| free.general), Some(4));
-    }
-
-    #[test]
-    fn with_fewer_free_counters_the_policy_decides() {
-        let (six, five) = (Free { general: 6, fixed: 0 }, Free { general: 5, fixed: 0 });
-        let with = |on_starvation| Policy { on_starvation, ..Policy::default() };
-        assert_eq!(compare(six, six, &with(OnStarvation::Stop)).unwrap(), None);
-        let remark = compare(six, five, &with(OnStarvation::Report)).unwrap().unwrap();
-        assert!(remark.contains("has 6 counters, and this host has 5 free"), "{remark}");
-        let refusal = compare(six, five, &with(OnStarvation::Stop)).unwrap_err().to_string();
-        assert!(refusal.contains("has 6 counters, and this host has 5 free"), "{refusal}");
-        // A fixed counter that is not beside the general ones takes one of them.
-        let both = Free { general: 4, fixed: 2 };
-        assert!(compare(both, Free { general: 4, fixed: 1 }, &with(OnStarvation::Stop)).is_err());
     }
 }
