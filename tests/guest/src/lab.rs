@@ -14,6 +14,7 @@ use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::{Core, HostPmu, Scenario, cross, default_host};
 
 use crate::host::{self, Host};
+use crate::perf::prelude;
 use crate::{payload, program, suite};
 
 /// Exit status and output of one step.
@@ -130,7 +131,7 @@ impl Steps {
             Host::Intel => Box::leak(format!("intel::{name}").into_boxed_str()),
         };
         let (changes, guest_programs, names) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, arch, host, changes, guest_programs, script: String::new(), last: "", names }
+        Self { name, arch, host, changes, guest_programs, script: prelude().to_owned(), last: "", names }
     }
 
     /// Adds a program to the default guest, in the directory that its command starts in.

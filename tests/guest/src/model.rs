@@ -64,6 +64,8 @@ pub struct Model {
 pub enum Named {
     /// Those that the host supports.
     OfTheHost,
+    /// The same without those whose names begin with one of these.
+    OfTheHostWithout(&'static [&'static str]),
     /// The listed ones.
     These(&'static [&'static str]),
 }
@@ -189,7 +191,8 @@ static ON_INTEL: [Model; 1] = [Model {
     spare_two_counters: "",
     six: INTEL_SIX,
     four_more: INTEL_FOUR_MORE,
-    named: Named::OfTheHost,
+    // Events of off-core responses.
+    named: Named::OfTheHostWithout(&["LLC-", "node-"]),
     raw: &[
         Raw::same("rc0:u,r3c:u,rc4:u,r1c4:u"),
         Raw::same("r10000c4:u,r18000c4:u,r20000c4:u,r28000c4:u"),
