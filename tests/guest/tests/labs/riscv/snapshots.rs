@@ -30,7 +30,7 @@ const PERIOD: u64 = 1_000_003;
 /// Number of snapshots in a chain.
 const SNAPSHOTS: u64 = 4;
 /// Seconds between a snapshot and its restoring.
-const GAP: u64 = 3;
+const GAP: u32 = 3;
 
 /// Returns [`LOOP`] with 500 million rounds instead of ten.
 fn long_loop() -> Vec<u8> {
@@ -158,10 +158,10 @@ fn over_snapshots_no_count_and_no_sample_is_lost_or_made_up() {
 
 fn time_between_is_told_to_the_clock_and_not_to_timers() {
     let (undisturbed, chain) = (Measured::of("undisturbed"), Measured::of("chain"));
-    assert!(chain.seconds >= SNAPSHOTS * GAP, "{}", chain.seconds);
+    assert!(chain.seconds >= SNAPSHOTS * u64::from(GAP), "{}", chain.seconds);
     // All of it happens in virtual time. The guest's own clock stops at a snapshot: it does not see one of the gaps.
     let longer = chain.uptime - undisturbed.uptime;
-    assert!(longer < GAP as f64, "{} and {}", chain.uptime, undisturbed.uptime);
+    assert!(longer < f64::from(GAP), "{} and {}", chain.uptime, undisturbed.uptime);
 }
 
 fn vcpus_count_separately_over_snapshots_within_the_sandbox() {
