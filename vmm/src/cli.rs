@@ -30,6 +30,8 @@ pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
 #[command(
     version,
     max_term_width = 80,
+    // Without the usual empty line above the usage: all of it fits a screen.
+    help_template = "{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}",
     after_help = "\
 Example:
   tally run -- perf stat true"

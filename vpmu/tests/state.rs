@@ -106,6 +106,12 @@ impl Guest {
             }
             Step::Run(counts) => {
                 let (host, mut noticed) = (self.host.clone(), Vec::new());
+                if self.is_alarmed {
+                    // A guest does not run while an alarm waits: the signal makes it leave at once.
+                    let before = self.interrupts.0;
+                    self.exits(Cause::Alarm);
+                    noticed.extend((before..self.interrupts.0).map(|_| 0));
+                }
                 host.guest_runs(counts, |left| {
                     let before = self.interrupts.0;
                     self.is_alarmed = true;

@@ -16,6 +16,7 @@ const TALLY: &[&str] = &[
     "run",
     "list",
     "stat",
+    "snapshot",
     "policy",
     "doctor",
     "check",
