@@ -1,4 +1,4 @@
-//! Test runner for the tests that need simulated hosts, in two tiers.
+//! Test runner for the tests that need simulated hosts, in three tiers.
 //!
 //! Many tests share one boot of a simulated host, and a host keeps a core busy for up to minutes. The runner therefore
 //! starts all tests at once, and each waits for the host whose results it checks. Hosts get the cores in the order of
@@ -37,6 +37,9 @@ enum Tier {
     First,
     /// With `--include-ignored` only: the test checks a promise on more kernels or models, or measures.
     Second,
+    /// With `--include-ignored` and a filter that its name matches: the test repeats others on another host, and takes minutes
+    /// for what few changes can break.
+    Third,
 }
 
 impl Test {
@@ -48,7 +51,7 @@ impl Test {
     }
 
     fn trial(self) -> Trial {
-        Trial::test(self.name, move || self.run_in_own_thread()).with_ignored_flag(self.tier == Tier::Second)
+        Trial::test(self.name, move || self.run_in_own_thread()).with_ignored_flag(self.tier != Tier::First)
     }
 }
 
@@ -62,7 +65,7 @@ impl Test {
             run();
         });
         thread.expect("threads can be made").join().map_err(|panic| {
-            let tier = if tier == Tier::Second { " --include-ignored" } else { "" };
+            let tier = if tier == Tier::First { "" } else { " --include-ignored" };
             format!("{}\nalone: cargo labs{tier} --exact {name}", message(&*panic)).into()
         })
     }
@@ -79,6 +82,11 @@ macro_rules! tests {
 /// Moves tests to the second tier.
 pub fn second_tier(tests: Vec<Test>) -> Vec<Test> {
     tests.into_iter().map(|test| Test { tier: Tier::Second, ..test }).collect()
+}
+
+/// Moves tests to the third tier.
+pub fn third_tier(tests: Vec<Test>) -> Vec<Test> {
+    tests.into_iter().map(|test| Test { tier: Tier::Third, ..test }).collect()
 }
 
 /// Returns tests that run the same functions on the Intel host, as `intel::NAME`.
@@ -98,11 +106,21 @@ pub fn runs_second_tier() -> bool {
 }
 
 /// Runs the tests: the `main` of a test program. It accepts the arguments of Rust's own test runner;
-/// `--include-ignored` runs the second tier as well.
-pub fn main(tests: Vec<Test>) -> ExitCode {
+/// `--include-ignored` runs the second tier as well, and the third as far as a filter names it.
+pub fn main(mut tests: Vec<Test>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let runs_second_tier = arguments.include_ignored || arguments.ignored;
     TIER.get_or_init(|| if runs_second_tier { Tier::Second } else { Tier::First });
+    if arguments.filter.is_none() {
+        let all = tests.len();
+        tests.retain(|test| test.tier != Tier::Third);
+        if runs_second_tier {
+            let left_out = all - tests.len();
+            println!(
+                "skipped: {left_out} tests of the third tier, which run by name: cargo labs --include-ignored intel::"
+            );
+        }
+    }
     // One thread for each test: tests only wait for hosts, and the hosts wait for cores.
     arguments.test_threads.get_or_insert(tests.len());
     let record = Record::open();

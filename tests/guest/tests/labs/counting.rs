@@ -16,14 +16,14 @@ use guest_tests::programs::{
     INTERVAL, INTERVAL_BRANCHES, INTERVAL_INSTRUCTIONS, MIGRATE, MIGRATE_INSTRUCTIONS,
     MIGRATE_INSTRUCTIONS_BY_CPU, YIELD, YIELD_INSTRUCTIONS,
 };
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::{KNOWN, LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    let on_any_host = [of_programs(), of_events()].concat();
-    [on_any_host.clone(), second_tier(on_intel(on_any_host))].concat()
+    let on_intels = [second_tier(on_intel(of_programs())), third_tier(on_intel(of_events()))].concat();
+    [of_programs(), of_events(), on_intels].concat()
 }
 
 fn of_events() -> Vec<Test> {

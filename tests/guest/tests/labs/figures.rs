@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use guest_images::Progress;
 use guest_tests::host::{self, Host, OnEachHost};
 use guest_tests::program;
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::Processor;
 use tally_lab::bench::{self, Column, Cost, Length, Limit, Plan, Row, Workload};
@@ -33,7 +33,7 @@ pub fn tests() -> Vec<Test> {
         monitoring_every_second_costs_less_than_a_thousandth,
         starvation_is_reported_within_a_tenth_of_a_second,
     ];
-    second_tier([of_counters.clone(), others, on_intel(of_counters)].concat())
+    [second_tier([of_counters.clone(), others].concat()), third_tier(on_intel(of_counters))].concat()
 }
 
 /// Limits for one PMU model.

@@ -8,7 +8,7 @@ use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
 use guest_tests::host::{self, Host, OnEachHost};
 use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
@@ -107,7 +107,7 @@ macro_rules! kernels {
             let on_intels = each.clone().filter(|(name, _)| ON_INTEL.contains(name)).map(|(_, test)| test);
             let on_intels = on_intel(on_intels.collect());
             let on_amds = each.map(|(_, test)| test).chain(tests![changes_to_a_kernel_are_logged]);
-            second_tier(on_amds.chain(on_intels).collect())
+            [second_tier(on_amds.collect()), third_tier(on_intels)].concat()
         }
     };
 }

@@ -7,7 +7,7 @@ use guest_tests::host::OnEachHost;
 use guest_tests::lab::Steps;
 use guest_tests::model::{Model, selected_models};
 use guest_tests::perf::{STAT, Script, Sections, Value};
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 
@@ -16,8 +16,7 @@ pub fn tests() -> Vec<Test> {
     let of_intels_pmu = tests![a_denied_architectural_event_is_absent_from_intels_cpuid];
     let of_amds_pmu = tests![events_are_allowed_by_name_and_by_number_with_mask];
     let on_intels_host = on_intel([on_any_host(), of_intels_pmu.clone()].concat());
-    let second = second_tier([of_intels_pmu, on_intels_host].concat());
-    [on_any_host(), of_amds_pmu, second].concat()
+    [on_any_host(), of_amds_pmu, second_tier(of_intels_pmu), third_tier(on_intels_host)].concat()
 }
 
 fn on_any_host() -> Vec<Test> {

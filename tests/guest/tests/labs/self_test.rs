@@ -1,7 +1,7 @@
 //! The lab's self-tests. The results of all other tests on simulated hosts depend on them.
 
 use guest_images::Progress;
-use guest_tests::suite::{Test, second_tier};
+use guest_tests::suite::{Test, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::Result;
 use tally_lab::self_test::{self, Check};
@@ -17,11 +17,11 @@ pub fn tests() -> Vec<Test> {
         second_tier(tests![
             a_qemu_guest_counts_and_samples_exactly,
             the_intel_host_counts_and_samples_exactly,
-            an_intel_qemu_guest_counts_and_samples_exactly,
             an_intel_host_with_an_older_pmu_counts_and_samples_exactly,
             the_riscv_host_counts_and_samples_exactly,
             a_riscv_qemu_guest_counts_exactly,
         ]),
+        third_tier(tests![an_intel_qemu_guest_counts_and_samples_exactly]),
     ]
     .concat()
 }

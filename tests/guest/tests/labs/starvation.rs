@@ -13,13 +13,13 @@ use guest_tests::host::{self, Host, OnEachHost};
 use guest_tests::lab::{PAUSED_GUESTS, Steps};
 use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    [on_any_host(), second_tier(on_intel(on_any_host()))].concat()
+    [on_any_host(), third_tier(on_intel(on_any_host()))].concat()
 }
 
 fn on_any_host() -> Vec<Test> {

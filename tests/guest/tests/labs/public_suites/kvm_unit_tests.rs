@@ -4,7 +4,7 @@ use std::iter;
 
 use guest_tests::host::{self, Host, OnEachHost};
 use guest_tests::lab::{Results, StepOutput, Steps};
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 
 const MODELS: [&str; 4] = ["amd", "amd-legacy", "intel", "intel-v2"];
@@ -111,7 +111,7 @@ macro_rules! kernels {
             let kernels = [$($kernel),*].into_iter().zip(on_each_host.clone());
             let also_on_intel = kernels.filter(|(kernel, _)| *kernel != "syscall").map(|(_, test)| test);
             let on_intel = on_intel(also_on_intel.chain(on_intel_only).collect());
-            second_tier([on_each_host, on_intel].concat())
+            [second_tier(on_each_host), third_tier(on_intel)].concat()
         }
     };
 }
