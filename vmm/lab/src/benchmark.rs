@@ -22,7 +22,7 @@ pub struct Bench {
     /// A selection that takes minutes, shorter workloads
     #[arg(long)]
     quick: bool,
-    /// The simulated host's processor: amd, intel
+    /// The simulated host: amd or intel
     #[arg(long, value_name = "HOST", value_parser = x86_64_host, default_value = "amd", conflicts_with = "here")]
     host: Processor,
     /// l1 (the host), auto, amd, ..., intel-v2, kvm (QEMU), mediated
@@ -31,7 +31,7 @@ pub struct Bench {
     /// loop, syscalls, switches, memory, compile
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     workload: Vec<Workload>,
-    /// stat:EVENTS, record:PERIOD:EVENTS, rate:HERTZ:EVENTS, read, ...
+    /// stat:N, record:PERIOD:N, rate:HERTZ:N (N events), ...
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     measure: Vec<Measure>,
     /// The kernels' limit for the time that samples take: default, none, both
