@@ -11,6 +11,7 @@ mod arch;
 mod architecture;
 mod error;
 mod exit;
+mod generation;
 mod kernel;
 pub mod kvm;
 mod kvm_error;

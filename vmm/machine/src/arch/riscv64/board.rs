@@ -16,13 +16,14 @@ use super::aia::{self, Controllers};
 use super::entropy::entropy;
 use super::identity::Identity;
 use super::loader::{Entry, Format};
-use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO};
+use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, GENERATION_GSI, VIRTIO};
 use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
 use super::state::VcpuState;
 use super::{fdt, isa, memory, state};
 use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::error::MachineError;
+use crate::generation;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
@@ -128,9 +129,10 @@ impl architecture::Board for Board {
                 tree.len()
             )));
         }
-        plan.ram
-            .mapped
-            .write_slice(&tree, GuestAddress(address))
+        let written = plan.ram.mapped.write_slice(&tree, GuestAddress(address));
+        let id = memory::generation(plan.ram.size());
+        written
+            .and_then(|()| generation::write_new(&plan.ram.mapped, id))
             .map_err(|error| MachineError::Firmware(error.to_string()))
     }
 
@@ -183,7 +185,7 @@ impl architecture::Board for Board {
     fn restore<'a>(
         &self,
         _kvm: &Kvm,
-        _vm: &VmFd,
+        vm: &VmFd,
         plan: &Plan,
         vcpus: &mut [VcpuFd],
         state: &aia::State,
@@ -193,7 +195,11 @@ impl architecture::Board for Board {
             show_processor(fd, plan.pmu)?;
             state.restore(fd, number == 0)?;
         }
-        self.controllers.restore(state)
+        self.controllers.restore(state)?;
+        // Its random generator is that of every other guest that was restored from this state.
+        generation::write_new(&plan.ram.mapped, memory::generation(plan.ram.size()))
+            .expect("the last page of RAM is mapped");
+        generation::announce(vm, GENERATION_GSI)
     }
 
     /// Creates a vCPU to ask: KVM says nothing about the processor otherwise.

@@ -7,8 +7,9 @@ use kvm_bindings::{KVM_DEV_RISCV_APLIC_SIZE, KVM_DEV_RISCV_IMSIC_SIZE};
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
 use super::aia::{self, imsic};
-use super::machine::{COM, VIRTIO, aia as place};
+use super::machine::{COM, GENERATION_GSI, VIRTIO, aia as place};
 use super::memory;
+use crate::generation;
 
 /// The properties in which machines differ.
 pub struct Machine<'a> {
@@ -58,7 +59,7 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     chosen(&mut fdt, machine)?;
     let memory = fdt.begin_node(&format!("memory@{:x}", memory::RAM))?;
     fdt.property_string("device_type", "memory")?;
-    fdt.property_array_u64("reg", &[memory::RAM, machine.memory])?;
+    fdt.property_array_u64("reg", &[memory::RAM, memory::usable(machine.memory)])?;
     fdt.end_node(memory)?;
     cpus(&mut fdt, machine)?;
     let soc = fdt.begin_node("soc")?;
@@ -68,6 +69,7 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     fdt.property_null("ranges")?;
     interrupts(&mut fdt, machine.cpus)?;
     serial(&mut fdt)?;
+    generation(&mut fdt, memory::generation(machine.memory))?;
     for index in 0..machine.virtio {
         let address = VIRTIO.address(index);
         let node = fdt.begin_node(&format!("virtio@{address:x}"))?;
@@ -156,6 +158,15 @@ fn serial(fdt: &mut FdtWriter) -> FdtWriterResult<()> {
     fdt.property_array_u64("reg", &[COM.base, devices::Serial::PORTS.into()])?;
     fdt.property_u32("clock-frequency", CLOCK)?;
     line(fdt, COM.gsi)?;
+    fdt.end_node(node)
+}
+
+/// The VM generation ID. Linux has a driver since 6.10.
+fn generation(fdt: &mut FdtWriter, address: u64) -> FdtWriterResult<()> {
+    let node = fdt.begin_node(&format!("generation@{address:x}"))?;
+    fdt.property_string("compatible", "microsoft,vmgenid")?;
+    fdt.property_array_u64("reg", &[address, generation::LEN as u64])?;
+    line(fdt, GENERATION_GSI)?;
     fdt.end_node(node)
 }
 

@@ -29,5 +29,8 @@ pub mod aia {
     pub const SOURCES: u32 = 32;
 }
 
+/// Interrupt line of the VM generation ID: the last.
+pub const GENERATION_GSI: u32 = aia::SOURCES - 1;
+
 /// Address and interrupt line of the first virtio device.
 pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0x1100_0000, gsi: 2 };

@@ -1,8 +1,12 @@
-//! The guest's physical address space. RAM is one range above the devices. The device tree is at the end of RAM.
+//! The guest's physical address space. RAM is one range above the devices. At its end are the device tree and the VM
+//! generation ID.
 
 /// First address of RAM. Kernels are loaded 2 MiB above it.
 pub const RAM: u64 = 0x8000_0000;
-/// Space for the device tree at the end of RAM. The device tree grows with the number of CPUs.
+/// The last page of RAM: the VM generation ID. The device tree does not name the page as RAM, as Linux maps it as a
+/// device's.
+const GENERATION_PAGE: u64 = 4 << 10;
+/// Space for the device tree before that. The device tree grows with the number of CPUs.
 const DEVICE_TREE: u64 = 512 << 10;
 
 /// Returns the ranges of RAM of this size: first addresses and lengths.
@@ -15,7 +19,18 @@ pub fn low_end(size: u64) -> u64 {
     RAM.saturating_add(size)
 }
 
+/// Returns the size of the part of RAM that the kernel may use as it likes.
+pub fn usable(size: u64) -> u64 {
+    size.saturating_sub(GENERATION_PAGE)
+}
+
+/// Returns the address of the VM generation ID.
+pub fn generation(size: u64) -> u64 {
+    low_end(usable(size))
+}
+
 /// Returns the address of the device tree and its maximum length.
 pub fn device_tree(size: u64) -> (u64, u64) {
-    (low_end(size) - DEVICE_TREE.min(size), DEVICE_TREE)
+    let usable = usable(size);
+    (low_end(usable) - DEVICE_TREE.min(usable), DEVICE_TREE)
 }

@@ -15,9 +15,10 @@ use super::loader::{Entry, Format};
 use super::machine::{COM, VIRTIO, port};
 use super::pmu::{Model, Pmu};
 use super::state::{MachineState, VcpuState};
-use super::{cpuid, firmware, generation, memory, registers, state};
+use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
+use crate::generation;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
@@ -161,8 +162,9 @@ impl architecture::Board for Board {
         // Last: what is pending in the I/O APIC is delivered to the local APICs.
         state.restore(vm)?;
         // Its random generator is that of every other guest that was restored from this state.
-        generation::write_new(&plan.ram.mapped).expect("every guest has the first MiB");
-        generation::announce(vm)
+        generation::write_new(&plan.ram.mapped, memory::low::GENERATION)
+            .expect("every guest has the first MiB");
+        generation::announce(vm, super::generation::GSI)
     }
 
     fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
