@@ -57,6 +57,34 @@ ended() {
 }
 ";
 
+/// Shell functions for guests that are saved: `up NAME` waits for a VM, and `said FILE` for the word "ready" in its output.
+/// `chain NAME SNAPSHOTS GAP ARGUMENTS...` runs a guest that is saved and restored again and again.
+pub const SAVED_GUESTS: &str = "\
+up() { until ./tally list 2>/dev/null | grep -q \" $1 \"; do sleep 0.02; done; }
+said() { until grep -qs ready $1; do sleep 0.05; done; }
+chain() {
+    name=$1 snapshots=$2 gap=$3
+    shift 3
+    ./tally run --name $name \"$@\" >$name.said 2>$name.err </dev/null & vm=$!
+    said $name.said
+    for number in $(seq $snapshots); do
+        sleep 0.15
+        up $name
+        ./tally snapshot $name $name.$number --stop || return
+        wait $vm; stopped=$?
+        [ $stopped = 125 ] || echo \"stopped: $stopped\"
+        sleep $gap
+        ./tally run --restore $name.$number >>$name.said 2>>$name.err </dev/null & vm=$!
+        up $name
+        rm -r $name.$number
+    done
+    wait $vm; status=$?
+    cat $name.said
+    grep -v 'the guest was saved; `tally run --restore` continues it' $name.err >&2
+    return $status
+}
+";
+
 /// Reserves a core for a test that starts the lab's programs itself. The core is released when the returned value is
 /// dropped.
 pub fn core() -> Core {

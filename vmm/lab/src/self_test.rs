@@ -214,17 +214,18 @@ pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
 /// Runs the checks in a guest of the peer, with KVM's own virtual PMU.
 pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     let plan = common(&GUEST_SAMPLES);
+    let numbers = numbers(&guest_of_the_peer(&plan, progress)?, progress)?;
+    Ok(plan.check("guest", &numbers))
+}
+
+/// Returns a scenario that runs a plan in a guest of the peer.
+fn guest_of_the_peer(plan: &Plan, progress: &mut Progress) -> Result<Scenario> {
     let command: [OsString; 2] = ["sh".into(), "./plan".into()];
     let mut files: Vec<(String, &[u8])> = programs().collect();
     files.push(("plan".to_owned(), plan.script.as_bytes()));
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, *content)).collect();
-    let scenario = Scenario::new(peer::linux(Machine::Default, &command)).guest_with(
-        Suite::default(),
-        &files,
-        progress,
-    )?;
-    let numbers = numbers(&scenario, progress)?;
-    Ok(plan.check("guest", &numbers))
+    let script = peer::linux(Machine::Default, &command);
+    Scenario::new(script).guest_with(Suite::default(), &files, progress)
 }
 
 /// Counts instructions of a guest that only loops: those of the guest, of the host, and of both, in one group. The

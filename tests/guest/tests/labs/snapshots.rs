@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use guest_images::Suite;
-use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
+use guest_tests::lab::{Results, SAVED_GUESTS, StepOutput, Steps, with_installed_kernel};
 use guest_tests::programs::{TRACK, TRACK_INSTRUCTIONS};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
@@ -43,34 +43,6 @@ const GAP: u64 = 3;
 /// PMUs of an AMD host beside the default one.
 const PMUS: [&str; 3] = ["amd-legacy", "intel", "intel-v2"];
 
-/// Shell functions: `up NAME` waits for a VM, `chain NAME SNAPSHOTS GAP ARGUMENTS...` runs a guest that is saved and restored
-/// again and again.
-const FUNCTIONS: &str = "\
-up() { until ./tally list 2>/dev/null | grep -q \" $1 \"; do sleep 0.02; done; }
-said() { until grep -qs ready $1; do sleep 0.05; done; }
-chain() {
-    name=$1 snapshots=$2 gap=$3
-    shift 3
-    ./tally run --name $name \"$@\" >$name.said 2>$name.err </dev/null & vm=$!
-    said $name.said
-    for number in $(seq $snapshots); do
-        sleep 0.15
-        up $name
-        ./tally snapshot $name $name.$number --stop || return
-        wait $vm; stopped=$?
-        [ $stopped = 125 ] || echo \"stopped: $stopped\"
-        sleep $gap
-        ./tally run --restore $name.$number >>$name.said 2>>$name.err </dev/null & vm=$!
-        up $name
-        rm -r $name.$number
-    done
-    wait $vm; status=$?
-    cat $name.said
-    grep -v 'the guest was saved; `tally run --restore` continues it' $name.err >&2
-    return $status
-}
-";
-
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     // The clock is looked at before and after both.
     let measure = format!(
@@ -79,7 +51,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
          perf script -i /tmp/data -F ip | grep . >/tmp/samples; wc -l </tmp/samples; sha256sum </tmp/samples; date +%s; exit 7"
     );
     let chain = |name: &str, snapshots: usize, gap: u64, arguments: &str| {
-        format!("{FUNCTIONS} chain {name} {snapshots} {gap} {arguments}")
+        format!("{SAVED_GUESTS} chain {name} {snapshots} {gap} {arguments}")
     };
     let steps = Steps::new("snapshots")
         .in_guest("track", TRACK)
@@ -89,7 +61,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "fork",
             &format!(
-                "{FUNCTIONS} ./tally run --name fork -- sh -c 'cd /proc/sys/kernel/random; cat boot_id; echo ready; sleep 2; \
+                "{SAVED_GUESTS} ./tally run --name fork -- sh -c 'cd /proc/sys/kernel/random; cat boot_id; echo ready; sleep 2; \
                  head -c 16 /dev/urandom | od -An -tx1; cat uuid boot_id' >fork.said & vm=$!; said fork.said; ./tally snapshot fork fork.saved; \
                  wait $vm; echo $?; cat fork.said; ls -s fork.saved; for again in 1 2; do ./tally run --restore fork.saved; done"
             ),
@@ -97,7 +69,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "refused",
             &format!(
-                "{FUNCTIONS} restore() {{ ./tally run \"$@\"; echo \"status $?\" >&2; }}
+                "{SAVED_GUESTS} restore() {{ ./tally run \"$@\"; echo \"status $?\" >&2; }}
                  ./tally run --name graph --flamegraph out.svg -- sleep 3 & graph=$!; up graph; ./tally snapshot graph graph.saved; \
                  ./tally snapshot nobody nobody.saved; ./tally snapshot graph .; kill $graph; wait $graph; \
                  ./tally run --name kvm --pmu kvm -- sleep 3 & kvm=$!; up kvm; ./tally snapshot kvm kvm.saved; kill $kvm; wait $kvm; \
@@ -111,7 +83,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "full",
             &format!(
-                "{FUNCTIONS} mkdir small; mount -t tmpfs -o size=20M none small; \
+                "{SAVED_GUESTS} mkdir small; mount -t tmpfs -o size=20M none small; \
                  ./tally run --name full -- sh -c 'echo ready; sleep 2; echo done' >full.said & vm=$!; said full.said; \
                  ./tally snapshot full small/saved; echo $?; ls -a small | wc -l; wait $vm; cat full.said"
             ),
@@ -121,7 +93,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
 
 fn second(steps: Steps) -> Steps {
     let chain = |name: &str, snapshots: usize, arguments: &str| {
-        format!("{FUNCTIONS} chain {name} {snapshots} 0 {arguments}")
+        format!("{SAVED_GUESTS} chain {name} {snapshots} 0 {arguments}")
     };
     let count = "sh -c 'echo ready; perf stat -x, -e instructions:u,branches:u ./track 2>&1'";
     let both = "sh -c 'echo ready; for cpu in 0 1; do taskset -c $cpu perf stat -x, -e instructions:u ./track 2>&1 & done; wait'";
@@ -133,7 +105,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "input",
             &format!(
-                "{FUNCTIONS} (echo one; sleep 5) | ./tally run --name input -- sh -c 'echo ready; read line; echo $line; read line; \
+                "{SAVED_GUESTS} (echo one; sleep 5) | ./tally run --name input -- sh -c 'echo ready; read line; echo $line; read line; \
                  echo $line; exit 3' >input.said & said input.said; sleep 0.5; ./tally snapshot input input.saved; \
                  echo two | ./tally run --restore input.saved; echo $?; cat input.said; rm -r input.saved"
             ),
@@ -141,7 +113,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "share",
             &format!(
-                "{FUNCTIONS} mkdir shared; echo first >shared/read; cd shared; \
+                "{SAVED_GUESTS} mkdir shared; echo first >shared/read; cd shared; \
                  ../tally run --name share --share .:rw -- sh -c 'exec 3<read 4>>written; cd /scenario/shared; read line <&3; echo ready; \
                  sleep 2; cat <&3; echo $line >&4; cat written; pwd; ls' >../share.said & vm=$!; cd ..; said share.said; \
                  ./tally snapshot share share.saved --stop; wait $vm; echo second >>shared/read; ./tally run --restore share.saved; \
@@ -151,7 +123,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "disk",
             &format!(
-                "{FUNCTIONS} truncate -s 1M image; echo before | dd of=image conv=notrunc 2>/dev/null; \
+                "{SAVED_GUESTS} truncate -s 1M image; echo before | dd of=image conv=notrunc 2>/dev/null; \
                  ./tally run --name disk --disk image -- sh -c 'echo ready; sleep 2; head -n 1 /dev/vda; echo after >/dev/vda; sync' \
                  >disk.said & vm=$!; said disk.said; ./tally snapshot disk disk.saved --stop; wait $vm; cp image copy; \
                  ./tally run --restore disk.saved; head -n 1 image; ./tally run --restore disk.saved; echo $?; \
@@ -161,7 +133,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "console",
             &format!(
-                "{FUNCTIONS} (sleep 4; echo 'echo rea''dy'; sleep 6) | ./tally run --name console --kernel guest/kernel --initrd guest/initrd \
+                "{SAVED_GUESTS} (sleep 4; echo 'echo rea''dy'; sleep 6) | ./tally run --name console --kernel guest/kernel --initrd guest/initrd \
                  >console.said & said console.said; ./tally snapshot console console.saved --stop; \
                  (sleep 0.5; echo 'echo con''tinued; poweroff -f') | ./tally run --restore console.saved; echo $?; rm -r console.saved"
             ),
@@ -169,7 +141,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "fewer",
             &format!(
-                "{FUNCTIONS} ./tally run --name fewer -- sh -c 'echo ready; sleep 2; perf stat -x, -e instructions:u /lib/tally/loop' \
+                "{SAVED_GUESTS} ./tally run --name fewer -- sh -c 'echo ready; sleep 2; perf stat -x, -e instructions:u /lib/tally/loop' \
                  >fewer.said & vm=$!; said fewer.said; ./tally snapshot fewer fewer.saved --stop; wait $vm; \
                  perf stat -a -e instructions:D,branches:D -o /dev/null sleep 100 & thief=$!; sleep 0.5; \
                  ./tally run --restore fewer.saved --on-starvation stop; echo $?; ./tally run --restore fewer.saved; echo $?; kill $thief; rm -r fewer.saved"
@@ -178,7 +150,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "signal",
             &format!(
-                "{FUNCTIONS} mkdir here; ./tally run --name signal -- sh -c 'echo ready; sleep 3; echo done' >signal.said & vm=$!; \
+                "{SAVED_GUESTS} mkdir here; ./tally run --name signal -- sh -c 'echo ready; sleep 3; echo done' >signal.said & vm=$!; \
                  said signal.said; for delay in 0 0.05 0.1 0.15; do ./tally snapshot signal here/saved & saver=$!; sleep $delay; \
                  kill -TERM $saver; wait $saver; [ -d here/saved ] || ls -A here; rm -rf here/saved; done; wait $vm; cat signal.said"
             ),
@@ -186,7 +158,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "generation",
             &format!(
-                "{FUNCTIONS} ./tally run --name generation --kernel newer/boot/vmlinuz -- sh -c 'echo ready; sleep 2; dmesg' \
+                "{SAVED_GUESTS} ./tally run --name generation --kernel newer/boot/vmlinuz -- sh -c 'echo ready; sleep 2; dmesg' \
                  >generation.said & vm=$!; said generation.said; ./tally snapshot generation generation.saved --stop; wait $vm; \
                  ./tally run --restore generation.saved; rm -r generation.saved"
             ),
@@ -194,7 +166,7 @@ fn second(steps: Steps) -> Steps {
         .step(
             "confined",
             &format!(
-                "{FUNCTIONS} dmesg -c >/dev/null; mkdir confined; chain confined 2 0 --sandbox log --share confined -- {count}; dmesg | grep -c type=1326"
+                "{SAVED_GUESTS} dmesg -c >/dev/null; mkdir confined; chain confined 2 0 --sandbox log --share confined -- {count}; dmesg | grep -c type=1326"
             ),
         )
 }

@@ -2,15 +2,14 @@
 //!
 //! The programs and their counts are those of the AMD host (`cpu/README.md`), with Intel's encodings of the events.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
-use guest_images::{Progress, Suite};
+use guest_images::Progress;
 
-use super::{COUNT_APART, Check, Plan, Samples, apart, numbers, programs};
+use super::{COUNT_APART, Check, Plan, Samples, apart, guest_of_the_peer, numbers, programs};
 use crate::board::{HostPmu, Perfmon};
 use crate::error::Result;
-use crate::peer::{self, Machine};
+use crate::peer;
 use crate::programs::{GUEST_LOOP_ROM, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
 use crate::scenario::Scenario;
 
@@ -105,14 +104,7 @@ pub fn with_older_versions(progress: &mut Progress) -> Result<Vec<Check>> {
 /// Runs the checks in a guest of the peer, with KVM's own virtual PMU.
 pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     let plan = common(&GUEST_SAMPLES);
-    let command: [OsString; 2] = ["sh".into(), "./plan".into()];
-    let mut files: Vec<(String, &[u8])> = programs().collect();
-    files.push(("plan".to_owned(), plan.script.as_bytes()));
-    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, *content)).collect();
-    let scenario = Scenario::new(peer::linux(Machine::Default, &command))
-        .pmu(HostPmu::INTEL)
-        .limit(LIMIT)
-        .guest_with(Suite::default(), &files, progress)?;
+    let scenario = guest_of_the_peer(&plan, progress)?.pmu(HostPmu::INTEL).limit(LIMIT);
     let numbers = numbers(&scenario, progress)?;
     Ok(plan.check("intel guest", &numbers))
 }

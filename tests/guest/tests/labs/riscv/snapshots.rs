@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::LOOP;
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{Results, SAVED_GUESTS, Steps};
 use guest_tests::perf::{Count, STAT, counts};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
@@ -45,33 +45,6 @@ fn long_loop() -> Vec<u8> {
 /// The ISA extension `c` in what a snapshot says of the processor (KVM API, 4.68).
 const COMPRESSED: u64 = 0x8030_0000_0700_0001;
 
-/// Shell functions: `chain NAME SNAPSHOTS GAP ARGUMENTS...` runs a guest that is saved and restored again and again.
-const FUNCTIONS: &str = "\
-up() { until ./tally list 2>/dev/null | grep -q \" $1 \"; do sleep 0.02; done; }
-said() { until grep -qs ready $1; do sleep 0.05; done; }
-chain() {
-    name=$1 snapshots=$2 gap=$3
-    shift 3
-    ./tally run --name $name \"$@\" >$name.said 2>$name.err </dev/null & vm=$!
-    said $name.said
-    for number in $(seq $snapshots); do
-        sleep 0.15
-        up $name
-        ./tally snapshot $name $name.$number --stop || return
-        wait $vm; stopped=$?
-        [ $stopped = 125 ] || echo \"stopped: $stopped\"
-        sleep $gap
-        ./tally run --restore $name.$number >>$name.said 2>>$name.err </dev/null & vm=$!
-        up $name
-        rm -r $name.$number
-    done
-    wait $vm; status=$?
-    cat $name.said
-    grep -v 'the guest was saved; `tally run --restore` continues it' $name.err >&2
-    return $status
-}
-";
-
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     // The clock is looked at before and after both.
     let measure = format!(
@@ -89,24 +62,26 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
          sum=$(gzip -c changed | tail -c 8 | head -c 4 | od -An -tu4 | tr -d ' '); \
          head -n 1 kept/state | sed \"s/crc32\\\":[0-9]*/crc32\\\":$sum/\" >first; cat first changed >kept/state"
     );
-    let template = format!("{STAT} -e instructions:u /lib/tally/loop 2>&1; cat /proc/sys/kernel/random/uuid");
+    let template = format!(
+        "{STAT} -e instructions:u /lib/tally/loop 2>&1; cat /proc/sys/kernel/random/uuid; dmesg | grep 'virtual machine fork'"
+    );
     Steps::on_riscv("riscv::snapshots")
         .in_guest("long", long_loop())
         .in_guest("measure", measure.into_bytes())
         .in_guest("both", both.into_bytes())
         .in_guest("template", template.into_bytes())
-        .step("undisturbed", &format!("{FUNCTIONS} chain undisturbed 0 0 -- sh ./measure"))
-        .step("chain", &format!("{FUNCTIONS} chain chain {SNAPSHOTS} {GAP} -- sh ./measure"))
+        .step("undisturbed", &format!("{SAVED_GUESTS} chain undisturbed 0 0 -- sh ./measure"))
+        .step("chain", &format!("{SAVED_GUESTS} chain chain {SNAPSHOTS} {GAP} -- sh ./measure"))
         .step(
             "vcpus",
             &format!(
-                "{FUNCTIONS} dmesg -c >/dev/null; chain vcpus 3 0 --cpus 2 --sandbox log -- sh ./both; dmesg | grep -c type=1326"
+                "{SAVED_GUESTS} dmesg -c >/dev/null; chain vcpus 3 0 --cpus 2 --sandbox log -- sh ./both; dmesg | grep -c type=1326"
             ),
         )
         .step(
             "refused",
             &format!(
-                "{FUNCTIONS} ./tally run --name kept -- sh -c 'echo ready; sleep 10' >kept.said & vm=$!; said kept.said; \
+                "{SAVED_GUESTS} ./tally run --name kept -- sh -c 'echo ready; sleep 10' >kept.said & vm=$!; said kept.said; \
                  ./tally snapshot kept kept --stop; wait $vm; \
                  sed s/_sscofpmf// /proc/cpuinfo >cpuinfo; mount --bind cpuinfo /proc/cpuinfo; ./tally run --restore kept; echo $?; \
                  umount /proc/cpuinfo; {other_processor}; ./tally run --restore kept; echo $?; rm -r kept"
@@ -199,4 +174,6 @@ fn guests_from_a_template_count_exactly_and_draw_different_random_numbers() {
     assert_eq!(done.err.matches("the guest starts from the template").count(), 2, "{}", done.err);
     let drawn: BTreeSet<&str> = text.lines().filter(|line| line.len() == 36 && !line.contains('|')).collect();
     assert_eq!(drawn.len(), 2, "{text}");
+    let reseeded = text.matches("crng reseeded due to virtual machine fork").count();
+    assert_eq!(reseeded, 2, "{text}{}", done.err);
 }
