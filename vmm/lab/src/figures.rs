@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use guest_images::{Progress, Suite};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
-use tally_lab::use_figures::{self, Cost};
+use tally_lab::use_figures::{self, Cost, Hello};
 use tally_lab::watch_figures::{self, attention};
 use tally_lab::{Error, Processor, Result, Scenario, published};
 
@@ -127,14 +127,18 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
 fn commands(progress: &mut Progress) -> Result<String> {
     progress.step("running commands with Tally and the peer");
     let figures = use_figures::measure(&beside::program("tally", progress)?, progress)?;
-    let mut text = "| `echo hello`, from Enter to | its output | the prompt |\n|---|---:|---:|\n".to_owned();
+    let mut text =
+        "| `echo hello`, from Enter to | its output | the prompt | instructions, millions | pages |\n\
+                    |---|---:|---:|---:|---:|\n"
+            .to_owned();
     let mut line = |line: String| {
         text.push_str(&line);
         text.push('\n');
     };
     let cost = |cost: &Cost| format!("{:.3} s, {} exits", cost.seconds, cost.exits);
-    for hello in &figures.hellos {
-        line(format!("| {} | {} | {} |", hello.monitor, cost(&hello.first), cost(&hello.end)));
+    for Hello { monitor, first, end, total } in &figures.hellos {
+        let instructions = total.instructions.div_ceil(1_000_000);
+        line(format!("| {monitor} | {} | {} | {instructions} | {} |", cost(first), cost(end), total.pages));
     }
     let use_figures::Saving { seconds, kib } = figures.saving;
     line(format!(

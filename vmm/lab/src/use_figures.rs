@@ -3,6 +3,7 @@
 //!
 //! The host has one CPU, so the times include all work, also that of the devices' threads.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -29,6 +30,18 @@ pub struct Hello {
     pub first: Cost,
     /// Cost until the monitor's end.
     pub end: Cost,
+    /// What another run of it took.
+    pub total: Total,
+}
+
+/// What a monitor takes until its end.
+#[derive(Debug, Clone, Copy)]
+pub struct Total {
+    /// Instructions of the monitor's threads, in the host's kernel and in the guest, too.
+    pub instructions: u64,
+    /// Pages of memory that the host had to find for it, the kernel's own for it as well. Pages of files that it shares
+    /// with others are not among them.
+    pub pages: u64,
 }
 
 /// Cost of saving a running guest of 512 MiB.
@@ -98,7 +111,8 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let unreadable = || Error::Command(format!("the measuring script printed\n{text}"));
     let of =
         |kind: &'static str| text.lines().filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' '));
-    let hellos: Option<Vec<_>> = of("hello").map(hello).collect();
+    let totals: HashMap<&str, Total> = of("total").filter_map(total).collect();
+    let hellos: Option<Vec<_>> = of("hello").map(|line| hello(line, &totals)).collect();
     let readings: Option<Vec<_>> = of("reading").map(reading).collect();
     Ok(Figures {
         hellos: hellos.filter(|hellos| !hellos.is_empty()).ok_or_else(unreadable)?,
@@ -108,9 +122,10 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     })
 }
 
-/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` for each monitor, `saving SECONDS KIB`, and
-/// `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks the start and the end of a read by writes to an unused
-/// I/O port.
+/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` and `total NAME INSTRUCTIONS BYTES` for each
+/// monitor, `saving SECONDS KIB`, and `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks
+/// the start and the end of a read by writes to an unused I/O port. Instructions are counted by the task clock, which
+/// holds no counter: with others free, a guest would need another template.
 fn script() -> String {
     let mut script = format!(
         "T=/sys/kernel/tracing
@@ -132,6 +147,16 @@ hello() {{
         /: begin$/ {{ begin = at(); exits = 0 }}
         /: (first|end)$/ {{ costs = costs \" \" exits + 0 \" \" at() - begin }}
         END {{ print \"hello\", name costs }}' $T/trace
+    total $name \"$@\"
+}}
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+total() {{
+    name=$1 group=/sys/fs/cgroup/$1; shift
+    mkdir $group
+    perf stat -x, -o counts -e task-clock \\
+        sh -c 'echo $$ >$0/cgroup.procs; exec \"$@\"' $group \"$@\" </dev/null >/dev/null
+    awk -F, -v name=$name -v bytes=$(cat $group/memory.peak) '
+        /task-clock/ {{ printf \"total %s %.0f %d\\n\", name, $1 * 1000000, bytes }}' counts
 }}
 reading() {{
     name=$1; shift
@@ -206,9 +231,22 @@ fn read(begin: &str) -> String {
     format!("{begin} && dd if=/dev/zero of=/dev/null bs=300M count=1{}", blocks.concat())
 }
 
-fn hello(line: &str) -> Option<Hello> {
+fn hello(line: &str, totals: &HashMap<&str, Total>) -> Option<Hello> {
     let mut words = line.split(' ');
-    Some(Hello { monitor: words.next()?.to_owned(), first: cost(&mut words)?, end: cost(&mut words)? })
+    let monitor = words.next()?;
+    Some(Hello {
+        monitor: monitor.to_owned(),
+        first: cost(&mut words)?,
+        end: cost(&mut words)?,
+        total: *totals.get(monitor)?,
+    })
+}
+
+fn total(line: &str) -> Option<(&str, Total)> {
+    const PAGE: u64 = 4 << 10;
+    let [monitor, instructions, bytes] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let pages = bytes.parse::<u64>().ok()? / PAGE;
+    Some((monitor, Total { instructions: instructions.parse().ok()?, pages }))
 }
 
 fn saving(line: &str) -> Option<Saving> {

@@ -108,6 +108,10 @@ const PROMPT_SECONDS: f64 = 0.05;
 const SAVING_SECONDS: f64 = 0.35;
 const RESTORING_SECONDS: f64 = 0.2;
 const SAVED_KIB: u64 = 130 << 10;
+/// Maximum number of instructions until the prompt is back, host and guest together, and of pages of memory that the
+/// guest from a template takes beside those that it shares.
+const HELLO_INSTRUCTIONS: u64 = 33_000_000;
+const HELLO_PAGES: u64 = 870;
 /// Maximum number of exits to user space from the start of `tally run --boot -- echo hello` to its end.
 const HELLO_EXITS: u64 = 400;
 /// Maximum number of exits to user space for reading a file from a shared folder.
@@ -228,6 +232,8 @@ fn a_command_answers_in_a_seventh_of_a_second() {
     assert_eq!(tally.monitor, "tally");
     assert!(tally.first.seconds <= HELLO_SECONDS, "{tally:?}");
     assert!(tally.end.seconds - tally.first.seconds <= PROMPT_SECONDS, "{tally:?}");
+    assert!(tally.total.instructions <= HELLO_INSTRUCTIONS, "{tally:?}");
+    assert!(tally.total.pages <= HELLO_PAGES, "{tally:?}");
 }
 
 fn a_snapshot_is_written_and_restored_in_half_a_second() {
