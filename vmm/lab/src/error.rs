@@ -58,6 +58,17 @@ pub enum Error {
         /// Where the host hung.
         place: String,
     },
+    /// A program of this machine cannot run on the simulated host.
+    #[error("cannot count {program}: {why}")]
+    Uncountable {
+        /// The program.
+        program: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// There are no counts, or nothing to compare them with.
+    #[error("{0}")]
+    Counts(String),
     /// An option does not exist for this host.
     #[error("{option} is not available on {host} hosts")]
     NotOnThisHost {

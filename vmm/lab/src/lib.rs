@@ -28,7 +28,7 @@ mod watch;
 #[cfg(target_arch = "x86_64")]
 pub mod watch_figures;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use guest_images::cache::Cache;
@@ -57,6 +57,17 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
         std::fs::write(&path, seconds).map_err(Error::file("write", path))?;
     }
     Ok(())
+}
+
+/// Returns the names of the parts of a simulated host, which is built if needed. They change with everything on which a count
+/// depends, apart from the counted program.
+pub fn identity(host: Release, processor: Processor, progress: &mut Progress) -> Result<String> {
+    let cache = Cache::open()?;
+    let cpu = cpu::build(&cache, processor, progress)?;
+    let image = host::build(&cache, host, processor, progress)?;
+    // The parts' folders in the cache, which are named by what they were built from.
+    let folders = [&cpu.program, &image.initrd].map(|file| file.parent().and_then(Path::file_name));
+    Ok(folders.map(|folder| folder.unwrap_or_default().to_string_lossy()).join(" "))
 }
 
 /// Returns the time in seconds that the first build took, if [`build`] made it.

@@ -3,6 +3,7 @@
 mod benchmark;
 mod beside;
 mod boot_figures;
+mod count;
 mod demo;
 mod figures;
 mod riscv_figures;
@@ -10,7 +11,7 @@ mod tally;
 
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -48,12 +49,14 @@ enum Subcommands {
     },
     /// Run a shell script on the simulated host
     Exec(Exec),
-    /// Run `tally run` on the simulated host
+    /// Run `tally run` on the simulated host (exact counts, no real times)
     Run(Run),
+    /// Count what a program executes, the same on every machine
+    Count(count::Count),
     /// Check that the lab counts exactly
     #[command(visible_alias = "test", after_help = "Example:\n  tally-lab self-test")]
     SelfTest,
-    /// Count and sample in an unmodified guest, on this machine if possible
+    /// Count and sample in a guest, on this machine if possible
     #[command(after_help = "\
 Where this machine's KVM cannot run Linux, the guest runs on the simulated host.
 
@@ -79,7 +82,7 @@ Example:
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
     },
-    /// Compare what the use of counters costs with Tally and with KVM's vPMU
+    /// Compare what counters cost with Tally and with KVM's vPMU
     Bench(benchmark::Bench),
 }
 
@@ -261,6 +264,14 @@ impl Machine {
     }
 }
 
+/// Returns the two parts of `FILE[:NAME]`: a file of this machine, and its name in the script's working directory.
+fn named(file: &str) -> (&str, String) {
+    match file.rsplit_once(':') {
+        Some((path, name)) => (path, name.to_owned()),
+        None => (file, Path::new(file).file_name().unwrap_or_default().to_string_lossy().into_owned()),
+    }
+}
+
 fn perfmon(text: &str) -> std::result::Result<Perfmon, String> {
     let version = text.parse().ok().and_then(Perfmon::from_number);
     version.ok_or_else(|| "the versions are 2, 4 and 5".to_owned())
@@ -293,6 +304,7 @@ fn main() -> ExitCode {
         Subcommands::Build { host } => tally_lab::build(host.processor(), &mut progress).map(|()| 0),
         Subcommands::Exec(exec) => exec.run(&mut progress),
         Subcommands::Run(run) => run.run(&mut progress),
+        Subcommands::Count(count) => count.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
         Subcommands::Bench(bench) => bench.run(&mut progress),
         Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
@@ -366,13 +378,7 @@ impl Exec {
         })?;
         let mut scenario = self.machine.apply(Scenario::new(script).arguments(self.arguments));
         for file in &self.with {
-            let (path, name) = match file.rsplit_once(':') {
-                Some((path, name)) => (path, name.to_owned()),
-                None => (
-                    &**file,
-                    PathBuf::from(file).file_name().unwrap_or_default().to_string_lossy().into_owned(),
-                ),
-            };
+            let (path, name) = named(file);
             scenario = scenario.file(path, &name);
         }
         if self.with_guest {

@@ -15,6 +15,7 @@ mod figures;
 mod files;
 mod identity;
 mod kernels;
+mod lab_count;
 mod lab_run;
 mod linux;
 mod logging;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         files::tests,
         identity::tests,
         kernels::tests,
+        lab_count::tests,
         lab_run::tests,
         linux::tests,
         logging::tests,

@@ -96,7 +96,9 @@ fn second(steps: Steps) -> Steps {
         format!("{SAVED_GUESTS} chain {name} {snapshots} 0 {arguments}")
     };
     let count = "sh -c 'echo ready; perf stat -x, -e instructions:u,branches:u ./track 2>&1'";
-    let both = "sh -c 'echo ready; for cpu in 0 1; do taskset -c $cpu perf stat -x, -e instructions:u ./track 2>&1 & done; wait'";
+    // Each writes a file of its own: lines that both write to one stream could be mixed.
+    let both = "sh -c 'echo ready; for cpu in 0 1; do taskset -c $cpu perf stat -x, -o $cpu -e instructions:u ./track & done; \
+                wait; cat 0 1'";
     let steps = PMUS
         .into_iter()
         .fold(steps, |steps, pmu| steps.step(pmu, &chain(pmu, 3, &format!("--pmu {pmu} -- {count}"))));
