@@ -21,6 +21,7 @@ mod linux;
 mod logging;
 mod metrics;
 mod operator;
+mod parameters;
 mod pmu;
 mod pmu_offer;
 mod policy;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         logging::tests,
         metrics::tests,
         operator::tests,
+        parameters::tests,
         pmu::tests,
         pmu_offer::tests,
         policy::tests,

@@ -3,19 +3,18 @@
 
 use guest_images::{Progress, Suite};
 use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Steps, with_installed_kernel};
-use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::lab::{Results, Steps, with_installed_kernel};
+use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::{packed, program, tests};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     let on_any_host = tests![rr_replays_racing_threads];
-    let on_amds = tests![
-        rr_replays_racing_threads_in_chaos_mode,
-        rr_replays_a_program_that_a_timer_interrupts,
-        rr_replays_on_debian_testings_kernel,
-    ];
-    second_tier([on_any_host.clone(), on_amds, on_intel(on_any_host)].concat())
+    let longer =
+        tests![rr_replays_racing_threads_in_chaos_mode, rr_replays_a_program_that_a_timer_interrupts];
+    let on_amds = tests![rr_replays_on_debian_testings_kernel];
+    let second = [on_any_host.clone(), longer.clone(), on_amds, on_intel(on_any_host)].concat();
+    [second_tier(second), third_tier(on_intel(longer))].concat()
 }
 
 /// Runs in the guest, in a folder that has rr: records what `racing` does in each of the cases that are its arguments,
@@ -31,34 +30,51 @@ for case; do
 done
 ";
 
-static GUESTS: OnEachHost = OnEachHost::new(|| {
+/// Cases of `racing`. The Intel host runs the others with the third tier.
+const FIRST: &str = "threads";
+const LONGER: &str = "'threads --chaos' timer";
+
+static GUESTS: OnEachHost = OnEachHost::new(|| match host::current() {
+    Host::Amd => {
+        let all = format!("{FIRST} {LONGER}");
+        with_installed_kernel(unpacked("rr"), "trixie", Suite::Trixie)
+            .step("stable", &run("", &all))
+            .step("testing", &run("--kernel ../trixie/boot/vmlinuz", &all))
+            .run()
+    }
+    Host::Intel => unpacked("rr").step("stable", &run("", FIRST)).run(),
+});
+
+static LONGER_ON_INTEL: OnEachHost =
+    OnEachHost::new(|| unpacked("rr long").step("stable", &run("", LONGER)).run());
+
+/// Returns the results of a case.
+fn of(case: &str) -> &'static Results {
+    if host::current() == Host::Intel && case != FIRST { &LONGER_ON_INTEL } else { &GUESTS }
+}
+
+/// Returns a group whose host has rr.
+fn unpacked(name: &'static str) -> Steps {
     let archive =
         packed::archive("rr", &mut Progress::stderr("lab")).unwrap_or_else(|error| panic!("{error}"));
-    let steps = Steps::new("rr")
+    Steps::new(name)
         .file(archive, "rr.tar")
         .file(program("racing"), "racing")
-        .configure_host(|host| host.program(RECORD_AND_REPLAY.as_bytes(), "in-guest"));
-    let steps = steps
-        .step("unpack", "mkdir root; tar -C root -xf rr.tar; cp racing in-guest root; mkdir -p root/sys");
-    let run = |kernel: &str, cases: &str| {
-        format!(
-            "cd root && ../tally run --memory 1G --append cryptomgr.notests {kernel} --share .:rw -- \
-             sh ./in-guest {cases}"
-        )
-    };
-    let all = "threads 'threads --chaos' timer";
-    let steps = match host::current() {
-        Host::Amd => with_installed_kernel(steps, "trixie", Suite::Trixie)
-            .step("stable", &run("", all))
-            .step("testing", &run("--kernel ../trixie/boot/vmlinuz", all)),
-        Host::Intel => steps.step("stable", &run("", "threads")),
-    };
-    steps.run()
-});
+        .configure_host(|host| host.program(RECORD_AND_REPLAY.as_bytes(), "in-guest"))
+        .step("unpack", "mkdir root; tar -C root -xf rr.tar; cp racing in-guest root; mkdir -p root/sys")
+}
+
+/// Returns the command that runs these cases in a guest.
+fn run(kernel: &str, cases: &str) -> String {
+    format!(
+        "cd root && ../tally run --memory 1G --append cryptomgr.notests {kernel} --share .:rw -- \
+         sh ./in-guest {cases}"
+    )
+}
 
 /// Checks that both replays of a case printed what the recorded run printed.
 fn assert_replayed(kernel: &str, case: &str) {
-    let done = GUESTS.of(kernel);
+    let done = of(case).of(kernel);
     let text = done.text();
     assert_eq!(done.status, 0, "{text}{}", done.err);
     let (_, rest) = text.split_once(&format!("case {case}\n")).unwrap_or_else(|| panic!("{case}: {text}"));
