@@ -57,8 +57,8 @@ ended() {
 }
 ";
 
-/// Shell functions for guests that are saved: `up NAME` waits for a VM, and `said FILE` for the word "ready" in its output.
-/// `chain NAME SNAPSHOTS GAP ARGUMENTS...` runs a guest that is saved and restored again and again.
+/// Shell functions for guests that are saved: `up NAME` waits for a VM, and `said FILE` for the word "ready" in its
+/// output. `chain NAME SNAPSHOTS GAP ARGUMENTS...` runs a guest that is saved and restored again and again.
 pub const SAVED_GUESTS: &str = "\
 up() { until ./tally list 2>/dev/null | grep -q \" $1 \"; do sleep 0.02; done; }
 said() { until grep -qs ready $1; do sleep 0.05; done; }

@@ -59,8 +59,8 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of the parts of a simulated host, which is built if needed. They change with everything on which a count
-/// depends, apart from the counted program.
+/// Returns the names of the parts of a simulated host, which is built if needed. They change with everything that a
+/// program's counts on the host depend on, except the program.
 pub fn identity(host: Release, processor: Processor, progress: &mut Progress) -> Result<String> {
     let cache = Cache::open()?;
     let cpu = cpu::build(&cache, processor, progress)?;

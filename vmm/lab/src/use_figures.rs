@@ -122,8 +122,8 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     })
 }
 
-/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` and `total NAME INSTRUCTIONS BYTES` for each
-/// monitor, `saving SECONDS KIB`, and `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks
+/// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` and `total NAME INSTRUCTIONS BYTES` for
+/// each monitor, `saving SECONDS KIB`, and `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks
 /// the start and the end of a read by writes to an unused I/O port. Instructions are counted by the task clock, which
 /// holds no counter: with others free, a guest would need another template.
 fn script() -> String {
@@ -154,7 +154,7 @@ total() {{
     name=$1 group=/sys/fs/cgroup/$1; shift
     mkdir $group
     perf stat -x, -o counts -e task-clock \\
-        sh -c 'echo $$ >$0/cgroup.procs; exec \"$@\"' $group \"$@\" </dev/null >/dev/null
+        sh -c 'echo $$ >$0/cgroup.procs; exec \"$@\"' $group \"$@\" </dev/null >/dev/null || exit
     awk -F, -v name=$name -v bytes=$(cat $group/memory.peak) '
         /task-clock/ {{ printf \"total %s %.0f %d\\n\", name, $1 * 1000000, bytes }}' counts
 }}

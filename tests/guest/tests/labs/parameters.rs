@@ -1,5 +1,5 @@
-//! KVM's parameters, by which hosts differ: a guest counts and samples exactly with each. A boot of a guest for each set, on one
-//! simulated host.
+//! KVM's parameters, by which hosts differ: a guest counts and samples exactly with each. A boot of a guest for each
+//! set, on one simulated host.
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_tests::host::{self, Host, OnEachHost};
@@ -14,10 +14,11 @@ pub fn tests() -> Vec<Test> {
     [second_tier(tests.clone()), third_tier(on_intel(tests))].concat()
 }
 
-/// Returns KVM's module, and sets of its parameters that are not the default. Not `vnmi=0` of `kvm_intel`: see docs/limits.md.
+/// Returns KVM's module, and sets of its parameters that are not the default. Not `vnmi=0` of `kvm_intel`: see
+/// `docs/limits.md`.
 fn parameters() -> (&'static str, &'static [&'static str]) {
     match host::current() {
-        Host::Amd => ("kvm_amd", &["npt=0", "nrips=0 vgif=0", "avic=1"]),
+        Host::Amd => ("kvm_amd", &["npt=0", "nrips=0 vgif=0"]),
         Host::Intel => {
             ("kvm_intel", &["vpid=0 flexpriority=0 preemption_timer=0", "unrestricted_guest=0", "ept=0"])
         }
@@ -45,7 +46,8 @@ static GUESTS: OnEachHost = OnEachHost::new(|| {
             steps.step(
                 name(set),
                 &format!(
-                    "until rmmod {module} 2>/dev/null; do sleep 0.05; done; insmod /lib/modules/{module}.ko {set} || exit; \
+                    "until rmmod {module} 2>/dev/null; do sleep 0.05; done; \
+                     insmod /lib/modules/{module}.ko {set} || exit; \
                      ./tally run -- sh ./measure"
                 ),
             )

@@ -96,7 +96,7 @@ fn second(steps: Steps) -> Steps {
         format!("{SAVED_GUESTS} chain {name} {snapshots} 0 {arguments}")
     };
     let count = "sh -c 'echo ready; perf stat -x, -e instructions:u,branches:u ./track 2>&1'";
-    // Each writes a file of its own: lines that both write to one stream could be mixed.
+    // Each writes a file of its own: lines of two writers to one stream may be mixed.
     let both = "sh -c 'echo ready; for cpu in 0 1; do taskset -c $cpu perf stat -x, -o $cpu -e instructions:u ./track & done; \
                 wait; cat 0 1'";
     let steps = PMUS

@@ -12,7 +12,7 @@ use elf::ElfBytes;
 use elf::abi::{EM_RISCV, EM_X86_64, PT_INTERP};
 use elf::endian::LittleEndian;
 use guest_images::Arch;
-use tally_lab::{Error, Result, quoted};
+use tally_lab::{Error, Result};
 
 /// Folder of the libraries in the working directory, and the dynamic linker's name there.
 const LIBRARIES: &str = "lib";
@@ -77,9 +77,9 @@ impl Program {
         Ok(files)
     }
 
-    /// Returns the words of a shell command that runs it in its working directory.
+    /// Returns the words of a command that runs it in its working directory.
     pub fn command(&self) -> Vec<String> {
-        let program = String::from_utf8_lossy(&quoted(format!("./{}", self.name).as_ref())).into_owned();
+        let program = format!("./{}", self.name);
         match self.linker {
             None => vec![program],
             // Not by its own path: the host has programs with libraries of other versions there.
@@ -91,6 +91,20 @@ impl Program {
                 program,
             ],
         }
+    }
+}
+
+/// Refuses files of which two would have the same name in the working directory.
+pub fn refuse_equal_names(files: &[(String, Vec<u8>)]) -> Result<()> {
+    let mut names: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
+    // No file can have the folder's name.
+    names.push(LIBRARIES);
+    names.sort_unstable();
+    match names.windows(2).find(|two| two[0] == two[1]) {
+        Some([name, _]) => {
+            Err(Error::Counts(format!("two files would have the name {name}: choose another by --with")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -121,8 +135,8 @@ fn libraries(linker: &Path, program: &Path) -> std::result::Result<BTreeMap<Stri
     listed(&String::from_utf8_lossy(&output.stdout)).map_err(failed)
 }
 
-/// Returns the libraries in what the dynamic linker lists, such as `libc.so.6 => /lib/libc.so.6 (0x...)`. The linker itself and
-/// the vDSO have no arrow.
+/// Returns the libraries in what the dynamic linker lists, such as `libc.so.6 => /lib/libc.so.6 (0x...)`. The linker
+/// itself and the vDSO have no arrow.
 fn listed(text: &str) -> std::result::Result<BTreeMap<String, PathBuf>, String> {
     let arrows = text.lines().filter_map(|line| line.trim().split_once(" => "));
     let library = |(name, place): (&str, &str)| match place.rsplit_once(" (") {
@@ -146,6 +160,14 @@ mod tests {
             [("libc.so.6".to_owned(), PathBuf::from("/lib/libc.so.6"))]
         );
         assert_eq!(listed("\tlibgone.so => not found\n").unwrap_err(), "libgone.so is missing");
+    }
+
+    #[test]
+    fn two_files_of_one_name_are_refused() {
+        let files = |names: [&str; 2]| names.map(|name| (name.to_owned(), Vec::new()));
+        assert!(refuse_equal_names(&files(["a", "b"])).is_ok());
+        assert!(refuse_equal_names(&files(["a", "a"])).is_err());
+        assert!(refuse_equal_names(&files(["a", "lib"])).is_err());
     }
 
     #[test]

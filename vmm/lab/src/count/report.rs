@@ -11,11 +11,27 @@ use tally_lab::{Error, Result};
 /// Version of the format.
 const VERSION: u32 = 1;
 
+/// What separates perf's fields. Names of events have commas.
+pub const SEPARATOR: char = ';';
+
+/// Where a program ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// On the simulated host.
+    Host,
+    /// In a guest.
+    Guest,
+}
+
 /// What was counted.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
     version: u32,
+    /// Name of the simulated host.
+    host: String,
+    place: Place,
     /// The lab's parts: with others, the kernel executes something else.
     lab: String,
     command: Vec<String>,
@@ -64,9 +80,13 @@ impl FromStr for Threshold {
 }
 
 impl Threshold {
+    /// Growth by fewer than these is accepted by any threshold but 0: a small change moves a program's pages.
+    const FEW: u64 = 100;
+
     fn accepts(self, count: u64, baseline: u64) -> bool {
         const WHOLE: u128 = 1_000_000;
-        u128::from(count) * WHOLE <= u128::from(baseline) * (WHOLE + u128::from(self.0))
+        let is_small = self.0 > 0 && count.saturating_sub(baseline) < Self::FEW;
+        is_small || u128::from(count) * WHOLE <= u128::from(baseline) * (WHOLE + u128::from(self.0))
     }
 }
 
@@ -83,14 +103,33 @@ impl Baseline {
         }
         Ok(Self { report, name })
     }
+
+    /// Returns the events to count for a comparison: the wanted ones, or all that the baseline has.
+    pub fn events(&self, host: &str, place: Place, wanted: &[String]) -> Result<Vec<String>> {
+        let Self { report, name } = self;
+        if (&*report.host, report.place) != (host, place) {
+            let place = if report.place == Place::Guest { "in a guest of" } else { "on" };
+            return Err(Error::Counts(format!("{name} was counted {place} the host {}", report.host)));
+        }
+        if let Some(event) = wanted.iter().find(|event| self.count(event).is_none()) {
+            return Err(Error::Counts(format!("{name} has no count of {event}")));
+        }
+        let all = report.counts.iter().map(|counted| counted.event.clone());
+        Ok(if wanted.is_empty() { all.collect() } else { wanted.to_vec() })
+    }
+
+    fn count(&self, event: &str) -> Option<u64> {
+        self.report.counts.iter().find(|counted| counted.event == event).map(|counted| counted.count)
+    }
 }
 
 impl Report {
-    /// Reads what `perf stat -x,` has printed.
-    pub fn new(lab: String, command: &[OsString], text: &str) -> Result<Self> {
+    /// Reads what `perf stat` has printed.
+    pub fn new(host: &str, place: Place, lab: String, command: &[OsString], text: &str) -> Result<Self> {
         let command = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let counts = text.lines().filter(|line| line.contains(',')).map(counted).collect::<Result<_>>()?;
-        Ok(Self { version: VERSION, lab, command, counts })
+        let counts =
+            text.lines().filter(|line| line.contains(SEPARATOR)).map(counted).collect::<Result<_>>()?;
+        Ok(Self { version: VERSION, host: host.to_owned(), place, lab, command, counts })
     }
 
     /// Compares with a baseline.
@@ -102,12 +141,11 @@ impl Report {
             );
         }
         for counted in &mut self.counts {
-            let before = baseline.report.counts.iter().find(|before| before.event == counted.event);
-            let Some(before) = before else {
+            let Some(before) = baseline.count(&counted.event) else {
                 return Err(Error::Counts(format!("{} has no count of {}", baseline.name, counted.event)));
             };
-            let grown = !threshold.accepts(counted.count, before.count);
-            counted.compared = Some(Compared { baseline: before.count, grown });
+            let grown = !threshold.accepts(counted.count, before);
+            counted.compared = Some(Compared { baseline: before, grown });
         }
         Ok(())
     }
@@ -148,21 +186,28 @@ impl Report {
 
 /// Reads a line of perf: count, unit, event, time, and the percentage of the time in which it was counted.
 fn counted(line: &str) -> Result<Counted> {
-    let fields: Vec<&str> = line.split(',').collect();
+    let fields: Vec<&str> = line.split(SEPARATOR).collect();
     let [count, _, event, _, share, ..] = fields[..] else {
         return Err(Error::Counts(format!("perf printed {line}")));
     };
+    let refused = |why: &str| Err(Error::Counts(format!("{event} {why}")));
     match count.parse() {
         Ok(count) if share == "100.00" => Ok(Counted { event: event.to_owned(), count, compared: None }),
-        _ => Err(Error::Counts(format!(
-            "the processor does not count {event}, or not as many events at a time"
-        ))),
+        Ok(_) => refused("was not counted all the time: there are fewer counters than events"),
+        Err(_) if count == "<not supported>" => refused("is not an event of this processor"),
+        Err(_) if count == "<not counted>" => {
+            refused("was not counted: there are fewer counters than events")
+        }
+        Err(_) => refused("is not counted in whole numbers"),
     }
 }
 
 fn change(count: u64, baseline: u64) -> String {
     if count == baseline {
         return "none".to_owned();
+    }
+    if baseline == 0 {
+        return "new".to_owned();
     }
     #[expect(clippy::cast_precision_loss, reason = "it is shown with two digits")]
     let percent = (count as f64 / baseline as f64 - 1.0) * 100.0;
@@ -182,10 +227,10 @@ mod tests {
     use super::*;
 
     const PERF: &str =
-        "# started on Tue Nov 24\n\n20000004,,instructions:u,20197053,100.00,,\n12,,branches:u,1,100.00,,\n";
+        "# started on Tue Nov 24\n\n20000004;;instructions:u;20197053;100.00;;\n12;;branches:u;1;100.00;;\n";
 
     fn report(text: &str) -> Result<Report> {
-        Report::new("lab".to_owned(), &["./prog".into()], text)
+        Report::new("amd", Place::Host, "lab".to_owned(), &["./prog".into()], text)
     }
 
     fn baseline(report: &Report) -> Baseline {
@@ -204,10 +249,15 @@ mod tests {
     #[test]
     fn an_event_that_is_not_counted_all_the_time_is_an_error() {
         let error = |text| report(text).unwrap_err().to_string();
-        assert!(
-            error("<not supported>,,cache-misses:u,0,100.00,,").contains("does not count cache-misses:u")
+        assert_eq!(
+            error("<not supported>;;cache-misses:u;0;100.00;;"),
+            "cache-misses:u is not an event of this processor"
         );
-        assert!(error("12,,cycles:u,500,50.00,,").contains("does not count cycles:u"));
+        assert!(error("12;;cycles:u;500;50.00;;").contains("fewer counters"));
+        assert!(error("<not counted>;;cycles:u;0;0.00;;").contains("fewer counters"));
+        assert!(error("1.25;msec;task-clock;1;100.00;;").contains("whole numbers"));
+        let raw = report("7;;cpu/event=0xc0,umask=0x0/u;500;100.00;;").unwrap();
+        assert_eq!(raw.counts[0].event, "cpu/event=0xc0,umask=0x0/u");
     }
 
     #[test]
@@ -225,7 +275,26 @@ mod tests {
         same.compare(&before, Threshold(0)).unwrap();
         assert!(!same.has_grown());
         same.compare(&baseline(&same), Threshold(0)).unwrap();
-        assert!(report("1,,other,1,100.00,,").unwrap().compare(&before, Threshold(0)).is_err());
+        assert!(report("1;;other;1;100.00;;").unwrap().compare(&before, Threshold(0)).is_err());
+    }
+
+    #[test]
+    fn few_more_events_are_growth_only_if_none_is_accepted() {
+        assert!(Threshold(5_000).accepts(99, 0) && !Threshold(5_000).accepts(100, 0));
+        assert!(Threshold(0).accepts(7, 7) && !Threshold(0).accepts(8, 7));
+        assert_eq!((change(3, 0), change(3, 3)), ("new".to_owned(), "none".to_owned()));
+    }
+
+    #[test]
+    fn a_baseline_must_have_what_is_compared() {
+        let before = baseline(&report(PERF).unwrap());
+        assert_eq!(before.events("amd", Place::Host, &[]).unwrap(), ["instructions:u", "branches:u"]);
+        assert_eq!(before.events("amd", Place::Host, &["branches:u".to_owned()]).unwrap(), ["branches:u"]);
+        let error =
+            |host, place, wanted: &[String]| before.events(host, place, wanted).unwrap_err().to_string();
+        assert_eq!(error("intel", Place::Host, &[]), "before was counted on the host amd");
+        assert_eq!(error("amd", Place::Guest, &[]), "before was counted on the host amd");
+        assert_eq!(error("amd", Place::Host, &["cycles:u".to_owned()]), "before has no count of cycles:u");
     }
 
     #[test]

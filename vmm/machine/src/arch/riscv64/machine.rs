@@ -29,7 +29,7 @@ pub mod aia {
     pub const SOURCES: u32 = 32;
 }
 
-/// Interrupt line of the VM generation ID: the last.
+/// Interrupt line of the VM generation ID, beyond those of devices.
 pub const GENERATION_GSI: u32 = aia::SOURCES - 1;
 
 /// Address and interrupt line of the first virtio device.

@@ -1,5 +1,5 @@
-//! How ACPI describes the VM generation ID to the guest, and its interrupt: that of the Generic Event Device, whose method
-//! notifies the device of the ID. Linux has a driver since 5.18.
+//! How ACPI describes the VM generation ID to the guest, and its interrupt: that of the Generic Event Device, whose
+//! method notifies the device of the ID. Linux has a driver since 5.18.
 
 use acpi_tables::aml::{
     Device, Interrupt, Method, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope,
