@@ -42,7 +42,7 @@ pub struct Count {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Compare with what an earlier run printed with --json
+    /// Compare with what --json printed earlier
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Accept growth up to this, such as 0.5%
