@@ -123,9 +123,9 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
 }
 
 /// Returns the script, which prints `hello NAME EXITS SECONDS EXITS SECONDS` and `total NAME INSTRUCTIONS BYTES` for
-/// each monitor, `saving SECONDS KIB`, and `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest marks
-/// the start and the end of a read by writes to an unused I/O port. Instructions are counted by the task clock, which
-/// holds no counter: with others free, a guest would need another template.
+/// each monitor, `saving SECONDS KIB`, and `reading NAME BLOCK EXITS SECONDS` for each monitor and block size. A guest
+/// marks the start and the end of a read by writes to an unused I/O port. Instructions are counted by the task clock,
+/// which holds no counter: with others free, a guest would need another template.
 fn script() -> String {
     let mut script = format!(
         "T=/sys/kernel/tracing
