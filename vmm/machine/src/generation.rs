@@ -4,9 +4,9 @@
 //! How the guest finds both depends on the architecture.
 
 use kvm_ioctls::VmFd;
-use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
+use crate::entropy::entropy;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Length of the ID.
@@ -14,10 +14,7 @@ pub const LEN: usize = 16;
 
 /// Gives the guest an ID that no other one has.
 pub fn write_new(memory: &GuestMemoryMmap, address: u64) -> Result<(), GuestMemoryError> {
-    let mut id = [0; LEN];
-    // It does not fail for so few bytes once the host's pool is initialised.
-    let _ = getrandom(&mut id, GetRandomFlags::empty());
-    memory.write_slice(&id, GuestAddress(address))
+    memory.write_slice(&entropy::<LEN>(), GuestAddress(address))
 }
 
 /// Tells the guest that it has another ID.

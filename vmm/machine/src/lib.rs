@@ -9,6 +9,7 @@
 
 mod arch;
 mod architecture;
+mod entropy;
 mod error;
 mod exit;
 mod generation;

@@ -2,7 +2,6 @@
 
 mod aia;
 mod board;
-mod entropy;
 mod exit;
 mod fdt;
 mod host;

@@ -13,7 +13,6 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
-use super::entropy::entropy;
 use super::identity::Identity;
 use super::loader::{Entry, Format};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, GENERATION_GSI, VIRTIO};
@@ -22,6 +21,7 @@ use super::register::Register;
 use super::state::VcpuState;
 use super::{fdt, isa, memory, state};
 use crate::architecture::{self, FirstVirtio, PmuModel};
+use crate::entropy::entropy;
 use crate::error::MachineError;
 use crate::generation;
 use crate::kernel::Kernel;

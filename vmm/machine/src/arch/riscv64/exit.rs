@@ -8,11 +8,11 @@ use vpmu::model::riscv::Answer;
 use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
 use super::board::Board;
-use super::entropy::entropy;
 use super::pmu::{Emulated, VcpuPmu};
 use super::register::Register;
 use super::sbi::{self, Call};
 use crate::architecture::Run;
+use crate::entropy::entropy;
 use crate::exit::{self, ExitKind};
 use crate::memory::GuestRam;
 
