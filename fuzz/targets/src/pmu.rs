@@ -389,6 +389,8 @@ impl Machine {
             }
             Step::Completes { is_user } => self.pmu.completes_instruction(|| *is_user),
         }
+        // Not every step ends with an exit; what it cost is not the next exit's.
+        self.check_calls();
     }
 }
 

@@ -180,10 +180,11 @@ fn common(model: &Model) -> Script {
             &sampled(&format!("-c {SPLIT_PERIOD} -e instructions:u --call-graph fp"), "split", chains),
         )
         .section("split: report", report)
+        // The input outlasts perf, which at its end draws screen after screen, and makes older samples weigh less at each.
         .section(
             "top",
             "(while :; do ./split; done) & \
-             sleep 4 | timeout 4 perf top --stdio -d 1 -F 99 -e instructions:u; kill $!; echo",
+             sleep 5 | (timeout 4 perf top --stdio -d 1 -F 99 -e instructions:u; kill $!; echo)",
         )
 }
 
