@@ -49,7 +49,8 @@ const AMD: Parts = Parts {
         "usr/share/qemu/pvh.bin",
         "usr/share/qemu/multiboot.bin",
     ],
-    modules: &["virtio_pci", "virtio_console", "kvm-amd"],
+    // The last two are for the memory in which a saved host finds its files.
+    modules: &["virtio_pci", "virtio_console", "kvm-amd", "nfit", "nd_pmem"],
     acpi_table: None,
 };
 

@@ -3,6 +3,7 @@
 
 mod bochs;
 mod qemu;
+mod saved;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
@@ -19,16 +20,35 @@ use guest_images::{Arch, child};
 use crate::board::{HostPmu, Processor};
 use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
+use qemu::Monitor;
+
+pub use saved::Saved;
 
 /// Timeout of a request to the simulator's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Parameters of a machine.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     pub processors: u32,
     pub memory_mib: u32,
     pub pmu: HostPmu,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { processors: 1, memory_mib: 2048, pmu: HostPmu::default() }
+    }
+}
+
+/// How a host starts.
+pub enum Start<'a> {
+    /// It boots with this initrd, which may be a file without a name.
+    Boot { initrd: &'a File },
+    /// It boots with this initrd, with its memory in this file, until it stops itself.
+    ToSave { initrd: &'a Path, memory: &'a Path },
+    /// It goes on from where it was saved, and finds its files in an archive of [`Saved::FILES_SIZE`] bytes.
+    Saved { host: &'a Saved, files: &'a File },
 }
 
 /// The channels that a machine writes to.
@@ -73,13 +93,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Boots `kernel` with an initrd, which may be a file without a name. The machine has a port for input only if
-    /// there is one.
+    /// Starts a host with this kernel. A machine that boots has a port for input only if there is one.
     pub fn start(
         cpu: &LabCpu,
         arch: Arch,
         kernel: &Path,
-        initrd: &File,
+        start: &Start,
         shape: Shape,
         input: Option<File>,
     ) -> Result<(Self, Output)> {
@@ -113,15 +132,19 @@ impl Machine {
             },
         };
         let processor = Processor::of(arch, shape.pmu);
-        let (mut command, images) = match processor {
-            Processor::Amd | Processor::Riscv64 => {
-                (qemu::command(cpu, processor, kernel, initrd, shape, &channels), Vec::new())
+        let (mut command, images) = match (processor, start) {
+            (Processor::Intel, Start::Boot { initrd }) => {
+                bochs::command(cpu, kernel, initrd, shape, &channels)?
             }
-            Processor::Intel => bochs::command(cpu, kernel, initrd, shape, &channels)?,
+            _ => (qemu::command(cpu, processor, kernel, start, shape, &channels), Vec::new()),
         };
         ends.extend(images.into_iter().map(OwnedFd::from));
         let mut inherited: Vec<RawFd> = ends.iter().map(AsRawFd::as_raw_fd).collect();
-        inherited.push(initrd.as_raw_fd());
+        match start {
+            Start::Boot { initrd } => inherited.push(initrd.as_raw_fd()),
+            Start::ToSave { .. } => {}
+            Start::Saved { files, .. } => inherited.push(files.as_raw_fd()),
+        }
         child::inherit(&mut command, inherited);
         child::die_with_this_process(&mut command, child::Death::Kill);
         let child = command
@@ -132,7 +155,20 @@ impl Machine {
         drop(ends);
         let control = BufReader::new(control);
         let machine = Self { child, control, monitor, processor, partial_line: String::new() };
+        if let Start::Saved { host, .. } = start {
+            let load = Monitor::connect(&machine.monitor, MONITOR_TIMEOUT);
+            load.and_then(|monitor| monitor.load(&host.state()))
+                .map_err(Error::system("start a saved host"))?;
+        }
         Ok((machine, Output { stdout, stderr, console, files }))
+    }
+
+    /// Waits until a host has stopped itself, and saves all but its memory in a file. The machine ends.
+    fn save(self, state: &Path, limit: Duration) -> Result<()> {
+        let monitor = Monitor::connect(&self.monitor, limit);
+        monitor.and_then(|monitor| monitor.save(state)).map_err(Error::system("save a simulated host"))?;
+        self.wait();
+        Ok(())
     }
 
     /// Waits for the next line from the host's init.

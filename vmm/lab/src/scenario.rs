@@ -18,7 +18,7 @@ use guest_images::{Arch, Progress, Release};
 use crate::board::{HostPmu, Processor};
 use crate::cores::Core;
 use crate::error::{Error, Result};
-use crate::machine::{Machine, Output, Shape};
+use crate::machine::{Machine, Output, Saved, Shape, Start};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
 use crate::{cpu, cross, host};
@@ -123,7 +123,7 @@ impl Scenario {
             unpacked: Vec::new(),
             out_folder: None,
             limit: Duration::from_mins(5),
-            shape: Shape { processors: 1, memory_mib: 2048, pmu: HostPmu::default() },
+            shape: Shape::default(),
             host: Release::default(),
             show_console: false,
             finds_symbols: true,
@@ -275,13 +275,32 @@ impl Scenario {
         let processor = Processor::of(self.host.arch, self.shape.pmu);
         let cpu = cpu::build(&cache, processor, progress)?;
         let image = host::build(&cache, self.host, processor, progress)?;
+        // A saved host has already said what a host says while it boots.
+        let saved = if self.show_console {
+            Ok(None)
+        } else {
+            Saved::of(&cache, &cpu, self.host, &image, self.shape, progress)
+        };
+        let saved = saved.unwrap_or_else(|error| {
+            progress.remark(&format!("it boots, as it cannot start from a saved host: {error}"));
+            None
+        });
         let thread = thread::current();
         let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
         let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
-        let initrd = self.initrd(&image.initrd, channels)?;
+        let archive = self.archive(channels)?;
+        let saved = saved.filter(|_| archive.len() as u64 <= Saved::FILES_SIZE);
+        let files = match saved {
+            Some(_) => in_memory(None, &archive, Some(Saved::FILES_SIZE))?,
+            None => in_memory(Some(&image.initrd), &archive, None)?,
+        };
+        let start = match &saved {
+            Some(host) => Start::Saved { host, files: &files },
+            None => Start::Boot { initrd: &files },
+        };
         let unpacker = self.out_folder.as_deref().map(unpacker).transpose()?;
         let (machine, output) =
-            Machine::start(&cpu, self.host.arch, &image.kernel, &initrd, self.shape, input)?;
+            Machine::start(&cpu, self.host.arch, &image.kernel, &start, self.shape, input)?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
         let waiting = WaitDisplay::new(progress);
         let ended = thread::scope(|scope| {
@@ -357,8 +376,8 @@ impl Scenario {
         lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
     }
 
-    /// Returns the host's initrd with the files of this run appended, in a memory file (`memfd`).
-    fn initrd(&self, base: &Path, channels: Channels) -> Result<File> {
+    /// Returns an archive with the files of this run.
+    fn archive(&self, channels: Channels) -> Result<Vec<u8>> {
         let mut archive = Archive::new();
         archive.file("lab/script", 0o755, &self.script);
         archive.file("lab/run", 0o644, &self.run_command(channels));
@@ -375,12 +394,7 @@ impl Scenario {
                 Content::Program(bytes) => archive.file(&name, 0o755, bytes),
             }
         }
-        let mut initrd = anonymous_file().map_err(Error::system("create a file in memory"))?;
-        let mut base_file = File::open(base).map_err(Error::file("open", base))?;
-        io::copy(&mut base_file, &mut initrd).map_err(Error::file("copy", base))?;
-        initrd.write_all(&archive.finish()).map_err(Error::system("write to memory"))?;
-        initrd.rewind().map_err(Error::system("rewind a file"))?;
-        Ok(initrd)
+        Ok(archive.finish())
     }
 
     /// Returns the shell commands that the host's init runs: they prepare files and input, and start the script.
@@ -469,8 +483,21 @@ fn unpacker(folder: &Path) -> Result<std::process::Child> {
         .map_err(Error::system("run tar"))
 }
 
-fn anonymous_file() -> io::Result<File> {
-    Ok(File::from(rustix::fs::memfd_create("initrd", rustix::fs::MemfdFlags::CLOEXEC)?))
+/// Returns a memory file (`memfd`) with an archive, after another one from a file if there is one. It has `size` bytes, or
+/// as many as are needed.
+fn in_memory(first: Option<&Path>, archive: &[u8], size: Option<u64>) -> Result<File> {
+    let file = rustix::fs::memfd_create("initrd", rustix::fs::MemfdFlags::CLOEXEC).map_err(io::Error::from);
+    let mut file = File::from(file.map_err(Error::system("create a file in memory"))?);
+    if let Some(first) = first {
+        let mut from = File::open(first).map_err(Error::file("open", first))?;
+        io::copy(&mut from, &mut file).map_err(Error::file("copy", first))?;
+    }
+    file.write_all(archive).map_err(Error::system("write to memory"))?;
+    if let Some(size) = size {
+        file.set_len(size).map_err(Error::system("extend a file in memory"))?;
+    }
+    file.rewind().map_err(Error::system("rewind a file"))?;
+    Ok(file)
 }
 
 /// Returns an argument quoted for a shell.

@@ -1,17 +1,23 @@
 //! QEMU's options for a simulated host.
 
-use std::fs::File;
+mod monitor;
+
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Channels, Shape, fd_path};
+use super::{Channels, Shape, Start, fd_path};
 use crate::board::{HostPmu, Processor};
 use crate::cpu::LabCpu;
 
 /// Request to the monitor for the first CPU's registers.
 pub const REGISTERS: &str = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
                              \"arguments\": {\"command-line\": \"info registers\"}}\n";
+
+/// Memory of a saved host for the files of a run, in MiB.
+pub const FILES_MIB: u64 = 512;
+
+pub use monitor::Monitor;
 
 /// A simulated machine.
 struct Board {
@@ -43,28 +49,49 @@ fn board(processor: Processor, pmu: HostPmu) -> Board {
     Board { machine: "pc,usb=off", cpu: format!("{ZEN}{perfmon_v2}"), firmware: "qboot.rom" }
 }
 
-/// Returns the command that boots a kernel on one of QEMU's processors.
+/// Returns the command that starts a host on one of QEMU's processors.
 pub fn command(
     cpu: &LabCpu,
     processor: Processor,
     kernel: &Path,
-    initrd: &File,
+    start: &Start,
     shape: Shape,
     channels: &Channels,
 ) -> Command {
     let board = board(processor, shape.pmu);
     let mut command = Command::new(&cpu.program);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-    command.args(["-machine", board.machine, "-cpu", &board.cpu]);
+    command.args(["-cpu", &board.cpu]);
     command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
     command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
-    command.args(["-smp", &shape.processors.to_string(), "-m", &shape.memory_mib.to_string()]);
+    command.args(["-smp", &shape.processors.to_string()]);
     command.arg("-L").arg(&cpu.firmware).args(["-bios", board.firmware]);
-    command.arg("-kernel").arg(kernel).arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
-    command.args(["-append", &processor.command_line()]);
+    command.arg("-kernel").arg(kernel).args(["-append", &processor.command_line()]);
+    match start {
+        Start::Boot { initrd } => {
+            command.args(["-machine", board.machine, "-m", &shape.memory_mib.to_string()]);
+            command.arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
+        }
+        Start::ToSave { initrd, memory } => {
+            let path = memory.display().to_string();
+            add_memory(&mut command, board.machine, shape, &format!("mem-path={path},share=on"));
+            command.arg("-object").arg(format!("memory-backend-ram,id=files,size={FILES_MIB}M,share=on"));
+            command.arg("-initrd").arg(initrd);
+        }
+        Start::Saved { host, files } => {
+            let path = host.memory();
+            let path = path.display();
+            // What this machine writes to its memory is not written to the file.
+            add_memory(&mut command, board.machine, shape, &format!("mem-path={path},share=off"));
+            let files = fd_path(files.as_raw_fd());
+            let files = format!("memory-backend-file,id=files,size={FILES_MIB}M,share=on,mem-path={files}");
+            command.arg("-object").arg(files).args(["-incoming", "defer"]);
+        }
+    }
+    let can_be_saved = !matches!(start, Start::Boot { .. });
     // Without `ioeventfd`, a write of the host reaches its destination at once. With it, another thread of QEMU would do
     // that, at a moment that differs from run to run, and so would the interrupt that follows.
-    let ports = if channels.input.is_some() { 6 } else { 5 };
+    let ports = if channels.input.is_some() || can_be_saved { 6 } else { 5 };
     command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
     let outputs = [("out", 1, channels.stdout), ("err", 2, channels.stderr), ("files", 4, channels.files)];
     for (name, number, end) in outputs {
@@ -80,6 +107,21 @@ pub fn command(
     if let Some(input) = channels.input {
         command.arg("-chardev").arg(format!("socket,id=in,fd={input}"));
         command.args(["-device", "virtserialport,chardev=in,nr=5"]);
+    } else if can_be_saved {
+        command.args(["-chardev", "null,id=in", "-device", "virtserialport,chardev=in,nr=5"]);
+    }
+    if can_be_saved {
+        // The host stops itself when it is ready, by the report of a panic.
+        command.args(["-device", "nvdimm,memdev=files", "-device", "pvpanic-pci", "-action", "panic=pause"]);
     }
     command
+}
+
+/// Adds the machine and its memory, which is in a file, so that it can be saved.
+fn add_memory(command: &mut Command, machine: &str, shape: Shape, file: &str) {
+    let mib = shape.memory_mib;
+    let limit = u64::from(mib) + FILES_MIB;
+    command.args(["-machine", &format!("{machine},nvdimm=on,memory-backend=ram")]);
+    command.args(["-m", &format!("{mib},slots=1,maxmem={limit}M")]);
+    command.arg("-object").arg(format!("memory-backend-file,id=ram,size={mib}M,{file}"));
 }

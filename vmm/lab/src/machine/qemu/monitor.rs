@@ -1,0 +1,91 @@
+//! QEMU's monitor (QMP): it saves a machine that has stopped itself, and lets a saved one go on.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::scenario::quoted;
+
+/// Interval at which the end of something that has no event is looked for.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// State of a machine that has stopped itself, before it is saved and after it is loaded.
+const STOPPED: &str = "guest-panicked";
+
+/// A connection to the monitor.
+pub struct Monitor<'a> {
+    stream: &'a UnixStream,
+    lines: BufReader<&'a UnixStream>,
+    deadline: Instant,
+}
+
+impl<'a> Monitor<'a> {
+    /// Connects to a monitor, whose every answer has to come before the limit is over. Memory that several machines can
+    /// share is not saved.
+    pub fn connect(stream: &'a UnixStream, limit: Duration) -> io::Result<Self> {
+        let mut monitor = Self { stream, lines: BufReader::new(stream), deadline: Instant::now() + limit };
+        monitor.execute("qmp_capabilities", &json!({}))?;
+        let shared = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }] });
+        monitor.execute("migrate-set-capabilities", &shared)?;
+        Ok(monitor)
+    }
+
+    /// Waits until the machine has stopped itself, saves its state in a file, and ends it.
+    pub fn save(mut self, state: &Path) -> io::Result<()> {
+        while self.status("query-status")? != STOPPED {
+            thread::sleep(INTERVAL);
+        }
+        let mut destination = b"exec:cat >".to_vec();
+        destination.extend(quoted(state.as_os_str()));
+        self.execute("migrate", &json!({ "uri": String::from_utf8_lossy(&destination) }))?;
+        loop {
+            match self.status("query-migrate")?.as_str() {
+                "completed" => break,
+                "failed" => return Err(io::Error::other("QEMU cannot save it")),
+                _ => thread::sleep(INTERVAL),
+            }
+        }
+        self.execute("quit", &json!({}))?;
+        Ok(())
+    }
+
+    /// Loads a saved state from a file, and lets the machine go on.
+    pub fn load(mut self, state: &Path) -> io::Result<()> {
+        let mut source = b"exec:cat ".to_vec();
+        source.extend(quoted(state.as_os_str()));
+        self.execute("migrate-incoming", &json!({ "uri": String::from_utf8_lossy(&source) }))?;
+        while self.status("query-status")? == "inmigrate" {
+            thread::sleep(INTERVAL);
+        }
+        self.execute("cont", &json!({})).map(drop)
+    }
+
+    fn status(&mut self, command: &str) -> io::Result<String> {
+        let answer = self.execute(command, &json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Executes a command and returns its result.
+    fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
+        writeln!(self.stream, "{}", json!({ "execute": command, "arguments": arguments }))?;
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+            let mut line = String::new();
+            if self.lines.read_line(&mut line)? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            // Other lines are the greeting and events.
+            let mut answer: Value = serde_json::from_str(&line)?;
+            if let Some(result) = answer.get_mut("return") {
+                return Ok(result.take());
+            }
+            if let Some(error) = answer["error"]["desc"].as_str() {
+                return Err(io::Error::other(format!("{command}: {error}")));
+            }
+        }
+    }
+}
