@@ -28,12 +28,21 @@ const KEPT: usize = 6;
 pub struct Key {
     name: String,
     hash: Sha256,
+    /// Number of entries of this kind that are kept.
+    kept: usize,
 }
 
 impl Key {
     /// Creates a key for entries of the kind `name`, without inputs.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), hash: Sha256::new() }
+        Self { name: name.to_owned(), hash: Sha256::new(), kept: KEPT }
+    }
+
+    /// Keeps no more than this many entries of the kind, which are large.
+    #[must_use]
+    pub fn keep(mut self, entries: usize) -> Self {
+        self.kept = entries;
+        self
     }
 
     /// Adds an input. Its length is hashed too, so that "ab", "c" differs from "a", "bc".
@@ -119,15 +128,15 @@ impl Cache {
         // There may be an entry that others could change.
         remove_folder(&path)?;
         fs::rename(&unfinished, &path).map_err(Error::io("create", &path))?;
-        self.remove_old(&key.name);
+        self.remove_old(key);
         Ok(path)
     }
 
     /// Removes all but the newest entries of a kind.
-    fn remove_old(&self, kind: &str) {
+    fn remove_old(&self, key: &Key) {
         let is_of_kind = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let hash = name.strip_prefix(kind).and_then(|rest| rest.strip_prefix('-'));
+            let hash = name.strip_prefix(key.name.as_str()).and_then(|rest| rest.strip_prefix('-'));
             hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
         };
         let Ok(folder) = fs::read_dir(&self.root) else { return };
@@ -137,7 +146,7 @@ impl Cache {
             .filter_map(|path| Some((fs::metadata(&path).and_then(|entry| entry.modified()).ok()?, path)))
             .collect();
         entries.sort();
-        entries.truncate(entries.len().saturating_sub(KEPT));
+        entries.truncate(entries.len().saturating_sub(key.kept));
         for (_, path) in entries {
             // A failure to remove an old entry is not an error.
             let _ = fs::remove_dir_all(path);

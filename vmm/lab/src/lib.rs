@@ -48,7 +48,7 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
     let arch = processor.arch();
-    scenario::guest_with(Release::of(arch), &[], progress)?;
+    scenario::guest(Release::of(arch), progress)?;
     host::build(&cache, default_host(arch), processor, progress)?;
     cpu::build(&cache, processor, progress)?;
     if first {

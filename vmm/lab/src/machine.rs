@@ -22,7 +22,7 @@ use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
 use qemu::Monitor;
 
-pub use saved::Saved;
+pub use saved::{Parts, Saved};
 
 /// Timeout of a request to the simulator's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,6 +49,8 @@ pub enum Start<'a> {
     ToSave { initrd: &'a Path, memory: &'a Path },
     /// It goes on from where it was saved, and finds its files in an archive of [`Saved::FILES_SIZE`] bytes.
     Saved { host: &'a Saved, files: &'a File },
+    /// It does that with its memory in this file, a copy of the saved one, until it stops itself again.
+    ToSaveAgain { host: &'a Saved, files: &'a File, memory: &'a Path },
 }
 
 /// The channels that a machine writes to.
@@ -143,7 +145,9 @@ impl Machine {
         match start {
             Start::Boot { initrd } => inherited.push(initrd.as_raw_fd()),
             Start::ToSave { .. } => {}
-            Start::Saved { files, .. } => inherited.push(files.as_raw_fd()),
+            Start::Saved { files, .. } | Start::ToSaveAgain { files, .. } => {
+                inherited.push(files.as_raw_fd());
+            }
         }
         child::inherit(&mut command, inherited);
         child::die_with_this_process(&mut command, child::Death::Kill);
@@ -155,18 +159,21 @@ impl Machine {
         drop(ends);
         let control = BufReader::new(control);
         let machine = Self { child, control, monitor, processor, partial_line: String::new() };
-        if let Start::Saved { host, .. } = start {
-            let load = Monitor::connect(&machine.monitor, MONITOR_TIMEOUT);
-            load.and_then(|monitor| monitor.load(&host.state()))
-                .map_err(Error::system("start a saved host"))?;
+        let mut monitor = Monitor::new(&machine.monitor, MONITOR_TIMEOUT);
+        match start {
+            Start::Boot { .. } => Ok(()),
+            Start::ToSave { .. } => monitor.begin(),
+            Start::Saved { host, .. } | Start::ToSaveAgain { host, .. } => {
+                monitor.begin().and_then(|()| monitor.load(&host.state()))
+            }
         }
+        .map_err(Error::system("start a simulated host"))?;
         Ok((machine, Output { stdout, stderr, console, files }))
     }
 
     /// Waits until a host has stopped itself, and saves all but its memory in a file. The machine ends.
     fn save(self, state: &Path, limit: Duration) -> Result<()> {
-        let monitor = Monitor::connect(&self.monitor, limit);
-        monitor.and_then(|monitor| monitor.save(state)).map_err(Error::system("save a simulated host"))?;
+        Monitor::new(&self.monitor, limit).save(state).map_err(Error::system("save a simulated host"))?;
         self.wait();
         Ok(())
     }

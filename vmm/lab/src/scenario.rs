@@ -1,10 +1,11 @@
 //! Scenarios: scripts that run on the simulated host, with the files that they need and the files that they leave.
 
+mod files;
+
 use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,16 +14,24 @@ use std::time::Duration;
 use guest_images::cache::Cache;
 use guest_images::cpio::Archive;
 use guest_images::payloads::OwnPrograms;
-use guest_images::{Arch, Progress, Release};
+use guest_images::{Arch, Guest, Progress, Release};
 
 use crate::board::{HostPmu, Processor};
 use crate::cores::Core;
 use crate::error::{Error, Result};
-use crate::machine::{Machine, Output, Saved, Shape, Start};
+use crate::machine::{Machine, Output, Parts, Saved, Shape, Start};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
 use crate::{cpu, cross, host};
+use files::{Channels, Content, in_memory};
 
+pub use files::quoted;
+
+/// The default guest's files.
+const KERNEL: &str = "guest/kernel";
+const INITRD: &str = "guest/initrd";
+/// The variable that makes Tally's guests boot.
+const BOOT: &str = "TALLY_BOOT";
 /// Number of the console's last lines that an error message has.
 const CONSOLE_LINES: usize = 50;
 
@@ -44,12 +53,8 @@ impl Outcome {
     }
 }
 
-/// Returns the default guest's kernel, and its initrd with `programs` added to the working directory of its command.
-pub fn guest_with(
-    release: impl Into<Release>,
-    programs: &[(&str, &[u8])],
-    progress: &mut Progress,
-) -> Result<(PathBuf, Vec<u8>)> {
+/// Returns the default guest's kernel and initrd.
+pub fn guest(release: impl Into<Release>, progress: &mut Progress) -> Result<Guest> {
     let Release { suite, arch } = release.into();
     let own = match arch {
         Arch::X86_64 => OwnPrograms::default(),
@@ -58,18 +63,19 @@ pub fn guest_with(
             OwnPrograms::riscv64(fs::read(&agent).map_err(Error::file("read", agent))?)
         }
     };
-    let guest = guest_images::guest_of(&Cache::open()?, suite, &own, progress)?;
-    let mut initrd = Vec::new();
-    if !programs.is_empty() {
-        let mut archive = Archive::new();
-        for (name, content) in programs {
-            archive.file(&format!("root/{name}"), 0o755, content);
-        }
-        // The added archive comes first: another archive can follow an uncompressed one, but not a compressed one.
-        initrd = archive.finish();
+    Ok(guest_images::guest_of(&Cache::open()?, suite, &own, progress)?)
+}
+
+/// Returns an initrd with `programs` added to the working directory of the guest's command.
+pub fn with_programs(initrd: &Path, programs: &[(&str, &[u8])]) -> Result<Vec<u8>> {
+    let mut archive = Archive::new();
+    for (name, content) in programs {
+        archive.file(&format!("root/{name}"), 0o755, content);
     }
-    initrd.extend(fs::read(&guest.initrd).map_err(Error::file("read", &guest.initrd))?);
-    Ok((guest.kernel, initrd))
+    // The added archive comes first: another archive can follow an uncompressed one, but not a compressed one.
+    let mut whole = archive.finish();
+    whole.extend(fs::read(initrd).map_err(Error::file("read", initrd))?);
+    Ok(whole)
 }
 
 /// The streams that a script is connected to while it runs.
@@ -95,6 +101,8 @@ pub struct Scenario {
     files: Vec<(String, Content)>,
     /// A tar archive that is unpacked in the host's root directory.
     unpacked: Vec<u8>,
+    /// What is executed before the host is saved once more.
+    preparation: Option<Box<Scenario>>,
     /// Directory of this machine for what the script leaves in `$OUT`.
     out_folder: Option<PathBuf>,
     limit: Duration,
@@ -103,12 +111,6 @@ pub struct Scenario {
     show_console: bool,
     /// Looks up the kernel function in which a host hangs.
     finds_symbols: bool,
-}
-
-#[derive(Debug, Clone)]
-enum Content {
-    File(PathBuf),
-    Program(Vec<u8>),
 }
 
 impl Scenario {
@@ -121,6 +123,7 @@ impl Scenario {
             variables: Vec::new(),
             files: Vec::new(),
             unpacked: Vec::new(),
+            preparation: None,
             out_folder: None,
             limit: Duration::from_mins(5),
             shape: Shape::default(),
@@ -185,13 +188,37 @@ impl Scenario {
         programs: &[(&str, &[u8])],
         progress: &mut Progress,
     ) -> Result<Self> {
-        let (kernel, initrd) = guest_with(release, programs, progress)?;
-        Ok(self
-            .file(kernel, "guest/kernel")
-            .program(initrd, "guest/initrd")
+        let Guest { kernel, initrd, .. } = guest(release, progress)?;
+        let scenario = if programs.is_empty() {
+            self.file(initrd, INITRD)
+        } else {
+            self.program(with_programs(&initrd, programs)?, INITRD)
+        };
+        Ok(scenario
+            .file(kernel, KERNEL)
             .variable("TALLY_GUEST", "/scenario/guest")
             // Most hosts run few guests, which would wait for a template that nobody uses again.
-            .variable("TALLY_BOOT", "1"))
+            .variable(BOOT, "1"))
+    }
+
+    /// Lets guests that are started by `tally` with these options start from a template. A host that can be saved is saved
+    /// with it; on another, the first guest makes it. The scenario has Tally and the default guest.
+    #[must_use]
+    pub fn template(mut self, options: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        let is_needed = |(name, _): &(String, Content)| ["tally", KERNEL, INITRD].contains(&&name[..]);
+        let (needed, others) = std::mem::take(&mut self.files).into_iter().partition(is_needed);
+        self.files = others;
+        let mut scenario = self.variable(BOOT, "");
+        let mut preparation = Self::new("./tally run \"$@\" -- true").arguments(options);
+        (preparation.files, preparation.variables) = (needed, scenario.variables.clone());
+        scenario.preparation = Some(Box::new(preparation));
+        scenario
+    }
+
+    /// Returns whether the host starts from where one was saved.
+    pub fn starts_saved(&self) -> bool {
+        // A saved host has already said what a host says while it boots.
+        !self.show_console && Saved::exists_for(self.host, self.shape)
     }
 
     /// Sets the directory of this machine to which what the script leaves in `$OUT` is copied.
@@ -275,21 +302,12 @@ impl Scenario {
         let processor = Processor::of(self.host.arch, self.shape.pmu);
         let cpu = cpu::build(&cache, processor, progress)?;
         let image = host::build(&cache, self.host, processor, progress)?;
-        // A saved host has already said what a host says while it boots.
-        let saved = if self.show_console {
-            Ok(None)
-        } else {
-            Saved::of(&cache, &cpu, self.host, &image, self.shape, progress)
-        };
-        let saved = saved.unwrap_or_else(|error| {
-            progress.remark(&format!("it boots, as it cannot start from a saved host: {error}"));
-            None
-        });
+        let parts = Parts { cpu: &cpu, release: self.host, image: &image, shape: self.shape };
+        let saved = self.saved(&cache, parts, progress);
         let thread = thread::current();
         let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
         let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
-        let archive = self.archive(channels)?;
-        let saved = saved.filter(|_| archive.len() as u64 <= Saved::FILES_SIZE);
+        let (archive, saved) = self.fitting(channels, saved)?;
         let files = match saved {
             Some(_) => in_memory(None, &archive, Some(Saved::FILES_SIZE))?,
             None => in_memory(Some(&image.initrd), &archive, None)?,
@@ -337,6 +355,38 @@ impl Scenario {
         }
     }
 
+    /// Returns the saved host to start from, and whether it was prepared. Returns `None` if the host has to boot.
+    fn saved(&self, cache: &Cache, parts: Parts, progress: &mut Progress) -> Option<(Saved, bool)> {
+        if !self.starts_saved() {
+            return None;
+        }
+        self.find_saved(cache, parts, progress)
+            .inspect_err(|error| {
+                progress.remark(&format!("the host boots, as it cannot start from a saved one: {error}"));
+            })
+            .ok()
+    }
+
+    fn find_saved(&self, cache: &Cache, parts: Parts, progress: &mut Progress) -> Result<(Saved, bool)> {
+        let host = Saved::of(cache, parts, progress)?;
+        let Some(preparation) = &self.preparation else { return Ok((host, false)) };
+        let archive = || in_memory(None, &preparation.preparing_archive()?, Some(Saved::FILES_SIZE));
+        // If the preparation fails, so will the script, and says why.
+        let prepared = host.prepared(cache, parts, &preparation.inputs()?, archive, progress);
+        Ok(prepared.map_or((host, false), |prepared| (prepared, true)))
+    }
+
+    /// Returns the archive of this run's files, and the saved host if the archive fits into its memory for that.
+    fn fitting(&self, channels: Channels, saved: Option<(Saved, bool)>) -> Result<(Vec<u8>, Option<Saved>)> {
+        let is_prepared = saved.as_ref().is_some_and(|(_, is_prepared)| *is_prepared);
+        let archive = self.archive(channels, is_prepared)?;
+        match saved {
+            Some((host, _)) if archive.len() as u64 <= Saved::FILES_SIZE => Ok((archive, Some(host))),
+            Some(_) => Ok((self.archive(channels, false)?, None)),
+            None => Ok((archive, None)),
+        }
+    }
+
     fn describe(&self, place: Place, console: &str, progress: &mut Progress) -> String {
         let address = match place {
             Place::Processes(text) => return text,
@@ -375,79 +425,7 @@ impl Scenario {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
     }
-
-    /// Returns an archive with the files of this run.
-    fn archive(&self, channels: Channels) -> Result<Vec<u8>> {
-        let mut archive = Archive::new();
-        archive.file("lab/script", 0o755, &self.script);
-        archive.file("lab/run", 0o644, &self.run_command(channels));
-        if channels.out {
-            archive.file("lab/keep-out", 0o644, b"");
-        }
-        if !self.unpacked.is_empty() {
-            archive.file("lab/unpacked.tar", 0o644, &self.unpacked);
-        }
-        for (name, content) in &self.files {
-            let name = format!("scenario/{name}");
-            match content {
-                Content::File(path) => archive.copy(&name, path)?,
-                Content::Program(bytes) => archive.file(&name, 0o755, bytes),
-            }
-        }
-        Ok(archive.finish())
-    }
-
-    /// Returns the shell commands that the host's init runs: they prepare files and input, and start the script.
-    fn run_command(&self, channels: Channels) -> Vec<u8> {
-        let mut text = Vec::new();
-        if !self.unpacked.is_empty() {
-            text.extend_from_slice(UNPACK.as_bytes());
-        }
-        if channels.input {
-            text.extend_from_slice(TAKE_INPUT.as_bytes());
-        }
-        for (name, value) in &self.variables {
-            text.extend_from_slice(format!("export {name}=").as_bytes());
-            text.extend(quoted(value.as_ref()));
-            text.push(b'\n');
-        }
-        let interpreter: &[u8] = if self.script.starts_with(b"#!") { b"" } else { b"sh " };
-        text.extend_from_slice(b"exec ");
-        text.extend_from_slice(interpreter);
-        text.extend_from_slice(b"/lab/script");
-        for argument in &self.arguments {
-            text.push(b' ');
-            text.extend(quoted(argument));
-        }
-        if channels.input {
-            text.extend_from_slice(b" </lab/input");
-        }
-        text.push(b'\n');
-        text
-    }
 }
-
-/// The channels that a run has besides those for standard output and error.
-#[derive(Debug, Clone, Copy)]
-struct Channels {
-    /// The channel for standard input.
-    input: bool,
-    /// The channel for what the script leaves in `$OUT`.
-    out: bool,
-}
-
-/// Unpacks the archive of files. The initrd cannot have these files, because the host's init mounts file systems over
-/// some of its directories.
-const UNPACK: &str = "tar -x -p -f /lab/unpacked.tar -C / && rm /lab/unpacked.tar || exit 125\n";
-/// Copies the input from its virtio-serial port to a FIFO, which the script can use as its standard input. A port whose
-/// host side is not connected reads as end of file, and the host side is connected a moment after the port appears.
-const TAKE_INPUT: &str = "\
-until grep -q 'host_connected: 1' /sys/kernel/debug/virtio-ports/vport0p5 2>/dev/null; do
-    sleep 0.001
-done
-mkfifo /lab/input
-dd if=/dev/vport0p5 of=/lab/input bs=64k 2>/dev/null &
-";
 
 /// Copies a stream to its end. After a write has failed, it goes on reading, as the machine would wait otherwise.
 fn forward(mut from: impl Read, to: &mut dyn Write) {
@@ -481,51 +459,4 @@ fn unpacker(folder: &Path) -> Result<std::process::Child> {
         .stdin(Stdio::piped())
         .spawn()
         .map_err(Error::system("run tar"))
-}
-
-/// Returns a memory file (`memfd`) with an archive, after another one from a file if there is one. It has `size` bytes, or
-/// as many as are needed.
-fn in_memory(first: Option<&Path>, archive: &[u8], size: Option<u64>) -> Result<File> {
-    let file = rustix::fs::memfd_create("initrd", rustix::fs::MemfdFlags::CLOEXEC).map_err(io::Error::from);
-    let mut file = File::from(file.map_err(Error::system("create a file in memory"))?);
-    if let Some(first) = first {
-        let mut from = File::open(first).map_err(Error::file("open", first))?;
-        io::copy(&mut from, &mut file).map_err(Error::file("copy", first))?;
-    }
-    file.write_all(archive).map_err(Error::system("write to memory"))?;
-    if let Some(size) = size {
-        file.set_len(size).map_err(Error::system("extend a file in memory"))?;
-    }
-    file.rewind().map_err(Error::system("rewind a file"))?;
-    Ok(file)
-}
-
-/// Returns an argument quoted for a shell.
-pub fn quoted(argument: &OsStr) -> Vec<u8> {
-    let mut text = vec![b'\''];
-    for &byte in argument.as_bytes() {
-        if byte == b'\'' { text.extend_from_slice(b"'\\''") } else { text.push(byte) }
-    }
-    text.push(b'\'');
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const OUTPUT_ONLY: Channels = Channels { input: false, out: false };
-
-    #[test]
-    fn arguments_reach_the_script_as_they_are() {
-        let scenario = Scenario::new("").arguments(["a b", "it's", ""]).variable("X", "$y");
-        let command = String::from_utf8(scenario.run_command(OUTPUT_ONLY)).unwrap();
-        assert_eq!(command, "export X='$y'\nexec sh /lab/script 'a b' 'it'\\''s' ''\n");
-    }
-
-    #[test]
-    fn a_script_may_name_its_interpreter() {
-        let command = Scenario::new("#!/bin/busybox awk -f\n").run_command(OUTPUT_ONLY);
-        assert_eq!(command, b"exec /lab/script\n");
-    }
 }

@@ -31,6 +31,8 @@ pub fn program_for(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
 pub struct Run {
     scenario: Scenario,
     localised: Localised,
+    /// Options of a run that makes a template for this one, if it can start from one.
+    template: Option<Vec<OsString>>,
     /// Tar archive of the shared directories, as they are copied to the host.
     folders: Vec<u8>,
 }
@@ -43,6 +45,7 @@ impl Run {
         memory_mib: u32,
         progress: &mut Progress,
     ) -> Result<Self> {
+        let template = arguments::template(&arguments);
         let mut localised = Localised::new(arguments)?;
         let folders = pack(&localised, memory_mib)?;
         let mut scenario = Scenario::new(script(&localised, copies_back(&localised))).memory_mib(memory_mib);
@@ -54,7 +57,7 @@ impl Run {
             .unpacked(folders.clone())
             .file(program_for(guest.arch, progress)?, "tally")
             .guest(guest, progress)?;
-        Ok(Self { scenario, localised, folders })
+        Ok(Self { scenario, localised, template, folders })
     }
 
     /// Changes the scenario, for example its host.
@@ -65,7 +68,13 @@ impl Run {
     }
 
     /// Runs `tally run` on this process's own streams. Returns the status of the guest's command.
-    pub fn run(self, progress: &mut Progress) -> Result<u8> {
+    pub fn run(mut self, progress: &mut Progress) -> Result<u8> {
+        // Elsewhere the template would be lost with the host.
+        if self.scenario.starts_saved()
+            && let Some(options) = self.template.take()
+        {
+            self.scenario = self.scenario.template(options);
+        }
         let mut out = Vec::new();
         let streams = Streams {
             input: input().map_err(|source| Error::System { action: "use standard input", source })?,

@@ -6,12 +6,12 @@
 use std::sync::LazyLock;
 
 use guest_images::cache::Cache;
+use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::{Progress, Suite};
 use guest_tests::lab::{Results, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::temporary;
 use guest_tests::tests;
-use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -51,7 +51,6 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
     let boot = format!("{run} {QUICK}");
     Steps::new("linux::commands")
         .from_template()
-        .in_guest("loop", LOOP)
         .step("streams", &format!("{run} -- sh -c 'echo out; echo err >&2; exit 3'"))
         .step("binary", &format!("{run} -- head -c 65536 /bin/busybox"))
         .step("same", "head -c 65536 /bin/busybox")
@@ -71,7 +70,7 @@ static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
         .second_tier(|steps| {
             steps
                 .step("tsc", "./tally run --append no-kvmclock -- perf test -v tsc")
-                .step("kvms-pmu", &format!("{boot} --pmu kvm -- perf stat -x, -e instructions:u ./loop"))
+                .step("kvms-pmu", &format!("{boot} --pmu kvm -- perf stat -x, -e instructions:u /lib/tally/loop"))
         })
         .run()
 });

@@ -34,12 +34,13 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let prometheus = prometheus::program(&mut progress).unwrap_or_else(|error| panic!("{error}"));
     let begin = |options: &str| {
         format!(
-            "rm -f end said; mkfifo end; ./tally run {options} --append cryptomgr.notests -- sh -c '{GUEST}' <end >said & \
+            "rm -f end said; mkfifo end; ./tally run {options} -- sh -c '{GUEST}' <end >said & \
              tally=$!; exec 3>end; until grep -qs ready said; do sleep 0.1; done"
         )
     };
     let query = |query: &str| format!("wget -qO- '{PROMETHEUS}{query}'; echo");
     Steps::new("metrics")
+        .from_template()
         .configure_host(move |scenario| scenario.file(prometheus, "prometheus"))
         .step("loopback", "ip link set lo up")
         .step(

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use guest_images::{Progress, Suite, host};
+use guest_images::{Guest, Progress, Suite, host};
 use perf_event_open_sys as sys;
 use sys::bindings::{PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, perf_event_attr};
 
@@ -16,7 +16,7 @@ use super::plan::Column;
 use super::script::Plan;
 use super::{CommonFiles, Programs, script_failed};
 use crate::error::{Error, Result};
-use crate::scenario::guest_with;
+use crate::scenario::{guest, with_programs};
 
 /// The kernel's limit for the time that samples take, in percent.
 const LIMIT: &str = "/proc/sys/kernel/perf_cpu_time_max_percent";
@@ -52,7 +52,8 @@ pub fn measure(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Res
     let files = CommonFiles::new(plan, programs)?;
     let folder = tempfile::tempdir().map_err(Error::system("create a temporary directory"))?;
     let folder = folder.path();
-    let (kernel, initrd) = guest_with(Suite::default(), &files.borrowed(), progress)?;
+    let Guest { kernel, initrd, .. } = guest(Suite::default(), progress)?;
+    let initrd = with_programs(&initrd, &files.borrowed())?;
     let guest = folder.join("guest");
     fs::create_dir(&guest).map_err(Error::file("create", &guest))?;
     link(&kernel, &guest.join("kernel"))?;

@@ -2,6 +2,7 @@
 
 mod monitor;
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
@@ -73,19 +74,17 @@ pub fn command(
             command.arg("-initrd").arg(fd_path(initrd.as_raw_fd()));
         }
         Start::ToSave { initrd, memory } => {
-            let path = memory.display().to_string();
-            add_memory(&mut command, board.machine, shape, &format!("mem-path={path},share=on"));
+            add_memory(&mut command, board.machine, shape, memory, true);
             command.arg("-object").arg(format!("memory-backend-ram,id=files,size={FILES_MIB}M,share=on"));
             command.arg("-initrd").arg(initrd);
         }
         Start::Saved { host, files } => {
-            let path = host.memory();
-            let path = path.display();
-            // What this machine writes to its memory is not written to the file.
-            add_memory(&mut command, board.machine, shape, &format!("mem-path={path},share=off"));
-            let files = fd_path(files.as_raw_fd());
-            let files = format!("memory-backend-file,id=files,size={FILES_MIB}M,share=on,mem-path={files}");
-            command.arg("-object").arg(files).args(["-incoming", "defer"]);
+            add_memory(&mut command, board.machine, shape, &host.memory(), false);
+            add_files(&mut command, files);
+        }
+        Start::ToSaveAgain { files, memory, .. } => {
+            add_memory(&mut command, board.machine, shape, memory, true);
+            add_files(&mut command, files);
         }
     }
     let can_be_saved = !matches!(start, Start::Boot { .. });
@@ -117,11 +116,21 @@ pub fn command(
     command
 }
 
-/// Adds the machine and its memory, which is in a file, so that it can be saved.
-fn add_memory(command: &mut Command, machine: &str, shape: Shape, file: &str) {
+/// Adds a machine that can be saved. Its memory is in a file; what it writes there is its own unless that is shared.
+fn add_memory(command: &mut Command, machine: &str, shape: Shape, file: &Path, is_shared: bool) {
     let mib = shape.memory_mib;
     let limit = u64::from(mib) + FILES_MIB;
+    let (file, sharing) = (file.display(), if is_shared { "on" } else { "off" });
     command.args(["-machine", &format!("{machine},nvdimm=on,memory-backend=ram")]);
     command.args(["-m", &format!("{mib},slots=1,maxmem={limit}M")]);
-    command.arg("-object").arg(format!("memory-backend-file,id=ram,size={mib}M,{file}"));
+    command
+        .arg("-object")
+        .arg(format!("memory-backend-file,id=ram,size={mib}M,mem-path={file},share={sharing}"));
+}
+
+/// Adds the memory with the files of a run to a machine that goes on from where it was saved.
+fn add_files(command: &mut Command, files: &File) {
+    let path = fd_path(files.as_raw_fd());
+    let files = format!("memory-backend-file,id=files,size={FILES_MIB}M,share=on,mem-path={path}");
+    command.arg("-object").arg(files).args(["-incoming", "defer"]);
 }

@@ -1,14 +1,17 @@
 //! Hosts that are saved as soon as they have booted. A run then starts from there, which takes a tenth of a boot's time.
 //!
 //! A saved host is the same for all runs: its files and its script come after that, in an archive ([`super::Start`]). It
-//! stops itself at an instruction, so that it is always the same one, whatever this machine is doing meanwhile.
+//! stops itself, so that it is always at the same instruction, whatever this machine is doing meanwhile. What many runs
+//! begin with can be executed before that, and is saved with the host ([`Saved::prepared`]).
 
+use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 
 use guest_images::cache::{Cache, Key};
-use guest_images::{Progress, Release, stamp};
+use guest_images::{Progress, Release, run_tool, stamp};
 
 use super::{Machine, Shape, Start, qemu};
 use crate::board::Processor;
@@ -18,6 +21,8 @@ use crate::host::{HostImage, default_host};
 use crate::watch::BOOT_LIMIT;
 
 const RECIPE: &str = "1";
+/// Number of saved hosts of a kind that are kept: each has a file of half a gigabyte.
+const KEPT: usize = 3;
 
 /// A saved host.
 #[derive(Debug)]
@@ -25,48 +30,74 @@ pub struct Saved {
     folder: PathBuf,
 }
 
+/// What a host is started with.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    pub cpu: &'a LabCpu,
+    pub release: Release,
+    pub image: &'a HostImage,
+    pub shape: Shape,
+}
+
 impl Saved {
     /// Size of the archive with a run's files.
     pub const FILES_SIZE: u64 = qemu::FILES_MIB << 20;
 
-    /// Returns the saved host of this shape, and saves it if needed. Only one shape is saved, which nearly all hosts
-    /// have: the memory of each takes half a gigabyte in the cache.
-    pub fn of(
-        cache: &Cache,
-        cpu: &LabCpu,
-        release: Release,
-        image: &HostImage,
-        shape: Shape,
-        progress: &mut Progress,
-    ) -> Result<Option<Self>> {
+    /// Returns whether hosts like this are saved. Only one shape is, which nearly all hosts have.
+    pub fn exists_for(release: Release, shape: Shape) -> bool {
         let processor = Processor::of(release.arch, shape.pmu);
-        if processor != Processor::Amd || release != default_host(release.arch) || shape != Shape::default() {
-            return Ok(None);
-        }
-        let mut key = Key::new("lab-saved").with(RECIPE).with(processor.command_line());
-        for part in [&cpu.program, &image.kernel, &image.initrd] {
-            key = key.with(stamp(part)?);
-        }
-        let folder = cache.entry(&key, progress, |progress, entry| {
+        processor == Processor::Amd && release == default_host(release.arch) && shape == Shape::default()
+    }
+
+    /// Returns the saved host, and saves it if needed.
+    pub fn of(cache: &Cache, parts: Parts, progress: &mut Progress) -> Result<Self> {
+        let folder = cache.entry(&parts.key("lab-saved")?, progress, |progress, entry| {
             progress.step("booting a simulated host once, to start from there");
             let host = Self { folder: entry.to_owned() };
-            let memory = host.memory();
-            let start = Start::ToSave { initrd: &image.initrd, memory: &memory };
-            let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, &start, shape, None)?;
-            thread::scope(|scope| {
-                let console = scope.spawn(|| {
-                    let (mut console, mut text) = (output.console, Vec::new());
-                    // What was read before an error is all there is.
-                    let _ = console.read_to_end(&mut text);
-                    String::from_utf8_lossy(&text).into_owned()
-                });
-                machine.save(&host.state(), BOOT_LIMIT).map_err(|error| {
-                    let console = console.join().unwrap_or_default();
-                    Error::HostDied { cause: error.to_string(), console }
-                })
-            })
+            host.save(&Start::ToSave { initrd: &parts.image.initrd, memory: &host.memory() }, parts)
         })?;
-        Ok(Some(Self { folder }))
+        Ok(Self { folder })
+    }
+
+    /// Returns this host as it is after the commands in an archive, and saves it if needed. The archive is made from the
+    /// inputs.
+    pub fn prepared(
+        &self,
+        cache: &Cache,
+        parts: Parts,
+        inputs: &[impl AsRef<[u8]>],
+        archive: impl FnOnce() -> Result<File>,
+        progress: &mut Progress,
+    ) -> Result<Self> {
+        let key = inputs.iter().fold(parts.key("lab-prepared")?, Key::with);
+        let folder = cache.entry(&key, progress, |progress, entry| {
+            progress.step("preparing a simulated host once, to start from there");
+            let host = Self { folder: entry.to_owned() };
+            let mut copy = Command::new("cp");
+            copy.arg("--sparse=always").arg(self.memory()).arg(host.memory());
+            run_tool(&mut copy, "coreutils")?;
+            let files = archive()?;
+            host.save(&Start::ToSaveAgain { host: self, files: &files, memory: &host.memory() }, parts)
+        })?;
+        Ok(Self { folder })
+    }
+
+    /// Starts a host, and saves it when it has stopped itself.
+    fn save(&self, start: &Start, parts: Parts) -> Result<()> {
+        let Parts { cpu, release, image, shape } = parts;
+        let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None)?;
+        thread::scope(|scope| {
+            let console = scope.spawn(|| {
+                let (mut console, mut text) = (output.console, Vec::new());
+                // What was read before an error is all there is.
+                let _ = console.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).into_owned()
+            });
+            machine.save(&self.state(), BOOT_LIMIT).map_err(|error| {
+                let console = console.join().unwrap_or_default();
+                Error::HostDied { cause: error.to_string(), console }
+            })
+        })
     }
 
     /// The file with its memory.
@@ -77,5 +108,16 @@ impl Saved {
     /// The file with everything else.
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
+    }
+}
+
+impl Parts<'_> {
+    /// Returns the key of a saved host that starts from these parts.
+    fn key(&self, kind: &str) -> Result<Key> {
+        let Self { cpu, image, .. } = self;
+        let key = Key::new(kind).keep(KEPT).with(RECIPE).with(Processor::Amd.command_line());
+        [&cpu.program, &image.kernel, &image.initrd]
+            .into_iter()
+            .try_fold(key, |key, part| Ok(key.with(stamp(part)?)))
     }
 }

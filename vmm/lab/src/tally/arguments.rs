@@ -199,6 +199,39 @@ impl Localised {
     }
 }
 
+/// Options of `tally run`, each with a value, that its template depends on.
+const OF_A_TEMPLATE: [&str; 6] =
+    ["--cpus", "--memory", "--pmu", "--counters", "--on-starvation", "--sandbox"];
+/// Those that it does not depend on.
+const OF_A_RUN: [&str; 3] = ["--name", "--metrics", "--flamegraph"];
+
+/// Returns the options of a run that makes a template for these arguments of `tally run`. Returns `None` if a run with
+/// these boots, or if that is not known.
+pub fn template(arguments: &[OsString]) -> Option<Vec<OsString>> {
+    let mut options = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        if !argument.as_bytes().starts_with(b"-") {
+            return Some(options);
+        }
+        if argument == "--" {
+            return rest.next().map(|_command| options);
+        }
+        let (name, value) = split(argument);
+        let value = value.or_else(|| rest.next().map(OsString::as_os_str))?;
+        let is_one_of = |names: &[&str]| names.iter().any(|known| known.as_bytes() == name);
+        if name == b"--share" {
+            // Only their number matters.
+            options.push(format!("--share={HOME}").into());
+        } else if is_one_of(&OF_A_TEMPLATE) && value != "kvm" {
+            options.extend([OsStr::from_bytes(name).to_owned(), value.to_owned()]);
+        } else if !is_one_of(&OF_A_RUN) {
+            return None;
+        }
+    }
+    None
+}
+
 /// The script's working directory on the host, to which files are copied.
 const HOME: &str = "/scenario/";
 
@@ -269,6 +302,28 @@ mod tests {
     fn a_command_keeps_its_separator() {
         assert_eq!(localised(&["uname", "-a"]).unwrap().arguments, ["--", "uname", "-a"]);
         assert_eq!(localised(&["--cpus", "2", "--", "ls"]).unwrap().arguments, ["--cpus", "2", "--", "ls"]);
+    }
+
+    #[test]
+    fn a_template_has_the_options_that_it_depends_on() {
+        let template =
+            |arguments: &[&str]| template(&arguments.iter().map(OsString::from).collect::<Vec<_>>());
+        let of = |options: &[&str]| Some(options.iter().map(OsString::from).collect());
+        assert_eq!(template(&["true", "--cpus", "2"]), of(&[]));
+        assert_eq!(template(&["--name", "x", "--cpus=2", "--", "true"]), of(&["--cpus", "2"]));
+        let two_shares = ["--share=/scenario/", "--share=/scenario/"];
+        assert_eq!(template(&["--share", ".:rw", "--share=/usr", "--", "true"]), of(&two_shares));
+        for boots in [
+            &["--pmu", "kvm", "--", "true"][..],
+            &["--append", "x", "--", "true"],
+            &["-v", "--", "true"],
+            &["--cpus", "2", "--"],
+            &["--cpus", "2"],
+            &["--cpus"],
+            &[],
+        ] {
+            assert_eq!(template(boots), None, "{boots:?}");
+        }
     }
 
     #[test]

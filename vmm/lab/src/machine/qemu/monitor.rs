@@ -12,8 +12,6 @@ use crate::scenario::quoted;
 
 /// Interval at which the end of something that has no event is looked for.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// State of a machine that has stopped itself, before it is saved and after it is loaded.
-const STOPPED: &str = "guest-panicked";
 
 /// A connection to the monitor.
 pub struct Monitor<'a> {
@@ -23,21 +21,22 @@ pub struct Monitor<'a> {
 }
 
 impl<'a> Monitor<'a> {
-    /// Connects to a monitor, whose every answer has to come before the limit is over. Memory that several machines can
-    /// share is not saved.
-    pub fn connect(stream: &'a UnixStream, limit: Duration) -> io::Result<Self> {
-        let mut monitor = Self { stream, lines: BufReader::new(stream), deadline: Instant::now() + limit };
-        monitor.execute("qmp_capabilities", &json!({}))?;
+    /// Talks to a monitor, whose every answer has to come before the limit is over.
+    pub fn new(stream: &'a UnixStream, limit: Duration) -> Self {
+        Self { stream, lines: BufReader::new(stream), deadline: Instant::now() + limit }
+    }
+
+    /// Begins the connection of a machine that is saved or was. Memory that several machines can share is not saved.
+    pub fn begin(&mut self) -> io::Result<()> {
+        self.execute("qmp_capabilities", &json!({}))?;
         let shared = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }] });
-        monitor.execute("migrate-set-capabilities", &shared)?;
-        Ok(monitor)
+        self.execute("migrate-set-capabilities", &shared).map(drop)
     }
 
     /// Waits until the machine has stopped itself, saves its state in a file, and ends it.
-    pub fn save(mut self, state: &Path) -> io::Result<()> {
-        while self.status("query-status")? != STOPPED {
-            thread::sleep(INTERVAL);
-        }
+    pub fn save(&mut self, state: &Path) -> io::Result<()> {
+        // Nothing is asked meanwhile: an answer could change at which instructions the machine sees its interrupts.
+        while self.line()?["event"] != "STOP" {}
         let mut destination = b"exec:cat >".to_vec();
         destination.extend(quoted(state.as_os_str()));
         self.execute("migrate", &json!({ "uri": String::from_utf8_lossy(&destination) }))?;
@@ -53,7 +52,7 @@ impl<'a> Monitor<'a> {
     }
 
     /// Loads a saved state from a file, and lets the machine go on.
-    pub fn load(mut self, state: &Path) -> io::Result<()> {
+    pub fn load(&mut self, state: &Path) -> io::Result<()> {
         let mut source = b"exec:cat ".to_vec();
         source.extend(quoted(state.as_os_str()));
         self.execute("migrate-incoming", &json!({ "uri": String::from_utf8_lossy(&source) }))?;
@@ -72,14 +71,8 @@ impl<'a> Monitor<'a> {
     fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         writeln!(self.stream, "{}", json!({ "execute": command, "arguments": arguments }))?;
         loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-            let mut line = String::new();
-            if self.lines.read_line(&mut line)? == 0 {
-                return Err(ErrorKind::UnexpectedEof.into());
-            }
             // Other lines are the greeting and events.
-            let mut answer: Value = serde_json::from_str(&line)?;
+            let mut answer = self.line()?;
             if let Some(result) = answer.get_mut("return") {
                 return Ok(result.take());
             }
@@ -87,5 +80,15 @@ impl<'a> Monitor<'a> {
                 return Err(io::Error::other(format!("{command}: {error}")));
             }
         }
+    }
+
+    fn line(&mut self) -> io::Result<Value> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let mut line = String::new();
+        if self.lines.read_line(&mut line)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
     }
 }
