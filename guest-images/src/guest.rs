@@ -81,7 +81,7 @@ pub fn guest_of(cache: &Cache, suite: Suite, own: &OwnPrograms, progress: &mut P
     for file in files.into_iter().chain(own.outb).chain([own.known_loop]) {
         key = key.with(file);
     }
-    let key = key.with(programs.as_os_str().as_bytes());
+    let key = key.with(programs.file_name().unwrap_or_default().as_bytes());
     let entry = cache.entry(&key, progress, |progress, entry| {
         progress.step("putting the guest's initrd together");
         let mut initrd = front(own, &kernel.modules)?;
@@ -93,10 +93,11 @@ pub fn guest_of(cache: &Cache, suite: Suite, own: &OwnPrograms, progress: &mut P
     Ok(Guest { kernel: kernel.image, initrd: entry.join("initrd") })
 }
 
-/// Returns a string that identifies a version of a file without reading it: its size and modification time.
+/// Returns a string that identifies a version of a file without reading it: its size and modification time, in whole
+/// seconds, as archives and container images keep no more of it.
 pub fn stamp(path: &Path) -> Result<String> {
     let file = fs::metadata(path).map_err(Error::io("read", path))?;
-    Ok(format!("{} {}.{}", file.len(), file.mtime(), file.mtime_nsec()))
+    Ok(format!("{} {}", file.len(), file.mtime()))
 }
 
 /// Creates the initrd's first archive, with Tally's own programs and the kernel's modules. It is not compressed,

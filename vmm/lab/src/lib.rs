@@ -41,16 +41,17 @@ pub use host::default_host;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
 
-/// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Stores the time that the
-/// first build takes, which cannot be measured again without deleting the cache.
+/// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Saves a host, if hosts of
+/// this kind are saved. Stores the time that the first build takes, which cannot be measured again without deleting the
+/// cache.
 pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
     let cache = Cache::open()?;
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
     let arch = processor.arch();
     scenario::guest(Release::of(arch), progress)?;
-    host::build(&cache, default_host(arch), processor, progress)?;
-    cpu::build(&cache, processor, progress)?;
+    let pmu = if processor == Processor::Intel { HostPmu::INTEL } else { HostPmu::default() };
+    Scenario::new("").host(default_host(arch)).pmu(pmu).build_host(progress)?;
     if first {
         let path = first_build_time_path(&cache);
         let seconds = begun.elapsed().as_secs().to_string();

@@ -49,7 +49,8 @@ enum Subcommands {
     },
     /// Run a shell script on the simulated host
     Exec(Exec),
-    /// Run `tally run` on the simulated host (exact counts, no real times)
+    /// Run `tally run` on the simulated host: instructions, branches and a cache
+    /// model are exact there, time is not
     Run(Run),
     /// Count what a program executes, the same on every machine
     Count(count::Count),

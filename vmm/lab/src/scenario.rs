@@ -18,7 +18,9 @@ use guest_images::{Arch, Guest, Progress, Release};
 
 use crate::board::{HostPmu, Processor};
 use crate::cores::Core;
+use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
+use crate::host::HostImage;
 use crate::machine::{Machine, Output, Parts, Saved, Shape, Start};
 use crate::symbols::Symbols;
 use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
@@ -295,15 +297,32 @@ impl Scenario {
         self.run_on(Streams { input: None, stdout, stderr, out: None }, progress)
     }
 
+    /// Builds the host, and saves it if such hosts are saved, without running the script.
+    pub(crate) fn build_host(&self, progress: &mut Progress) -> Result<()> {
+        let cache = Cache::open()?;
+        let (cpu, image) = self.host_parts(&cache, progress)?;
+        if self.starts_saved() {
+            Saved::of(&cache, self.parts(&cpu, &image), progress)?;
+        }
+        Ok(())
+    }
+
+    fn host_parts(&self, cache: &Cache, progress: &mut Progress) -> Result<(LabCpu, HostImage)> {
+        let processor = Processor::of(self.host.arch, self.shape.pmu);
+        let cpu = cpu::build(cache, processor, progress)?;
+        Ok((cpu, host::build(cache, self.host, processor, progress)?))
+    }
+
+    fn parts<'a>(&self, cpu: &'a LabCpu, image: &'a HostImage) -> Parts<'a> {
+        Parts { cpu, release: self.host, image, shape: self.shape }
+    }
+
     /// Runs the script on these streams. Returns the script's status.
     pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
         let Streams { input, stdout, stderr, out } = streams;
         let cache = Cache::open()?;
-        let processor = Processor::of(self.host.arch, self.shape.pmu);
-        let cpu = cpu::build(&cache, processor, progress)?;
-        let image = host::build(&cache, self.host, processor, progress)?;
-        let parts = Parts { cpu: &cpu, release: self.host, image: &image, shape: self.shape };
-        let saved = self.saved(&cache, parts, progress);
+        let (cpu, image) = self.host_parts(&cache, progress)?;
+        let saved = self.saved(&cache, self.parts(&cpu, &image), progress);
         let thread = thread::current();
         let core = Core::wait_for(self.name.or(thread.name()).unwrap_or("a scenario"), self.limit);
         let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
