@@ -20,6 +20,7 @@ use guest_images::{Arch, child};
 use crate::board::{HostPmu, Processor};
 use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
+use crate::watch::BOOT_LIMIT;
 use qemu::Monitor;
 
 pub use saved::{Parts, Saved};
@@ -159,7 +160,7 @@ impl Machine {
         drop(ends);
         let control = BufReader::new(control);
         let machine = Self { child, control, monitor, processor, partial_line: String::new() };
-        let mut monitor = Monitor::new(&machine.monitor, MONITOR_TIMEOUT);
+        let mut monitor = Monitor::new(&machine.monitor, BOOT_LIMIT);
         match start {
             Start::Boot { .. } => Ok(()),
             Start::ToSave { .. } => monitor.begin(),

@@ -391,7 +391,7 @@ impl Scenario {
         let Some(preparation) = &self.preparation else { return Ok((host, false)) };
         let archive = || in_memory(None, &preparation.preparing_archive()?, Some(Saved::FILES_SIZE));
         // If the preparation fails, so will the script, and says why.
-        let prepared = host.prepared(cache, parts, &preparation.inputs()?, archive, progress);
+        let prepared = host.prepared(cache, parts, (&preparation.inputs()?, self.limit), archive, progress);
         Ok(prepared.map_or((host, false), |prepared| (prepared, true)))
     }
 

@@ -120,7 +120,9 @@ pub fn command(
 fn add_memory(command: &mut Command, machine: &str, shape: Shape, file: &Path, is_shared: bool) {
     let mib = shape.memory_mib;
     let limit = u64::from(mib) + FILES_MIB;
-    let (file, sharing) = (file.display(), if is_shared { "on" } else { "off" });
+    // A comma would end the path.
+    let file = file.display().to_string().replace(',', ",,");
+    let sharing = if is_shared { "on" } else { "off" };
     command.args(["-machine", &format!("{machine},nvdimm=on,memory-backend=ram")]);
     command.args(["-m", &format!("{mib},slots=1,maxmem={limit}M")]);
     command

@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Release, run_tool, stamp};
@@ -54,18 +55,19 @@ impl Saved {
         let folder = cache.entry(&parts.key("lab-saved")?, progress, |progress, entry| {
             progress.step("booting a simulated host once, to start from there");
             let host = Self { folder: entry.to_owned() };
-            host.save(&Start::ToSave { initrd: &parts.image.initrd, memory: &host.memory() }, parts)
+            let start = Start::ToSave { initrd: &parts.image.initrd, memory: &host.memory() };
+            host.save(&start, parts, BOOT_LIMIT)
         })?;
         Ok(Self { folder })
     }
 
     /// Returns this host as it is after the commands in an archive, and saves it if needed. The archive is made from the
-    /// inputs.
+    /// inputs. The commands may take as long as the limit, in real time.
     pub fn prepared(
         &self,
         cache: &Cache,
         parts: Parts,
-        inputs: &[impl AsRef<[u8]>],
+        (inputs, limit): (&[impl AsRef<[u8]>], Duration),
         archive: impl FnOnce() -> Result<File>,
         progress: &mut Progress,
     ) -> Result<Self> {
@@ -77,13 +79,14 @@ impl Saved {
             copy.arg("--sparse=always").arg(self.memory()).arg(host.memory());
             run_tool(&mut copy, "coreutils")?;
             let files = archive()?;
-            host.save(&Start::ToSaveAgain { host: self, files: &files, memory: &host.memory() }, parts)
+            let start = Start::ToSaveAgain { host: self, files: &files, memory: &host.memory() };
+            host.save(&start, parts, limit)
         })?;
         Ok(Self { folder })
     }
 
     /// Starts a host, and saves it when it has stopped itself.
-    fn save(&self, start: &Start, parts: Parts) -> Result<()> {
+    fn save(&self, start: &Start, parts: Parts, limit: Duration) -> Result<()> {
         let Parts { cpu, release, image, shape } = parts;
         let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None)?;
         thread::scope(|scope| {
@@ -93,7 +96,7 @@ impl Saved {
                 let _ = console.read_to_end(&mut text);
                 String::from_utf8_lossy(&text).into_owned()
             });
-            machine.save(&self.state(), BOOT_LIMIT).map_err(|error| {
+            machine.save(&self.state(), limit).map_err(|error| {
                 let console = console.join().unwrap_or_default();
                 Error::HostDied { cause: error.to_string(), console }
             })

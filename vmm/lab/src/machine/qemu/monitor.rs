@@ -86,9 +86,11 @@ impl<'a> Monitor<'a> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         let mut line = String::new();
-        if self.lines.read_line(&mut line)? == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
+        match self.lines.read_line(&mut line) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(serde_json::from_str(&line)?),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(ErrorKind::TimedOut.into()),
+            Err(error) => Err(error),
         }
-        Ok(serde_json::from_str(&line)?)
     }
 }
