@@ -175,6 +175,7 @@ impl Machine {
     /// Waits until a host has stopped itself, and saves all but its memory in a file. The machine ends.
     fn save(self, state: &Path, limit: Duration) -> Result<()> {
         Monitor::new(&self.monitor, limit).save(state).map_err(Error::system("save a simulated host"))?;
+        // The file is complete when the machine has ended.
         self.wait();
         Ok(())
     }

@@ -69,7 +69,9 @@ impl<'a> Monitor<'a> {
 
     /// Executes a command and returns its result.
     fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
-        writeln!(self.stream, "{}", json!({ "execute": command, "arguments": arguments }))?;
+        // In one piece: QEMU carries a command out when its last brace has come, and may be gone then.
+        let request = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";
+        self.stream.write_all(request.as_bytes())?;
         loop {
             // Other lines are the greeting and events.
             let mut answer = self.line()?;
