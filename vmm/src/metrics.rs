@@ -1,8 +1,10 @@
-//! `--metrics`: a small HTTP server that serves the VM's metrics in OpenMetrics' format, to Prometheus and its like.
+//! `--metrics`: a small HTTP server that serves metrics in OpenMetrics' format, to Prometheus and its like: those of a VM
+//! (`tally run`), or those of all running VMs (`tally stat`).
 //!
 //! Clients cannot take much of the host or of the guest: a few connections are served at a time, each with a deadline,
 //! and the others wait. An answer is cached for a while before the vCPUs leave the guest for a new one.
 
+mod all;
 mod exposition;
 
 use std::fs;
@@ -20,8 +22,10 @@ use log::info;
 
 use crate::deadline::{Deadlined, Timed};
 use crate::sandbox::{Access, Confinement, Reach, Thread};
-use exposition::{CONTENT_TYPE, Machine};
-use tally_machine::VcpuHandles;
+use crate::status::{Report, Summary};
+use exposition::{CONTENT_TYPE, Labels, Machine, Machines};
+
+pub use all::serve_all;
 
 /// Maximum size of a request with its headers; real ones have some hundred bytes.
 const MAX_REQUEST: usize = 8 << 10;
@@ -138,22 +142,35 @@ impl Metrics {
         Self { listener, timeout: TIMEOUT }
     }
 
-    /// Starts the threads that serve until the process ends. The facts are the labels of `tally_machine_info`.
-    pub fn serve(self, facts: Vec<(&'static str, String)>, vcpus: Arc<VcpuHandles>) -> io::Result<()> {
-        let cache = Cache::default();
-        let answer = move || {
-            cache.get(Instant::now, || {
-                let stands_still = !vcpus.pause.causes().is_empty();
-                exposition::write(Machine { facts: facts.clone(), stands_still, vcpus: vcpus.report() })
-            })
+    /// Starts the threads that serve a machine's metrics until the process ends, and are confined. The facts are the
+    /// labels of `tally_machine_info`.
+    pub fn serve_machine(
+        self,
+        facts: Labels,
+        report: impl Fn() -> Report + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        let machines = move || {
+            let machine = Machine { labels: Labels::new(), facts: facts.clone(), report: report() };
+            Machines { answering: vec![machine], silent: None }
         };
         let confinement = Confinement::new(Thread::Metrics, Vec::new());
-        let serving = Arc::new((self.listener, answer, confinement));
+        self.serve(machines, move || confinement.enter())
+    }
+
+    /// Starts the threads that serve the metrics of machines until the process ends. Each begins with a call of `enter`.
+    fn serve(
+        self,
+        machines: impl Fn() -> Machines + Send + Sync + 'static,
+        enter: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        let cache = Cache::default();
+        let answer = move || cache.get(Instant::now, || machines().write());
+        let serving = Arc::new((self.listener, answer, enter));
         for _ in 0..THREADS {
             let serving = Arc::clone(&serving);
             thread::Builder::new().name("metrics".to_owned()).spawn(move || {
-                let (listener, answer, confinement) = &*serving;
-                confinement.enter();
+                let (listener, answer, enter) = &*serving;
+                enter();
                 loop {
                     let served = listener.accept().and_then(|stream| serve(stream, self.timeout, answer));
                     if served.is_err_and(|error| !is_the_clients(&error)) {
@@ -165,6 +182,16 @@ impl Metrics {
         }
         Ok(())
     }
+}
+
+/// Returns the labels of the metric `tally_machine_info`.
+pub fn facts(about: &Summary) -> Labels {
+    vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("name", about.name.clone()),
+        ("pid", about.pid.to_string()),
+        ("pmu", about.pmu.clone()),
+    ]
 }
 
 /// The last answer, and the time at which it was made.

@@ -19,6 +19,7 @@ use crate::cli::{List, Stat};
 use crate::control::client::{self, ClientError, Found, Vm};
 use crate::control::message::Answer;
 use crate::doctor::holders;
+use crate::metrics;
 use crate::policy;
 use crate::status::{Summary, VmStatus};
 use crate::stderr;
@@ -51,7 +52,7 @@ pub fn shown(answer: &Answer) -> String {
         }
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
-        Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
+        Answer::Report(_) | Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);
     lines.join("\n")
@@ -72,6 +73,9 @@ fn listed(vms: &[Summary]) -> Vec<String> {
 
 /// `tally stat`: shows the counters and exits of running VMs.
 pub fn stat(options: &Stat) -> Result<ExitCode> {
+    if let Some(address) = &options.metrics {
+        return metrics::serve_all(address);
+    }
     let say = |error| stderr::say(&error);
     let vms = match &options.vm {
         Some(who) => vec![client::find_one(who)?],

@@ -45,6 +45,15 @@ pub struct VmStatus {
     pub vcpus: Vec<VcpuStatus>,
 }
 
+/// The counters and exits of a VM, for the metrics. Unlike [`VmStatus`], it makes the VM count nothing for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Whether the machine stands still until its counters have hardware.
+    pub stands_still: bool,
+    /// The VM's vCPUs. A vCPU that has ended is not among them.
+    pub vcpus: Vec<VcpuReport>,
+}
+
 /// A vCPU at one request of a client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuStatus {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use vpmu::policy::Setting;
 
+use crate::metrics::Address;
 use crate::policy;
 
 /// The options of `tally list`.
@@ -32,7 +33,8 @@ interval. `-` means not counted, because no counter was free.
 Examples:
   tally stat
   tally stat perf --interval 0.5
-  tally stat perf --json")]
+  tally stat perf --json
+  tally stat --metrics 9100")]
 pub struct Stat {
     /// The VM's process or name [default: all VMs]
     pub vm: Option<String>,
@@ -45,6 +47,9 @@ pub struct Stat {
     /// Print this many times, then end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub count: Option<u32>,
+    /// Serve OpenMetrics of all VMs at unix:PATH, HOST:PORT or PORT instead
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["vm", "json", "count", "interval"])]
+    pub metrics: Option<Address>,
 }
 
 /// The options of `tally policy`.

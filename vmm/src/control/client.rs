@@ -12,7 +12,7 @@ use super::message::{self, Answer, Request};
 use super::socket_dir::{Connection, SocketDir};
 use crate::deadline::Deadlined;
 use crate::snapshot::stream;
-use crate::status::{Summary, VmStatus};
+use crate::status::{Report, Summary, VmStatus};
 
 /// Timeout for an answer. A VM that exceeds it is stopped, or its host is overloaded.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -196,6 +196,14 @@ impl Vm {
     pub fn status(&mut self) -> Result<VmStatus, ClientError> {
         match self.ask(&Request::Status)? {
             Answer::Status(status) => Ok(*status),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Returns the VM's counters and exits.
+    pub fn report(&mut self) -> Result<Report, ClientError> {
+        match self.ask(&Request::Report)? {
+            Answer::Report(report) => Ok(report),
             _ => Err(unexpected(self.about.pid)),
         }
     }

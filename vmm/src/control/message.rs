@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
 
-use crate::status::{Summary, VmStatus};
+use crate::status::{Report, Summary, VmStatus};
 
 /// Request to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,8 @@ pub enum Request {
     /// vCPUs' threads do in the guest and in the host.
     #[serde(rename = "look")]
     Status,
+    /// Return the VM's counters and exits.
+    Report,
     /// Disable or enable counters. If one of them does not exist, none is changed.
     Switch(Vec<CounterSwitch>),
     /// Change the policy, and return the new one.
@@ -56,6 +58,8 @@ pub enum Answer {
     /// The VM's status, and what it did since the client's last request.
     #[serde(rename = "look")]
     Status(Box<VmStatus>),
+    /// The VM's counters and exits.
+    Report(Report),
     /// The VM's policy.
     Policy(Policy),
     /// A state of this many bytes follows, and then the memory.

@@ -13,28 +13,43 @@ use vpmu::report::{CounterReport, State, Statistics};
 
 use tally_machine::{Exits, VcpuReport};
 
+use crate::status::Report;
+
 /// Media type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Labels with their values.
+pub type Labels = Vec<(&'static str, String)>;
 
 /// State of a machine.
 #[derive(Debug)]
 pub struct Machine {
-    /// Labels that never change, with their values.
-    pub facts: Vec<(&'static str, String)>,
-    /// True while the machine stands still until its counters have hardware.
-    pub stands_still: bool,
-    /// The vCPUs' reports.
-    pub vcpus: Vec<VcpuReport>,
+    /// Labels of all of its metrics, which tell it from other machines.
+    pub labels: Labels,
+    /// What never changes: the labels of `tally_machine_info`.
+    pub facts: Labels,
+    /// Its counters and exits.
+    pub report: Report,
 }
 
-/// Renders a machine's state.
-pub fn write(machine: Machine) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("tally");
-    registry.register("machine", "What runs", Info::new(machine.facts.clone()));
-    registry.register_collector(Box::new(machine));
-    let mut text = String::new();
-    text::encode(&mut text, &registry)?;
-    Ok(text)
+/// Machines whose metrics are rendered together.
+#[derive(Debug)]
+pub struct Machines {
+    /// Those that have answered.
+    pub answering: Vec<Machine>,
+    /// Number of those that have not, where several are asked.
+    pub silent: Option<usize>,
+}
+
+impl Machines {
+    /// Renders their state.
+    pub fn write(self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("tally");
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
 }
 
 /// Where a metric's values come from.
@@ -108,8 +123,27 @@ fn traps(exits: &Exits) -> Vec<(&'static str, u64)> {
     vec![("read", exits.pmu_reads), ("write", exits.pmu_writes)]
 }
 
-impl Collector for Machine {
+impl Machines {
+    /// Writes a metric's value of each machine.
+    fn encode_each<V: EncodeMetric>(
+        &self,
+        mut metric: MetricEncoder<'_>,
+        value: impl Fn(&Machine) -> V,
+    ) -> fmt::Result {
+        match &self.answering[..] {
+            // A family without labels would be written with empty braces.
+            [machine] if machine.labels.is_empty() => value(machine).encode(metric),
+            machines => machines
+                .iter()
+                .try_for_each(|machine| value(machine).encode(metric.encode_family(&machine.labels)?)),
+        }
+    }
+}
+
+impl Collector for Machines {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let metric = encoder.encode_descriptor("machine", "What runs", None, MetricType::Info)?;
+        self.encode_each(metric, |machine| Info::new(machine.facts.clone()))?;
         for (name, help, source) in &METRICS {
             let (unit, kind) = match source {
                 Source::Exits(..) | Source::Pmu(_) | Source::Counter(_) => (None, MetricType::Counter),
@@ -117,23 +151,28 @@ impl Collector for Machine {
                 Source::State(_) => (None, MetricType::Gauge),
             };
             let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
-            for vcpu in &self.vcpus {
-                encode(source, vcpu, &mut metric)?;
+            for Machine { labels, report, .. } in &self.answering {
+                report.vcpus.iter().try_for_each(|vcpu| encode(source, labels, vcpu, &mut metric))?;
             }
         }
         let help = "Whether the machine stands still until its counters have hardware";
         let metric = encoder.encode_descriptor("stands_still", help, None, MetricType::Gauge)?;
-        ConstGauge::new(i64::from(self.stands_still)).encode(metric)
+        self.encode_each(metric, |machine| ConstGauge::new(i64::from(machine.report.stands_still)))?;
+        let Some(silent) = self.silent else { return Ok(()) };
+        let help = "Machines that do not answer";
+        let metric = encoder.encode_descriptor("silent_machines", help, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(silent).unwrap_or(i64::MAX)).encode(metric)
     }
 }
 
-/// Writes a metric's values of one vCPU.
-fn encode(source: &Source, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Result {
+/// Writes a metric's values of one vCPU of the machine with these labels.
+fn encode(source: &Source, of: &Labels, vcpu: &VcpuReport, metric: &mut MetricEncoder<'_>) -> fmt::Result {
     let label = || ("vcpu", vcpu.vcpu.to_string());
     let mut counters =
         vcpu.counters.iter().map(|of| (vec![label(), ("counter", of.counter.to_string())], of));
-    let mut encode =
-        |labels: Vec<(&str, String)>, value: &dyn EncodeMetric| value.encode(metric.encode_family(&labels)?);
+    let mut encode = |labels: Labels, value: &dyn EncodeMetric| {
+        value.encode(metric.encode_family(&[of.clone(), labels].concat())?)
+    };
     match source {
         Source::Exits(kind, values) => values(&vcpu.exits).into_iter().try_for_each(|(name, value)| {
             encode(vec![label(), (kind, name.to_owned())], &ConstCounter::new(value))
@@ -185,7 +224,9 @@ mod tests {
             cpu: 0,
         };
         let facts = vec![("name", "a \"b\"\n".to_owned())];
-        let text = write(Machine { facts, stands_still: false, vcpus: vec![vcpu] }).unwrap();
+        let report = Report { stands_still: false, vcpus: vec![vcpu] };
+        let machine = |labels| Machine { labels, facts: facts.clone(), report: report.clone() };
+        let text = Machines { answering: vec![machine(vec![])], silent: None }.write().unwrap();
         for line in [
             "# TYPE tally_exits counter",
             "tally_exits_total{vcpu=\"3\",reason=\"pmu-read\"} 12",
@@ -201,5 +242,18 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+
+        let two = ["web", "db"].map(|name| machine(vec![("vm", name.to_owned())]));
+        let text = Machines { answering: two.into(), silent: Some(1) }.write().unwrap();
+        for line in [
+            "tally_machine_info{name=\"a \\\"b\\\"\\n\",vm=\"db\"} 1",
+            "tally_pmu_overflows_total{vm=\"web\",vcpu=\"3\",counter=\"0\"} 7",
+            "tally_pmu_overflows_total{vm=\"db\",vcpu=\"3\",counter=\"0\"} 7",
+            "tally_stands_still{vm=\"db\"} 0",
+            "tally_silent_machines 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+        }
+        assert_eq!(text.matches("# TYPE tally_pmu_overflows counter").count(), 1, "{text}");
     }
 }

@@ -13,6 +13,10 @@ fn exchange(address: &Path, request: &[u8]) -> String {
     String::from_utf8(answer).unwrap()
 }
 
+fn nothing() -> Report {
+    Report { stands_still: false, vcpus: Vec::new() }
+}
+
 #[test]
 fn addresses_are_of_this_host_unless_one_is_named() {
     let tcp = |text: &str| Ok(Address::Tcp(text.to_owned()));
@@ -31,7 +35,7 @@ fn a_request_for_metrics_gets_them_and_others_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let (metrics, socket) = Metrics::listen(&Address::Unix(path.clone())).unwrap();
-    metrics.serve(vec![("name", "x".to_owned())], VcpuHandles::new(0).0).unwrap();
+    metrics.serve_machine(vec![("name", "x".to_owned())], nothing).unwrap();
     let told = exchange(&path, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = told.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains(CONTENT_TYPE), "{head}");
@@ -60,7 +64,7 @@ fn a_silent_connection_does_not_delay_others() {
     let path = folder.path().join("socket");
     let (mut metrics, _socket) = Metrics::listen(&Address::Unix(path.clone())).unwrap();
     metrics.timeout = Duration::from_hours(1);
-    metrics.serve(Vec::new(), VcpuHandles::new(0).0).unwrap();
+    metrics.serve_machine(Vec::new(), nothing).unwrap();
     let silent: Vec<UnixStream> = (1..THREADS).map(|_| UnixStream::connect(&path).unwrap()).collect();
     assert!(exchange(&path, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
     drop(silent);

@@ -30,7 +30,7 @@ use crate::ending::{Ending, Reporter};
 use crate::event_log::{EventLog, VcpuLog};
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
-use crate::metrics::{Metrics, Socket};
+use crate::metrics::{self, Metrics, Socket};
 use crate::sandbox::{self, Confinement};
 use crate::signal_thread::Signals;
 use crate::status::Summary;
@@ -178,10 +178,10 @@ impl ForClients<'_> {
             savable,
         };
         let socket = match metrics {
-            Some((metrics, socket)) => {
-                let facts = facts(&running.about);
-                metrics
-                    .serve(facts, Arc::clone(&running.vcpus))
+            Some((server, socket)) => {
+                let (facts, vcpus) = (metrics::facts(&running.about), Arc::clone(&running.vcpus));
+                server
+                    .serve_machine(facts, move || running::report(&vcpus))
                     .context("cannot start the metrics' thread")?;
                 Some(socket)
             }
@@ -190,14 +190,4 @@ impl ForClients<'_> {
         let control = Control::open(running);
         Ok(ClientSockets { control: Some(control), metrics: socket })
     }
-}
-
-/// Returns the labels of the metric `tally_machine_info`.
-fn facts(about: &Summary) -> Vec<(&'static str, String)> {
-    vec![
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("name", about.name.clone()),
-        ("pid", about.pid.to_string()),
-        ("pmu", about.pmu.clone()),
-    ]
 }

@@ -25,7 +25,7 @@ use crate::control::Machine;
 use crate::control::message::{Answer, CounterSwitch, Request};
 use crate::event_log::{EventLog, MAX_TEXT};
 use crate::policy;
-use crate::status::{Summary, VmStatus};
+use crate::status::{Report, Summary, VmStatus};
 
 /// Interval between two probes of a CPU's counters. A probe costs more than the rest of a measurement.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -184,6 +184,7 @@ impl Machine for Running {
         match request {
             Request::Hello => Answer::Hello(self.summary()),
             Request::Status => Answer::Status(Box::new(self.status(session))),
+            Request::Report => Answer::Report(report(&self.vcpus)),
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
@@ -202,6 +203,12 @@ impl Machine for Running {
         let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.savable.send(stop, policy, requests, answers)
     }
+}
+
+/// Returns the vCPUs' counters and exits.
+pub fn report(vcpus: &VcpuHandles) -> Report {
+    let stands_still = !vcpus.pause.causes().is_empty();
+    Report { stands_still, vcpus: vcpus.report() }
 }
 
 /// Returns the PMU of the host that counts the vCPUs' threads. If the guest's PMU is emulated, this is the one that

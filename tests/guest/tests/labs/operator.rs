@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
         stat_prints_text_at_each_interval,
         the_live_view_ends_with_a_key_and_restores_the_terminal,
         the_live_view_ends_with_the_vm,
+        one_address_has_the_metrics_of_all_vms,
         unknown_and_ambiguous_vm_names_are_refused_in_one_line,
         a_disabled_counter_does_not_move_until_it_is_enabled,
         observing_changes_no_count_and_costs_less_than_a_thousandth,
@@ -99,6 +100,18 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
                 started("short", &counting("spin"))
             ),
         )
+        .step(
+            "metrics",
+            &format!(
+                "{}; other=$vm; {}; ./tally stat --metrics 9100 & serving=$!; \
+                 get() {{ wget -qO- http://127.0.0.1:9100/metrics; }}; until get >/dev/null 2>&1; do sleep 0.1; done; \
+                 get; kill -STOP $other; sleep 1; get | grep -e ^tally_silent -e ^tally_stands; kill -CONT $other; \
+                 kill $serving; {END}; kill $other; wait $other",
+                started("one", &counting("halt")),
+                started("two", &counting("halt")),
+            ),
+        )
+        .step("metrics-taken", "nc -l -p 9100 127.0.0.1 & sleep 0.5; ./tally stat --metrics 9100; status=$?; kill $!; exit $status")
         .step("unknown", &with("counts", "halt", "./tally stat other; echo $?; ./tally stat 1; echo $?"))
         .step(
             "ambiguous",
@@ -273,6 +286,30 @@ fn the_live_view_ends_with_the_vm() {
     let lines: Vec<&str> = after.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     assert!(lines[0].starts_with("tally: the VM ") && lines[0].ends_with(" has ended"), "{text:?}");
     assert_eq!(lines[1..], ["0"]);
+}
+
+fn one_address_has_the_metrics_of_all_vms() {
+    let done = RESULTS.of("metrics");
+    let text = done.text();
+    // Each line without the process's number.
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.split(',').filter(|part| !part.starts_with("pid=")).collect::<Vec<_>>().join(","))
+        .collect();
+    for name in ["one", "two"] {
+        let overflows = format!("tally_pmu_overflows_total{{name=\"{name}\",vcpu=\"0\",counter=\"0\"}} 1");
+        assert!(lines.contains(&overflows), "{overflows}: {text}");
+    }
+    assert_eq!(text.matches("# TYPE tally_pmu_overflows counter").count(), 1, "{text}");
+    let after = text.split_once("# EOF\n").unwrap().1;
+    assert!(
+        text.contains("tally_silent_machines 0\n") && after.contains("tally_silent_machines 1\n"),
+        "{text}"
+    );
+    assert!(after.contains("name=\"two\"") && !after.contains("name=\"one\""), "{after}");
+    let taken = RESULTS.of("metrics-taken");
+    assert_eq!(taken.status, 125);
+    assert_eq!(err(taken), "tally: --metrics 127.0.0.1:9100: Address already in use (os error 98)\n");
 }
 
 fn unknown_and_ambiguous_vm_names_are_refused_in_one_line() {

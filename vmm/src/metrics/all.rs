@@ -1,0 +1,45 @@
+//! `tally stat --metrics`: the metrics of all running VMs at one address, so that a host with many VMs is one target.
+
+use std::panic;
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context, Result};
+
+use super::exposition::{Machine, Machines};
+use super::{Address, Metrics, facts};
+use crate::control::client::{self, Found, Vm};
+
+/// Serves the metrics of all VMs that this user's commands find, until the process is ended.
+pub fn serve_all(address: &Address) -> Result<ExitCode> {
+    let (metrics, _socket) = Metrics::listen(address)?;
+    metrics.serve(machines, || {}).context("cannot start the metrics' threads")?;
+    loop {
+        thread::park();
+    }
+}
+
+/// Asks all VMs at once.
+fn machines() -> Machines {
+    let Found { vms, silent } = client::find();
+    let asked = vms.len() + silent.len();
+    let answering: Vec<Machine> = thread::scope(|scope| {
+        let ask = |vm| thread::Builder::new().spawn_scoped(scope, || ask(vm));
+        let asking: Vec<_> = vms.into_iter().map(ask).collect();
+        asking
+            .into_iter()
+            .filter_map(|asking| asking.ok()?.join().unwrap_or_else(|why| panic::resume_unwind(why)))
+            .collect()
+    });
+    let silent = asked.saturating_sub(answering.len());
+    Machines { answering, silent: Some(silent) }
+}
+
+/// Asks a VM. One that has just ended does not answer either.
+fn ask(mut vm: Vm) -> Option<Machine> {
+    let report = vm.report().ok()?;
+    // Several VMs may have the same name.
+    let (labels, facts) =
+        facts(&vm.about).into_iter().partition(|(label, _)| ["name", "pid"].contains(label));
+    Some(Machine { labels, facts, report })
+}
