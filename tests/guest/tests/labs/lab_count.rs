@@ -68,7 +68,7 @@ fn the_recipe_for_ci_counts_exactly_and_finds_growth() {
         commands.filter(|command| command.contains(option)).collect()
     };
     let (stores, compares) = (with("--json"), with("--baseline"));
-    assert!(stores.len() == 1 && compares.len() == 3, "{stores:?} {compares:?}");
+    assert!(stores.len() == 1 && compares.len() == 4, "{stores:?} {compares:?}");
     assert!(compares.iter().all(|command| *command == compares[0]), "{compares:?}");
 
     let first = run(folder.path(), stores[0]);
