@@ -301,9 +301,7 @@ impl Scenario {
     pub(crate) fn build_host(&self, progress: &mut Progress) -> Result<()> {
         let cache = Cache::open()?;
         let (cpu, image) = self.host_parts(&cache, progress)?;
-        if self.starts_saved() {
-            Saved::of(&cache, self.parts(&cpu, &image), progress)?;
-        }
+        self.saved(&cache, self.parts(&cpu, &image), progress);
         Ok(())
     }
 
