@@ -9,6 +9,7 @@ mod end;
 pub mod fs;
 mod fw_cfg;
 mod interrupt;
+pub mod net;
 mod power;
 mod serial;
 mod state;

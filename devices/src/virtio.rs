@@ -4,6 +4,10 @@
 //! sets up with the registers of a [`Transport`]. Each device is served on a thread of its own, so that a slow request
 //! blocks no vCPU.
 
+use std::os::fd::BorrowedFd;
+
+use rustix::event::PollFlags;
+
 use crate::state::{DeviceError, check};
 
 mod block;
@@ -11,6 +15,7 @@ mod buffers;
 mod console;
 mod fs;
 mod mmio;
+mod net;
 mod queues;
 mod saved;
 pub mod testing;
@@ -20,7 +25,8 @@ pub use buffers::{Reader, Writer};
 pub use console::{Console, ConsoleState};
 pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport, TransportState};
-pub use queues::{Head, Queues, Request};
+pub use net::{Mac, Net};
+pub use queues::{Head, Queues, Request, Room};
 pub use saved::DeviceState;
 
 /// The part of a virtio device that is independent of its transport.
@@ -39,6 +45,10 @@ pub trait Device: Send {
     fn queue_sizes(&self) -> Vec<u16>;
     /// Processes the requests in the queues.
     fn serve(&mut self, queues: &mut Queues);
+    /// Returns what else there is to wait for before the device is to be served again, beside its driver.
+    fn awaits(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        None
+    }
     /// Drops all state that belongs to the driver, after the driver has reset the device.
     fn reset(&mut self) {}
     /// Returns what the device knows beyond its registers and queues, for a snapshot. It processes no request meanwhile.

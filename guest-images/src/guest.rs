@@ -17,6 +17,7 @@ use crate::release::{Arch, Release, Suite};
 use crate::{lz4, modules, versions};
 
 const INIT: &str = include_str!("../guest/init");
+const NETWORK: &str = include_str!("../guest/network");
 const DECODE: &str = include_str!("../guest/decode.sh");
 /// Packages of the distribution that the initrd is built from.
 const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
@@ -25,7 +26,7 @@ const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xte
 /// Part of the cache keys. Must change when the code here changes what is built from the same inputs.
 const RECIPE: &str = "2";
 /// The same for the first archive of the initrd, [`front`].
-const FRONT_RECIPE: &str = "1";
+const FRONT_RECIPE: &str = "2";
 
 /// A kernel and the initrd to boot it with.
 #[derive(Debug, Clone)]
@@ -77,7 +78,7 @@ pub fn guest_of(cache: &Cache, suite: Suite, own: &OwnPrograms, progress: &mut P
     let programs = programs(cache, Release::of(own.arch), progress)?;
     let name = format!("guest-initrd-{}", release.label());
     let mut key = Key::new(&name).with(FRONT_RECIPE).with(stamp(&kernel.image)?);
-    let files = [INIT.as_bytes(), DECODE.as_bytes(), &*own.agent];
+    let files = [INIT.as_bytes(), NETWORK.as_bytes(), DECODE.as_bytes(), &*own.agent];
     for file in files.into_iter().chain(own.outb).chain([own.known_loop]) {
         key = key.with(file);
     }
@@ -106,6 +107,7 @@ fn front(own: &OwnPrograms, modules: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("lib/tally/agent", 0o755, &own.agent);
+    archive.file("lib/tally/network", 0o755, NETWORK.as_bytes());
     archive.file("lib/tally/decode.sh", 0o644, DECODE.as_bytes());
     if let Some(outb) = own.outb {
         archive.file("lib/tally/outb", 0o755, outb);

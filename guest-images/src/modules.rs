@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::cpio::Archive;
 use crate::error::{Error, Result};
 
-/// The drivers of the transport and of the devices: console, file system, disk.
-const WANTED: [&str; 4] = ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk"];
+/// The drivers of the transport and of the devices: console, file system, disk, network.
+const WANTED: [&str; 5] = ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk", "virtio_net"];
 /// File name extensions of compressed modules.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 

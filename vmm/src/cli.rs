@@ -21,6 +21,7 @@ use crate::ending::FAILURE;
 use crate::event_log::LEAST_SIZE;
 use crate::lab;
 use crate::metrics::Address;
+use crate::network::{Network, Published};
 use crate::{sandbox, stderr};
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
@@ -110,13 +111,14 @@ Examples:
 }
 
 /// Options that a restored guest was started with, or that are for its start.
-const SAVED_WITH_A_GUEST: [&str; 13] = [
+const SAVED_WITH_A_GUEST: [&str; 14] = [
     "kernel",
     "initrd",
     "append",
     "cpus",
     "memory",
     "share",
+    "net",
     "pmu",
     "counters",
     "boot",
@@ -161,6 +163,12 @@ pub struct Run {
     /// A raw image: /dev/vda and on, writable unless :ro
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<HostPath>,
+    /// A network: user (by passt), or tap=NAME
+    #[arg(long, value_name = "HOW")]
+    pub net: Option<Network>,
+    /// A port of a guest with --net user: HOST:GUEST
+    #[arg(long, value_name = "PORTS", requires = "net")]
+    pub publish: Vec<Published>,
     /// The PMU that the guest sees
     #[arg(long, default_value = Choice::Auto.name(), value_parser = pmu(), hide_possible_values = true)]
     pub pmu: Choice,

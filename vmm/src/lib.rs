@@ -24,6 +24,7 @@ mod kvm;
 mod lab;
 mod logging;
 mod metrics;
+mod network;
 mod operator;
 mod packaging;
 mod policy;

@@ -49,6 +49,8 @@ pub enum Thread {
     Disk,
     /// Serves a shared folder.
     Share,
+    /// Carries the frames of a network.
+    Network,
     /// Passes on the streams of the guest's command.
     Agent,
     /// Waits until the guest is ready, and saves the machine.

@@ -2,6 +2,7 @@
 //!
 //! The registers are locked only while a request is taken or returned, not while it is processed.
 
+use std::num::Wrapping;
 use std::sync::atomic::Ordering;
 
 use virtio_queue::desc::split::Descriptor;
@@ -31,6 +32,16 @@ pub struct Request<'a> {
 pub struct Head {
     queue: usize,
     index: u16,
+}
+
+/// What [`Queues::pop_for`] finds.
+pub enum Room<'a> {
+    /// Requests whose device-writable parts together have the room.
+    Enough(Vec<Request<'a>>),
+    /// Too little. The driver notifies the device when it has made more available.
+    NotYet,
+    /// As many requests as may be taken together have too little room.
+    Never,
 }
 
 impl<'a> Queues<'a> {
@@ -67,20 +78,91 @@ impl<'a> Queues<'a> {
         session.begin_with_rings(take).flatten()
     }
 
+    /// Takes the next available requests whose device-writable parts have room for `length` bytes together, at most as many
+    /// as the queue has entries, or a single one unless `may_join`. If they have too little, takes none.
+    pub fn pop_for(&mut self, queue: usize, length: usize, may_join: bool) -> Room<'a> {
+        let begin =
+            |rings: &mut [Queue]| Ok(usable(rings, queue).map(|ring| (ring.next_avail(), ring.size())));
+        let Some((first, size)) = self.session.begin_with_rings(begin).flatten() else { return Room::NotYet };
+        let most = if may_join { usize::from(size) } else { 1 };
+        let (mut requests, mut available) = (Vec::new(), 0);
+        let too_little = loop {
+            if available >= length && !requests.is_empty() {
+                return Room::Enough(requests);
+            }
+            if requests.len() == most {
+                break Room::Never;
+            }
+            // If there is none, the driver notifies the device of those that come after all that are available now.
+            let Some(request) = self.pop(queue) else { break Room::NotYet };
+            available += request.writer.available_bytes();
+            requests.push(request);
+        };
+        self.session.with_rings(|rings| {
+            usable(rings, queue).into_iter().for_each(|ring| ring.set_next_avail(first));
+            Ok(())
+        });
+        too_little
+    }
+
+    /// Returns the features that the driver has accepted.
+    pub fn features(&self) -> u64 {
+        self.session.features()
+    }
+
     /// Returns a request to the driver as used, with `written` bytes of reply. Notifies the driver at once, if it wants
     /// that, because the next request may take long. A driver that negotiated `VIRTIO_F_EVENT_IDX` gets no further
     /// notification until it has updated `used_event`.
     pub fn complete(&mut self, head: Head, written: u32) {
-        let (session, Head { queue, index }) = (self.session, head);
+        self.complete_together(head.queue, &[(head, written)]);
+    }
+
+    /// Does the same with requests of one queue that belong together: the driver finds all of them at once.
+    pub fn complete_together(&mut self, queue: usize, requests: &[(Head, u32)]) {
+        let session = self.session;
+        let Some(((last, written), others)) = requests.split_last() else { return };
         session.with_rings(|rings| {
             let Some(ring) = usable(rings, queue) else { return Ok(()) };
-            ring.add_used(session.memory(), index, written)?;
-            if ring.needs_notification(session.memory())? {
+            let memory = session.memory();
+            let first = Wrapping(ring.next_used());
+            for (head, written) in others {
+                put_used(ring, memory, head, *written)?;
+            }
+            // This publishes all of them.
+            ring.add_used(memory, last.index, *written)?;
+            let is_wanted = ring.needs_notification(memory)?;
+            if is_wanted || ring.event_idx_enabled() && used_event(ring, memory)? - first < number(others)? {
                 session.interrupt();
             }
             Ok(())
         });
     }
+}
+
+/// Puts a request in the used ring (section 2.7.8), without publishing it.
+fn put_used(
+    ring: &mut Queue,
+    memory: &GuestMemoryMmap,
+    head: &Head,
+    written: u32,
+) -> Result<(), InvalidRing> {
+    let next = ring.next_used();
+    let element = u64::from(head.index) | u64::from(written) << 32;
+    let at = 4 + u64::from(next % ring.size()) * size_of_val(&element) as u64;
+    let at = ring.used_ring().checked_add(at).ok_or(InvalidRing)?;
+    memory.write_obj(element.to_le(), GuestAddress(at))?;
+    ring.set_next_used(next.wrapping_add(1));
+    Ok(())
+}
+
+/// Returns the index of the used request of which the driver wants to be notified (section 2.7.7).
+fn used_event(ring: &Queue, memory: &GuestMemoryMmap) -> Result<Wrapping<u16>, InvalidRing> {
+    let at = ring.avail_ring().checked_add(4 + 2 * u64::from(ring.size())).ok_or(InvalidRing)?;
+    Ok(Wrapping(u16::from_le(memory.load(GuestAddress(at), Ordering::Relaxed)?)))
+}
+
+fn number(requests: &[(Head, u32)]) -> Result<Wrapping<u16>, InvalidRing> {
+    u16::try_from(requests.len()).map(Wrapping).map_err(|_| InvalidRing)
 }
 
 fn usable(rings: &mut [Queue], queue: usize) -> Option<&mut Queue> {

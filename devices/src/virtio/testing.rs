@@ -66,12 +66,16 @@ impl Driver {
     /// Accepts the first 32 feature bits of the device except `VIRTIO_F_EVENT_IDX`, and `more_features`. Sets up all
     /// queues.
     pub fn set_up(&self, more_features: u64) {
+        self.write(0x14, 0);
+        // Without `VIRTIO_F_EVENT_IDX`, the driver is notified of every completion.
+        self.set_up_with(u64::from(self.read(0x10) & !(1 << 29)) | more_features);
+    }
+
+    /// Accepts these features, and sets up all queues.
+    pub fn set_up_with(&self, features: u64) {
         for status in [1, 3] {
             self.write(0x70, status);
         }
-        self.write(0x14, 0);
-        // Without `VIRTIO_F_EVENT_IDX`, the driver is notified of every completion.
-        let features = u64::from(self.read(0x10) & !(1 << 29)) | more_features;
         for (select, half) in [(0, features & u64::from(u32::MAX)), (1, features >> 32)] {
             self.write(0x24, select);
             self.write(0x20, u32::try_from(half).unwrap());

@@ -6,6 +6,7 @@
 
 mod control;
 mod flow;
+mod network;
 mod orphans;
 mod ports;
 mod program;

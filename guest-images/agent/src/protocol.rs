@@ -13,7 +13,7 @@ mod tests;
 use std::fmt;
 
 pub use frame::{Decoder, MAX_PAYLOAD, Message};
-pub use start::{Access, Entropy, Restored, Share, Start, Terminals};
+pub use start::{Access, Entropy, Network, Restored, Share, Start, Terminals};
 
 /// Port for messages in both directions.
 pub const CONTROL: u32 = 0;

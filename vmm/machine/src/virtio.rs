@@ -1,12 +1,14 @@
 //! Attaches virtio-mmio devices to a machine, and serves them.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use devices::virtio::{Device, MmioBus, Transport};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use log::info;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use vm_memory::GuestMemoryMmap;
 
 use crate::arch;
@@ -60,26 +62,30 @@ pub struct DeviceServer {
 impl DeviceServer {
     /// Serves the device on this thread, as long as the process runs.
     pub fn run(mut self) {
-        let mut is_driven = false;
-        while wait(&self.transport).is_ok() {
+        let (mut is_driven, mut is_running) = (false, false);
+        // What else the device awaits would not be taken while no driver is there for it.
+        while wait(&self.transport, self.device.awaits().filter(|_| is_running)).is_ok() {
             if !is_driven && self.transport.has_driver() {
                 info!("the guest's driver is ready");
                 is_driven = true;
             }
-            self.transport.serve(&mut *self.device, Device::serve);
+            is_running = self.transport.serve(&mut *self.device, Device::serve).is_some();
         }
     }
 }
 
-/// Waits until the driver notifies the device.
-fn wait(transport: &Transport) -> io::Result<()> {
-    let mut kick = libc::pollfd { fd: transport.kick().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the array of one entry is valid.
-    while unsafe { libc::poll(&raw mut kick, 1, -1) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
+/// Waits until the driver notifies the device, or for what else the device awaits.
+fn wait(transport: &Transport, more: Option<(BorrowedFd, PollFlags)>) -> io::Result<()> {
+    // SAFETY: the transport, which is borrowed here, keeps it open.
+    let kick = unsafe { BorrowedFd::borrow_raw(transport.kick().as_raw_fd()) };
+    let kick = PollFd::from_borrowed_fd(kick, PollFlags::IN);
+    let poll = match more {
+        Some((fd, events)) => poll(&mut [kick, PollFd::from_borrowed_fd(fd, events)], None),
+        None => poll(&mut [kick], None),
+    };
+    match poll {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
     }
     // The eventfd is non-blocking: reading fails if it was read already.
     let _ = transport.kick().read();

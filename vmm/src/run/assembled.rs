@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use devices::virtio::Console;
-use guest_agent::protocol::Share;
+use guest_agent::protocol::{self, Share};
 use log::warn;
 use tally_machine::pmu::Pmu;
 use tally_machine::target::COUNTERS;
@@ -47,6 +47,8 @@ pub struct Assembled<'a> {
     pub device_threads: Vec<DeviceThread>,
     /// Shares that the agent mounts.
     pub shares: Vec<Share>,
+    /// The network that the agent sets up.
+    pub network: Option<protocol::Network>,
     /// Working directory of the command.
     pub working_dir: Option<OsString>,
     pub graph: Option<FlameGraph>,
@@ -70,7 +72,7 @@ pub struct Assembled<'a> {
 impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
-        let Self { options, log, pmu, remarks, shares, working_dir, mut graph, .. } = self;
+        let Self { options, log, pmu, remarks, shares, network, working_dir, mut graph, .. } = self;
         let Self { agent, at, holds, saves, saver, machine, device_threads, client_sockets, .. } = self;
         let Self { signals, mut events, output, .. } = self;
         let (mut handle, mut thread, mut raw) = (None, None, None);
@@ -78,7 +80,8 @@ impl<'a> Assembled<'a> {
             let save =
                 saves.zip(saver).map(|(saves, saver)| template::save_into(saves, saver)).transpose()?;
             let graph = graph.as_mut();
-            let agent = AgentStart { command: &options.command, shares, working_dir, graph, at, save };
+            let command = &options.command;
+            let agent = AgentStart { command, shares, network, working_dir, graph, at, save };
             let started = agent.start(console, transport, holds, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }

@@ -86,10 +86,10 @@ fn origin(named: Option<&PathBuf>) -> &'static str {
     if named.is_some() { "" } else { ", the default guest's" }
 }
 
-/// Returns true if the default guest's agent is needed, to run a command or to mount shares and disks. A root file
-/// system of the user's mounts these itself.
+/// Returns true if the default guest's agent is needed, to run a command, to mount shares or to set up a network.
+/// A root file system of the user's does this itself.
 pub fn has_agent(options: &Run, kernel: &Kernel) -> bool {
-    let is_given = !options.share.is_empty() || !options.disk.is_empty();
+    let is_given = !options.share.is_empty() || !options.disk.is_empty() || options.net.is_some();
     let has_root = options.append.split_whitespace().any(|word| word.starts_with("root="));
     kernel.is_linux() && (!options.command.is_empty() || is_given && options.initrd.is_none() && !has_root)
 }

@@ -1,4 +1,4 @@
-//! Host resources for the guest: shared folders and disks.
+//! Host resources for the guest: shared folders, disks and a network.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,12 @@ use std::{env, fs};
 use anyhow::{Context, Result, bail};
 use devices::Access;
 use devices::fs::Share;
-use devices::virtio::{Device, Disk, SharedFolder};
+use devices::virtio::{Device, Disk, Net, SharedFolder};
 use guest_agent::protocol;
 use tally_machine::MAX_VIRTIO_DEVICES;
 
 use crate::cli::Run;
+use crate::network::{self, Network};
 use crate::sandbox::{self, Reach, Thread};
 
 /// Directories of the default guest that it needs: programs, libraries, their data, and directories that programs
@@ -24,10 +25,10 @@ const GUESTS_OWN: [&str; 17] = [
 /// Mount points of the kernel's file systems. A share cannot be below them, except below [`SHARED_MEMORY`].
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Maximum number of disks and shares together. One virtio device is reserved for the agent.
+/// Maximum number of disks, shares and networks together. One virtio device is reserved for the agent.
 const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
-/// Devices for disks and shares, and the agent's part in mounting them.
+/// Devices for disks, shares and a network, and the agent's part in mounting them.
 pub struct HostResources {
     /// The devices.
     pub devices: Vec<Box<dyn Device>>,
@@ -35,6 +36,8 @@ pub struct HostResources {
     pub threads: Vec<DeviceThread>,
     /// Shares that the agent mounts.
     pub shares: Vec<protocol::Share>,
+    /// The network that the agent sets up.
+    pub network: Option<protocol::Network>,
     /// Working directory of the command, if this process's working directory is in a share.
     pub working_dir: Option<OsString>,
 }
@@ -53,8 +56,8 @@ pub struct DeviceThread {
 /// order of the options.
 pub fn devices(options: &Run) -> Result<HostResources> {
     let (mut devices, mut threads) = (Vec::<Box<dyn Device>>::new(), Vec::new());
-    if options.disk.len() + options.share.len() > MAX_DEVICES {
-        bail!("--disk, --share: a guest can have {MAX_DEVICES} of them together");
+    if options.disk.len() + options.share.len() + usize::from(options.net.is_some()) > MAX_DEVICES {
+        bail!("--disk, --share, --net: a guest can have {MAX_DEVICES} of them together");
     }
     for disk in &options.disk {
         let device =
@@ -84,9 +87,27 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     if let Some(pair) = shares.windows(2).find(|pair| pair[0].path == pair[1].path) {
         bail!("--share {}: given twice", Path::new(&pair[0].path).display());
     }
+    let network = options.net.as_ref().map(|net| network(options, net)).transpose()?;
+    let network = network.map(|(device, about)| {
+        threads.push(DeviceThread { name: "net".into(), kind: Thread::Network, reach: Vec::new() });
+        devices.push(Box::new(device));
+        about
+    });
     let working_dir =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
-    Ok(HostResources { devices, threads, shares, working_dir: working_dir.map(PathBuf::into_os_string) })
+    let working_dir = working_dir.map(PathBuf::into_os_string);
+    Ok(HostResources { devices, threads, shares, network, working_dir })
+}
+
+/// Opens the network, unless the guest is only to be saved: then nobody is there whom it could reach.
+fn network(options: &Run, net: &Network) -> Result<(Net, protocol::Network)> {
+    if !options.publish.is_empty() && !matches!(net, Network::User(_)) {
+        bail!("--publish is for --net user, not for --net {net}");
+    }
+    match &options.save_template {
+        Some(_) => network::unplugged(net),
+        None => network::open(net, &options.publish),
+    }
 }
 
 /// Returns what the thread of a share may open.

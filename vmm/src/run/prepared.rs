@@ -89,7 +89,7 @@ impl<'a> Prepared<'a> {
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
         let Self { options, policy, kvm, cpus, ram, metrics, graph, machine, source, processor, pmu, .. } =
             self;
-        let HostResources { devices, threads, shares, working_dir } = self.resources;
+        let HostResources { devices, threads, shares, network, working_dir } = self.resources;
         let memory = ram.size();
 
         sandbox::begin(options.sandbox)
@@ -121,6 +121,7 @@ impl<'a> Prepared<'a> {
             remarks: self.remarks,
             device_threads: threads,
             shares,
+            network,
             working_dir,
             graph,
             agent,

@@ -22,6 +22,8 @@ pub struct AgentStart<'a> {
     pub command: &'a [OsString],
     /// Shares that the agent mounts first.
     pub shares: Vec<Share>,
+    /// The network that the agent sets up.
+    pub network: Option<protocol::Network>,
     /// Working directory of the command.
     pub working_dir: Option<OsString>,
     /// Flame graph for which the command is sampled.
@@ -68,6 +70,7 @@ impl AgentStart<'_> {
         }
         let start = Start {
             shares: self.shares,
+            network: self.network,
             folder: self.working_dir,
             terminals,
             size: terminal::size(),

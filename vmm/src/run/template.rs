@@ -29,6 +29,7 @@ use vpmu::policy::Policy;
 use super::kept::{self, For};
 use crate::agent::Save;
 use crate::cli::Run;
+use crate::network;
 
 /// Version of what is in a template's folder.
 const VERSION: &str = "1";
@@ -134,12 +135,13 @@ impl TemplateFor<'_> {
     }
 
     fn key(&self, guest: &Guest) -> Result<Key> {
-        let Run { memory, share, .. } = self.options;
+        let Run { memory, share, net, .. } = self.options;
+        let offer = net.as_ref().map(network::offer).transpose()?;
         Ok(kept::key("template", VERSION, self.machine)?
             .with(kept::identity(&guest.kernel)?)
             .with(kept::identity(&guest.initrd)?)
             .with(self.counters())
-            .with(format!("{} bytes, {} shares", memory.bytes, share.len())))
+            .with(format!("{} bytes, {} shares, network {offer:?}", memory.bytes, share.len())))
     }
 
     /// Returns where the machine is saved, if it is.
@@ -155,7 +157,7 @@ impl TemplateFor<'_> {
 
     /// Lets another process make a template in an empty folder.
     fn make(&self, folder: &Path) -> Result<()> {
-        let Run { memory, cpus, pmu, counters, pmu_policy, share, verbose, .. } = self.options;
+        let Run { memory, cpus, pmu, counters, pmu_policy, share, net, verbose, .. } = self.options;
         let mut tally = Command::new("/proc/self/exe");
         tally.arg("run").arg("--save-template").arg(folder);
         tally.args(["--memory", &memory.bytes.to_string(), "--cpus", &cpus.to_string()]);
@@ -168,6 +170,9 @@ impl TemplateFor<'_> {
         }
         if let Some(how) = self.options.on_starvation_name() {
             tally.args(["--on-starvation", how]);
+        }
+        if let Some(net) = net {
+            tally.args(["--net", &net.to_string()]);
         }
         for share in share {
             // It is not mounted: the access does not matter, and the suffix ends the path.

@@ -24,6 +24,13 @@ pub fn of(thread: Thread) -> Calls {
             interrupts(&mut calls);
             share(&mut calls);
         }
+        Thread::Network => {
+            interrupts(&mut calls);
+            // To the process that carries the frames.
+            calls.allow(&[libc::SYS_recvfrom, libc::SYS_sendto]);
+            // To the tap device: what the guest's driver accepts.
+            calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(TUNSETOFFLOAD) }]);
+        }
         Thread::Agent => interrupts(&mut calls),
         Thread::Saver => {
             interrupts(&mut calls);
@@ -46,6 +53,9 @@ const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const TCGETS2: u32 = 0x802c_542a;
 const TCSETS2: u32 = 0x402c_542b;
+
+/// A request to a tap device (`linux/if_tun.h`).
+const TUNSETOFFLOAD: u32 = 0x4004_54d0;
 
 /// What Rust's and C's libraries need, and writing to open files.
 fn every_thread(calls: &mut Calls) {
@@ -262,12 +272,13 @@ mod tests {
     use super::*;
     use crate::sandbox::Mode;
 
-    const ALL: [Thread; 11] = [
+    const ALL: [Thread; 12] = [
         Thread::Main,
         Thread::Signals,
         Thread::Vcpu,
         Thread::Disk,
         Thread::Share,
+        Thread::Network,
         Thread::Agent,
         Thread::Saver,
         Thread::FlameGraph,

@@ -44,6 +44,11 @@ impl<'a> Session<'a> {
         &self.transport.memory
     }
 
+    /// Returns the features that the driver has accepted.
+    pub fn features(self) -> u64 {
+        self.transport.state().driver_features
+    }
+
     /// Calls `work` with the rings, while the registers are locked. Returns `None` if the session is over. After an
     /// error, the device needs a reset.
     pub fn with_rings<T>(self, work: impl FnOnce(&mut [Queue]) -> Result<T, InvalidRing>) -> Option<T> {

@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use super::{Error, Size};
 pub struct Start {
     /// Directories of the host to mount before the command starts.
     pub shares: Vec<Share>,
+    /// The network to set up before the command starts.
+    pub network: Option<Network>,
     /// Working directory. The default is root's home directory.
     pub folder: Option<OsString>,
     /// The streams that are a terminal.
@@ -42,6 +45,15 @@ pub struct Restored {
 
 /// Random bytes from the host.
 pub type Entropy = [u8; 32];
+
+/// The guest's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// The Ethernet address. The device has another one if the guest was restored.
+    pub address: [u8; 6],
+    /// The name server, if it is not that of the DHCP server.
+    pub name_server: Option<Ipv4Addr>,
+}
 
 /// A shared directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +95,8 @@ impl Terminals {
 
 const READ_ONLY: &[u8] = b"ro";
 const READ_WRITE: &[u8] = b"rw";
+const NETWORK: &[u8] = b"network";
+const NAME_SERVER: &[u8] = b"name-server";
 const FOLDER: &[u8] = b"folder";
 const TERMINAL: &[u8] = b"terminal";
 const STDIN: &[u8] = b"stdin";
@@ -109,6 +123,14 @@ impl Start {
                     path: owned(strings.next()?),
                     access: if key == READ_ONLY { Access::ReadOnly } else { Access::ReadWrite },
                 }),
+                (NETWORK, address) => {
+                    let address = parse_hex(address)?;
+                    start.network = Some(Network { address, name_server: None });
+                }
+                (NAME_SERVER, server) => {
+                    start.network.as_mut()?.name_server =
+                        Some(OsStr::from_bytes(server).to_str()?.parse().ok()?);
+                }
                 (FOLDER, path) => start.folder = Some(owned(path)),
                 (TERMINAL, STDIN) => start.terminals.stdin = true,
                 (TERMINAL, STDOUT) => start.terminals.stdout = true,
@@ -132,6 +154,12 @@ impl Start {
             };
             strings.setting(key, share.tag.as_bytes())?;
             strings.push(&[share.path.as_bytes()])?;
+        }
+        if let Some(Network { address, name_server }) = self.network {
+            strings.setting(NETWORK, hex(&address).as_bytes())?;
+            if let Some(server) = name_server {
+                strings.setting(NAME_SERVER, server.to_string().as_bytes())?;
+            }
         }
         if let Some(folder) = &self.folder {
             strings.setting(FOLDER, folder.as_bytes())?;
@@ -172,17 +200,13 @@ impl Restored {
     /// Reads the value of the first string, and the second string.
     fn of_strings(time: &[u8], second: &[u8]) -> Option<Self> {
         let (ENTROPY, entropy) = setting(second)? else { return None };
-        Some(Self { time: parse_time(time)?, entropy: parse_entropy(entropy)? })
+        Some(Self { time: parse_time(time)?, entropy: parse_hex(entropy)? })
     }
 
     fn put(&self, strings: &mut Strings) -> Result<(), Error> {
         let Self { time, entropy } = self;
         strings.setting(TIME, format!("{}.{:09}", time.as_secs(), time.subsec_nanos()).as_bytes())?;
-        let mut hex = String::new();
-        for byte in entropy {
-            let _ = write!(hex, "{byte:02x}");
-        }
-        strings.setting(ENTROPY, hex.as_bytes())
+        strings.setting(ENTROPY, hex(entropy).as_bytes())
     }
 }
 
@@ -222,13 +246,21 @@ fn parse_time(text: &[u8]) -> Option<Duration> {
     Some(Duration::new(seconds.parse().ok()?, nanoseconds))
 }
 
-fn parse_entropy(text: &[u8]) -> Option<Entropy> {
-    let mut entropy = Entropy::default();
-    let digits = OsStr::from_bytes(text).to_str().filter(|text| text.len() == 2 * entropy.len())?;
-    for (at, byte) in entropy.iter_mut().enumerate() {
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+fn parse_hex<const LENGTH: usize>(text: &[u8]) -> Option<[u8; LENGTH]> {
+    let mut bytes = [0; LENGTH];
+    let digits = OsStr::from_bytes(text).to_str().filter(|text| text.len() == 2 * LENGTH)?;
+    for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
     }
-    Some(entropy)
+    Some(bytes)
 }
 
 fn parse_size(text: &[u8]) -> Option<Size> {

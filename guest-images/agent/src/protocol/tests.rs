@@ -1,6 +1,7 @@
 //! Tests that messages are decoded as they were encoded, and that arbitrary bytes are handled.
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ fn share() -> impl Strategy<Value = Share> {
     (string(), string(), access).prop_map(|(tag, path, access)| Share { tag, path, access })
 }
 
+fn network() -> impl Strategy<Value = Network> {
+    let fields = (any::<[u8; 6]>(), option::of(any::<u32>()));
+    fields.prop_map(|(address, server)| Network { address, name_server: server.map(Ipv4Addr::from) })
+}
+
 fn restored() -> impl Strategy<Value = Restored> {
     let time = (any::<u64>(), 0..1_000_000_000_u32);
     (time, any::<Entropy>()).prop_map(|((seconds, nanoseconds), entropy)| Restored {
@@ -36,15 +42,9 @@ fn start() -> impl Strategy<Value = Start> {
         any::<(bool, bool, bool)>().prop_map(|(stdin, stdout, stderr)| Terminals { stdin, stdout, stderr });
     let settings =
         (vec(share(), 0..3), option::of(string()), terminals, option::of(size()), option::of(string()));
-    let rest = (option::of(restored()), vec(string(), 0..5));
-    (settings, rest).prop_map(|((shares, folder, terminals, size, term), (restored, command))| Start {
-        shares,
-        folder,
-        terminals,
-        size,
-        term,
-        restored,
-        command,
+    let rest = (option::of(network()), option::of(restored()), vec(string(), 0..5));
+    (settings, rest).prop_map(|((shares, folder, terminals, size, term), (network, restored, command))| {
+        Start { shares, network, folder, terminals, size, term, restored, command }
     })
 }
 

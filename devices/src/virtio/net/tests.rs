@@ -1,0 +1,130 @@
+//! A driver that sends and receives frames over a socket.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+use super::super::testing::Driver;
+use super::*;
+use crate::net::Stream;
+
+const MERGEABLE: u64 = 1 << 32;
+const HEADER: [u8; 12] = [0; 12];
+
+fn device() -> (UnixStream, Net) {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    (theirs, Net::new(Mac([2, 0, 0, 0, 0, 1]), Box::new(Stream::new(ours.into()))))
+}
+
+fn ready() -> (UnixStream, Net, Driver) {
+    let (theirs, net) = device();
+    let driver = Driver::ready(&net);
+    (theirs, net, driver)
+}
+
+/// Sends a frame to the guest.
+fn send(theirs: &mut UnixStream, content: &[u8]) {
+    let length = u32::try_from(content.len()).unwrap();
+    theirs.write_all(&[&length.to_be_bytes(), content].concat()).unwrap();
+}
+
+#[test]
+fn the_guest_sees_an_address_and_an_mtu() {
+    let (_theirs, net) = device();
+    assert_eq!(net.config(), [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xf0, 0xff]);
+    assert_eq!(net.mac.to_string(), "02:00:00:00:00:01");
+}
+
+#[test]
+fn a_frame_of_the_guest_arrives_behind_its_length() {
+    let (mut theirs, mut net, mut driver) = ready();
+    driver.submit(TRANSMITQ, &[&HEADER[..], b"frame"].concat(), 0);
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(TRANSMITQ), Some(0));
+    let mut bytes = [0; 9];
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\x05frame");
+}
+
+#[test]
+fn what_is_no_frame_is_not_sent_but_comes_back() {
+    let (mut theirs, mut net, mut driver) = ready();
+    driver.submit(TRANSMITQ, b"short", 0);
+    // A checksum that is not in the frame, and segments that were not offered.
+    driver.submit(TRANSMITQ, &[&[1, 0, 0, 0, 0, 0, 9, 9, 9, 9, 0, 0], &b"bad"[..]].concat(), 0);
+    driver.submit(TRANSMITQ, &[&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &b"bad"[..]].concat(), 0);
+    driver.submit(TRANSMITQ, &[&HEADER[..], b"good"].concat(), 0);
+    driver.serve(&mut net);
+    assert_eq!((0..5).map_while(|_| driver.next_completion(TRANSMITQ)).count(), 4);
+    let mut bytes = [0; 8];
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\x04good");
+}
+
+#[test]
+fn a_frame_waits_for_a_buffer() {
+    let (mut theirs, mut net, mut driver) = ready();
+    send(&mut theirs, b"frame");
+    driver.serve(&mut net);
+    assert!(!net.awaits().unwrap().1.contains(PollFlags::IN), "it would be readable without end");
+    let buffer = driver.submit(RECEIVEQ, &[], 100);
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(RECEIVEQ), Some(17));
+    assert_eq!(driver.bytes(buffer, 17), [&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], &b"frame"[..]].concat());
+    assert!(net.awaits().unwrap().1.contains(PollFlags::IN));
+}
+
+#[test]
+fn a_large_frame_is_in_several_buffers_when_all_of_them_are_there() {
+    let (mut theirs, mut net, mut driver) = ready();
+    driver.reset(MERGEABLE);
+    send(&mut theirs, &[7; 50]);
+    let mut buffers: Vec<_> = (0..2).map(|_| driver.submit(RECEIVEQ, &[], 30)).collect();
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(RECEIVEQ), None);
+    buffers.push(driver.submit(RECEIVEQ, &[], 30));
+    driver.serve(&mut net);
+    let lengths: Vec<_> = (0..4).map_while(|_| driver.next_completion(RECEIVEQ)).collect();
+    assert_eq!(lengths, [30, 30, 2]);
+    assert_eq!(driver.bytes(buffers[0], 30)[10..13], [3, 0, 7]);
+    assert_eq!(driver.bytes(buffers[2], 2), [7, 7]);
+}
+
+#[test]
+fn a_driver_that_joins_no_buffers_loses_what_is_too_long_for_one() {
+    let (mut theirs, net) = device();
+    let mut net = net;
+    let mut driver = Driver::new(&net);
+    // Without `VIRTIO_NET_F_MRG_RXBUF`.
+    driver.set_up_with(1 << 32);
+    send(&mut theirs, &[7; 50]);
+    send(&mut theirs, b"short");
+    for _ in 0..3 {
+        driver.submit(RECEIVEQ, &[], 30);
+    }
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(RECEIVEQ), Some(17));
+    assert_eq!(driver.next_completion(RECEIVEQ), None);
+}
+
+#[test]
+fn when_the_other_end_is_gone_the_guest_sends_into_the_void() {
+    let (theirs, mut net, mut driver) = ready();
+    drop(theirs);
+    driver.serve(&mut net);
+    assert!(net.awaits().is_none(), "it would be readable without end");
+    driver.submit(TRANSMITQ, &[&HEADER[..], b"frame"].concat(), 0);
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(TRANSMITQ), Some(0));
+}
+
+#[test]
+fn no_frame_of_before_a_reset_arrives_after_it() {
+    let (mut theirs, mut net, mut driver) = ready();
+    send(&mut theirs, b"old");
+    driver.serve(&mut net);
+    driver.reset(MERGEABLE);
+    send(&mut theirs, b"new!");
+    driver.submit(RECEIVEQ, &[], 100);
+    driver.serve(&mut net);
+    assert_eq!(driver.next_completion(RECEIVEQ), Some(16));
+}

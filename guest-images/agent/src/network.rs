@@ -1,0 +1,19 @@
+//! Sets up the network by a script, before the command starts.
+
+use std::process::Command;
+
+use guest_agent::protocol::Network;
+
+const SCRIPT: &str = "/lib/tally/network";
+
+/// Sets up the network. The error is for the user.
+pub fn set_up(Network { address, name_server }: &Network) -> Result<(), String> {
+    let address = address.map(|byte| format!("{byte:02x}")).join(":");
+    let mut script = Command::new(SCRIPT);
+    script.arg(address).args(name_server.map(|server| server.to_string()));
+    match script.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err("the guest's kernel has no virtio network (CONFIG_VIRTIO_NET)".into()),
+        Err(error) => Err(format!("{SCRIPT}: {error}")),
+    }
+}

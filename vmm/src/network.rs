@@ -1,0 +1,237 @@
+//! `tally run --net`: the guest's network device. Its frames are carried by passt, which opens sockets of the host as its user
+//! may (`user`), or by a tap device that belongs to the user (`tap=NAME`).
+//!
+//! passt is a process of its own. It ends when its socket is closed, so it does not outlive this process.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZero;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Output, Stdio};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use devices::net::{Offer, Stream, Tap};
+use devices::virtio::{Mac, Net};
+use guest_agent::protocol;
+use guest_images::child::inherit;
+use log::info;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// What `--net` takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// passt.
+    User(Loopback),
+    /// A tap device of this name.
+    Tap(String),
+}
+
+/// Whether a guest can reach what listens on the host's loopback addresses alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loopback {
+    /// It cannot.
+    Hidden,
+    /// At the address of its gateway.
+    AtGateway,
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "user" => Ok(Self::User(Loopback::Hidden)),
+            "user,host-loopback" => Ok(Self::User(Loopback::AtGateway)),
+            _ => match text.strip_prefix("tap=") {
+                Some(name) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
+                _ => Err("user, user,host-loopback or tap=NAME".into()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(Loopback::Hidden) => f.write_str("user"),
+            Self::User(Loopback::AtGateway) => f.write_str("user,host-loopback"),
+            Self::Tap(name) => write!(f, "tap={name}"),
+        }
+    }
+}
+
+/// A port of the guest that the host has, too: what `--publish` takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    protocol: Protocol,
+    address: IpAddr,
+    host: NonZero<u16>,
+    guest: NonZero<u16>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Tcp,
+    Udp,
+}
+
+impl FromStr for Published {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        const FORM: &str = "[ADDRESS:]HOST:GUEST[/udp], with ports from 1 to 65535";
+        let (ports, protocol) = match text.rsplit_once('/') {
+            None | Some((_, "tcp")) => (text.trim_end_matches("/tcp"), Protocol::Tcp),
+            Some((ports, "udp")) => (ports, Protocol::Udp),
+            Some(_) => return Err(FORM),
+        };
+        let (host, guest) = ports.rsplit_once(':').ok_or(FORM)?;
+        let (address, host) = match host.rsplit_once(':') {
+            Some((address, host)) => {
+                let address =
+                    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+                (address.parse().map_err(|_| FORM)?, host)
+            }
+            None => (Ipv4Addr::LOCALHOST.into(), host),
+        };
+        let port = |text: &str| text.parse().map_err(|_| FORM);
+        Ok(Self { protocol, address, host: port(host)?, guest: port(guest)? })
+    }
+}
+
+impl Published {
+    /// Returns the option of passt.
+    fn option(&self) -> [String; 2] {
+        let Self { protocol, address, host, guest } = self;
+        let option = match protocol {
+            Protocol::Tcp => "--tcp-ports",
+            Protocol::Udp => "--udp-ports",
+        };
+        [option.into(), format!("{address}/{host}:{guest}")]
+    }
+}
+
+/// Where passt answers the guest's requests for names. It asks the host's own name server, which may be on a loopback address.
+const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+/// The address of a guest that is alone on its network: locally administered.
+const ALONE: Mac = Mac(*b"\x02tally");
+
+/// Opens a network for a guest. Returns its device, and what the guest's agent has to know.
+pub fn open(network: &Network, published: &[Published]) -> Result<(Net, protocol::Network)> {
+    let (mac, backend, name_server): (_, Box<dyn devices::net::Backend>, _) = match network {
+        Network::User(loopback) => {
+            (ALONE, Box::new(Stream::new(start_passt(*loopback, published)?)), Some(NAME_SERVER))
+        }
+        Network::Tap(name) => {
+            let tap = Tap::open(name).with_context(|| format!("--net {network}"))?;
+            (random_mac().context("cannot draw a random address")?, Box::new(tap), None)
+        }
+    };
+    let about = protocol::Network { address: mac.0, name_server };
+    Ok((Net::new(mac, backend), about))
+}
+
+/// Does the same for a guest that becomes a template of those with such a network: nothing is plugged in.
+pub fn unplugged(network: &Network) -> Result<(Net, protocol::Network)> {
+    let about = protocol::Network { address: ALONE.0, name_server: None };
+    Ok((Net::unplugged(ALONE, offer(network)?), about))
+}
+
+/// Returns what the guest is offered. Guests that are offered the same can have the same template.
+pub fn offer(network: &Network) -> Result<Offer> {
+    match network {
+        Network::User(_) => Ok(Stream::OFFER),
+        Network::Tap(name) => Tap::offer_of(name).with_context(|| format!("--net {network}")),
+    }
+}
+
+/// Draws an address for a guest that is not alone on its network: locally administered, and no group's.
+fn random_mac() -> io::Result<Mac> {
+    let mut address = [0; 6];
+    // As few bytes as these come at once.
+    getrandom(&mut address, GetRandomFlags::empty())?;
+    address[0] = address[0] & !1 | 2;
+    Ok(Mac(address))
+}
+
+/// Starts passt, and waits until it is ready. Returns its socket.
+fn start_passt(loopback: Loopback, published: &[Published]) -> Result<OwnedFd> {
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+    let mut passt = Command::new("passt");
+    passt.args(["--quiet", "--fd", &theirs.as_raw_fd().to_string()]);
+    passt.args(["--dns-forward", &NAME_SERVER.to_string()]);
+    if loopback == Loopback::Hidden {
+        passt.arg("--no-map-gw");
+    }
+    passt.args(published.iter().flat_map(Published::option)).stdin(Stdio::null());
+    inherit(&mut passt, vec![theirs.as_raw_fd()]);
+    // It leaves a process in the background when it is ready.
+    match passt.output() {
+        Ok(Output { status, .. }) if status.success() => {
+            info!("passt carries the guest's network: {}", words(&passt));
+            Ok(ours.into())
+        }
+        Ok(Output { stderr, .. }) => bail!("--net user: passt: {}", last_line(&stderr)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("--net user needs passt, which is not installed: `sudo apt install passt` installs it")
+        }
+        Err(error) => Err(error).context("--net user: cannot start passt"),
+    }
+}
+
+fn words(command: &Command) -> String {
+    let words: Vec<_> = command.get_args().map(OsString::from).collect();
+    words.join(" ".as_ref()).display().to_string()
+}
+
+/// Returns the last line of what passt said, which is why it ended. It says elsewhere that it has no system log.
+fn last_line(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    let lines = said.lines().filter(|line| !line.trim().is_empty() && !line.ends_with(" to syslog"));
+    lines.last().unwrap_or("it has ended without a word").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_is_named_as_it_is_given() {
+        for text in ["user", "user,host-loopback", "tap=tap0"] {
+            assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
+        }
+        for text in ["", "tap", "tap=", "User", "user,"] {
+            assert!(text.parse::<Network>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_published_on_this_host_alone_unless_an_address_is_given() {
+        let option = |text: &str| text.parse::<Published>().map(|published| published.option().join(" "));
+        assert_eq!(option("8080:80").unwrap(), "--tcp-ports 127.0.0.1/8080:80");
+        assert_eq!(option("0.0.0.0:8080:80/tcp").unwrap(), "--tcp-ports 0.0.0.0/8080:80");
+        assert_eq!(option("[::1]:53:5353/udp").unwrap(), "--udp-ports ::1/53:5353");
+        for text in
+            ["80", "80:", ":80", "0:80", "80:65536", "host:80:80", "80:80/sctp", "80:80/tcp/tcp", "-1:80"]
+        {
+            assert!(option(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_guests_on_one_network_differ_and_are_no_vendors() {
+        let addresses: Vec<Mac> = (0..8).map(|_| random_mac().unwrap()).collect();
+        assert!(addresses.iter().all(|mac| mac.0[0] & 3 == 2));
+        assert!(addresses[1..].iter().all(|mac| *mac != addresses[0]));
+    }
+
+    #[test]
+    fn what_passt_says_last_is_why_it_has_ended() {
+        let said = b"Don't run as root. Changing to nobody...\nNo routable interface\nFailed to send 38 bytes to syslog\n";
+        assert_eq!(last_line(said), "No routable interface");
+    }
+}
