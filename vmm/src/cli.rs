@@ -111,7 +111,7 @@ Examples:
 }
 
 /// Options that a restored guest was started with, or that are for its start.
-const SAVED_WITH_A_GUEST: [&str; 14] = [
+const SAVED_WITH_A_GUEST: [&str; 15] = [
     "kernel",
     "initrd",
     "append",
@@ -119,6 +119,7 @@ const SAVED_WITH_A_GUEST: [&str; 14] = [
     "memory",
     "share",
     "net",
+    "publish",
     "pmu",
     "counters",
     "boot",
@@ -157,7 +158,7 @@ pub struct Run {
     /// Memory, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", allow_negative_numbers = true)]
     pub memory: Size,
-    /// A host folder, at the same path in the guest, read-only unless it ends in `:rw`
+    /// A host folder, at the same path; `:rw` to write
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<HostPath>,
     /// A raw image: /dev/vda and on, writable unless :ro
@@ -184,7 +185,7 @@ pub struct Run {
     /// Policy: a file or `tenant`, see `tally policy`
     #[arg(long, value_name = "FILE")]
     pub pmu_policy: Option<PathBuf>,
-    /// What to do when a counter loses its hardware: report, scale or stop [default: report]
+    /// On lost hardware: report (default), scale or stop
     #[arg(long, value_name = "HOW", value_parser = one_of(&ON_STARVATION), hide_possible_values = true)]
     pub on_starvation: Option<OnStarvation>,
     /// Serve OpenMetrics at unix:PATH, HOST:PORT or PORT

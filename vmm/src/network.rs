@@ -103,6 +103,17 @@ impl FromStr for Published {
     }
 }
 
+impl fmt::Display for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, address, host, guest } = self;
+        let protocol = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        };
+        write!(f, "{address}:{host}:{guest}/{protocol}")
+    }
+}
+
 impl Published {
     /// Returns the option of passt.
     fn option(&self) -> [String; 2] {
@@ -191,8 +202,9 @@ fn words(command: &Command) -> String {
 /// Returns the last line of what passt said, which is why it ended. It says elsewhere that it has no system log.
 fn last_line(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
-    let lines = said.lines().filter(|line| !line.trim().is_empty() && !line.ends_with(" to syslog"));
-    lines.last().unwrap_or("it has ended without a word").trim().to_owned()
+    let mut lines =
+        said.lines().rev().filter(|line| !line.trim().is_empty() && !line.ends_with(" to syslog"));
+    lines.next().unwrap_or("it has ended without a word").trim().trim_end_matches(", exiting").to_owned()
 }
 
 #[cfg(test)]
@@ -215,6 +227,8 @@ mod tests {
         assert_eq!(option("8080:80").unwrap(), "--tcp-ports 127.0.0.1/8080:80");
         assert_eq!(option("0.0.0.0:8080:80/tcp").unwrap(), "--tcp-ports 0.0.0.0/8080:80");
         assert_eq!(option("[::1]:53:5353/udp").unwrap(), "--udp-ports ::1/53:5353");
+        let again = |text: &str| option(&text.parse::<Published>().unwrap().to_string());
+        assert_eq!(again("[::1]:53:5353/udp"), option("[::1]:53:5353/udp"), "as a snapshot keeps it");
         for text in
             ["80", "80:", ":80", "0:80", "80:65536", "host:80:80", "80:80/sctp", "80:80/tcp/tcp", "-1:80"]
         {

@@ -20,6 +20,7 @@ use vpmu::policy::Policy;
 
 use crate::agent::AgentState;
 use crate::cli::{HostPath, Run};
+use crate::network::{Network, Published};
 
 pub use command::snapshot;
 pub use folder::{Opened, open};
@@ -55,6 +56,11 @@ pub struct Setup {
     pub policy: Policy,
     shares: Vec<Place>,
     disks: Vec<Place>,
+    /// `--net` and `--publish`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    net: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    publish: Vec<String>,
 }
 
 /// A path of the host that the guest may access.
@@ -82,6 +88,8 @@ impl Setup {
             policy,
             shares: options.share.iter().map(place).collect::<Result<_>>()?,
             disks: options.disk.iter().map(place).collect::<Result<_>>()?,
+            net: options.net.as_ref().map(Network::to_string),
+            publish: options.publish.iter().map(Published::to_string).collect(),
         })
     }
 
@@ -111,6 +119,9 @@ impl Setup {
             share: paths(&self.shares),
             has_other_disks: !given.disk.is_empty(),
             disk: if given.disk.is_empty() { paths(&self.disks) } else { given.disk.clone() },
+            // Whatever wrote this has checked them.
+            net: self.net.as_ref().and_then(|net| net.parse().ok()),
+            publish: self.publish.iter().filter_map(|ports| ports.parse().ok()).collect(),
             ..given.clone()
         }
     }

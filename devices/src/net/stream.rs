@@ -181,12 +181,12 @@ mod tests {
         let mut frame = Frame::default();
         let mut sent = 0;
         while stream.has_room().unwrap() {
-            frame.set(&[u8::try_from(sent % 251).unwrap(); 60_000]);
+            frame.set(&vec![u8::try_from(sent % 251).unwrap(); 60_000]);
             stream.send(&mut frame).unwrap();
             sent += 1;
         }
         for number in 0..sent {
-            let mut bytes = [0; LENGTH + 60_000];
+            let mut bytes = vec![0; LENGTH + 60_000];
             theirs.read_exact(&mut bytes).unwrap();
             assert_eq!(bytes[..LENGTH], 60_000_u32.to_be_bytes());
             assert!(bytes[LENGTH..].iter().all(|byte| usize::from(*byte) == number % 251));

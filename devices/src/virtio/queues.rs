@@ -99,7 +99,9 @@ impl<'a> Queues<'a> {
             requests.push(request);
         };
         self.session.with_rings(|rings| {
-            usable(rings, queue).into_iter().for_each(|ring| ring.set_next_avail(first));
+            if let Some(ring) = usable(rings, queue) {
+                ring.set_next_avail(first);
+            }
             Ok(())
         });
         too_little

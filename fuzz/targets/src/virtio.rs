@@ -1,18 +1,20 @@
-//! The registers and rings of a disk, a share and a console. The guest writes any register and any memory at any time;
+//! The registers and rings of a disk, a share, a console and a network device. The guest writes any register and any memory at any time;
 //! in between it submits orderly requests.
 //!
 //! As long as the guest keeps to the rings that it has announced, the device must write nothing behind the end of a
 //! buffer. A disk keeps its size, and a read-only one its content. After a reset, the device works again.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 
 use arbitrary::Arbitrary;
 use devices::Access;
 use devices::fs::Share;
+use devices::net::Stream;
 use devices::virtio::testing::Driver;
-use devices::virtio::{Console, Device, Disk, Queues, SharedFolder};
+use devices::virtio::{Console, Device, Disk, Mac, Net, Queues, SharedFolder};
 use tempfile::{NamedTempFile, TempDir};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -34,6 +36,7 @@ enum Kind {
     ReadOnlyDisk,
     Share,
     Console,
+    Net,
 }
 
 #[derive(Debug, Arbitrary)]
@@ -67,7 +70,7 @@ enum Step {
     /// Sets the device up anew.
     SetUp,
     Serve,
-    /// What the owner of a console does.
+    /// What the owner of a console does. The process at the other end of a network reads frames, and sends them.
     Output {
         port: u8,
         consumed: u8,
@@ -113,6 +116,13 @@ enum Content {
         node: u8,
         body: Vec<u8>,
     },
+    /// A frame of a network, behind its header.
+    Frame {
+        flags: u8,
+        segmented: u8,
+        checksum: (u8, u8),
+        data: u16,
+    },
     /// A control message of a console.
     Control {
         port: u8,
@@ -157,6 +167,11 @@ impl Content {
                 bytes.extend(body);
                 bytes
             }
+            Self::Frame { flags, segmented, checksum: (start, offset), data } => {
+                let mut bytes = vec![*flags, *segmented, 0, 0, 0, 0, *start, 0, *offset, 0, 0, 0];
+                bytes.resize(bytes.len() + usize::from(*data), 0x5a);
+                bytes
+            }
             Self::Control { port, event, value } => {
                 let port = u32::from(port % 8).to_le_bytes();
                 let words = [u16::from(event % 8), u16::from(value % 2)].map(u16::to_le_bytes);
@@ -171,6 +186,7 @@ enum Served {
     Disk(Disk, NamedTempFile, Access),
     Share(Box<SharedFolder>, #[expect(dead_code, reason = "it is removed when this is dropped")] TempDir),
     Console(Console),
+    Net(Box<Net>, UnixStream),
 }
 
 impl Served {
@@ -190,6 +206,11 @@ impl Served {
                 Self::Share(Box::new(SharedFolder::new(share, 0)), dir)
             }
             Kind::Console => Self::Console(Console::new(PORTS)),
+            Kind::Net => {
+                let (theirs, ours) = UnixStream::pair().expect("sockets can be made");
+                theirs.set_nonblocking(true).expect("it is a socket");
+                Self::Net(Box::new(Net::new(Mac([2; 6]), Box::new(Stream::new(ours.into())))), theirs)
+            }
         }
     }
 
@@ -198,6 +219,7 @@ impl Served {
             Self::Disk(disk, ..) => disk,
             Self::Share(share, _) => &mut **share,
             Self::Console(console) => console,
+            Self::Net(net, _) => &mut **net,
         }
     }
 
@@ -271,6 +293,9 @@ impl Guest {
             }
             _ => true,
         };
+        if let Served::Net(_, peer) = served {
+            exchange(step, peer);
+        }
         match step {
             Step::Write(Register(register), value) => {
                 self.driver.write(u64::from(register & !3), value.value());
@@ -320,6 +345,20 @@ impl Guest {
     }
 }
 
+/// Does what the process at the other end of a network does. It also sends what is no frame.
+fn exchange(step: &Step, mut peer: &UnixStream) {
+    // An error means that it would wait, or that the device has given up.
+    let _ = match step {
+        Step::Output { .. } => peer.read(&mut vec![0; 1 << 20]).map(drop),
+        Step::Give { bytes, .. } => {
+            let length = u32::try_from(bytes.len()).expect("inputs are short").to_be_bytes();
+            peer.write_all(&[&length, &bytes[..]].concat())
+        }
+        Step::Close { port } => peer.write_all(&[*port]),
+        _ => Ok(()),
+    };
+}
+
 /// Runs the target.
 pub fn run(data: &[u8]) {
     let Some(input) = crate::parse::<Input>(data) else { return };
@@ -343,10 +382,11 @@ fn works_after_reset(mut guest: Guest, served: &mut Served) {
         Served::Disk(..) => (0, [0; 16].to_vec(), 513),
         // STATFS.
         Served::Share(..) => (1, Content::Fuse { opcode: 17, node: 1, body: Vec::new() }.bytes(), 96),
+        Served::Net(..) => (1, vec![0; 60], 0),
         Served::Console(_) => (3, Content::Control { port: 0, event: 0, value: 1 }.bytes(), 0),
     };
     guest.driver.submit(queue, &request, reply);
     guest.driver.serve(served.device());
-    let expected = if matches!(served, Served::Console(_)) { 0 } else { reply };
+    let expected = if matches!(served, Served::Console(_) | Served::Net(..)) { 0 } else { reply };
     assert_eq!(guest.driver.next_completion(queue), Some(expected), "the device does not work after a reset");
 }

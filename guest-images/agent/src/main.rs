@@ -4,6 +4,7 @@
 //! and pipes or a terminal in the guest. It never exits, because the kernel panics when process 1 does. The host ends
 //! the virtual machine instead.
 
+mod connections;
 mod control;
 mod flow;
 mod network;

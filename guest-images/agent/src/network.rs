@@ -17,3 +17,9 @@ pub fn set_up(Network { address, name_server }: &Network) -> Result<(), String> 
         Err(error) => Err(format!("{SCRIPT}: {error}")),
     }
 }
+
+/// Asks for an address again, for the guest has been restored, perhaps elsewhere. Does nothing if it has no network.
+pub fn set_up_again() {
+    // It is reaped as an orphan; the command goes on meanwhile.
+    let _ = Command::new(SCRIPT).arg("again").spawn();
+}

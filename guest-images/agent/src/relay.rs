@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::flow::{DrainingFlow, Flow, State};
 use crate::orphans::Orphans;
 use crate::program::Program;
-use crate::{restored, sys};
+use crate::{connections, network, restored, sys};
 
 /// Added to the number of the signal that ended a program, as shells do.
 const KILLED: i32 = 128;
@@ -88,6 +88,8 @@ fn handle_message(message: &ToGuest, process: pid_t, program: &Program, control:
         ToGuest::Restored(restored) => {
             let _ = restored::catch_up(restored);
             let _ = restored::renew_boot_id();
+            connections::reset_all();
+            network::set_up_again();
             Ok(())
         }
         ToGuest::Signal(signal) => match sys::signal_group(process, *signal) {

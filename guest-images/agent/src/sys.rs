@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{Error, Result};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
@@ -154,6 +155,51 @@ pub fn pidfd_open(child: pid_t) -> Result<OwnedFd> {
     let descriptor = descriptor.ok_or_else(Error::last_os_error)?;
     // SAFETY: the descriptor is new, so nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Returns a duplicate of another process's descriptor.
+pub fn pidfd_getfd(process: &OwnedFd, fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: the call takes three integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
+    let descriptor = RawFd::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0);
+    let descriptor = descriptor.ok_or_else(Error::last_os_error)?;
+    // SAFETY: the descriptor is new, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Resets a TCP connection to another machine: whoever uses it sees ECONNRESET, or the end of file if it waits for input
+/// (Linux refuses a reset then).
+pub fn reset_connection(socket: &OwnedFd) -> Result<()> {
+    let is_tcp = option(socket, libc::SO_PROTOCOL)? == libc::IPPROTO_TCP;
+    if !is_tcp || is_to_this_machine(socket)? {
+        return Ok(());
+    }
+    let nobody = libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
+    const { assert!(libc::AF_UNSPEC == 0) };
+    let length = length_of::<libc::sockaddr>();
+    // SAFETY: the call reads a `sockaddr` of this length.
+    let reset = check(unsafe { libc::connect(socket.as_raw_fd(), &raw const nobody, length) });
+    // SAFETY: the call takes two integers.
+    reset.or_else(|_| check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) })).map(drop)
+}
+
+/// Returns the value of an option of a socket.
+fn option(socket: &OwnedFd, name: c_int) -> Result<c_int> {
+    let (mut value, mut length) = (0, length_of::<c_int>());
+    let (at, size) = ((&raw mut value).cast(), &raw mut length);
+    // SAFETY: the call writes an `int`.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, size) })?;
+    Ok(value)
+}
+
+fn length_of<T>() -> libc::socklen_t {
+    libc::socklen_t::try_from(size_of::<T>()).expect("it is small")
+}
+
+/// Returns true if the other end of a connection is on a loopback address. Fails if there is no connection.
+fn is_to_this_machine(socket: &OwnedFd) -> Result<bool> {
+    let stream = TcpStream::from(socket.try_clone()?);
+    Ok(stream.peer_addr()?.ip().to_canonical().is_loopback())
 }
 
 /// Sends a signal to a process group.

@@ -20,6 +20,7 @@ mod lab_run;
 mod linux;
 mod logging;
 mod metrics;
+mod network;
 mod operator;
 mod parameters;
 mod pmu;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         linux::tests,
         logging::tests,
         metrics::tests,
+        network::tests,
         operator::tests,
         parameters::tests,
         pmu::tests,

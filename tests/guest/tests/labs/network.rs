@@ -1,0 +1,236 @@
+//! Guests with a network, by passt and by a tap device. One host for all of them, with another host behind it in a network
+//! namespace: two templates, and some ten guests that start from them: half a minute of a core.
+
+use std::sync::LazyLock;
+
+use guest_images::cache::Cache;
+use guest_images::{Progress, Suite};
+use guest_tests::lab::{Results, Steps};
+use guest_tests::suite::Test;
+use guest_tests::{packed, program, tests};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    tests![
+        a_guest_has_the_hosts_address_and_reaches_other_hosts,
+        names_are_asked_of_the_hosts_name_server,
+        large_transfers_arrive_whole,
+        the_hosts_loopback_is_reachable_only_if_asked_for,
+        a_published_port_is_the_guests_on_this_host_alone,
+        a_tap_device_needs_a_dhcp_server_or_nothing,
+        a_restored_guest_has_a_network_and_its_connections_are_reset,
+        when_passt_ends_a_line_says_so_and_the_guest_goes_on,
+        passt_ends_with_its_guest,
+        what_cannot_be_is_one_line,
+    ]
+}
+
+/// Sets up the host: passt, another host that the host reaches by its default route, web servers on both and on the loopback
+/// address, and tap devices. The host's root file system is the initial one, which nothing can replace: passt, which
+/// wants to, is given a copy.
+const SET_UP: &str = "\
+for module in veth tun; do insmod $module.ko; done
+mkdir -p root /r; tar -C root -xf passt.tar
+mv root/usr/bin/passt /usr/bin/passt-itself
+cat >/usr/bin/passt <<'WRAPPER'
+#!/bin/sh
+exec unshare -m sh -c 'mount --rbind / /r; cd /r; mount --move . /; exec chroot . /usr/bin/passt-itself \"$@\"' passt \"$@\"
+WRAPPER
+chmod +x /usr/bin/passt
+echo nobody:x:65534:65534:nobody:/:/bin/false >>/etc/passwd
+unshare -n sleep 100000 </dev/null >/dev/null 2>&1 & echo $! >other
+sleep 0.1
+ip link add near type veth
+ip link set veth0 netns $(cat other)
+ip address add 192.0.2.2/24 dev near; ip link set near up
+there() { nsenter -t $(cat other) -n \"$@\"; }
+there ip link set lo up; there ip address add 192.0.2.1/24 dev veth0; there ip link set veth0 up
+ip route add default via 192.0.2.1 dev near
+echo nameserver 192.0.2.1 >/etc/resolv.conf
+mkdir there here
+echo from the other host >there/index.html; echo from the loopback address >here/index.html
+head -c 20000000 tally >there/large
+there httpd -p 192.0.2.1:80 -h $PWD/there
+there ./name_server 192.0.2.1:53 192.0.2.53 </dev/null >/dev/null 2>&1 &
+httpd -p 127.0.0.1:9000 -h $PWD/here
+for tap in tap0 tap1; do tunctl -t $tap >/dev/null; done
+ip address add 10.0.0.1/24 dev tap0; ip link set tap0 up; ip link set tap1 up
+httpd -p 10.0.0.1:80 -h $PWD/there
+cat >udhcpd.conf <<CONFIGURATION
+start 10.0.0.20
+end 10.0.0.30
+interface tap0
+lease_file leases
+pidfile udhcpd.pid
+option router 10.0.0.1
+option dns 10.0.0.1
+CONFIGURATION
+touch leases; udhcpd $PWD/udhcpd.conf
+";
+
+/// Shell functions: `there COMMAND...` runs a command on the other host.
+const PRELUDE: &str = "\
+export TALLY_CACHE=$PWD/cache TALLY_BOOT=
+there() { nsenter -t $(cat other) -n \"$@\"; }
+until_said() { until grep -q \"$1\" $2; do sleep 0.02; done; }
+";
+
+/// Reaches nobody in one second.
+const TRY: &str = "try() { nc -w 1 $1 $2 </dev/null && echo reached; }";
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let mut progress = Progress::stderr("lab");
+    let passt = packed::archive("passt", &mut progress).unwrap_or_else(|error| panic!("{error}"));
+    let cache = Cache::open().expect("there is a cache");
+    let kernel = guest_images::kernel(&cache, Suite::default(), &mut progress);
+    let drivers = kernel.unwrap_or_else(|error| panic!("{error}")).modules.join("kernel/drivers/net");
+    let steps = Steps::new("network")
+        .configure_host(|host| host.memory_mib(4 << 10))
+        .file(passt, "passt.tar")
+        .file(program("name_server"), "name_server")
+        .file(drivers.join("veth.ko"), "veth.ko")
+        .file(drivers.join("tun.ko"), "tun.ko");
+    let step = |steps: Steps, name: &str, commands: &str| steps.step(name, &format!("{PRELUDE}{commands}"));
+    let steps = steps.step("set-up", SET_UP);
+    let guest = |options: &str, script: &str| format!("./tally run {options} -- sh -c '{script}' </dev/null");
+    let fetch = "wget -q -O -";
+    [
+        ("user", guest("--net user", &format!(
+            "ip -4 -o address show eth0; ip route; cat /etc/resolv.conf; {fetch} http://192.0.2.1/"
+        ))),
+        ("names", guest("--net user", "nslookup www.example.org")),
+        ("large", format!(
+            "md5sum <there/large; {}; {}",
+            guest("--net user", &format!("{fetch} http://192.0.2.1/large | md5sum")),
+            guest("--net tap=tap0", &format!("{fetch} http://10.0.0.1/large | md5sum")),
+        )),
+        ("loopback", format!(
+            "{}; {}",
+            guest("--net user", &format!("{TRY}; try 192.0.2.1 9000; try 169.254.1.1 9000; echo nothing")),
+            guest("--net user,host-loopback", &format!("{fetch} http://192.0.2.1:9000/")),
+        )),
+        ("publish", format!(
+            "{TRY}; {} & until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; \
+             there nc -w 1 192.0.2.2 8080 </dev/null && echo reached from the other host; \
+             there {fetch} http://192.0.2.2:8081/; kill $!; wait $!; echo $?",
+            guest(
+                "--net user --publish 8080:80 --publish 192.0.2.2:8081:80",
+                "mkdir /w; echo from the guest >/w/index.html; exec httpd -f -p 80 -h /w"
+            )
+        )),
+        ("tap", format!(
+            "{}; {}",
+            guest("--net tap=tap0", &format!(
+                "ip -4 -o address show eth0; ip route; cat /etc/resolv.conf /sys/class/net/eth0/mtu; {fetch} http://10.0.0.1/"
+            )),
+            guest("--net tap=tap1", "ip -4 -o address show eth0; cat /sys/class/net/eth0/operstate"),
+        )),
+        ("restored", format!(
+            "(while there nc -l -p 81 <>fifo; do :; done) & \
+             mkfifo fifo; ./tally run --name saved --net user --publish 8080:80 -- sh -c '\
+             mkdir /w; echo from the guest >/w/index.html; httpd -p 80 -h /w; mkfifo f; \
+             nc 192.0.2.1 81 <>f; echo ended $?; sleep 0.3; ip -4 -o address show eth0; echo all; sleep 100' >said </dev/null & vm=$!; \
+             until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; sleep 0.3; cat said; \
+             ./tally snapshot saved guest.saved --stop; wait $vm; \
+             ip address del 192.0.2.2/24 dev near; ip address add 192.0.2.7/24 dev near; \
+             ip route add default via 192.0.2.1 dev near; \
+             ./tally run --restore guest.saved >said & vm=$!; until_said all said; cat said; \
+             until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; kill $vm; wait $vm; killall nc"
+        )),
+        ("gone", format!(
+            "{} & until_said up said; killall passt-itself; wait $!; echo $?; cat said",
+            guest("--net user", "echo up; sleep 1; ip -4 -o address show eth0 | wc -l; exit 3").replace("</dev/null", "</dev/null >said")
+        )),
+        ("ended", "sleep 1; ps | grep -c [p]asst-itself || true".to_owned()),
+        ("refused", "\
+            run() { ./tally run \"$@\" -- true </dev/null; echo \"status $?\" >&2; }; \
+            run --net none; run --net tap=tap9; run --net tap=near; run --net tap=tap0 --publish 1:2; run --publish 1:2; \
+            run --net user --publish 80; run --net user --publish 9000:80; \
+            ./tally run --net tap=tap0 -- sleep 2 </dev/null & sleep 0.2; run --net tap=tap0; wait; \
+            mv /usr/bin/passt passt; run --net user; mv passt /usr/bin/passt"
+            .to_owned()),
+    ]
+    .into_iter()
+    .fold(steps, |steps, (name, commands)| step(steps, name, &commands))
+    .run()
+});
+
+/// Returns the lines that a step printed. It has said nothing else.
+fn lines(step: &str) -> Vec<String> {
+    let done = RESULTS.of(step);
+    assert_eq!(done.err, "", "{}", done.text());
+    done.text().lines().map(str::to_owned).collect()
+}
+
+fn a_guest_has_the_hosts_address_and_reaches_other_hosts() {
+    let lines = lines("user");
+    assert!(lines[0].contains("inet 192.0.2.2/24 "), "{lines:?}");
+    assert_eq!(lines[1].trim(), "default via 192.0.2.1 dev eth0");
+    assert_eq!(lines[lines.len() - 2..], ["nameserver 169.254.1.1", "from the other host"]);
+}
+
+fn names_are_asked_of_the_hosts_name_server() {
+    let lines = lines("names");
+    assert!(lines.contains(&"Address: 192.0.2.53".to_owned()), "{lines:?}");
+}
+
+fn large_transfers_arrive_whole() {
+    let lines = lines("large");
+    assert_eq!(lines, [&*lines[0], &*lines[0], &*lines[0]]);
+}
+
+fn the_hosts_loopback_is_reachable_only_if_asked_for() {
+    let done = RESULTS.of("loopback");
+    assert_eq!(done.text(), "nothing\nfrom the loopback address\n", "{}", done.err);
+}
+
+fn a_published_port_is_the_guests_on_this_host_alone() {
+    let done = RESULTS.of("publish");
+    assert_eq!(done.text(), "from the guest\nfrom the guest\n143\n", "{}", done.err);
+}
+
+fn a_tap_device_needs_a_dhcp_server_or_nothing() {
+    let lines = lines("tap");
+    assert!(lines[0].contains("inet 10.0.0."), "{lines:?}");
+    assert_eq!(lines[1].trim(), "default via 10.0.0.1 dev eth0");
+    assert_eq!(lines[3..], ["nameserver 10.0.0.1", "1500", "from the other host", "up"]);
+}
+
+fn a_restored_guest_has_a_network_and_its_connections_are_reset() {
+    let done = RESULTS.of("restored");
+    let lines: Vec<String> = done.text().lines().map(str::to_owned).collect();
+    let [before, ended, address, _, after] = &lines[..] else { panic!("{lines:?}\n{}", done.err) };
+    assert_eq!([before, after], ["from the guest"; 2]);
+    assert!(ended.starts_with("ended"), "{ended}");
+    assert!(address.contains("inet 192.0.2.7/24 "), "{address}");
+}
+
+fn when_passt_ends_a_line_says_so_and_the_guest_goes_on() {
+    let done = RESULTS.of("gone");
+    assert_eq!(done.text(), "3\nup\n1\n");
+    assert_eq!(done.err, "tally: net: the guest's network is gone: the process that carried it has ended\n");
+}
+
+fn passt_ends_with_its_guest() {
+    assert_eq!(lines("ended"), ["0"]);
+}
+
+fn what_cannot_be_is_one_line() {
+    let refused = RESULTS.of("refused");
+    let said: Vec<&str> = refused.err.lines().collect();
+    let expected = [
+        "invalid value 'none' for '--net <HOW>': user, user,host-loopback or tap=NAME (`tally --help` tells more)",
+        "--net tap=tap9: there is no such tap device (`sudo ip tuntap add tap9 mode tap user $USER` makes one)",
+        "--net tap=near: it is no tap device",
+        "--publish is for --net user, not for --net tap=tap0",
+        "the following required arguments were not provided: --net <HOW> (`tally --help` tells more)",
+        "invalid value '80' for '--publish <PORTS>': [ADDRESS:]HOST:GUEST[/udp], with ports from 1 to 65535 (`tally --help` \
+         tells more)",
+        "--net user: passt: Failed to bind any port for '-t 127.0.0.1/9000:80'",
+        "--net tap=tap0: in use by another program",
+        "--net user needs passt, which is not installed: `sudo apt install passt` installs it",
+    ];
+    let expected: Vec<String> =
+        expected.iter().flat_map(|line| [format!("tally: {line}"), "status 125".to_owned()]).collect();
+    assert_eq!(said, expected);
+}
