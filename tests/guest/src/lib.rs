@@ -5,7 +5,6 @@ pub mod debian;
 pub mod host;
 pub mod lab;
 pub mod model;
-pub mod packed;
 pub mod perf;
 pub mod programs;
 pub mod prometheus;

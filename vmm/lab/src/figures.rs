@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use guest_images::{Progress, Suite};
+use tally_lab::net_figures::{self, Transfer};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
 use tally_lab::use_figures::{self, Cost, Hello};
@@ -24,6 +25,8 @@ pub enum Measured {
     Pmu,
     /// Commands and shared folders.
     Use,
+    /// A guest's network.
+    Net,
     /// Monitoring of a guest from the host.
     Watch,
     /// A guest's use of its counters on an Intel host.
@@ -38,6 +41,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Boot => ("boot", boot),
         Measured::Pmu => ("pmu", pmu),
         Measured::Use => ("use", commands),
+        Measured::Net => ("net", network),
         Measured::Watch => ("watch", monitoring),
         Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", riscv_figures::measure),
@@ -121,6 +125,25 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let figures = pmu_figures::measure(processor, pmus, &programs, progress)?;
     Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
+}
+
+/// Measures a guest's network.
+fn network(progress: &mut Progress) -> Result<String> {
+    progress.step("requests and transfers to guests of Tally and the peer");
+    let (tally, workload) = (beside::program("tally", progress)?, beside::program("net-workload", progress)?);
+    let mut table = "| | requests a second | exits for each | from the guest | exits for each MiB | to the guest | exits for each MiB |\n\
+                     |---|---:|---:|---:|---:|---:|---:|\n"
+        .to_owned();
+    for measured in net_figures::measure(&tally, &workload, progress)? {
+        let net_figures::Measured { name, requests_per_second, exits_per_request, transfers } = measured;
+        let transfers = transfers.map(|Transfer { megabytes_per_second, exits_per_mib }| {
+            format!("{megabytes_per_second:.0} MB/s | {exits_per_mib:.1}")
+        });
+        let transfers = transfers.join(" | ");
+        writeln!(table, "| {name} | {requests_per_second:.0} | {exits_per_request:.1} | {transfers} |")
+            .expect("writing to a string cannot fail");
+    }
+    Ok(table)
 }
 
 /// Measures commands and shared folders.

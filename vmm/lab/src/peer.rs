@@ -21,6 +21,14 @@ impl Machine {
             Self::Microvm => "microvm",
         }
     }
+
+    /// Returns the end of the names of its virtio devices.
+    fn virtio_bus(self) -> &'static str {
+        match self {
+            Self::Default => "pci",
+            Self::Microvm => "device",
+        }
+    }
 }
 
 const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qemu -nodefaults -no-user-config \
@@ -45,15 +53,44 @@ pub struct Folder<'a> {
 
 /// Returns the command of [`linux`] with a read-only directory, which the guest's command has to mount.
 pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
-    let bus = match machine {
-        Machine::Default => "pci",
-        Machine::Microvm => "device",
-    };
+    let bus = machine.virtio_bus();
     let Folder { kernel, path, tag } = folder;
     format!(
         "{} -fsdev local,id=folder,path={path},security_model=none,readonly=on \
          -device virtio-9p-{bus},fsdev=folder,mount_tag={tag}",
         linux_of(machine, kernel, arguments)
+    )
+}
+
+/// A network of the peer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Net {
+    /// Its own, without rights. The ports 80 and 99 of the guest are 8080 and 8099 on this host.
+    User,
+    /// The tap device `tap0`.
+    Tap,
+}
+
+impl Net {
+    /// Returns the name of the network for `-netdev`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Tap => "tap",
+        }
+    }
+}
+
+/// Returns the command of [`linux`] with a network, which the guest's command has to set up.
+pub fn linux_with_network(machine: Machine, net: Net, arguments: &[impl AsRef<OsStr>]) -> String {
+    let options = match net {
+        Net::User => ",hostfwd=tcp:127.0.0.1:8080-:80,hostfwd=tcp:127.0.0.1:8099-:99",
+        Net::Tap => ",ifname=tap0,script=no,downscript=no",
+    };
+    let (kind, bus) = (net.name(), machine.virtio_bus());
+    format!(
+        "{} -netdev {kind},id=net{options} -device virtio-net-{bus},netdev=net",
+        linux(machine, arguments)
     )
 }
 

@@ -3,11 +3,11 @@
 
 use std::sync::LazyLock;
 
-use guest_images::cache::Cache;
-use guest_images::{Progress, Suite};
+use guest_images::Progress;
 use guest_tests::lab::{Results, Steps};
 use guest_tests::suite::Test;
-use guest_tests::{packed, program, tests};
+use guest_tests::{program, tests};
+use tally_lab::passt;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -25,19 +25,9 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// Sets up the host: passt, another host that the host reaches by its default route, web servers on both and on the loopback
-/// address, and tap devices. The host's root file system is the initial one, which nothing can replace: passt, which
-/// wants to, is given a copy.
+/// Sets up another host that the host reaches by its default route, web servers on both and on the loopback address, and
+/// tap devices.
 const SET_UP: &str = "\
-for module in veth tun; do insmod $module.ko; done
-mkdir -p root /r; tar -C root -xf passt.tar
-mv root/usr/bin/passt /usr/bin/passt-itself
-cat >/usr/bin/passt <<'WRAPPER'
-#!/bin/sh
-exec unshare -m sh -c 'mount --rbind / /r; cd /r; mount --move . /; exec chroot . /usr/bin/passt-itself \"$@\"' passt \"$@\"
-WRAPPER
-chmod +x /usr/bin/passt
-echo nobody:x:65534:65534:nobody:/:/bin/false >>/etc/passwd
 unshare -n sleep 100000 </dev/null >/dev/null 2>&1 & echo $! >other
 sleep 0.1
 ip link add near type veth
@@ -79,19 +69,13 @@ until_said() { until grep -q \"$1\" $2; do sleep 0.02; done; }
 const TRY: &str = "try() { nc -w 1 $1 $2 </dev/null && echo reached; }";
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-    let mut progress = Progress::stderr("lab");
-    let passt = packed::archive("passt", &mut progress).unwrap_or_else(|error| panic!("{error}"));
-    let cache = Cache::open().expect("there is a cache");
-    let kernel = guest_images::kernel(&cache, Suite::default(), &mut progress);
-    let drivers = kernel.unwrap_or_else(|error| panic!("{error}")).modules.join("kernel/drivers/net");
     let steps = Steps::new("network")
-        .configure_host(|host| host.memory_mib(4 << 10))
-        .file(passt, "passt.tar")
-        .file(program("name_server"), "name_server")
-        .file(drivers.join("veth.ko"), "veth.ko")
-        .file(drivers.join("tun.ko"), "tun.ko");
+        .configure_host(|host| {
+            passt::add(host.memory_mib(4 << 10), &mut Progress::stderr("lab")).expect("passt is found")
+        })
+        .file(program("name_server"), "name_server");
     let step = |steps: Steps, name: &str, commands: &str| steps.step(name, &format!("{PRELUDE}{commands}"));
-    let steps = steps.step("set-up", SET_UP);
+    let steps = steps.step("set-up", &format!("{}{SET_UP}", passt::INSTALL));
     let guest = |options: &str, script: &str| format!("./tally run {options} -- sh -c '{script}' </dev/null");
     let fetch = "wget -q -O -";
     [
