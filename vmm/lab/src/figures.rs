@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use guest_images::{Progress, Suite};
+use tally_lab::fleet_figures::{self, CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::net_figures::{self, Transfer};
 use tally_lab::peer::{self, Machine};
 use tally_lab::pmu_figures::{self, Programs, UNCONFINED};
@@ -25,6 +26,8 @@ pub enum Measured {
     Pmu,
     /// Commands and shared folders.
     Use,
+    /// Many guests on one host.
+    Fleet,
     /// A guest's network.
     Net,
     /// Monitoring of a guest from the host.
@@ -41,6 +44,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Boot => ("boot", boot),
         Measured::Pmu => ("pmu", pmu),
         Measured::Use => ("use", commands),
+        Measured::Fleet => ("fleet", fleet),
         Measured::Net => ("net", network),
         Measured::Watch => ("watch", monitoring),
         Measured::Intel => ("intel", intel),
@@ -125,6 +129,30 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let figures = pmu_figures::measure(processor, pmus, &programs, progress)?;
     Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
+}
+
+/// Measures many guests on one host.
+fn fleet(progress: &mut Progress) -> Result<String> {
+    progress.step(format!("running {GUESTS} guests on a host with {CPUS} CPUs"));
+    let figures = fleet_figures::measure(&beside::program("tally", progress)?, progress)?;
+    let mut table = format!(
+        "| {} guests of {GUEST_MIB} MiB that sleep, on a host with {CPUS} CPUs | |\n|---|---:|\n\
+         | memory that the host has less, for each | {:.1} MiB |\n\
+         | the processes of a VM, with their part of what they share | {:.1} MiB |\n",
+        figures.names.len(),
+        mib(figures.kib_each),
+        mib(figures.proportional_kib),
+    );
+    for Look { command, instructions, seconds } in &figures.looks {
+        let millions = instructions.div_ceil(1_000_000);
+        writeln!(table, "| `{command}`: instructions, virtual time | {millions} M, {seconds:.3} s |")
+            .expect("writing to a string cannot fail");
+    }
+    Ok(table)
+}
+
+fn mib(kib: u64) -> f64 {
+    f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
 }
 
 /// Measures a guest's network.

@@ -195,11 +195,12 @@ fn encode(source: &Source, of: &Labels, vcpu: &VcpuReport, metric: &mut MetricEn
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use tally_machine::Share;
 
-    #[test]
-    fn a_machine_is_rendered_in_the_format() {
+    fn report() -> Report {
         let counter = CounterReport {
             counter: 0,
             event: Some("cycles:u".to_owned()),
@@ -223,9 +224,13 @@ mod tests {
             share: Share::default(),
             cpu: 0,
         };
+        Report { stands_still: false, vcpus: vec![vcpu] }
+    }
+
+    #[test]
+    fn a_machine_is_rendered_in_the_format() {
         let facts = vec![("name", "a \"b\"\n".to_owned())];
-        let report = Report { stands_still: false, vcpus: vec![vcpu] };
-        let machine = |labels| Machine { labels, facts: facts.clone(), report: report.clone() };
+        let machine = |labels| Machine { labels, facts: facts.clone(), report: report() };
         let text = Machines { answering: vec![machine(vec![])], silent: None }.write().unwrap();
         for line in [
             "# TYPE tally_exits counter",
@@ -255,5 +260,26 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
         }
         assert_eq!(text.matches("# TYPE tally_pmu_overflows counter").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
+        let labels = vec![("name", "web".to_owned()), ("pid", "7".to_owned())];
+        let machine = Machine { labels, facts: Vec::new(), report: report() };
+        let text = Machines { answering: vec![machine], silent: Some(0) }.write().unwrap();
+        let names = |text: &str| -> BTreeSet<String> {
+            let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+            words.filter(|word| word.starts_with("tally_")).map(str::to_owned).collect()
+        };
+        let samples: String = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let dashboard = include_str!("../../../packaging/grafana/tally.json");
+        serde_json::from_str::<serde_json::Value>(dashboard).expect("it is JSON");
+        let asked = names(dashboard);
+        assert!(asked.len() > 10, "{asked:?}");
+        assert_eq!(asked.difference(&names(&samples)).collect::<Vec<_>>(), [""; 0]);
+        let labels = dashboard.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
+        for label in labels {
+            assert!(samples.contains(&format!("{label}=\"")), "{label}");
+        }
     }
 }

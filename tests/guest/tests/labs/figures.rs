@@ -1,6 +1,7 @@
 //! Limits on what guests and their use of counters cost the host. The lab counts every instruction and exit, so the
 //! figures are exact.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use guest_images::Progress;
@@ -10,6 +11,7 @@ use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::Processor;
 use tally_lab::bench::{self, Column, Cost, Length, Limit, Plan, Row, Workload};
+use tally_lab::fleet_figures::{self, GUESTS};
 use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::use_figures;
 use tally_lab::watch_figures::attention::{self, MAX_PER_SECOND, SOON};
@@ -25,6 +27,7 @@ pub fn tests() -> Vec<Test> {
     ];
     let others = tests![
         a_sample_of_cycles_at_a_rate_is_seldom_more_than_one_exit,
+        a_hundred_guests_run_on_one_host_and_are_told_apart,
         a_command_answers_in_a_seventh_of_a_second,
         a_command_costs_fewer_exits_than_in_qemu,
         a_snapshot_is_written_and_restored_in_half_a_second,
@@ -283,4 +286,16 @@ fn monitoring_every_second_costs_less_than_a_thousandth() {
 fn starvation_is_reported_within_a_tenth_of_a_second() {
     assert!(!ATTENTION.reports.is_empty());
     assert!(ATTENTION.reports.iter().all(|after| *after < SOON), "{:?}", ATTENTION.reports);
+}
+
+/// Memory that a sleeping guest of a template may take of the host.
+const MAX_KIB_EACH: u64 = 8 << 10;
+
+fn a_hundred_guests_run_on_one_host_and_are_told_apart() {
+    let figures = fleet_figures::measure(&program("tally"), &mut Progress::stderr("lab")).expect("they run");
+    let names: BTreeSet<String> = (1..=GUESTS).map(|number| format!("guest{number}")).collect();
+    assert_eq!(figures.names, names);
+    assert_eq!(figures.processes.len(), GUESTS);
+    assert_eq!((figures.with_metrics, figures.silent), (GUESTS, Some(0)));
+    assert!(figures.kib_each < MAX_KIB_EACH, "{figures:?}");
 }
