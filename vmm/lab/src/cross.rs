@@ -75,6 +75,17 @@ pub fn program(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     compile(package, &["build", "--bins", "--profile", "lab"], &toolchain, progress)
 }
 
+/// Compiles the only program of one of this project's packages for a release, with more options of the compiler. Returns
+/// the path of the program.
+pub fn released(package: &str, options: &str, progress: &mut Progress) -> Result<PathBuf> {
+    let toolchain = toolchain(&Cache::open()?, progress)?;
+    progress.long_step(format!("compiling {package} for riscv64"));
+    let mut command = cargo(&toolchain);
+    command.env(variable("RUSTFLAGS"), format!("{RUSTFLAGS} {options}"));
+    command.args(["build", "--bins", "--locked", "--release", "--target-dir", "target/dist"]);
+    run(command, package, progress)
+}
+
 /// Compiles one of this package's programs for the RISC-V host. Returns the path of the program.
 pub fn own_program(name: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
@@ -107,11 +118,22 @@ pub fn lint(progress: &mut Progress) -> Result<bool> {
 /// Runs cargo with arguments that compile one program. Returns the path of the program.
 fn compile(package: &str, arguments: &[&str], toolchain: &Path, progress: &mut Progress) -> Result<PathBuf> {
     let mut command = cargo(toolchain);
-    command.args(arguments).args(["--message-format", "json-render-diagnostics", "--package", package]);
+    command.args(arguments);
+    run(command, package, progress)
+}
+
+/// Runs a cargo that compiles one program. Returns the path of the program.
+fn run(mut command: Command, package: &str, progress: &mut Progress) -> Result<PathBuf> {
+    command.args(["--message-format", "json-render-diagnostics", "--package", package]);
     let messages = run_tool(&mut command, "cargo")?;
     progress.done();
     let (_, path) = messages.rsplit_once("\"executable\":\"").ok_or(Error::NoProgram)?;
     path.split('"').next().map(PathBuf::from).ok_or(Error::NoProgram)
+}
+
+/// Returns the name of the variable that sets a target's option.
+fn variable(name: &str) -> String {
+    format!("CARGO_TARGET_{}_{name}", TARGET.replace('-', "_").to_uppercase())
 }
 
 /// Returns a command for the cargo of this build, with the compiler for RISC-V and a target directory of its own.
@@ -121,7 +143,6 @@ fn cargo(toolchain: &Path) -> Command {
     for variable in ["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
         command.env_remove(variable);
     }
-    let variable = |name| format!("CARGO_TARGET_{}_{name}", TARGET.replace('-', "_").to_uppercase());
     command
         .env("RUSTC", toolchain.join("rustc"))
         .env(variable("LINKER"), toolchain.join("ld"))
