@@ -1,6 +1,6 @@
 //! `cargo dist`: makes Tally's Debian package, or its release archives.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -54,6 +54,8 @@ fn make(Cli { command }: &Cli) -> Result<()> {
         }
     };
     progress.done();
-    made.iter().map(|path| path.as_path()).map(Path::display).for_each(|path| println!("{path}"));
+    for path in made {
+        println!("{}", path.display());
+    }
     Ok(())
 }
