@@ -56,13 +56,22 @@ pub fn programs(arch: Arch, progress: &mut Progress) -> Result<Programs> {
 fn here(progress: &mut Progress) -> Result<Programs> {
     progress.long_step("compiling the programs");
     let target = project().join("target/dist");
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(project()).args(["build", "--release", "--locked", "--package", "tally"]);
-    cargo.args(["--package", "tally-lab", "--quiet", "--target-dir"]).arg(&target);
-    // These take the place of those in the configuration.
-    cargo.env("RUSTFLAGS", format!("-Ctarget-feature=+crt-static {}", remapped()));
-    if !cargo.status().context("cannot start cargo")?.success() {
-        bail!("the programs do not compile");
+    // Each alone: cargo would unify the features of their dependencies.
+    for package in ["tally", "tally-lab"] {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(project()).args([
+            "build",
+            "--release",
+            "--locked",
+            "--quiet",
+            "--package",
+            package,
+        ]);
+        // These take the place of those in the configuration.
+        cargo.env("RUSTFLAGS", format!("-Ctarget-feature=+crt-static {}", remapped()));
+        if !cargo.arg("--target-dir").arg(&target).status().context("cannot start cargo")?.success() {
+            bail!("{package} does not compile");
+        }
     }
     Ok(target.join("x86_64-unknown-linux-gnu/release"))
 }
