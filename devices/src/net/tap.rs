@@ -93,7 +93,7 @@ fn attach(file: &File, name: &str, more_flags: libc::c_int) -> io::Result<()> {
     // SAFETY: all of its fields may be 0.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     let flags = TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | more_flags;
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("the flags have 15 bits");
