@@ -2,6 +2,7 @@
 //! protocol of passt, and of QEMU's `-netdev stream`.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -11,16 +12,16 @@ use super::{Backend, Frame, Offer};
 
 /// Size of a frame's length.
 const LENGTH: usize = 4;
-/// Number of bytes that are received at a time.
-const CHUNK: usize = 256 << 10;
+/// Size of a buffer for some of the largest frames.
+const BUFFER: usize = 256 << 10;
 
 /// The other process, on a socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    /// What has been received, and the part of it that has been passed on.
-    received: Vec<u8>,
-    passed: usize,
+    /// Has what was received and not passed on, at `received`.
+    buffer: Box<[u8]>,
+    received: Range<usize>,
     /// The rest of a frame that did not fit into the socket's buffer.
     unsent: Vec<u8>,
 }
@@ -32,12 +33,13 @@ impl Stream {
 
     /// Exchanges frames over a socket.
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, received: Vec::new(), passed: 0, unsent: Vec::new() }
+        Self { socket, buffer: vec![0; BUFFER].into(), received: 0..0, unsent: Vec::new() }
     }
 
     /// Returns the length of the next frame, if that is known.
     fn next_length(&self) -> io::Result<Option<usize>> {
-        let Some(length) = self.received[self.passed..].first_chunk::<LENGTH>() else { return Ok(None) };
+        let received = &self.buffer[self.received.clone()];
+        let Some(length) = received.first_chunk::<LENGTH>() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > Frame::MAX - Frame::HEADER {
             return Err(io::Error::other(format!("a frame of {length} bytes")));
@@ -48,26 +50,25 @@ impl Stream {
     /// Returns the next frame, if all of it has come.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
         let Some(length) = self.next_length()? else { return Ok(None) };
-        let begin = self.passed + LENGTH;
-        let frame = self.received.get(begin..begin + length);
-        if frame.is_some() {
-            self.passed = begin + length;
+        let frame = self.received.start + LENGTH..self.received.start + LENGTH + length;
+        if frame.end > self.received.end {
+            return Ok(None);
         }
-        Ok(frame)
+        self.received.start = frame.end;
+        Ok(Some(&self.buffer[frame]))
     }
 
     /// Receives more. Returns false if there is nothing yet.
     fn receive_more(&mut self) -> io::Result<bool> {
-        self.received.drain(..self.passed);
-        self.passed = 0;
-        let before = self.received.len();
-        self.received.resize(before + CHUNK, 0);
-        let received = recv(&self.socket, &mut self.received[before..], RecvFlags::DONTWAIT);
-        let count = received.map_or(0, |(count, _)| count);
-        self.received.truncate(before + count);
+        self.buffer.copy_within(self.received.clone(), 0);
+        self.received = 0..self.received.len();
+        let received = recv(&self.socket, &mut self.buffer[self.received.end..], RecvFlags::DONTWAIT);
         match received {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Ok(true),
+            Ok((count, _)) => {
+                self.received.end += count;
+                Ok(true)
+            }
             Err(error) => no_error_if_it_would_wait(error).map(|()| false),
         }
     }

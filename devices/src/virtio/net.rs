@@ -118,7 +118,7 @@ fn receive(backend: &mut dyn Backend, frame: &mut Frame, queues: &mut Queues) ->
             used.push((head, u32::try_from(now.len()).expect("a frame is short")));
             bytes = later;
         }
-        queues.complete_together(RECEIVEQ, &used);
+        queues.complete_together(&used);
         frame.clear();
     }
     Ok(true)

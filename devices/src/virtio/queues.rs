@@ -116,15 +116,15 @@ impl<'a> Queues<'a> {
     /// that, because the next request may take long. A driver that negotiated `VIRTIO_F_EVENT_IDX` gets no further
     /// notification until it has updated `used_event`.
     pub fn complete(&mut self, head: Head, written: u32) {
-        self.complete_together(head.queue, &[(head, written)]);
+        self.complete_together(&[(head, written)]);
     }
 
     /// Does the same with requests of one queue that belong together: the driver finds all of them at once.
-    pub fn complete_together(&mut self, queue: usize, requests: &[(Head, u32)]) {
+    pub fn complete_together(&mut self, requests: &[(Head, u32)]) {
         let session = self.session;
         let Some(((last, written), others)) = requests.split_last() else { return };
         session.with_rings(|rings| {
-            let Some(ring) = usable(rings, queue) else { return Ok(()) };
+            let Some(ring) = usable(rings, last.queue) else { return Ok(()) };
             let memory = session.memory();
             let first = Wrapping(ring.next_used());
             for (head, written) in others {
