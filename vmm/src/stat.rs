@@ -29,18 +29,17 @@ use text::{aligned, printable};
 pub fn list(options: &List) -> Result<ExitCode> {
     let Found { vms, silent } = client::find();
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", text::json(&abouts)?)?;
-    } else {
-        for line in listed(&abouts) {
-            writeln!(out, "{line}")?;
-        }
-    }
+    let text = if options.json { text::json(&abouts)? } else { listed(&abouts).join("\n") };
+    unless_closed(writeln!(io::stdout(), "{text}"))?;
     for error in silent {
         stderr::say(&error);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ignores that a reader has closed the pipe: it has read enough.
+fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
+    printed.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON.
@@ -86,17 +85,14 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     if options.json {
         thread::sleep(options.interval);
         let vms = client::some_of(vms.iter_mut().map(status), say)?;
-        writeln!(io::stdout(), "{}", text::json(&Document { vms })?)?;
+        unless_closed(writeln!(io::stdout(), "{}", text::json(&Document { vms })?))?;
         return Ok(ExitCode::SUCCESS);
     }
     if io::stdout().is_terminal() && options.count.is_none() {
         return live::show(vms, options.interval);
     }
-    match print(vms, options.interval, options.count) {
-        // A reader that closes the pipe has read enough.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    unless_closed(print(vms, options.interval, options.count))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints blocks of text, `count` times or until no VM is left.

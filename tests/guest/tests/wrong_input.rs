@@ -215,3 +215,14 @@ fn a_missing_dev_kvm_is_reported_with_an_alternative() {
     assert_eq!(output.status.code(), Some(125), "{message}");
     assert!(message.contains("no /dev/kvm") && message.contains("tally lab run"), "{message}");
 }
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_mistake() {
+    for arguments in [&["list"][..], &["list", "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output =
+            Command::new(program("tally")).args(arguments).stdout(writer).output().expect("tally runs");
+        assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "{arguments:?}");
+    }
+}
