@@ -82,10 +82,10 @@ pub fn spdx(commit: &Commit) -> Result<String> {
 fn metadata() -> Result<Value> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(project()).args(["metadata", "--format-version", "1", "--locked"]);
-    let output = cargo
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
-        .output()
-        .context("cannot start cargo")?;
+    for platform in ["x86_64-unknown-linux-gnu", "riscv64gc-unknown-linux-gnu"] {
+        cargo.args(["--filter-platform", platform]);
+    }
+    let output = cargo.output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     }

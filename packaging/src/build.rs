@@ -9,13 +9,15 @@ use anyhow::{Context, Result, bail};
 use guest_images::{Arch, Progress};
 use tally_lab::cross;
 
+use crate::tree::iso_time;
+
 /// Where compiled programs are.
 pub type Programs = PathBuf;
 
 /// The commit that is packed.
 #[derive(Debug, Clone)]
 pub struct Commit {
-    /// Its hash, in short.
+    /// The beginning of its hash.
     pub hash: String,
     /// Its time, in seconds since 1970.
     pub time: u64,
@@ -33,7 +35,15 @@ impl Commit {
         let time = env::var("SOURCE_DATE_EPOCH").ok().or_else(|| git("%ct"));
         let time = time.context("this is no checkout of a repository: set SOURCE_DATE_EPOCH")?;
         let time = time.parse().with_context(|| format!("{time}: not a time in seconds since 1970"))?;
-        Ok(Self { hash: git("%h").unwrap_or_else(|| "unknown".into()), time })
+        // Of a length that does not depend on the checkout.
+        let hash = git("%H").map_or_else(|| "unknown".into(), |hash| hash.chars().take(12).collect());
+        Ok(Self { hash, time })
+    }
+
+    /// Returns its day and minute as a number that grows.
+    pub fn day(&self) -> String {
+        let digits = iso_time(self.time);
+        digits.chars().filter(char::is_ascii_digit).take("YYYYMMDDhhmm".len()).collect()
     }
 }
 
@@ -68,7 +78,9 @@ fn here(progress: &mut Progress) -> Result<Programs> {
             package,
         ]);
         // These take the place of those in the configuration.
-        cargo.env("RUSTFLAGS", format!("-Ctarget-feature=+crt-static {}", remapped()));
+        cargo
+            .env("TALLY_WITHOUT_SOURCE", "1")
+            .env("RUSTFLAGS", format!("-Ctarget-feature=+crt-static {}", remapped()));
         if !cargo.arg("--target-dir").arg(&target).status().context("cannot start cargo")?.success() {
             bail!("{package} does not compile");
         }

@@ -18,16 +18,15 @@ const SHELLS: [(&str, &str); 3] = [
 
 /// Adds manual pages and completions below a folder, as `tally` prints them.
 pub fn add_manuals(tree: &mut Tree, below: &str, tally: &Path) -> Result<()> {
-    let folder = std::env::temp_dir().join(format!("tally-man-{}", std::process::id()));
-    run(tally, &["man", &folder.display().to_string()])?;
+    let folder = tempfile::tempdir()?;
+    run(tally, &["man", &folder.path().display().to_string()])?;
     let mut pages: Vec<PathBuf> =
-        fs::read_dir(&folder)?.map(|page| Ok(page?.path())).collect::<std::io::Result<_>>()?;
+        fs::read_dir(folder.path())?.map(|page| Ok(page?.path())).collect::<std::io::Result<_>>()?;
     pages.sort();
     for page in pages {
         let name = page.file_name().context("a page has a name")?.to_string_lossy();
         tree.file(format!("{below}share/man/man1/{name}.gz"), gzip(&fs::read(&page)?)?);
     }
-    fs::remove_dir_all(&folder)?;
     for (shell, path) in SHELLS {
         tree.file(format!("{below}{path}"), run(tally, &["completions", shell])?);
     }

@@ -10,7 +10,8 @@ use crate::contents::{add_licences, add_manuals};
 use crate::tree::{Entry, Tree};
 
 /// The programs. They find each other in one folder.
-const PROGRAMS: [&str; 5] = ["tally", "tally-lab", "bench-workload", "net-workload", "pmu-workload"];
+const PROGRAMS: [&str; 6] =
+    ["tally", "tally-lab", "bench-workload", "counter-thief", "net-workload", "pmu-workload"];
 const FOLDER: &str = "usr/lib/tally";
 /// Those that users call, where they find them.
 const IN_PATH: [(&str, &str); 2] =
@@ -38,7 +39,8 @@ tally@.service and tally-metrics.service are for VMs that run as services; they 
 
 /// Writes the package into a folder. Returns its path.
 pub fn write(programs: &Programs, commit: &Commit, folder: &Path) -> Result<PathBuf> {
-    let version = format!("{}~{}", env!("CARGO_PKG_VERSION"), commit.hash);
+    // Before the release of this number, and by time.
+    let version = format!("{}~git{}.{}", env!("CARGO_PKG_VERSION"), commit.day(), commit.hash);
     let files = files(programs)?;
     let mut about = Tree::default();
     about.file("control", control(&version, &files));

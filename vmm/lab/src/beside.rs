@@ -38,7 +38,7 @@ fn package(program: &str) -> &'static str {
 /// Builds a program with the profile and into the target directory of the one at `here`. Does nothing if `here` is not
 /// in a target directory of cargo's, as for an installed program.
 fn build(name: &str, here: &Path, progress: &mut Progress) -> Result<()> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let Some(source) = tally_lab::source() else { return Ok(()) };
     // TARGET_DIR/TARGET/PROFILE/tally-lab
     let mut folders = here.ancestors().skip(1);
     let profile = folders.next().and_then(Path::file_name).and_then(|name| name.to_str());

@@ -16,6 +16,7 @@ use guest_images::packages::Apt;
 use guest_images::{Arch, Progress, Release, Suite, run_tool};
 
 use crate::error::{Error, Result};
+use crate::source;
 
 const SUITE: Suite = Suite::Trixie;
 /// Packages of this machine's architecture: the compiler, a linker, and the C library for RISC-V.
@@ -138,7 +139,7 @@ fn variable(name: &str) -> String {
 
 /// Returns a command for the cargo of this build, with the compiler for RISC-V and a target directory of its own.
 fn cargo(toolchain: &Path) -> Command {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let project = source().unwrap_or(Path::new(".")).join("../..");
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for variable in ["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
         command.env_remove(variable);
@@ -155,6 +156,9 @@ fn cargo(toolchain: &Path) -> Command {
 
 /// Returns the directory of the scripts that run compiler, clippy and linker, and unpacks the packages if needed.
 fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
+    if source().is_none() {
+        return Err(Error::NoSource);
+    }
     let mut key = Key::new("riscv64-toolchain").with(RECIPE).with(SUITE.name());
     key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINT, &LINK]).fold(key, Key::with);
     cache.entry(&key, progress, |progress, entry| {

@@ -92,6 +92,9 @@ pub enum Error {
     /// Cargo's output names no executable.
     #[error("cargo has compiled no program: its output names no executable")]
     NoProgram,
+    /// The program was compiled for a package, and something has to be compiled.
+    #[error("programs for RISC-V hosts are compiled from Tally's source: use `tally-lab` of a checkout")]
+    NoSource,
     /// The options leave nothing to measure.
     #[error(
         "there is nothing to measure: `read` works with the workload `loop` only, and `kvm` needs qemu-system-x86_64"

@@ -45,6 +45,15 @@ pub use host::default_host;
 pub use scenario::{Outcome, Scenario, Streams, quoted};
 pub use tools::ensure;
 
+/// Returns the folder of this crate's source. A program that was compiled for a package has none.
+pub fn source() -> Option<&'static Path> {
+    const SOURCE: Option<&str> = match option_env!("TALLY_WITHOUT_SOURCE") {
+        Some(_) => None,
+        None => Some(env!("CARGO_MANIFEST_DIR")),
+    };
+    SOURCE.map(Path::new)
+}
+
 /// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Saves a host, if hosts of
 /// this kind are saved. Stores the time that the first build takes, which cannot be measured again without deleting the
 /// cache.

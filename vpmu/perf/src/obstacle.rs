@@ -21,7 +21,7 @@ pub enum Obstacle {
     NoPmu(String),
     /// `kernel.perf_event_paranoid`, which has this value, does not allow this user to count a guest's kernel.
     #[error(
-        "kernel.perf_event_paranoid is {0}, which forbids counting a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(command -v tally)`"
+        "kernel.perf_event_paranoid is {0}, which forbids counting a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(readlink -f $(command -v tally))`"
     )]
     Paranoid(i32),
     /// A sandbox forbids `perf_event_open`. Contains the error.
