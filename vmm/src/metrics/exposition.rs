@@ -67,10 +67,15 @@ enum Source {
 }
 
 /// Names, help texts and values of the metrics.
-const METRICS: [(&str, &str, Source); 12] = [
+const METRICS: [(&str, &str, Source); 13] = [
     ("exits", "Times that a vCPU came out of the guest", Source::Exits("reason", exits)),
     ("pmu_traps", "Accesses of the guest's to the registers of its PMU", Source::Exits("access", traps)),
     ("pmu_interrupts", "Interrupts of the guest's PMU", Source::Pmu(|pmu| pmu.interrupts)),
+    (
+        "pmu_withheld_interrupts",
+        "Interrupts of the guest's PMU that a policy has delayed",
+        Source::Pmu(|pmu| pmu.withheld),
+    ),
     ("pmu_alarms", "Signals of the host's counters", Source::Pmu(|pmu| pmu.alarms)),
     (
         "pmu_ignored_alarms",
