@@ -22,6 +22,14 @@ const INSTRUCTIONS_PER_SECOND: u32 = 1_000_000_000;
 /// 1 January 2026.
 const START_OF_CLOCK: u32 = 1_767_225_600;
 
+/// Returns the size of a block of memory, of which the memory has to be a multiple: if possible, the largest that Bochs
+/// takes. It registers each block when it starts, and searches the list of all for each.
+fn block_kib(memory_mib: u32) -> u32 {
+    const LARGEST_MIB: u32 = 8;
+    const USUAL_KIB: u32 = 128;
+    if memory_mib.is_multiple_of(LARGEST_MIB) { LARGEST_MIB << 10 } else { USUAL_KIB }
+}
+
 /// Returns the command that boots a kernel, and files that it must inherit.
 pub fn command(
     cpu: &LabCpu,
@@ -40,7 +48,7 @@ pub fn command(
         // Bochs wants a video BIOS. The BIOS calls any ROM there, as it calls option ROMs.
         format!("vgaromimage: file={}", path(&images.rom)),
         format!("optromimage1: file={}, address=0xd0000", path(&images.rom)),
-        format!("megs: {}", shape.memory_mib),
+        format!("memory: guest={0}, host={0}, block_size={1}", shape.memory_mib, block_kib(shape.memory_mib)),
         // Linux finds out which registers exist by reading them, which has to fail for those that do not.
         format!(
             "cpu: model=corei7_skylake_x, count={}, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0, \
