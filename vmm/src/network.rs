@@ -85,7 +85,8 @@ impl FromStr for Published {
     fn from_str(text: &str) -> Result<Self, &'static str> {
         const FORM: &str = "[ADDRESS:]HOST:GUEST[/udp], with ports from 1 to 65535";
         let (ports, protocol) = match text.rsplit_once('/') {
-            None | Some((_, "tcp")) => (text.trim_end_matches("/tcp"), Protocol::Tcp),
+            None => (text, Protocol::Tcp),
+            Some((ports, "tcp")) => (ports, Protocol::Tcp),
             Some((ports, "udp")) => (ports, Protocol::Udp),
             Some(_) => return Err(FORM),
         };
