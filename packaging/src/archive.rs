@@ -20,15 +20,16 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Returns the paths of all files.
 pub fn write(programs: &[(Arch, &Programs)], commit: &Commit, folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = vec![(format!("tally-{VERSION}.spdx.json"), bom::spdx(commit)?.into_bytes())];
+    let (_, here) = programs.first().context("there are programs")?;
+    let mut in_all = Tree::default();
+    add_manuals(&mut in_all, "", &here.join("tally"))?;
+    add_licences(&mut in_all, "")?;
+    for page in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
+        in_all.copy(page, &project().join(page))?;
+    }
     for (arch, built) in programs {
-        let mut tree = Tree::default();
+        let mut tree = in_all.clone();
         tree.program("tally", &built.join("tally"))?;
-        let (_, here) = programs.first().context("there are programs")?;
-        add_manuals(&mut tree, "", &here.join("tally"))?;
-        add_licences(&mut tree, "")?;
-        for page in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
-            tree.copy(page, &project().join(page))?;
-        }
         let name = format!("tally-{VERSION}-{arch}-linux");
         files.push((format!("{name}.tar.gz"), tree.archive(&format!("{name}/"), commit.time)?));
     }

@@ -1,10 +1,13 @@
 //! Sets up the network by a script, before the command starts.
 
+use std::path::Path;
 use std::process::Command;
 
 use guest_agent::protocol::Network;
 
 const SCRIPT: &str = "/lib/tally/network";
+/// Where the script keeps its arguments.
+const ARGUMENTS: &str = "/run/tally-network";
 
 /// Sets up the network. The error is for the user.
 pub fn set_up(Network { address, name_server }: &Network) -> Result<(), String> {
@@ -18,7 +21,12 @@ pub fn set_up(Network { address, name_server }: &Network) -> Result<(), String> 
     }
 }
 
-/// Asks for an address again, for the guest has been restored, perhaps elsewhere. Does nothing if it has no network.
+/// Returns true if the guest has a network.
+pub fn is_set_up() -> bool {
+    Path::new(ARGUMENTS).exists()
+}
+
+/// Asks for an address again, for the guest has been restored, perhaps elsewhere.
 pub fn set_up_again() {
     // It is reaped as an orphan; the command goes on meanwhile.
     let _ = Command::new(SCRIPT).arg("again").spawn();

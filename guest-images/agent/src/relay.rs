@@ -88,8 +88,10 @@ fn handle_message(message: &ToGuest, process: pid_t, program: &Program, control:
         ToGuest::Restored(restored) => {
             let _ = restored::catch_up(restored);
             let _ = restored::renew_boot_id();
-            connections::reset_all();
-            network::set_up_again();
+            if network::is_set_up() {
+                connections::reset_all();
+                network::set_up_again();
+            }
             Ok(())
         }
         ToGuest::Signal(signal) => match sys::signal_group(process, *signal) {

@@ -56,7 +56,8 @@ fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orp
     }
 }
 
-/// Makes up for a restored state, mounts the shares, sets up the network and checks the working directory. The error is for the user.
+/// Makes up for a restored state, mounts the shares, sets up the network and checks the working directory. The error is
+/// for the user.
 fn prepare(start: &Start) -> std::result::Result<(), String> {
     if let Some(from) = &start.restored {
         restored::catch_up(from).map_err(|error| format!("the restored guest cannot continue: {error}"))?;

@@ -147,23 +147,31 @@ pub fn reap(child: pid_t) -> Result<()> {
     check(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }).map(drop)
 }
 
-/// Returns a child's pidfd, which is readable once the child has ended.
-pub fn pidfd_open(child: pid_t) -> Result<OwnedFd> {
+/// Returns a process's pidfd, which is readable once the process has ended.
+pub fn pidfd_open(process: pid_t) -> Result<OwnedFd> {
     // SAFETY: the call takes two integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) };
-    let descriptor = RawFd::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0);
-    let descriptor = descriptor.ok_or_else(Error::last_os_error)?;
-    // SAFETY: the descriptor is new, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    let returned = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    // SAFETY: it is new.
+    unsafe { new_descriptor(returned) }
 }
 
 /// Returns a duplicate of another process's descriptor.
 pub fn pidfd_getfd(process: &OwnedFd, fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: the call takes three integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
-    let descriptor = RawFd::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0);
+    let returned = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
+    // SAFETY: it is new.
+    unsafe { new_descriptor(returned) }
+}
+
+/// Takes over the descriptor that a system call has returned.
+///
+/// # Safety
+///
+/// It is new, so that nobody else owns it, or negative after an error.
+unsafe fn new_descriptor(returned: libc::c_long) -> Result<OwnedFd> {
+    let descriptor = RawFd::try_from(returned).ok().filter(|descriptor| *descriptor >= 0);
     let descriptor = descriptor.ok_or_else(Error::last_os_error)?;
-    // SAFETY: the descriptor is new, so nobody else owns it.
+    // SAFETY: as the caller promises.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

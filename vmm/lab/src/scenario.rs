@@ -74,7 +74,7 @@ pub fn with_programs(initrd: &Path, programs: &[(&str, &[u8])]) -> Result<Vec<u8
     for (name, content) in programs {
         archive.file(&format!("root/{name}"), 0o755, content);
     }
-    // The added archive comes first: another archive can follow an uncompressed one, but not a compressed one.
+    // The added archive comes first: the kernel takes uncompressed archives only before compressed ones.
     let mut whole = archive.finish();
     whole.extend(fs::read(initrd).map_err(Error::file("read", initrd))?);
     Ok(whole)
