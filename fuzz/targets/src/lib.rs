@@ -57,7 +57,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "rdpmc",    about: "the search for RDPMC in x86 kernels, and its bound",              max_len: 4 << 10,  run: rdpmc::run },
     Target { name: "riscv",    about: "the changes to RISC-V kernels",                                   max_len: 16 << 10, run: riscv::run },
     Target { name: "share",    about: "FUSE requests to a share whose files the host replaces",          max_len: 4 << 10,  run: share::run },
-    Target { name: "virtio",   about: "registers and rings of disks, shares and consoles",               max_len: 4 << 10,  run: virtio::run },
+    Target { name: "virtio",   about: "registers and rings of disks, shares, consoles and networks",     max_len: 4 << 10,  run: virtio::run },
 ];
 
 /// Returns the target with this name.

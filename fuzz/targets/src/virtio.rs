@@ -1,5 +1,5 @@
-//! The registers and rings of a disk, a share, a console and a network device. The guest writes any register and any memory at any time;
-//! in between it submits orderly requests.
+//! The registers and rings of a disk, a share, a console and a network device. The guest writes any register and any
+//! memory at any time; in between it submits orderly requests.
 //!
 //! As long as the guest keeps to the rings that it has announced, the device must write nothing behind the end of a
 //! buffer. A disk keeps its size, and a read-only one its content. After a reset, the device works again.
@@ -249,7 +249,9 @@ impl Served {
 /// The guest.
 struct Guest {
     driver: Driver,
-    /// Ends of the buffers for replies to orderly requests.
+    /// Number of orderly requests.
+    submitted: usize,
+    /// Ends of the buffers for their replies.
     ends: Vec<GuestAddress>,
     /// The guest has written no ring itself.
     is_orderly: bool,
@@ -317,8 +319,9 @@ impl Guest {
                 self.driver.memory.write_obj(*index, at).expect("it is in memory");
             }
             Step::Submit { queue: to, request, reply } => {
-                // A buffer of an earlier request is used again after 32 more.
-                if self.ends.len() < 32 {
+                // After 32 requests the first one's buffer is used again, perhaps for a longer reply.
+                if self.submitted < 32 {
+                    self.submitted += 1;
                     self.submit(queue(*to), &request.bytes(), *reply);
                 }
             }
@@ -366,7 +369,7 @@ pub fn run(data: &[u8]) {
     let features = 1 << 32 | u64::from(input.has_event_index) << 29;
     let driver = Driver::new(served.device());
     driver.set_up(features);
-    let mut guest = Guest { driver, ends: Vec::new(), is_orderly: true, features };
+    let mut guest = Guest { driver, submitted: 0, ends: Vec::new(), is_orderly: true, features };
     for step in &input.steps {
         guest.step(step, &mut served);
     }

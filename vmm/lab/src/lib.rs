@@ -42,7 +42,7 @@ pub use board::{HostPmu, Perfmon, Processor};
 pub use cores::Core;
 pub use error::{Error, Result};
 pub use host::default_host;
-pub use scenario::{Outcome, Scenario, Streams, quoted};
+pub use scenario::{Outcome, Scenario, Streams, guest, quoted};
 pub use tools::ensure;
 
 /// Returns the folder of this crate's source. A program that was compiled for a package has none.
@@ -62,7 +62,7 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
     let begun = Instant::now();
     let first = !cpu::was_built(&cache);
     let arch = processor.arch();
-    scenario::guest(Release::of(arch), progress)?;
+    guest(Release::of(arch), progress)?;
     let pmu = if processor == Processor::Intel { HostPmu::INTEL } else { HostPmu::default() };
     Scenario::new("").host(default_host(arch)).pmu(pmu).build_host(progress)?;
     if first {
