@@ -1,4 +1,5 @@
-//! What carries the frames of a network device on the host: a tap device of Linux, or another process on a socket.
+//! What carries the frames of a network device on the host: queues of a tap device of Linux, or another process on a
+//! socket.
 
 mod frame;
 mod stream;
@@ -18,12 +19,12 @@ pub struct Offer {
     pub features: u64,
     /// The largest frame that can be sent and received, without its Ethernet header.
     pub mtu: u16,
+    /// Number of pairs of queues: one queue in each direction.
+    pub pairs: u16,
 }
 
 /// Carries Ethernet frames between a guest and the rest of the world. Neither direction waits.
 pub trait Backend: Send {
-    /// Returns what the device can offer a driver because of its backend.
-    fn offer(&self) -> Offer;
     /// Prepares for a driver that has accepted these features.
     fn accept(&mut self, features: u64) -> io::Result<()>;
     /// Receives the next frame for the guest. Returns false if there is none yet.

@@ -46,8 +46,8 @@ pub trait Device: Send {
     /// Processes the requests in the queues.
     fn serve(&mut self, queues: &mut Queues);
     /// Returns what else there is to wait for before the device is to be served again, beside its driver.
-    fn awaits(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
-        None
+    fn awaits(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        Vec::new()
     }
     /// Drops all state that belongs to the driver, after the driver has reset the device.
     fn reset(&mut self) {}

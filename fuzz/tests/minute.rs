@@ -1,11 +1,14 @@
 //! A minute of each fuzz target: the second tier of tests. `cargo fuzz --minutes N` runs them for longer.
 
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fuzz_targets::target;
 use guest_images::Progress;
-use tally_fuzz::Fuzzer;
+use tally_fuzz::{Error, Fuzzer};
 
 /// Runs a target for a minute on one core. Panics at a finding.
 fn a_minute(name: &str) {
@@ -15,11 +18,40 @@ fn a_minute(name: &str) {
         Fuzzer::build(&mut Progress::stderr("fuzz")).unwrap_or_else(|error| panic!("{error}"))
     };
     let target = target(name).expect("there is a target with this name");
-    let outcome = fuzzer.run(target, Duration::from_mins(1)).unwrap_or_else(|error| panic!("{error}"));
+    let outcome = fuzzer.run(target, Duration::from_mins(1)).unwrap_or_else(|error| match &error {
+        // Nobody may be able to read the log later.
+        Error::Failed { log, .. } => panic!("{error}:\n{}", end(log)),
+        _ => panic!("{error}"),
+    });
     if let Some(finding) = outcome.finding {
-        panic!("{}\n  cargo fuzz {name} --replay {}", finding.what, finding.input.display());
+        let input = finding.input.display();
+        panic!(
+            "{}\n  cargo fuzz {name} --replay {input}\nin hexadecimal:{}",
+            finding.what,
+            hex(&finding.input)
+        );
     }
     assert!(outcome.executions > 0 && outcome.edges > 0, "{outcome:?}");
+}
+
+/// Returns the last lines of a log.
+fn end(log: &Path) -> String {
+    let log = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&log);
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+/// Returns the bytes of a file, as `xxd -r -p` reads them.
+fn hex(file: &Path) -> String {
+    let mut text = String::new();
+    for line in fs::read(file).unwrap_or_default().chunks(50) {
+        text.push('\n');
+        for byte in line {
+            write!(text, "{byte:02x}").expect("strings can be written");
+        }
+    }
+    text
 }
 
 /// Defines tests, each of a target.

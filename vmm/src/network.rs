@@ -1,5 +1,5 @@
-//! `tally run --net`: the guest's network device. Its frames are carried by passt, which opens sockets of the host as its user
-//! may (`user`), or by a tap device that belongs to the user (`tap=NAME`).
+//! `tally run --net`: the guest's network device. Its frames are carried by passt, which opens sockets of the host as its
+//! user may (`user`), or by a tap device that belongs to the user (`tap=NAME`).
 //!
 //! passt is a process of its own. It ends when its socket is closed, so it does not outlive this process.
 
@@ -14,7 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use devices::net::{Offer, Stream, Tap};
+use devices::net::{Backend, Offer, Stream, Tap};
 use devices::virtio::{Mac, Net};
 use guest_agent::protocol;
 use guest_images::child::inherit;
@@ -127,37 +127,48 @@ impl Published {
     }
 }
 
-/// Where passt answers the guest's requests for names. It asks the host's own name server, which may be on a loopback address.
+/// Where passt answers the guest's requests for names. It asks the host's own name server, which may be on a loopback
+/// address.
 const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The address of a guest that is alone on its network: locally administered.
 const ALONE: Mac = Mac(*b"\x02tally");
 
-/// Opens a network for a guest. Returns its device, and what the guest's agent has to know.
-pub fn open(network: &Network, published: &[Published]) -> Result<(Net, protocol::Network)> {
-    let (mac, backend, name_server): (_, Box<dyn devices::net::Backend>, _) = match network {
+/// Most pairs of queues of a device.
+const MAX_PAIRS: u32 = 8;
+
+/// Opens a network for a guest with this number of vCPUs. Returns its device, and what the guest's agent has to know.
+pub fn open(network: &Network, cpus: u32, published: &[Published]) -> Result<(Net, protocol::Network)> {
+    let offer = offer(network, cpus)?;
+    let (mac, backends, name_server) = match network {
         Network::User(loopback) => {
-            (ALONE, Box::new(Stream::new(start_passt(*loopback, published)?)), Some(NAME_SERVER))
+            (ALONE, vec![boxed(Stream::new(start_passt(*loopback, published)?))], Some(NAME_SERVER))
         }
         Network::Tap(name) => {
-            let tap = Tap::open(name).with_context(|| format!("--net {network}"))?;
-            (random_mac().context("cannot draw a random address")?, Box::new(tap), None)
+            let queues = Tap::open(name, offer).with_context(|| format!("--net {network}"))?;
+            let mac = random_mac().context("cannot draw a random address")?;
+            (mac, queues.into_iter().map(boxed).collect(), None)
         }
     };
     let about = protocol::Network { address: mac.0, name_server };
-    Ok((Net::new(mac, backend), about))
+    Ok((Net::new(mac, offer, backends), about))
+}
+
+fn boxed(backend: impl Backend + 'static) -> Box<dyn Backend> {
+    Box::new(backend)
 }
 
 /// Does the same for a guest that becomes a template of those with such a network: nothing is plugged in.
-pub fn unplugged(network: &Network) -> Result<(Net, protocol::Network)> {
+pub fn unplugged(network: &Network, cpus: u32) -> Result<(Net, protocol::Network)> {
     let about = protocol::Network { address: ALONE.0, name_server: None };
-    Ok((Net::unplugged(ALONE, offer(network)?), about))
+    Ok((Net::unplugged(ALONE, offer(network, cpus)?), about))
 }
 
 /// Returns what the guest is offered. Guests that are offered the same can have the same template.
-pub fn offer(network: &Network) -> Result<Offer> {
+pub fn offer(network: &Network, cpus: u32) -> Result<Offer> {
+    let pairs = u16::try_from(cpus.clamp(1, MAX_PAIRS)).expect("it is small");
     match network {
         Network::User(_) => Ok(Stream::OFFER),
-        Network::Tap(name) => Tap::offer_of(name).with_context(|| format!("--net {network}")),
+        Network::Tap(name) => Tap::offer_of(name, pairs).with_context(|| format!("--net {network}")),
     }
 }
 

@@ -27,9 +27,9 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A frame is sent as it is, so its checksum is completed here. There is nothing to segment: the MTU is what passt gives
-    /// its guests, IP's maximum in whole words.
-    pub const OFFER: Offer = Offer { features: 1 << VIRTIO_NET_F_CSUM, mtu: 65520 };
+    /// A frame is sent as it is, so its checksum is completed here. There is nothing to segment: the MTU is what passt
+    /// gives its guests, IP's maximum in whole words.
+    pub const OFFER: Offer = Offer { features: 1 << VIRTIO_NET_F_CSUM, mtu: 65520, pairs: 1 };
 
     /// Exchanges frames over a socket.
     pub fn new(socket: OwnedFd) -> Self {
@@ -88,10 +88,6 @@ fn no_error_if_it_would_wait(error: rustix::io::Errno) -> io::Result<()> {
 }
 
 impl Backend for Stream {
-    fn offer(&self) -> Offer {
-        Self::OFFER
-    }
-
     fn accept(&mut self, _features: u64) -> io::Result<()> {
         Ok(())
     }

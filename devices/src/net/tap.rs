@@ -1,5 +1,5 @@
-//! A tap device of Linux (`Documentation/networking/tuntap.rst`), which belongs to the user who runs the VM. Its frames have
-//! the header of virtio, so that the host's kernel does what the guest's leaves to do.
+//! A tap device of Linux (`Documentation/networking/tuntap.rst`), which belongs to the user who runs the VM. Its frames
+//! have the header of virtio, so that the host's kernel does what the guest's leaves to do.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -46,41 +46,48 @@ pub enum TapError {
     Open(#[from] io::Error),
 }
 
-/// A tap device.
+/// A queue of a tap device.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
-    offer: Offer,
 }
 
 impl Tap {
-    /// Opens an existing tap device.
-    pub fn open(name: &str) -> Result<Self, TapError> {
-        let offer = Self::offer_of(name)?;
-        let flags = about(name, "tun_flags").map_err(|_| TapError::Kind)?;
-        let flags = libc::c_int::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap_or(0);
-        if flags & TAP == 0 {
-            return Err(TapError::Kind);
-        }
+    /// Opens as many queues of an existing tap device as there are pairs in the offer.
+    pub fn open(name: &str, offer: Offer) -> Result<Vec<Self>, TapError> {
+        let multi_queue = flags(name)? & MULTI_QUEUE;
         let mut options = File::options();
-        let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-        attach(&file, name, flags & MULTI_QUEUE).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => TapError::InUse,
-            Some(libc::EPERM) => TapError::Owner,
-            _ => TapError::Open(error),
-        })?;
-        Ok(Self { file, offer })
+        options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+        let open = |_| {
+            let file = options.open("/dev/net/tun")?;
+            attach(&file, name, multi_queue).map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => TapError::InUse,
+                Some(libc::EPERM) => TapError::Owner,
+                _ => TapError::Open(error),
+            })?;
+            Ok(Self { file })
+        };
+        (0..offer.pairs).map(open).collect()
     }
 
-    /// Returns what a device with this tap device offers. Checks that there is one: `TUNSETIFF` would make it, if it may.
-    pub fn offer_of(name: &str) -> Result<Offer, TapError> {
+    /// Returns what a device with this tap device offers: several pairs of queues, at most `pairs`, if it was made for
+    /// that. Checks that there is one: `TUNSETIFF` would make it, if it may.
+    pub fn offer_of(name: &str, pairs: u16) -> Result<Offer, TapError> {
         let mtu = (!name.contains('/')).then(|| about(name, "mtu").ok()).flatten();
         let mtu = mtu.ok_or_else(|| TapError::Absent(name.to_owned()))?;
+        let pairs = if flags(name)? & MULTI_QUEUE == 0 { 1 } else { pairs };
         let sent = [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_ECN];
         let received = OFFLOADS.map(|(feature, _)| feature);
         let features = sent.into_iter().chain(received).fold(0, |features, feature| features | 1 << feature);
-        Ok(Offer { features, mtu: mtu.trim().parse().unwrap_or(u16::MAX) })
+        Ok(Offer { features, mtu: mtu.trim().parse().unwrap_or(u16::MAX), pairs })
     }
+}
+
+/// Returns the flags of a tap device.
+fn flags(name: &str) -> Result<libc::c_int, TapError> {
+    let flags = about(name, "tun_flags").map_err(|_| TapError::Kind)?;
+    let flags = libc::c_int::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap_or(0);
+    if flags & TAP == 0 { Err(TapError::Kind) } else { Ok(flags) }
 }
 
 /// Returns what the kernel knows about a network device.
@@ -109,10 +116,6 @@ fn check(result: libc::c_int) -> io::Result<()> {
 }
 
 impl Backend for Tap {
-    fn offer(&self) -> Offer {
-        self.offer
-    }
-
     fn accept(&mut self, features: u64) -> io::Result<()> {
         let accepted = OFFLOADS.into_iter().filter(|(feature, _)| features & 1 << feature != 0);
         let flags = accepted.fold(0, |flags, (_, flag)| flags | flag);
@@ -156,9 +159,9 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_not_made() {
         for name in ["tally-none", "../lo", ""] {
-            let said = Tap::open(name).unwrap_err().to_string();
+            let said = Tap::offer_of(name, 1).unwrap_err().to_string();
             assert!(said.starts_with("there is no such tap device"), "{name}: {said}");
         }
-        assert_eq!(Tap::open("lo").unwrap_err().to_string(), "it is no tap device");
+        assert_eq!(Tap::offer_of("lo", 1).unwrap_err().to_string(), "it is no tap device");
     }
 }

@@ -13,4 +13,9 @@ pub enum DeviceState {
     Disk(DiskState),
     /// A shared folder's.
     Share(ShareState),
+    /// A network device's, if it has several pairs of queues.
+    Net {
+        /// Number of pairs that the driver uses.
+        pairs: u16,
+    },
 }

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use arbitrary::Arbitrary;
 use devices::Access;
 use devices::fs::Share;
-use devices::net::Stream;
+use devices::net::{Backend, Offer, Stream};
 use devices::virtio::testing::Driver;
 use devices::virtio::{Console, Device, Disk, Mac, Net, Queues, SharedFolder};
 use tempfile::{NamedTempFile, TempDir};
@@ -20,6 +20,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 const DISK: usize = 64 * 512;
 const PORTS: usize = 3;
+/// Pairs of queues of a network device.
+const PAIRS: u16 = 2;
 /// Bytes behind a buffer for a reply.
 const GUARD: [u8; 64] = [0xa5; 64];
 
@@ -186,7 +188,7 @@ enum Served {
     Disk(Disk, NamedTempFile, Access),
     Share(Box<SharedFolder>, #[expect(dead_code, reason = "it is removed when this is dropped")] TempDir),
     Console(Console),
-    Net(Box<Net>, UnixStream),
+    Net(Box<Net>, Vec<UnixStream>),
 }
 
 impl Served {
@@ -207,9 +209,15 @@ impl Served {
             }
             Kind::Console => Self::Console(Console::new(PORTS)),
             Kind::Net => {
-                let (theirs, ours) = UnixStream::pair().expect("sockets can be made");
-                theirs.set_nonblocking(true).expect("it is a socket");
-                Self::Net(Box::new(Net::new(Mac([2; 6]), Box::new(Stream::new(ours.into())))), theirs)
+                let (mut peers, mut backends) = (Vec::new(), Vec::<Box<dyn Backend>>::new());
+                for _ in 0..PAIRS {
+                    let (theirs, ours) = UnixStream::pair().expect("sockets can be made");
+                    theirs.set_nonblocking(true).expect("it is a socket");
+                    peers.push(theirs);
+                    backends.push(Box::new(Stream::new(ours.into())));
+                }
+                let offer = Offer { pairs: PAIRS, ..Stream::OFFER };
+                Self::Net(Box::new(Net::new(Mac([2; 6]), offer, backends)), peers)
             }
         }
     }
@@ -295,8 +303,8 @@ impl Guest {
             }
             _ => true,
         };
-        if let Served::Net(_, peer) = served {
-            exchange(step, peer);
+        if let Served::Net(_, peers) = served {
+            exchange(step, peers);
         }
         match step {
             Step::Write(Register(register), value) => {
@@ -348,16 +356,17 @@ impl Guest {
     }
 }
 
-/// Does what the process at the other end of a network does. It also sends what is no frame.
-fn exchange(step: &Step, mut peer: &UnixStream) {
+/// Does what the processes at the other ends of a network do. They also send what is no frame.
+fn exchange(step: &Step, peers: &[UnixStream]) {
+    let peer = |port: u8| &peers[usize::from(port) % peers.len()];
     // An error means that it would wait, or that the device has given up.
     let _ = match step {
-        Step::Output { .. } => peer.read(&mut vec![0; 1 << 20]).map(drop),
-        Step::Give { bytes, .. } => {
+        Step::Output { port, .. } => peer(*port).read(&mut vec![0; 1 << 20]).map(drop),
+        Step::Give { port, bytes } => {
             let length = u32::try_from(bytes.len()).expect("inputs are short").to_be_bytes();
-            peer.write_all(&[&length, &bytes[..]].concat())
+            peer(*port).write_all(&[&length, &bytes[..]].concat())
         }
-        Step::Close { port } => peer.write_all(&[*port]),
+        Step::Close { port } => peer(*port).write_all(&[*port]),
         _ => Ok(()),
     };
 }
@@ -390,9 +399,9 @@ fn works_after_reset(mut guest: Guest, served: &mut Served) {
     };
     guest.driver.submit(queue, &request, reply);
     guest.driver.serve(served.device());
-    if let Served::Net(net, peer) = served {
+    if let Served::Net(net, peers) = served {
         // The other end may not have read for long.
-        while peer.read(&mut vec![0; 1 << 20]).is_ok_and(|count| count > 0) {
+        while (&peers[0]).read(&mut vec![0; 1 << 20]).is_ok_and(|count| count > 0) {
             guest.driver.serve(&mut **net);
         }
     }

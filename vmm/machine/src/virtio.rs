@@ -63,8 +63,12 @@ impl DeviceServer {
     /// Serves the device on this thread, as long as the process runs.
     pub fn run(mut self) {
         let (mut is_driven, mut is_running) = (false, false);
-        // What else the device awaits would not be taken while no driver is there for it.
-        while wait(&self.transport, self.device.awaits().filter(|_| is_running)).is_ok() {
+        loop {
+            // What else the device awaits would not be taken while no driver is there for it.
+            let more = if is_running { self.device.awaits() } else { Vec::new() };
+            if wait(&self.transport, more).is_err() {
+                return;
+            }
             if !is_driven && self.transport.has_driver() {
                 info!("the guest's driver is ready");
                 is_driven = true;
@@ -75,15 +79,12 @@ impl DeviceServer {
 }
 
 /// Waits until the driver notifies the device, or for what else the device awaits.
-fn wait(transport: &Transport, more: Option<(BorrowedFd, PollFlags)>) -> io::Result<()> {
+fn wait(transport: &Transport, more: Vec<(BorrowedFd, PollFlags)>) -> io::Result<()> {
     // SAFETY: the transport, which is borrowed here, keeps it open.
     let kick = unsafe { BorrowedFd::borrow_raw(transport.kick().as_raw_fd()) };
-    let kick = PollFd::from_borrowed_fd(kick, PollFlags::IN);
-    let poll = match more {
-        Some((fd, events)) => poll(&mut [kick, PollFd::from_borrowed_fd(fd, events)], None),
-        None => poll(&mut [kick], None),
-    };
-    match poll {
+    let all = std::iter::once((kick, PollFlags::IN)).chain(more);
+    let mut all: Vec<_> = all.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)).collect();
+    match poll(&mut all, None) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }

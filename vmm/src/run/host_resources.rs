@@ -105,8 +105,8 @@ fn network(options: &Run, net: &Network) -> Result<(Net, protocol::Network)> {
         bail!("--publish is for --net user, not for --net {net}");
     }
     match &options.save_template {
-        Some(_) => network::unplugged(net),
-        None => network::open(net, &options.publish),
+        Some(_) => network::unplugged(net, options.cpus),
+        None => network::open(net, options.cpus, &options.publish),
     }
 }
 

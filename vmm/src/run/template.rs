@@ -135,8 +135,8 @@ impl TemplateFor<'_> {
     }
 
     fn key(&self, guest: &Guest) -> Result<Key> {
-        let Run { memory, share, net, .. } = self.options;
-        let offer = net.as_ref().map(network::offer).transpose()?;
+        let Run { memory, share, net, cpus, .. } = self.options;
+        let offer = net.as_ref().map(|net| network::offer(net, *cpus)).transpose()?;
         Ok(kept::key("template", VERSION, self.machine)?
             .with(kept::identity(&guest.kernel)?)
             .with(kept::identity(&guest.initrd)?)

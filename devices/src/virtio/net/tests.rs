@@ -9,10 +9,25 @@ use crate::net::Stream;
 
 const MERGEABLE: u64 = 1 << 32;
 const HEADER: [u8; 12] = [0; 12];
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const RECEIVEQ: usize = receiveq(0);
+const TRANSMITQ: usize = transmitq(0);
 
 fn device() -> (UnixStream, Net) {
-    let (theirs, ours) = UnixStream::pair().unwrap();
-    (theirs, Net::new(Mac([2, 0, 0, 0, 0, 1]), Box::new(Stream::new(ours.into()))))
+    let ([theirs], net) = device_with_pairs();
+    (theirs, net)
+}
+
+fn device_with_pairs<const PAIRS: usize>() -> ([UnixStream; PAIRS], Net) {
+    let sockets = [(); PAIRS].map(|()| UnixStream::pair().unwrap());
+    let mut backends: Vec<Box<dyn Backend>> = Vec::new();
+    let theirs = sockets.map(|(theirs, ours)| {
+        theirs.set_nonblocking(true).unwrap();
+        backends.push(Box::new(Stream::new(ours.into())));
+        theirs
+    });
+    let offer = Offer { pairs: u16::try_from(PAIRS).unwrap(), ..Stream::OFFER };
+    (theirs, Net::new(MAC, offer, backends))
 }
 
 fn ready() -> (UnixStream, Net, Driver) {
@@ -30,7 +45,7 @@ fn send(theirs: &mut UnixStream, content: &[u8]) {
 #[test]
 fn the_guest_sees_an_address_and_an_mtu() {
     let (_theirs, net) = device();
-    assert_eq!(net.config(), [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xf0, 0xff]);
+    assert_eq!(net.config(), [2, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0xf0, 0xff]);
     assert_eq!(net.mac.to_string(), "02:00:00:00:00:01");
 }
 
@@ -65,12 +80,12 @@ fn a_frame_waits_for_a_buffer() {
     let (mut theirs, mut net, mut driver) = ready();
     send(&mut theirs, b"frame");
     driver.serve(&mut net);
-    assert!(!net.awaits().unwrap().1.contains(PollFlags::IN), "it would be readable without end");
+    assert!(!net.awaits()[0].1.contains(PollFlags::IN), "it would be readable without end");
     let buffer = driver.submit(RECEIVEQ, &[], 100);
     driver.serve(&mut net);
     assert_eq!(driver.next_completion(RECEIVEQ), Some(17));
     assert_eq!(driver.bytes(buffer, 17), [&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], &b"frame"[..]].concat());
-    assert!(net.awaits().unwrap().1.contains(PollFlags::IN));
+    assert!(net.awaits()[0].1.contains(PollFlags::IN));
 }
 
 #[test]
@@ -111,7 +126,7 @@ fn when_the_other_end_is_gone_the_guest_sends_into_the_void() {
     let (theirs, mut net, mut driver) = ready();
     drop(theirs);
     driver.serve(&mut net);
-    assert!(net.awaits().is_none(), "it would be readable without end");
+    assert!(net.awaits().is_empty(), "it would be readable without end");
     driver.submit(TRANSMITQ, &[&HEADER[..], b"frame"].concat(), 0);
     driver.serve(&mut net);
     assert_eq!(driver.next_completion(TRANSMITQ), Some(0));
@@ -127,4 +142,75 @@ fn no_frame_of_before_a_reset_arrives_after_it() {
     driver.submit(RECEIVEQ, &[], 100);
     driver.serve(&mut net);
     assert_eq!(driver.next_completion(RECEIVEQ), Some(16));
+}
+
+/// Lets the driver use so many pairs. Returns the device's answer.
+fn use_pairs(driver: &mut Driver, net: &mut Net, queue: usize, pairs: u8) -> Option<u8> {
+    let answer = driver.submit(queue, &[4, 0, pairs, 0], 1);
+    driver.serve(net);
+    driver.next_completion(queue).map(|_| driver.bytes(answer, 1)[0])
+}
+
+#[test]
+fn a_driver_uses_as_many_pairs_as_it_says() {
+    let ([mut first, mut second], mut net) = device_with_pairs();
+    let mut driver = Driver::ready(&net);
+    assert_eq!(net.config()[8..10], [2, 0]);
+    let buffer = [0, 2].map(|queue| driver.submit(queue, &[], 100));
+    send(&mut second, b"second");
+    driver.serve(&mut net);
+    assert_eq!(
+        driver.bytes(buffer[0], 18)[12..],
+        *b"second",
+        "only the first pair is used until the driver says more"
+    );
+    assert_eq!(use_pairs(&mut driver, &mut net, 4, 2), Some(0));
+    send(&mut second, b"second");
+    driver.serve(&mut net);
+    assert_eq!(driver.bytes(buffer[1], 18)[12..], *b"second");
+    for (queue, theirs) in [(1, &mut first), (3, &mut second)] {
+        driver.submit(queue, &[&HEADER[..], b"frame"].concat(), 0);
+        driver.serve(&mut net);
+        let mut bytes = [0; 9];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0\0\0\x05frame");
+    }
+}
+
+#[test]
+fn a_number_of_pairs_that_there_is_not_is_refused() {
+    let (_theirs, mut net) = device_with_pairs::<2>();
+    let mut driver = Driver::ready(&net);
+    for pairs in [0, 3, 255] {
+        assert_eq!(use_pairs(&mut driver, &mut net, 4, pairs), Some(1));
+    }
+    for command in [&[4, 0, 1][..], &[1, 0, 1, 0], &[4, 1, 1, 0], &[]] {
+        let answer = driver.submit(4, command, 1);
+        driver.serve(&mut net);
+        assert_eq!(driver.next_completion(4), Some(1));
+        assert_eq!(driver.bytes(answer, 1), [1], "{command:?}");
+    }
+}
+
+#[test]
+fn without_several_pairs_the_control_queue_comes_after_the_first() {
+    let (_theirs, mut net) = device_with_pairs::<2>();
+    let mut driver = Driver::new(&net);
+    driver.set_up_with(1 << 32 | 1 << VIRTIO_NET_F_CTRL_VQ);
+    assert_eq!(use_pairs(&mut driver, &mut net, 2, 2), Some(1));
+}
+
+#[test]
+fn a_saved_device_keeps_its_pairs() {
+    let (_theirs, mut net) = device_with_pairs::<2>();
+    let mut driver = Driver::ready(&net);
+    use_pairs(&mut driver, &mut net, 4, 2);
+    let saved = net.save().unwrap();
+    assert_eq!(saved, Some(DeviceState::Net { pairs: 2 }));
+    let (_theirs, mut other) = device_with_pairs::<2>();
+    other.restore(saved.as_ref()).unwrap();
+    assert_eq!(other.save().unwrap(), saved);
+    let (_theirs, mut smaller) = device();
+    assert!(smaller.restore(saved.as_ref()).is_err());
+    assert!(other.restore(Some(&DeviceState::Net { pairs: 0 })).is_err());
 }

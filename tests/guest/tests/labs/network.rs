@@ -1,5 +1,5 @@
-//! Guests with a network, by passt and by a tap device. One host for all of them, with another host behind it in a network
-//! namespace: two templates, and some ten guests that start from them: half a minute of a core.
+//! Guests with a network, by passt and by a tap device. One host for all of them, with another host behind it in a
+//! network namespace: three templates, and a dozen guests that start from them: half a minute of a core.
 
 use std::sync::LazyLock;
 
@@ -18,6 +18,7 @@ pub fn tests() -> Vec<Test> {
         the_hosts_loopback_is_reachable_only_if_asked_for,
         a_published_port_is_the_guests_on_this_host_alone,
         a_tap_device_needs_a_dhcp_server_or_nothing,
+        a_guest_has_as_many_queues_as_vcpus_if_the_tap_device_has_several,
         a_restored_guest_has_a_network_and_its_connections_are_reset,
         when_passt_ends_a_line_says_so_and_the_guest_goes_on,
         passt_ends_with_its_guest,
@@ -39,23 +40,27 @@ ip route add default via 192.0.2.1 dev near
 echo nameserver 192.0.2.1 >/etc/resolv.conf
 mkdir there here
 echo from the other host >there/index.html; echo from the loopback address >here/index.html
-head -c 20000000 tally >there/large
+head -c 20000000 tally >there/large; head -c 2000000 tally >there/smaller
 there httpd -p 192.0.2.1:80 -h $PWD/there
 there ./name_server 192.0.2.1:53 192.0.2.53 </dev/null >/dev/null 2>&1 &
 httpd -p 127.0.0.1:9000 -h $PWD/here
 for tap in tap0 tap1; do tunctl -t $tap >/dev/null; done
-ip address add 10.0.0.1/24 dev tap0; ip link set tap0 up; ip link set tap1 up
-httpd -p 10.0.0.1:80 -h $PWD/there
-cat >udhcpd.conf <<CONFIGURATION
-start 10.0.0.20
-end 10.0.0.30
-interface tap0
-lease_file leases
-pidfile udhcpd.pid
-option router 10.0.0.1
-option dns 10.0.0.1
+./multi_queue_tap tap2
+ip link set tap1 up
+for number in 0 2; do
+ip address add 10.0.$number.1/24 dev tap$number; ip link set tap$number up
+httpd -p 10.0.$number.1:80 -h $PWD/there
+cat >udhcpd$number.conf <<CONFIGURATION
+start 10.0.$number.20
+end 10.0.$number.30
+interface tap$number
+lease_file leases$number
+pidfile udhcpd$number.pid
+option router 10.0.$number.1
+option dns 10.0.$number.1
 CONFIGURATION
-touch leases; udhcpd $PWD/udhcpd.conf
+touch leases$number; udhcpd $PWD/udhcpd$number.conf
+done
 ";
 
 /// Shell functions: `there COMMAND...` runs a command on the other host.
@@ -73,7 +78,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .configure_host(|host| {
             passt::add(host.memory_mib(4 << 10), &mut Progress::stderr("lab")).expect("passt is found")
         })
-        .file(program("name_server"), "name_server");
+        .file(program("name_server"), "name_server")
+        .file(program("multi_queue_tap"), "multi_queue_tap");
     let step = |steps: Steps, name: &str, commands: &str| steps.step(name, &format!("{PRELUDE}{commands}"));
     let steps = steps.step("set-up", &format!("{}{SET_UP}", passt::INSTALL));
     let guest = |options: &str, script: &str| format!("./tally run {options} -- sh -c '{script}' </dev/null");
@@ -108,6 +114,15 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
                 "ip -4 -o address show eth0; ip route; cat /etc/resolv.conf /sys/class/net/eth0/mtu; {fetch} http://10.0.0.1/"
             )),
             guest("--net tap=tap1", "ip -4 -o address show eth0; cat /sys/class/net/eth0/operstate"),
+        )),
+        // Both vCPUs fetch at the same time, before the guest is saved and after it.
+        ("queues", format!(
+            ": >wide; md5sum <there/smaller; ./tally run --name wide --cpus 2 --net tap=tap2 -- sh -c '\
+             fetch() {{ taskset $1 {fetch} http://10.0.2.1/smaller | md5sum; }}; \
+             both() {{ fetch 1 & fetch 2; wait; ls /sys/class/net/eth0/queues | xargs; }}; boot() {{ cat /proc/sys/kernel/random/boot_id; }}; \
+             both; first=$(boot); echo fetched; while [ $first = $(boot) ]; do sleep 0.1; done; sleep 0.3; both' >wide </dev/null & vm=$!; \
+             until_said fetched wide; ls /sys/class/net/tap2/queues | xargs; ./tally snapshot wide wide.saved --stop; wait $vm; \
+             cat wide; ./tally run --restore wide.saved"
         )),
         ("restored", format!(
             "(while there nc -l -p 81 <>fifo; do :; done) & \
@@ -178,6 +193,15 @@ fn a_tap_device_needs_a_dhcp_server_or_nothing() {
     assert!(lines[0].contains("inet 10.0.0."), "{lines:?}");
     assert_eq!(lines[1].trim(), "default via 10.0.0.1 dev eth0");
     assert_eq!(lines[3..], ["nameserver 10.0.0.1", "1500", "from the other host", "up"]);
+}
+
+fn a_guest_has_as_many_queues_as_vcpus_if_the_tap_device_has_several() {
+    let queues = "rx-0 rx-1 tx-0 tx-1";
+    let done = RESULTS.of("queues");
+    let text = done.text();
+    let lines: Vec<&str> = text.lines().collect();
+    let sum = *lines.first().unwrap_or(&"");
+    assert_eq!(lines, [sum, queues, sum, sum, queues, "fetched", sum, sum, queues], "{}", done.err);
 }
 
 fn a_restored_guest_has_a_network_and_its_connections_are_reset() {
