@@ -23,7 +23,7 @@ pub fn write(programs: &[(Arch, &Programs)], commit: &Commit, folder: &Path) -> 
     let (_, here) = programs.first().context("there are programs")?;
     let mut in_all = Tree::default();
     add_manuals(&mut in_all, "", &here.join("tally"))?;
-    add_licences(&mut in_all, "")?;
+    add_licences(&mut in_all, "", &["tally"])?;
     for page in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
         in_all.copy(page, &project().join(page))?;
     }

@@ -66,7 +66,7 @@ fn files(programs: &Programs) -> Result<Tree> {
     }
     add_manuals(&mut tree, "usr/", &programs.join("tally"))?;
     let doc = "usr/share/doc/tally/";
-    add_licences(&mut tree, doc)?;
+    add_licences(&mut tree, doc, &["tally", "tally-lab"])?;
     tree.file(format!("{doc}copyright"), copyright());
     tree.file(format!("{doc}README.Debian"), README);
     tree.copy(format!("{doc}examples/grafana.json"), &project().join("packaging/grafana/tally.json"))?;
@@ -105,7 +105,9 @@ Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Files: *
 Copyright: The Tally developers
 License: MIT or Apache-2.0
- The full texts are in /usr/share/doc/tally, LICENSE-MIT and LICENSE-APACHE.
+ The full texts are in /usr/share/doc/tally, LICENSE-MIT and LICENSE-APACHE;
+ those of the crates that the programs are linked with are beside them, in
+ LICENSES-OF-OTHERS.
  What tally-lab adds to QEMU is GPL-2.0-or-later, and what it adds to Bochs is
  LGPL-2.1-or-later, as they are.
 "

@@ -7,5 +7,6 @@ pub mod archive;
 pub mod bom;
 pub mod build;
 pub mod contents;
+pub mod crates;
 pub mod deb;
 pub mod tree;
