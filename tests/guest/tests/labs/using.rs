@@ -11,6 +11,8 @@ use guest_tests::program;
 use guest_tests::programs::{HEAVY_MILLIONS, LAYERS, LIGHT_MILLIONS, SPREAD, spread_instructions};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
+use tally_packaging::build::Commit;
+use tally_packaging::deb;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -21,6 +23,7 @@ pub fn tests() -> Vec<Test> {
             a_guest_has_the_hosts_time_and_a_seeded_rng_before_init,
             power_off_ends_with_status_0,
             a_member_of_group_kvm_counts_samples_and_owns_the_guests_files,
+            a_member_of_group_kvm_counts_with_the_program_of_the_debian_package,
             a_user_without_perf_access_gets_the_same_fix_as_from_doctor,
             cap_perfmon_on_the_program_lets_every_user_count,
             a_user_without_kvm_access_gets_a_fix,
@@ -91,8 +94,13 @@ static USERS: LazyLock<Results> = LazyLock::new(|| {
     let count = "perf stat -x, -e instructions:u /lib/tally/loop";
     let work =
         format!("{count}; perf stat -x, -e instructions:k true; id -u; mkdir folder; echo made >folder/file");
+    let folder = tempfile::tempdir().expect("temporary folders can be made");
+    let programs = program("tally").parent().expect("it is in a folder").to_owned();
+    let commit = Commit { hash: "1234567".to_owned(), time: 1_700_000_000 };
+    let package = deb::write(&programs, &commit, folder.path()).expect("the package can be made");
     Steps::new("using::users")
         .file(program("restricted"), "restricted")
+        .file(package, "tally.deb")
         .step("home", "mkdir /tmp/home; chown 65534:65534 /tmp/home; mkdir /tmp/bin; cp tally /tmp/bin")
         .step(
             "member",
@@ -108,6 +116,14 @@ static USERS: LazyLock<Results> = LazyLock::new(|| {
             &format!("{}/scenario/restricted setcap /tmp/bin/{RUN} -- {count}", host(65534, 2)),
         )
         .step("stranger", &format!("{}{user}{RUN} -- true", host(0, 1)))
+        // There is no dpkg on this host.
+        .step(
+            "package",
+            &format!(
+                "ar -p tally.deb data.tar.gz | tar -C / -xz; {}/scenario/restricted unprivileged {RUN} -- {count}",
+                host(65534, 1)
+            ),
+        )
         .run()
 });
 
@@ -253,6 +269,12 @@ fn a_member_of_group_kvm_counts_samples_and_owns_the_guests_files() {
     let [user, kernel] = done.err.lines().collect::<Vec<_>>()[..] else { panic!("{}", done.err) };
     assert!(user.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{user}");
     assert!(kernel.contains(",,instructions:k,") && !kernel.starts_with('<'), "{kernel}");
+}
+
+fn a_member_of_group_kvm_counts_with_the_program_of_the_debian_package() {
+    let done = USERS.of("package");
+    assert_eq!(done.status, 0, "{}", done.err);
+    assert!(done.err.starts_with(&format!("{LOOP_INSTRUCTIONS},,instructions:u,")), "{}", done.err);
 }
 
 fn a_user_without_perf_access_gets_the_same_fix_as_from_doctor() {
