@@ -11,13 +11,14 @@ mod snapshots;
 
 use std::sync::LazyLock;
 
-use guest_images::Suite;
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::{LOOP, LOOP_BRANCHES, LOOP_START};
+use guest_images::{Arch, Progress, Suite};
 use guest_tests::lab::{Results, Steps, with_installed_kernel};
 use guest_tests::perf::{Count, STAT, Value, counts};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
+use tally_lab::passt;
 
 /// The tests of this module and those below it.
 pub fn tests() -> Vec<Test> {
@@ -34,6 +35,7 @@ fn own() -> Vec<Test> {
             the_base_pmu_counts_but_does_not_sample,
             without_a_pmu_nothing_is_counted,
             shared_folders_and_the_commands_status_work,
+            a_guest_has_a_network,
             the_host_counts_guest_and_vmm_apart,
         ],
         second_tier(tests![
@@ -117,6 +119,12 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step("base", &run("--pmu riscv-base", "at-base"))
         .step("none", &run("--pmu none --cpus 2", "on-each-cpu"))
         .step("files", FILES)
+        .configure_host(|scenario| {
+            let drivers =
+                passt::drivers(Arch::Riscv64, &mut Progress::stderr("lab")).expect("they are found");
+            scenario.file(drivers.join("tun.ko.xz"), "tun.ko.xz")
+        })
+        .step("network", NETWORK)
         .step("attribution", ATTRIBUTION);
     steps
         .second_tier(|steps| {
@@ -135,6 +143,16 @@ const FILES: &str = "
     ./tally run --share share:rw -- sh -c \"cd $PWD/share; cat in; echo made >out; exit 7\"
     echo $?
     cat share/out";
+
+/// On a tap device.
+const NETWORK: &str = "
+    unxz tun.ko.xz; insmod tun.ko; tunctl -t tap0 >/dev/null
+    ip address add 10.0.0.1/24 dev tap0; ip link set tap0 up
+    printf 'start 10.0.0.20\\nend 10.0.0.20\\ninterface tap0\\nlease_file leases\\npidfile pid\\n' >udhcpd.conf
+    touch leases; udhcpd $PWD/udhcpd.conf
+    head -c 300000 tally >sent; md5sum <sent; httpd -p 10.0.0.1:80
+    ./tally run --net tap=tap0 -- sh -c '\
+        ip -4 -o address show eth0 | cut -d \" \" -f 7; wget -q -O - http://10.0.0.1/sent | md5sum'";
 
 /// Counts the instructions of a vCPU's thread in guest mode and in host mode while the guest runs its loop. To Linux'
 /// driver, guest modes must be selected with a bit of `config1` that `perf` has no name for.
@@ -234,6 +252,15 @@ fn without_a_pmu_nothing_is_counted() {
 fn shared_folders_and_the_commands_status_work() {
     let done = RESULTS.of("files");
     assert_eq!(done.text(), "given\n7\nmade\n", "{}", done.err);
+}
+
+fn a_guest_has_a_network() {
+    let done = RESULTS.of("network");
+    let text = done.text();
+    let [sent, address, received] = text.lines().collect::<Vec<_>>()[..] else {
+        panic!("{text}{}", done.err)
+    };
+    assert_eq!((address, received), ("10.0.0.20/24", sent), "{}", done.err);
 }
 
 fn the_host_counts_guest_and_vmm_apart() {
