@@ -37,7 +37,7 @@ pub trait Device: Send {
     fn features(&self) -> u64 {
         0
     }
-    /// Returns the device configuration space, which never changes.
+    /// Returns the device configuration space. It changes only by [`Queues::set_config`].
     fn config(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -51,7 +51,8 @@ pub trait Device: Send {
     }
     /// Drops all state that belongs to the driver, after the driver has reset the device.
     fn reset(&mut self) {}
-    /// Returns what the device knows beyond its registers and queues, for a snapshot. It processes no request meanwhile.
+    /// Returns what the device knows beyond its registers and queues, for a snapshot. It processes no request
+    /// meanwhile.
     fn save(&mut self) -> Result<Option<DeviceState>, DeviceError> {
         Ok(None)
     }

@@ -56,6 +56,7 @@ mod register {
     pub const USED_HIGH: u64 = 0xa4;
     /// `SHMLenLow` to `SHMBaseHigh`. They read as all ones, which means that there is no shared memory region.
     pub const SHARED_MEMORY: std::ops::RangeInclusive<u64> = 0xb0..=0xbc;
+    pub const CONFIG_GENERATION: u64 = 0xfc;
     pub const CONFIG: u64 = 0x100;
 }
 
@@ -74,7 +75,6 @@ mod interrupt {
 pub struct Transport {
     id: u32,
     features: u64,
-    config: Vec<u8>,
     memory: GuestMemoryMmap,
     state: Mutex<State>,
     /// Signalled when the device stands still.
@@ -86,6 +86,9 @@ pub struct Transport {
 
 struct State {
     queues: Vec<Queue>,
+    config: Vec<u8>,
+    /// Number of changes of the configuration.
+    generation: u32,
     status: u32,
     driver_features: u64,
     device_features_select: u32,
@@ -119,10 +122,11 @@ impl Transport {
         Ok(Arc::new(Self {
             id: device.id(),
             features: device.features() | COMMON_FEATURES,
-            config: device.config(),
             memory,
             state: Mutex::new(State {
                 queues,
+                config: device.config(),
+                generation: 0,
                 status: 0,
                 driver_features: 0,
                 device_features_select: 0,
@@ -173,7 +177,8 @@ impl Transport {
     /// Handles a read of the registers.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(at) = offset.checked_sub(register::CONFIG) {
-            let config = usize::try_from(at).ok().and_then(|at| self.config.get(at..)).unwrap_or(&[]);
+            let state = self.state();
+            let config = usize::try_from(at).ok().and_then(|at| state.config.get(at..)).unwrap_or(&[]);
             data.fill(0);
             data.iter_mut().zip(config).for_each(|(byte, value)| *byte = *value);
         } else if let Ok(data) = <&mut [u8; 4]>::try_from(&mut *data) {
@@ -200,6 +205,7 @@ impl Transport {
             }
             register::QUEUE_READY => state.queues.get(state.queue_select).is_some_and(Queue::ready).into(),
             register::STATUS => state.status,
+            register::CONFIG_GENERATION => state.generation,
             offset if register::SHARED_MEMORY.contains(&offset) => u32::MAX,
             _ => 0,
         }

@@ -9,7 +9,8 @@ use log::warn;
 use rustix::event::PollFlags;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, VIRTIO_NET_ERR, VIRTIO_NET_F_CTRL_VQ,
-    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_OK,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_OK,
 };
 
 use super::{Device, DeviceState, Queues, Request, Room};
@@ -18,6 +19,8 @@ use crate::state::{DeviceError, check};
 
 const QUEUE_SIZE: u16 = 256;
 const CONTROL_QUEUE_SIZE: u16 = 16;
+/// Status of a network that carries frames.
+const LINK_UP: u16 = 1;
 /// Number of frames in one direction before the other one has its turn.
 const TURN: usize = 64;
 
@@ -37,6 +40,7 @@ pub struct Net {
     offer: Offer,
     /// Empty if nothing is plugged in, or if it has failed: frames of the guest are lost then.
     pairs: Vec<Pair>,
+    has_failed: bool,
     /// Number of pairs that the driver uses.
     used: u16,
     /// The backends know what the driver has accepted.
@@ -70,7 +74,7 @@ impl Net {
 
     /// Creates a device that is as one with such backends, but has none.
     pub fn unplugged(mac: Mac, offer: Offer) -> Self {
-        Self { mac, offer, pairs: Vec::new(), used: 1, is_driven: false }
+        Self { mac, offer, pairs: Vec::new(), has_failed: false, used: 1, is_driven: false }
     }
 
     /// Does what can be done now.
@@ -81,6 +85,8 @@ impl Net {
             return Ok(());
         }
         if !std::mem::replace(&mut self.is_driven, true) {
+            // A restored driver may remember that another device's had failed.
+            queues.set_config(self.config());
             for pair in &mut self.pairs {
                 pair.backend.accept(queues.features())?;
             }
@@ -205,6 +211,7 @@ impl Device for Net {
         1 << VIRTIO_NET_F_MAC
             | 1 << VIRTIO_NET_F_MTU
             | 1 << VIRTIO_NET_F_MRG_RXBUF
+            | 1 << VIRTIO_NET_F_STATUS
             | several
             | self.offer.features
     }
@@ -212,7 +219,8 @@ impl Device for Net {
     fn config(&self) -> Vec<u8> {
         // `mac`, `status`, `max_virtqueue_pairs`, `mtu`.
         let Offer { pairs, mtu, .. } = self.offer;
-        [&self.mac.0[..], &[0; 2], &pairs.to_le_bytes(), &mtu.to_le_bytes()].concat()
+        let status = if self.has_failed { 0 } else { LINK_UP };
+        [&self.mac.0[..], &status.to_le_bytes(), &pairs.to_le_bytes(), &mtu.to_le_bytes()].concat()
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
@@ -231,6 +239,8 @@ impl Device for Net {
             };
             warn!("the guest's network is gone: {why}");
             self.pairs.clear();
+            self.has_failed = true;
+            queues.set_config(self.config());
         }
     }
 

@@ -78,8 +78,8 @@ impl<'a> Queues<'a> {
         session.begin_with_rings(take).flatten()
     }
 
-    /// Takes the next available requests whose device-writable parts have room for `length` bytes together, at most as many
-    /// as the queue has entries, or a single one unless `may_join`. If they have too little, takes none.
+    /// Takes the next available requests whose device-writable parts have room for `length` bytes together, at most as
+    /// many as the queue has entries, or a single one unless `may_join`. If they have too little, takes none.
     pub fn pop_for(&mut self, queue: usize, length: usize, may_join: bool) -> Room<'a> {
         let begin =
             |rings: &mut [Queue]| Ok(usable(rings, queue).map(|ring| (ring.next_avail(), ring.size())));
@@ -110,6 +110,11 @@ impl<'a> Queues<'a> {
     /// Returns the features that the driver has accepted.
     pub fn features(&self) -> u64 {
         self.session.features()
+    }
+
+    /// Changes the device's configuration, and notifies the driver of that.
+    pub fn set_config(&mut self, config: Vec<u8>) {
+        self.session.set_config(config);
     }
 
     /// Returns a request to the driver as used, with `written` bytes of reply. Notifies the driver at once, if it wants

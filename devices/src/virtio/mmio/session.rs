@@ -84,6 +84,16 @@ impl<'a> Session<'a> {
         if self.is_current(&state) { Ok(copy()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
     }
 
+    /// Changes the device's configuration, and notifies the driver of that.
+    pub fn set_config(self, config: Vec<u8>) {
+        let mut state = self.transport.state();
+        if self.is_current(&state) {
+            state.config = config;
+            state.generation = state.generation.wrapping_add(1);
+            self.transport.interrupt(interrupt::CONFIG);
+        }
+    }
+
     /// Notifies the driver of used buffers. Called by [`Self::with_rings`]'s `work`.
     pub fn interrupt(self) {
         self.transport.interrupt(interrupt::USED);

@@ -24,6 +24,7 @@ pub struct TransportState {
     driver_features_select: u32,
     queue_select: usize,
     interrupt_status: u32,
+    generation: u32,
     queues: Vec<Ring>,
 }
 
@@ -78,8 +79,8 @@ impl Ring {
 }
 
 impl Transport {
-    /// Returns the state, or `None` if the device processes a request. No vCPU may run meanwhile, and the device takes no
-    /// request: its thread calls this, or it stands still.
+    /// Returns the state, or `None` if the device processes a request. No vCPU may run meanwhile, and the device takes
+    /// no request: its thread calls this, or it stands still.
     pub fn save(&self) -> Option<TransportState> {
         let state = self.state();
         let processes = |queue: &Queue| queue.ready() && queue.next_avail() != queue.next_used();
@@ -94,6 +95,7 @@ impl Transport {
             driver_features_select: state.driver_features_select,
             queue_select: state.queue_select,
             interrupt_status: self.interrupt_status.load(Ordering::Acquire),
+            generation: state.generation,
             queues: state.queues.iter().map(Ring::of).collect(),
         })
     }
@@ -107,9 +109,11 @@ impl Transport {
         let queues = saved.queues.iter().zip(&state.queues);
         let queues = queues.map(|(ring, queue)| ring.queue(queue.max_size(), &self.memory));
         let queues = queues.collect::<Result<_, _>>()?;
-        let session = state.session;
+        let (session, config) = (state.session, std::mem::take(&mut state.config));
         *state = State {
             queues,
+            config,
+            generation: saved.generation,
             status: saved.status,
             driver_features: saved.driver_features,
             device_features_select: saved.device_features_select,
@@ -236,6 +240,7 @@ mod tests {
                 driver_features_select,
                 queue_select: usize::MAX,
                 interrupt_status,
+                generation: status,
                 queues: rings,
             };
             if driver.transport.restore(&state).is_ok() {

@@ -45,7 +45,7 @@ fn send(theirs: &mut UnixStream, content: &[u8]) {
 #[test]
 fn the_guest_sees_an_address_and_an_mtu() {
     let (_theirs, net) = device();
-    assert_eq!(net.config(), [2, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0xf0, 0xff]);
+    assert_eq!(net.config(), [2, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0xf0, 0xff]);
     assert_eq!(net.mac.to_string(), "02:00:00:00:00:01");
 }
 
@@ -122,10 +122,17 @@ fn a_driver_that_joins_no_buffers_loses_what_is_too_long_for_one() {
 }
 
 #[test]
-fn when_the_other_end_is_gone_the_guest_sends_into_the_void() {
+fn when_the_other_end_is_gone_the_link_is_down_and_the_guest_sends_into_the_void() {
     let (theirs, mut net, mut driver) = ready();
+    driver.serve(&mut net);
+    let generation = driver.read(0xfc);
+    driver.write(0x64, 3);
     drop(theirs);
     driver.serve(&mut net);
+    let mut status = [9; 2];
+    driver.transport.read(0x106, &mut status);
+    assert_eq!((status, driver.read(0x60)), ([0; 2], 2), "the driver is told");
+    assert_ne!(driver.read(0xfc), generation);
     assert!(net.awaits().is_empty(), "it would be readable without end");
     driver.submit(TRANSMITQ, &[&HEADER[..], b"frame"].concat(), 0);
     driver.serve(&mut net);

@@ -14,12 +14,12 @@ fn main() -> io::Result<()> {
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_MULTI_QUEUE;
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("the flags have 15 bits");
-    // SAFETY: the first request reads and writes an `ifreq`, the second takes a number.
-    let results = unsafe {
-        [
-            libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request),
-            libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, 1),
-        ]
-    };
-    if results == [0, 0] { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the request reads and writes an `ifreq`.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    // SAFETY: the request takes a number.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, 1) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
