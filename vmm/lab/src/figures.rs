@@ -84,8 +84,8 @@ fn boot(progress: &mut Progress) -> Result<String> {
         None => row("building the lab for the first time", "not known, as its parts were built separately"),
     }
     row("building the lab when it has been built", &format!("{:.1} ms", warm.as_secs_f64() * 1000.0));
-    row("booting the simulated host, to the end of a script", &seconds(boot));
-    row("of that, virtual time until the script", &format!("{} s", output.trim()));
+    row("the simulated host, from where it was saved to the end of a script", &seconds(boot));
+    row("its virtual time until the script, its boot included", &format!("{} s", output.trim()));
     row("host and guest: boot, `perf stat`, `perf record`, power-off", &seconds(scenario));
     for boot in &costs.boots {
         row(
