@@ -13,7 +13,7 @@ class bxInstruction_c;
 
 #include "pmu.h"
 
-#define LAB_PMU(cpu_id) (lab_pmu[cpu_id])
+#define LAB_PMU(cpu_id) (BX_CPU_THIS_PTR lab_pmu)
 
 /* One instruction: where it begins and, if it retires, where it has ended. */
 #define BX_INSTR_BEFORE_EXECUTION(cpu_id, i) \

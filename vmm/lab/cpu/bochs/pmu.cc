@@ -17,8 +17,6 @@ extern "C" {
 #include "pmu-model.h"
 }
 
-lab_pmu_t lab_pmu[LAB_CPUS];
-
 /* IA32_PERFEVTSELx */
 static const Bit64u SEL_USR = 1 << 16, SEL_OS = 1 << 17, SEL_EDGE = 1 << 18;
 static const Bit64u SEL_INT = 1 << 20, SEL_ANY = 1 << 21, SEL_EN = 1 << 22;
@@ -136,19 +134,29 @@ void lab_pmu_t::reset(unsigned id, Bit64u icount)
     cpu = id;
     mode = &modes[0];
     since = icount;
-    nowhere.deadline = ~BX_CONST64(0);
     global_control = (1 << general()) - 1;
     for (lab_counter &counter : counters)
         counter.event = LAB_NO_EVENT;
     configure();
 }
 
-/* The CPU is in another mode. Cycles up to now were the former one's. */
-void lab_pmu_t::enter(lab_mode *next, Bit64u icount)
+/* Up to now, what happened did so in the present mode. */
+void lab_pmu_t::attribute(Bit64u now)
 {
-    mode->n[LAB_CYCLES] += icount - since;
-    since = icount;
-    mode = next;
+    mode->n[LAB_CYCLES] += now - since;
+    since = now;
+    mode->n[LAB_INSTRUCTIONS] += retired;
+    mode->n[LAB_BRANCHES] += unconditionals + conditionals;
+    mode->n[LAB_CONDITIONAL] += conditionals;
+    retired = unconditionals = conditionals = 0;
+}
+
+void lab_pmu_t::enter(unsigned next, Bit64u icount)
+{
+    attribute(icount);
+    in = next;
+    mode = next == NOWHERE ? &nowhere : &modes[next];
+    deadline = next == NOWHERE ? ~BX_CONST64(0) : mode->deadline;
 }
 
 void lab_pmu_t::check(Bit64u now)
@@ -163,8 +171,7 @@ void lab_pmu_t::check(Bit64u now)
  */
 void lab_pmu_t::book(Bit64u now)
 {
-    mode->n[LAB_CYCLES] += now - since;
-    since = now;
+    attribute(now);
     for (unsigned m = 0; m < 2; m++) {
         Bit64u happened[LAB_NO_EVENT + 1];
         bool any = false;
@@ -268,6 +275,8 @@ void lab_pmu_t::arm(Bit64u now)
         }
         modes[m].deadline = now + left;
     }
+    if (in != NOWHERE)
+        deadline = mode->deadline;
 }
 
 bool lab_pmu_t::needs(lab_event event) const
@@ -321,11 +330,11 @@ void lab_pmu_t::configure()
  */
 void lab_pmu_t::retire_now()
 {
-    if (mode == &nowhere)
+    if (in == NOWHERE)
         return;
-    mode->n[LAB_INSTRUCTIONS]++;
+    retired++;
     book(BX_CPU(cpu)->icount + 1);
-    mode = &nowhere;
+    enter(NOWHERE, since);
 }
 
 lab_counter *lab_pmu_t::counter_at(Bit32u index, bool *full_width)
@@ -554,7 +563,7 @@ void lab_pmu_t::watch(unsigned what, Bit64u ip, Bit64u target)
     default:
         kind = X86_PMU_JMP;
     }
-    if (predicts && mode != &nowhere && counts(counters, LAB_MISPREDICTED, mode == &modes[1])) {
+    if (predicts && in != NOWHERE && counts(counters, LAB_MISPREDICTED, in == USER)) {
         mispredicted = pmu_model_mispredicted(model, kind, ip, next_ip, target);
         mode->n[LAB_MISPREDICTED] += mispredicted;
     }
@@ -569,7 +578,7 @@ void lab_pmu_t::watch(unsigned what, Bit64u ip, Bit64u target)
 /* MSR_LBR_SELECT has a bit for each kind of branch that is not recorded. */
 bool lab_pmu_t::is_recorded(unsigned what) const
 {
-    const bool user = mode == &modes[1];
+    const bool user = in == USER;
     unsigned excluded;
 
     switch (what) {
@@ -618,8 +627,8 @@ Bit64u *lab_records::at(Bit32u index)
 
 void lab_pmu_t::access_lines(Bit64u linear, unsigned len)
 {
-    if (mode == &nowhere || !(counts(counters, LAB_REFERENCES, mode == &modes[1]) ||
-                              counts(counters, LAB_MISSES, mode == &modes[1])))
+    if (in == NOWHERE || !(counts(counters, LAB_REFERENCES, in == USER) ||
+                           counts(counters, LAB_MISSES, in == USER)))
         return;
     for (Bit64u line = linear >> PMU_LINE_BITS; line <= (linear + len - 1) >> PMU_LINE_BITS; line++) {
         const PMUCacheOutcome outcome = pmu_model_access(model, line);

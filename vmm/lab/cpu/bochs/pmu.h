@@ -30,7 +30,6 @@ enum {
     LAB_FIXED = 3,
     LAB_COUNTERS = LAB_GENERAL + LAB_FIXED,
     LAB_RECORDS = 32,
-    LAB_CPUS = 64,
 };
 
 struct lab_mode {
@@ -62,49 +61,46 @@ struct PMUModel;
 
 class lab_pmu_t {
 public:
-    lab_mode *mode;             /* in which the present instruction began */
-
     void begin(const bxInstruction_c *i, Bit64u icount, bool user)
     {
         insn = i;
-        if (mode != &modes[user])
-            enter(&modes[user], icount);
+        if (in != user)
+            enter(user, icount);
     }
 
     void retire(Bit64u icount)
     {
-        mode->n[LAB_INSTRUCTIONS]++;
+        retired++;
         round(icount);
     }
 
     /* A round of a REP instruction, or the end of an instruction: one cycle. */
     void round(Bit64u icount)
     {
-        if (icount + 1 >= mode->deadline)
+        if (icount + 1 >= deadline)
             check(icount + 1);
     }
 
     /* A REP instruction is interrupted. It will be reported as retired. */
-    void unfinished() { mode->n[LAB_INSTRUCTIONS]--; }
+    void unfinished() { retired--; }
 
     void conditional(Bit64u ip, Bit64u target, bool taken)
     {
-        mode->n[LAB_BRANCHES]++;
-        mode->n[LAB_CONDITIONAL]++;
+        conditionals++;
         if (watches_branches)
             watch(taken ? TAKEN : NOT_TAKEN, ip, target);
     }
 
     void unconditional(unsigned what, Bit64u ip, Bit64u target)
     {
-        mode->n[LAB_BRANCHES]++;
+        unconditionals++;
         if (watches_branches)
             watch(what, ip, target);
     }
 
     void far_branch(Bit64u ip, Bit64u target)
     {
-        mode->n[LAB_BRANCHES]++;
+        unconditionals++;
         if (watches_branches)
             watch(FAR_BRANCH, ip, target);
     }
@@ -119,8 +115,8 @@ public:
     void leave(Bit64u icount)
     {
         insn = NULL;
-        if (mode != &modes[0])
-            enter(&modes[0], icount);
+        if (in != KERNEL)
+            enter(KERNEL, icount);
     }
 
     void no_instruction() { insn = NULL; }
@@ -146,20 +142,29 @@ private:
     /* Kinds of branches, beside Bochs' own names for unconditional ones. */
     enum { NOT_TAKEN = 1, TAKEN = 2, FAR_BRANCH = 3 };
 
-    unsigned cpu;
-    const bxInstruction_c *insn;    /* the present one; NULL between them */
+    /* Modes. NOWHERE is that of an instruction that is booked already. */
+    enum { KERNEL = 0, USER = 1, NOWHERE = 2 };
+
+    Bit8u in;                       /* mode in which the present instruction began */
     bool predicts, caches;          /* a counter that is on needs a model */
     bool watches_branches;          /* one of them, or the records do */
+    unsigned cpu;
+    const bxInstruction_c *insn;    /* the present one; NULL between them */
+    /* Events of this mode that are not in `mode->n` yet. */
+    Bit64u retired, unconditionals, conditionals;
+    Bit64u deadline;                /* that of the mode */
+    lab_mode *mode;
     lab_records records;
     lab_mode modes[2];              /* kernel, user */
-    lab_mode nowhere;               /* of an instruction that is booked already */
+    lab_mode nowhere;
     Bit64u since;                   /* icount up to which cycles are booked */
     lab_counter counters[LAB_COUNTERS];
     Bit64u select[LAB_GENERAL], fixed_control, global_control, global_status;
     Bit64u debug_control;
-    PMUModel *model;
+    PMUModel *model = NULL;
 
-    void enter(lab_mode *next, Bit64u icount);
+    void attribute(Bit64u now);
+    void enter(unsigned next, Bit64u icount);
     void check(Bit64u now);
     void book(Bit64u now);
     void add(lab_counter *counter, Bit64u cycles, Bit64u events);
@@ -174,7 +179,5 @@ private:
     bool is_recorded(unsigned what) const;
     void access_lines(Bit64u linear, unsigned len);
 };
-
-extern lab_pmu_t lab_pmu[LAB_CPUS];
 
 #endif
