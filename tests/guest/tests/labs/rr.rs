@@ -18,15 +18,19 @@ pub fn tests() -> Vec<Test> {
     [second_tier(second), third_tier(on_intel(longer))].concat()
 }
 
-/// Runs in the guest, in a folder that has rr: records what `racing` does in each of the cases that are its arguments,
-/// replays it twice, and prints each output.
+/// Runs in the guest, in a folder that has rr: records what `racing` does in each of the cases that are its arguments
+/// from the second on, replays it as often as the first says, and prints each output.
 const RECORD_AND_REPLAY: &str = "\
 mount -t proc none proc; mount -t sysfs none sys; mount -t devtmpfs none dev; mount -t tmpfs none tmp
+replays=$(seq $1); shift
 for case; do
     set -- $case
     chroot . rr record $2 -o /tmp/trace /racing $1 >recorded 2>errors || { cat errors; exit 1; }
-    for replay in 1 2; do chroot . rr replay -a /tmp/trace >replayed.$replay 2>errors || { cat errors; exit 1; }; done
-    echo \"case $case\"; cat recorded; echo replayed; cat replayed.1; echo replayed; cat replayed.2
+    echo \"case $case\"; cat recorded
+    for replay in $replays; do
+        chroot . rr replay -a /tmp/trace >replayed 2>errors || { cat errors; exit 1; }
+        echo replayed; cat replayed
+    done
     rm -r tmp/trace
 done
 ";
@@ -39,15 +43,15 @@ static GUESTS: OnEachHost = OnEachHost::new(|| match host::current() {
     Host::Amd => {
         let all = format!("{FIRST} {LONGER}");
         with_installed_kernel(unpacked("rr"), "trixie", Suite::Trixie)
-            .step("stable", &run("", &all))
-            .step("testing", &run("--kernel ../trixie/boot/vmlinuz", &all))
+            .step("stable", &run("", TWICE, &all))
+            .step("testing", &run("--kernel ../trixie/boot/vmlinuz", ONCE, &all))
             .run()
     }
-    Host::Intel => unpacked("rr").step("stable", &run("", FIRST)).run(),
+    Host::Intel => unpacked("rr").step("stable", &run("", TWICE, FIRST)).run(),
 });
 
 static LONGER_ON_INTEL: OnEachHost =
-    OnEachHost::new(|| unpacked("rr long").step("stable", &run("", LONGER)).run());
+    OnEachHost::new(|| unpacked("rr long").step("stable", &run("", TWICE, LONGER)).run());
 
 /// Returns the results of a case.
 fn of(case: &str) -> &'static Results {
@@ -65,41 +69,45 @@ fn unpacked(name: &'static str) -> Steps {
         .step("unpack", "mkdir root; tar -C root -xf rr.tar; cp racing in-guest root; mkdir -p root/sys")
 }
 
+/// Numbers of replays.
+const TWICE: usize = 2;
+const ONCE: usize = 1;
+
 /// Returns the command that runs these cases in a guest.
-fn run(kernel: &str, cases: &str) -> String {
+fn run(kernel: &str, replays: usize, cases: &str) -> String {
     format!(
         "cd root && ../tally run --memory 1G --append cryptomgr.notests {kernel} --share .:rw -- \
-         sh ./in-guest {cases}"
+         sh ./in-guest {replays} {cases}"
     )
 }
 
-/// Checks that both replays of a case printed what the recorded run printed.
-fn assert_replayed(kernel: &str, case: &str) {
+/// Checks that all replays of a case printed what the recorded run printed.
+fn assert_replayed(kernel: &str, replays: usize, case: &str) {
     let done = of(case).of(kernel);
     let text = done.text();
     assert_eq!(done.status, 0, "{text}{}", done.err);
     let (_, rest) = text.split_once(&format!("case {case}\n")).unwrap_or_else(|| panic!("{case}: {text}"));
     let output = rest.split("case ").next().unwrap_or_default();
     let runs: Vec<&str> = output.split("replayed\n").collect();
-    assert_eq!(runs.len(), 3, "{text}");
+    assert_eq!(runs.len(), 1 + replays, "{text}");
     assert!(runs[0].lines().count() >= 5, "{text}");
-    assert_eq!([runs[1], runs[2]], [runs[0]; 2], "{kernel}, {case}");
+    assert_eq!(runs[1..], vec![runs[0]; replays], "{kernel}, {case}");
 }
 
 fn rr_replays_racing_threads() {
-    assert_replayed("stable", "threads");
+    assert_replayed("stable", TWICE, "threads");
 }
 
 fn rr_replays_racing_threads_in_chaos_mode() {
-    assert_replayed("stable", "threads --chaos");
+    assert_replayed("stable", TWICE, "threads --chaos");
 }
 
 fn rr_replays_a_program_that_a_timer_interrupts() {
-    assert_replayed("stable", "timer");
+    assert_replayed("stable", TWICE, "timer");
 }
 
 fn rr_replays_on_debian_testings_kernel() {
     for case in ["threads", "threads --chaos", "timer"] {
-        assert_replayed("testing", case);
+        assert_replayed("testing", ONCE, case);
     }
 }
