@@ -133,7 +133,7 @@ const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The address of a guest that is alone on its network: locally administered.
 const ALONE: Mac = Mac(*b"\x02tally");
 
-/// Most pairs of queues of a device.
+/// Maximum number of queue pairs.
 const MAX_PAIRS: u32 = 8;
 
 /// Opens a network for a guest with this number of vCPUs. Returns its device, and what the guest's agent has to know.

@@ -72,30 +72,30 @@ impl Net {
         Self { pairs: backends.into_iter().map(pair).collect(), ..Self::unplugged(mac, offer) }
     }
 
-    /// Creates a device that is as one with such backends, but has none.
+    /// Creates a device that offers the same, but has no backend.
     pub fn unplugged(mac: Mac, offer: Offer) -> Self {
         Self { mac, offer, pairs: Vec::new(), has_failed: false, used: 1, is_driven: false }
     }
 
     /// Does what can be done now.
     fn work(&mut self, queues: &mut Queues) -> io::Result<()> {
-        self.obey(queues);
         if self.pairs.is_empty() {
-            self.lose(queues);
+            self.serve_control_queue(queues);
+            self.drop_outgoing(queues);
             return Ok(());
         }
         if !std::mem::replace(&mut self.is_driven, true) {
-            // A restored driver may remember that another device's had failed.
+            // A restored driver may have seen the link down.
             queues.set_config(self.config());
             for pair in &mut self.pairs {
                 pair.backend.accept(queues.features())?;
             }
         }
         loop {
-            let mut is_done = true;
+            let mut is_done = !self.serve_control_queue(queues);
             for (number, pair) in self.pairs.iter_mut().enumerate() {
                 let has_sent = pair.send(queues, transmitq(number))?;
-                // What comes for a pair that the driver does not use is one's that it does.
+                // Frames for a pair that the driver does not use go to one that it uses.
                 let has_received = pair.receive(queues, receiveq(number % usize::from(self.used)))?;
                 is_done &= !has_sent && !has_received;
             }
@@ -105,14 +105,15 @@ impl Net {
         }
     }
 
-    /// Does what the driver commands.
-    fn obey(&mut self, queues: &mut Queues) {
+    /// Does what the driver commands. Returns false if there are no more commands.
+    fn serve_control_queue(&mut self, queues: &mut Queues) -> bool {
         let has_several = queues.features() & 1 << VIRTIO_NET_F_MQ != 0;
         let queue = if has_several { receiveq(usize::from(self.offer.pairs)) } else { receiveq(1) };
         if queues.features() & 1 << VIRTIO_NET_F_CTRL_VQ == 0 {
-            return;
+            return false;
         }
-        while let Some(Request { head, mut reader, mut writer }) = queues.pop(queue) {
+        for _ in 0..TURN {
+            let Some(Request { head, mut reader, mut writer }) = queues.pop(queue) else { return false };
             let mut command = [0; 4];
             let pairs = match reader.read_exact(&mut command) {
                 Ok(()) if has_several => pairs_to_use(command),
@@ -125,10 +126,11 @@ impl Net {
             let written = writer.write_all(&[answer]).is_ok();
             queues.complete(head, written.into());
         }
+        true
     }
 
     /// Takes what the guest sends, which is lost.
-    fn lose(&self, queues: &mut Queues) {
+    fn drop_outgoing(&self, queues: &mut Queues) {
         for pair in 0..usize::from(self.offer.pairs) {
             while let Some(request) = queues.pop(transmitq(pair)) {
                 queues.complete(request.head, 0);
@@ -137,7 +139,7 @@ impl Net {
     }
 }
 
-/// Returns the number of pairs that a command sets, if it does that.
+/// Returns the number of pairs that a `VQ_PAIRS_SET` command sets, or `None` for another command.
 fn pairs_to_use([class, command, low, high]: [u8; 4]) -> Option<u16> {
     let is_that = [class, command].map(u32::from) == [VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET];
     is_that.then(|| u16::from_le_bytes([low, high]))
@@ -251,7 +253,9 @@ impl Device for Net {
             events.set(PollFlags::OUT, backend.is_full());
             events
         };
-        self.pairs.iter().map(|pair| (pair.backend.descriptor(), awaits(pair))).collect()
+        let all = self.pairs.iter().map(|pair| (pair.backend.descriptor(), awaits(pair)));
+        // One that has ended would always be ready, whatever is awaited of it.
+        all.filter(|(_, events)| !events.is_empty()).collect()
     }
 
     fn reset(&mut self) {

@@ -84,12 +84,12 @@ impl<'a> Session<'a> {
         if self.is_current(&state) { Ok(copy()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
     }
 
-    /// Changes the device's configuration, and notifies the driver of that.
+    /// Changes the device's configuration, and notifies the driver of that, if there still is one.
     pub fn set_config(self, config: Vec<u8>) {
         let mut state = self.transport.state();
+        state.config = config;
+        state.generation = state.generation.wrapping_add(1);
         if self.is_current(&state) {
-            state.config = config;
-            state.generation = state.generation.wrapping_add(1);
             self.transport.interrupt(interrupt::CONFIG);
         }
     }

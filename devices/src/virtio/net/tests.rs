@@ -80,7 +80,7 @@ fn a_frame_waits_for_a_buffer() {
     let (mut theirs, mut net, mut driver) = ready();
     send(&mut theirs, b"frame");
     driver.serve(&mut net);
-    assert!(!net.awaits()[0].1.contains(PollFlags::IN), "it would be readable without end");
+    assert!(net.awaits().is_empty(), "it would be readable without end");
     let buffer = driver.submit(RECEIVEQ, &[], 100);
     driver.serve(&mut net);
     assert_eq!(driver.next_completion(RECEIVEQ), Some(17));
