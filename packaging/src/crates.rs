@@ -39,7 +39,8 @@ impl Crate {
 
     /// Returns the texts of its licences.
     pub fn licence_texts(&self) -> Result<Vec<String>> {
-        const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
+        const NAMES: [&str; 7] =
+            ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "THIRD-PARTY", "UNLICENSE"];
         let entries = fs::read_dir(&self.folder).with_context(|| self.folder.display().to_string())?;
         let mut files: Vec<PathBuf> =
             entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
