@@ -45,6 +45,8 @@ pub struct Net {
     used: u16,
     /// The backends know what the driver has accepted.
     is_driven: bool,
+    /// The driver knows another device's configuration: it may have seen the link down.
+    is_restored: bool,
 }
 
 /// What is behind a pair of queues.
@@ -74,19 +76,28 @@ impl Net {
 
     /// Creates a device that offers the same, but has no backend.
     pub fn unplugged(mac: Mac, offer: Offer) -> Self {
-        Self { mac, offer, pairs: Vec::new(), has_failed: false, used: 1, is_driven: false }
+        Self {
+            mac,
+            offer,
+            pairs: Vec::new(),
+            has_failed: false,
+            used: 1,
+            is_driven: false,
+            is_restored: false,
+        }
     }
 
     /// Does what can be done now.
     fn work(&mut self, queues: &mut Queues) -> io::Result<()> {
+        if std::mem::take(&mut self.is_restored) {
+            queues.set_config(self.config());
+        }
         if self.pairs.is_empty() {
             self.serve_control_queue(queues);
             self.drop_outgoing(queues);
             return Ok(());
         }
         if !std::mem::replace(&mut self.is_driven, true) {
-            // A restored driver may have seen the link down.
-            queues.set_config(self.config());
             for pair in &mut self.pairs {
                 pair.backend.accept(queues.features())?;
             }
@@ -276,7 +287,7 @@ impl Device for Net {
             Some(_) => 0,
         };
         check((1..=self.offer.pairs).contains(&used), "state")?;
-        self.used = used;
+        (self.used, self.is_restored) = (used, true);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use super::super::Transport;
 use super::super::testing::Driver;
 use super::*;
 use crate::net::Stream;
@@ -149,6 +150,27 @@ fn no_frame_of_before_a_reset_arrives_after_it() {
     driver.submit(RECEIVEQ, &[], 100);
     driver.serve(&mut net);
     assert_eq!(driver.next_completion(RECEIVEQ), Some(16));
+}
+
+#[test]
+fn a_restored_driver_is_told_that_the_link_is_up_again() {
+    let (theirs, mut net, mut driver) = ready();
+    driver.serve(&mut net);
+    assert_eq!(driver.read(0x60), 0, "a driver that starts is told nothing");
+    drop(theirs);
+    driver.serve(&mut net);
+    driver.write(0x64, 3);
+    let (state, generation) = (driver.transport.save().unwrap(), driver.read(0xfc));
+    let (_theirs, mut other) = device();
+    driver.transport =
+        Transport::new(&other, driver.memory.clone(), driver.interrupt.try_clone().unwrap()).unwrap();
+    driver.transport.restore(&state).unwrap();
+    other.restore(net.save().unwrap().as_ref()).unwrap();
+    driver.serve(&mut other);
+    let mut status = [9; 2];
+    driver.transport.read(0x106, &mut status);
+    assert_eq!((status, driver.read(0x60)), ([1, 0], 2));
+    assert_ne!(driver.read(0xfc), generation);
 }
 
 /// Lets the driver use so many pairs. Returns the device's answer.
