@@ -1,5 +1,5 @@
 //! Guests with a network, by passt and by a tap device. One host for all of them, with another host behind it in a
-//! network namespace: three templates, and a dozen guests that start from them: half a minute of a core.
+//! network namespace: three templates, and a dozen guests that start from them: forty seconds of a core.
 
 use std::sync::LazyLock;
 
