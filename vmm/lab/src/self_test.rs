@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::peer::{self, Machine};
 use crate::programs::{
     GUEST_EXITS_CPUID, GUEST_EXITS_INJECTED, GUEST_EXITS_INTERRUPTS, GUEST_EXITS_MSR, GUEST_EXITS_ROM,
-    GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LOOP, LOOP_BRANCHES,
-    LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
+    GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LIST_FUNCTIONS_ONLY, LOOP,
+    LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
 };
 use crate::scenario::Scenario;
 
@@ -153,6 +153,7 @@ impl Plan {
 
     /// Counts the samples of the long loop, and those of the short loop at each of these addresses.
     fn sample(&mut self, samples: &Samples) {
+        self.script += LIST_FUNCTIONS_ONLY;
         self.script += "perf record -q -c 1000000 -e instructions:u -o data ./loop\n\
                         echo samples instructions:u $(perf script -i data -F event | grep -c instructions)\n";
         self.expected.push(("samples instructions:u".to_owned(), 200));

@@ -17,7 +17,7 @@ use guest_tests::programs::{
 };
 use guest_tests::suite::{Test, on_intel, second_tier};
 use guest_tests::tests;
-use tally_lab::programs::{KNOWN, LOOP, LOOP_INSTRUCTIONS};
+use tally_lab::programs::{KNOWN, LIST_FUNCTIONS_ONLY, LOOP, LOOP_INSTRUCTIONS};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -148,7 +148,8 @@ fn common(model: &Model) -> Script {
     let report = "perf report -i data --stdio --no-children -g none -F overhead,sym 2>/dev/null | grep -v '^#' | grep %";
     let in_the_kernel =
         format!("perf script -i data -F period,ip,sym,iregs | awk -v PERIOD={KERNEL_PERIOD} -f kernel.awk");
-    let mut script = Script::new().section("no limit in time", UNLIMITED);
+    let mut script =
+        Script::new().section("no limit in time", UNLIMITED).section("functions only", LIST_FUNCTIONS_ONLY);
     for (period, program, _) in PERIODS {
         script = script
             .section(
@@ -184,7 +185,7 @@ fn common(model: &Model) -> Script {
         .section(
             "top",
             "(while :; do ./split; done) & \
-             sleep 5 | (timeout 4 perf top --stdio -d 1 -F 99 -e instructions:u; kill $!; echo)",
+             sleep 4 | (timeout 3 perf top --stdio -d 1 -F 99 -e instructions:u; kill $!; echo)",
         )
 }
 
@@ -196,6 +197,7 @@ fn storm() -> Script {
     let all_cpus = "for cpus in 1 2 4 8; do";
     Script::new()
         .section("no limit in time", UNLIMITED)
+        .section("functions only", LIST_FUNCTIONS_ONLY)
         .section(
             "migrating",
             &format!(
