@@ -9,8 +9,8 @@ pub const LOOP_CONDITIONAL_BRANCHES: u64 = 100_000_000;
 /// Number of branches of any kind among them. The system call that ends the program is one.
 pub const LOOP_BRANCHES: u64 = LOOP_CONDITIONAL_BRANCHES + 1;
 
-/// Shell command before several `perf record`: leaves functions alone in the kernel's list of symbols. perf reads the
-/// whole list whenever it begins to record, and the kernel takes half a second of virtual time to print it.
+/// Shell command before several `perf record`: replaces the kernel's list of symbols by one of its functions only. perf
+/// reads the whole list whenever it begins to record, and the kernel takes half a second of virtual time to print it.
 pub const LIST_FUNCTIONS_ONLY: &str =
     "grep -i ' [tw] ' /proc/kallsyms >functions && mount --bind functions /proc/kallsyms\n";
 
