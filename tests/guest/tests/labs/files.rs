@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use guest_images::{Progress, run_tool};
 use guest_tests::lab::{Results, StepOutput, Steps};
-use guest_tests::suite::Test;
+use guest_tests::suite::{Test, runs_second_tier};
 use guest_tests::tests;
 use guest_tests::{program, temporary};
 use tally_lab::ensure;
@@ -43,8 +43,10 @@ const RUN: &str = "/scenario/tally run --append cryptomgr.notests";
 /// Sizes of the two disks' images in bytes.
 const SIZES: [u64; 2] = [8 << 20, 2 << 20];
 
-/// Number of files that a guest creates at once.
-const MANY: u32 = 2_000;
+/// Returns the number of files that a guest creates at once.
+fn many() -> u32 {
+    if runs_second_tier() { 10_000 } else { 2_000 }
+}
 
 /// Returns a command that waits until the guest's output, in the file `said`, has reached the part `word`.
 fn until(word: &str) -> String {
@@ -115,10 +117,11 @@ static WRITTEN: LazyLock<Results> = LazyLock::new(|| {
             &format!(
                 ": >said; mkdir -p outer/inner doomed; echo beside >outer/beside; echo file >doomed/file; cd work; cp loop victim; \
                  (ulimit -f 8192; exec {RUN} --share ../outer/inner:rw --share ../outer --share .:rw --share ../doomed:rw \
-                 -- sh write.sh {MANY}) >../said 2>&1 & \
+                 -- sh write.sh {}) >../said 2>&1 & \
                  {}; ls many | wc -l >/scenario/counted; touch counted; {}; until grep -q '^mapped' ../said; do sleep 0.1; done; \
                  : >victim; {}; until grep -q '^file' ../said; do sleep 0.1; done; rm -r ../doomed; touch deleted; \
                  wait $!; status=$?; cat ../said; exit $status",
+                many(),
                 until("host counts"),
                 until("mapped"),
                 until("doomed")
@@ -231,7 +234,7 @@ fn nested_shares_work_in_any_order() {
 }
 
 fn thousands_of_files_are_created_and_deleted_on_both_sides() {
-    let all = format!("{MANY}\n");
+    let all = format!("{}\n", many());
     assert_eq!((written("many"), written("host counts")), (&*all, "0\n"));
     assert_eq!(host(&WRITTEN, "counted"), all + "0\n");
 }
