@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use arbitrary::Arbitrary;
-use vpmu_retarget::{
+use vpmu_retarget::x86::{
     Content, Findings, Image, Kind, Section, Site, Symbol, exceptions, find, find_in, functions,
     rdpmc_in_programs,
 };

@@ -9,7 +9,7 @@ mod guests;
 use std::time::Duration;
 
 use vpmu::{Cause, Outcome};
-use vpmu_retarget::stub::Value;
+use vpmu_retarget::x86::stub::Value;
 
 use guests::{CONTROL, COUNTER, Does, Guest, SELECT, STATUS, STATUS_CLEAR};
 

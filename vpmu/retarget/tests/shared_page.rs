@@ -16,7 +16,7 @@ use vpmu::model::intel::{Shape, Version as IntelVersion};
 use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, Page};
 use vpmu::x86::X2APIC_LVTPC;
 use vpmu::{Cause, Outcome};
-use vpmu_retarget::stub::{Original, Originals, PageLocation, Stub, Value};
+use vpmu_retarget::x86::stub::{Original, Originals, PageLocation, Stub, Value};
 
 use guests::{Act, CONTROL, COUNTER, Does, Guest, Plain, SELECT, STATUS, STATUS_CLEAR};
 

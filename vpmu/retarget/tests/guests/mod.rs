@@ -15,7 +15,7 @@ use vpmu::shared_page::{Page, Registers};
 use vpmu::source::script::Script;
 use vpmu::x86::Vendor;
 use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_retarget::stub::{Original, Originals, PageLocation, Stub, Value};
+use vpmu_retarget::x86::stub::{Original, Originals, PageLocation, Stub, Value};
 
 pub const SELECT: u32 = 0xc001_0200;
 pub const COUNTER: u32 = 0xc001_0201;

@@ -1,8 +1,9 @@
-//! Lets Linux' programs read counters with RDPMC. Adds the code of [`vpmu_retarget::rdpmc_in_programs`] to a kernel's
-//! image, and points the kernel's table of exception handlers to the code.
+//! Lets Linux' programs read counters with RDPMC. Adds the code of
+//! [`vpmu_retarget::x86::rdpmc_in_programs`] to a kernel's image, and points the kernel's table of exception handlers
+//! to the code.
 
-use vpmu_retarget::rdpmc_in_programs::{Handlers, code, room};
-use vpmu_retarget::{exceptions, rdpmc_in_programs};
+use vpmu_retarget::x86::rdpmc_in_programs::{Handlers, code, room};
+use vpmu_retarget::x86::{exceptions, rdpmc_in_programs};
 
 use super::added::Added;
 use super::{Kernel, Kind};

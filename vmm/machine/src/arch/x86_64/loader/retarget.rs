@@ -1,7 +1,8 @@
-//! Replaces the RDPMC instructions of a kernel's image by RDMSR, which can exit to Tally (see [`vpmu_retarget`]).
+//! Replaces the RDPMC instructions of a kernel's image by RDMSR, which can exit to Tally (see
+//! [`vpmu_retarget::x86`]).
 
 use vpmu::shared_page::Registers;
-use vpmu_retarget::{Content, Image, Section, Site, Symbol};
+use vpmu_retarget::x86::{Content, Image, Section, Site, Symbol};
 
 use super::added::Added;
 use super::segment::Segment;
@@ -62,7 +63,7 @@ impl Kernel {
     /// Replaces every RDPMC by an RDMSR of the same register. Returns an error if some bytes in Linux, or in an
     /// image with sections, may or may not be an RDPMC.
     pub(super) fn retarget_rdpmc(&mut self) -> Result<Retargeted, LoadError> {
-        let findings = vpmu_retarget::find(&self.describe());
+        let findings = vpmu_retarget::x86::find(&self.describe());
         let tells_code = self.format.is_linux() || self.format.sections.tell_code();
         if let (true, Some(address)) = (tells_code, findings.undecided.first()) {
             return Err(Problem::Rdpmc(*address).with(&self.path));
@@ -76,14 +77,14 @@ impl Kernel {
         Ok(Retargeted { sites: findings.sites, left: findings.undecided })
     }
 
-    /// Returns the image's sections and symbols for [`vpmu_retarget`].
+    /// Returns the image's sections and symbols for [`vpmu_retarget::x86`].
     pub(super) fn describe(&self) -> Image<'_> {
         let (kind, written) = match &self.format.kind {
             // Linux maps writable memory as not executable.
-            Kind::Linux(_) => (vpmu_retarget::Kind::Linux, Content::Data),
+            Kind::Linux(_) => (vpmu_retarget::x86::Kind::Linux, Content::Data),
             Kind::Multiboot(multiboot) => {
                 let entry = link_address(multiboot.segments(), multiboot.entry().into());
-                (vpmu_retarget::Kind::BareMetal { entry }, Content::Code)
+                (vpmu_retarget::x86::Kind::BareMetal { entry }, Content::Code)
             }
         };
         if !self.format.sections.tell_code() {

@@ -5,7 +5,7 @@
 use std::io::{Read, Seek};
 use std::ops::Range;
 
-use vpmu_retarget::{Content, Section, Symbol};
+use vpmu_retarget::x86::{Content, Section, Symbol};
 
 use super::elf::{Class, is_elf};
 use crate::loader::bytes::{u16_at, u32_at, u64_at};

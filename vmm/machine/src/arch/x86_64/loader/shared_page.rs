@@ -2,8 +2,8 @@
 //! image, points the kernel's table of register functions to the stub, and reserves memory for the shared pages.
 
 use vpmu::shared_page::{Page, Registers};
-use vpmu_retarget::stub::{PageLocation, Stub};
-use vpmu_retarget::{Site, filling, functions};
+use vpmu_retarget::x86::stub::{PageLocation, Stub};
+use vpmu_retarget::x86::{Site, filling, functions};
 
 use super::added::Added;
 use super::linux::SETUP_DATA_HEADER;

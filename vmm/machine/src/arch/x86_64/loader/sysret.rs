@@ -4,7 +4,7 @@
 //! processors do not have the instruction in that mode. AMD processors have it, and it would enter the kernel at
 //! address 0. With CSTAR pointed to a SYSRET, the instruction has no effect.
 
-use vpmu_retarget::Content;
+use vpmu_retarget::x86::Content;
 
 use super::{Kernel, Kind};
 

@@ -1,9 +1,9 @@
 //! Decides whether a program's fault was caused by an RDPMC that the program may execute
-//! (see [`vpmu_retarget::rdpmc_in_programs`]).
+//! (see [`vpmu_retarget::x86::rdpmc_in_programs`]).
 
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
-use vpmu_retarget::Site;
+use vpmu_retarget::x86::Site;
 
 use crate::arch::x86_64::cr::CR4_PCE;
 use crate::arch::x86_64::paging::Tables;

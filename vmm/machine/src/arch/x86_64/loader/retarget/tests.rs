@@ -3,7 +3,7 @@ use std::ops::Range;
 use guest_images::cache::Cache;
 use guest_images::payloads::BARE_METAL;
 use guest_images::{Progress, Suite};
-use vpmu_retarget::Proof;
+use vpmu_retarget::x86::Proof;
 
 use super::super::testing::*;
 use super::*;

@@ -68,7 +68,7 @@ impl Site {
     pub const AFTER: u8 = RDMSR;
 }
 
-/// What [`find`](crate::find) found in an image.
+/// What [`find`](super::find) found in an image.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// The RDPMC instructions.

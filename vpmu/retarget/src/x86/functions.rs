@@ -14,8 +14,8 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 use super::image::{Content, Image, Section};
 use super::site::Site;
 use super::starts::returns;
+use super::stub::{Original, Originals, Value};
 use super::words::{WORD, Words, positions};
-use crate::stub::{Original, Originals, Value};
 
 /// The kernel's table of functions that access MSRs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
