@@ -56,8 +56,9 @@ fn compile_payloads(out: &str) {
     }
 }
 
-/// Builds the agent in a target directory of its own, because the outer cargo has locked the usual one. Its only
-/// dependency is also one of this crate, so it has been downloaded already.
+/// Builds the agent in a target directory of its own, because the outer cargo has locked the usual one. All profiles
+/// have the same agent, so they share it. Its only dependency is also one of this crate, so it has been downloaded
+/// already.
 fn build_agent(target: &str, out: &Path) {
     // Not position-independent, so that no relocations are needed at its start.
     let mut flags = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static".to_owned();
@@ -67,7 +68,8 @@ fn build_agent(target: &str, out: &Path) {
         flags = flags + "\x1f" + flag;
     }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");
-    let directory = out.join("agent-target");
+    let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
+    let directory = out.ancestors().find(is_target).unwrap_or(out).join("agent");
     let status = Command::new(&cargo)
         .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
         .args(["--profile", "agent", "--target", target, "--target-dir"])
