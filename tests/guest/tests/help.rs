@@ -26,7 +26,8 @@ const TALLY: &[&str] = &[
     "help lab",
     "help bench",
 ];
-const LAB: &[&str] = &["", "build", "exec", "run", "count", "self-test", "demo", "lint", "figures", "bench"];
+const LAB: &[&str] =
+    &["", "build", "exec", "run", "count", "self-test", "demo", "lint", "figures", "bench", "profile"];
 
 /// Runs a program that must succeed without error output, and returns its standard output.
 fn output_of(name: &str, arguments: &[&str]) -> String {

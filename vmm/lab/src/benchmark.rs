@@ -1,4 +1,4 @@
-//! `tally-lab bench`: the command line of the benchmark.
+//! `tally-lab bench` and `tally-lab profile`: the command lines of the benchmark, and of a look into one of its rows.
 
 use std::env;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use guest_images::{Arch, Progress};
 use tally_lab::bench::{
     self, ALL, Column, Length, Limit, Measure, Model, Plan, Programs, QUICK, Row, Workload, here,
 };
-use tally_lab::{Error, Processor, Result, published};
+use tally_lab::{Error, Processor, Result, profile, published};
 
 use crate::beside;
 
@@ -78,24 +78,19 @@ impl Bench {
             self.on.retain(|column| *column != Column::Kvm);
         }
         let plan = self.plan()?;
-        let command = command(env::args().skip(1));
-        self.write.as_ref().map_or(Ok(()), |file| published::check(file, &command))?;
-        let tally = beside::program("tally", progress)?;
-        let programs = Programs { workload: beside::program("bench-workload", progress)?, tally };
-        let figures = if self.here {
-            here::measure(&plan, &programs, progress)?
-        } else {
-            progress.step("measuring on the simulated host");
-            bench::in_the_lab(&plan, &programs, progress)?
-        };
-        progress.done();
-        let &Self { exit_ns, user_exit_ns, syscall_ns, .. } = &self;
-        let model = Model { exit_ns, user_exit_ns, syscall_ns };
-        let tables = bench::table(&plan, &figures, (!self.here).then_some(model));
-        match &self.write {
-            Some(file) => published::publish(file, &command, &tables)?,
-            None => print!("{tables}"),
-        }
+        let model =
+            Model { exit_ns: self.exit_ns, user_exit_ns: self.user_exit_ns, syscall_ns: self.syscall_ns };
+        published::measure(self.write.as_deref(), &command("tally"), || {
+            let programs = programs(progress)?;
+            let figures = if self.here {
+                here::measure(&plan, &programs, progress)?
+            } else {
+                progress.step("measuring on the simulated host");
+                bench::in_the_lab(&plan, &programs, progress)?
+            };
+            progress.done();
+            Ok(bench::table(&plan, &figures, (!self.here).then_some(model)))
+        })?;
         Ok(0)
     }
 
@@ -144,9 +139,50 @@ impl Bench {
     }
 }
 
+/// The options of `tally-lab profile`.
+#[derive(Args)]
+#[command(after_help = "\
+All instructions of a while are counted, on the simulated AMD host with a guest.
+
+Example:
+  tally-lab profile --functions rate:4000:1")]
+pub struct Profile {
+    /// loop, syscalls, switches, memory, compile
+    #[arg(long, value_name = "NAME", default_value = "loop")]
+    workload: Workload,
+    /// Show the functions that take most
+    #[arg(long)]
+    functions: bool,
+    /// record:PERIOD:N, rate:HERTZ:N (N events)
+    #[arg(value_name = "MEASURE", required = true)]
+    measures: Vec<Measure>,
+    /// Write the tables into this Markdown file
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+impl Profile {
+    /// Profiles and prints tables.
+    pub fn run(self, progress: &mut Progress) -> Result<u8> {
+        let rows: Vec<Row> =
+            self.measures.iter().map(|&measure| Row::new(self.workload, measure, Length::Usual)).collect();
+        published::measure(self.write.as_deref(), &command("tally-lab"), || {
+            let tables = profile::measure(&rows, self.functions, &programs(progress)?, progress)?;
+            progress.done();
+            Ok(tables)
+        })?;
+        Ok(0)
+    }
+}
+
+fn programs(progress: &mut Progress) -> Result<Programs> {
+    let tally = beside::program("tally", progress)?;
+    Ok(Programs { workload: beside::program("bench-workload", progress)?, tally })
+}
+
 /// Returns the command line that gives the same tables, without the file that they are written into.
-fn command(mut arguments: impl Iterator<Item = String>) -> String {
-    let mut command = "tally".to_owned();
+fn command(program: &str) -> String {
+    let (mut command, mut arguments) = (program.to_owned(), env::args().skip(1));
     while let Some(argument) = arguments.next() {
         if argument == "--write" {
             arguments.next();

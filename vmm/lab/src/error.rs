@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::bench::Measure;
+
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -126,6 +128,12 @@ pub enum Error {
     /// The archive of what a guest changed is not complete.
     #[error("the guest's changes did not come back completely from the simulated host, and are lost")]
     Lost,
+    /// A row of the benchmark without samples was to be profiled.
+    #[error("{0} takes no samples that could be profiled")]
+    NoSamples(Measure),
+    /// A guest that samples could not be profiled.
+    #[error("cannot profile the guest: {0}")]
+    NotProfiled(String),
     /// A program failed.
     #[error("`{0}` failed")]
     Command(String),

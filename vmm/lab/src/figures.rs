@@ -51,14 +51,11 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Riscv => ("riscv", riscv_figures::measure),
     };
     let command = format!("tally-lab figures {name}");
-    file.map_or(Ok(()), |file| published::check(file, &command))?;
-    let tables = tables(progress)?;
-    progress.done();
-    if let Some(file) = file {
-        return published::publish(file, &command, &tables);
-    }
-    println!("{}", tables.trim_end());
-    Ok(())
+    published::measure(file, &command, || {
+        let tables = tables(progress)?;
+        progress.done();
+        Ok(tables)
+    })
 }
 
 /// Measures the lab itself and booting a guest.

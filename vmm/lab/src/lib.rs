@@ -19,12 +19,14 @@ pub mod packed;
 pub mod passt;
 pub mod peer;
 pub mod pmu_figures;
+pub mod profile;
 pub mod programs;
 pub mod published;
 mod scenario;
 pub mod self_test;
 mod symbols;
 mod tools;
+mod trace;
 pub mod use_figures;
 mod watch;
 // `pmu-workload` is compiled for RISC-V together with this library. The bare-metal guest of this module exists on

@@ -73,6 +73,8 @@ struct Channels {
     monitor: RawFd,
     /// Exists only if there is input.
     input: Option<RawFd>,
+    /// For the log of what is executed, if that is wanted.
+    trace: Option<RawFd>,
 }
 
 /// Result of reading a line from the host's init.
@@ -96,7 +98,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts a host with this kernel. A machine that boots has a port for input only if there is one.
+    /// Starts a host with this kernel. A machine that boots has a port for input only if there is one. On QEMU, what is
+    /// executed while [`Tracer::set`] is on is logged to `trace`.
     pub fn start(
         cpu: &LabCpu,
         arch: Arch,
@@ -104,6 +107,7 @@ impl Machine {
         start: &Start,
         shape: Shape,
         input: Option<File>,
+        trace: Option<PipeWriter>,
     ) -> Result<(Self, Output)> {
         let (stdout, stdout_end) = pipe()?;
         let (stderr, stderr_end) = pipe()?;
@@ -133,6 +137,7 @@ impl Machine {
                     Some(keep(input_end.into()))
                 }
             },
+            trace: trace.map(|trace| keep(trace.into())),
         };
         let processor = Processor::of(arch, shape.pmu);
         let (mut command, images) = match (processor, start) {
@@ -211,9 +216,25 @@ impl Machine {
         lines.find_map(|line| address_after(prefix, &line))
     }
 
+    /// Returns the switch of the log of what is executed.
+    pub fn tracer(&self) -> Result<Tracer> {
+        self.monitor.try_clone().map(Tracer).map_err(Error::system("reach the simulator's monitor"))
+    }
+
     /// Waits for the end of a machine whose channels are closed. Returns its exit status.
     pub fn wait(mut self) -> Option<ExitStatus> {
         self.child.wait().ok()
+    }
+}
+
+/// The switch of the log of what a machine executes.
+pub struct Tracer(UnixStream);
+
+impl Tracer {
+    /// Begins or ends the log.
+    pub fn set(&self, is_on: bool) -> Result<()> {
+        let mut monitor = Monitor::new(&self.0, MONITOR_TIMEOUT);
+        monitor.set_trace(is_on).map_err(Error::system("trace a simulated host"))
     }
 }
 
@@ -235,7 +256,8 @@ fn forward_input(mut input: File, mut machine: UnixStream) {
     }
 }
 
-fn pipe() -> Result<(PipeReader, PipeWriter)> {
+/// Creates a pipe.
+pub fn pipe() -> Result<(PipeReader, PipeWriter)> {
     std::io::pipe().map_err(Error::system("create a pipe"))
 }
 

@@ -49,8 +49,7 @@ enum Subcommands {
     },
     /// Run a shell script on the simulated host
     Exec(Exec),
-    /// Run `tally run` on the simulated host: instructions, branches and a cache
-    /// model are exact there, time is not
+    /// Run `tally run` on the simulated host, where counts are exact
     Run(Run),
     /// Count what a program executes, the same on every machine
     Count(count::Count),
@@ -85,11 +84,14 @@ Example:
     },
     /// Compare what counters cost with Tally and with KVM's vPMU
     Bench(benchmark::Bench),
+    /// Show in which functions host and guest spend an overflow
+    Profile(benchmark::Profile),
 }
 
 #[derive(Args)]
 #[command(after_help = "\
-Works as `tally run` does here, but input from a terminal is not passed on.
+Instructions, branches and a cache model are exact there, time is not. Works
+as `tally run` does here, but input from a terminal is not passed on.
 Folders and disks are copied there and back. The lab's own failures have
 status 125.
 
@@ -308,6 +310,7 @@ fn main() -> ExitCode {
         Subcommands::Count(count) => count.run(&mut progress),
         Subcommands::SelfTest => self_test(&mut progress),
         Subcommands::Bench(bench) => bench.run(&mut progress),
+        Subcommands::Profile(profile) => profile.run(&mut progress),
         Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
         Subcommands::Demo => demo::run(&mut progress),
         Subcommands::Figures { what, write } => {

@@ -12,13 +12,24 @@ use std::process::Command;
 
 use crate::error::{Error, Result};
 
+/// Measures, and prints the tables or writes them into a Markdown file as those of a command.
+pub fn measure(file: Option<&Path>, command: &str, measure: impl FnOnce() -> Result<String>) -> Result<()> {
+    file.map_or(Ok(()), |file| check(file, command))?;
+    let tables = measure()?;
+    if let Some(file) = file {
+        return publish(file, command, &tables);
+    }
+    println!("{}", tables.trim_end());
+    Ok(())
+}
+
 /// Checks that a file has the marks of a command. Measuring takes minutes, so this is checked first.
-pub fn check(file: &Path, command: &str) -> Result<()> {
+fn check(file: &Path, command: &str) -> Result<()> {
     replaced(file, command, "").map(drop)
 }
 
 /// Replaces what a file has between the marks of a command by what the command printed.
-pub fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
+fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
     let stamp = format!("```sh\n{command}  # {}, commit {}\n```", date()?, commit(file)?);
     let text = replaced(file, command, &format!("{stamp}\n\n{}\n", printed.trim_end()))?;
     fs::write(file, text).map_err(Error::file("write", file))

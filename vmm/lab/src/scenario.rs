@@ -21,8 +21,9 @@ use crate::cores::Core;
 use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
 use crate::host::HostImage;
-use crate::machine::{Machine, Output, Parts, Saved, Shape, Start};
+use crate::machine::{Machine, Output, Parts, Saved, Shape, Start, Tracer, pipe};
 use crate::symbols::Symbols;
+use crate::trace::{self, Trace};
 use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
 use crate::{cpu, cross, host};
 use files::{Channels, Content, in_memory};
@@ -90,6 +91,8 @@ pub struct Streams<'a> {
     pub stderr: &'a mut (dyn Write + Send),
     /// Destination of what the script leaves in `$OUT`, as a tar archive.
     pub out: Option<&'a mut Vec<u8>>,
+    /// What the host executes. Only an AMD host that was saved can be traced.
+    pub trace: Option<&'a mut Trace>,
 }
 
 /// A script and what it needs.
@@ -294,7 +297,7 @@ impl Scenario {
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<u8> {
-        self.run_on(Streams { input: None, stdout, stderr, out: None }, progress)
+        self.run_on(Streams { input: None, stdout, stderr, out: None, trace: None }, progress)
     }
 
     /// Builds the host, and saves it if such hosts are saved, without running the script.
@@ -317,7 +320,7 @@ impl Scenario {
 
     /// Runs the script on these streams. Returns the script's status.
     pub fn run_on(&self, streams: Streams, progress: &mut Progress) -> Result<u8> {
-        let Streams { input, stdout, stderr, out } = streams;
+        let Streams { input, stdout, stderr, out, trace } = streams;
         let cache = Cache::open()?;
         let (cpu, image) = self.host_parts(&cache, progress)?;
         let saved = self.saved(&cache, self.parts(&cpu, &image), progress);
@@ -334,14 +337,16 @@ impl Scenario {
             None => Start::Boot { initrd: &files },
         };
         let unpacker = self.out_folder.as_deref().map(unpacker).transpose()?;
+        let (log, log_end) = trace.is_some().then(pipe).transpose()?.unzip();
         let (machine, output) =
-            Machine::start(&cpu, self.host.arch, &image.kernel, &start, self.shape, input)?;
+            Machine::start(&cpu, self.host.arch, &image.kernel, &start, self.shape, input, log_end)?;
+        let tracer = trace.is_some().then(|| machine.tracer()).transpose()?;
         let Output { stdout: from_stdout, stderr: from_stderr, console, files } = output;
         let waiting = WaitDisplay::new(progress);
         let ended = thread::scope(|scope| {
             scope.spawn(|| forward(from_stdout, &mut EndingWait(stdout, &waiting)));
             scope.spawn(|| forward(from_stderr, &mut EndingWait(stderr, &waiting)));
-            let console = scope.spawn(|| self.watch_console(console, &waiting));
+            let console = scope.spawn(|| self.watch_console(console, &waiting, tracer.as_ref()));
             let files = scope.spawn(|| match (out, unpacker) {
                 (Some(out), _) => forward(files, out),
                 (None, Some(mut unpacker)) => {
@@ -350,6 +355,9 @@ impl Scenario {
                 }
                 (None, None) => forward(files, &mut io::sink()),
             });
+            if let (Some(trace), Some(log), Some(tracer)) = (trace, log, &tracer) {
+                scope.spawn(|| trace.read(log, tracer));
+            }
             let ended = watch(machine, self.limit, &waiting);
             // The machine has ended, so the other ends of all pipes are closed.
             let _ = files.join();
@@ -425,8 +433,14 @@ impl Scenario {
         )
     }
 
-    /// Reads the console to its end, and shows it if the scenario wants that. Returns its last lines.
-    fn watch_console(&self, mut console: impl Read, waiting: &WaitDisplay) -> String {
+    /// Reads the console to its end, and shows it if the scenario wants that. Begins the trace at its mark. Returns the
+    /// console's last lines.
+    fn watch_console(
+        &self,
+        mut console: impl Read,
+        waiting: &WaitDisplay,
+        mut tracer: Option<&Tracer>,
+    ) -> String {
         let mut tail = VecDeque::new();
         let mut chunk = [0; 4096];
         while let Ok(length @ 1..) = console.read(&mut chunk) {
@@ -437,6 +451,11 @@ impl Scenario {
             tail.extend(&chunk[..length]);
             let excess = tail.len().saturating_sub(64 << 10);
             tail.drain(..excess);
+            let is_mark = |text: &[u8]| text == trace::MARK.as_bytes();
+            // If it fails, the trace stays empty, as after a script that does not begin it.
+            if tracer.is_some() && tail.make_contiguous().windows(trace::MARK.len()).any(is_mark) {
+                let _ = tracer.take().map_or(Ok(()), |tracer| tracer.set(true));
+            }
         }
         let text = String::from_utf8_lossy(&Vec::from(tail)).into_owned();
         let lines: Vec<&str> = text.lines().collect();

@@ -12,8 +12,19 @@ use crate::board::Processor;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// The kernel's symbols, sorted by address.
-pub struct Symbols(Vec<(u64, String)>);
+/// The kernel's functions, sorted by address.
+pub struct Symbols(Vec<Function>);
+
+/// A function of the kernel.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Function {
+    /// Its first address.
+    pub start: u64,
+    /// Its name.
+    pub name: String,
+    /// The module that it is from, if any.
+    pub module: Option<String>,
+}
 
 impl Symbols {
     /// Returns the symbols of the host with the kernel of a release. If they are not in the cache, `read` reads the host's
@@ -38,24 +49,36 @@ impl Symbols {
         Ok(Self::parse(&fs::read_to_string(&path).map_err(Error::file("read", path))?))
     }
 
-    fn parse(text: &str) -> Self {
-        let mut symbols: Vec<(u64, String)> = text
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut symbols: Vec<Function> = text
             .lines()
             .filter_map(|line| {
                 let mut words = line.split_whitespace();
-                let address = u64::from_str_radix(words.next()?, 16).ok()?;
+                let start = u64::from_str_radix(words.next()?, 16).ok()?;
                 let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
-                is_code.then_some((address, words.next()?.to_owned()))
+                let name = is_code.then(|| words.next())??.to_owned();
+                let module = words.next().map(|module| module.trim_matches(['[', ']']).to_owned());
+                Some(Function { start, name, module })
             })
             .collect();
         symbols.sort();
         Self(symbols)
     }
 
-    /// Returns the function at an address and the offset in that function.
+    /// Returns the function at an address.
+    pub fn function(&self, address: u64) -> Option<&Function> {
+        let after = self.0.partition_point(|function| function.start <= address);
+        self.0.get(after.checked_sub(1)?)
+    }
+
+    /// Returns the address of the function with a name.
+    pub fn address(&self, name: &str) -> Option<u64> {
+        self.0.iter().find(|function| function.name == name).map(|function| function.start)
+    }
+
+    /// Returns the name of the function at an address, and the offset in that function.
     pub fn name(&self, address: u64) -> Option<String> {
-        let after = self.0.partition_point(|(start, _)| *start <= address);
-        let (start, name) = self.0.get(after.checked_sub(1)?)?;
+        let Function { start, name, .. } = self.function(address)?;
         Some(format!("{name}+{:#x}", address - start))
     }
 }
@@ -73,5 +96,8 @@ mod tests {
         assert_eq!(symbols.name(0xffff_ffff_8100_0000).as_deref(), Some("first+0x0"));
         assert_eq!(symbols.name(0xffff_ffff_c000_0004).as_deref(), Some("third+0x4"));
         assert_eq!(symbols.name(0x1000), None);
+        let third = symbols.function(0xffff_ffff_c000_0004).expect("it is the last");
+        assert_eq!(third.module.as_deref(), Some("kvm"));
+        assert_eq!(symbols.address("third"), Some(third.start));
     }
 }

@@ -81,6 +81,7 @@ impl Run {
             stdout: &mut stdout(),
             stderr: &mut stderr(),
             out: copies_back(&self.localised).then_some(&mut out),
+            trace: None,
         };
         let status = self.scenario.run_on(streams, progress)?;
         if copies_back(&self.localised) {

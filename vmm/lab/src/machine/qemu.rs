@@ -103,6 +103,9 @@ pub fn command(
     command.args(["-device", "virtserialport,chardev=control,nr=3"]);
     command.arg("-chardev").arg(format!("socket,id=monitor,fd={}", channels.monitor));
     command.args(["-qmp", "chardev:monitor"]);
+    if let Some(trace) = channels.trace {
+        command.arg("-D").arg(fd_path(trace));
+    }
     if let Some(input) = channels.input {
         command.arg("-chardev").arg(format!("socket,id=in,fd={input}"));
         command.args(["-device", "virtserialport,chardev=in,nr=5"]);

@@ -88,7 +88,7 @@ impl Saved {
     /// Starts a host, and saves it when it has stopped itself.
     fn save(&self, start: &Start, parts: Parts, limit: Duration) -> Result<()> {
         let Parts { cpu, release, image, shape } = parts;
-        let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None)?;
+        let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None, None)?;
         thread::scope(|scope| {
             let console = scope.spawn(|| {
                 let (mut console, mut text) = (output.console, Vec::new());

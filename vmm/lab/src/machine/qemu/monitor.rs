@@ -1,4 +1,5 @@
-//! QEMU's monitor (QMP): it saves a machine that has stopped itself, and lets a saved one go on.
+//! QEMU's monitor (QMP): it saves a machine that has stopped itself, lets a saved one go on, and
+//! has what is executed logged.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -60,6 +61,16 @@ impl<'a> Monitor<'a> {
             thread::sleep(INTERVAL);
         }
         self.execute("cont", &json!({})).map(drop)
+    }
+
+    /// Begins or ends the log of all instructions that are executed.
+    pub fn set_trace(&mut self, is_on: bool) -> io::Result<()> {
+        let commands =
+            if is_on { ["singlestep on", "log exec,nochain"] } else { ["log none", "singlestep off"] };
+        for command in commands {
+            self.execute("human-monitor-command", &json!({ "command-line": command }))?;
+        }
+        Ok(())
     }
 
     fn status(&mut self, command: &str) -> io::Result<String> {
