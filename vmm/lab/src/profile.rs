@@ -64,8 +64,8 @@ const PARTS: [(&str, &str); 6] = [
 const KVM: usize = PARTS.len() - 2;
 const REST: usize = PARTS.len() - 1;
 
-/// Profiles rows of the benchmark, and returns a table of the kernels' parts with a column for each row, and a table of
-/// functions for each row if that is wanted.
+/// Profiles rows of the benchmark that have one workload. Returns a table of the kernels' parts with a column for each
+/// row, and a table of functions for each row if that is wanted.
 pub fn measure(
     rows: &[Row],
     with_functions: bool,
@@ -209,11 +209,11 @@ fn table_of_parts(profiles: &[(Row, Profile)]) -> String {
     };
     let instructions =
         |profile: &Profile, part| profile.each(profile.parts.get(&part).copied().unwrap_or_default());
-    let rows: Vec<String> =
-        profiles.iter().map(|(row, _)| format!("{} `{}`", row.workload, row.measure)).collect();
+    let measures: Vec<String> = profiles.iter().map(|(row, _)| format!("`{}`", row.measure)).collect();
+    let workload = profiles.first().map_or(String::new(), |(row, _)| row.workload.to_string());
     let mut lines = vec![
-        format!("| for each interrupt for overflows | {} |", rows.join(" | ")),
-        format!("|---|{}", "---:|".repeat(rows.len())),
+        format!("| {workload}: for each interrupt | {} |", measures.join(" | ")),
+        format!("|---|{}", "---:|".repeat(measures.len())),
     ];
     for side in [Side::Host, Side::HostProgram, Side::Guest] {
         for (number, (part, _)) in PARTS.iter().enumerate() {
