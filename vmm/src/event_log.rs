@@ -17,7 +17,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use tally_machine::Journal;
@@ -37,7 +37,7 @@ use write::Writer;
 /// The event log of a running machine. All threads write into it.
 pub struct EventLog {
     path: PathBuf,
-    began: Duration,
+    began: Instant,
     writer: Mutex<Writer<LogFile>>,
 }
 
@@ -83,8 +83,9 @@ impl EventLog {
     /// be written, the user is told, and the guest runs all the same.
     pub fn create(path: &Path, max_size: u64) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let began = monotonic();
-        let writer = Writer::new(LogFile::create(path, max_size)?, Header { wall, monotonic: began });
+        let header = Header { wall, monotonic: monotonic() };
+        let began = Instant::now();
+        let writer = Writer::new(LogFile::create(path, max_size)?, header);
         let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
         // Writes the header now: a reader finds a log from the beginning, and a full disk is reported at once.
         let _ = log.flush();
@@ -127,8 +128,10 @@ impl EventLog {
         }
     }
 
+    /// Returns the time since the log began, by the same clock as [`monotonic`]. It is taken for each overflow, and in a
+    /// static program rustix reads a clock by a system call.
     fn now(&self) -> Duration {
-        monotonic().saturating_sub(self.began)
+        self.began.elapsed()
     }
 
     /// Works on the log at the current time. The time is taken under the lock, so that it never decreases from record
