@@ -69,7 +69,7 @@ fn build_agent(target: &str, out: &Path) {
     }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");
     let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
-    let directory = out.ancestors().find(is_target).unwrap_or(out).join("agent");
+    let directory = out.ancestors().find(is_target).unwrap_or(out).join("agent-target");
     let status = Command::new(&cargo)
         .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
         .args(["--profile", "agent", "--target", target, "--target-dir"])

@@ -69,6 +69,8 @@ pub struct Bank<S: Source> {
     instructions: &'static [Event],
     /// The events that count what no processor counts twice alike.
     inexact: &'static [Event],
+    /// Overflows at a rate that are near each other are reported together.
+    gathers: bool,
     /// Alarms may be late by instructions that were completed.
     has_late_alarms: bool,
     floor: Floor,
@@ -96,6 +98,7 @@ impl<S: Source> Bank<S> {
             min_period: 1,
             instructions: &[],
             inexact: &[],
+            gathers: false,
             has_late_alarms: false,
             floor: Floor::default(),
             coalescing: Coalescing::default(),

@@ -141,6 +141,10 @@ impl<S: Source> VirtualPmu<S> {
         model.unit().set_instructions(instructions);
         let inexact = model.inexact();
         model.unit().set_inexact(inexact);
+        // Where there is a status, the kernel's handler looks for the overflows of all counters.
+        if page_registers.is_some() {
+            model.unit().gather();
+        }
         Self {
             model,
             page_registers,

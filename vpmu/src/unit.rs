@@ -278,6 +278,11 @@ impl<S: Source> Unit<S> {
         self.bank.set_inexact(inexact);
     }
 
+    /// Lets overflows of counters that sample at a rate wait for those that are near.
+    pub fn gather(&mut self) {
+        self.bank.gather();
+    }
+
     /// Returns the values that a deferred counter can be written without a request to the host.
     pub fn no_exit_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
         self.bank.no_exit_values(counter)

@@ -11,6 +11,10 @@
 //! early, and an overflow that is near counts as one that has happened: the counter is *ahead*. It then stands still until its
 //! event has counted as much. It is a sample at another place, which is as good as any at a rate, and the sum stays right here,
 //! too. Where the period stays the same, nothing is estimated.
+//!
+//! Several events that are sampled at one rate overflow near each other, but perf gives each a period of its own. The overflow of one
+//! then waits for those that are near, and all are one interrupt. It is reported late, as a processor reports each overflow a
+//! little late, and all counts stay exact. This holds for all events.
 
 use super::Bank;
 use super::alarm::{AlarmKind, Armed, MIN_REPEAT_DISTANCE, Next};
@@ -28,6 +32,9 @@ const ESTIMATED: u32 = 15;
 /// Greatest number of counts by which a counter may be ahead, and its part of the period.
 const MAX_AHEAD: u64 = 8192;
 const AHEAD_OF_PERIOD: u64 = 32;
+/// Greatest number of counts by which an overflow may be reported late, and its part of the period.
+const MAX_LATE: u64 = 32_768;
+const LATE_OF_PERIOD: u64 = 32;
 /// Least distance of an overflow whose alarm may be early: the handler is done long before it.
 const MIN_DISTANCE: u64 = 65_536;
 
@@ -139,6 +146,11 @@ impl<S: Source> Bank<S> {
         self.inexact = inexact;
     }
 
+    /// Lets overflows of counters that sample at a rate wait for those that are near.
+    pub fn gather(&mut self) {
+        self.gathers = true;
+    }
+
     /// Records that the kernel is interrupted, and is going to handle an overflow.
     pub(super) fn handlers_begin(&mut self) {
         for event in &mut self.events {
@@ -177,6 +189,18 @@ impl<S: Source> Bank<S> {
         }
     }
 
+    /// Returns by how much the overflow of a counter may be reported late, so that those of others that are near are reported with
+    /// it.
+    pub(super) fn may_be_late(&self, counters: u64, counter: usize) -> u64 {
+        let several = self.gathers && counters & self.running & self.interrupting & !(1 << counter) != 0;
+        let period = self.counters[counter].period;
+        if several && period >= MIN_DISTANCE && self.min_period == 1 && self.is_at_a_rate(counters) {
+            (period / LATE_OF_PERIOD).min(MAX_LATE)
+        } else {
+            0
+        }
+    }
+
     /// Returns whether all of these counters that run and interrupt sample at a rate. A counter that only counts could interrupt,
     /// too, but its overflow is far away.
     pub(super) fn is_at_a_rate(&self, counters: u64) -> bool {
@@ -189,18 +213,17 @@ impl<S: Source> Bank<S> {
         interrupting.all(|counter| counter.is_at_a_rate() || only_counts(counter))
     }
 
-    /// Returns the count up to which the counters of a host event are updated at its expired alarm: up to the next overflow, if
-    /// the alarm is early by no more than it may be.
+    /// Returns the count up to which the counters of a host event are updated at its expired alarm: up to the last overflow of
+    /// those for which the alarm is early by no more than it may be.
     pub(super) fn ahead_to_overflow(&self, index: usize, count: u64) -> u64 {
         let HostEvent { alarm, users, .. } = &self.events[index];
         if alarm.early == 0 || !self.is_at_a_rate(*users) {
             return count;
         }
         let overflow = |counter: usize| Some(self.counters[counter].share.as_ref()?.overflow);
-        match members(users & self.running & self.interrupting).filter_map(overflow).min() {
-            Some(at) if at > count && at - count <= alarm.early => at,
-            _ => count,
-        }
+        let is_near = |at: &u64| *at > count && *at - count <= alarm.early;
+        let overflows = members(users & self.running & self.interrupting).filter_map(overflow);
+        overflows.filter(is_near).max().unwrap_or(count)
     }
 
     /// Returns the next overflow after those that interrupt now, if the kernel handles these as it did before: the counters that

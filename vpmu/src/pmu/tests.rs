@@ -44,6 +44,8 @@ const CONTROL: u32 = 0xc000_0301;
 const STATUS_CLEAR: u32 = 0xc000_0302;
 /// Retired instructions, enabled, with an interrupt.
 const SAMPLING: u64 = 0x53_00c0;
+/// The same of programs only.
+const SAMPLING_PROGRAMS: u64 = 0x51_00c0;
 
 impl Guest {
     fn amd() -> Self {
@@ -148,6 +150,44 @@ fn an_overflow_before_the_handler_stops_the_counters_belongs_to_its_interrupt() 
     guest.write(CONTROL, 0);
     assert_eq!(guest.read(STATUS), 3);
     assert_eq!(guest.vcpu.interrupts, 2);
+}
+
+/// Samples with two counters, the second of which overflows 1,000 counts after the first. A period is so much longer than the one
+/// before it. Returns the counts at which the guest was interrupted, and the status there.
+fn samples_with_two(longer: u64) -> Vec<(u64, u64)> {
+    const WIDTH: u64 = 1 << 48;
+    let mut guest = Guest::amd();
+    guest.write(CONTROL, 0);
+    let mut period = 100_000;
+    for (counter, first) in [(0, period), (1, period + 1_000)] {
+        guest.write(COUNTER + 2 * counter, WIDTH - first);
+        guest.write(SELECT + 2 * counter, SAMPLING_PROGRAMS);
+    }
+    guest.write(CONTROL, 0x3f);
+    let mut statuses = Vec::new();
+    let at = guest.runs(320_000, |guest| {
+        guest.write(CONTROL, 0);
+        let status = guest.read(STATUS);
+        period += longer;
+        for counter in (0..2).filter(|counter| status & 1 << counter != 0) {
+            // What was counted since the overflow belongs to the next period.
+            let past = guest.read(COUNTER + 2 * counter);
+            guest.write(COUNTER + 2 * counter, WIDTH - period + past);
+        }
+        guest.write(STATUS_CLEAR, status);
+        guest.write(CONTROL, 0x3f);
+        statuses.push(status);
+    });
+    at.into_iter().zip(statuses).collect()
+}
+
+#[test]
+fn overflows_at_a_rate_that_are_near_each_other_are_one_interrupt() {
+    let first = [(100_000, 1), (101_000, 2)];
+    let apart = [(200_000, 1), (201_000, 2), (300_000, 1), (301_000, 2)];
+    assert_eq!(samples_with_two(0), [&first[..], &apart].concat(), "not with a fixed period");
+    // The second overflows after 100,002 and 100,003 counts more: being late does not add up.
+    assert_eq!(samples_with_two(1), [&first[..], &[(201_002, 3), (301_005, 3)]].concat());
 }
 
 #[test]
