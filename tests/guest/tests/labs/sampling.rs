@@ -86,9 +86,9 @@ const PERIOD_OF_TEN: u64 = 100_000;
 
 /// Period for code in the kernel, a prime number.
 const KERNEL_PERIOD: u64 = 100_003;
-/// Kernel functions that `yield` causes to be called with a run queue locked, and so with interrupts off.
+/// Kernel functions that `yield` causes to be called with interrupts off, and that take so long that all are sampled.
 const INTERRUPTS_OFF: [&str; 4] =
-    ["pick_next_task_fair", "update_curr", "update_rq_clock", "yield_task_fair"];
+    ["pick_next_task_fair", "rcu_note_context_switch", "update_curr", "update_rq_clock"];
 
 /// Period of the run with the most samples.
 const STORM_PERIOD: u64 = 10_000;
