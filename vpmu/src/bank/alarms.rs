@@ -101,25 +101,18 @@ impl<S: Source> Bank<S> {
     /// Returns the nearest overflow of these counters that needs an alarm, at the next count or later.
     pub(super) fn nearest(&mut self, counters: u64, count: u64) -> Option<Next> {
         let least = self.floor.distance(|| self.source.now());
-        let all = members(counters & self.running & self.interrupting)
-            .filter_map(|counter| Some(Next { at: self.wanted(counter, least)?, counter }));
-        let next = all.min_by_key(|next| next.at)?;
-        let next = self.last_nearby(counters, next, least);
+        let all = || {
+            members(counters & self.running & self.interrupting)
+                .filter_map(|counter| Some(Next { at: self.wanted(counter, least)?, counter }))
+        };
+        let mut next = all().min_by_key(|next| next.at)?;
+        let late = self.may_be_late(counters, next.counter);
+        if late > 0 {
+            // The last of those that the nearest may wait for.
+            next = all().filter(|other| other.at - next.at <= late).max_by_key(|other| other.at)?;
+        }
         let (soonest, latest) = (count.saturating_add(1), count.saturating_add(FAR));
         Some(Next { at: next.at.clamp(soonest, latest), ..next })
-    }
-
-    /// Returns the last of the overflows that an alarm for the nearest one may wait for.
-    fn last_nearby(&self, counters: u64, nearest: Next, least: u64) -> Next {
-        let late = self.may_be_late(counters, nearest.counter);
-        if late == 0 {
-            return nearest;
-        }
-        members(counters & self.running & self.interrupting)
-            .filter_map(|counter| Some(Next { at: self.wanted(counter, least)?, counter }))
-            .filter(|next| next.at - nearest.at <= late)
-            .max_by_key(|next| next.at)
-            .unwrap_or(nearest)
     }
 
     /// Returns the count at which a running counter that interrupts needs an alarm, at least `least` after its last.
