@@ -188,9 +188,10 @@ fn changes_to_the_kernel_are_logged() {
     let messages = &RESULTS.of("guest").err;
     assert!(messages.contains("the guest sees RISC-V's PMU, cycle, instret and "), "{messages}");
     assert!(messages.contains("31 counters are read by the code at"), "{messages}");
-    assert_eq!(messages.matches("the SBI PMU extension's id in ").count(), 16, "{messages}");
     assert_eq!(messages.matches("the overflows are read into ").count(), 1, "{messages}");
-    assert!(messages.contains("15 of the calls go through the code here"), "{messages}");
+    // One id is an argument: the kernel probes for the extension with it.
+    let changed = messages.matches("the SBI PMU extension's id in ").count();
+    assert_eq!(changed, 1 + calls_with_shared_page(messages), "{messages}");
     assert!(messages.contains("riscv-pmu-sbi: SBI PMU extension is available"), "{messages}");
     assert!(!messages.contains("starved"), "{messages}");
 }
@@ -198,8 +199,17 @@ fn changes_to_the_kernel_are_logged() {
 fn the_newest_kernel_counts_and_samples_the_same() {
     let done = RESULTS.of("newest");
     assert!(done.err.contains("] Linux version 7."), "{}", done.err);
-    assert!(done.err.contains("17 of the calls go through the code here"), "{}", done.err);
+    calls_with_shared_page(&done.err);
     measured(&done.text());
+}
+
+/// The number of changed calls that use a shared page. It differs between builds of a kernel, but the driver of Linux
+/// 6.12 already has 15 of them.
+fn calls_with_shared_page(messages: &str) -> usize {
+    let (before, _) = messages.split_once(" of the calls go through the code here").expect(messages);
+    let number = before.rsplit(' ').next().unwrap().parse().expect(messages);
+    assert!(number >= 15, "{messages}");
+    number
 }
 
 fn two_vcpus_count_at_the_same_time() {
