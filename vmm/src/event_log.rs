@@ -180,6 +180,7 @@ fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
         }
         Entry::Configured { counter, selection: None, .. } => What::Unconfigured { counter: number(counter) },
         Entry::Overflowed { counters, interrupts } => What::Overflowed { counters, interrupts },
+        Entry::Branched { counters, handler } => What::Message(branched(counters, handler)),
         Entry::Noticed(Notice::Starved { counter, selection }) => {
             What::Starved { counter: number(counter), event: words(selection) }
         }
@@ -190,6 +191,16 @@ fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
             What::GivenUp { counter: number(counter), missed, event: words(selection) }
         }
         Entry::Noticed(ref other) => What::Message(other.to_string()),
+    }
+}
+
+/// Describes an overflow for event-based branches.
+fn branched(counters: u64, handler: Option<u64>) -> String {
+    match handler {
+        Some(handler) => {
+            format!("overflow for a branch, counters {counters:#x}: the program goes on at {handler:#x}")
+        }
+        None => format!("overflow for a branch, counters {counters:#x}: the program is not branched now"),
     }
 }
 

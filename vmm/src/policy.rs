@@ -93,7 +93,7 @@ pub const SPARE_COUNTERS: &str = "spare-counters";
 /// The word for no limit.
 const NONE: &str = "none";
 
-const KEYS: [Key; 7] = [
+const KEYS: [Key; 8] = [
     Key {
         name: TIER,
         value: "`architectural`, `standard` or `enhanced`",
@@ -140,6 +140,7 @@ const KEYS: [Key; 7] = [
             let max = match value {
                 Value::Number(max) => u32::try_from(max).ok().and_then(NonZeroU32::new).map(Some),
                 Value::Words(words) => (words == [NONE]).then_some(None),
+                Value::Truth(_) => None,
             };
             max.map(Setting::MaxInterruptsPerSecond).ok_or_else(|| key.wrong())
         },
@@ -175,6 +176,15 @@ const KEYS: [Key; 7] = [
         },
         write: |policy| Some(policy.spare_counters.to_string()),
     },
+    Key {
+        name: "ebb",
+        value: "`true` or `false`",
+        read: |key, value| match value {
+            Value::Truth(available) => Ok(Setting::Ebb(available)),
+            value => Ok(Setting::Ebb(key.one_of(&["false", "true"], value)? == 1)),
+        },
+        write: |policy| Some(policy.ebb.to_string()),
+    },
 ];
 
 /// Renders a word in quotes: its name in JSON, which is how it is sent to a running VM, is the one in TOML.
@@ -185,6 +195,7 @@ fn quoted(word: &impl Serialize) -> Option<String> {
 /// Value of a key, as it was written.
 enum Value {
     Number(u64),
+    Truth(bool),
     Words(Vec<String>),
 }
 
@@ -290,6 +301,7 @@ fn value_of(key: &Key, value: &DeValue<'_>) -> Result<Value, Mistake> {
             u64::from_str_radix(number.as_str(), number.radix()).ok().map(Value::Number)
         }
         DeValue::String(word) => Some(Value::Words(vec![word.to_string()])),
+        DeValue::Boolean(truth) => Some(Value::Truth(*truth)),
         DeValue::Array(values) => {
             let words = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
             words.collect::<Option<_>>().map(Value::Words)

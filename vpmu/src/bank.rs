@@ -17,6 +17,7 @@ mod hardware;
 pub mod held;
 mod host_event;
 mod record;
+mod reload;
 mod report;
 mod starvation;
 #[cfg(test)]
@@ -53,6 +54,8 @@ pub enum Alarm {
 pub struct Bank<S: Source> {
     source: S,
     width: u32,
+    /// Number of counters that are the guest's.
+    guests: usize,
     counters: Vec<Counter>,
     /// The host events, each for all counters that select the same.
     events: Vec<HostEvent<S::Backing>>,
@@ -85,10 +88,17 @@ impl<S: Source> Bank<S> {
     /// # Panics
     /// If there are none or more than 63 counters, or their bits are none or more than 64.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
+        Self::with_companions(source, counters, 0, width)
+    }
+
+    /// As [`Self::new`], with so many companions after the counters. They are the VMM's own: nobody is told of them.
+    pub fn with_companions(source: S, guests: usize, companions: usize, width: u32) -> Self {
+        let counters = guests + companions;
         assert!((1..64).contains(&counters) && (1..=64).contains(&width));
         Self {
             source,
             width,
+            guests,
             counters: (0..counters).map(|_| Counter::default()).collect(),
             events: Vec::with_capacity(counters),
             running: 0,
@@ -110,11 +120,6 @@ impl<S: Source> Bank<S> {
     /// The mask of all counters.
     pub fn all(&self) -> u64 {
         first(self.counters.len())
-    }
-
-    /// Number of counters.
-    pub fn size(&self) -> usize {
-        self.counters.len()
     }
 
     /// Sets the event of a counter, which keeps its value.
@@ -325,11 +330,16 @@ impl<S: Source> Bank<S> {
 
     /// Adds a notice for the operator. Returns false if it was dropped because there were too many of late.
     pub fn add_notice(&mut self, notice: Notice) -> bool {
+        if notice.counter().is_some_and(|counter| counter >= self.guests) {
+            return true;
+        }
         self.record.add_notice(notice, self.source.now())
     }
 
     fn reconfigure(&mut self, counter: usize, selection: Option<Selection>, interrupts: bool) {
-        if (self.counters[counter].selection, self.interrupts(counter)) != (selection, interrupts) {
+        let is_changed =
+            (self.counters[counter].selection, self.interrupts(counter)) != (selection, interrupts);
+        if is_changed && counter < self.guests {
             self.record.journal.add(|| Entry::Configured { counter, selection, interrupts });
         }
         self.interrupting = self.interrupting & !(1 << counter) | u64::from(interrupts) << counter;

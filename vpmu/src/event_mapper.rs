@@ -40,6 +40,14 @@ impl EventMapper {
         }
     }
 
+    /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag is `code`.
+    pub fn flagged(&self, code: u64) -> Selection {
+        let selection = self.selection(code, Filter::User);
+        let name = translation::name(self.translation.guest, code);
+        let event = if self.policy.ebb { selection.event } else { Event::Denied { code, name } };
+        Selection { event, scope: Scope::Guest, ..selection }
+    }
+
     fn unless_denied(&self, code: u64, filter: Filter, event: impl FnOnce() -> Event) -> Selection {
         let vendor = self.translation.guest;
         let event = if self.policy.allows(vendor, code) {

@@ -23,6 +23,13 @@ pub enum Entry {
         /// The overflow asks for an interrupt.
         interrupts: bool,
     },
+    /// Counters have overflowed for event-based branches.
+    Branched {
+        /// Mask of the counters.
+        counters: u64,
+        /// Address of the handler, if the program goes on there. It does not while it has disabled branches, or in its kernel.
+        handler: Option<u64>,
+    },
     /// A notice for the operator. The journal has all notices, also those that are dropped because there are too many.
     Noticed(Notice),
 }

@@ -69,6 +69,7 @@
 #![deny(missing_docs)]
 
 mod bank;
+pub mod ebb;
 pub mod event;
 mod event_mapper;
 pub mod journal;

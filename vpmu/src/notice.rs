@@ -116,6 +116,18 @@ pub enum Notice {
 }
 
 impl Notice {
+    /// Returns the counter that it is about, if it is about one.
+    pub(crate) fn counter(&self) -> Option<usize> {
+        match self {
+            Self::Refused { counter, .. }
+            | Self::Unarmed { counter, .. }
+            | Self::Starved { counter, .. }
+            | Self::Recovered { counter, .. }
+            | Self::GivenUp { counter, .. } => Some(*counter),
+            Self::TooMany | Self::Paused | Self::Resumed { .. } | Self::RateFloor { .. } => None,
+        }
+    }
+
     /// Returns whether the cause is on the host. All other notices are caused by the guest.
     fn is_caused_by_host(&self) -> bool {
         matches!(self, Self::Starved { .. } | Self::Recovered { .. })

@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicU64;
 
 use log::trace;
 
+use crate::ebb::Thread;
 use crate::journal::Entry;
 use crate::model::Model;
 use crate::model::amd::{self, Amd};
@@ -78,6 +79,16 @@ pub trait Platform {
     fn uses_shared_page(&mut self) -> bool {
         false
     }
+
+    /// Returns the thread that the vCPU runs, if it has a block for event-based branches (see [`crate::ebb`]).
+    fn thread(&mut self) -> Option<Thread<'_>> {
+        None
+    }
+
+    /// Makes the vCPU go on at an address, in user mode. Called only after [`Self::thread`] has returned where it would go on.
+    fn go_on_at(&mut self, _address: u64) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// Whether the guest takes the interrupt at the next entry.
@@ -99,6 +110,8 @@ pub struct Next {
     pub pause: bool,
     /// A running counter is going to interrupt the guest before long. The VMM may prepare for that.
     pub interrupts_soon: bool,
+    /// The same for event-based branches: [`Platform::thread`] is going to be called.
+    pub branches_soon: bool,
     /// Notices for the operator.
     pub notices: Vec<Notice>,
 }
@@ -246,6 +259,17 @@ impl<S: Source> VirtualPmu<S> {
                 }
             }
         }
+        if unit.has_branch_work() {
+            let mut thread = platform.thread();
+            if let Some(thread) = thread.as_mut().filter(|_| cause == Cause::Guest) {
+                // The instruction that has exited is not complete.
+                thread.instruction = None;
+            }
+            let handler = unit.serve_branches(thread.as_ref());
+            if let Some(handler) = handler {
+                platform.go_on_at(handler)?;
+            }
+        }
         self.model.prepare_page();
         let unit = self.model.unit();
         let (mut is_interrupted, mut at_next_entry) = (false, false);
@@ -260,7 +284,8 @@ impl<S: Source> VirtualPmu<S> {
         }
         let wake = self.schedule.plan(unit);
         let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
-        let (interrupts_soon, notices) = (unit.interrupts_soon(), unit.take_notices());
+        let (interrupts_soon, branches_soon) = (unit.interrupts_soon(), unit.branches_soon());
+        let notices = unit.take_notices();
         if let Some(page) = &mut self.page {
             if is_alarm && at_next_entry {
                 page.activate_in_handler(&mut *self.model);
@@ -268,7 +293,7 @@ impl<S: Source> VirtualPmu<S> {
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
         self.model.activate_page(is_alarm && is_interrupted);
-        Ok(Next { wake, pause, interrupts_soon, notices })
+        Ok(Next { wake, pause, interrupts_soon, branches_soon, notices })
     }
 
     /// Sets the policy. The registers keep their contents and the counters their values.

@@ -42,6 +42,13 @@ pub struct Policy {
     pub on_starvation: OnStarvation,
     /// Number of the host's free counters that the guest is not offered when it starts.
     pub spare_counters: u32,
+    /// Event-based branches are available ([`crate::ebb`]).
+    #[serde(default = "available")]
+    pub ebb: bool,
+}
+
+fn available() -> bool {
+    true
 }
 
 /// The events that may be counted.
@@ -90,6 +97,7 @@ impl Default for Policy {
             freeze: Freeze::default(),
             on_starvation: OnStarvation::default(),
             spare_counters: 0,
+            ebb: true,
         }
     }
 }

@@ -86,6 +86,19 @@ pub(crate) struct UnitState {
     pub interrupt: InterruptState,
     /// How far the rate limiter has spent ahead.
     pub spent_ahead: Duration,
+    /// Counters for which the thread that runs wants event-based branches.
+    #[serde(default)]
+    pub branches: Vec<BranchState>,
+}
+
+/// A counter for which a thread wants event-based branches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BranchState {
+    /// The counter.
+    pub counter: usize,
+    /// Number of events until the next branch.
+    pub left: u64,
 }
 
 /// An overflow interrupt that has not been injected yet.

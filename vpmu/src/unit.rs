@@ -1,9 +1,11 @@
 //! The part that all PMU models share: counters are configured one by one and stopped all at once, a status records which have
 //! overflowed, and an overflow interrupts. A register model adds the registers.
 
+mod branches;
 mod rate_limiter;
 mod state;
 
+use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -13,10 +15,12 @@ use crate::bank::held::Held;
 use crate::bank::{Alarm, Bank, Handled};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
+use crate::mask::first;
 use crate::notice::Notice;
 use crate::policy::Policy;
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
+use branches::Branches;
 use rate_limiter::RateLimiter;
 
 /// The configuration of one counter.
@@ -28,6 +32,8 @@ pub struct CounterConfig {
     pub enabled: bool,
     /// Overflow interrupt enabled.
     pub interrupts: bool,
+    /// The code of the event, if it has the flag of event-based branches.
+    pub branches: Option<NonZeroU64>,
 }
 
 /// An interrupt for overflows.
@@ -69,6 +75,7 @@ pub struct Unit<S: Source> {
     frozen: bool,
     /// Counters that the operator has disabled.
     disabled: u64,
+    branches: Branches,
 }
 
 /// Whether the operator lets a guest use a counter.
@@ -84,10 +91,18 @@ pub enum Switch {
 impl<S: Source> Unit<S> {
     /// Creates `counters` counters of `width` bits: all zero, without an event, and enabled in global control.
     pub fn new(source: S, counters: usize, width: u32) -> Self {
-        let bank = Bank::new(source, counters, width);
+        Self::with_bank(Bank::new(source, counters, width), counters)
+    }
+
+    /// As [`Self::new`], with a companion for each counter, which event-based branches need.
+    pub fn with_companions(source: S, counters: usize, width: u32) -> Self {
+        Self::with_bank(Bank::with_companions(source, counters, counters, width), counters)
+    }
+
+    fn with_bank(bank: Bank<S>, counters: usize) -> Self {
         let configs = vec![CounterConfig::default(); counters];
         Self {
-            control: bank.all(),
+            control: first(counters),
             bank,
             configs,
             enabled: 0,
@@ -100,23 +115,29 @@ impl<S: Source> Unit<S> {
             freezes: false,
             frozen: false,
             disabled: 0,
+            branches: Branches::default(),
         }
     }
 
     /// The mask of all counters.
     pub fn all(&self) -> u64 {
-        self.bank.all()
+        first(self.size())
+    }
+
+    fn size(&self) -> usize {
+        self.configs.len()
     }
 
     /// Sets a counter's configuration.
     pub fn configure(&mut self, counter: usize, config: CounterConfig) {
         self.bank.kernel_accesses();
         // Overflows up to now belong to the old configuration.
-        self.bank.run(self.running() & !(1 << counter));
+        self.run_only(self.running() & !(1 << counter));
         self.take_overflows();
         if self.configs[counter] != config {
             self.cancel_throttled(1 << counter);
         }
+        self.flag(counter, config.branches, config.selection);
         self.configs[counter] = config;
         for (set, belongs) in
             [(&mut self.enabled, config.enabled), (&mut self.interrupting, config.interrupts)]
@@ -125,7 +146,7 @@ impl<S: Source> Unit<S> {
         }
         let alarm = if config.interrupts { Alarm::AtOverflow } else { Alarm::Off };
         self.bank.configure(counter, config.selection, alarm);
-        self.bank.run(self.running());
+        self.run_only(self.running());
     }
 
     /// Returns a counter's configuration.
@@ -134,9 +155,11 @@ impl<S: Source> Unit<S> {
     }
 
     /// Replaces the backing event without the guest seeing it. An interrupt that waits is still injected.
-    pub fn replace_event(&mut self, counter: usize, selection: Option<Selection>) {
+    pub fn replace_event(&mut self, counter: usize, config: CounterConfig) {
+        let CounterConfig { selection, branches, .. } = config;
         self.bank.replace_event(counter, selection);
-        self.configs[counter].selection = selection;
+        self.flag(counter, branches, selection);
+        (self.configs[counter].selection, self.configs[counter].branches) = (selection, branches);
         self.take_overflows();
     }
 
@@ -179,9 +202,9 @@ impl<S: Source> Unit<S> {
 
     /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
     fn stop_for_handler(&mut self) {
-        self.bank.run(0);
+        self.run_only(0);
         self.bank.handlers_stop();
-        let overflowed = self.bank.take_overflowed();
+        let overflowed = self.take_overflowed();
         self.note_overflows(overflowed, false);
     }
 
@@ -234,11 +257,11 @@ impl<S: Source> Unit<S> {
     /// Defers the changes that the guest's kernel makes while it handles an interrupt, until [`Self::commit`]. Returns false, and
     /// does nothing, if that would make a difference. All counters must have been updated since the guest ran.
     pub fn defer(&mut self) -> bool {
-        let holds = !self.frozen && self.bank.defer();
+        let holds = !self.frozen && !self.branches.are_started() && self.bank.defer();
         if holds {
             self.bank.kernel_is_not_observed();
             // Overflows until the kernel stops the counters belong to the interrupt.
-            let overflowed = self.bank.take_overflowed();
+            let overflowed = self.take_overflowed();
             self.note_overflows(overflowed, false);
         }
         holds
@@ -426,7 +449,7 @@ impl<S: Source> Unit<S> {
     /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a disabled
     /// counter is released like that of any counter that stands still.
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
-        if counter >= self.bank.size() {
+        if counter >= self.size() {
             return false;
         }
         match to {
@@ -440,7 +463,7 @@ impl<S: Source> Unit<S> {
     /// Reports all counters; `words` names an event.
     pub fn report(&mut self, words: impl Fn(Selection) -> String) -> Report {
         let mut counters: Vec<_> =
-            (0..self.bank.size()).map(|counter| self.bank.report(counter, &words)).collect();
+            (0..self.size()).map(|counter| self.bank.report(counter, &words)).collect();
         for (_, report) in (0..).zip(&mut counters).filter(|(counter, _)| self.disabled & 1 << counter != 0) {
             report.state = State::Disabled;
         }
@@ -472,13 +495,19 @@ impl<S: Source> Unit<S> {
     }
 
     fn run(&mut self) {
-        self.bank.run(self.running());
+        self.run_only(self.running());
         self.take_overflows();
+    }
+
+    /// Sets which counters of the bank run: these and their companions.
+    fn run_only(&mut self, counters: u64) {
+        let companions = counters & self.branches.started();
+        self.bank.run(counters | companions << self.size());
     }
 
     /// Sets the status for new overflows, and raises an interrupt if one of these counters interrupts.
     fn take_overflows(&mut self) {
-        let overflowed = self.bank.take_overflowed();
+        let overflowed = self.take_overflowed();
         if overflowed == 0 {
             return;
         }
@@ -487,6 +516,15 @@ impl<S: Source> Unit<S> {
         if counters != 0 {
             self.raise_interrupt(counters);
         }
+    }
+
+    /// Takes the overflows of the guest's counters, and leaves those of their companions to [`Self::serve_branches`].
+    fn take_overflowed(&mut self) -> u64 {
+        let overflowed = self.bank.take_overflowed();
+        if overflowed > self.all() {
+            self.branches.overflow(overflowed >> self.size());
+        }
+        overflowed & self.all()
     }
 
     fn note_overflows(&mut self, overflowed: u64, interrupts: bool) {
@@ -518,6 +556,14 @@ impl<S: Source> Unit<S> {
         if self.freezes && !self.frozen {
             self.set_frozen(true);
         }
+    }
+
+    /// Returns whether the rate limiter permits an interruption of the guest now.
+    fn may_interrupt_now(&mut self) -> bool {
+        let now = self.bank.now();
+        let is_permitted = self.rate_limiter.as_mut().is_none_or(|limiter| limiter.take(now).is_ok());
+        self.withheld += u64::from(!is_permitted);
+        is_permitted
     }
 
     /// Drops a throttled interrupt for counters that the guest has handled itself.

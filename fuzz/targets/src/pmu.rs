@@ -173,6 +173,7 @@ impl Rules {
         let default = Policy::default();
         Policy {
             spare_counters: 0,
+            ebb: self.min_period.is_multiple_of(2),
             allowed,
             min_period: u64::from(self.min_period).try_into().unwrap_or(default.min_period),
             max_interrupts_per_second: u32::from(self.max_interrupts).try_into().ok(),

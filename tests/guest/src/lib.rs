@@ -23,8 +23,11 @@ use guest_images::payloads::BARE_METAL;
 
 /// Packages of each cargo invocation. `tally` and `tally-lab` are built alone, as users build them: in one invocation
 /// with other packages, cargo would unify the features of their dependencies.
-const BUILDS: [&[&str]; 3] =
-    [&["--package=tally"], &["--package=tally-lab"], &["--package=guest-tests", "--package=perf-features"]];
+const BUILDS: [&[&str]; 3] = [
+    &["--package=tally"],
+    &["--package=tally-lab"],
+    &["--package=guest-tests", "--package=perf-features", "--package=ebb-promises"],
+];
 
 /// Returns the path of a program of this workspace. The first call builds all programs, because cargo builds a test
 /// without the programs that the test runs. They are release builds: the lab simulates every instruction that they

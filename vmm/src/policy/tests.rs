@@ -24,7 +24,7 @@ fn an_empty_file_is_the_default_policy() {
 #[test]
 fn a_file_can_have_every_key() {
     let text = "tier = \"standard\"\nmin-period = 10_000\nmax-interrupts-per-second = 500\n\
-                freeze = \"hybrid\"\non-starvation = \"scale\"\nspare-counters = 2\n";
+                freeze = \"hybrid\"\non-starvation = \"scale\"\nspare-counters = 2\nebb = false\n";
     let said = Policy {
         allowed: Allowed::Tier(Tier::Standard),
         min_period: NonZeroU64::new(10_000).unwrap(),
@@ -32,6 +32,7 @@ fn a_file_can_have_every_key() {
         freeze: Freeze::Hybrid,
         on_starvation: OnStarvation::Scale,
         spare_counters: 2,
+        ebb: false,
     };
     assert_eq!(policy(text), said);
 }
@@ -86,7 +87,7 @@ fn tenant_is_built_in_and_limits_everything_that_a_guest_could_do_to_others() {
     assert_eq!(tenant.allowed, Allowed::Tier(Tier::Architectural));
     assert!(tenant.max_interrupts_per_second.is_some() && tenant.min_period > NonZeroU64::MIN);
     assert_eq!((tenant.freeze, tenant.on_starvation), (Freeze::Guest, OnStarvation::Report));
-    assert_eq!((tenant.spare_counters, tenant.offered_counters(6)), (1, 5));
+    assert_eq!((tenant.spare_counters, tenant.offered_counters(6), tenant.ebb), (1, 5, false));
     let keys = settings_of(TENANT_TEXT).unwrap().len();
     assert_eq!(keys, KEYS.len() - 1, "it says everything but `allow`: another default changes nothing");
 }
@@ -167,6 +168,7 @@ fn a_policy_that_is_printed_can_be_read_again() {
                 freeze,
                 on_starvation,
                 spare_counters,
+                ebb: freeze == Freeze::Guest,
                 ..Policy::default()
             };
             let settings = settings_of(&toml(&policy)).unwrap();

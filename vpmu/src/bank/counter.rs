@@ -25,6 +25,10 @@ pub struct Counter {
     pub period: u64,
     /// How much the periods vary: more with each that differs from the one before, less with each that does not.
     variation: u8,
+    /// Number of counts from an overflow to the next, if the counter sets itself. 0 if it does not.
+    pub reload: u64,
+    /// Overflows of a counter that sets itself, since they were last taken.
+    pub reloads: u64,
 }
 
 /// Least and greatest `variation` of a counter that samples at a rate.
@@ -66,6 +70,10 @@ impl Counter {
         self.estimated = self.estimated.saturating_add(estimated.saturating_sub(share.mark_estimated));
         (share.mark, share.mark_estimated) = (count, estimated);
         if overflows {
+            if let Some(more) = self.value.checked_div(self.reload) {
+                self.reloads = self.reloads.saturating_add(1 + more);
+                self.value = (self.value % self.reload).wrapping_sub(self.reload) & mask;
+            }
             self.find_overflow(mask);
         }
         overflows

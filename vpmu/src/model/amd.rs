@@ -128,7 +128,7 @@ impl<S: Source> Amd<S> {
         Self {
             version,
             mapper: EventMapper::new(Vendor::Amd, host, Policy::default()),
-            unit: Unit::new(source, counters, WIDTH),
+            unit: Unit::with_companions(source, counters, WIDTH),
             selects: vec![Select::default(); counters],
         }
     }
@@ -170,7 +170,7 @@ impl<S: Source> Model<S> for Amd<S> {
         self.mapper.set_policy(policy);
         // First the events, so that no denied one is started anew.
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.replace_event(counter, select.config(&self.mapper).selection);
+            self.unit.replace_event(counter, select.config(&self.mapper));
         }
         self.unit.set_policy(policy);
     }

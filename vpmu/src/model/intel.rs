@@ -181,7 +181,7 @@ impl<S: Source> Intel<S> {
     /// Creates the PMU in its reset state, on a host of vendor `host`. Global control then enables the general
     /// counters, for software that does not know it.
     pub fn new(shape: Shape, host: Vendor, source: S) -> Self {
-        let mut unit = Unit::new(source, shape.counters(), WIDTH);
+        let mut unit = Unit::with_companions(source, shape.counters(), WIDTH);
         unit.set_control(mask::first(shape.general));
         Self {
             shape,
@@ -273,6 +273,7 @@ impl<S: Source> Intel<S> {
                 selection: selection.or(before.selection),
                 enabled: selection.is_some(),
                 interrupts: control.interrupts(counter),
+                branches: None,
             };
             if config != before {
                 self.fixed[counter] = config;
@@ -332,13 +333,13 @@ impl<S: Source> Model<S> for Intel<S> {
         self.mapper.set_policy(policy);
         // First the events, so that no denied one is started anew.
         for (counter, select) in self.selects.iter().enumerate() {
-            self.unit.replace_event(counter, select.config(&self.mapper).selection);
+            self.unit.replace_event(counter, select.config(&self.mapper));
         }
         // A disabled fixed counter must not keep a selection that the new policy denies.
         for (counter, config) in self.fixed.iter_mut().enumerate() {
             let filter = self.fixed_control.filter(counter);
             config.selection = filter.map(|filter| self.mapper.fixed(FIXED[counter], filter));
-            self.unit.replace_event(self.shape.general + counter, config.selection);
+            self.unit.replace_event(self.shape.general + counter, *config);
         }
         self.unit.set_policy(policy);
     }

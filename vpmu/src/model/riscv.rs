@@ -196,6 +196,7 @@ impl<S: Source> Riscv<S> {
             selection: self.selection(wanted),
             enabled: true,
             interrupts: self.shape.interrupting() & 1 << counter != 0,
+            branches: None,
         };
         self.unit.configure(counter, config);
         self.unit.clear_status(1 << counter);
@@ -304,7 +305,8 @@ impl<S: Source> Model<S> for Riscv<S> {
         for counter in members(self.shape.counters()) {
             // A counter that was reset must not keep a selection that the new policy denies.
             let selection = self.uses[counter].and_then(|used| self.selection(used));
-            self.unit.replace_event(counter, selection);
+            let config = CounterConfig { selection, ..self.unit.config(counter) };
+            self.unit.replace_event(counter, config);
             self.remember(counter, None);
         }
         self.unit.set_policy(policy);

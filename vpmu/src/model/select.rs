@@ -1,5 +1,8 @@
 //! The bits that the event select registers of AMD and Intel share. Both go back to the Pentium Pro.
 
+use std::num::NonZeroU64;
+
+use crate::ebb;
 use crate::event::{Filter, Selection};
 use crate::event_mapper::EventMapper;
 use crate::unit::CounterConfig;
@@ -21,13 +24,34 @@ pub const INVERT: u64 = 1 << 23;
 /// Counts cycles with at least this number of events, instead of events.
 pub const COUNTER_MASK: u64 = 0xff << 24;
 
-/// Returns what a select register counts. `code` is the register's bits that select the event.
+/// Returns what a select register counts. `code` is the register's bits that select the event. With the flag of event-based
+/// branches, which no host's PMU sees, that is counted in user mode only.
 pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selection> {
-    let filter = Filter::of(select & USER != 0, select & OS != 0)?;
-    Some(mapper.selection(code, filter))
+    let (user, os) = (select & USER != 0, select & OS != 0);
+    if is_flagged(code) {
+        return user.then(|| mapper.flagged(code & !ebb::FLAG));
+    }
+    Some(mapper.selection(code, Filter::of(user, os)?))
 }
 
-/// Returns the configuration of the counter of a select register that counts `selection`.
-pub fn config(select: u64, selection: Option<Selection>) -> CounterConfig {
-    CounterConfig { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0 }
+/// Returns the configuration of the counter of a select register that counts `selection`. `code` is the register's bits that select
+/// the event.
+pub fn config(select: u64, code: u64, selection: Option<Selection>) -> CounterConfig {
+    let branches = NonZeroU64::new(code).filter(|_| is_flagged(code));
+    CounterConfig { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0, branches }
+}
+
+fn is_flagged(code: u64) -> bool {
+    code & (ebb::FLAG | INVERT) == ebb::FLAG
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_of_event_based_branches_is_an_edge_with_the_greatest_counter_mask() {
+        assert_eq!(ebb::FLAG, COUNTER_MASK | EDGE);
+        assert!(is_flagged(ebb::FLAG | 0xc0) && !is_flagged(ebb::FLAG | INVERT) && !is_flagged(EDGE));
+    }
 }

@@ -1,5 +1,7 @@
 //! The life of an overflow, from the alarm of the host's event to the next alarm, without KVM.
 
+mod branches;
+
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -43,6 +43,8 @@ pub enum Setting {
     OnStarvation(OnStarvation),
     /// [`Policy::spare_counters`].
     SpareCounters(u32),
+    /// [`Policy::ebb`].
+    Ebb(bool),
 }
 
 impl Policy {
@@ -66,6 +68,7 @@ impl Policy {
             Setting::Freeze(freeze) => self.freeze = *freeze,
             Setting::OnStarvation(starvation) => self.on_starvation = *starvation,
             Setting::SpareCounters(counters) => self.spare_counters = *counters,
+            Setting::Ebb(available) => self.ebb = *available,
         }
         self
     }

@@ -10,7 +10,7 @@ impl<S: Source> Unit<S> {
     pub fn save(&mut self) -> UnitState {
         self.update_all();
         let now = self.bank.now();
-        let counters = 0..self.bank.size();
+        let counters = 0..self.size();
         UnitState {
             values: counters.clone().map(|counter| self.bank.value(counter)).collect(),
             delayed: counters.fold(0, |set, counter| set | u64::from(self.bank.delays(counter)) << counter),
@@ -26,19 +26,21 @@ impl<S: Source> Unit<S> {
                 }
             },
             spent_ahead: self.rate_limiter.map(|limiter| limiter.spent_ahead(now)).unwrap_or_default(),
+            branches: self.save_branches(),
         }
     }
 
     /// Returns an error unless this unit can have been in that state.
     pub fn check(&self, state: &UnitState) -> Result<(), Mismatch> {
-        let UnitState { values, delayed, control, status, disabled, interrupt, .. } = state;
-        if values.len() != self.bank.size() {
+        let UnitState { values, delayed, control, status, disabled, interrupt, branches, .. } = state;
+        if values.len() != self.size() {
             return Err(Mismatch::Shape);
         }
         let waiting = match interrupt {
             InterruptState::Throttled { counters, .. } => *counters,
             InterruptState::None | InterruptState::Pending => 0,
         };
+        check(branches.iter().all(|branch| branch.counter < values.len()), "event-based branches")?;
         let sets = [
             (*delayed, "delayed overflows"),
             (*control, "global control"),
@@ -74,6 +76,7 @@ impl<S: Source> Unit<S> {
         if let Some(limiter) = &mut self.rate_limiter {
             limiter.spend_ahead(now, state.spent_ahead);
         }
+        self.resume_branches(&state.branches);
         self.set_control(state.control);
     }
 }

@@ -8,6 +8,7 @@ mod check;
 mod counting;
 mod distribution;
 mod doctor;
+mod ebb;
 mod event_log;
 mod exec;
 mod features;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         counting::tests,
         distribution::tests,
         doctor::tests,
+        ebb::tests,
         event_log::tests,
         exec::tests,
         features::tests,

@@ -132,6 +132,8 @@ impl ThreadPmu {
         let VcpuPmu::Emulated(emulated) = &mut self.pmu else {
             return Ok(AfterExit { kicked, notices: Vec::new(), pauses: false });
         };
+        // A branch changes it.
+        let instruction = arch::Run::synced_instruction_pointer(fd);
         let Next { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
         if let Some(timer) = &mut self.wake_timer {
             match wake {
@@ -143,7 +145,7 @@ impl ThreadPmu {
         if let Some(log) = &self.log {
             let entries = emulated.pmu().take_journal();
             if !entries.is_empty() {
-                log.append(arch::Run::synced_instruction_pointer(fd), &entries);
+                log.append(instruction, &entries);
             }
         }
         Ok(AfterExit { kicked, notices, pauses })

@@ -44,7 +44,7 @@ impl Select {
 
     /// Returns the configuration of the register's counter.
     pub fn config(self, mapper: &EventMapper) -> CounterConfig {
-        select::config(self.0, self.selection(mapper))
+        select::config(self.0, self.0 & SELECTS, self.selection(mapper))
     }
 
     fn selection(self, mapper: &EventMapper) -> Option<Selection> {

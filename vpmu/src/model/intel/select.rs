@@ -43,7 +43,8 @@ impl Select {
 
     /// Returns the configuration of the register's counter.
     pub fn config(self, mapper: &EventMapper) -> CounterConfig {
-        select::config(self.0, select::selection(self.0, self.0 & SELECTS, mapper))
+        let code = self.0 & SELECTS;
+        select::config(self.0, code, select::selection(self.0, code, mapper))
     }
 }
 

@@ -1,16 +1,19 @@
-//! Reads a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE` does
+//! Accesses a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE` does
 //! not tell whether a program may access a page, and is a system call.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_sregs;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
 
 use super::cr::{CR0_PG, CR4_LA57, EFER_LMA};
 
 /// Bits of an entry of a page table.
 const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
+/// The page was accessed, and written.
+const ACCESSED_AND_DIRTY: u64 = 1 << 5 | 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -18,6 +21,13 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const LEVEL_BITS: u32 = 9;
 const PAGE_BITS: u32 = 12;
 const PAGE: usize = 1 << PAGE_BITS;
+
+/// What a page is accessed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
 
 /// The page tables that a vCPU uses in 64-bit mode.
 pub struct Tables<'a> {
@@ -40,30 +50,61 @@ impl<'a> Tables<'a> {
         let mut bytes = [0; N];
         let offset = usize::try_from(address).ok()? % PAGE;
         let (first, second) = bytes.split_at_mut(N.min(PAGE - offset));
-        self.memory.read_slice(first, self.translate(address)?).ok()?;
+        self.memory.read_slice(first, self.translate(address, Access::Read)?).ok()?;
         if !second.is_empty() {
             let next = address.checked_add(first.len() as u64)?;
-            self.memory.read_slice(second, self.translate(next)?).ok()?;
+            self.memory.read_slice(second, self.translate(next, Access::Read)?).ok()?;
         }
         Some(bytes)
     }
 
+    /// The guest's memory.
+    pub fn memory(&self) -> &'a GuestMemoryMmap {
+        self.memory
+    }
+
+    /// Returns the highest virtual address of a program.
+    pub fn highest(&self) -> u64 {
+        (1 << (PAGE_BITS + LEVEL_BITS * self.levels - 1)) - 1
+    }
+
+    /// Translates a virtual address that a program can write, for a write there. Returns `None` if it cannot.
+    pub fn translate_to_write(&self, address: u64) -> Option<GuestAddress> {
+        self.translate(address, Access::Write)
+    }
+
+    /// Notes in a page's entry that the page is written, as the processor does. Returns `None` if the entry was changed meanwhile.
+    fn note_write(&self, at: GuestAddress, entry: u64) -> Option<()> {
+        let slice = self.memory.get_slice(at, size_of::<u64>()).ok()?;
+        let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
+        word.compare_exchange(entry, entry | ACCESSED_AND_DIRTY, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        Some(())
+    }
+
     /// Translates a virtual address in the lower half, where programs are.
-    fn translate(&self, address: u64) -> Option<GuestAddress> {
-        let mut shift = PAGE_BITS + LEVEL_BITS * self.levels;
-        if address >> (shift - 1) != 0 {
+    fn translate(&self, address: u64, access: Access) -> Option<GuestAddress> {
+        if address > self.highest() {
             return None;
         }
+        let rights = match access {
+            Access::Read => PRESENT | USER,
+            Access::Write => PRESENT | USER | WRITABLE,
+        };
+        let mut shift = PAGE_BITS + LEVEL_BITS * self.levels;
         let mut table = self.root;
         loop {
             shift -= LEVEL_BITS;
             let index = address >> shift & ((1 << LEVEL_BITS) - 1);
-            let entry: u64 = self.memory.load(GuestAddress(table + index * 8), Ordering::Relaxed).ok()?;
-            if entry & (PRESENT | USER) != PRESENT | USER {
+            let at = GuestAddress(table + index * 8);
+            let entry: u64 = self.memory.load(at, Ordering::Relaxed).ok()?;
+            if entry & rights != rights {
                 return None;
             }
             let may_be_page = shift < PAGE_BITS + 3 * LEVEL_BITS;
             if shift == PAGE_BITS || may_be_page && entry & LARGE != 0 {
+                if access == Access::Write && entry & ACCESSED_AND_DIRTY != ACCESSED_AND_DIRTY {
+                    self.note_write(at, entry)?;
+                }
                 let offset = (1 << shift) - 1;
                 return Some(GuestAddress(entry & ADDRESS & !offset | address & offset));
             }
@@ -134,7 +175,7 @@ mod tests {
             let to = if bits == PAGE_BITS { 0x8_0000 } else { 0 };
             map(&memory, levels, address, bits, to, None);
             let tables = Tables { memory: &memory, root: 0x1000, levels };
-            let translated = tables.translate(address).map(|address| address.0);
+            let translated = tables.translate(address, Access::Read).map(|address| address.0);
             prop_assert_eq!(translated, Some(to | address & ((1 << bits) - 1)));
         }
 
@@ -147,7 +188,7 @@ mod tests {
             let memory = memory();
             map(&memory, 4, address, PAGE_BITS, 0x8_0000, Some((level, bit)));
             let tables = Tables { memory: &memory, root: 0x1000, levels: 4 };
-            prop_assert_eq!(tables.translate(address), None);
+            prop_assert_eq!(tables.translate(address, Access::Read), None);
         }
 
         #[test]
@@ -164,6 +205,25 @@ mod tests {
             let sregs = kvm_sregs { cr3: root, ..sregs(levels) };
             let _ = Tables::of(&sregs, &memory).expect("64-bit mode").read_as_program::<2>(address);
         }
+    }
+
+    #[test]
+    fn what_is_written_is_dirty_afterwards_and_has_to_be_writable() {
+        let memory = memory();
+        map(&memory, 4, 0x7000_1000, PAGE_BITS, 0x8_0000, None);
+        let tables = Tables::of(&sregs(4), &memory).expect("64-bit mode");
+        assert_eq!(tables.translate_to_write(0x7000_1008), None, "read-only");
+        // The tables lie one after the other.
+        let entries = [(0x1000, 39), (0x2000, 30), (0x3000, 21), (0x4000, 12)]
+            .map(|(table, shift)| GuestAddress(table + (0x7000_1000 >> shift & 511) * 8));
+        for at in entries {
+            let before: u64 = memory.read_obj(at).expect("in memory");
+            memory.write_obj(before | WRITABLE, at).expect("in memory");
+        }
+        assert_eq!(tables.translate_to_write(0x7000_1008), Some(GuestAddress(0x8_0008)));
+        let written: u64 = memory.read_obj(entries[3]).expect("in memory");
+        assert_eq!(written & ACCESSED_AND_DIRTY, ACCESSED_AND_DIRTY);
+        assert_eq!(tables.translate_to_write(tables.highest() + 1), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! registers and interrupts the guest at an overflow ([`interrupt`]). While its counters are frozen or stand still, a
 //! Linux guest can access the registers without an exit ([`guest_page`]).
 
+mod branch;
 mod counters;
 pub mod filter;
 pub mod guest_page;
@@ -18,6 +19,8 @@ use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
 use serde::{Deserialize, Serialize};
+use vm_memory::GuestMemoryMmap;
+use vpmu::ebb::Thread;
 use vpmu::event::Selection;
 use vpmu::model::{amd, intel, none};
 use vpmu::policy::Policy;
@@ -36,6 +39,7 @@ use crate::architecture::{self, EmulatedPmu, PmuModel};
 use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::target::ACCESSES;
+use branch::{Branching, StoredRegisters};
 use guest_page::{Confirmation, GuestPage};
 use interrupt::{Delivery, LvtEntry, StoredEvents};
 
@@ -266,6 +270,8 @@ pub struct Emulated {
     pmu: VirtualPmu<PerfEvents>,
     lvt: LvtEntry,
     confirmation: Confirmation,
+    memory: GuestMemoryMmap,
+    stored: StoredRegisters,
 }
 
 impl EmulatedPmu for Emulated {
@@ -280,7 +286,8 @@ impl EmulatedPmu for Emulated {
             pmu.share_page(Box::new(page));
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
-        Self { pmu, lvt, confirmation: Confirmation::new(vcpu) }
+        let (confirmation, memory) = (Confirmation::new(vcpu), ram.mapped.clone());
+        Self { pmu, lvt, confirmation, memory, stored: StoredRegisters::default() }
     }
 
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
@@ -288,10 +295,12 @@ impl EmulatedPmu for Emulated {
     }
 
     fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
-        let Self { pmu, lvt, confirmation } = self;
-        let next = pmu.after_exit(cause, &mut Exited { vm, fd, lvt, confirmation })?;
+        let Self { pmu, lvt, confirmation, memory, stored } = self;
+        let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
+        let next = pmu.after_exit(cause, &mut exited)?;
         let events = if next.interrupts_soon { StoredEvents::Stored } else { StoredEvents::NotStored };
         lvt.store_events(fd, events);
+        stored.store(fd, next.branches_soon);
         Ok(next)
     }
 }
@@ -302,6 +311,10 @@ struct Exited<'a> {
     fd: &'a mut VcpuFd,
     lvt: &'a mut LvtEntry,
     confirmation: &'a mut Confirmation,
+    memory: &'a GuestMemoryMmap,
+    stored: &'a StoredRegisters,
+    /// The thread that the virtual PMU has asked for.
+    branching: Option<Branching<'a>>,
 }
 
 impl Platform for Exited<'_> {
@@ -316,6 +329,18 @@ impl Platform for Exited<'_> {
 
     fn uses_shared_page(&mut self) -> bool {
         self.confirmation.confirm(self.fd)
+    }
+
+    fn thread(&mut self) -> Option<Thread<'_>> {
+        self.branching = Branching::find(self.fd, self.memory, self.stored, || self.lvt.events(self.fd));
+        self.branching.as_ref().map(Branching::thread)
+    }
+
+    fn go_on_at(&mut self, address: u64) -> Result<(), KvmError> {
+        if let Some(branching) = &self.branching {
+            branching.go_on_at(address, self.fd);
+        }
+        Ok(())
     }
 }
 

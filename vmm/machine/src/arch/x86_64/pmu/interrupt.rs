@@ -103,6 +103,14 @@ impl LvtEntry {
         }
     }
 
+    /// Returns the vCPU's pending events, as of the last exit. `None` if they cannot be found out.
+    pub fn events(&self, fd: &VcpuFd) -> Option<kvm_vcpu_events> {
+        match self.events {
+            StoredEvents::Stored => Some(fd.sync_regs().events),
+            StoredEvents::NotStored => fd.get_vcpu_events().ok(),
+        }
+    }
+
     /// Delivers an interrupt and returns how. `noted` is the value that the guest's kernel last wrote to the entry, if
     /// the kernel notes it.
     pub fn deliver(

@@ -1,0 +1,175 @@
+//! The list of promises, and what their checks have in common.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use tally_ebb::{Branch, Branches, Counter, Error, Event, Handler};
+
+use crate::{counting, figures, masking, others, tasks};
+
+/// What a check has measured, or what was wrong.
+pub type Verdict = Result<String, Failure>;
+
+/// What was wrong.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl<E: Display> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Time after which SIGALRM ends the program.
+const LIMIT_SECONDS: u32 = 60;
+
+type Promise = (&'static str, fn() -> Verdict);
+
+const PROMISES: &[Promise] = &[
+    ("registers", masking::registers),
+    ("attributes", others::attributes),
+    ("cycles", counting::cycles),
+    ("stands-still", counting::stands_still),
+    ("instructions", counting::instructions),
+    ("period-changes", counting::period_changes),
+    ("several-counters", counting::several_counters),
+    ("back-to-back", masking::back_to_back),
+    ("masked", masking::masked),
+    ("masked-across-switches", masking::masked_across_switches),
+    ("no-handler", masking::no_handler),
+    ("red-zone", counting::red_zone),
+    ("switches", tasks::switches),
+    ("processes", tasks::processes),
+    ("threads", tasks::threads),
+    ("child-that-asked", tasks::child_that_asked),
+    ("child-that-did-not", tasks::child_that_did_not),
+    ("fork", tasks::fork),
+    ("close", others::close),
+    ("evicts-cpu-event", others::evicts_cpu_event),
+    ("evicts-task-event", others::evicts_task_event),
+    ("pinned-cpu-event", others::pinned_cpu_event),
+    ("pinned-task-event", others::pinned_task_event),
+    ("invalid-handlers", masking::invalid_handlers),
+    ("figures", figures::figures),
+];
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let Some(name) = std::env::args().nth(1) else {
+        for (name, _) in PROMISES {
+            println!("{name}");
+        }
+        return ExitCode::SUCCESS;
+    };
+    let Some((_, check)) = PROMISES.iter().find(|(known, _)| *known == name) else {
+        eprintln!("there is no promise `{name}`");
+        return ExitCode::from(2);
+    };
+    // SAFETY: has no preconditions.
+    unsafe { libc::alarm(LIMIT_SECONDS) };
+    match check() {
+        Ok(measured) => println!("{measured}"),
+        Err(Failure(why)) => {
+            println!("{why}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Returns the program's second argument, if it has a number there.
+pub fn number() -> Option<u64> {
+    std::env::args().nth(2)?.parse().ok()
+}
+
+/// Returns an error unless two values are equal.
+pub fn equal<T: PartialEq + Copy + std::fmt::Debug>(what: &str, is: T, expected: T) -> Result<(), Failure> {
+    if is == expected { Ok(()) } else { Err(Failure(format!("{what}: {is:?} instead of {expected:?}"))) }
+}
+
+/// Returns an error unless something is true.
+pub fn holds(what: &str, is_true: bool) -> Result<(), Failure> {
+    if is_true { Ok(()) } else { Err(Failure(format!("not true: {what}"))) }
+}
+
+/// What the handler has seen.
+pub struct Seen {
+    /// Number of branches.
+    pub branches: AtomicU64,
+    /// Number of handlers that have begun and not ended.
+    pub depth: AtomicU64,
+    /// Greatest such number.
+    pub deepest: AtomicU64,
+    /// Address at the last branch.
+    pub instruction: AtomicU64,
+}
+
+impl Seen {
+    /// Nothing has been seen.
+    pub const fn nothing() -> Self {
+        let [branches, depth, deepest, instruction] = [const { AtomicU64::new(0) }; 4];
+        Self { branches, depth, deepest, instruction }
+    }
+
+    /// Number of branches.
+    pub fn branches(&self) -> u64 {
+        self.branches.load(Relaxed)
+    }
+
+    /// Checks that there was a branch for each overflow. One that came while the event was being disabled still waits.
+    pub fn all_taken(&self, branches: &Branches, counter: &Counter) -> Result<(), Failure> {
+        equal("branches", self.branches() + u64::from(branches.is_pending()), counter.overflows())
+    }
+
+    /// Gives the calling thread branches that are noted here.
+    pub fn branched(&'static self) -> Result<Branches, Error> {
+        self.handled_by(note)
+    }
+
+    /// The same, with a handler that gets the address of this value, and does no more than [`note`] and run a loop.
+    pub fn handled_by(&'static self, handler: Handler) -> Result<Branches, Error> {
+        // SAFETY: the handler only counts, in memory that is never freed.
+        unsafe { Branches::new(handler, std::ptr::from_ref(self).expose_provenance()) }
+    }
+}
+
+/// Notes a branch.
+extern "C" fn note(branch: &Branch, seen: usize) {
+    note_with(branch, seen, |_| {});
+}
+
+/// Notes the first hundred branches, with handlers that take longer than a period of 100,000.
+pub extern "C" fn note_slowly(branch: &Branch, seen: usize) {
+    note_with(branch, seen, |before| {
+        if before < 100 {
+            crate::code::spin(100_000);
+        }
+    });
+}
+
+fn note_with(branch: &Branch, seen: usize, work: impl FnOnce(u64)) {
+    // SAFETY: the argument is the address of a static.
+    let seen = unsafe { &*std::ptr::with_exposed_provenance::<Seen>(seen) };
+    let depth = seen.depth.fetch_add(1, Relaxed) + 1;
+    seen.deepest.fetch_max(depth, Relaxed);
+    let before = seen.branches.fetch_add(1, Relaxed);
+    seen.instruction.store(branch.instruction, Relaxed);
+    work(before);
+    seen.depth.fetch_sub(1, Relaxed);
+}
+
+/// Returns the event of this processor's cycles.
+pub fn cycles() -> Event {
+    if is_intel() { Event::INTEL_CYCLES } else { Event::AMD_CYCLES }
+}
+
+/// Returns the event of this processor's branches.
+pub fn jumps() -> Event {
+    if is_intel() { Event::INTEL_BRANCHES } else { Event::AMD_BRANCHES }
+}
+
+fn is_intel() -> bool {
+    std::arch::x86_64::__cpuid(0).ecx == u32::from_le_bytes(*b"ntel")
+}

@@ -1,0 +1,173 @@
+//! Event-based branches: what `docs/ebb.md` promises, in guests.
+//!
+//! The program `ebb-promises` checks one promise at a time. One boot of the host runs all of them in a guest, and each
+//! test checks the result of its own promise. It costs 33 s of a core on the AMD host.
+
+use std::fs;
+use std::process::Command;
+
+use guest_tests::host::{self, Host, OnEachHost};
+use guest_tests::lab::Steps;
+use guest_tests::program;
+use guest_tests::suite::{Test, on_intel, third_tier};
+use guest_tests::tests;
+
+const PROGRAM: &str = "ebb-promises";
+
+/// Results of all promises in a guest, and of some in guests with two vCPUs and with the policy for tenants. On the host itself nobody
+/// serves a block, so that only a signal is measured there.
+static RESULTS: OnEachHost = OnEachHost::new(|| {
+    let path = program(PROGRAM);
+    let bytes = fs::read(&path).expect("it has been built");
+    let all = "for name in $(./ebb-promises); do line=$(./ebb-promises $name 2>&1); echo $name $? $line; done; dmesg | tail -n 3";
+    let some = "for name in threads processes switches; do ./ebb-promises $name || exit; done";
+    let steps = Steps::new("ebb")
+        .in_guest(PROGRAM, bytes)
+        .file(path, PROGRAM)
+        .step("host", "./ebb-promises figures; ./ebb-promises cycles")
+        .step("guest", &format!("./tally run -- sh -c '{all}'"));
+    match host::current() {
+        Host::Intel => steps,
+        Host::Amd => steps
+            .step("legacy", &format!("./tally run --pmu amd-legacy -- sh -c '{all}'"))
+            .step("two", &format!("./tally run --cpus 2 -- sh -c '{some}'"))
+            .step(
+                "tenant",
+                "./tally run --pmu-policy tenant -- sh -c './ebb-promises figures; ./ebb-promises cycles'",
+            )
+            .step("log", "./tally run --pmu-log log -- ./ebb-promises close && ./tally log --show log"),
+    }
+    .run()
+});
+
+/// Returns the guests in which all promises were checked.
+fn guests() -> &'static [&'static str] {
+    match host::current() {
+        Host::Amd => &["guest", "legacy"],
+        Host::Intel => &["guest"],
+    }
+}
+
+/// Returns the status and the output of a promise's check.
+fn verdict(place: &str, promise: &str) -> (i32, String) {
+    let done = RESULTS.of(place);
+    let text = done.text();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(promise)?.strip_prefix(' '));
+    let verdict = lines.next().and_then(|line| line.split_once(' '));
+    let (status, message) = verdict.unwrap_or_else(|| panic!("no result of {promise}: {text}{}", done.err));
+    (status.parse().expect("a status is a number"), message.to_owned())
+}
+
+/// Defines a test for each promise. `every_promise_has_its_test` checks that the list is complete.
+macro_rules! promises {
+    ($($test:ident: $promise:literal,)*) => {
+        /// All promises with a test.
+        const TESTED: &[&str] = &[$($promise),*];
+
+        mod kept {
+            pub fn tests() -> Vec<guest_tests::suite::Test> {
+                guest_tests::tests![$($test),*]
+            }
+
+            $(
+                fn $test() {
+                    for place in super::guests() {
+                        let (status, message) = super::verdict(place, $promise);
+                        assert_eq!(status, 0, "{place}: {message}");
+                    }
+                }
+            )*
+        }
+    };
+}
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    let on_both = [kept::tests(), tests![without_tally_the_library_says_that_nobody_serves_it]].concat();
+    let on_amd = tests![
+        every_promise_has_its_test,
+        with_two_vcpus_threads_and_processes_have_their_own,
+        a_policy_switches_them_off,
+        overflows_are_in_the_event_log,
+        a_branch_costs_little_more_than_the_exit_of_an_overflow,
+    ];
+    [on_amd, third_tier(on_intel(on_both.clone())), on_both].concat()
+}
+
+promises! {
+    the_registers_are_the_programs_own: "registers",
+    what_they_do_not_have_is_refused: "attributes",
+    cycles_are_counted_to_the_last: "cycles",
+    a_counter_that_is_disabled_stands_still: "stands-still",
+    instructions_are_counted_to_the_last: "instructions",
+    a_new_period_holds_from_the_next_overflow_on: "period-changes",
+    several_counters_branch: "several-counters",
+    a_handler_is_not_interrupted_by_another: "back-to-back",
+    overflows_wait_while_they_are_disabled: "masked",
+    overflows_wait_across_task_switches: "masked-across-switches",
+    without_a_handler_the_counter_freezes: "no-handler",
+    nothing_of_the_program_is_changed: "red-zone",
+    no_branch_is_lost_in_task_switches: "switches",
+    several_processes_share_a_cpu: "processes",
+    each_thread_has_its_own: "threads",
+    a_child_that_asked_is_branched: "child-that-asked",
+    a_child_that_did_not_ask_is_not: "child-that-did-not",
+    fork_does_not_hand_them_on: "fork",
+    closing_the_event_ends_them: "close",
+    they_evict_events_of_the_cpu: "evicts-cpu-event",
+    they_evict_events_of_the_task: "evicts-task-event",
+    they_stay_out_if_pinned_events_of_the_cpu_are_there: "pinned-cpu-event",
+    they_stay_out_if_pinned_events_of_the_task_are_there: "pinned-task-event",
+    an_address_of_the_kernel_is_no_handler: "invalid-handlers",
+    the_figures_can_be_measured: "figures",
+}
+
+fn every_promise_has_its_test() {
+    let output = Command::new(program(PROGRAM)).output().expect("the program runs here too");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>(), TESTED);
+}
+
+/// What the library says where nobody serves a block.
+const NOT_OFFERED: &str = "this machine does not have them, or its operator has switched them off";
+
+fn without_tally_the_library_says_that_nobody_serves_it() {
+    let done = RESULTS.of("host");
+    assert!(
+        done.text().contains(NOT_OFFERED) && !done.text().contains("branch "),
+        "{}{}",
+        done.text(),
+        done.err
+    );
+}
+
+fn a_policy_switches_them_off() {
+    let done = RESULTS.of("tenant");
+    assert!(
+        done.text().contains(NOT_OFFERED) && !done.text().contains("branch "),
+        "{}{}",
+        done.text(),
+        done.err
+    );
+}
+
+fn with_two_vcpus_threads_and_processes_have_their_own() {
+    let done = RESULTS.of("two");
+    assert_eq!((done.status, done.text().lines().count()), (0, 3), "{}{}", done.text(), done.err);
+}
+
+fn overflows_are_in_the_event_log() {
+    let done = RESULTS.of("log");
+    let branched =
+        done.text().matches("overflow for a branch, counters 0x1: the program goes on at 0x").count();
+    assert_eq!(branched, 2, "{}{}", done.text(), done.err);
+}
+
+/// In instructions of host and guest. A signal of the guest's kernel costs 22,000, one of the host's 4,200.
+fn a_branch_costs_little_more_than_the_exit_of_an_overflow() {
+    for place in guests() {
+        let (_, figures) = verdict(place, "figures");
+        let (_, branch) = figures.split_once("branch ").expect(&figures);
+        let branch: u64 = branch.parse().expect(&figures);
+        assert!(branch < 12_700, "{place}: {figures}");
+    }
+}

@@ -1,0 +1,140 @@
+//! The thread that a vCPU runs, for event-based branches ([`vpmu::ebb`]). The thread's base address of GS says where its
+//! block is; Linux programs of 64 bits seldom use GS for anything else.
+//!
+//! A block is found by the page tables that the vCPU uses, with the rights of a program: nothing is read or written that
+//! the program could not read and write itself.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_ioctls::{SyncReg, VcpuFd};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vpmu::ebb::{ALIGNMENT, Block, MAGIC, SIZE, Thread, word};
+
+use crate::arch::x86_64::msr;
+use crate::arch::x86_64::paging::Tables;
+
+/// `IA32_KERNEL_GS_BASE`: in the kernel, the program's base address of GS.
+const KERNEL_GS_BASE: u32 = 0xc000_0102;
+
+/// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the two
+/// system calls for a branch.
+#[derive(Debug, Default)]
+pub struct StoredRegisters(bool);
+
+impl StoredRegisters {
+    /// Sets whether KVM stores the registers at the next exits.
+    pub fn store(&mut self, fd: &mut VcpuFd, stored: bool) {
+        if std::mem::replace(&mut self.0, stored) == stored {
+            return;
+        }
+        if stored {
+            fd.set_sync_valid_reg(SyncReg::Register);
+            fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        } else {
+            // An event log may want the other registers still.
+            fd.clear_sync_valid_reg(SyncReg::SystemRegister);
+        }
+    }
+
+    fn system(&self, fd: &VcpuFd) -> Option<kvm_sregs> {
+        if self.0 { Some(fd.sync_regs().sregs) } else { fd.get_sregs().ok() }
+    }
+
+    fn general(&self, fd: &VcpuFd) -> Option<kvm_regs> {
+        if self.0 { Some(fd.sync_regs().regs) } else { fd.get_regs().ok() }
+    }
+}
+
+/// A thread with a block.
+pub struct Branching<'a> {
+    block: GuestBlock<'a>,
+    highest: u64,
+    /// The vCPU's registers, if the thread can be made to go on elsewhere.
+    registers: Option<kvm_regs>,
+}
+
+impl<'a> Branching<'a> {
+    /// Returns the thread that a vCPU runs, if it has a block. `events` returns what is about to be injected.
+    pub fn find(
+        fd: &VcpuFd,
+        memory: &'a GuestMemoryMmap,
+        stored: &StoredRegisters,
+        events: impl FnOnce() -> Option<kvm_vcpu_events>,
+    ) -> Option<Self> {
+        let sregs = stored.system(fd)?;
+        let tables = Tables::of(&sregs, memory)?;
+        let is_user = sregs.ss.dpl == 3;
+        let block = if is_user {
+            GuestBlock::of(&tables, &sregs, sregs.gs.base)
+        } else {
+            // Before and after SWAPGS, the kernel has the program's base in GS.
+            let bases = [msr::read(fd, KERNEL_GS_BASE).ok()??, sregs.gs.base];
+            bases.into_iter().find_map(|base| GuestBlock::of(&tables, &sregs, base))
+        }?;
+        let can_branch =
+            is_user && sregs.cs.l == 1 && events().is_some_and(|events| has_no_exception(&events));
+        let registers = if can_branch { stored.general(fd) } else { None };
+        Some(Self { block, highest: tables.highest(), registers })
+    }
+
+    /// The thread, for the virtual PMU.
+    pub fn thread(&self) -> Thread<'_> {
+        let instruction = self.registers.map(|registers| registers.rip);
+        Thread { block: &self.block, instruction, highest: self.highest }
+    }
+
+    /// Makes the thread go on at an address. KVM takes the registers over at the next entry.
+    pub fn go_on_at(&self, address: u64, fd: &mut VcpuFd) {
+        if let Some(registers) = self.registers {
+            fd.sync_regs_mut().regs = kvm_regs { rip: address, ..registers };
+            fd.set_sync_dirty_reg(SyncReg::Register);
+        }
+    }
+}
+
+/// An exception that is about to be injected belongs to the instruction at which the thread is.
+fn has_no_exception(events: &kvm_vcpu_events) -> bool {
+    events.exception.injected == 0 && events.exception.pending == 0
+}
+
+/// A block in the guest's memory.
+struct GuestBlock<'a>(VolatileSlice<'a>);
+
+impl<'a> GuestBlock<'a> {
+    /// Returns the block at a virtual address, if one is there and belongs to the thread with these registers.
+    fn of(tables: &Tables<'a>, sregs: &kvm_sregs, address: u64) -> Option<Self> {
+        if address == 0 || !address.is_multiple_of(ALIGNMENT) {
+            return None;
+        }
+        // Being aligned, the block lies on one page.
+        let at = tables.translate_to_write(address)?;
+        let block = Self(tables.memory().get_slice(at, SIZE).ok()?);
+        let marks = [word::MAGIC, word::ADDRESS, word::THREAD].map(|word| block.load(word));
+        (marks == [MAGIC, address, sregs.fs.base]).then_some(block)
+    }
+}
+
+impl Block for GuestBlock<'_> {
+    /// No word is beyond the end.
+    fn load(&self, word: usize) -> u64 {
+        self.0.load(word * size_of::<u64>(), Relaxed).unwrap_or(0)
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        let _ = self.0.store(value, word * size_of::<u64>(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exception_to_come_is_not_moved_to_another_instruction() {
+        let mut events = kvm_vcpu_events::default();
+        assert!(has_no_exception(&events));
+        events.exception.pending = 1;
+        assert!(!has_no_exception(&events));
+    }
+}

@@ -1,0 +1,28 @@
+//! Counters that set themselves at an overflow, for the next one: those of event-based branches ([`crate::ebb`]).
+
+use super::Bank;
+use crate::source::Source;
+
+impl<S: Source> Bank<S> {
+    /// Lets a counter overflow after `left` counts, and after each `period` counts from then on; after the first only, if that is 0.
+    pub fn reload(&mut self, counter: usize, left: u64, period: u64) {
+        let most = self.mask() >> 1;
+        self.counters[counter].reload = period.min(most);
+        self.write(counter, left.clamp(1, most).wrapping_neg());
+    }
+
+    /// Returns the period of a counter that sets itself.
+    pub fn period(&self, counter: usize) -> u64 {
+        self.counters[counter].reload
+    }
+
+    /// Returns the number of counts that are left until a counter overflows, as of its last update.
+    pub fn left(&self, counter: usize) -> u64 {
+        self.counters[counter].value.wrapping_neg() & self.mask()
+    }
+
+    /// Takes the number of overflows of a counter that sets itself.
+    pub fn take_reloads(&mut self, counter: usize) -> u64 {
+        std::mem::take(&mut self.counters[counter].reloads)
+    }
+}
