@@ -30,6 +30,8 @@ pub struct OwnPrograms {
     pub(crate) agent: Cow<'static, [u8]>,
     /// Writes to an I/O port, on architectures that have them.
     pub(crate) outb: Option<&'static [u8]>,
+    /// What a program needs for event-based branches, on architectures that have them: paths and files.
+    pub(crate) ebb: &'static [(&'static str, u32, &'static [u8])],
     /// Executes [`LOOP_INSTRUCTIONS`].
     pub(crate) known_loop: &'static [u8],
 }
@@ -37,15 +39,16 @@ pub struct OwnPrograms {
 impl Default for OwnPrograms {
     /// Returns the programs for the architecture that this crate is compiled for.
     fn default() -> Self {
-        Self { arch: Arch::default(), agent: AGENT.into(), outb: here::OUTB, known_loop: here::LOOP }
+        let (outb, ebb, known_loop) = (here::OUTB, here::EBB, here::LOOP);
+        Self { arch: Arch::default(), agent: AGENT.into(), outb, ebb, known_loop }
     }
 }
 
 impl OwnPrograms {
     /// Returns the programs for RISC-V, with an agent compiled for it. Works on any architecture.
     pub fn riscv64(agent: impl Into<Cow<'static, [u8]>>) -> Self {
-        let (outb, known_loop) = (riscv64::OUTB, riscv64::LOOP);
-        Self { arch: Arch::Riscv64, agent: agent.into(), outb, known_loop }
+        let (outb, ebb, known_loop) = (riscv64::OUTB, riscv64::EBB, riscv64::LOOP);
+        Self { arch: Arch::Riscv64, agent: agent.into(), outb, ebb, known_loop }
     }
 }
 

@@ -11,8 +11,6 @@ mod code;
 #[cfg(target_arch = "x86_64")]
 mod counting;
 #[cfg(target_arch = "x86_64")]
-mod figures;
-#[cfg(target_arch = "x86_64")]
 mod masking;
 #[cfg(target_arch = "x86_64")]
 mod others;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tally_ebb::{Branch, Branches, Counter, Error, Event, Handler};
 
-use crate::{counting, figures, masking, others, tasks};
+use crate::{counting, masking, others, tasks};
 
 /// What a check has measured, or what was wrong.
 pub type Verdict = Result<String, Failure>;
@@ -52,7 +52,6 @@ const PROMISES: &[Promise] = &[
     ("pinned-cpu-event", others::pinned_cpu_event),
     ("pinned-task-event", others::pinned_task_event),
     ("invalid-handlers", masking::invalid_handlers),
-    ("figures", figures::figures),
 ];
 
 /// Runs the program.

@@ -26,7 +26,7 @@ use guest_images::payloads::BARE_METAL;
 const BUILDS: [&[&str]; 3] = [
     &["--package=tally"],
     &["--package=tally-lab"],
-    &["--package=guest-tests", "--package=perf-features", "--package=ebb-promises"],
+    &["--package=guest-tests", "--package=perf-features", "--package=ebb-promises", "--package=tally-ebb"],
 ];
 
 /// Returns the path of a program of this workspace. The first call builds all programs, because cargo builds a test

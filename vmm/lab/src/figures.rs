@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use guest_images::{Progress, Suite};
+use tally_lab::ebb_figures;
 use tally_lab::fleet_figures::{self, CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::net_figures::{self, Transfer};
 use tally_lab::peer::{self, Machine};
@@ -36,6 +37,8 @@ pub enum Measured {
     Intel,
     /// A RISC-V guest's use of its counters.
     Riscv,
+    /// Event-based branches, beside signals.
+    Ebb,
 }
 
 /// Measures, and prints the tables or writes them into a Markdown file.
@@ -49,6 +52,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Watch => ("watch", monitoring),
         Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", riscv_figures::measure),
+        Measured::Ebb => ("ebb", branches),
     };
     let command = format!("tally-lab figures {name}");
     published::measure(file, &command, || {
@@ -126,6 +130,21 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let figures = pmu_figures::measure(processor, pmus, &programs, progress)?;
     Ok(format!("{}\n{}", pmu_figures::costs(&figures, |_, _, _| true), pmu_figures::overflow_calls(&figures)))
+}
+
+/// Measures event-based branches, on hosts of both vendors.
+fn branches(progress: &mut Progress) -> Result<String> {
+    let mut table = "| `--host` | an overflow of a program | instructions until the handler's first | of handler and return |\n\
+                     |---|---|---:|---:|\n"
+        .to_owned();
+    let tally = beside::program("tally", progress)?;
+    for (host, processor) in [("amd", Processor::Amd), ("intel", Processor::Intel)] {
+        progress.step(format!("taking signals and branches in guests of the host `{host}`"));
+        for ebb_figures::Cost { what, before, program } in ebb_figures::measure(processor, &tally, progress)? {
+            writeln!(table, "| `{host}` | {what} | {before} | {program} |").expect("writing to a string cannot fail");
+        }
+    }
+    Ok(table)
 }
 
 /// Measures many guests on one host.

@@ -11,6 +11,7 @@ pub mod cores;
 mod cpu;
 pub mod cross;
 mod error;
+pub mod ebb_figures;
 pub mod fleet_figures;
 mod host;
 mod machine;

@@ -1,0 +1,70 @@
+//! The cost of event-based branches: what `ebb-sample --cost` prints, which is in the default guest.
+//!
+//! On a simulated host with one CPU, a nanosecond of the guest's clock is an instruction, of host and guest.
+
+use std::path::Path;
+
+use guest_images::{Progress, Suite};
+
+use crate::error::{Error, Result};
+use crate::board::{HostPmu, Processor};
+use crate::scenario::Scenario;
+
+/// The cost of an overflow.
+#[derive(Debug)]
+pub struct Cost {
+    /// What the program gets, and from which kernel.
+    pub what: String,
+    /// Instructions of host and guest, other than the program's, until the handler's first one and after its return.
+    pub before: u64,
+    /// Instructions of the program: the handler, what surrounds it, and the return.
+    pub program: u64,
+}
+
+/// Measures signals on the host, and signals and branches in a guest of each PMU.
+pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> Result<Vec<Cost>> {
+    let (pmus, host): (&[&str], _) = match processor {
+        Processor::Intel => (&["intel"], HostPmu::INTEL),
+        _ => (&["amd", "amd-legacy"], HostPmu::default()),
+    };
+    let guests = pmus.iter().map(|pmu| format!("./tally run --pmu {pmu} -- ebb-sample --cost || exit"));
+    let script: Vec<String> = guests.collect();
+    let outcome = Scenario::new(script.join("\n"))
+        .pmu(host)
+        .file(tally, "tally")
+        .guest_with(Suite::default(), &[], progress)?
+        .run(progress)?;
+    if outcome.status != 0 {
+        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
+    }
+    let text = outcome.text();
+    let costs: Option<Vec<Cost>> = text
+        .lines()
+        .filter(|line| ["signal ", "branch "].iter().any(|name| line.starts_with(name)))
+        .zip(pmus.iter().flat_map(|pmu| [pmu, pmu]))
+        .map(|(line, pmu)| cost(line, pmu))
+        .collect();
+    let costs = costs.filter(|costs| costs.len() == 2 * pmus.len());
+    costs.ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
+}
+
+/// Reads a line `NAME NANOSECONDS INSTRUCTIONS`.
+fn cost(line: &str, pmu: &str) -> Option<Cost> {
+    let mut words = line.split_whitespace();
+    let (name, nanoseconds, program) = (words.next()?, words.next()?, words.next()?);
+    let (nanoseconds, program): (u64, u64) = (nanoseconds.parse().ok()?, program.parse().ok()?);
+    let before = nanoseconds.checked_sub(program)?;
+    Some(Cost { what: format!("{name}, `--pmu {pmu}`"), before, program })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_name_and_two_numbers() {
+        let read = cost("branch          12012                        100", "amd").unwrap();
+        assert_eq!((&*read.what, read.before, read.program), ("branch, `--pmu amd`", 11_912, 100));
+        assert!(cost("branch 12", "amd").is_none() && cost("branch 1 2", "amd").is_none());
+    }
+}
