@@ -45,6 +45,11 @@ impl Default for OwnPrograms {
 }
 
 impl OwnPrograms {
+    /// Returns the example of event-based branches, which is in the default guest where these are.
+    pub fn ebb_sample(&self) -> Option<&'static [u8]> {
+        self.ebb.iter().find(|(path, ..)| path.ends_with("/ebb-sample")).map(|(_, _, program)| *program)
+    }
+
     /// Returns the programs for RISC-V, with an agent compiled for it. Works on any architecture.
     pub fn riscv64(agent: impl Into<Cow<'static, [u8]>>) -> Self {
         let (outb, ebb, known_loop) = (riscv64::OUTB, riscv64::EBB, riscv64::LOOP);

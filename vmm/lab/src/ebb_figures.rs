@@ -2,12 +2,14 @@
 //!
 //! On a simulated host with one CPU, a nanosecond of the guest's clock is an instruction, of host and guest.
 
+use std::iter;
 use std::path::Path;
 
+use guest_images::payloads::OwnPrograms;
 use guest_images::{Progress, Suite};
 
-use crate::error::{Error, Result};
 use crate::board::{HostPmu, Processor};
+use crate::error::{Error, Result};
 use crate::scenario::Scenario;
 
 /// The cost of an overflow.
@@ -28,9 +30,11 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
         _ => (&["amd", "amd-legacy"], HostPmu::default()),
     };
     let guests = pmus.iter().map(|pmu| format!("./tally run --pmu {pmu} -- ebb-sample --cost || exit"));
-    let script: Vec<String> = guests.collect();
+    // On the host nobody serves a block, which is its second line.
+    let script: Vec<String> = iter::once("./ebb-sample --cost".to_owned()).chain(guests).collect();
     let outcome = Scenario::new(script.join("\n"))
         .pmu(host)
+        .program(OwnPrograms::default().ebb_sample().unwrap_or_default(), "ebb-sample")
         .file(tally, "tally")
         .guest_with(Suite::default(), &[], progress)?
         .run(progress)?;
@@ -41,20 +45,23 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
     let costs: Option<Vec<Cost>> = text
         .lines()
         .filter(|line| ["signal ", "branch "].iter().any(|name| line.starts_with(name)))
-        .zip(pmus.iter().flat_map(|pmu| [pmu, pmu]))
-        .map(|(line, pmu)| cost(line, pmu))
+        .zip(iter::once("on the host".to_owned()).chain(pmus.iter().flat_map(|pmu| {
+            let place = format!("`--pmu {pmu}`");
+            [place.clone(), place]
+        })))
+        .map(|(line, place)| cost(line, &place))
         .collect();
-    let costs = costs.filter(|costs| costs.len() == 2 * pmus.len());
+    let costs = costs.filter(|costs| costs.len() == 1 + 2 * pmus.len());
     costs.ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
 }
 
 /// Reads a line `NAME NANOSECONDS INSTRUCTIONS`.
-fn cost(line: &str, pmu: &str) -> Option<Cost> {
+fn cost(line: &str, place: &str) -> Option<Cost> {
     let mut words = line.split_whitespace();
     let (name, nanoseconds, program) = (words.next()?, words.next()?, words.next()?);
     let (nanoseconds, program): (u64, u64) = (nanoseconds.parse().ok()?, program.parse().ok()?);
     let before = nanoseconds.checked_sub(program)?;
-    Some(Cost { what: format!("{name}, `--pmu {pmu}`"), before, program })
+    Some(Cost { what: format!("{name}, {place}"), before, program })
 }
 
 #[cfg(test)]
@@ -63,8 +70,8 @@ mod tests {
 
     #[test]
     fn a_line_has_a_name_and_two_numbers() {
-        let read = cost("branch          12012                        100", "amd").unwrap();
-        assert_eq!((&*read.what, read.before, read.program), ("branch, `--pmu amd`", 11_912, 100));
+        let read = cost("branch          12012                        100", "on the host").unwrap();
+        assert_eq!((&*read.what, read.before, read.program), ("branch, on the host", 11_912, 100));
         assert!(cost("branch 12", "amd").is_none() && cost("branch 1 2", "amd").is_none());
     }
 }

@@ -140,8 +140,10 @@ fn branches(progress: &mut Progress) -> Result<String> {
     let tally = beside::program("tally", progress)?;
     for (host, processor) in [("amd", Processor::Amd), ("intel", Processor::Intel)] {
         progress.step(format!("taking signals and branches in guests of the host `{host}`"));
-        for ebb_figures::Cost { what, before, program } in ebb_figures::measure(processor, &tally, progress)? {
-            writeln!(table, "| `{host}` | {what} | {before} | {program} |").expect("writing to a string cannot fail");
+        for ebb_figures::Cost { what, before, program } in ebb_figures::measure(processor, &tally, progress)?
+        {
+            writeln!(table, "| `{host}` | {what} | {before} | {program} |")
+                .expect("writing to a string cannot fail");
         }
     }
     Ok(table)
