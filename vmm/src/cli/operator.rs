@@ -58,7 +58,7 @@ pub struct Stat {
 Keys, the same as in the TOML file (without changes, the policy is printed):
   tier=architectural|standard|enhanced    allow=EVENT,r00c0/00ff,...
   min-period=COUNTS    max-interrupts-per-second=N|none    spare-counters=N
-  freeze=guest|hybrid|host    on-starvation=report|scale|stop
+  freeze=guest|hybrid|host    on-starvation=report|scale|stop    ebb=true|false
 
 Examples:
   tally policy --print tenant >mine.toml
