@@ -2,11 +2,14 @@
 //! and while another vCPU of the guest writes the shared page at any moment: between two exits, and whenever Tally looks
 //! at the page or asks the host for a count.
 //!
+//! The thread that runs writes what it likes into its block for event-based branches.
+//!
 //! The work of an exit is bounded, in calls of the host. No encoding reaches the host that no processor of its vendor
 //! has, that Linux gives a meaning of its own, or that the policy denies.
 
 mod host;
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -16,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
+use vpmu::ebb::{self, Block, Thread};
 use vpmu::model::{amd, intel, riscv};
 use vpmu::policy::{Allowed, Freeze, OnStarvation, Policy, Rule, Tier};
 use vpmu::sbi_page::{self, Shared};
@@ -95,6 +99,16 @@ enum Step {
     Completes {
         is_user: bool,
     },
+    /// The thread that runs writes a word of its block for event-based branches.
+    Block {
+        word: u8,
+        value: Value,
+    },
+    /// Another thread runs, or the same one goes on in user mode or in the kernel.
+    Thread {
+        has_block: bool,
+        is_user: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Arbitrary)]
@@ -112,9 +126,16 @@ enum Value {
     Before(u8),
     /// A select with its usual bits.
     Select(u8, u8),
+    /// The same with the flag of event-based branches, and that flag by itself.
+    Flagged(u8, u8),
+    Code(u8, u8),
     /// A word of the page's protocol.
     Word(u8),
     Any(u64),
+}
+
+fn code(unit_mask: u8, event: u8) -> u64 {
+    u64::from(unit_mask) << 8 | u64::from(event)
 }
 
 impl Value {
@@ -123,7 +144,9 @@ impl Value {
             Self::Small(value) => value.into(),
             Self::Bit(bit) => 1 << (bit % 64),
             Self::Before(counts) => u64::from(counts).wrapping_neg(),
-            Self::Select(unit_mask, event) => 0x53_0000 | u64::from(unit_mask) << 8 | u64::from(event),
+            Self::Select(unit_mask, event) => 0x53_0000 | code(unit_mask, event),
+            Self::Flagged(unit_mask, event) => 0x51_0000 | ebb::FLAG | code(unit_mask, event),
+            Self::Code(unit_mask, event) => ebb::FLAG | code(unit_mask, event),
             Self::Word(number) => {
                 [ACTIVE, OFFERED, THAWED, IDLE, FREEZING, 0, u64::MAX][usize::from(number) % 7]
             }
@@ -231,8 +254,43 @@ impl Deref for Memory {
     }
 }
 
+/// The block of the thread that runs.
+struct Words([Cell<u64>; ebb::SIZE / 8]);
+
+impl Words {
+    /// Returns a block that wants branches for two events.
+    fn new() -> Self {
+        let words = Self(std::array::from_fn(|_| Cell::new(0)));
+        let enabled = ebb::control::GLOBAL_ENABLE | ebb::control::PMU_ENABLE;
+        let slots = [(8, ebb::FLAG | 0xc0), (9, 1000), (12, ebb::FLAG | 0x76), (13, 10)];
+        for (word, value) in
+            [(ebb::word::CONTROL, enabled), (ebb::word::HANDLER, 0x1000)].into_iter().chain(slots)
+        {
+            words.store(word, value);
+        }
+        words
+    }
+}
+
+impl Block for Words {
+    fn load(&self, word: usize) -> u64 {
+        self.0[word].get()
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        self.0[word].set(value);
+    }
+}
+
+/// Highest address of a program.
+const HIGHEST: u64 = (1 << 47) - 1;
+
 /// The vCPU.
 struct Vcpu {
+    words: Words,
+    /// Whether the thread that runs is in user mode, if it has a block.
+    thread: Option<bool>,
+    branches: usize,
     is_at_next_entry: bool,
     uses_page: bool,
     injected: usize,
@@ -249,6 +307,18 @@ impl Platform for Vcpu {
 
     fn uses_shared_page(&mut self) -> bool {
         self.uses_page
+    }
+
+    fn thread(&mut self) -> Option<Thread<'_>> {
+        let instruction = self.thread?.then_some(0x2000);
+        Some(Thread { block: &self.words, instruction, highest: HIGHEST })
+    }
+
+    fn go_on_at(&mut self, address: u64) -> Result<(), Infallible> {
+        assert_eq!(self.thread, Some(true), "a branch where none is possible");
+        assert!((1..=HIGHEST).contains(&address), "a branch to {address:#x}");
+        self.branches += 1;
+        Ok(())
     }
 }
 
@@ -300,7 +370,14 @@ impl Machine {
         if input.has_page {
             pmu.share_sbi_page(Shared { memory: Box::new(Rc::clone(&sbi_page)), number: 0 });
         }
-        let vcpu = Vcpu { is_at_next_entry: true, uses_page: true, injected: 0 };
+        let vcpu = Vcpu {
+            words: Words::new(),
+            thread: Some(true),
+            branches: 0,
+            is_at_next_entry: true,
+            uses_page: true,
+            injected: 0,
+        };
         let mut machine = Self { pmu, host, page, sbi_page, vcpu, is_riscv: guest.is_none() };
         machine.set_policy(&input.policy);
         machine
@@ -315,10 +392,11 @@ impl Machine {
 
     /// Does what the vCPU's thread does after an exit, and checks how much that was.
     fn after_exit(&mut self, cause: Cause) {
-        self.vcpu.injected = 0;
+        (self.vcpu.injected, self.vcpu.branches) = (0, 0);
         let Ok(next) = self.pmu.after_exit(cause, &mut self.vcpu);
         assert!(next.notices.len() <= MAX_NOTICES, "{} notices", next.notices.len());
         assert!(self.vcpu.injected <= 1, "{} interrupts in one exit", self.vcpu.injected);
+        assert!(self.vcpu.branches <= 1, "{} branches in one exit", self.vcpu.branches);
         self.check_calls();
     }
 
@@ -389,6 +467,12 @@ impl Machine {
                 assert!(report.counters.len() <= 32, "{}", report.counters.len());
             }
             Step::Completes { is_user } => self.pmu.completes_instruction(|| *is_user),
+            Step::Block { word, value } => {
+                self.vcpu.words.store(usize::from(*word) % (ebb::SIZE / 8), value.get());
+            }
+            Step::Thread { has_block, is_user } => {
+                self.vcpu.thread = has_block.then_some(*is_user);
+            }
         }
         // Not every step ends with an exit; what it cost is not the next exit's.
         self.check_calls();
