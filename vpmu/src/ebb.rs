@@ -38,6 +38,9 @@ pub mod word {
     pub const RETURN: usize = 5;
 }
 
+/// Longer periods are taken as this one.
+pub const LONGEST_PERIOD: u64 = 1 << 46;
+
 /// Number of the first slot's first word.
 const SLOT: usize = 8;
 const SLOT_WORDS: usize = 4;
@@ -72,8 +75,13 @@ pub trait Block {
     fn store(&self, word: usize, value: u64);
 }
 
+/// Identifies a thread among those of a guest: by its page tables, its block and its base address of FS.
+pub type Owner = [u64; 3];
+
 /// The thread that a vCPU runs, if it has a block.
 pub struct Thread<'a> {
+    /// Which thread it is.
+    pub owner: Owner,
     /// Its block.
     pub block: &'a dyn Block,
     /// Where the thread goes on, if it can be made to go on elsewhere: it is in user mode, and nothing is about to be injected.
@@ -139,13 +147,14 @@ impl Slot<'_> {
 
     /// Number of events from an overflow to the next. 0 if there are to be none.
     pub(crate) fn period(self) -> u64 {
-        self.load(slot::PERIOD)
+        self.load(slot::PERIOD).min(LONGEST_PERIOD)
     }
 
     /// Number of events until the next overflow of a counter that starts.
     pub(crate) fn left(self, period: u64) -> u64 {
         match self.load(slot::LEFT) {
             0 => period,
+            left if left > LONGEST_PERIOD => LONGEST_PERIOD,
             left => left,
         }
     }

@@ -43,7 +43,7 @@ impl EventMapper {
     /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag is `code`.
     pub fn flagged(&self, code: u64) -> Selection {
         let selection = self.selection(code, Filter::User);
-        let name = translation::name(self.translation.guest, code);
+        let name = Some("event-based branches");
         let event = if self.policy.ebb { selection.event } else { Event::Denied { code, name } };
         Selection { event, scope: Scope::Guest, ..selection }
     }

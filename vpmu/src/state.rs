@@ -97,8 +97,13 @@ pub(crate) struct UnitState {
 pub(crate) struct BranchState {
     /// The counter.
     pub counter: usize,
-    /// Number of events until the next branch.
+    /// Number of events until its companion overflows, and from then on until it does again.
     pub left: u64,
+    pub period: u64,
+    /// Overflows of its companion that the program does not know of yet.
+    pub overflows: u64,
+    /// The companion overflows only to try a branch again.
+    pub trying: bool,
 }
 
 /// An overflow interrupt that has not been injected yet.

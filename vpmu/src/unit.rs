@@ -160,7 +160,7 @@ impl<S: Source> Unit<S> {
         self.bank.replace_event(counter, selection);
         self.flag(counter, branches, selection);
         (self.configs[counter].selection, self.configs[counter].branches) = (selection, branches);
-        self.take_overflows();
+        self.run();
     }
 
     /// Reads a counter.
@@ -403,12 +403,13 @@ impl<S: Source> Unit<S> {
         self.bank.alarm_delivered(at_next_entry);
     }
 
-    /// Returns the time at which the rate limiter permits a throttled interrupt.
+    /// Returns the time at which the rate limiter permits a throttled interrupt or branch.
     pub fn throttled_until(&self) -> Option<Duration> {
-        match self.interrupt {
+        let of_interrupt = match self.interrupt {
             Interrupt::Throttled { until, .. } => Some(until),
             Interrupt::None | Interrupt::Pending => None,
-        }
+        };
+        [of_interrupt, self.branches.throttled_until()].into_iter().flatten().min()
     }
 
     /// Returns the source's monotonic time.
@@ -556,14 +557,6 @@ impl<S: Source> Unit<S> {
         if self.freezes && !self.frozen {
             self.set_frozen(true);
         }
-    }
-
-    /// Returns whether the rate limiter permits an interruption of the guest now.
-    fn may_interrupt_now(&mut self) -> bool {
-        let now = self.bank.now();
-        let is_permitted = self.rate_limiter.as_mut().is_none_or(|limiter| limiter.take(now).is_ok());
-        self.withheld += u64::from(!is_permitted);
-        is_permitted
     }
 
     /// Drops a throttled interrupt for counters that the guest has handled itself.

@@ -311,7 +311,7 @@ impl Platform for Vcpu {
 
     fn thread(&mut self) -> Option<Thread<'_>> {
         let instruction = self.thread?.then_some(0x2000);
-        Some(Thread { block: &self.words, instruction, highest: HIGHEST })
+        Some(Thread { owner: [1, 2, 3], block: &self.words, instruction, highest: HIGHEST })
     }
 
     fn go_on_at(&mut self, address: u64) -> Result<(), Infallible> {

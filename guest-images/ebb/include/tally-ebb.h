@@ -14,8 +14,9 @@
  *         tally_ebb_end();
  *     }
  *
- * Functions that can fail return a negative errno: EINVAL for what branches do not have, ENOSPC without a free slot,
- * ENODEV where nobody serves the thread's block.
+ * Functions that can fail return a negative errno: EINVAL for what branches do not have and without tally_ebb_begin,
+ * EBUSY if the thread has branches already or uses GS for something else, ENOSPC without a free slot, ENODEV where nobody
+ * serves the thread's block.
  */
 #ifndef TALLY_EBB_H
 #define TALLY_EBB_H
@@ -26,6 +27,8 @@
 /* The flag in an event's code: counter mask 255 and edge detect. */
 #define TALLY_EBB_FLAG (0xffull << 24 | 1ull << 18)
 #define TALLY_EBB_SLOTS 8
+/* Shortest period: the handler's own instructions count, too. */
+#define TALLY_EBB_SHORTEST_PERIOD 1000
 
 /* Bits of the control word (BESCR). */
 #define TALLY_EBB_GE (1ull << 63)
@@ -64,6 +67,8 @@ int tally_ebb_begin(tally_ebb_handler *handler, void *argument);
 void tally_ebb_end(void);
 /* Opens an event by its raw code, for the calling thread; stopped at first. Returns its file descriptor. */
 int tally_ebb_open(uint64_t event, uint64_t period);
+/* Closes an event, and frees its slot. */
+void tally_ebb_close(int event);
 /* Starts and stops an event. */
 int tally_ebb_start(int event);
 int tally_ebb_stop(int event);
@@ -115,11 +120,13 @@ __asm__(".text\n"
         "add $8, %ebx\n"
         "cmp $576, %ebx\n"
         "jne 1b\n"
-        "mov %gs:336, %eax\n"
+        /* In a child that the handler has made, the block is empty. */
+        "mov %gs:336, %ebx\n"
+        "mov %ebx, %eax\n"
         "xor %edx, %edx\n"
         "xsave64 (%rsp)\n"
         "call tally_ebb_dispatch\n"
-        "mov %gs:336, %eax\n"
+        "mov %ebx, %eax\n"
         "xor %edx, %edx\n"
         "xrstor64 (%rsp)\n"
         "mov %rbp, %rsp\n"
@@ -134,11 +141,20 @@ _Static_assert(offsetof(struct tally_ebb_page, return_address) == 40, "EBBRR");
 _Static_assert(offsetof(struct tally_ebb_page, components) == 336, "components");
 _Static_assert(offsetof(struct tally_ebb_page, state_size) == 344, "their size");
 
+/* This program has had a block. */
+static volatile int tally_ebb_begun;
+
 struct tally_ebb_page *tally_ebb_page(void)
 {
-    uint64_t base = 0;
-    syscall(SYS_arch_prctl, ARCH_GET_GS, &base);
-    return (struct tally_ebb_page *)base;
+    uint64_t base = 0, thread = 0;
+    struct tally_ebb_page *page;
+    if (!tally_ebb_begun)
+        return NULL;
+    if (syscall(SYS_arch_prctl, ARCH_GET_GS, &base) != 0 || syscall(SYS_arch_prctl, ARCH_GET_FS, &thread) != 0)
+        return NULL;
+    /* A thread inherits GS from the one that has made it, and not its block. */
+    page = (struct tally_ebb_page *)base;
+    return page && page->address == base && page->thread == thread ? page : NULL;
 }
 
 static void tally_ebb_call(struct tally_ebb_page *page, const struct tally_ebb_branch *branch)
@@ -153,10 +169,10 @@ static int tally_ebb_enable_or_take(struct tally_ebb_page *page)
 {
     const uint64_t enabled = TALLY_EBB_GE | TALLY_EBB_PME;
     for (;;) {
-        __atomic_fetch_or(&page->control, enabled, __ATOMIC_RELAXED);
+        __atomic_fetch_or(&page->control, enabled, __ATOMIC_RELEASE);
         if (!(page->control & TALLY_EBB_PMEO))
             return 0;
-        if (__atomic_fetch_and(&page->control, ~enabled, __ATOMIC_RELAXED) & TALLY_EBB_PMEO)
+        if (__atomic_fetch_and(&page->control, ~enabled, __ATOMIC_ACQ_REL) & TALLY_EBB_PMEO)
             return 1;
     }
 }
@@ -180,31 +196,44 @@ void tally_ebb_enable(void)
     const struct tally_ebb_branch here = {.instruction = (uint64_t)__builtin_return_address(0),
                                           .stack = (uint64_t)__builtin_frame_address(0),
                                           .frame = (uint64_t)__builtin_frame_address(0)};
-    while (tally_ebb_enable_or_take(page))
+    while (page && tally_ebb_enable_or_take(page))
         tally_ebb_call(page, &here);
 }
 
 void tally_ebb_disable(void)
 {
-    __atomic_fetch_and(&tally_ebb_page()->control, ~(TALLY_EBB_GE | TALLY_EBB_PME), __ATOMIC_RELAXED);
+    struct tally_ebb_page *page = tally_ebb_page();
+    if (page)
+        __atomic_fetch_and(&page->control, ~(TALLY_EBB_GE | TALLY_EBB_PME), __ATOMIC_ACQUIRE);
 }
 
 int tally_ebb_begin(tally_ebb_handler *handler, void *argument)
 {
     const size_t size = sizeof(struct tally_ebb_page);
-    unsigned int eax, bytes, ecx, edx;
-    struct tally_ebb_page *page = (struct tally_ebb_page *)mmap(
-        NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    unsigned int eax, offset, ecx, edx, component;
+    uint64_t base = 0;
+    struct tally_ebb_page *page;
+    /* A thread inherits GS from the one that has made it, if that has a block. */
+    if (tally_ebb_page() || syscall(SYS_arch_prctl, ARCH_GET_GS, &base) != 0 || (base != 0 && !tally_ebb_begun))
+        return -EBUSY;
+    page = (struct tally_ebb_page *)mmap(NULL, size, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (page == MAP_FAILED)
         return -errno;
     /* A child finds an empty page. A block that was swapped out serves again once it is touched, so MLOCK may fail. */
     if (madvise(page, size, MADV_WIPEONFORK) != 0)
         goto failed;
     (void)mlock(page, size);
-    __cpuid_count(0xd, 0, eax, bytes, ecx, edx);
+    /* x87, SSE, AVX, AVX-512. The first two are in the legacy region, which the header follows. */
     __asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
     page->components = eax & 0xe7;
-    page->state_size = bytes;
+    page->state_size = 576;
+    for (component = 2; component < 8; component++)
+        if (page->components >> component & 1) {
+            __cpuid_count(0xd, component, eax, offset, ecx, edx);
+            if (page->state_size < eax + offset)
+                page->state_size = eax + offset;
+        }
     page->call = handler;
     page->argument = argument;
     page->address = (uint64_t)page;
@@ -212,6 +241,7 @@ int tally_ebb_begin(tally_ebb_handler *handler, void *argument)
         goto failed;
     page->handler = (uint64_t)tally_ebb_entry;
     memcpy((void *)&page->magic, "TALLYEBB", 8);
+    tally_ebb_begun = 1;
     if (syscall(SYS_arch_prctl, ARCH_SET_GS, page) != 0)
         goto failed;
     return 0;
@@ -234,6 +264,17 @@ void tally_ebb_end(void)
     munmap(page, sizeof(*page));
 }
 
+void tally_ebb_close(int event)
+{
+    struct tally_ebb_page *page = tally_ebb_page();
+    int slot;
+    for (slot = 0; page && slot < TALLY_EBB_SLOTS; slot++)
+        if (page->slots[slot].event && page->events[slot] == event) {
+            close(event);
+            page->slots[slot].event = 0;
+        }
+}
+
 int tally_ebb_check(const struct perf_event_attr *attr, int task, int cpu)
 {
     if (attr->type != PERF_TYPE_RAW || (attr->config & TALLY_EBB_FLAG) != TALLY_EBB_FLAG || task < 0 || cpu >= 0 ||
@@ -253,7 +294,7 @@ int tally_ebb_open(uint64_t event, uint64_t period)
     attr.size = sizeof(attr);
     attr.config = event | TALLY_EBB_FLAG;
     attr.disabled = attr.pinned = attr.exclusive = attr.exclude_kernel = attr.exclude_hv = 1;
-    if (!page || period == 0)
+    if (!page || period < TALLY_EBB_SHORTEST_PERIOD)
         return -EINVAL;
     for (number = TALLY_EBB_SLOTS - 1; number >= 0; number--) {
         if (page->slots[number].event == attr.config)
@@ -276,6 +317,8 @@ int tally_ebb_open(uint64_t event, uint64_t period)
 int tally_ebb_start(int event)
 {
     struct tally_ebb_page *page = tally_ebb_page();
+    if (!page)
+        return -EINVAL;
     if (ioctl(event, PERF_EVENT_IOC_ENABLE, 0) != 0)
         return -errno;
     for (int slot = 0; slot < TALLY_EBB_SLOTS; slot++)

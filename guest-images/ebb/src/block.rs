@@ -1,10 +1,11 @@
 //! A thread's block: the registers of event-based branches, as words of the program's memory.
 
 use std::arch::asm;
+use std::cell::Cell;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::error::Error;
 
@@ -59,12 +60,28 @@ pub struct Slot {
     pub overflows: AtomicU64,
 }
 
+/// This program has had a block.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The thread's block.
+    static MINE: Cell<Option<NonNull<Page>>> = const { Cell::new(None) };
+}
+
 /// A mapped page, to which the thread's GS points.
 pub struct Mapped(NonNull<Page>);
 
 impl Mapped {
     /// Maps a page for the calling thread, whose branches go to `entry`. A child process finds it empty.
     pub fn new(entry: u64, state: [u64; 2]) -> Result<Self, Error> {
+        let has_block = MINE.get().is_some_and(|block| {
+            // SAFETY: the page is mapped until `drop` forgets it. A child process finds it empty.
+            unsafe { block.as_ref() }.magic.load(Relaxed) == MAGIC
+        });
+        // A thread inherits GS from the one that has made it, if that has a block.
+        if has_block || base_of_gs()? != 0 && !BEGUN.load(Relaxed) {
+            return Err(Error::Refused("the thread has branches already, or uses GS for something else"));
+        }
         let size = size_of::<Page>();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         // SAFETY: a new mapping anywhere touches no memory of this program.
@@ -89,7 +106,9 @@ impl Mapped {
             word.store(value, Relaxed);
         }
         block.magic.store(MAGIC, Relaxed);
+        BEGUN.store(true, Relaxed);
         set_gs(page.as_ptr().addr() as u64)?;
+        MINE.set(Some(page));
         Ok(this)
     }
 
@@ -105,6 +124,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         self.page().disable();
         let _ = set_gs(0);
+        MINE.set(None);
         // SAFETY: the page was mapped by `new`, and nobody refers to it any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<Page>()) };
     }
@@ -126,12 +146,12 @@ impl Page {
 
     /// Enables branches.
     pub fn enable(&self) {
-        self.control.fetch_or(ENABLED, Relaxed);
+        self.control.fetch_or(ENABLED, Release);
     }
 
     /// Disables branches: an overflow waits.
     pub fn disable(&self) {
-        self.control.fetch_and(!ENABLED, Relaxed);
+        self.control.fetch_and(!ENABLED, Acquire);
     }
 
     /// Returns whether branches are enabled.
@@ -162,7 +182,7 @@ impl Page {
             if !self.is_pending() {
                 return false;
             }
-            let before = self.control.fetch_and(!ENABLED, Relaxed);
+            let before = self.control.fetch_and(!ENABLED, AcqRel);
             if before & OCCURRED != 0 {
                 return true;
             }
@@ -179,6 +199,16 @@ fn thread_base() -> Result<u64, Error> {
     match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_FS, &raw mut base) } {
         0 => Ok(base),
         _ => Err(Error::last("find the thread's base of FS")),
+    }
+}
+
+fn base_of_gs() -> Result<u64, Error> {
+    const ARCH_GET_GS: i32 = 0x1004;
+    let mut base = 0_u64;
+    // SAFETY: the kernel writes 64 bits to `base`.
+    match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_GS, &raw mut base) } {
+        0 => Ok(base),
+        _ => Err(Error::last("find the thread's base of GS")),
     }
 }
 

@@ -3,13 +3,16 @@
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
 use crate::block::{FLAG, Page, Slot};
 use crate::error::Error;
+
+/// Shortest period. The handler's own instructions count, too: with a period that it does not fit into, it would be branched to for ever.
+pub const SHORTEST_PERIOD: u64 = 1000;
 
 /// An event by its raw code: `perf list` and the processor's manual have more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,15 +71,18 @@ pub struct Wanted<'a>(&'a Slot);
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(page: &'a Page, event: Event, period: u64) -> Result<Self, Error> {
+        if period < SHORTEST_PERIOD {
+            return Err(Error::Refused("a period is 1,000 events at least"));
+        }
         let code = event.attr().config;
         if page.slots.iter().any(|slot| slot.event.load(Relaxed) == code) {
             return Err(Error::NoSlot);
         }
         let slot = page.slots.iter().find(|slot| slot.event.load(Relaxed) == 0).ok_or(Error::NoSlot)?;
-        let words = [(&slot.period, period), (&slot.left, 0), (&slot.overflows, 0), (&slot.event, code)];
-        for (word, value) in words {
+        for (word, value) in [(&slot.period, period), (&slot.left, 0), (&slot.overflows, 0)] {
             word.store(value, Relaxed);
         }
+        slot.event.store(code, Release);
         Ok(Self(slot))
     }
 
@@ -90,9 +96,9 @@ impl<'a> Wanted<'a> {
         self.0.left.load(Relaxed)
     }
 
-    /// Sets the number of events from an overflow to the next, from the next on.
+    /// Sets the number of events from an overflow to the next, from the next on. A short one is taken as the shortest.
     pub fn set_period(&self, period: u64) {
-        self.0.period.store(period, Relaxed);
+        self.0.period.store(period.max(SHORTEST_PERIOD), Relaxed);
     }
 }
 
@@ -140,9 +146,10 @@ impl<'a> Counter<'a> {
     /// Starts counting, with the other events of the group. Fails if nobody serves the thread's block.
     pub fn enable(&self) -> Result<(), Error> {
         self.request(ioctls::ENABLE, "enable the event")?;
-        if self.wanted.0.period.load(Relaxed) != 0 && self.left() == 0 {
+        if self.left() == 0 {
+            let has_counter = self.count()?.is_some();
             let _ = self.disable();
-            return Err(Error::NotOffered);
+            return Err(if has_counter { Error::NotOffered } else { Error::NoCounter });
         }
         Ok(())
     }

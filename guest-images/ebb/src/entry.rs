@@ -39,9 +39,9 @@ const RED_ZONE: u64 = 128;
 // A branch may come again from the call of `dispatch` on: everything it needs is on the stack by then, and `ret` takes
 // the address from there.
 global_asm!(
-    ".globl tally_ebb_entry",
-    ".type tally_ebb_entry, @function",
-    "tally_ebb_entry:",
+    ".globl tally_ebb_entry_of_rust",
+    ".type tally_ebb_entry_of_rust, @function",
+    "tally_ebb_entry_of_rust:",
     "lea rsp, [rsp - {red_zone}]",
     "push qword ptr gs:[{ret}]",
     "pushfq",
@@ -68,11 +68,13 @@ global_asm!(
     "add ebx, 8",
     "cmp ebx, 576",
     "jne 2b",
-    "mov eax, dword ptr gs:[{state}]",
+    // In a child that the handler has made, the block is empty.
+    "mov ebx, dword ptr gs:[{state}]",
+    "mov eax, ebx",
     "xor edx, edx",
     "xsave64 [rsp]",
     "call {dispatch}",
-    "mov eax, dword ptr gs:[{state}]",
+    "mov eax, ebx",
     "xor edx, edx",
     "xrstor64 [rsp]",
     "mov rsp, rbp",
@@ -89,7 +91,7 @@ global_asm!(
     "pop rax",
     "popfq",
     "ret {red_zone}",
-    ".size tally_ebb_entry, . - tally_ebb_entry",
+    ".size tally_ebb_entry_of_rust, . - tally_ebb_entry_of_rust",
     red_zone = const RED_ZONE,
     ret = const RETURN,
     state = const STATE,
@@ -97,12 +99,12 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    fn tally_ebb_entry();
+    fn tally_ebb_entry_of_rust();
 }
 
 /// Address of the entry.
 pub fn address() -> u64 {
-    tally_ebb_entry as *const () as u64
+    tally_ebb_entry_of_rust as *const () as u64
 }
 
 /// Returns the components of the processor's state that are saved, and how many bytes they need.
@@ -110,8 +112,14 @@ pub fn state() -> [u64; 2] {
     // SAFETY: all processors since 2011 have XSAVE, and hypervisors show it; without it there is no AVX to save either, and
     // this program would have ended at its first use.
     let enabled = unsafe { xgetbv() };
-    let size = __cpuid_count(0xd, 0).ebx;
-    [enabled & COMPONENTS, u64::from(size)]
+    let components = enabled & COMPONENTS;
+    // The first two are in the legacy region, which the header follows. CPUID says where the others are.
+    let end = |component| {
+        let place = __cpuid_count(0xd, component);
+        u64::from(place.ebx) + u64::from(place.eax)
+    };
+    let others = (2..64).filter(|component| components & 1 << component != 0);
+    [components, others.map(end).max().unwrap_or(0).max(576)]
 }
 
 #[target_feature(enable = "xsave")]

@@ -19,6 +19,9 @@ pub enum Error {
     /// All slots of the thread's block are used, or the event has one already.
     #[error("event-based branches: the thread has a slot for this event already, or no free slot")]
     NoSlot,
+    /// Others have the processor's counters.
+    #[error("event-based branches: others hold all counters that could count the event")]
+    NoCounter,
     /// The event counts, and nobody serves the thread's block.
     #[error("event-based branches: this machine does not have them, or its operator has switched them off")]
     NotOffered,

@@ -15,7 +15,8 @@ const DEPTH: usize = 32;
 /// (`-C force-frame-pointers=yes`).
 pub struct Sampler {
     branches: Branches,
-    buffer: Box<Buffer>,
+    /// Made by `Box::into_raw`: the handler has its address.
+    buffer: *mut Buffer,
     event: Event,
     period: u64,
 }
@@ -33,29 +34,49 @@ impl Sampler {
     pub fn new(event: Event, period: u64, capacity: usize) -> Result<Self, Error> {
         let samples = (0..capacity).map(|_| [const { AtomicU64::new(0) }; DEPTH]).collect();
         let buffer = Box::new(Buffer { stack: stack_of_caller(), taken: AtomicU64::new(0), samples });
-        let argument = std::ptr::from_ref(&*buffer).expose_provenance();
-        // SAFETY: the handler only writes to the buffer, which lives longer than the branches (the first field is dropped
-        // first), and reads from the thread's stack.
-        let branches = unsafe { Branches::new(sample, argument) }?;
-        Ok(Self { branches, buffer, event, period })
+        let buffer = Box::into_raw(buffer);
+        // SAFETY: the handler only writes to the buffer, which lives until no branch comes any more (`drop`), and reads from
+        // the thread's stack. If GS is in use, there is an error.
+        match unsafe { Branches::new(sample, buffer.expose_provenance()) } {
+            Ok(branches) => Ok(Self { branches, buffer, event, period }),
+            Err(error) => {
+                // SAFETY: it was made by `Box::into_raw`, and nobody else has it.
+                drop(unsafe { Box::from_raw(buffer) });
+                Err(error)
+            }
+        }
     }
 
     /// Samples what a function does. Returns the samples, each with the innermost function's address first, and what the function has
     /// returned.
     pub fn sample<T>(&mut self, function: impl FnOnce() -> T) -> Result<(Vec<Vec<u64>>, T), Error> {
-        self.buffer.taken.store(0, Relaxed);
+        self.buffer().taken.store(0, Relaxed);
         let counter = self.branches.open(self.event, self.period)?;
         self.branches.enable();
         counter.enable()?;
         let result = function();
         counter.disable()?;
         self.branches.disable();
-        Ok((self.buffer.stacks(), result))
+        Ok((self.buffer().stacks(), result))
     }
 
     /// Number of samples of the last run for which there was no room.
     pub fn lost(&self) -> u64 {
-        self.buffer.taken.load(Relaxed).saturating_sub(self.buffer.samples.len() as u64)
+        self.buffer().taken.load(Relaxed).saturating_sub(self.buffer().samples.len() as u64)
+    }
+
+    fn buffer(&self) -> &Buffer {
+        // SAFETY: it lives as long as this value, and all that changes in it is atomic.
+        unsafe { &*self.buffer }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        // No event is open any more, so no branch comes.
+        self.branches.disable();
+        // SAFETY: it was made by `Box::into_raw`, and is not used again.
+        drop(unsafe { Box::from_raw(self.buffer) });
     }
 }
 
@@ -78,11 +99,15 @@ impl Buffer {
         sample[0].store(branch.instruction, Relaxed);
         let (mut frame, mut above) = (branch.frame, branch.stack);
         let mut depth = 1;
+        // On another stack than the thread's, nothing is known of callers.
+        if !(self.stack[0]..self.stack[1]).contains(&above) {
+            frame = 0;
+        }
         while depth < DEPTH && self.holds(frame, above) {
             let address = usize::try_from(frame).expect("64 bits");
             let words = std::ptr::with_exposed_provenance::<[u64; 2]>(address);
             // SAFETY: the two words are on the thread's stack, above its stack pointer.
-            let [next, caller] = unsafe { words.read() };
+            let [next, caller] = unsafe { words.read_volatile() };
             if caller == 0 {
                 break;
             }

@@ -39,6 +39,9 @@ pub fn attributes() -> Verdict {
     let _first = branches.open(Event::INSTRUCTIONS, PERIOD)?;
     let second = branches.open(Event::INSTRUCTIONS, PERIOD);
     holds("an event has one slot", matches!(second, Err(Error::NoSlot)))?;
+    let short = branches.open(Event::AMD_CYCLES, 999);
+    holds("a period that the handler may not fit into is refused", matches!(short, Err(Error::Refused(_))))?;
+    holds("a thread has one block", matches!(SEEN.branched(), Err(Error::Refused(_))))?;
     Ok(format!("{} refused", wrong.len() + 3))
 }
 
@@ -105,7 +108,7 @@ fn stays_out(task: i32, cpu: i32) -> Verdict {
     let branches = SEEN.branched()?;
     branches.enable();
     let counter = branches.open(Event::INSTRUCTIONS, PERIOD)?;
-    holds("it is not served", matches!(counter.enable(), Err(Error::NotOffered)))?;
+    holds("it has no counter", matches!(counter.enable(), Err(Error::NoCounter)))?;
     equal("count", counter.count()?, None)?;
     spin(10 * PERIOD);
     equal("branches", SEEN.branches(), 0)?;

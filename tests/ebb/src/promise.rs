@@ -23,7 +23,7 @@ impl<E: Display> From<E> for Failure {
 }
 
 /// Time after which SIGALRM ends the program.
-const LIMIT_SECONDS: u32 = 60;
+const LIMIT_SECONDS: u32 = 300;
 
 type Promise = (&'static str, fn() -> Verdict);
 
@@ -46,6 +46,7 @@ const PROMISES: &[Promise] = &[
     ("child-that-asked", tasks::child_that_asked),
     ("child-that-did-not", tasks::child_that_did_not),
     ("fork", tasks::fork),
+    ("exec", tasks::exec),
     ("close", others::close),
     ("evicts-cpu-event", others::evicts_cpu_event),
     ("evicts-task-event", others::evicts_task_event),

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write, pipe};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,6 +170,23 @@ pub fn fork() -> Verdict {
     holds("the parent is branched", SEEN.branches() - before >= 20)?;
     whole(&counter, 10_000)?;
     Ok(format!("{} branches", SEEN.branches()))
+}
+
+/// After `exec` the event counts the new program, which has no block. That checks only that it comes to its end.
+pub fn exec() -> Verdict {
+    if number().is_some() {
+        spin(1_000_000);
+        return Ok("not branched".into());
+    }
+    let branches = SEEN.branched()?;
+    branches.enable();
+    let _wanted = branches.want(Event::INSTRUCTIONS, 10_000)?;
+    let event = open_for(0)?;
+    request(&event, ENABLE)?;
+    spin(100_000);
+    holds("there were branches", SEEN.branches() >= 20)?;
+    let error = Command::new(std::env::current_exe()?).args(["exec", "1"]).exec();
+    Err(error.into())
 }
 
 const ENABLE: u64 = 0x2400;

@@ -153,6 +153,9 @@ pub struct Profile {
     /// Show the functions that take most
     #[arg(long)]
     functions: bool,
+    /// The host: amd, riscv64 (its workload is a loop, too)
+    #[arg(long, value_name = "HOST", default_value = "amd", value_parser = ["amd", "riscv64"])]
+    host: String,
     /// record:PERIOD:N, rate:HERTZ:N (N events)
     #[arg(value_name = "MEASURE", required = true)]
     measures: Vec<Measure>,
@@ -166,8 +169,9 @@ impl Profile {
     pub fn run(self, progress: &mut Progress) -> Result<u8> {
         let rows: Vec<Row> =
             self.measures.iter().map(|&measure| Row::new(self.workload, measure, Length::Usual)).collect();
+        let arch = if self.host == "riscv64" { Arch::Riscv64 } else { Arch::X86_64 };
         published::measure(self.write.as_deref(), &command("tally-lab"), || {
-            let tables = profile::measure(&rows, self.functions, &programs(progress)?, progress)?;
+            let tables = profile::measure(&rows, self.functions, arch, &programs(progress)?, progress)?;
             progress.done();
             Ok(tables)
         })?;

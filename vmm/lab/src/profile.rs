@@ -1,19 +1,19 @@
 //! Where the instructions go that an overflow costs: all that host and guest execute while a guest of Tally samples,
 //! counted by function.
 
+mod host;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use guest_images::{Arch, Progress};
 
-use crate::bench::{Events, Programs, Row};
-use crate::board::{HostPmu, Processor};
+use crate::bench::{Programs, Row};
+use crate::board::Processor;
 use crate::error::{Error, Result};
-use crate::host::default_host;
 use crate::scenario::{Scenario, Streams};
 use crate::symbols::{Function, Symbols};
-use crate::trace::{MARK, Side, Trace};
+use crate::trace::{Flags, Side, Trace};
 
 /// Number of instructions that are traced.
 const TRACED: u64 = 20_000_000;
@@ -21,25 +21,33 @@ const TRACED: u64 = 20_000_000;
 const OVERFLOWS_BEFORE: u32 = 300;
 /// Number of functions in the table.
 const FUNCTIONS: usize = 24;
-/// Where a guest's kernel begins to handle an overflow.
-const HANDLER: &str = "asm_exc_nmi";
-/// What is counted by the calls of a function of the host's kernel.
-const COUNTED: [(&str, &str); 3] = [
-    ("entries into the guest", "__svm_vcpu_run"),
-    ("exits to user space", "kvm_arch_vcpu_ioctl_run"),
-    ("system calls", "entry_SYSCALL_64"),
-];
+/// Number of things whose times are counted by the calls of a function.
+const COUNTED: usize = 3;
+
+/// A host that can be profiled.
+struct Host {
+    processor: Processor,
+    /// Where a guest's kernel begins to handle an overflow.
+    handler: &'static str,
+    /// What is counted by the calls of a function of the host's kernel.
+    counted: [(&'static str, &'static str); COUNTED],
+    /// How QEMU's flags tell who executes a block.
+    flags: fn(&Symbols) -> Option<Flags>,
+    /// Returns the scenario that runs a row's workload, and begins the trace while it is sampled.
+    scenario: fn(Row, &Programs, &mut Progress) -> Result<Scenario>,
+}
 
 /// Parts of a kernel, each with what the names of its functions begin with. The first that fits counts. The last but one
 /// also has all functions of KVM's modules.
 const PARTS: [(&str, &str); 6] = [
     (
         "interrupts",
-        "asm_ exc_nmi default_do_nmi nmi_ ct_nmi irq __irq error_ paranoid_ native_apic __sysvec sysvec",
+        "asm_ exc_nmi default_do_nmi nmi_ ct_nmi irq __irq error_ paranoid_ native_apic __sysvec sysvec do_irq \
+         handle_riscv_irq riscv_intc handle_exception ret_from_exception generic_handle handle_percpu",
     ),
     (
         "perf",
-        "perf _perf __perf arch_perf x86_pmu x86_perf amd_pmu __amd_pmu amd_ event_ ctx_ visit_ merge_ \
+        "perf _perf __perf arch_perf riscv_pmu pmu_sbi rvpmu x86_pmu x86_perf amd_pmu __amd_pmu amd_ event_ ctx_ visit_ merge_ \
          native_read_pmc find_get_context rb_ ring_buffer calc_timer cyc2ns native_sched_clock sched_clock local_clock \
          kvm_sched_clock pvclock __output_copy __task_pid_nr",
     ),
@@ -51,12 +59,12 @@ const PARTS: [(&str, &str); 6] = [
     ),
     (
         "system calls",
-        "entry_SYSCALL do_syscall syscall_ x64_sys_call __x64_sys __fdget __fget exit_to_user fput security_ tomoyo \
+        "entry_SYSCALL do_trap_ecall __riscv_sys do_syscall syscall_ x64_sys_call __x64_sys __fdget __fget exit_to_user fput security_ tomoyo \
          __secure_computing __seccomp seccomp populate_seccomp bpf_ ___bpf migrate_ _copy_ copy_ do_vfs_ioctl",
     ),
     (
         "KVM",
-        "fpu switch_fpu save_fpregs restore_fpregs xfd_ native_load_tr load_fixmap load_direct get_cpu_entry \
+        "kvm_riscv __kvm_riscv fpu __fstate switch_fpu save_fpregs restore_fpregs xfd_ native_load_tr load_fixmap load_direct get_cpu_entry \
          x86_virt_spec __srcu preempt_notifier rcu_note_context __local_bh xfer_to_guest",
     ),
     ("the rest", ""),
@@ -64,25 +72,25 @@ const PARTS: [(&str, &str); 6] = [
 const KVM: usize = PARTS.len() - 2;
 const REST: usize = PARTS.len() - 1;
 
-/// Profiles rows of the benchmark that have one workload. Returns a table of the kernels' parts with a column for each
-/// row, and a table of functions for each row if that is wanted.
+/// Profiles rows of the benchmark that have one workload, on the host with an architecture. Returns a table of the kernels' parts with a
+/// column for each row, and a table of functions for each row if that is wanted.
 pub fn measure(
     rows: &[Row],
     with_functions: bool,
+    arch: Arch,
     programs: &Programs,
     progress: &mut Progress,
 ) -> Result<String> {
     if let Some(row) = rows.iter().find(|row| !row.measure.samples()) {
         return Err(Error::NoSamples(row.measure));
     }
-    let release = default_host(Arch::X86_64);
-    let symbols = Symbols::of_host(release, Processor::Amd, progress, |progress| {
-        Ok(Scenario::new("cat /proc/kallsyms").host(release).pmu(HostPmu::default()).run(progress)?.stdout)
-    })?;
+    let host = host::of(arch);
+    let symbols = host.symbols(progress)?;
     let mut profiles = Vec::new();
     for &row in rows {
         progress.step(format!("profiling {} {}", row.workload, row.measure));
-        profiles.push((row, Profile::new(&trace(row, programs, progress)?, &symbols)?));
+        let trace = trace(host, &symbols, &(host.scenario)(row, programs, progress)?, progress)?;
+        profiles.push((row, Profile::new(host, &trace, &symbols)?));
     }
     let mut text = table_of_parts(&profiles);
     for (row, profile) in profiles.iter().filter(|_| with_functions) {
@@ -91,17 +99,11 @@ pub fn measure(
     Ok(text)
 }
 
-/// Traces a host and a guest of Tally while a row's workload is sampled.
-fn trace(row: Row, programs: &Programs, progress: &mut Progress) -> Result<Trace> {
-    let workload = std::fs::read(&programs.workload).map_err(Error::file("read", &programs.workload))?;
-    let release = default_host(Arch::X86_64);
-    let scenario = Scenario::new(script(row))
-        .named("profile")
-        .host(release)
-        .file(&programs.tally, "tally")
-        .guest_with(release, &[("bench-workload", &workload)], progress)?
-        .limit(Duration::from_mins(10));
-    let (mut trace, mut stdout, mut stderr) = (Trace::new(TRACED), Vec::new(), Vec::new());
+/// Traces a host and a guest of Tally while a workload is sampled.
+fn trace(host: &Host, symbols: &Symbols, scenario: &Scenario, progress: &mut Progress) -> Result<Trace> {
+    let flags =
+        (host.flags)(symbols).ok_or_else(|| Error::NotProfiled("its kernel has no KVM".to_owned()))?;
+    let (mut trace, mut stdout, mut stderr) = (Trace::new(TRACED, flags), Vec::new(), Vec::new());
     let streams =
         Streams { input: None, stdout: &mut stdout, stderr: &mut stderr, out: None, trace: Some(&mut trace) };
     let status = scenario.run_on(streams, progress)?;
@@ -113,29 +115,12 @@ fn trace(row: Row, programs: &Programs, progress: &mut Progress) -> Result<Trace
     }
 }
 
-/// Returns the script that runs the workload, and begins the trace while it is sampled.
-fn script(row: Row) -> String {
-    let Row { workload, units, measure } = row;
-    let sampled = measure.command(Events::Instructions);
-    let units = units * 4;
-    format!(
-        "nmis() {{ awk '/NMI:/ {{ print $2 }}' /proc/interrupts; }}
-        first=$(nmis)
-        ./tally run --append cryptomgr.notests --pmu amd -- {sampled} ./bench-workload {workload} {units} &
-        until [ $(($(nmis) - first)) -gt {OVERFLOWS_BEFORE} ]; do
-            kill -0 $! || exit 1
-            sleep 0.02
-        done
-        echo {MARK} >/dev/console
-        wait $!"
-    )
-}
-
 /// What overflows cost.
 struct Profile<'a> {
+    host: &'static Host,
     /// Number of interrupts for overflows that the guest handled.
     interrupts: u64,
-    counted: [u64; COUNTED.len()],
+    counted: [u64; COUNTED],
     /// Instructions by part; programs have one part.
     parts: BTreeMap<(Side, usize), u64>,
     functions: BTreeMap<(Side, &'a Function), Cost>,
@@ -149,24 +134,25 @@ struct Cost {
 }
 
 impl<'a> Profile<'a> {
-    fn new(trace: &Trace, symbols: &'a Symbols) -> Result<Self> {
+    fn new(host: &'static Host, trace: &Trace, symbols: &'a Symbols) -> Result<Self> {
         let calls = |side, name| {
             let address = symbols.address(name);
             address
                 .map(|address| trace.times(side, address))
                 .ok_or_else(|| Error::NotProfiled(format!("there is no function {name}")))
         };
-        let interrupts = calls(Side::Guest, HANDLER)?;
+        let interrupts = calls(Side::Guest, host.handler)?;
         if interrupts == 0 {
             return Err(Error::NotProfiled("no overflow interrupts it".to_owned()));
         }
         let mut profile = Self {
+            host,
             interrupts,
-            counted: [0; COUNTED.len()],
+            counted: [0; COUNTED],
             parts: BTreeMap::new(),
             functions: BTreeMap::new(),
         };
-        for (number, (_, name)) in profile.counted.iter_mut().zip(COUNTED) {
+        for (number, (_, name)) in profile.counted.iter_mut().zip(host.counted) {
             *number = calls(Side::Host, name)?;
         }
         for (side, address, times) in trace.all() {
@@ -215,12 +201,13 @@ fn table_of_parts(profiles: &[(Row, Profile)]) -> String {
         format!("| {workload}: for each interrupt | {} |", measures.join(" | ")),
         format!("|---|{}", "---:|".repeat(measures.len())),
     ];
-    for side in [Side::Host, Side::HostProgram, Side::Guest] {
+    for side in [Side::Firmware, Side::Host, Side::HostProgram, Side::Guest] {
         for (number, (part, _)) in PARTS.iter().enumerate() {
             let name = match side {
                 Side::Host => format!("the host's kernel: {part}"),
                 Side::Guest => format!("the guest's kernel: {part}"),
                 Side::HostProgram | Side::GuestProgram => "Tally".to_owned(),
+                Side::Firmware => "the firmware".to_owned(),
             };
             let of_part = |profile: &Profile| instructions(profile, (side, number));
             if profiles.iter().any(|(_, profile)| of_part(profile) >= 0.5) {
@@ -232,7 +219,8 @@ fn table_of_parts(profiles: &[(Row, Profile)]) -> String {
         let all = profile.parts.iter().filter(|((side, _), _)| *side != Side::GuestProgram);
         format!("{:.0}", profile.each(all.map(|(_, instructions)| instructions).sum()))
     }));
-    for (number, (name, _)) in COUNTED.iter().enumerate() {
+    let counted = profiles.first().map(|(_, profile)| profile.host.counted);
+    for (number, (name, _)) in counted.into_iter().flatten().enumerate() {
         lines.push(line(name, &|profile| format!("{:.1}", profile.each(profile.counted[number]))));
     }
     lines.push(line("interrupts in the profile", &|profile| profile.interrupts.to_string()));
@@ -259,7 +247,7 @@ mod tests {
         5000 t __svm_vcpu_run [kvm_amd]\n6000 t kvm_arch_vcpu_ioctl_run [kvm]\n";
 
     fn profiled(executed: &[(&str, u32, u64)]) -> String {
-        let mut trace = Trace::new(executed.iter().map(|(.., times)| times).sum());
+        let mut trace = Trace::new(executed.iter().map(|(.., times)| times).sum(), Flags::Amd);
         for (address, flags, times) in executed {
             for _ in 0..*times {
                 trace.add(format!("Trace 0: 0x0 [0/{address}/{flags:x}/0] \n").as_bytes());
@@ -267,7 +255,8 @@ mod tests {
         }
         let symbols = Symbols::parse(SYMBOLS);
         let row = Row::new(Workload::Loop, "rate:4000:1".parse().expect("a measure"), Length::Usual);
-        let profile = Profile::new(&trace, &symbols).expect("the guest is interrupted");
+        let profile =
+            Profile::new(host::of(Arch::X86_64), &trace, &symbols).expect("the guest is interrupted");
         let functions = profile.table_of_functions();
         table_of_parts(&[(row, profile)]) + &functions
     }
@@ -309,7 +298,7 @@ mod tests {
     fn only_measures_that_take_samples_can_be_profiled() {
         let row = Row::new(Workload::Loop, "stat:1".parse().expect("a measure"), Length::Usual);
         let programs = Programs { tally: "tally".into(), workload: "workload".into() };
-        let refused = measure(&[row], false, &programs, &mut Progress::stderr("test"));
+        let refused = measure(&[row], false, Arch::X86_64, &programs, &mut Progress::stderr("test"));
         let text = refused.err().map(|error| error.to_string());
         assert_eq!(text.as_deref(), Some("stat:1 takes no samples that could be profiled"));
     }

@@ -91,7 +91,7 @@ pub struct Streams<'a> {
     pub stderr: &'a mut (dyn Write + Send),
     /// Destination of what the script leaves in `$OUT`, as a tar archive.
     pub out: Option<&'a mut Vec<u8>>,
-    /// What the host executes. Only an AMD host that was saved can be traced.
+    /// What the host executes. Only QEMU can trace that.
     pub trace: Option<&'a mut Trace>,
 }
 

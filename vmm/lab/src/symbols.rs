@@ -4,6 +4,7 @@
 //! which takes seconds. They are needed only if a host hangs and does not answer.
 
 use std::fs;
+use std::ops::Range;
 
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Release};
@@ -76,6 +77,13 @@ impl Symbols {
         self.0.iter().find(|function| function.name == name).map(|function| function.start)
     }
 
+    /// Returns the addresses of the function with a name.
+    pub fn range(&self, name: &str) -> Option<Range<u64>> {
+        let start = self.address(name)?;
+        let after = self.0.partition_point(|function| function.start <= start);
+        Some(start..self.0.get(after)?.start)
+    }
+
     /// Returns the name of the function at an address, and the offset in that function.
     pub fn name(&self, address: u64) -> Option<String> {
         let Function { start, name, .. } = self.function(address)?;
@@ -99,5 +107,6 @@ mod tests {
         let third = symbols.function(0xffff_ffff_c000_0004).expect("it is the last");
         assert_eq!(third.module.as_deref(), Some("kvm"));
         assert_eq!(symbols.address("third"), Some(third.start));
+        assert_eq!(symbols.range("first"), Some(0xffff_ffff_8100_0000..0xffff_ffff_8100_0010));
     }
 }

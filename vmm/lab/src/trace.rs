@@ -1,8 +1,9 @@
-//! What a simulated AMD host executes for a while, counted by address: its kernel, its programs, and what it runs as a
+//! What a simulated host executes for a while, counted by address: its kernel, its programs, and what it runs as a
 //! guest. A script begins the trace by writing [`MARK`] to its console, and it ends after a number of instructions.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
 use std::thread;
 
 use crate::error::Result;
@@ -22,11 +23,29 @@ pub enum Side {
     Guest,
     /// A program in a guest.
     GuestProgram,
+    /// The firmware, on RISC-V.
+    Firmware,
+}
+
+/// How QEMU's flags of a block tell who executes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Flags {
+    /// An AMD processor: they have the privilege level, and whether a guest runs.
+    Amd,
+    /// A RISC-V processor: they have the privilege level, and whether the kernel is the host's. A program is that of the kernel which
+    /// was executed last, or the guest's if that was at `entry`, the host's way into a guest.
+    Riscv {
+        /// Addresses of the function by which the host enters a guest.
+        entry: Range<u64>,
+    },
 }
 
 /// Numbers of instructions by who executed them and where.
 #[derive(Debug)]
 pub struct Trace {
+    flags: Flags,
+    /// Whose program is executed if one is, where the flags do not tell.
+    program: Side,
     executed: HashMap<(Side, u64), u64>,
     /// Number of instructions that are still to be traced.
     left: u64,
@@ -34,8 +53,8 @@ pub struct Trace {
 
 impl Trace {
     /// Creates a trace of this many instructions.
-    pub fn new(instructions: u64) -> Self {
-        Self { executed: HashMap::new(), left: instructions }
+    pub fn new(instructions: u64, flags: Flags) -> Self {
+        Self { flags, program: Side::HostProgram, executed: HashMap::new(), left: instructions }
     }
 
     /// Returns whether as many instructions were traced as it was to be.
@@ -71,27 +90,56 @@ impl Trace {
 
     /// Adds a line of QEMU's log: `Trace CPU: HOST [CS/ADDRESS/FLAGS/...] SYMBOL`, of a block of one instruction.
     pub(crate) fn add(&mut self, line: &[u8]) {
-        let Some(place) = place(line) else { return };
-        *self.executed.entry(place).or_default() += 1;
+        let Some((address, flags)) = place(line) else { return };
+        let side = match &self.flags {
+            Flags::Amd => on_amd(flags),
+            Flags::Riscv { entry } => {
+                let side = on_riscv(flags).unwrap_or(self.program);
+                self.program = match side {
+                    Side::Host if !entry.contains(&address) => Side::HostProgram,
+                    Side::Host | Side::Guest => Side::GuestProgram,
+                    _ => self.program,
+                };
+                side
+            }
+        };
+        *self.executed.entry((side, address)).or_default() += 1;
         self.left -= 1;
     }
 }
 
-fn place(line: &[u8]) -> Option<(Side, u64)> {
-    /// Privilege level, and whether a guest runs, in QEMU's `hflags`.
-    const LEVEL: u32 = 3;
-    const IS_GUEST: u32 = 1 << 21;
+/// Returns the address and the flags of a line.
+fn place(line: &[u8]) -> Option<(u64, u32)> {
     let line = std::str::from_utf8(line).ok()?.strip_prefix("Trace ")?;
     let mut fields = line.split_once('[')?.1.split('/').skip(1);
     let address = u64::from_str_radix(fields.next()?, 16).ok()?;
     let flags = u32::from_str_radix(fields.next()?, 16).ok()?;
-    let side = match (flags & IS_GUEST != 0, flags & LEVEL != 0) {
+    Some((address, flags))
+}
+
+fn on_amd(flags: u32) -> Side {
+    /// Privilege level, and whether a guest runs, in QEMU's `hflags`.
+    const LEVEL: u32 = 3;
+    const IS_GUEST: u32 = 1 << 21;
+    match (flags & IS_GUEST != 0, flags & LEVEL != 0) {
         (false, false) => Side::Host,
         (false, true) => Side::HostProgram,
         (true, false) => Side::Guest,
         (true, true) => Side::GuestProgram,
-    };
-    Some((side, address))
+    }
+}
+
+/// Returns `None` for programs.
+fn on_riscv(flags: u32) -> Option<Side> {
+    /// Privilege level, and whether it may access a guest's memory as the guest does (HLSX), in QEMU's `TB_FLAGS`.
+    const LEVEL: u32 = 3;
+    const IS_HOST: u32 = 1 << 15;
+    match (flags & LEVEL, flags & IS_HOST != 0) {
+        (0, _) => None,
+        (1, true) => Some(Side::Host),
+        (1, false) => Some(Side::Guest),
+        _ => Some(Side::Firmware),
+    }
 }
 
 #[cfg(test)]
@@ -100,7 +148,7 @@ mod tests {
 
     #[test]
     fn instructions_are_counted_by_side_and_address() {
-        let mut trace = Trace::new(4);
+        let mut trace = Trace::new(4, Flags::Amd);
         for line in [
             "Trace 0: 0x7f3594000880 [0000000000000000/ffffffff81000000/00c000b0/ff020001] \n",
             "Trace 0: 0x7f3594000880 [0000000000000000/ffffffff81000000/00c000b0/ff020001] \n",
@@ -116,5 +164,28 @@ mod tests {
         assert_eq!(trace.times(Side::Guest, 0xffff_ffff_8100_0000), 1);
         assert_eq!(trace.times(Side::HostProgram, 0x40_1000), 1);
         assert_eq!(trace.all().count(), 3);
+    }
+
+    #[test]
+    fn on_riscv_a_program_is_that_of_the_kernel_before_it() {
+        let mut trace = Trace::new(9, Flags::Riscv { entry: 0x2000..0x2010 });
+        let (host, guest) = (1 | 1 << 15, 1);
+        for (address, flags) in [
+            (0x1000, host),
+            (0x10, 0),
+            (0x2008, host),
+            (0x20, 0),
+            (0x9000, 3),
+            (0x20, 0),
+            (0x1000, guest),
+            (0x20, 0),
+            (0x1000, host),
+        ] {
+            trace.add(format!("Trace 0: 0x0 [0/{address:x}/{flags:x}/0] \n").as_bytes());
+        }
+        assert_eq!(trace.times(Side::HostProgram, 0x10), 1);
+        assert_eq!(trace.times(Side::GuestProgram, 0x20), 3);
+        assert_eq!([Side::Host, Side::Guest].map(|side| trace.times(side, 0x1000)), [2, 1]);
+        assert_eq!(trace.times(Side::Firmware, 0x9000), 1);
     }
 }

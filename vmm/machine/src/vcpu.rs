@@ -269,7 +269,9 @@ impl VcpuThread {
             }
             let AfterExit { notices, .. } = pmu.after_exit(&self.vm, self.run.fd(), was_interrupted)?;
             log_notices(&notices);
-            quiet = if was_interrupted { quiet + 1 } else { 0 };
+            // What is to be taken over at the next entry is in `struct kvm_run` until then.
+            let is_taken_over = self.run.fd().get_kvm_run().kvm_dirty_regs == 0;
+            quiet = if was_interrupted && is_taken_over { quiet + 1 } else { 0 };
             if quiet == 2 {
                 return Ok(());
             }

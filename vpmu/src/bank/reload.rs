@@ -21,6 +21,16 @@ impl<S: Source> Bank<S> {
         self.counters[counter].value.wrapping_neg() & self.mask()
     }
 
+    /// Returns the number of overflows of a counter that sets itself, since they were last taken.
+    pub fn reloads(&self, counter: usize) -> u64 {
+        self.counters[counter].reloads
+    }
+
+    /// Sets that number.
+    pub fn set_reloads(&mut self, counter: usize, reloads: u64) {
+        self.counters[counter].reloads = reloads;
+    }
+
     /// Takes the number of overflows of a counter that sets itself.
     pub fn take_reloads(&mut self, counter: usize) -> u64 {
         std::mem::take(&mut self.counters[counter].reloads)

@@ -19,7 +19,7 @@ impl<S: Source> Bank<S> {
 
     /// Returns the number of all counters' overflows up to their last updates.
     pub(super) fn overflows(&self) -> u64 {
-        self.counters.iter().map(|counter| counter.overflows).sum()
+        self.counters.iter().take(self.guests).map(|counter| counter.overflows).sum()
     }
 
     /// Reports a counter; `words` names an event.

@@ -5,13 +5,14 @@
 //! the kernel does before it switches to another task, the counts that are left go to the thread's slot.
 
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use super::Unit;
 use crate::bank::Alarm;
-use crate::ebb::{Slot, Thread};
+use crate::ebb::{Owner, Slot, Thread};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
-use crate::mask::members;
+use crate::mask::{self, members};
 use crate::source::Source;
 use crate::state::BranchState;
 
@@ -28,16 +29,24 @@ pub struct Branches {
     overflowed: u64,
     /// Companions that were set to overflow at the next count, because a branch was not possible.
     trying: u64,
+    /// The thread for which they were started.
+    owner: Option<Owner>,
+    /// Time at which the rate limiter permits the branch that it has denied.
+    throttled_until: Option<Duration>,
+    /// The state was restored: the thread may be waiting for a branch.
+    is_restored: bool,
 }
 
 impl Branches {
     /// Returns whether something is to be done before the guest is entered again.
-    fn has_work(&mut self, running: u64) -> bool {
+    fn has_work(&mut self, running: u64, now: impl FnOnce() -> Duration) -> bool {
         if self.flagged == 0 {
             return false;
         }
         self.unwanted &= running;
         (self.overflowed | self.to_start(running) | self.stopped(running)) != 0
+            || self.is_restored
+            || self.throttled_until.is_some_and(|until| now() >= until)
     }
 
     fn to_start(&self, running: u64) -> u64 {
@@ -58,6 +67,11 @@ impl Branches {
         self.started
     }
 
+    /// Time at which the rate limiter permits the branch that it has denied.
+    pub fn throttled_until(&self) -> Option<Duration> {
+        self.throttled_until
+    }
+
     /// Records overflows of companions.
     pub fn overflow(&mut self, counters: u64) {
         self.overflowed |= counters;
@@ -74,7 +88,7 @@ impl<S: Source> Unit<S> {
         if event.is_none() && self.branches.flagged & bit == 0 {
             return;
         }
-        let Branches { flagged, started, unwanted, overflowed, trying } = &mut self.branches;
+        let Branches { flagged, started, unwanted, overflowed, trying, .. } = &mut self.branches;
         if event != self.configs[counter].branches {
             for set in [started, unwanted, overflowed, trying] {
                 *set &= !bit;
@@ -92,7 +106,7 @@ impl<S: Source> Unit<S> {
     /// Returns whether the thread that runs has to be looked at before the guest is entered again.
     pub fn has_branch_work(&mut self) -> bool {
         let running = self.running();
-        self.branches.has_work(running)
+        self.branches.has_work(running, || self.bank.now())
     }
 
     /// Returns whether companions run.
@@ -104,23 +118,31 @@ impl<S: Source> Unit<S> {
     /// runs. Returns the handler at which the thread has to go on.
     pub fn serve_branches(&mut self, thread: Option<&Thread>) -> Option<u64> {
         let running = self.running();
+        (self.branches.throttled_until, self.branches.is_restored) = (None, false);
         let Some(thread) = thread else {
-            self.serve_nobody(running);
+            self.forget(self.branches.flagged & running);
             return None;
         };
-        let overflowed = std::mem::take(&mut self.branches.overflowed);
-        for counter in members(overflowed) {
-            self.overflow_companion(counter, thread);
+        // An event that is not attached to a task is not stopped between two threads.
+        if self.branches.owner.is_some_and(|owner| owner != thread.owner) {
+            self.forget(0);
         }
-        for counter in members(self.branches.stopped(running)) {
+        self.branches.owner = Some(thread.owner);
+        let stopped = self.branches.stopped(running);
+        // An overflow that comes too soon for the policy has not been reported.
+        let delayed = mask::of(members(stopped).filter(|counter| self.has_overflowed(*counter)));
+        let overflowed = (std::mem::take(&mut self.branches.overflowed) | delayed) & self.branches.started;
+        let counted =
+            mask::of(members(overflowed).filter(|counter| self.overflow_companion(*counter, thread)));
+        for counter in members(stopped & self.branches.started) {
             self.stop_companion(counter, thread);
         }
         for counter in members(self.branches.to_start(running)) {
             self.start_companion(counter, thread);
         }
         let handler = self.branch(thread);
-        if overflowed != 0 {
-            self.bank.journal().add(|| Entry::Branched { counters: overflowed, handler });
+        if counted != 0 || handler.is_some() {
+            self.bank.journal().add(|| Entry::Branched { counters: counted, handler });
         }
         handler
     }
@@ -128,22 +150,27 @@ impl<S: Source> Unit<S> {
     /// Branches to the thread's handler, if that is due, enabled, and possible now. Returns the handler.
     fn branch(&mut self, thread: &Thread) -> Option<u64> {
         let handler = thread.due()?;
-        let Some(from) = thread.instruction else {
+        // The kernel's own interrupt is for the instruction at which the program is.
+        let Some(from) = thread.instruction.filter(|_| !self.is_interrupt_pending()) else {
             self.try_again();
             return None;
         };
-        if !self.may_interrupt_now() {
+        if let Some(limiter) = &mut self.rate_limiter
+            && let Err(until) = limiter.take(self.bank.now())
+        {
+            self.branches.throttled_until = Some(until);
+            self.withheld += 1;
             return None;
         }
         thread.branch(from);
         Some(handler)
     }
 
-    /// The thread that runs has no block: branches for it end until its counters start anew.
-    fn serve_nobody(&mut self, running: u64) {
-        let Branches { flagged, started, unwanted, overflowed, trying } = &mut self.branches;
-        *unwanted = *flagged & running;
-        (*started, *overflowed, *trying) = (0, 0, 0);
+    /// Ends all branches until their counters start anew; those of `unwanted` even if they run now.
+    fn forget(&mut self, unwanted: u64) {
+        let Branches { started, overflowed, trying, owner, .. } = &mut self.branches;
+        (*started, *overflowed, *trying, *owner) = (0, 0, 0, None);
+        self.branches.unwanted = unwanted;
         self.run();
     }
 
@@ -151,15 +178,23 @@ impl<S: Source> Unit<S> {
         thread.slot(self.configs[counter].branches?.get())
     }
 
-    fn overflow_companion(&mut self, counter: usize, thread: &Thread) {
+    fn has_overflowed(&self, counter: usize) -> bool {
+        self.bank.reloads(self.companion(counter)) != 0
+    }
+
+    /// Returns whether the program wanted to be branched: the companion may also have overflowed for another try.
+    fn overflow_companion(&mut self, counter: usize, thread: &Thread) -> bool {
         let (companion, bit) = (self.companion(counter), 1 << counter);
+        let Some(again) = self.bank.take_reloads(companion).checked_sub(1) else { return false };
         let reload = self.bank.period(companion);
-        let again = self.bank.take_reloads(companion).saturating_sub(1);
         let since =
             again.saturating_mul(reload).saturating_add(reload.saturating_sub(self.bank.left(companion)));
         let ahead = if self.branches.trying & bit == 0 { 0 } else { reload };
         self.branches.trying &= !bit;
-        let Some(slot) = self.slot_of(counter, thread) else { return self.end_companion(counter) };
+        let Some(slot) = self.slot_of(counter, thread) else {
+            self.end_companion(counter);
+            return false;
+        };
         let period = slot.period();
         let (overflows, left) = overflows(since, ahead, period);
         slot.note(left, overflows);
@@ -167,13 +202,17 @@ impl<S: Source> Unit<S> {
             thread.occurs();
         }
         if period == 0 || thread.is_stuck() {
-            return self.end_companion(counter);
+            self.end_companion(counter);
+        } else {
+            self.bank.reload(companion, left, period);
         }
-        self.bank.reload(companion, left, period);
+        overflows != 0
     }
 
     fn stop_companion(&mut self, counter: usize, thread: &Thread) {
-        let left = self.counts_left(counter);
+        let companion = self.companion(counter);
+        let behind = if self.branches.trying & 1 << counter != 0 { self.bank.period(companion) } else { 0 };
+        let left = self.bank.left(companion).saturating_add(behind);
         self.branches.started &= !(1 << counter);
         self.branches.trying &= !(1 << counter);
         if let Some(slot) = self.slot_of(counter, thread) {
@@ -207,34 +246,43 @@ impl<S: Source> Unit<S> {
     fn try_again(&mut self) {
         for counter in members(self.branches.started & self.running() & !self.branches.trying) {
             let companion = self.companion(counter);
+            // Those of other host events were not updated at this exit.
+            self.bank.read(companion);
             let left = self.bank.left(companion);
-            if left > 1 {
+            if left > 1 && !self.has_overflowed(counter) {
                 self.bank.reload(companion, 1, left - 1);
                 self.branches.trying |= 1 << counter;
             }
         }
-    }
-
-    /// Returns how many counts are left until the program wants to be branched for a counter, as of its last update.
-    fn counts_left(&self, counter: usize) -> u64 {
-        let companion = self.companion(counter);
-        let behind = if self.branches.trying & 1 << counter != 0 { self.bank.period(companion) } else { 0 };
-        self.bank.left(companion).saturating_add(behind)
+        self.take_overflows();
     }
 
     /// Returns the state of the branches, for [`Self::resume_branches`].
     pub(super) fn save_branches(&self) -> Vec<BranchState> {
-        members(self.branches.started)
-            .map(|counter| BranchState { counter, left: self.counts_left(counter) })
-            .collect()
+        let state = |counter| {
+            let companion = self.companion(counter);
+            BranchState {
+                counter,
+                left: self.bank.left(companion),
+                period: self.bank.period(companion),
+                overflows: self.bank.reloads(companion),
+                trying: self.branches.trying & 1 << counter != 0,
+            }
+        };
+        members(self.branches.started).map(state).collect()
     }
 
-    /// Continues branches where they were saved.
+    /// Continues branches where they were saved. The thread that runs is found again at the next exit.
     pub(super) fn resume_branches(&mut self, states: &[BranchState]) {
-        (self.branches.started, self.branches.trying, self.branches.overflowed) = (0, 0, 0);
-        for state in states.iter().filter(|state| self.branches.flagged & 1 << state.counter != 0) {
-            self.bank.reload(self.companion(state.counter), state.left, 1);
-            self.branches.started |= 1 << state.counter;
+        let flagged = self.branches.flagged;
+        self.branches = Branches { flagged, is_restored: true, ..Branches::default() };
+        for state in states.iter().filter(|state| flagged & 1 << state.counter != 0) {
+            let (companion, bit) = (self.companion(state.counter), 1 << state.counter);
+            self.bank.reload(companion, state.left, state.period);
+            self.bank.set_reloads(companion, state.overflows);
+            self.branches.started |= bit;
+            self.branches.trying |= if state.trying { bit } else { 0 };
+            self.branches.overflowed |= if state.overflows != 0 { bit } else { 0 };
         }
     }
 }
@@ -242,9 +290,9 @@ impl<S: Source> Unit<S> {
 /// Returns how often a program wanted to be branched, and how many counts are left until it wants to be again: `since` counts after its
 /// companion overflowed, when there were `ahead` counts left.
 fn overflows(since: u64, ahead: u64, period: u64) -> (u64, u64) {
-    let period = period.max(1);
     match since.checked_sub(ahead) {
         None => (0, ahead - since),
-        Some(since) => (1 + since / period, period - since % period),
+        Some(_) if period == 0 => (1, 1),
+        Some(since) => ((since / period).saturating_add(1), period - since % period),
     }
 }

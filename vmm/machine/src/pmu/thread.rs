@@ -133,7 +133,7 @@ impl ThreadPmu {
             return Ok(AfterExit { kicked, notices: Vec::new(), pauses: false });
         };
         // A branch changes it.
-        let instruction = arch::Run::synced_instruction_pointer(fd);
+        let instruction = self.log.is_some().then(|| arch::Run::synced_instruction_pointer(fd));
         let Next { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
         if let Some(timer) = &mut self.wake_timer {
             match wake {
@@ -142,7 +142,7 @@ impl ThreadPmu {
                 Wake::After(time) => timer.arm(time),
             }
         }
-        if let Some(log) = &self.log {
+        if let (Some(log), Some(instruction)) = (&self.log, instruction) {
             let entries = emulated.pmu().take_journal();
             if !entries.is_empty() {
                 log.append(instruction, &entries);

@@ -54,7 +54,8 @@ impl Platform for Vcpu {
 
     fn thread(&mut self) -> Option<Thread<'_>> {
         let instruction = self.is_user.then_some(HERE);
-        self.has_block.then_some(Thread { block: &self.block, instruction, highest: (1 << 47) - 1 })
+        let (block, owner) = (&self.block, [1, 2, 3]);
+        self.has_block.then_some(Thread { owner, block, instruction, highest: (1 << 47) - 1 })
     }
 
     fn go_on_at(&mut self, address: u64) -> Result<(), Infallible> {
@@ -184,6 +185,24 @@ fn a_policy_can_switch_branches_off() {
 }
 
 #[test]
+fn a_policy_limits_how_often_programs_are_branched() {
+    let branches = |policy| {
+        let mut guest = Guest::with_period(1_000);
+        guest.pmu.set_policy(&policy);
+        guest.start();
+        guest.run(100_000);
+        guest.stop();
+        assert_eq!(guest.words(), [1_000, 100], "all overflows are counted");
+        guest.vcpu.branches.len()
+    };
+    let default = Policy::default();
+    assert_eq!(branches(default.clone()), 100);
+    assert_eq!(branches(Policy { min_period: 10_000.try_into().unwrap(), ..default.clone() }), 10);
+    // No time passes here, so there is one burst.
+    assert_eq!(branches(Policy { max_interrupts_per_second: 50.try_into().ok(), ..default }), 5);
+}
+
+#[test]
 fn a_saved_pmu_branches_where_it_would_have() {
     let mut guest = Guest::with_period(10_000);
     guest.start();
@@ -204,9 +223,11 @@ proptest! {
     #[test]
     fn no_overflow_is_lost_and_none_comes_twice(
         period in 1..20_000_u64,
-        steps in prop::collection::vec((0..50_000_u64, 0..4_u8), 1..20),
+        min_period in prop::sample::select(vec![1_u64, 1, 5_000]),
+        steps in prop::collection::vec((0..50_000_u64, 0..5_u8), 1..20),
     ) {
         let mut guest = Guest::with_period(period);
+        guest.pmu.set_policy(&Policy { min_period: min_period.try_into().unwrap(), ..Policy::default() });
         guest.start();
         for (counts, what) in steps {
             match what {
@@ -219,6 +240,10 @@ proptest! {
                     guest.stop();
                     guest.start();
                 }
+                3 => {
+                let state = guest.pmu.save();
+                guest.pmu.restore(&state).unwrap();
+            }
                 _ => {}
             }
             let (before, enabled) = (guest.vcpu.branches.len(), guest.vcpu.block.load(word::CONTROL));

@@ -65,6 +65,8 @@ impl<'a> Monitor<'a> {
 
     /// Begins or ends the log of all instructions that are executed.
     pub fn set_trace(&mut self, is_on: bool) -> io::Result<()> {
+        // It fails if that is done already, as for a machine that was saved.
+        let _ = self.execute("qmp_capabilities", &json!({}));
         let commands =
             if is_on { ["singlestep on", "log exec,nochain"] } else { ["log none", "singlestep off"] };
         for command in commands {

@@ -60,6 +60,7 @@ pub fn for_vcpu(
     }
     for entry in &mut entries {
         show_pmu(entry, pmu);
+        hide_remote_flush(entry, pmu);
         hide_virtualisation(entry);
         set_features(entry, apic_id, cpus, vendor);
         topology::set(entry, apic_id, cpus, vendor);
@@ -143,6 +144,15 @@ fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
         function::EXTENDED_FEATURES => entry.ecx &= !SVM,
         function::SVM => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
         _ => {}
+    }
+}
+
+/// Hides `KVM_FEATURE_PV_TLB_FLUSH` from guests whose pages Tally looks at ([`super::paging`]). With it, a guest's kernel may give
+/// a page to others without waiting for a vCPU that has left the guest.
+fn hide_remote_flush(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
+    const PV_TLB_FLUSH: u32 = 1 << 9;
+    if entry.function == function::KVM_FEATURES && matches!(pmu, Pmu::Emulated(..)) {
+        entry.eax &= !PV_TLB_FLUSH;
     }
 }
 

@@ -58,6 +58,11 @@ impl<'a> Tables<'a> {
         Some(bytes)
     }
 
+    /// Address of the first table.
+    pub fn root(&self) -> u64 {
+        self.root
+    }
+
     /// The guest's memory.
     pub fn memory(&self) -> &'a GuestMemoryMmap {
         self.memory
@@ -70,7 +75,8 @@ impl<'a> Tables<'a> {
 
     /// Translates a virtual address that a program can write, for a write there. Returns `None` if it cannot.
     pub fn translate_to_write(&self, address: u64) -> Option<GuestAddress> {
-        self.translate(address, Access::Write)
+        // The entry may change while it is noted that the page is written.
+        self.translate(address, Access::Write).or_else(|| self.translate(address, Access::Write))
     }
 
     /// Notes in a page's entry that the page is written, as the processor does. Returns `None` if the entry was changed meanwhile.

@@ -312,7 +312,7 @@ struct Exited<'a> {
     lvt: &'a mut LvtEntry,
     confirmation: &'a mut Confirmation,
     memory: &'a GuestMemoryMmap,
-    stored: &'a StoredRegisters,
+    stored: &'a mut StoredRegisters,
     /// The thread that the virtual PMU has asked for.
     branching: Option<Branching<'a>>,
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::{SyncReg, VcpuFd};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
-use vpmu::ebb::{ALIGNMENT, Block, MAGIC, SIZE, Thread, word};
+use vpmu::ebb::{ALIGNMENT, Block, MAGIC, Owner, SIZE, Thread, word};
 
 use crate::arch::x86_64::msr;
 use crate::arch::x86_64::paging::Tables;
@@ -20,12 +20,16 @@ const KERNEL_GS_BASE: u32 = 0xc000_0102;
 /// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the two
 /// system calls for a branch.
 #[derive(Debug, Default)]
-pub struct StoredRegisters(bool);
+pub struct StoredRegisters {
+    are_stored: bool,
+    /// Address of the last block that was found.
+    last_block: u64,
+}
 
 impl StoredRegisters {
     /// Sets whether KVM stores the registers at the next exits.
     pub fn store(&mut self, fd: &mut VcpuFd, stored: bool) {
-        if std::mem::replace(&mut self.0, stored) == stored {
+        if std::mem::replace(&mut self.are_stored, stored) == stored {
             return;
         }
         if stored {
@@ -38,16 +42,20 @@ impl StoredRegisters {
     }
 
     fn system(&self, fd: &VcpuFd) -> Option<kvm_sregs> {
-        if self.0 { Some(fd.sync_regs().sregs) } else { fd.get_sregs().ok() }
+        if self.are_stored { Some(fd.sync_regs().sregs) } else { fd.get_sregs().ok() }
     }
 
     fn general(&self, fd: &VcpuFd) -> Option<kvm_regs> {
-        if self.0 { Some(fd.sync_regs().regs) } else { fd.get_regs().ok() }
+        if self.are_stored { Some(fd.sync_regs().regs) } else { fd.get_regs().ok() }
     }
 }
 
+/// Where the kernel and its programs have page tables of their own, these are side by side.
+const KERNEL_TABLES: u64 = 1 << 12;
+
 /// A thread with a block.
 pub struct Branching<'a> {
+    owner: Owner,
     block: GuestBlock<'a>,
     highest: u64,
     /// The vCPU's registers, if the thread can be made to go on elsewhere.
@@ -59,29 +67,33 @@ impl<'a> Branching<'a> {
     pub fn find(
         fd: &VcpuFd,
         memory: &'a GuestMemoryMmap,
-        stored: &StoredRegisters,
+        stored: &mut StoredRegisters,
         events: impl FnOnce() -> Option<kvm_vcpu_events>,
     ) -> Option<Self> {
         let sregs = stored.system(fd)?;
         let tables = Tables::of(&sregs, memory)?;
         let is_user = sregs.ss.dpl == 3;
-        let block = if is_user {
-            GuestBlock::of(&tables, &sregs, sregs.gs.base)
+        let (address, block) = if is_user {
+            // Programs of 32 bits cannot be branched.
+            let base = (sregs.cs.l == 1).then_some(sregs.gs.base)?;
+            (base, GuestBlock::of(&tables, &sregs, base)?)
         } else {
-            // Before and after SWAPGS, the kernel has the program's base in GS.
-            let bases = [msr::read(fd, KERNEL_GS_BASE).ok()??, sregs.gs.base];
-            bases.into_iter().find_map(|base| GuestBlock::of(&tables, &sregs, base))
-        }?;
-        let can_branch =
-            is_user && sregs.cs.l == 1 && events().is_some_and(|events| has_no_exception(&events));
+            // In the kernel's first and last instructions, the program's base is in GS. If an NMI comes there, the kernel
+            // may have its own in both, and keeps the program's elsewhere.
+            let bases = [msr::read(fd, KERNEL_GS_BASE).ok()??, sregs.gs.base, stored.last_block];
+            bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?
+        };
+        stored.last_block = address;
+        let owner = [tables.root() & !KERNEL_TABLES, address, sregs.fs.base];
+        let can_branch = is_user && events().is_some_and(|events| has_no_exception(&events));
         let registers = if can_branch { stored.general(fd) } else { None };
-        Some(Self { block, highest: tables.highest(), registers })
+        Some(Self { owner, block, highest: tables.highest(), registers })
     }
 
     /// The thread, for the virtual PMU.
     pub fn thread(&self) -> Thread<'_> {
         let instruction = self.registers.map(|registers| registers.rip);
-        Thread { block: &self.block, instruction, highest: self.highest }
+        Thread { owner: self.owner, block: &self.block, instruction, highest: self.highest }
     }
 
     /// Makes the thread go on at an address. KVM takes the registers over at the next entry.
