@@ -304,6 +304,12 @@ impl<S: Source> Bank<S> {
         }
     }
 
+    /// Returns whether counters have overflowed since they were last taken.
+    #[inline]
+    pub fn has_overflowed(&self) -> bool {
+        self.overflowed != 0
+    }
+
     /// Takes the counters that have overflowed, as of their last updates.
     pub fn take_overflowed(&mut self) -> u64 {
         std::mem::take(&mut self.overflowed)

@@ -40,11 +40,12 @@ impl EventMapper {
         }
     }
 
-    /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag is `code`.
-    pub fn flagged(&self, code: u64) -> Selection {
-        let selection = self.selection(code, Filter::User);
-        let name = Some("event-based branches");
-        let event = if self.policy.ebb { selection.event } else { Event::Denied { code, name } };
+    /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag is `code` and
+    /// counts `selection`.
+    #[cold]
+    pub fn flagged(&self, code: u64, selection: Selection) -> Selection {
+        let denied = Event::Denied { code, name: Some("event-based branches") };
+        let event = if self.policy.ebb { selection.event } else { denied };
         Selection { event, scope: Scope::Guest, ..selection }
     }
 

@@ -409,7 +409,10 @@ impl<S: Source> Unit<S> {
             Interrupt::Throttled { until, .. } => Some(until),
             Interrupt::None | Interrupt::Pending => None,
         };
-        [of_interrupt, self.branches.throttled_until()].into_iter().flatten().min()
+        match self.branches.throttled_until() {
+            None => of_interrupt,
+            Some(until) => Some(of_interrupt.map_or(until, |other| other.min(until))),
+        }
     }
 
     /// Returns the source's monotonic time.
@@ -507,7 +510,14 @@ impl<S: Source> Unit<S> {
     }
 
     /// Sets the status for new overflows, and raises an interrupt if one of these counters interrupts.
+    #[inline]
     fn take_overflows(&mut self) {
+        if self.bank.has_overflowed() {
+            self.take_new_overflows();
+        }
+    }
+
+    fn take_new_overflows(&mut self) {
         let overflowed = self.take_overflowed();
         if overflowed == 0 {
             return;

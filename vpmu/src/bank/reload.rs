@@ -1,9 +1,16 @@
 //! Counters that set themselves at an overflow, for the next one: those of event-based branches ([`crate::ebb`]).
 
 use super::Bank;
+use crate::event::Selection;
 use crate::source::Source;
 
 impl<S: Source> Bank<S> {
+    /// Sets the event of a companion, which is no register of the guest's: nothing is looked up or told.
+    pub fn configure_companion(&mut self, counter: usize, selection: Option<Selection>) {
+        self.interrupting |= 1 << counter;
+        self.replace_event(counter, selection);
+    }
+
     /// Lets a counter overflow after `left` counts, and after each `period` counts from then on; after the first only, if that is 0.
     pub fn reload(&mut self, counter: usize, left: u64, period: u64) {
         let most = self.mask() >> 1;

@@ -27,11 +27,10 @@ pub const COUNTER_MASK: u64 = 0xff << 24;
 /// Returns what a select register counts. `code` is the register's bits that select the event. With the flag of event-based
 /// branches, which no host's PMU sees, that is counted in user mode only.
 pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selection> {
-    let (user, os) = (select & USER != 0, select & OS != 0);
-    if is_flagged(code) {
-        return user.then(|| mapper.flagged(code & !ebb::FLAG));
-    }
-    Some(mapper.selection(code, Filter::of(user, os)?))
+    let (user, os, is_flagged) = (select & USER != 0, select & OS != 0, is_flagged(code));
+    let (code, os) = if is_flagged { (code & !ebb::FLAG, false) } else { (code, os) };
+    let selection = mapper.selection(code, Filter::of(user, os)?);
+    Some(if is_flagged { mapper.flagged(code, selection) } else { selection })
 }
 
 /// Returns the configuration of the counter of a select register that counts `selection`. `code` is the register's bits that select

@@ -8,7 +8,6 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::Unit;
-use crate::bank::Alarm;
 use crate::ebb::{Owner, Slot, Thread};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
@@ -40,9 +39,6 @@ pub struct Branches {
 impl Branches {
     /// Returns whether something is to be done before the guest is entered again.
     fn has_work(&mut self, running: u64, now: impl FnOnce() -> Duration) -> bool {
-        if self.flagged == 0 {
-            return false;
-        }
         self.unwanted &= running;
         (self.overflowed | self.to_start(running) | self.stopped(running)) != 0
             || self.is_restored
@@ -80,14 +76,19 @@ impl Branches {
 
 impl<S: Source> Unit<S> {
     /// Sets whether a counter has the flag, and what its companion counts.
+    #[inline]
     pub(super) fn flag(&mut self, counter: usize, event: Option<NonZeroU64>, selection: Option<Selection>) {
+        if event.is_some() || self.branches.flagged & 1 << counter != 0 {
+            self.set_flag(counter, event, selection);
+        }
+    }
+
+    #[cold]
+    fn set_flag(&mut self, counter: usize, event: Option<NonZeroU64>, selection: Option<Selection>) {
         let bit = 1 << counter;
         let is_countable =
             |selection: &Selection| !matches!(selection.event, Event::Denied { .. } | Event::Absent { .. });
         let event = event.filter(|_| selection.as_ref().is_some_and(is_countable));
-        if event.is_none() && self.branches.flagged & bit == 0 {
-            return;
-        }
         let Branches { flagged, started, unwanted, overflowed, trying, .. } = &mut self.branches;
         if event != self.configs[counter].branches {
             for set in [started, unwanted, overflowed, trying] {
@@ -96,7 +97,7 @@ impl<S: Source> Unit<S> {
         }
         *flagged = *flagged & !bit | u64::from(event.is_some()) << counter;
         let selection = selection.filter(|_| event.is_some());
-        self.bank.configure(self.companion(counter), selection, Alarm::AtOverflow);
+        self.bank.configure_companion(self.companion(counter), selection);
     }
 
     pub(super) fn companion(&self, counter: usize) -> usize {
@@ -104,9 +105,12 @@ impl<S: Source> Unit<S> {
     }
 
     /// Returns whether the thread that runs has to be looked at before the guest is entered again.
+    #[inline]
     pub fn has_branch_work(&mut self) -> bool {
-        let running = self.running();
-        self.branches.has_work(running, || self.bank.now())
+        self.branches.flagged != 0 && {
+            let running = self.running();
+            self.branches.has_work(running, || self.bank.now())
+        }
     }
 
     /// Returns whether companions run.

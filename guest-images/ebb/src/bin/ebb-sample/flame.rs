@@ -33,7 +33,7 @@ const OTHERS: &str = "(others)";
 /// Returns the name of the function that has this address.
 fn name(address: u64) -> &'static str {
     /// No function is longer.
-    const LONGEST: u64 = 256;
+    const LONGEST: u64 = 1024;
     let start = |function: fn(u64) -> u64| function as *const () as u64;
     let known = FUNCTIONS
         .iter()
