@@ -1,6 +1,6 @@
-//! Compiles the programs that run in guests. The payloads are compiled with the C compiler. The agent and the example of
-//! event-based branches are compiled with a separate cargo process, because they need another profile and other flags
-//! than this build: they must be small and statically linked.
+//! Compiles the programs that run in guests. The payloads are compiled with the C compiler. The agent is compiled with
+//! a separate cargo process, because it needs another profile and other flags than this build: it must be small and
+//! statically linked.
 
 use std::env;
 use std::fs;
@@ -23,7 +23,7 @@ fn main() {
     {
         println!("cargo::rerun-if-changed={input}");
     }
-    build_for_guest(target, Path::new(&out));
+    build_agent(target, Path::new(&out));
 }
 
 /// Compiles the x86-64 payloads. Those for RISC-V are constants in `src/payloads/riscv64.rs`.
@@ -58,14 +58,12 @@ fn compile_payloads(out: &str) {
     }
 }
 
-/// The programs that are compiled for the guest: package and name. The second is for x86-64 only.
-const PROGRAMS: [[&str; 2]; 2] = [["guest-agent", "agent"], ["tally-ebb", "ebb-sample"]];
-
-/// Builds the guest's programs in a target directory of their own, because the outer cargo has locked the usual one. All
-/// profiles have the same programs, so they share it. Their dependencies are also those of the crates that use this one,
-/// so they have been downloaded already.
-fn build_for_guest(target: &str, out: &Path) {
-    // Not position-independent, so that no relocations are needed at the start. `ebb-sample` follows frame pointers.
+/// Builds the agent in a target directory of its own, because the outer cargo has locked the usual one. All profiles
+/// have the same agent, so they share it. Its dependencies are also those of the crates that use this one, so they have been
+/// downloaded already.
+fn build_agent(target: &str, out: &Path) {
+    // Not position-independent, so that no relocations are needed at its start. `ebb-sample`, which is in it, follows frame
+    // pointers.
     let mut flags =
         "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static\x1f-Cforce-frame-pointers=yes".to_owned();
     // Of this build's flags, only the linker flavor is passed on.
@@ -75,11 +73,9 @@ fn build_for_guest(target: &str, out: &Path) {
     }
     let cargo = env::var("CARGO").expect("cargo sets CARGO");
     let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
-    let programs = if target.starts_with("x86_64") { &PROGRAMS[..] } else { &PROGRAMS[..1] };
     let directory = out.ancestors().find(is_target).unwrap_or(out).join("agent-target");
     let status = Command::new(&cargo)
-        .args(["build", "--quiet", "--offline", "--locked"])
-        .args(programs.iter().flat_map(|[package, program]| ["--package", package, "--bin", program]))
+        .args(["build", "--quiet", "--offline", "--locked", "--package", "guest-agent", "--bin", "agent"])
         .args(["--profile", "agent", "--target", target, "--target-dir"])
         .arg(&directory)
         .env("CARGO_ENCODED_RUSTFLAGS", flags)
@@ -87,12 +83,10 @@ fn build_for_guest(target: &str, out: &Path) {
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .status()
         .unwrap_or_else(|error| panic!("cannot run `{cargo}`: {error}"));
-    assert!(status.success(), "`{cargo}` could not build the guest's programs");
-    for [_, program] in programs {
-        let built = directory.join(target).join("agent").join(program);
-        fs::copy(&built, out.join(program))
-            .unwrap_or_else(|error| panic!("cannot copy {}: {error}", built.display()));
-    }
+    assert!(status.success(), "`{cargo}` could not build the guest's agent");
+    let built = directory.join(target).join("agent/agent");
+    fs::copy(&built, out.join("agent"))
+        .unwrap_or_else(|error| panic!("cannot copy {}: {error}", built.display()));
 }
 
 fn compile(name: &str, out: &str, arguments: &[&str]) {

@@ -79,8 +79,7 @@ pub fn guest_of(cache: &Cache, suite: Suite, own: &OwnPrograms, progress: &mut P
     let name = format!("guest-initrd-{}", release.label());
     let mut key = Key::new(&name).with(FRONT_RECIPE).with(stamp(&kernel.image)?);
     let files = [INIT.as_bytes(), NETWORK.as_bytes(), DECODE.as_bytes(), &*own.agent];
-    let ebb = own.ebb.iter().map(|(_, _, file)| *file);
-    for file in files.into_iter().chain(own.outb).chain(ebb).chain([own.known_loop]) {
+    for file in files.into_iter().chain(own.outb).chain(own.ebb_header).chain([own.known_loop]) {
         key = key.with(file);
     }
     let key = key.with(programs.file_name().unwrap_or_default().as_bytes());
@@ -114,8 +113,9 @@ fn front(own: &OwnPrograms, modules: &Path) -> Result<Vec<u8>> {
         archive.file("lib/tally/outb", 0o755, outb);
     }
     archive.file("lib/tally/loop", 0o755, own.known_loop);
-    for (path, mode, file) in own.ebb {
-        archive.file(path, *mode, file);
+    if let Some(header) = own.ebb_header {
+        archive.file("usr/include/tally-ebb.h", 0o644, header);
+        archive.link("usr/bin/ebb-sample", "/lib/tally/agent");
     }
     modules::add(&mut archive, modules)?;
     Ok(archive.finish())

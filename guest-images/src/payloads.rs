@@ -30,8 +30,8 @@ pub struct OwnPrograms {
     pub(crate) agent: Cow<'static, [u8]>,
     /// Writes to an I/O port, on architectures that have them.
     pub(crate) outb: Option<&'static [u8]>,
-    /// What a program needs for event-based branches, on architectures that have them: paths and files.
-    pub(crate) ebb: &'static [(&'static str, u32, &'static [u8])],
+    /// The header of event-based branches, on architectures that have them.
+    pub(crate) ebb_header: Option<&'static [u8]>,
     /// Executes [`LOOP_INSTRUCTIONS`].
     pub(crate) known_loop: &'static [u8],
 }
@@ -39,21 +39,16 @@ pub struct OwnPrograms {
 impl Default for OwnPrograms {
     /// Returns the programs for the architecture that this crate is compiled for.
     fn default() -> Self {
-        let (outb, ebb, known_loop) = (here::OUTB, here::EBB, here::LOOP);
-        Self { arch: Arch::default(), agent: AGENT.into(), outb, ebb, known_loop }
+        let (outb, ebb_header, known_loop) = (here::OUTB, here::EBB_HEADER, here::LOOP);
+        Self { arch: Arch::default(), agent: AGENT.into(), outb, ebb_header, known_loop }
     }
 }
 
 impl OwnPrograms {
-    /// Returns the example of event-based branches, which is in the default guest where these are.
-    pub fn ebb_sample(&self) -> Option<&'static [u8]> {
-        self.ebb.iter().find(|(path, ..)| path.ends_with("/ebb-sample")).map(|(_, _, program)| *program)
-    }
-
     /// Returns the programs for RISC-V, with an agent compiled for it. Works on any architecture.
     pub fn riscv64(agent: impl Into<Cow<'static, [u8]>>) -> Self {
-        let (outb, ebb, known_loop) = (riscv64::OUTB, riscv64::EBB, riscv64::LOOP);
-        Self { arch: Arch::Riscv64, agent: agent.into(), outb, ebb, known_loop }
+        let (outb, ebb_header, known_loop) = (riscv64::OUTB, riscv64::EBB_HEADER, riscv64::LOOP);
+        Self { arch: Arch::Riscv64, agent: agent.into(), outb, ebb_header, known_loop }
     }
 }
 

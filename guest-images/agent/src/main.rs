@@ -28,6 +28,10 @@ use crate::ports::Ports;
 use crate::session::End;
 
 fn main() -> ExitCode {
+    #[cfg(target_arch = "x86_64")]
+    if env::args().next().is_some_and(|name| name.ends_with("ebb-sample")) {
+        return tally_ebb::sample::main();
+    }
     if process::id() != 1 {
         eprintln!("agent: only init starts this, as the guest's first process");
         return ExitCode::FAILURE;

@@ -24,6 +24,7 @@ mod branches;
 mod counter;
 mod entry;
 mod error;
+pub mod sample;
 mod sampler;
 
 pub use branches::Branches;

@@ -3,7 +3,7 @@
 /// RISC-V has no I/O ports.
 pub const OUTB: Option<&[u8]> = None;
 /// There are no event-based branches.
-pub const EBB: &[(&str, u32, &[u8])] = &[];
+pub const EBB_HEADER: Option<&[u8]> = None;
 
 /// `loop` for Linux guests. It executes [`super::LOOP_INSTRUCTIONS`] and exits.
 pub const LOOP: &[u8] = &bytes::<_, { 4 * WORDS as usize }>(LOOP_WORDS);

@@ -66,11 +66,8 @@ pub const BARE_METAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/payload"
 
 /// `outb PORT VALUE` for Linux guests, because Debian's kernels for virtual machines have no `/dev/port`.
 pub const OUTB: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/outb")));
-/// Files of event-based branches: the header for C, and the example.
-pub const EBB: &[(&str, u32, &[u8])] = &[
-    ("usr/include/tally-ebb.h", 0o644, include_bytes!("../../ebb/include/tally-ebb.h")),
-    ("usr/bin/ebb-sample", 0o755, include_bytes!(concat!(env!("OUT_DIR"), "/ebb-sample"))),
-];
+/// The header of event-based branches, for C.
+pub const EBB_HEADER: Option<&[u8]> = Some(include_bytes!("../../ebb/include/tally-ebb.h"));
 
 /// `loop` for Linux guests. It executes [`super::LOOP_INSTRUCTIONS`] and exits.
 pub const LOOP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/loop"));

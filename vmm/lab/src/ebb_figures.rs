@@ -5,7 +5,7 @@
 use std::iter;
 use std::path::Path;
 
-use guest_images::payloads::OwnPrograms;
+use guest_images::payloads::AGENT;
 use guest_images::{Progress, Suite};
 
 use crate::board::{HostPmu, Processor};
@@ -30,11 +30,11 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
         _ => (&["amd", "amd-legacy"], HostPmu::default()),
     };
     let guests = pmus.iter().map(|pmu| format!("./tally run --pmu {pmu} -- ebb-sample --cost || exit"));
-    // On the host nobody serves a block, which is its second line.
+    // It is a name of the agent's. On the host nobody serves a block, which is its second line.
     let script: Vec<String> = iter::once("./ebb-sample --cost".to_owned()).chain(guests).collect();
     let outcome = Scenario::new(script.join("\n"))
         .pmu(host)
-        .program(OwnPrograms::default().ebb_sample().unwrap_or_default(), "ebb-sample")
+        .program(AGENT, "ebb-sample")
         .file(tally, "tally")
         .guest_with(Suite::default(), &[], progress)?
         .run(progress)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use tally_ebb::{Attr, Branch, Branches, Error, Event};
+use crate::{Attr, Branch, Branches, Error, Event};
 
 const PERIOD: u64 = 100_000;
 const LOOPS: u64 = 5_000_000;

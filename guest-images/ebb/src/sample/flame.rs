@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 
-use tally_ebb::{Error, Event, Sampler};
+use crate::{Error, Event, Sampler};
 
 const PERIOD: u64 = 100_000;
 
