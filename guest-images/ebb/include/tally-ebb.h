@@ -143,18 +143,13 @@ _Static_assert(offsetof(struct tally_ebb_page, state_size) == 344, "their size")
 
 /* This program has had a block. */
 static volatile int tally_ebb_begun;
+/* The thread's block. A child process finds it empty. */
+static __thread struct tally_ebb_page *tally_ebb_mine;
 
 struct tally_ebb_page *tally_ebb_page(void)
 {
-    uint64_t base = 0, thread = 0;
-    struct tally_ebb_page *page;
-    if (!tally_ebb_begun)
-        return NULL;
-    if (syscall(SYS_arch_prctl, ARCH_GET_GS, &base) != 0 || syscall(SYS_arch_prctl, ARCH_GET_FS, &thread) != 0)
-        return NULL;
-    /* A thread inherits GS from the one that has made it, and not its block. */
-    page = (struct tally_ebb_page *)base;
-    return page && page->address == base && page->thread == thread ? page : NULL;
+    struct tally_ebb_page *page = tally_ebb_mine;
+    return page && page->address == (uint64_t)page ? page : NULL;
 }
 
 static void tally_ebb_call(struct tally_ebb_page *page, const struct tally_ebb_branch *branch)
@@ -244,6 +239,7 @@ int tally_ebb_begin(tally_ebb_handler *handler, void *argument)
     tally_ebb_begun = 1;
     if (syscall(SYS_arch_prctl, ARCH_SET_GS, page) != 0)
         goto failed;
+    tally_ebb_mine = page;
     return 0;
 failed:
     eax = errno;
@@ -261,6 +257,7 @@ void tally_ebb_end(void)
             close(page->events[slot]);
     tally_ebb_disable();
     syscall(SYS_arch_prctl, ARCH_SET_GS, 0);
+    tally_ebb_mine = NULL;
     munmap(page, sizeof(*page));
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use guest_images::{Arch, Progress};
 
-use crate::bench::{Programs, Row};
+use crate::bench::{Programs, Row, Workload};
 use crate::board::Processor;
 use crate::error::{Error, Result};
 use crate::scenario::{Scenario, Streams};
@@ -83,6 +83,9 @@ pub fn measure(
 ) -> Result<String> {
     if let Some(row) = rows.iter().find(|row| !row.measure.samples()) {
         return Err(Error::NoSamples(row.measure));
+    }
+    if arch == Arch::Riscv64 && rows.iter().any(|row| row.workload != Workload::Loop) {
+        return Err(Error::NotProfiled("on the RISC-V host the workload is `loop`".to_owned()));
     }
     let host = host::of(arch);
     let symbols = host.symbols(progress)?;
@@ -240,7 +243,7 @@ fn part(side: Side, function: &Function) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Length, Workload};
+    use crate::bench::Length;
 
     const SYMBOLS: &str = "\
         1000 T asm_exc_nmi\n2000 T entry_SYSCALL_64\n3000 T perf_event_overflow\n4000 T memcpy\n\
