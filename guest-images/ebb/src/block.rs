@@ -79,7 +79,7 @@ impl Mapped {
             unsafe { block.as_ref() }.magic.load(Relaxed) == MAGIC
         });
         // A thread inherits GS from the one that has made it, if that has a block.
-        if has_block || base_of_gs()? != 0 && !BEGUN.load(Relaxed) {
+        if has_block || base_of(ARCH_GET_GS)? != 0 && !BEGUN.load(Relaxed) {
             return Err(Error::Refused("the thread has branches already, or uses GS for something else"));
         }
         let size = size_of::<Page>();
@@ -100,7 +100,7 @@ impl Mapped {
         unsafe { libc::mlock(page.as_ptr().cast(), size) };
         let block = this.page();
         block.address.store(page.as_ptr().addr() as u64, Relaxed);
-        block.thread.store(thread_base()?, Relaxed);
+        block.thread.store(base_of(ARCH_GET_FS)?, Relaxed);
         block.handler.store(entry, Relaxed);
         for (word, value) in block.state.iter().zip(state) {
             word.store(value, Relaxed);
@@ -191,24 +191,16 @@ impl Page {
     }
 }
 
-/// Returns the calling thread's base address of FS.
-fn thread_base() -> Result<u64, Error> {
-    const ARCH_GET_FS: i32 = 0x1003;
-    let mut base = 0_u64;
-    // SAFETY: the kernel writes 64 bits to `base`.
-    match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_FS, &raw mut base) } {
-        0 => Ok(base),
-        _ => Err(Error::last("find the thread's base of FS")),
-    }
-}
+/// Codes of `arch_prctl` that return the calling thread's base address of FS and of GS.
+const ARCH_GET_FS: i32 = 0x1003;
+const ARCH_GET_GS: i32 = 0x1004;
 
-fn base_of_gs() -> Result<u64, Error> {
-    const ARCH_GET_GS: i32 = 0x1004;
+fn base_of(register: i32) -> Result<u64, Error> {
     let mut base = 0_u64;
-    // SAFETY: the kernel writes 64 bits to `base`.
-    match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_GS, &raw mut base) } {
+    // SAFETY: with these codes, the kernel writes 64 bits to `base`.
+    match unsafe { libc::syscall(libc::SYS_arch_prctl, register, &raw mut base) } {
         0 => Ok(base),
-        _ => Err(Error::last("find the thread's base of GS")),
+        _ => Err(Error::last("find the thread's base of FS and GS")),
     }
 }
 
