@@ -11,9 +11,13 @@ mod code;
 #[cfg(target_arch = "x86_64")]
 mod counting;
 #[cfg(target_arch = "x86_64")]
+mod event;
+#[cfg(target_arch = "x86_64")]
 mod masking;
 #[cfg(target_arch = "x86_64")]
 mod others;
+#[cfg(target_arch = "x86_64")]
+mod otherwise;
 #[cfg(target_arch = "x86_64")]
 mod promise;
 #[cfg(target_arch = "x86_64")]

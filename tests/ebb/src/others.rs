@@ -1,10 +1,11 @@
 //! Events of others on the same counters, and what event-based branches do not have.
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use tally_ebb::{Error, Event, check};
 
 use crate::code::spin;
+use crate::event;
 use crate::promise::{Failure, Seen, Verdict, equal, holds};
 
 static SEEN: Seen = Seen::nothing();
@@ -69,14 +70,7 @@ fn take_all_counters(task: i32, cpu: i32, pinned: bool) -> Result<Vec<OwnedFd>, 
     attr.set_disabled(0);
     attr.set_exclusive(0);
     attr.set_pinned(pinned.into());
-    let open = |_| {
-        // SAFETY: `attr` is a valid description of its own size.
-        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, task, cpu, -1, 0) };
-        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(std::io::Error::last_os_error)?;
-        // SAFETY: the kernel has just returned this file.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    (0..12).map(open).collect()
+    (0..12).map(|_| event::open(&attr, task, cpu)).collect()
 }
 
 /// The event counts beside events of this kind: it is pinned, and they are not.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tally_ebb::{Branch, Branches, Counter, Error, Event, Handler};
 
-use crate::{counting, masking, others, tasks};
+use crate::{counting, masking, others, otherwise, tasks};
 
 /// What a check has measured, or what was wrong.
 pub type Verdict = Result<String, Failure>;
@@ -53,6 +53,10 @@ const PROMISES: &[Promise] = &[
     ("pinned-cpu-event", others::pinned_cpu_event),
     ("pinned-task-event", others::pinned_task_event),
     ("invalid-handlers", masking::invalid_handlers),
+    ("inherited", otherwise::inherited),
+    ("for-a-cpu", otherwise::for_a_cpu),
+    ("sampled", otherwise::sampled),
+    ("with-the-kernel", otherwise::with_the_kernel),
 ];
 
 /// Runs the program.

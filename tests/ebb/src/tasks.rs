@@ -1,7 +1,7 @@
 //! Other tasks: on the same CPU, children, and threads.
 
 use std::io::{Read, Write, pipe};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
@@ -11,6 +11,7 @@ use tally_ebb::{Event, check};
 
 use crate::code::spin;
 use crate::counting::whole;
+use crate::event::{self, DISABLE, ENABLE, request};
 use crate::promise::{Failure, Seen, Verdict, equal, holds, number};
 
 static SEEN: Seen = Seen::nothing();
@@ -70,9 +71,9 @@ pub fn threads() -> Verdict {
     let _wanted = branches.want(Event::INSTRUCTIONS, 10_000)?;
     thread::spawn(|| {
         let event = open_for(0)?;
-        request(&event, ENABLE)?;
+        request(&event, ENABLE, 0)?;
         spin(100_000);
-        request(&event, DISABLE)
+        request(&event, DISABLE, 0)
     })
     .join()
     .map_err(|_| Failure("a thread has panicked".into()))??;
@@ -122,7 +123,7 @@ pub fn child_that_asked() -> Verdict {
     })?;
     done.0.read_exact(&mut [0])?;
     let event = open_for(child.0)?;
-    request(&event, ENABLE)?;
+    request(&event, ENABLE, 0)?;
     go.1.write_all(&[0])?;
     equal("status of the child", child.wait()?, 0)?;
     Ok("branched".into())
@@ -140,7 +141,7 @@ pub fn child_that_did_not() -> Verdict {
         end(waited.map_err(Failure::from).and_then(|()| equal("branches", SEEN.branches(), 0)));
     })?;
     let event = open_for(child.0)?;
-    request(&event, ENABLE)?;
+    request(&event, ENABLE, 0)?;
     go.1.write_all(&[0])?;
     equal("status of the child", child.wait()?, 0)?;
     equal("branches", SEEN.branches(), 0)?;
@@ -157,9 +158,9 @@ pub fn fork() -> Verdict {
         let before = SEEN.branches();
         spin(100_000);
         let event = open_for(0).and_then(|event| {
-            request(&event, ENABLE)?;
+            request(&event, ENABLE, 0)?;
             spin(100_000);
-            request(&event, DISABLE)
+            request(&event, DISABLE, 0)
         });
         end(event.and_then(|()| equal("branches of the child", SEEN.branches(), before)));
     })?;
@@ -182,33 +183,18 @@ pub fn exec() -> Verdict {
     branches.enable();
     let _wanted = branches.want(Event::INSTRUCTIONS, 10_000)?;
     let event = open_for(0)?;
-    request(&event, ENABLE)?;
+    request(&event, ENABLE, 0)?;
     spin(100_000);
     holds("there were branches", SEEN.branches() >= 20)?;
     let error = Command::new(std::env::current_exe()?).args(["exec", "1"]).exec();
     Err(error.into())
 }
 
-const ENABLE: u64 = 0x2400;
-const DISABLE: u64 = 0x2401;
-
 /// Opens the event of instructions with the flag for a task.
 fn open_for(task: i32) -> Result<OwnedFd, Failure> {
     let attr = Event::INSTRUCTIONS.attr();
     check(&attr, task, -1, true)?;
-    // SAFETY: `attr` is a valid description of its own size.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, task, -1, -1, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(std::io::Error::last_os_error)?;
-    // SAFETY: the kernel has just returned this file.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn request(event: &OwnedFd, request: u64) -> Result<(), Failure> {
-    // SAFETY: the request takes no argument.
-    match unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error().into()),
-    }
+    event::open(&attr, task, -1)
 }
 
 pub fn yield_now() {
@@ -260,7 +246,7 @@ impl Drop for Child {
 }
 
 /// Ends a child with the status of what it has checked.
-fn end(checked: Result<(), Failure>) {
+pub fn end(checked: Result<(), Failure>) {
     let status = match checked {
         Ok(()) => 0,
         Err(Failure(why)) => {

@@ -146,6 +146,10 @@ promises! {
     they_stay_out_if_pinned_events_of_the_cpu_are_there: "pinned-cpu-event",
     they_stay_out_if_pinned_events_of_the_task_are_there: "pinned-task-event",
     an_address_of_the_kernel_is_no_handler: "invalid-handlers",
+    only_threads_that_asked_are_branched_for_an_inherited_event: "inherited",
+    only_threads_that_asked_are_branched_for_an_event_of_the_cpu: "for-a-cpu",
+    the_kernel_may_sample_the_event_as_well: "sampled",
+    the_kernel_is_not_counted: "with-the-kernel",
 }
 
 fn every_promise_has_its_test() {
@@ -190,7 +194,7 @@ fn the_example_prints_its_own_flame_graph() {
     assert!(text.find("collatz") < text.find("steps"), "{text}");
 }
 
-/// Takes two minutes of a core.
+/// Takes seven minutes of a core.
 fn none_of_a_million_branches_is_lost() {
     let path = program(PROGRAM);
     let bytes = fs::read(&path).expect("it has been built");

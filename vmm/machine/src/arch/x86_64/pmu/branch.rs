@@ -22,6 +22,8 @@ const KERNEL_GS_BASE: u32 = 0xc000_0102;
 #[derive(Debug, Default)]
 pub struct StoredRegisters {
     are_stored: bool,
+    /// An event log wants the general registers at each exit.
+    are_logged: bool,
     /// Address of the last block that was found.
     last_block: u64,
 }
@@ -33,11 +35,14 @@ impl StoredRegisters {
             return;
         }
         if stored {
+            self.are_logged = fd.get_kvm_run().kvm_valid_regs & SyncReg::Register as u64 != 0;
             fd.set_sync_valid_reg(SyncReg::Register);
             fd.set_sync_valid_reg(SyncReg::SystemRegister);
         } else {
-            // An event log may want the other registers still.
             fd.clear_sync_valid_reg(SyncReg::SystemRegister);
+            if !self.are_logged {
+                fd.clear_sync_valid_reg(SyncReg::Register);
+            }
         }
     }
 

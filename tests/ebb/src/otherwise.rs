@@ -1,0 +1,122 @@
+//! Events that were opened otherwise than they should be: the kernel does not know the flag, so it refuses none of them.
+
+use std::os::fd::OwnedFd;
+
+use tally_ebb::{Attr, Branches, Event, Wanted};
+
+use crate::code::spin;
+use crate::event::{self, DISABLE, ENABLE, REFRESH, count, request};
+use crate::promise::{Failure, Seen, Verdict, equal, holds};
+use crate::tasks::{Child, end, yield_now};
+
+static SEEN: Seen = Seen::nothing();
+const PERIOD: u64 = 10_000;
+/// Rounds of a loop that takes 20 periods.
+const TWENTY: u64 = 10 * PERIOD;
+
+/// Gives the calling thread branches.
+fn branched() -> Result<Branches, Failure> {
+    let branches = SEEN.branched()?;
+    branches.enable();
+    Ok(branches)
+}
+
+/// Opens an event for a task or a CPU, with a change.
+fn open(change: impl FnOnce(&mut Attr), task: i32, cpu: i32) -> Result<OwnedFd, Failure> {
+    let mut attr = Event::INSTRUCTIONS.attr();
+    change(&mut attr);
+    event::open(&attr, task, cpu)
+}
+
+/// Counts twenty periods, and checks that there was a branch for each.
+fn twenty_branches(branches: &Branches, wanted: &Wanted) -> Result<(), Failure> {
+    let before = [SEEN.branches(), wanted.overflows()];
+    spin(TWENTY);
+    let taken = SEEN.branches() + u64::from(branches.is_pending()) - before[0];
+    equal("branches", taken, wanted.overflows() - before[1])?;
+    holds("there were branches", taken >= 20)
+}
+
+/// Runs a child that has not asked for branches, and checks that there were none for it.
+fn child_that_did_not_ask() -> Result<(), Failure> {
+    let child = Child::spawn(|| {
+        let before = SEEN.branches();
+        spin(TWENTY);
+        end(equal("branches of a child that has not asked", SEEN.branches(), before));
+    })?;
+    equal("its status", child.wait()?, 0)
+}
+
+/// A child has the event, too: it is branched if it asks for that.
+pub fn inherited() -> Verdict {
+    let branches = branched()?;
+    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let event = open(|attr| attr.set_inherit(1), 0, -1)?;
+    request(&event, ENABLE, 0)?;
+    twenty_branches(&branches, &wanted)?;
+    child_that_did_not_ask()?;
+    let child = Child::spawn(|| {
+        end((|| {
+            let branches = branched()?;
+            let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+            // A counter that runs without branches is looked at when the kernel starts it anew.
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            twenty_branches(&branches, &wanted)
+        })());
+    })?;
+    equal("status of a child that has asked", child.wait()?, 0)?;
+    request(&event, DISABLE, 0)?;
+    request(&event, ENABLE, 0)?;
+    twenty_branches(&branches, &wanted)?;
+    Ok("branched where it was asked for".into())
+}
+
+/// An event of the CPU counts all threads, of which the one that asks is branched.
+pub fn for_a_cpu() -> Verdict {
+    let branches = branched()?;
+    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let event = open(|_| {}, -1, 0)?;
+    request(&event, ENABLE, 0)?;
+    twenty_branches(&branches, &wanted)?;
+    child_that_did_not_ask()?;
+    request(&event, DISABLE, 0)?;
+    request(&event, ENABLE, 0)?;
+    twenty_branches(&branches, &wanted)?;
+    Ok("branched where it was asked for".into())
+}
+
+/// The kernel samples the event, beside the branches: after as many samples as were asked for it disables the event.
+pub fn sampled() -> Verdict {
+    const SAMPLES: i32 = 3;
+    const SAMPLES_APART: u64 = 50_021;
+    let branches = branched()?;
+    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let event = open(|attr| attr.__bindgen_anon_1.sample_period = SAMPLES_APART, 0, -1)?;
+    request(&event, REFRESH, SAMPLES)?;
+    spin(TWENTY);
+    let counted = count(&event)?;
+    equal("count in periods of the kernel", counted / SAMPLES_APART, SAMPLES.cast_unsigned().into())?;
+    equal("count", counted, wanted.overflows() * PERIOD + PERIOD - wanted.left())?;
+    equal("branches", SEEN.branches() + u64::from(branches.is_pending()), wanted.overflows())?;
+    Ok(format!("{SAMPLES} samples, {} branches", SEEN.branches()))
+}
+
+/// What the program does in the kernel is not counted, even for an event that does not exclude it.
+pub fn with_the_kernel() -> Verdict {
+    let branches = branched()?;
+    let mut counts = [0; 2];
+    for (counted, excluded) in counts.iter_mut().zip([1, 0]) {
+        let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+        let event = open(|attr| attr.set_exclude_kernel(excluded), 0, -1)?;
+        request(&event, ENABLE, 0)?;
+        for _ in 0..100 {
+            spin(PERIOD);
+            yield_now();
+        }
+        request(&event, DISABLE, 0)?;
+        *counted = count(&event)?;
+        equal("count", *counted, wanted.overflows() * PERIOD + PERIOD - wanted.left())?;
+    }
+    equal("count with the kernel", counts[1], counts[0])?;
+    Ok(format!("{} instructions", counts[0]))
+}
