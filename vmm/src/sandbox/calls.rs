@@ -7,7 +7,7 @@ use crate::arch::calls as arch;
 /// Returns the list of a kind of thread.
 pub fn of(thread: Thread) -> Calls {
     let mut calls = Calls::default();
-    // First, because a vCPU's thread makes them most often, and conditions are tried in their order.
+    // First, because conditions are tried in their order.
     if thread == Thread::Vcpu {
         runs_a_vcpu(&mut calls);
     }
@@ -139,6 +139,7 @@ const PERF_REQUESTS: [u16; 6] = [0x2400, 0x2401, 0x2402, 0x2403, 0x2404, 0x2407]
 /// Running a vCPU, with counters of the thread's own.
 fn runs_a_vcpu(calls: &mut Calls) {
     const THIS_THREAD: u32 = 0;
+    calls.allow_first(arch::OFTEN);
     calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
     requests(calls, &PERF_REQUESTS);
     requests(calls, arch::VCPU);

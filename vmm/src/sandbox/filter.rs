@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
+    TargetArch, apply_filter, sock_filter,
 };
 
 use super::Mode;
+use crate::arch::calls::AUDIT_ARCH;
 
 /// A filter cannot be made or installed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -58,6 +59,8 @@ pub struct Calls {
     allowed: BTreeMap<i64, Vec<Vec<Argument>>>,
     /// Calls for which the thread is told that this kernel does not have them.
     denied: Vec<i64>,
+    /// Requests of `ioctl` that are allowed before the rest of the list is gone through.
+    first: &'static [u32],
 }
 
 impl Calls {
@@ -77,6 +80,12 @@ impl Calls {
         if is_new || !conditions.is_empty() {
             conditions.push(arguments.to_vec());
         }
+    }
+
+    /// Allows the requests of `ioctl` that the thread makes most often. A kernel without a compiler for filters interprets
+    /// them, and then each comparison counts.
+    pub fn allow_first(&mut self, requests: &'static [u32]) {
+        self.first = requests;
     }
 
     /// Makes this kernel seem not to have a system call, so that the C library uses an older one.
@@ -122,8 +131,37 @@ impl Calls {
         let rules: BTreeMap<i64, Vec<SeccompRule>> =
             rules.collect::<Result<_, seccompiler::BackendError>>()?;
         let filter = SeccompFilter::new(rules, otherwise, SeccompAction::Allow, TargetArch::try_from(ARCH)?)?;
-        Ok(filter.try_into()?)
+        let list: BpfProgram = filter.try_into()?;
+        Ok(if self.first.is_empty() { list } else { [requests_that_come_first(self.first), list].concat() })
     }
+}
+
+/// Returns the beginning of a program: it allows these requests, and goes on behind itself with everything else.
+fn requests_that_come_first(requests: &[u32]) -> BpfProgram {
+    /// Offsets of `struct seccomp_data`: the lower halves of the call's second argument, of its number, and what
+    /// architecture's number that is.
+    const REQUEST: u32 = 24;
+    const NUMBER: u32 = 0;
+    const ARCHITECTURE: u32 = 4;
+    let load = |offset| bpf(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, [0, 0]);
+    let if_equal =
+        |value, then, otherwise| bpf(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, [then, otherwise]);
+    let number = u8::try_from(requests.len()).expect("a handful");
+    let mut program = vec![
+        load(ARCHITECTURE),
+        if_equal(AUDIT_ARCH, 0, number + 5),
+        load(NUMBER),
+        if_equal(u32::try_from(libc::SYS_ioctl).expect("a small number"), 0, number + 3),
+        load(REQUEST),
+    ];
+    program.extend((0..).zip(requests).map(|(before, request)| if_equal(*request, number - before, 0)));
+    program.push(bpf(libc::BPF_JMP | libc::BPF_JA, 1, [0, 0]));
+    program.push(bpf(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, [0, 0]));
+    program
+}
+
+fn bpf(code: u32, k: u32, [jt, jf]: [u8; 2]) -> sock_filter {
+    sock_filter { code: u16::try_from(code).expect("codes have 16 bits"), jt, jf, k }
 }
 
 impl Argument {
@@ -160,5 +198,62 @@ impl Filters {
             apply_filter(denied)?;
         }
         Ok(apply_filter(&self.allowed)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a program for a system call as the kernel would. Returns the action, and the number of its instructions.
+    fn decide(program: &[sock_filter], data: [u32; 16]) -> (u32, usize) {
+        let (mut at, mut value) = (0, 0);
+        for taken in 1.. {
+            let sock_filter { code, jt, jf, k } = program[at];
+            let jump = |met| usize::from(if met { jt } else { jf });
+            at += 1 + match u32::from(code) {
+                0x20 => {
+                    value = data[k as usize / 4];
+                    0
+                }
+                0x54 => {
+                    value &= k;
+                    0
+                }
+                0x05 => k as usize,
+                0x15 => jump(value == k),
+                0x06 => return (k, taken),
+                code => panic!("unknown code {code:#x}"),
+            };
+        }
+        unreachable!()
+    }
+
+    fn ioctl(request: u32) -> [u32; 16] {
+        let mut data = [0; 16];
+        [data[0], data[1], data[6]] = [u32::try_from(libc::SYS_ioctl).unwrap(), AUDIT_ARCH, request];
+        data
+    }
+
+    #[test]
+    fn a_request_that_comes_first_takes_few_instructions_and_changes_nothing_else() {
+        let mut calls = Calls::default();
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Request(9) }]);
+        calls.allow_if(libc::SYS_mmap, &[Argument { number: 2, is: Is::Without(4) }]);
+        let plain = calls.compile(Mode::On).unwrap().allowed;
+        calls.allow_first(&[3, 5, 7]);
+        let program = calls.compile(Mode::On).unwrap().allowed;
+        for (request, taken) in [(3, 7), (5, 8), (7, 9)] {
+            assert_eq!(decide(&program, ioctl(request)), (libc::SECCOMP_RET_ALLOW, taken));
+            assert_eq!(decide(&plain, ioctl(request)).0, libc::SECCOMP_RET_TRAP);
+        }
+        let other_architecture = ioctl(3).map(|word| if word == AUDIT_ARCH { 1 } else { word });
+        let mut other_call = ioctl(3);
+        other_call[0] += 1;
+        let mut upper_half = ioctl(9);
+        upper_half[6] |= 1 << 16;
+        for data in [ioctl(9), ioctl(8), upper_half, other_architecture, other_call] {
+            assert_eq!(decide(&program, data).0, decide(&plain, data).0, "{data:x?}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! System calls and `ioctl` requests of RISC-V hosts, for the sandbox.
 
+/// What the kernel calls this architecture (`linux/audit.h`).
+pub const AUDIT_ARCH: u32 = 0xc000_00f3;
 /// `KVM_RUN`.
 pub const KVM_RUN: u32 = 0xae80;
 /// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`).
@@ -9,6 +11,16 @@ pub const VCPU: &[u16] = &[
     0xae86, // KVM_INTERRUPT
     0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
     0xaee2, // KVM_GET_DEVICE_ATTR
+];
+/// What a vCPU's thread asks most often, at exits and overflows.
+pub const OFTEN: &[u32] = &[
+    KVM_RUN,
+    0x4010_aeab, // KVM_GET_ONE_REG
+    0x4010_aeac, // KVM_SET_ONE_REG
+    0x4018_aee1, // KVM_SET_DEVICE_ATTR
+    0x4018_aee2, // KVM_GET_DEVICE_ATTR
+    0x2402,      // PERF_EVENT_IOC_REFRESH
+    0x4008_2404, // PERF_EVENT_IOC_PERIOD
 ];
 /// What a vCPU's thread also reads when the machine is saved.
 pub const SAVE_VCPU: &[u16] = &[

@@ -1,5 +1,7 @@
 //! System calls and `ioctl` requests of x86-64 hosts, for the sandbox.
 
+/// What the kernel calls this architecture (`linux/audit.h`).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
 /// `KVM_RUN`.
 pub const KVM_RUN: u32 = 0xae80;
 /// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`): reading registers and the local APIC, setting
@@ -14,6 +16,12 @@ pub const VCPU: &[u16] = &[
     0xae8e, // KVM_GET_LAPIC
     0xaea5, // KVM_SIGNAL_MSI
     0xaead, // KVM_KVMCLOCK_CTRL
+];
+/// What a vCPU's thread asks most often, at exits and overflows.
+pub const OFTEN: &[u32] = &[
+    KVM_RUN,
+    0x2402,      // PERF_EVENT_IOC_REFRESH
+    0x4008_2404, // PERF_EVENT_IOC_PERIOD
 ];
 /// What a vCPU's thread also reads when the machine is saved.
 pub const SAVE_VCPU: &[u16] = &[
