@@ -31,7 +31,8 @@ struct Arguments {
     #[arg(value_name = "TARGET", value_parser = chosen)]
     targets: Vec<&'static Target>,
     /// Time for each target
-    #[arg(long, value_name = "N", default_value = "1")]
+    // To libFuzzer, 0 means without end.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
     /// Number of targets that run at a time; default: as many as this machine has cores
     #[arg(long, value_name = "N")]
