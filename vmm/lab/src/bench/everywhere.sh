@@ -55,8 +55,11 @@ mediated() {
     load_kvm && return $status
 }
 
+# The module is still in use for a moment after the last guest has ended.
 load_kvm() {
-    rmmod kvm_amd && insmod /lib/modules/kvm_amd.ko "$@"
+    tries=0
+    until rmmod kvm_amd 2>/dev/null || [ $((tries += 1)) -gt 50 ]; do sleep 0.05; done
+    [ $tries -le 50 ] && insmod /lib/modules/kvm_amd.ko "$@"
 }
 
 # Prints all results. This is done last, as the time that output takes depends on its reader. It is done with dd, as cat
