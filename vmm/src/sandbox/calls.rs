@@ -136,10 +136,15 @@ fn perf_event_open(calls: &mut Calls, thread: Option<u32>) {
 /// Requests to perf events (`linux/perf_event.h`): ENABLE, DISABLE, REFRESH, RESET, PERIOD, ID.
 const PERF_REQUESTS: [u16; 6] = [0x2400, 0x2401, 0x2402, 0x2403, 0x2404, 0x2407];
 
+/// Of these, what is asked at overflows: REFRESH, PERIOD.
+const PERF_AT_OVERFLOWS: [u32; 2] = [0x2402, 0x4008_2404];
+
 /// Running a vCPU, with counters of the thread's own.
 fn runs_a_vcpu(calls: &mut Calls) {
     const THIS_THREAD: u32 = 0;
-    calls.allow_first(arch::OFTEN);
+    calls.try_first(&[arch::KVM_RUN]);
+    calls.try_first(arch::AT_OVERFLOWS);
+    calls.try_first(&PERF_AT_OVERFLOWS);
     calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
     requests(calls, &PERF_REQUESTS);
     requests(calls, arch::VCPU);

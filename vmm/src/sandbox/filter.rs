@@ -60,7 +60,7 @@ pub struct Calls {
     /// Calls for which the thread is told that this kernel does not have them.
     denied: Vec<i64>,
     /// Requests of `ioctl` that are allowed before the rest of the list is gone through.
-    first: &'static [u32],
+    first: Vec<u32>,
 }
 
 impl Calls {
@@ -82,10 +82,10 @@ impl Calls {
         }
     }
 
-    /// Allows the requests of `ioctl` that the thread makes most often. A kernel without a compiler for filters interprets
-    /// them, and then each comparison counts.
-    pub fn allow_first(&mut self, requests: &'static [u32]) {
-        self.first = requests;
+    /// Lets the filter begin with requests of `ioctl` that the thread makes most often, and that the list allows anyway. A
+    /// kernel without a compiler for filters interprets them, and then each comparison counts.
+    pub fn try_first(&mut self, requests: &[u32]) {
+        self.first.extend(requests);
     }
 
     /// Makes this kernel seem not to have a system call, so that the C library uses an older one.
@@ -132,7 +132,7 @@ impl Calls {
             rules.collect::<Result<_, seccompiler::BackendError>>()?;
         let filter = SeccompFilter::new(rules, otherwise, SeccompAction::Allow, TargetArch::try_from(ARCH)?)?;
         let list: BpfProgram = filter.try_into()?;
-        Ok(if self.first.is_empty() { list } else { [requests_that_come_first(self.first), list].concat() })
+        Ok(if self.first.is_empty() { list } else { [requests_that_come_first(&self.first), list].concat() })
     }
 }
 
@@ -229,6 +229,17 @@ mod tests {
         unreachable!()
     }
 
+    #[test]
+    fn what_a_vcpus_thread_asks_most_often_is_what_its_list_allows() {
+        let mut calls = crate::sandbox::calls::of(crate::sandbox::Thread::Vcpu);
+        let first = std::mem::take(&mut calls.first);
+        let list = calls.compile(Mode::On).unwrap().allowed;
+        assert!(!first.is_empty());
+        for request in first {
+            assert_eq!(decide(&list, ioctl(request)).0, libc::SECCOMP_RET_ALLOW, "{request:#x}");
+        }
+    }
+
     fn ioctl(request: u32) -> [u32; 16] {
         let mut data = [0; 16];
         [data[0], data[1], data[6]] = [u32::try_from(libc::SYS_ioctl).unwrap(), AUDIT_ARCH, request];
@@ -241,7 +252,7 @@ mod tests {
         calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Request(9) }]);
         calls.allow_if(libc::SYS_mmap, &[Argument { number: 2, is: Is::Without(4) }]);
         let plain = calls.compile(Mode::On).unwrap().allowed;
-        calls.allow_first(&[3, 5, 7]);
+        calls.try_first(&[3, 5, 7]);
         let program = calls.compile(Mode::On).unwrap().allowed;
         for (request, taken) in [(3, 7), (5, 8), (7, 9)] {
             assert_eq!(decide(&program, ioctl(request)), (libc::SECCOMP_RET_ALLOW, taken));

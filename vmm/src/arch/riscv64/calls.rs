@@ -12,15 +12,12 @@ pub const VCPU: &[u16] = &[
     0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
     0xaee2, // KVM_GET_DEVICE_ATTR
 ];
-/// What a vCPU's thread asks most often, at exits and overflows.
-pub const OFTEN: &[u32] = &[
-    KVM_RUN,
+/// Of these, what is asked at overflows, to interrupt the guest.
+pub const AT_OVERFLOWS: &[u32] = &[
     0x4010_aeab, // KVM_GET_ONE_REG
     0x4010_aeac, // KVM_SET_ONE_REG
     0x4018_aee1, // KVM_SET_DEVICE_ATTR
     0x4018_aee2, // KVM_GET_DEVICE_ATTR
-    0x2402,      // PERF_EVENT_IOC_REFRESH
-    0x4008_2404, // PERF_EVENT_IOC_PERIOD
 ];
 /// What a vCPU's thread also reads when the machine is saved.
 pub const SAVE_VCPU: &[u16] = &[

@@ -17,12 +17,8 @@ pub const VCPU: &[u16] = &[
     0xaea5, // KVM_SIGNAL_MSI
     0xaead, // KVM_KVMCLOCK_CTRL
 ];
-/// What a vCPU's thread asks most often, at exits and overflows.
-pub const OFTEN: &[u32] = &[
-    KVM_RUN,
-    0x2402,      // PERF_EVENT_IOC_REFRESH
-    0x4008_2404, // PERF_EVENT_IOC_PERIOD
-];
+/// Of these, what is asked at overflows: none, as the interrupt is in `struct kvm_run`.
+pub const AT_OVERFLOWS: &[u32] = &[];
 /// What a vCPU's thread also reads when the machine is saved.
 pub const SAVE_VCPU: &[u16] = &[
     0xae98, // KVM_GET_MP_STATE
