@@ -7,8 +7,8 @@ use guest_images::Progress;
 
 use crate::machine::{Machine, Received};
 
-/// Timeout of the request where a script hangs, in real time.
-const WHERE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time in which the host answers where a script hangs, unless this machine gives the simulator hardly any of its time.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Timeout of the simulated host's boot, in real time. It is long enough for a machine that is busy with other work
 /// too.
 pub const BOOT_LIMIT: Duration = Duration::from_mins(2);
@@ -95,17 +95,64 @@ pub fn watch(mut machine: Machine, limit: Duration, waiting: &WaitDisplay) -> En
     }
 }
 
-/// Asks the host's init, or else QEMU's monitor, where the script hangs.
+/// Asks the host's init, or else the simulator's monitor, where the script hangs.
 fn place(machine: &mut Machine) -> Place {
     machine.send("where");
-    let deadline = Instant::now() + WHERE_TIMEOUT;
     let mut text = String::new();
-    while let Received::Line(line) = machine.next_line(deadline.saturating_duration_since(Instant::now())) {
-        if line == "end" {
-            return Place::Processes(text);
+    let mut patience = Patience::new(machine.processor_time());
+    loop {
+        match machine.next_line(ANSWER_TIME) {
+            Received::Line(line) if line == "end" => return Place::Processes(text),
+            Received::Line(line) => {
+                text.push_str(&line);
+                text.push('\n');
+            }
+            Received::Timeout if patience.lasts(machine.processor_time()) => {}
+            Received::Timeout | Received::End => break,
         }
-        text.push_str(&line);
-        text.push('\n');
     }
     machine.instruction_pointer().map_or(Place::Unknown, Place::Address)
+}
+
+/// How long a host's answer is waited for, in intervals of [`ANSWER_TIME`]. What counts is the time for which the
+/// simulator has run: on a busy machine that can be a small part of the time that passes.
+struct Patience {
+    begin: Duration,
+    last: Duration,
+}
+
+impl Patience {
+    /// Begins when the simulator has run for this long.
+    fn new(processor_time: Duration) -> Self {
+        Self { begin: processor_time, last: processor_time }
+    }
+
+    /// Returns whether the answer may still come, an interval later. It cannot if the host has halted.
+    fn lasts(&mut self, processor_time: Duration) -> bool {
+        /// A simulator that runs for less than this in an interval simulates a halted host.
+        const HALTED: Duration = Duration::from_millis(100);
+        let ran = processor_time.saturating_sub(self.last);
+        self.last = processor_time;
+        ran >= HALTED && processor_time.saturating_sub(self.begin) < ANSWER_TIME / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_hardly_runs_is_waited_for_longer() {
+        let seconds = Duration::from_secs;
+        let mut patience = Patience::new(seconds(100));
+        assert!(patience.lasts(seconds(102)));
+        assert!(patience.lasts(seconds(104)));
+        assert!(!patience.lasts(seconds(106)));
+    }
+
+    #[test]
+    fn a_host_that_runs_and_one_that_has_halted_are_waited_for_once() {
+        assert!(!Patience::new(Duration::from_secs(100)).lasts(Duration::from_secs(109)));
+        assert!(!Patience::new(Duration::from_secs(100)).lasts(Duration::from_millis(100_050)));
+    }
 }
