@@ -9,15 +9,15 @@ pub const VCPU: &[u16] = &[
     0xaeab, // KVM_GET_ONE_REG
     0xaeac, // KVM_SET_ONE_REG
     0xae86, // KVM_INTERRUPT
-    0xaee1, // KVM_SET_DEVICE_ATTR, of the interrupt controller
+    0xaea5, // KVM_SIGNAL_MSI, and where an interrupt controller has no spare identity for that:
+    0xaee1, // KVM_SET_DEVICE_ATTR
     0xaee2, // KVM_GET_DEVICE_ATTR
 ];
 /// Of these, what is asked at overflows, to interrupt the guest.
 pub const AT_OVERFLOWS: &[u32] = &[
     0x4010_aeab, // KVM_GET_ONE_REG
     0x4010_aeac, // KVM_SET_ONE_REG
-    0x4018_aee1, // KVM_SET_DEVICE_ATTR
-    0x4018_aee2, // KVM_GET_DEVICE_ATTR
+    0x4020_aea5, // KVM_SIGNAL_MSI
 ];
 /// What a vCPU's thread also reads when the machine is saved.
 pub const SAVE_VCPU: &[u16] = &[

@@ -8,7 +8,7 @@ use kvm_bindings::{
     KVM_DEV_RISCV_AIA_CONFIG_SRCS, KVM_DEV_RISCV_AIA_CTRL_INIT, KVM_DEV_RISCV_AIA_GRP_ADDR,
     KVM_DEV_RISCV_AIA_GRP_APLIC, KVM_DEV_RISCV_AIA_GRP_CONFIG, KVM_DEV_RISCV_AIA_GRP_CTRL,
     KVM_DEV_RISCV_AIA_GRP_IMSIC, KVM_DEV_RISCV_AIA_IMSIC_ISEL_BITS, KVM_DEV_RISCV_IMSIC_SIZE,
-    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_RISCV_AIA,
+    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_RISCV_AIA, kvm_msi,
 };
 use kvm_ioctls::{DeviceFd, VmFd};
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,12 @@ use serde::{Deserialize, Serialize};
 use super::machine::aia;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
-/// Number of interrupt identities of each IMSIC: the minimum of the specification.
+/// Number of interrupt identities of each IMSIC, as the guest is told: the minimum of the specification.
 pub const IDS: u32 = 63;
+/// Number of identities that the IMSICs really have where KVM permits it. A message with one that the guest does not
+/// know of, and never enables, only makes KVM look which interrupts are pending.
+const REAL_IDS: u32 = 2 * IDS + 1;
+const SPARE_ID: u32 = IDS + 1;
 
 /// Creates the interrupt controllers. All vCPUs have to exist already.
 pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
@@ -26,7 +30,11 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
     let device = vm.create_device(&mut device).operation("create the interrupt controllers")?;
     let config = |attribute: u32, value: u32| set(&device, KVM_DEV_RISCV_AIA_GRP_CONFIG, attribute, &value);
     let address = |attribute: u32, value: u64| set(&device, KVM_DEV_RISCV_AIA_GRP_ADDR, attribute, &value);
-    config(KVM_DEV_RISCV_AIA_CONFIG_IDS, IDS)?;
+    // KVM permits no more than the host's own IMSICs have.
+    let has_spare = config(KVM_DEV_RISCV_AIA_CONFIG_IDS, REAL_IDS).is_ok();
+    if !has_spare {
+        config(KVM_DEV_RISCV_AIA_CONFIG_IDS, IDS)?;
+    }
     config(KVM_DEV_RISCV_AIA_CONFIG_SRCS, aia::SOURCES)?;
     config(KVM_DEV_RISCV_AIA_CONFIG_HART_BITS, cpus.next_power_of_two().trailing_zeros())?;
     address(KVM_DEV_RISCV_AIA_ADDR_APLIC, aia::APLIC)?;
@@ -34,7 +42,7 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
         address(1 + cpu, imsic(cpu))?;
     }
     set(&device, KVM_DEV_RISCV_AIA_GRP_CTRL, KVM_DEV_RISCV_AIA_CTRL_INIT, &())?;
-    Ok(Controllers { device: Arc::new(device), cpus })
+    Ok(Controllers { device: Arc::new(device), cpus, has_spare })
 }
 
 /// The interrupt controllers of a machine.
@@ -42,6 +50,8 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
 pub struct Controllers {
     device: Arc<DeviceFd>,
     cpus: u32,
+    /// Whether [`SPARE_ID`] exists.
+    has_spare: bool,
 }
 
 /// The registers of the interrupt controllers, in a snapshot.
@@ -81,7 +91,17 @@ impl Controllers {
     /// Makes KVM check again whether an external interrupt is pending for a vCPU that does not run. This is necessary
     /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that arrives at the
     /// same time.
-    pub fn recheck_pending(&self, cpu: u8) -> Result<(), KvmError> {
+    pub fn recheck_pending(&self, vm: &VmFd, cpu: u8) -> Result<(), KvmError> {
+        if self.has_spare {
+            let address = imsic(cpu.into());
+            let message = kvm_msi {
+                address_lo: u32::try_from(address & u64::from(u32::MAX)).expect("it is masked"),
+                address_hi: u32::try_from(address >> 32).expect("it is half of it"),
+                data: SPARE_ID,
+                ..Default::default()
+            };
+            return vm.signal_msi(message).map(drop).operation("send a message to an interrupt controller");
+        }
         let attribute = imsic_attribute(cpu.into(), THRESHOLD);
         // Writing the current value has no other effect than the check.
         let value = self.get(KVM_DEV_RISCV_AIA_GRP_IMSIC, attribute)?;

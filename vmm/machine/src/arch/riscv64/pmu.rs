@@ -154,14 +154,15 @@ impl EmulatedPmu for Emulated {
         &mut self.pmu
     }
 
-    fn after_exit(&mut self, cause: Cause, _vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
         let Self { pmu, vcpu, controllers } = self;
-        pmu.after_exit(cause, &mut Exited { fd, vcpu: *vcpu, controllers })
+        pmu.after_exit(cause, &mut Exited { vm, fd, vcpu: *vcpu, controllers })
     }
 }
 
 /// A vCPU that has left the guest.
 struct Exited<'a> {
+    vm: &'a VmFd,
     fd: &'a mut VcpuFd,
     vcpu: u8,
     controllers: &'a Controllers,
@@ -176,7 +177,7 @@ impl Platform for Exited<'_> {
     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
         let pending = Register::SIP.get(self.fd).operation("say which interrupts wait")?;
         Register::SIP.set(self.fd, pending | OVERFLOW).operation("interrupt a vCPU")?;
-        self.controllers.recheck_pending(self.vcpu)?;
+        self.controllers.recheck_pending(self.vm, self.vcpu)?;
         Ok(Injected::Pending)
     }
 }
