@@ -56,7 +56,7 @@ fn script() -> String {
 
 /// Measures, and returns the tables.
 pub fn measure(progress: &mut Progress) -> Result<String> {
-    let tally = cross::program("tally", progress)?;
+    let tally = cross::released("tally", "", progress)?;
     let scenario = Scenario::new(script())
         .host(default_host(Arch::Riscv64))
         .limit(Duration::from_mins(15))

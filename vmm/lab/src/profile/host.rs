@@ -78,7 +78,7 @@ fn on_amd(row: Row, programs: &Programs, progress: &mut Progress) -> Result<Scen
 fn on_riscv(row: Row, _: &Programs, progress: &mut Progress) -> Result<Scenario> {
     let sampled = row.measure.command(Events::Instructions);
     let command = format!("-- {sampled} sh -c 'for time in $(seq 200); do ./loop; done'");
-    let tally = cross::program("tally", progress)?;
+    let tally = cross::released("tally", "", progress)?;
     scenario(&RISCV, "riscv-pmu", &command).file(tally, "tally").guest_with(
         RISCV.release(),
         &[("loop", riscv64::LOOP)],
