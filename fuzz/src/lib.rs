@@ -7,20 +7,23 @@
 //! reach something new are kept between runs in `target/fuzz/corpus/NAME`, and findings in `target/fuzz/findings/NAME`.
 
 mod outcome;
+mod record;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use fuzz_targets::{REPLAY_VARIABLE, TARGET_VARIABLE, Target};
 use guest_images::Progress;
-use guest_images::child::{Death, die_with_this_process};
+use guest_images::child::{Death, die_with_this_process, processor_time};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 pub use outcome::{Finding, Outcome, table};
+pub use record::{has_row, record};
 
 /// Makes the compiler count which edges of the code are taken and pass on what is compared, for libFuzzer. Checks of
 /// overflows are in the profile `fuzz`.
@@ -64,6 +67,14 @@ pub enum Error {
         path: PathBuf,
         /// The error.
         source: io::Error,
+    },
+    /// A file has no row for a target.
+    #[error("{} has no row for {target}", path.display())]
+    NoRow {
+        /// The file.
+        path: PathBuf,
+        /// Name of the target.
+        target: &'static str,
     },
     /// libFuzzer has failed, which is not a finding.
     #[error("{target}: libFuzzer ended with {status}; its last words are in {}", log.display())]
@@ -156,22 +167,29 @@ impl Fuzzer {
         command.arg(format!("-max_len={}", target.max_len));
         command.arg(format!("-artifact_prefix={}/", findings.display()));
         command.arg("-print_final_stats=1");
-        let (log, status) = self.log(target, command)?;
+        let (log, status, ran) = self.log(target, command)?;
         let text = String::from_utf8_lossy(&fs::read(&log).map_err(file(&log))?).into_owned();
-        Outcome::of(target, &text, status.success()).ok_or_else(|| Error::Failed {
+        Outcome::of(target, &text, ran, status.success()).ok_or_else(|| Error::Failed {
             target: target.name,
             status: status.to_string(),
             log,
         })
     }
 
-    /// Runs a command, and writes what it prints into a file.
-    fn log(&self, target: &Target, mut command: Command) -> Result<(PathBuf, std::process::ExitStatus)> {
+    /// Runs a command, and writes what it prints into a file. Returns the file, the status, and for how long it ran on a
+    /// processor.
+    fn log(&self, target: &Target, mut command: Command) -> Result<(PathBuf, ExitStatus, Duration)> {
         let log = self.folder("logs", "")?.join(format!("{}.log", target.name));
         let out = File::create(&log).map_err(file(&log))?;
         let err = out.try_clone().map_err(file(&log))?;
-        let status = command.stdout(out).stderr(err).status().map_err(file(&self.program))?;
-        Ok((log, status))
+        let mut child = command.stdout(out).stderr(err).spawn().map_err(file(&self.program))?;
+        // Waits until it has ended, and leaves it there, so that it still has its statistics.
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), ended)
+            .map_err(|error| file(&self.program)(error.into()))?;
+        let ran = processor_time(&child).unwrap_or_default();
+        let status = child.wait().map_err(file(&self.program))?;
+        Ok((log, status, ran))
     }
 
     /// Runs a target on one input. Returns whether it went well; what it prints goes to the terminal.
@@ -193,7 +211,7 @@ impl Fuzzer {
         let folders: [OsString; 3] = [merged.clone().into(), committed.clone().into(), working.into()];
         command.args(["-set_cover_merge=1".into(), OsString::from(format!("-max_len={}", target.max_len))]);
         command.args(folders);
-        let (log, status) = self.log(target, command)?;
+        let (log, status, _) = self.log(target, command)?;
         if !status.success() {
             return Err(Error::Failed { target: target.name, status: status.to_string(), log });
         }

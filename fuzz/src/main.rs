@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use fuzz_targets::{TARGETS, Target, target};
 use guest_images::Progress;
-use tally_fuzz::{Error, Fuzzer, Outcome, table};
+use tally_fuzz::{Error, Fuzzer, Outcome, has_row, record, table};
 
 /// Look for inputs with which Tally does what it never must
 #[derive(Parser)]
@@ -37,11 +37,14 @@ struct Arguments {
     /// Number of targets that run at a time; default: as many as this machine has cores
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
+    /// Add the outcomes to the table in this Markdown file
+    #[arg(long, value_name = "FILE", conflicts_with = "merge")]
+    write: Option<PathBuf>,
     /// Put the kept inputs into the committed corpus, as few of them as reach all, instead of a run
     #[arg(long)]
     merge: bool,
     /// Run a target on this input alone
-    #[arg(long, value_name = "FILE", conflicts_with = "merge")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["merge", "write"])]
     replay: Option<PathBuf>,
     /// Print the targets
     #[arg(long)]
@@ -78,6 +81,9 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
         }
         return Ok(true);
     }
+    if let Some(file) = &arguments.write {
+        arguments.targets.iter().try_for_each(|target| has_row(file, target.name))?;
+    }
     let mut progress = Progress::stderr("fuzz");
     let fuzzer = Fuzzer::build(&mut progress)?;
     progress.done();
@@ -98,6 +104,9 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
             println!("{target}: {}", finding.what);
             println!("  cargo fuzz {target} --replay {}", finding.input.display());
         }
+    }
+    if let Some(file) = &arguments.write {
+        record(file, &outcomes)?;
     }
     Ok(outcomes.iter().all(|outcome| outcome.finding.is_none()))
 }

@@ -1,6 +1,7 @@
 //! What a run of libFuzzer has found, from what it prints.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use fuzz_targets::Target;
 
@@ -9,6 +10,8 @@ use fuzz_targets::Target;
 pub struct Outcome {
     /// Name of the target.
     pub target: &'static str,
+    /// Time for which it ran on a processor.
+    pub ran: Duration,
     /// Number of inputs on which it was run.
     pub executions: u64,
     /// Number of edges of the code that inputs have reached, those of earlier runs among them.
@@ -30,7 +33,7 @@ pub struct Finding {
 
 impl Outcome {
     /// Reads what libFuzzer has printed. Returns `None` if it has failed itself.
-    pub fn of(target: &'static Target, log: &str, has_succeeded: bool) -> Option<Self> {
+    pub fn of(target: &'static Target, log: &str, ran: Duration, has_succeeded: bool) -> Option<Self> {
         let statistic = |name: &str| {
             let line = log.lines().rev().find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name))?;
             line.trim_start_matches(':').trim().parse().ok()
@@ -49,6 +52,7 @@ impl Outcome {
         }
         Some(Self {
             target: target.name,
+            ran,
             executions: statistic("number_of_executed_units").or_else(last_line).unwrap_or(0),
             edges: log.lines().rev().find_map(reached).unwrap_or(0),
             new_inputs: statistic("new_units_added").unwrap_or(0),
@@ -72,11 +76,12 @@ fn finding(log: &str) -> Option<Finding> {
 
 /// Returns a table of outcomes.
 pub fn table(outcomes: &[Outcome]) -> String {
-    let title = ["target", "executions", "edges", "new inputs", "findings"].map(str::to_owned);
+    let title = ["target", "minutes", "executions", "edges", "new inputs", "findings"].map(str::to_owned);
     let row = |outcome: &Outcome| {
         let findings = usize::from(outcome.finding.is_some());
         [
             outcome.target.to_owned(),
+            ((outcome.ran.as_secs() + 30) / 60).to_string(),
             outcome.executions.to_string(),
             outcome.edges.to_string(),
             outcome.new_inputs.to_string(),
@@ -84,8 +89,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
         ]
     };
     let rows = std::iter::once(title).chain(outcomes.iter().map(row));
-    let line = |[target, executions, edges, new_inputs, findings]: [String; 5]| {
-        format!("{target:<8}{executions:>12}{edges:>12}{new_inputs:>12}{findings:>12}\n")
+    let line = |[target, minutes, executions, edges, new_inputs, findings]: [String; 6]| {
+        format!("{target:<8}{minutes:>9}{executions:>12}{edges:>12}{new_inputs:>12}{findings:>12}\n")
     };
     rows.map(line).collect()
 }
@@ -107,14 +112,20 @@ INFO: Running with entropic power schedule (0xFF, 100).
         let log = format!(
             "{RUN}Done 5000 runs in 2 second(s)\nstat::number_of_executed_units: 5000\nstat::new_units_added:          7\n"
         );
-        let outcome = Outcome::of(&TARGETS[0], &log, true).unwrap();
-        let expected =
-            Outcome { target: TARGETS[0].name, executions: 5000, edges: 31, new_inputs: 7, finding: None };
+        let outcome = Outcome::of(&TARGETS[0], &log, Duration::from_secs(125), true).unwrap();
+        let expected = Outcome {
+            target: TARGETS[0].name,
+            ran: Duration::from_secs(125),
+            executions: 5000,
+            edges: 31,
+            new_inputs: 7,
+            finding: None,
+        };
         assert_eq!(outcome, expected);
         assert_eq!(
             table(&[outcome]),
-            "target    executions       edges  new inputs    findings\n\
-             agent           5000          31           7           0\n"
+            "target    minutes  executions       edges  new inputs    findings\n\
+             agent           2        5000          31           7           0\n"
         );
     }
 
@@ -124,7 +135,7 @@ INFO: Running with entropic power schedule (0xFF, 100).
             "{RUN}\nthread '<unnamed>' (7) panicked at devices/src/fs.rs:7:9:\nthe canary was read\nnote: run with\n\
              ==7== ERROR: libFuzzer: deadly signal\nartifact_prefix='/f/'; Test unit written to /f/crash-01\n"
         );
-        let finding = Outcome::of(&TARGETS[0], &log, false).unwrap().finding.unwrap();
+        let finding = Outcome::of(&TARGETS[0], &log, Duration::ZERO, false).unwrap().finding.unwrap();
         assert_eq!(finding.what, "the canary was read (devices/src/fs.rs:7:9)");
         assert_eq!(finding.input, PathBuf::from("/f/crash-01"));
     }
@@ -134,12 +145,15 @@ INFO: Running with entropic power schedule (0xFF, 100).
         let log = format!(
             "{RUN}==7== ERROR: libFuzzer: timeout after 61 seconds\nartifact_prefix=''; Test unit written to timeout-02\n"
         );
-        let finding = Outcome::of(&TARGETS[0], &log, false).unwrap().finding.unwrap();
+        let finding = Outcome::of(&TARGETS[0], &log, Duration::ZERO, false).unwrap().finding.unwrap();
         assert_eq!(finding.what, "timeout after 61 seconds");
     }
 
     #[test]
     fn a_failure_of_libfuzzer_is_no_outcome() {
-        assert_eq!(Outcome::of(&TARGETS[0], "ERROR: The required directory does not exist", false), None);
+        assert_eq!(
+            Outcome::of(&TARGETS[0], "ERROR: The required directory does not exist", Duration::ZERO, false),
+            None
+        );
     }
 }

@@ -1,9 +1,13 @@
-//! Settings of child processes that the standard library does not support.
+//! What the standard library does not support of child processes.
 
+use std::fs;
 use std::io::{Error, ErrorKind};
 use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, parent_id};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
 
 /// Lets the child inherit these file descriptors, with the same numbers.
 pub fn inherit(command: &mut Command, descriptors: Vec<RawFd>) {
@@ -46,4 +50,31 @@ pub fn die_with_this_process(command: &mut Command, death: Death) {
     };
     // SAFETY: between fork and exec, `prepare` makes system calls and neither allocates nor locks.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// Returns the time for which a child has run, or `None` if that is not known. The child must not have been waited for.
+pub fn processor_time(child: &Child) -> Option<Duration> {
+    time_in(&fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?)
+}
+
+/// Returns the time for which a process has run, from its `/proc/PID/stat`.
+fn time_in(statistics: &str) -> Option<Duration> {
+    // The name of the program, in parentheses, may contain anything.
+    let (_, fields) = statistics.rsplit_once(')')?;
+    let mut ticks = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
+    let ticks = ticks.next()?.checked_add(ticks.next()?)?;
+    Some(Duration::from_secs(ticks) / u32::try_from(clock_ticks_per_second()).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_run_in_user_and_in_kernel_mode() {
+        let ticks = clock_ticks_per_second();
+        let text = format!("42 (a ) b) S 1 42 42 0 -1 4194560 99 0 0 0 {} {ticks} 7 7 20 0 1 0 5", 2 * ticks);
+        assert_eq!(time_in(&text), Some(Duration::from_secs(3)));
+        assert_eq!(time_in("42 (gone"), None);
+    }
 }

@@ -5,7 +5,7 @@ mod bochs;
 mod qemu;
 mod saved;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -16,7 +16,6 @@ use std::thread;
 use std::time::Duration;
 
 use guest_images::{Arch, child};
-use rustix::param::clock_ticks_per_second;
 
 use crate::board::{HostPmu, Processor};
 use crate::cpu::LabCpu;
@@ -224,8 +223,7 @@ impl Machine {
 
     /// Returns the time for which the simulator has run: 0 if that is not known.
     pub fn processor_time(&self) -> Duration {
-        let statistics = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        statistics.ok().and_then(|text| processor_time(&text)).unwrap_or_default()
+        child::processor_time(&self.child).unwrap_or_default()
     }
 
     /// Waits for the end of a machine whose channels are closed. Returns its exit status.
@@ -274,15 +272,6 @@ fn address_after(prefix: &str, line: &str) -> Option<u64> {
     u64::from_str_radix(rest.trim_start().get(..16)?, 16).ok()
 }
 
-/// Returns the time for which a process has run, from its `/proc/PID/stat`.
-fn processor_time(statistics: &str) -> Option<Duration> {
-    // The name of the program, in parentheses, may contain anything.
-    let (_, fields) = statistics.rsplit_once(')')?;
-    let mut ticks = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
-    let ticks = ticks.next()?.checked_add(ticks.next()?)?;
-    Some(Duration::from_secs(ticks) / u32::try_from(clock_ticks_per_second()).ok()?)
-}
-
 fn fd_path(fd: RawFd) -> String {
     format!("/dev/fd/{fd}")
 }
@@ -298,13 +287,5 @@ mod tests {
         let riscv = " pc       ffffffff80b9e0f4\\r\\n mhartid  0000000000000000\\r\\n";
         assert_eq!(address_after(" pc ", riscv), Some(0xffff_ffff_80b9_e0f4));
         assert_eq!(address_after(" pc ", " mepc     ffffffff80b9e0f4"), None);
-    }
-
-    #[test]
-    fn a_process_has_run_in_user_and_in_kernel_mode() {
-        let ticks = clock_ticks_per_second();
-        let text = format!("42 (a ) b) S 1 42 42 0 -1 4194560 99 0 0 0 {} {ticks} 7 7 20 0 1 0 5", 2 * ticks);
-        assert_eq!(processor_time(&text), Some(Duration::from_secs(3)));
-        assert_eq!(processor_time("42 (gone"), None);
     }
 }

@@ -54,12 +54,13 @@ fn replace(text: &str, command: &str, content: &str) -> Option<String> {
     Some(format!("{before}{begin}{content}{END}{after}"))
 }
 
-fn date() -> Result<String> {
+/// Returns today's date.
+pub fn date() -> Result<String> {
     output(Command::new("date").args(["--utc", "+%F"]))
 }
 
 /// Returns the commit of the checkout that the file is in, marked if anything but the documentation has changed since.
-fn commit(file: &Path) -> Result<String> {
+pub fn commit(file: &Path) -> Result<String> {
     let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
     let git = |arguments: &[&str]| {
         let mut git = Command::new("git");
@@ -67,7 +68,15 @@ fn commit(file: &Path) -> Result<String> {
         git
     };
     let commit = output(&mut git(&["rev-parse", "--short", "HEAD"]))?;
-    let changes = output(&mut git(&["diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)docs"]))?;
+    let changes = output(&mut git(&[
+        "diff",
+        "--name-only",
+        "HEAD",
+        "--",
+        ":(top)",
+        ":(top,exclude)docs",
+        ":(top,exclude)*.md",
+    ]))?;
     Ok(if changes.is_empty() { commit } else { commit + "-dirty" })
 }
 
