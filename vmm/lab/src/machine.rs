@@ -26,7 +26,7 @@ use qemu::Monitor;
 pub use saved::{Parts, Saved};
 
 /// Timeout of a request to the simulator's monitor.
-const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Parameters of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
