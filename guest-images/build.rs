@@ -59,11 +59,11 @@ fn compile_payloads(out: &str) {
 }
 
 /// Builds the agent in a target directory of its own, because the outer cargo has locked the usual one. All profiles
-/// have the same agent, so they share it. Its dependencies are also those of the crates that use this one, so they have been
-/// downloaded already.
+/// have the same agent, so they share it. Its dependencies are also those of the crates that use this one, so they have
+/// been downloaded already.
 fn build_agent(target: &str, out: &Path) {
-    // Not position-independent, so that no relocations are needed at its start. `ebb-sample`, which is in it, follows frame
-    // pointers.
+    // Not position-independent, so that no relocations are needed at its start. `ebb-sample`, which is in it, follows
+    // frame pointers.
     let mut flags =
         "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static\x1f-Cforce-frame-pointers=yes".to_owned();
     // Of this build's flags, only the linker flavor is passed on.

@@ -20,8 +20,8 @@
 //!
 //! **Limits.** All shares of a guest together use at most a quarter of the file descriptors that the process may have
 //! (`RLIMIT_NOFILE` when the share is opened). Each share gets an equal part: half of that for open files and
-//! directories, half for inodes that the guest has looked up (see [`nodes`]). All shares of a guest together remember at
-//! most 262,144 inodes, in less than 40 MiB of memory; beyond that, inodes that the guest has not used for long are
+//! directories, half for inodes that the guest has looked up (see [`nodes`]). All shares of a guest together remember
+//! at most 262,144 inodes, in less than 40 MiB of memory; beyond that, inodes that the guest has not used for long are
 //! evicted. Requests for which a limit leaves no room fail with ENFILE, before anything is created. The reply buffer
 //! takes one mebibyte of memory. Disk space is limited by what the user who runs this program may use.
 

@@ -176,8 +176,8 @@ impl Fuzzer {
         })
     }
 
-    /// Runs a command, and writes what it prints into a file. Returns the file, the status, and for how long it ran on a
-    /// processor.
+    /// Runs a command, and writes what it prints into a file. Returns the file, the status, and for how long it ran on
+    /// a processor.
     fn log(&self, target: &Target, mut command: Command) -> Result<(PathBuf, ExitStatus, Duration)> {
         let log = self.folder("logs", "")?.join(format!("{}.log", target.name));
         let out = File::create(&log).map_err(file(&log))?;

@@ -101,8 +101,8 @@ pub fn stamp(path: &Path) -> Result<String> {
     Ok(format!("{} {}", file.len(), file.mtime()))
 }
 
-/// Creates the initrd's first archive, with Tally's own programs and the kernel's modules. The initrd has it compressed:
-/// the smallest guests have memory for little more than that.
+/// Creates the initrd's first archive, with Tally's own programs and the kernel's modules. The initrd has it
+/// compressed: the smallest guests have memory for little more than that.
 fn front(own: &OwnPrograms, modules: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::new();
     archive.file("init", 0o755, INIT.as_bytes());

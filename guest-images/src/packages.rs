@@ -169,8 +169,8 @@ impl Apt {
         tool::run(&mut command, "dpkg-dev").map(drop)
     }
 
-    /// Downloads the original archive of a source package and unpacks it, without the distribution's patches, into a new
-    /// directory.
+    /// Downloads the original archive of a source package and unpacks it, without the distribution's patches, into a
+    /// new directory.
     pub fn unpack_original(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
         /// apt's program that downloads a file and compares its hash.
         const HELPER: &str = "/usr/lib/apt/apt-helper";

@@ -1,7 +1,7 @@
 //! Versions of what is in the cache, and of what the package lists have.
 //!
-//! An entry of the cache stays as it is when the distribution gets newer packages, so that a guest's kernel changes only
-//! when the user wants it: by removing the entry.
+//! An entry of the cache stays as it is when the distribution gets newer packages, so that a guest's kernel changes
+//! only when the user wants it: by removing the entry.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The release archives: one for each architecture, with one static program, and beside them their checksums and a bill of
-//! materials.
+//! The release archives: one for each architecture, with one static program, and beside them their checksums and a bill
+//! of materials.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,8 +16,8 @@ use crate::tree::Tree;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Writes the archives of these programs. Those of this machine's architecture, which print the manual pages, come first.
-/// Returns the paths of all files.
+/// Writes the archives of these programs. Those of this machine's architecture, which print the manual pages, come
+/// first. Returns the paths of all files.
 pub fn write(programs: &[(Arch, &Programs)], commit: &Commit, folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = vec![(format!("tally-{VERSION}.spdx.json"), bom::spdx(commit)?.into_bytes())];
     let (_, here) = programs.first().context("there are programs")?;

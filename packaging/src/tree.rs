@@ -1,5 +1,5 @@
-//! The files of a package, and their archive: everything belongs to root and has one time, so that the same files give the
-//! same bytes.
+//! The files of a package, and their archive: everything belongs to root and has one time, so that the same files give
+//! the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

@@ -79,8 +79,8 @@ impl Display for Missing {
 }
 
 impl EventLog {
-    /// Creates the file, or empties it. It gets no larger than `max_size`, which is [`LEAST_SIZE`] or more. If it cannot
-    /// be written, the user is told, and the guest runs all the same.
+    /// Creates the file, or empties it. It gets no larger than `max_size`, which is [`LEAST_SIZE`] or more. If it
+    /// cannot be written, the user is told, and the guest runs all the same.
     pub fn create(path: &Path, max_size: u64) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = Header { wall, monotonic: monotonic() };
@@ -128,8 +128,8 @@ impl EventLog {
         }
     }
 
-    /// Returns the time since the log began, by the same clock as [`monotonic`]. It is taken for each overflow, and in a
-    /// static program rustix reads a clock by a system call.
+    /// Returns the time since the log began, by the same clock as [`monotonic`]. It is taken for each overflow, and in
+    /// a static program rustix reads a clock by a system call.
     fn now(&self) -> Duration {
         self.began.elapsed()
     }

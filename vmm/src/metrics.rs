@@ -1,5 +1,5 @@
-//! `--metrics`: a small HTTP server that serves metrics in OpenMetrics' format, to Prometheus and its like: those of a VM
-//! (`tally run`), or those of all running VMs (`tally stat`).
+//! `--metrics`: a small HTTP server that serves metrics in OpenMetrics' format, to Prometheus and its like: those of a
+//! VM (`tally run`), or those of all running VMs (`tally stat`).
 //!
 //! Clients cannot take much of the host or of the guest: a few connections are served at a time, each with a deadline,
 //! and the others wait. An answer is cached for a while before the vCPUs leave the guest for a new one.
@@ -157,7 +157,8 @@ impl Metrics {
         self.serve(machines, move || confinement.enter())
     }
 
-    /// Starts the threads that serve the metrics of machines until the process ends. Each begins with a call of `enter`.
+    /// Starts the threads that serve the metrics of machines until the process ends. Each begins with a call of
+    /// `enter`.
     fn serve(
         self,
         machines: impl Fn() -> Machines + Send + Sync + 'static,

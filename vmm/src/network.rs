@@ -1,5 +1,5 @@
-//! `tally run --net`: the guest's network device. Its frames are carried by passt, which opens sockets of the host as its
-//! user may (`user`), or by a tap device that belongs to the user (`tap=NAME`).
+//! `tally run --net`: the guest's network device. Its frames are carried by passt, which opens sockets of the host as
+//! its user may (`user`), or by a tap device that belongs to the user (`tap=NAME`).
 //!
 //! passt is a process of its own. It ends when its socket is closed, so it does not outlive this process.
 

@@ -1,10 +1,10 @@
 //! `tally run --sandbox`: what each thread of a run may ask the host's kernel for, once the machine is built. A guest
 //! that takes over a thread then reaches little more than the guest itself.
 //!
-//! Each thread calls [`Confinement::enter`] before it touches anything of the guest's. From then on it may make only the system calls
-//! that its kind needs ([`calls`]), opens only the paths that it was given ([`paths`]), and has only the capabilities
-//! that it needs ([`capabilities`]). Any other system call ends the VM with a line ([`violation`]); a path that a thread
-//! was not given does not open. What a run needs beyond that was opened before.
+//! Each thread calls [`Confinement::enter`] before it touches anything of the guest's. From then on it may make only
+//! the system calls that its kind needs ([`calls`]), opens only the paths that it was given ([`paths`]), and has only
+//! the capabilities that it needs ([`capabilities`]). Any other system call ends the VM with a line ([`violation`]); a
+//! path that a thread was not given does not open. What a run needs beyond that was opened before.
 
 mod calls;
 mod capabilities;
@@ -102,7 +102,8 @@ pub fn begin(mode: Mode) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Limits the number of the C library's heaps. When many threads have one each, it would look for the number of CPUs in a file.
+/// Limits the number of the C library's heaps. When many threads have one each, it would look for the number of CPUs in
+/// a file.
 fn limit_arenas() {
     /// The number from which on it would.
     #[cfg(target_env = "gnu")]
@@ -123,8 +124,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Prepares what a kind of thread needs; `reach` is what it may open. Most of the work is done here, once for all threads
-    /// of the kind. If that fails, the process ends.
+    /// Prepares what a kind of thread needs; `reach` is what it may open. Most of the work is done here, once for all
+    /// threads of the kind. If that fails, the process ends.
     pub fn new(thread: Thread, reach: Vec<Reach>) -> Self {
         let mode = MODE.get().copied().unwrap_or(Mode::Off);
         let filters = (mode != Mode::Off).then(|| calls::of(thread).compile(mode)).transpose();
@@ -136,8 +137,8 @@ impl Confinement {
         Self { mode, capabilities, reach, filters }
     }
 
-    /// Restricts this thread, and those that it starts from now on. If that fails, the process ends: no guest runs with less
-    /// than the sandbox that was asked for.
+    /// Restricts this thread, and those that it starts from now on. If that fails, the process ends: no guest runs with
+    /// less than the sandbox that was asked for.
     pub fn enter(&self) {
         self.restrict().unwrap_or_else(|error| fail(&error));
     }

@@ -1,5 +1,5 @@
-//! Signals as events: a thread waits for signals and writes them into a pipe. A `signalfd` would need no thread, but Linux wakes
-//! its readers at every signal to any thread of the process, so for every sample of a guest.
+//! Signals as events: a thread waits for signals and writes them into a pipe. A `signalfd` would need no thread, but
+//! Linux wakes its readers at every signal to any thread of the process, so for every sample of a guest.
 
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

@@ -58,14 +58,14 @@ pub fn is_end_pending() -> bool {
     ENDS.into_iter().any(|signal| unsafe { libc::sigismember(&raw const pending, signal) } == 1)
 }
 
-/// Stops this process as SIGTSTP does by default, which [`block_events`] has blocked. Returns when it is continued, or at
-/// once if no shell could continue it (its process group is orphaned).
+/// Stops this process as SIGTSTP does by default, which [`block_events`] has blocked. Returns when it is continued, or
+/// at once if no shell could continue it (its process group is orphaned).
 pub fn stop() {
     let stop = set_of(&[libc::SIGTSTP]);
     // Without the signal unblocked there is no stop, and nothing to do about that.
     if unblock(&stop).is_ok() {
-        // SAFETY: the call takes a number. The signal goes to this thread, so the one that waits for signals cannot take it,
-        // and its default action runs nothing of ours.
+        // SAFETY: the call takes a number. The signal goes to this thread, so the one that waits for signals cannot
+        // take it, and its default action runs nothing of ours.
         unsafe { libc::raise(libc::SIGTSTP) };
         let _ = block(&stop);
     }

@@ -1,8 +1,8 @@
 //! Snapshots of VMs: folders from which `tally run --restore` continues a guest.
 //!
 //! A VM may not open files while it runs. It sends its state and its memory to `tally snapshot` over the control socket
-//! ([`stream`]), which writes them into a folder ([`folder`]). A restored guest is another VM, with streams of its own, but with
-//! the same folders and disks.
+//! ([`stream`]), which writes them into a folder ([`folder`]). A restored guest is another VM, with streams of its own,
+//! but with the same folders and disks.
 
 mod command;
 mod folder;
@@ -98,8 +98,8 @@ impl Setup {
         Self { policy, ..self.clone() }
     }
 
-    /// Returns the options of a run that continues the guest: those that it was started with, and what `given` has of the
-    /// new VM's own.
+    /// Returns the options of a run that continues the guest: those that it was started with, and what `given` has of
+    /// the new VM's own.
     pub fn options(&self, given: &Run) -> Run {
         let paths = |places: &[Place]| {
             let path = |Place { path, is_writable }: &Place| HostPath {

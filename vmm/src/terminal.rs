@@ -70,8 +70,8 @@ fn make_raw(saved: &Termios) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the terminal raw again, if it was raw when this process was stopped. In the background it is not this process's,
-/// and is left alone, also at the end.
+/// Makes the terminal raw again, if it was raw when this process was stopped. In the background it is not this
+/// process's, and is left alone, also at the end.
 pub fn resume() {
     if !WANTS_RAW.load(Ordering::Relaxed) {
         return;

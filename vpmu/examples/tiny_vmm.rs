@@ -1,9 +1,9 @@
-//! A complete VMM with a virtual PMU, to show that [`VirtualPmu`] is all that a VMM needs: one vCPU, and a bare-metal guest whose
-//! counter counts instructions and interrupts at each overflow.
+//! A complete VMM with a virtual PMU, to show that [`VirtualPmu`] is all that a VMM needs: one vCPU, and a bare-metal
+//! guest whose counter counts instructions and interrupts at each overflow.
 //!
-//! The guest accesses two registers of AMD's PMU: `PERF_CTL0` and `PERF_CTR0`. KVM passes these accesses on, because the VMM says so
-//! in an MSR filter. On a host of Intel's the same guest counts the same events. There is no interrupt controller: an overflow is
-//! an NMI.
+//! The guest accesses two registers of AMD's PMU: `PERF_CTL0` and `PERF_CTR0`. KVM passes these accesses on, because
+//! the VMM says so in an MSR filter. On a host of Intel's the same guest counts the same events. There is no interrupt
+//! controller: an overflow is an NMI.
 //!
 //! Run it on a host with KVM and a PMU, as a user who may use both: `cargo run --release -p vpmu --example tiny_vmm`.
 
@@ -39,7 +39,8 @@ mod x86_64 {
     use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
     use vpmu_perf::{HostPmu, PerfEvents};
 
-    // The guest, in real mode: it counts the instructions of a loop, and writes the count and the number of interrupts to port 0x10.
+    // The guest, in real mode: it counts the instructions of a loop, and writes the count and the number of interrupts
+    // to port 0x10.
     global_asm!(
         ".pushsection .rodata.guest, \"a\"",
         ".globl guest_begin, guest_end",

@@ -1,9 +1,10 @@
 //! A vCPU's counters: their values, which of them run, and which have overflowed.
 //!
-//! The host event that backs a counter is shared by all counters that select the same, lives as long as one of them does, and
-//! never stops: a counter that stands still does not add what its event counts meanwhile. So stopping, starting and reading a
-//! counter cost the host no more than a read of the count. Only an alarm, for the next overflow, is a request to the host. It is
-//! made as seldom as possible: an alarm that expires early does no harm, because an overflow is computed from the value.
+//! The host event that backs a counter is shared by all counters that select the same, lives as long as one of them
+//! does, and never stops: a counter that stands still does not add what its event counts meanwhile. So stopping,
+//! starting and reading a counter cost the host no more than a read of the count. Only an alarm, for the next overflow,
+//! is a request to the host. It is made as seldom as possible: an alarm that expires early does no harm, because an
+//! overflow is computed from the value.
 
 mod alarm;
 mod alarms;
@@ -243,8 +244,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Records that the guest's kernel accesses the counters, other than by a stop. If that is its first access since an interrupt,
-    /// alarms that wait for the stop are set.
+    /// Records that the guest's kernel accesses the counters, other than by a stop. If that is its first access since
+    /// an interrupt, alarms that wait for the stop are set.
     pub fn kernel_accesses(&mut self) {
         if self.coalescing.accessed() {
             self.handlers_are_not_measured();
@@ -252,8 +253,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Records that the guest's kernel stops all counters. Returns true if that is its first access since an interrupt: overflows
-    /// up to now belong to that interrupt.
+    /// Records that the guest's kernel stops all counters. Returns true if that is its first access since an interrupt:
+    /// overflows up to now belong to that interrupt.
     pub fn kernel_stops(&mut self) -> bool {
         self.coalescing.stopped()
     }
@@ -263,8 +264,8 @@ impl<S: Source> Bank<S> {
         self.coalescing.not_observed();
     }
 
-    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if no
-    /// interrupt was injected. If the guest does not take one, no alarm waits for the kernel.
+    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if
+    /// no interrupt was injected. If the guest does not take one, no alarm waits for the kernel.
     pub fn alarm_delivered(&mut self, at_next_entry: bool) {
         if at_next_entry {
             self.coalescing.interrupted();
@@ -382,8 +383,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Updates the given running counters of a host event; all of them if its alarm has expired, so that the next alarm can be set.
-    /// Returns true if an alarm was set.
+    /// Updates the given running counters of a host event; all of them if its alarm has expired, so that the next alarm
+    /// can be set. Returns true if an alarm was set.
     fn update_event_users(&mut self, index: usize, reading: &Reading, counters: u64) -> bool {
         let HostEvent { backing, users, alarm, .. } = &self.events[index];
         let (all, estimated, due) = (users & self.running, backing.estimated(), reading.count >= alarm.at);

@@ -1,14 +1,15 @@
 //! Event-based branches: at a counter's overflow the program goes on at a handler of its own, without its kernel.
 //!
-//! A program opens an event with a flag in its code ([`FLAG`]), and keeps a **block** for each thread in its own memory: whether and
-//! where it wants to be branched to, and after how many events. The thread's base address of GS says where the block is. So
-//! the VMM keeps nothing for a program, and a program reads and writes its block without an exit. `docs/ebb.md` describes the interface.
+//! A program opens an event with a flag in its code ([`FLAG`]), and keeps a **block** for each thread in its own
+//! memory: whether and where it wants to be branched to, and after how many events. The thread's base address of GS
+//! says where the block is. So the VMM keeps nothing for a program, and a program reads and writes its block without an
+//! exit. `docs/ebb.md` describes the interface.
 //!
-//! The block is untrusted. All of it that has an effect is an address to go on at in user mode, and numbers of counts, to which the
-//! policy's limits apply.
+//! The block is untrusted. All of it that has an effect is an address to go on at in user mode, and numbers of counts,
+//! to which the policy's limits apply.
 
-/// The flag in an event select: counter mask 255 and edge detect, not inverted. No processor counts anything for it, because no
-/// event happens 255 times in a cycle.
+/// The flag in an event select: counter mask 255 and edge detect, not inverted. No processor counts anything for it,
+/// because no event happens 255 times in a cycle.
 pub const FLAG: u64 = 0xff << 24 | 1 << 18;
 
 /// Number of slots in a block.
@@ -51,7 +52,8 @@ mod slot {
     pub const EVENT: usize = 0;
     /// Number of events from an overflow to the next.
     pub const PERIOD: usize = 1;
-    /// Number of events that are left until the next overflow, as of the counter's last stop or overflow. 0 before the first start.
+    /// Number of events that are left until the next overflow, as of the counter's last stop or overflow. 0 before the
+    /// first start.
     pub const LEFT: usize = 2;
     /// Number of overflows.
     pub const OVERFLOWS: usize = 3;
@@ -84,7 +86,8 @@ pub struct Thread<'a> {
     pub owner: Owner,
     /// Its block.
     pub block: &'a dyn Block,
-    /// Where the thread goes on, if it can be made to go on elsewhere: it is in user mode, and nothing is about to be injected.
+    /// Where the thread goes on, if it can be made to go on elsewhere: it is in user mode, and nothing is about to be
+    /// injected.
     pub instruction: Option<u64>,
     /// The highest address at which a handler can be.
     pub highest: u64,

@@ -40,8 +40,8 @@ impl EventMapper {
         }
     }
 
-    /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag is `code` and
-    /// counts `selection`.
+    /// Returns what the host counts for an event with the flag of event-based branches, whose encoding without the flag
+    /// is `code` and counts `selection`.
     #[cold]
     pub fn flagged(&self, code: u64, selection: Selection) -> Selection {
         let denied = Event::Denied { code, name: Some("event-based branches") };

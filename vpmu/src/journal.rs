@@ -27,7 +27,8 @@ pub enum Entry {
     Branched {
         /// Mask of the counters.
         counters: u64,
-        /// Address of the handler, if the program goes on there. It does not while it has disabled branches, or in its kernel.
+        /// Address of the handler, if the program goes on there. It does not while it has disabled branches, or in its
+        /// kernel.
         handler: Option<u64>,
     },
     /// A notice for the operator. The journal has all notices, also those that are dropped because there are too many.

@@ -1,11 +1,12 @@
 //! A virtual PMU for guests of a VMM, without the VMM.
 //!
-//! A guest's kernel programs its performance counters by registers: MSRs on x86, CSRs and SBI calls on RISC-V. A VMM that traps
-//! these accesses in user space hands them to a [`VirtualPmu`], one per vCPU, and acts on the [`Outcome`]. After every exit it calls
-//! [`VirtualPmu::after_exit`], which finds overflows, injects interrupts by the VMM's [`Platform`], and sets the next alarm.
+//! A guest's kernel programs its performance counters by registers: MSRs on x86, CSRs and SBI calls on RISC-V. A VMM
+//! that traps these accesses in user space hands them to a [`VirtualPmu`], one per vCPU, and acts on the [`Outcome`].
+//! After every exit it calls [`VirtualPmu::after_exit`], which finds overflows, injects interrupts by the VMM's
+//! [`Platform`], and sets the next alarm.
 //!
-//! The crate knows neither KVM nor the host's perf events. Counting is done by a [`source::Source`]: the crate `vpmu-perf` has one that
-//! opens perf events; [`source::script`] has one for tests, whose counts the test decides.
+//! The crate knows neither KVM nor the host's perf events. Counting is done by a [`source::Source`]: the crate
+//! `vpmu-perf` has one that opens perf events; [`source::script`] has one for tests, whose counts the test decides.
 //!
 //! # PMUs
 //! | constructor | the guest sees |
@@ -14,8 +15,8 @@
 //! | [`VirtualPmu::intel`] | architectural performance monitoring, version 2 or 5, with fixed counters |
 //! | [`VirtualPmu::riscv`] | the SBI's PMU extension, with or without overflow interrupts (Sscofpmf) |
 //!
-//! An AMD or Intel PMU can be shown on a host of the other vendor: a [`translation`] maps the events. What CPUID says of a PMU is
-//! filled in by [`model::amd::Version::show`] and [`model::intel::Shape::show`].
+//! An AMD or Intel PMU can be shown on a host of the other vendor: a [`translation`] maps the events. What CPUID says
+//! of a PMU is filled in by [`model::amd::Version::show`] and [`model::intel::Shape::show`].
 //!
 //! # Example
 //! A guest samples every 10,000 instructions. The scripted source lets it run for 25,000.
@@ -62,9 +63,9 @@
 //! `examples/tiny_vmm.rs` is a complete VMM.
 //!
 //! # Inside
-//! Data flows one way. A register access goes to a model, which knows what the register means; from there to the unit that the PMUs
-//! of all vendors have in common (counters are configured, stopped, and overflow); to its bank, which holds the counters' values; and
-//! to the source. Each knows only the next.
+//! Data flows one way. A register access goes to a model, which knows what the register means; from there to the unit
+//! that the PMUs of all vendors have in common (counters are configured, stopped, and overflow); to its bank, which
+//! holds the counters' values; and to the source. Each knows only the next.
 
 #![deny(missing_docs)]
 

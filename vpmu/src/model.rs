@@ -45,8 +45,8 @@ pub(crate) trait Model<S: Source> {
     /// Shares a page with the guest's kernel, for a PMU whose registers are accessed by SBI calls.
     fn share_page(&mut self, _page: sbi_page::Shared) {}
 
-    /// Applies the calls that were made on the page, and withdraws the page until the next entry. Returns true if all counters were
-    /// updated.
+    /// Applies the calls that were made on the page, and withdraws the page until the next entry. Returns true if all
+    /// counters were updated.
     fn apply_page(&mut self) -> bool {
         false
     }
@@ -54,8 +54,8 @@ pub(crate) trait Model<S: Source> {
     /// Prepares [`Self::activate_page`] after an exit, before the pending interrupt is taken.
     fn prepare_page(&mut self) {}
 
-    /// Makes the page available for the next entry, if this exit permits that. `is_interrupted` says that an overflow interrupt was
-    /// injected.
+    /// Makes the page available for the next entry, if this exit permits that. `is_interrupted` says that an overflow
+    /// interrupt was injected.
     fn activate_page(&mut self, _is_interrupted: bool) {}
 
     /// Returns the events that count all retired instructions.

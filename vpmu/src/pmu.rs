@@ -2,8 +2,9 @@
 //!
 //! A VMM does three things with it:
 //! - It hands in each access to a PMU register ([`VirtualPmu::access`]; on RISC-V also [`VirtualPmu::call`]).
-//! - It calls [`VirtualPmu::after_exit`] after every exit, before the guest is entered again. It handles an overflow completely:
-//!   the alarm of the host's event, the counters that were due, the interrupt, the freeze, and the next alarm.
+//! - It calls [`VirtualPmu::after_exit`] after every exit, before the guest is entered again. It handles an overflow
+//!   completely: the alarm of the host's event, the counters that were due, the interrupt, the freeze, and the next
+//!   alarm.
 //! - It supplies a [`Platform`], which injects the overflow interrupt.
 
 mod page;
@@ -71,7 +72,8 @@ pub trait Platform {
 
     /// Injects the overflow interrupt into the vCPU.
     ///
-    /// `lvt_entry` is the local APIC's LVT entry for overflows, if the guest's kernel keeps a copy of it on its shared page.
+    /// `lvt_entry` is the local APIC's LVT entry for overflows, if the guest's kernel keeps a copy of it on its shared
+    /// page.
     fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Self::Error>;
 
     /// Returns whether the guest's kernel uses the page of this vCPU. The stub puts the page's address in R9 before it
@@ -85,7 +87,8 @@ pub trait Platform {
         None
     }
 
-    /// Makes the vCPU go on at an address, in user mode. Called only after [`Self::thread`] has returned where it would go on.
+    /// Makes the vCPU go on at an address, in user mode. Called only after [`Self::thread`] has returned where it would
+    /// go on.
     fn go_on_at(&mut self, _address: u64) -> Result<(), Self::Error> {
         Ok(())
     }
@@ -167,14 +170,14 @@ impl<S: Source> VirtualPmu<S> {
         }
     }
 
-    /// Shares a page of the guest's memory with the guest's kernel, which accesses registers there while its counters are frozen
-    /// (see [`crate::shared_page`]). Does nothing if the PMU has no global control register.
+    /// Shares a page of the guest's memory with the guest's kernel, which accesses registers there while its counters
+    /// are frozen (see [`crate::shared_page`]). Does nothing if the PMU has no global control register.
     pub fn share_page(&mut self, memory: Box<dyn Deref<Target = Page>>) {
         self.page = self.page_registers.take().map(|registers| SharedPage::new(registers, memory));
     }
 
-    /// Shares a page of the guest's memory with the guest's kernel, on which it makes SBI calls (see [`crate::sbi_page`]). Does nothing for
-    /// other PMUs than RISC-V's.
+    /// Shares a page of the guest's memory with the guest's kernel, on which it makes SBI calls (see
+    /// [`crate::sbi_page`]). Does nothing for other PMUs than RISC-V's.
     pub fn share_sbi_page(&mut self, page: sbi_page::Shared) {
         self.model.share_page(page);
     }
@@ -199,10 +202,11 @@ impl<S: Source> VirtualPmu<S> {
         }
     }
 
-    /// Counts an instruction of the guest that has exited and that the VMM completes, such as an access to a device. `is_user` says
-    /// whether the guest is in user mode; it is called only if that makes a difference. An access to a PMU register is counted by
-    /// [`Self::access`]: a read after it has read, and a write before it has an effect, so that a write which stops a counter is the
-    /// last instruction that the counter counts.
+    /// Counts an instruction of the guest that has exited and that the VMM completes, such as an access to a device.
+    /// `is_user` says whether the guest is in user mode; it is called only if that makes a difference. An access to a
+    /// PMU register is counted by
+    /// [`Self::access`]: a read after it has read, and a write before it has an effect, so that a write which stops a
+    /// counter is the last instruction that the counter counts.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
         self.model.apply_page();
         self.complete(is_user);
@@ -220,8 +224,8 @@ impl<S: Source> VirtualPmu<S> {
         self.model.unit().complete(is_user)
     }
 
-    /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the exception: its
-    /// list is in the guest's memory, so the VMM asks for each event in it ([`Self::has_event`]).
+    /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the
+    /// exception: its list is in the guest's memory, so the VMM asks for each event in it ([`Self::has_event`]).
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
         self.model.apply_page();
         self.model.call(function, arguments)
@@ -232,8 +236,8 @@ impl<S: Source> VirtualPmu<S> {
         self.model.has_event(index, data)
     }
 
-    /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit, before the
-    /// guest is entered again. If injecting fails, the vCPU must not be entered again.
+    /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit,
+    /// before the guest is entered again. If injecting fails, the vCPU must not be entered again.
     pub fn after_exit<P: Platform>(&mut self, cause: Cause, platform: &mut P) -> Result<Next, P::Error> {
         let is_updated = self.apply_page();
         let (is_alarm, is_kick) = match cause {
@@ -309,16 +313,17 @@ impl<S: Source> VirtualPmu<S> {
         self.model.unit().set_counter_switch(counter, to)
     }
 
-    /// Returns the state that the guest can see. The vCPU must not run in the guest meanwhile, and [`Self::after_exit`] has handled its
-    /// last exit. The PMU can be used further.
+    /// Returns the state that the guest can see. The vCPU must not run in the guest meanwhile, and [`Self::after_exit`]
+    /// has handled its last exit. The PMU can be used further.
     pub fn save(&mut self) -> PmuState {
         self.withdraw_page();
         let unit = self.model.unit().save();
         PmuState { registers: self.model.save(), unit }
     }
 
-    /// Restores a state that another PMU of the same kind has saved; the policy is set before. Does nothing if the state cannot be one
-    /// of this PMU. The guest's memory has to be restored as well: its kernel notes on the shared page whether it uses that.
+    /// Restores a state that another PMU of the same kind has saved; the policy is set before. Does nothing if the
+    /// state cannot be one of this PMU. The guest's memory has to be restored as well: its kernel notes on the shared
+    /// page whether it uses that.
     pub fn restore(&mut self, state: &PmuState) -> Result<(), Mismatch> {
         self.model.check(&state.registers)?;
         self.model.unit().check(&state.unit)?;
@@ -358,7 +363,8 @@ impl<S: Source> VirtualPmu<S> {
         self.model.unit().take_entries()
     }
 
-    /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all counters.
+    /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all
+    /// counters.
     fn apply_page(&mut self) -> bool {
         let is_updated = self.page.as_mut().is_some_and(|page| {
             page.note_running(self.model.unit().running());

@@ -1,23 +1,25 @@
 //! Calls of the SBI's PMU extension without an exit (RISC-V).
 //!
-//! Most calls of a guest's kernel are about counters that stand still. When it switches tasks, it stops a counter, reads it, resets
-//! it, configures it again and starts it. Only the first and the last of these have to do with what the host counts. So each
-//! vCPU has a [`Page`] in the guest's memory, on which the VMM leaves what the counters are at the entry. The kernel makes its calls
-//! there if they need nothing else, and the VMM applies at the next exit what has become of the counters
-//! ([`crate::VirtualPmu::share_sbi_page`]).
+//! Most calls of a guest's kernel are about counters that stand still. When it switches tasks, it stops a counter,
+//! reads it, resets it, configures it again and starts it. Only the first and the last of these have to do with what
+//! the host counts. So each vCPU has a [`Page`] in the guest's memory, on which the VMM leaves what the counters are at
+//! the entry. The kernel makes its calls there if they need nothing else, and the VMM applies at the next exit what has
+//! become of the counters ([`crate::VirtualPmu::share_sbi_page`]).
 //!
-//! A call about a counter that runs can also be made on the page, provided that the counter cannot count between the entry and the
-//! call. This is so for a counter of user mode while no program runs. The kernel can know that none has run: a program enters the kernel by
-//! a trap, and every trap writes its cause to the CSR `scause`. Before each call that exits, the guest's code writes [`NO_TRAP`] to that CSR, which
-//! is no cause of a trap here. While the CSR still has this value, there was no trap since the entry. Linux reads the
-//! CSR only at the beginning of a trap's handler. After an overflow the CSR has [`OVERFLOW`] at the beginning of the handler: its interrupt is
-//! pending, so no program runs before it is taken. So a sample of a program needs no other exit than the one for its overflow,
-//! unless the next overflow needs an alarm that is not set ([`Page::no_exit_values`]).
+//! A call about a counter that runs can also be made on the page, provided that the counter cannot count between the
+//! entry and the call. This is so for a counter of user mode while no program runs. The kernel can know that none has
+//! run: a program enters the kernel by a trap, and every trap writes its cause to the CSR `scause`. Before each call
+//! that exits, the guest's code writes [`NO_TRAP`] to that CSR, which is no cause of a trap here. While the CSR still
+//! has this value, there was no trap since the entry. Linux reads the CSR only at the beginning of a trap's handler.
+//! After an overflow the CSR has [`OVERFLOW`] at the beginning of the handler: its interrupt is pending, so no program
+//! runs before it is taken. So a sample of a program needs no other exit than the one for its overflow, unless the next
+//! overflow needs an alarm that is not set ([`Page::no_exit_values`]).
 //!
-//! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). Each call that exits has the page's
-//! number in its last argument, which the SBI does not use here ([`Page::announcement`]). The VMM makes a vCPU's page available only after
-//! such a call, and as long as both ends of the page are as it left them: a kernel that was loaded later does not use the memory as a page. Nothing
-//! that a guest writes on its page can do more than its calls could.
+//! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). Each call
+//! that exits has the page's number in its last argument, which the SBI does not use here ([`Page::announcement`]). The
+//! VMM makes a vCPU's page available only after such a call, and as long as both ends of the page are as it left them:
+//! a kernel that was loaded later does not use the memory as a page. Nothing that a guest writes on its page can do
+//! more than its calls could.
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
@@ -28,15 +30,16 @@ pub const COUNTERS: usize = 32;
 pub const ACTIVE: u64 = 0x6f6e_7061;
 /// Value of [`Page::active`] while no call may be made on the page.
 pub const IDLE: u64 = 0x6e6f_7431;
-/// Value that the guest's code writes to `scause` before each call that exits: the exception "environment call from S-mode", which the
-/// hypervisor extension never delivers to a guest.
+/// Value that the guest's code writes to `scause` before each call that exits: the exception "environment call from
+/// S-mode", which the hypervisor extension never delivers to a guest.
 pub const NO_TRAP: u64 = 9;
 /// Value of `scause` at the beginning of the handler of an overflow: the local counter-overflow interrupt.
 pub const OVERFLOW: u64 = 1 << 63 | 0xd;
 /// The last argument of a call that exits, minus the number of the page.
 const ANNOUNCEMENT: u64 = 0x7061_6700;
 
-/// The memory that a guest's kernel shares with the VMM, for one vCPU. The guest's code uses the offsets of these fields.
+/// The memory that a guest's kernel shares with the VMM, for one vCPU. The guest's code uses the offsets of these
+/// fields.
 #[repr(C)]
 #[derive(Default)]
 pub struct Page {
@@ -66,8 +69,8 @@ pub struct Page {
     pub values: [AtomicU64; COUNTERS],
     /// The values with which each counter may be started: this one, and none above the second.
     pub no_exit_values: [[AtomicU64; 2]; COUNTERS],
-    /// Flags, event index and event data of each counter's last configuration. The flags are [`NO_CONFIGURATION`] if the counter cannot be
-    /// configured on the page.
+    /// Flags, event index and event data of each counter's last configuration. The flags are [`NO_CONFIGURATION`] if
+    /// the counter cannot be configured on the page.
     pub configurations: [[AtomicU64; 3]; COUNTERS],
     /// [`IDLE`] since the first use. Anything else means that another kernel uses the memory.
     pub tail_guard: AtomicU64,

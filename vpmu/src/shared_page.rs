@@ -1,26 +1,26 @@
 //! Register accesses without an exit, while all counters are frozen.
 //!
-//! A guest's driver freezes its counters with one write, accesses many registers, and thaws them with another write. Until the
-//! thaw none of these accesses has a visible effect, so none of them has to leave the guest: the guest's kernel reads the
-//! registers from a [`Page`] in its memory and writes there what is to be written. The VMM applies these writes at the next
-//! exit, at the latest at the thaw ([`crate::VirtualPmu::share_page`]).
+//! A guest's driver freezes its counters with one write, accesses many registers, and thaws them with another write.
+//! Until the thaw none of these accesses has a visible effect, so none of them has to leave the guest: the guest's
+//! kernel reads the registers from a [`Page`] in its memory and writes there what is to be written. The VMM applies
+//! these writes at the next exit, at the latest at the thaw ([`crate::VirtualPmu::share_page`]).
 //!
-//! While the kernel handles an overflow, even the freeze and the thaw need no exit, provided that all counters count user mode
-//! only. Such counters stand still until the kernel is done, so it makes no difference when they are stopped, written and
-//! started, unless the host has something to do: unless a counter's next overflow needs an alarm that is not set. The page
-//! lists for each counter the values that need no new alarm, and the thaw leaves the guest if another value was written. Most
-//! periods are as long as the one before, and then a sample is one exit to the VMM, for its interrupt. This relies on what all
-//! kernels do. A kernel that froze its counters for an overflow and returned to a program without a thaw would have that
-//! program counted until its next exit.
+//! While the kernel handles an overflow, even the freeze and the thaw need no exit, provided that all counters count
+//! user mode only. Such counters stand still until the kernel is done, so it makes no difference when they are stopped,
+//! written and started, unless the host has something to do: unless a counter's next overflow needs an alarm that is
+//! not set. The page lists for each counter the values that need no new alarm, and the thaw leaves the guest if another
+//! value was written. Most periods are as long as the one before, and then a sample is one exit to the VMM, for its
+//! interrupt. This relies on what all kernels do. A kernel that froze its counters for an overflow and returned to a
+//! program without a thaw would have that program counted until its next exit.
 //!
-//! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). At each freeze that leaves the guest it
-//! sets [`Page::freezing`]; a kernel without the code never does, and nothing changes for it. The VMM uses the memory as a shared
-//! page once the code has set that word and both ends of the page are as the VMM left them. That is a safeguard against a
-//! kernel that was loaded later, not a proof. Nothing that a guest writes on its page can do more than its register writes
-//! could.
+//! The guest's side is a little code that the loader adds to the kernel (the crate `vpmu-retarget` has it). At each
+//! freeze that leaves the guest it sets [`Page::freezing`]; a kernel without the code never does, and nothing changes
+//! for it. The VMM uses the memory as a shared page once the code has set that word and both ends of the page are as
+//! the VMM left them. That is a safeguard against a kernel that was loaded later, not a proof. Nothing that a guest
+//! writes on its page can do more than its register writes could.
 //!
-//! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for overflows. So
-//! the VMM need not ask KVM for the entry at each overflow ([`crate::Platform::inject`]).
+//! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for
+//! overflows. So the VMM need not ask KVM for the entry at each overflow ([`crate::Platform::inject`]).
 
 use std::sync::atomic::AtomicU64;
 
@@ -116,7 +116,8 @@ pub struct Registers {
     pub status: u32,
     /// The register that clears bits of the status.
     pub clear: Slot,
-    /// The other registers, in the order in which the VMM applies their writes; consecutive numbers have adjacent slots.
+    /// The other registers, in the order in which the VMM applies their writes; consecutive numbers have adjacent
+    /// slots.
     pub slots: Vec<Slot>,
     /// Counters by their RDPMC numbers.
     pub counters: Vec<Counters>,

@@ -1,11 +1,12 @@
 //! The state of a virtual PMU, for snapshots and migration: everything that its guest can see.
 //!
-//! What the host does for the guest is not part of it: the host's events, their alarms, statistics and starvation. A PMU that is
-//! restored opens events of its own, and a policy's minimum distance between two overflows begins anew. So a guest can continue on another host, even on one of another vendor: its registers hold
-//! the guest's encodings, which are mapped anew there.
+//! What the host does for the guest is not part of it: the host's events, their alarms, statistics and starvation. A
+//! PMU that is restored opens events of its own, and a policy's minimum distance between two overflows begins anew. So
+//! a guest can continue on another host, even on one of another vendor: its registers hold the guest's encodings, which
+//! are mapped anew there.
 //!
-//! A state may come from a file, so nothing in it is trusted. A restored PMU can do no more than one whose guest has written the
-//! same values to its registers.
+//! A state may come from a file, so nothing in it is trusted. A restored PMU can do no more than one whose guest has
+//! written the same values to its registers.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! Translates events between the encodings of AMD and Intel.
 //!
 //! A guest that sees its host's vendor's PMU has its encodings passed through, but for two that Intel's fixed counters
-//! count as well: a general and a fixed counter with the same event share an event of the host. A guest that sees the other vendor's PMU
-//! can count the events of `TABLE` that both vendors have; the host's kernel finds the encoding of its processor. An
-//! event that only the guest's vendor has is refused by name, because a count of something similar would be wrong. One
-//! difference remains: AMD's branches include interrupts and exceptions. Linux uses that event for `branches` on AMD
-//! all the same.
+//! count as well: a general and a fixed counter with the same event share an event of the host. A guest that sees the
+//! other vendor's PMU can count the events of `TABLE` that both vendors have; the host's kernel finds the encoding of
+//! its processor. An event that only the guest's vendor has is refused by name, because a count of something similar
+//! would be wrong. One difference remains: AMD's branches include interrupts and exceptions. Linux uses that event for
+//! `branches` on AMD all the same.
 
 use crate::event::{Event, GenericEvent, Selection};
 use crate::tier::Tier;

@@ -1,5 +1,5 @@
-//! The part that all PMU models share: counters are configured one by one and stopped all at once, a status records which have
-//! overflowed, and an overflow interrupts. A register model adds the registers.
+//! The part that all PMU models share: counters are configured one by one and stopped all at once, a status records
+//! which have overflowed, and an overflow interrupts. A register model adds the registers.
 
 mod branches;
 mod rate_limiter;
@@ -200,7 +200,8 @@ impl<S: Source> Unit<S> {
         self.run();
     }
 
-    /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being handled.
+    /// Stops all counters at the start of an interrupt handler. Overflows up to now belong to the interrupt being
+    /// handled.
     fn stop_for_handler(&mut self) {
         self.run_only(0);
         self.bank.handlers_stop();
@@ -254,8 +255,9 @@ impl<S: Source> Unit<S> {
         self.run();
     }
 
-    /// Defers the changes that the guest's kernel makes while it handles an interrupt, until [`Self::commit`]. Returns false, and
-    /// does nothing, if that would make a difference. All counters must have been updated since the guest ran.
+    /// Defers the changes that the guest's kernel makes while it handles an interrupt, until [`Self::commit`]. Returns
+    /// false, and does nothing, if that would make a difference. All counters must have been updated since the guest
+    /// ran.
     pub fn defer(&mut self) -> bool {
         let holds = !self.frozen && !self.branches.are_started() && self.bank.defer();
         if holds {
@@ -273,8 +275,8 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and holds their values until the next exit.
-    /// Returns the counters whose changes can then be made as of now.
+    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and holds their values until
+    /// the next exit. Returns the counters whose changes can then be made as of now.
     pub fn hold(&mut self, with_time: bool) -> Held {
         let held = self.bank.hold(with_time);
         self.take_overflows();
@@ -291,7 +293,8 @@ impl<S: Source> Unit<S> {
         self.bank.release_held();
     }
 
-    /// Returns the values with which a held counter can be started without a request to the host: this one, and all up to the second.
+    /// Returns the values with which a held counter can be started without a request to the host: this one, and all up
+    /// to the second.
     pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
         self.bank.start_values(counter)
     }
@@ -397,8 +400,8 @@ impl<S: Source> Unit<S> {
         is_pending
     }
 
-    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if no
-    /// interrupt was injected.
+    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if
+    /// no interrupt was injected.
     pub fn alarm_delivered(&mut self, at_next_entry: bool) {
         self.bank.alarm_delivered(at_next_entry);
     }
@@ -450,8 +453,8 @@ impl<S: Source> Unit<S> {
         self.bank.journal().take()
     }
 
-    /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a disabled
-    /// counter is released like that of any counter that stands still.
+    /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a
+    /// disabled counter is released like that of any counter that stands still.
     pub fn set_counter_switch(&mut self, counter: usize, to: Switch) -> bool {
         if counter >= self.size() {
             return false;
@@ -545,7 +548,8 @@ impl<S: Source> Unit<S> {
         }
     }
 
-    /// Raises one interrupt for all overflows before it. A throttled interrupt freezes nothing: the guest would not thaw it.
+    /// Raises one interrupt for all overflows before it. A throttled interrupt freezes nothing: the guest would not
+    /// thaw it.
     fn raise_interrupt(&mut self, counters: u64) {
         match &mut self.interrupt {
             Interrupt::Pending => return,

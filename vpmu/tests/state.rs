@@ -1,5 +1,6 @@
-//! A PMU whose state is saved and restored, at any point and any number of times, behaves as one whose state was not. The guests
-//! of two PMUs do the same at random; one PMU is replaced now and then by a new one on a new host, which gets its state as JSON.
+//! A PMU whose state is saved and restored, at any point and any number of times, behaves as one whose state was not.
+//! The guests of two PMUs do the same at random; one PMU is replaced now and then by a new one on a new host, which
+//! gets its state as JSON.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;

@@ -1,9 +1,9 @@
 //! What a guest has looked up and opened in a shared directory, in a snapshot.
 //!
 //! Inodes are saved by their paths in the directory. A restored guest finds what is at these paths then, here or on
-//! another host: an inode that is gone is stale for the guest, as one that the host has removed meanwhile. An open file has to
-//! be there, or the guest is not restored. A state may come from a file, so nothing in it is trusted: what it names is found
-//! as the guest's own requests find it.
+//! another host: an inode that is gone is stale for the guest, as one that the host has removed meanwhile. An open file
+//! has to be there, or the guest is not restored. A state may come from a file, so nothing in it is trusted: what it
+//! names is found as the guest's own requests find it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -113,8 +113,8 @@ impl Frame {
         }
     }
 
-    /// Completes the checksum of TCP or UDP: the driver has put the sum of the pseudo-header in its place. Returns false if
-    /// that place is not in the frame.
+    /// Completes the checksum of TCP or UDP: the driver has put the sum of the pseudo-header in its place. Returns
+    /// false if that place is not in the frame.
     pub fn complete(&mut self) -> bool {
         let Checksum::Needed { start, at } = self.checksum() else { return true };
         let content = &mut self.bytes[..self.length][HEADER..];

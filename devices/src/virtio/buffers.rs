@@ -36,8 +36,8 @@ impl<'a> Buffers<'a> {
         self.slices.push_back(slice);
     }
 
-    /// Calls `copy` with the next buffers, up to `count` bytes, and with the number of bytes copied so far. Returns that
-    /// number at the end.
+    /// Calls `copy` with the next buffers, up to `count` bytes, and with the number of bytes copied so far. Returns
+    /// that number at the end.
     fn consume(&mut self, count: usize, mut copy: impl FnMut(VolatileSlice, usize)) -> io::Result<usize> {
         let count = count.min(PIECE);
         let slices = &mut self.slices;

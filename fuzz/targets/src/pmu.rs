@@ -1,6 +1,6 @@
 //! A guest's accesses to its PMU, for each model, while the host counts, runs out of counters and changes its policy,
-//! and while another vCPU of the guest writes the shared page at any moment: between two exits, and whenever Tally looks
-//! at the page or asks the host for a count.
+//! and while another vCPU of the guest writes the shared page at any moment: between two exits, and whenever Tally
+//! looks at the page or asks the host for a count.
 //!
 //! The thread that runs writes what it likes into its block for event-based branches.
 //!

@@ -1,7 +1,7 @@
 //! The search for RDPMC instructions in an x86 kernel, and what is done with its result.
 //!
-//! Every site that is found is an RDPMC in code. If the sites are changed into RDMSR, the rest of the image is judged as
-//! before. The work is bounded whatever the image is.
+//! Every site that is found is an RDPMC in code. If the sites are changed into RDMSR, the rest of the image is judged
+//! as before. The work is bounded whatever the image is.
 
 use std::collections::BTreeSet;
 

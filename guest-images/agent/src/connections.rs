@@ -1,4 +1,5 @@
-//! Ends the TCP connections of a guest that was saved and has been restored: their other ends know nothing of this guest.
+//! Ends the TCP connections of a guest that was saved and has been restored: their other ends know nothing of this
+//! guest.
 
 use std::fs;
 use std::io::Result;

@@ -1,5 +1,5 @@
-//! What a guest does that was saved, and has been restored now: its clock stood still, and its kernel would draw the same random
-//! numbers as in other guests that were restored from the same state.
+//! What a guest does that was saved, and has been restored now: its clock stood still, and its kernel would draw the
+//! same random numbers as in other guests that were restored from the same state.
 
 use std::fs;
 use std::io::Result;
@@ -14,8 +14,8 @@ pub fn catch_up(Restored { time, entropy }: &Restored) -> Result<()> {
     sys::reseed(entropy)
 }
 
-/// Gives this guest an ID of the boot that is no other guest's. The kernel keeps its own from the first time that a program
-/// has read it, so another file is mounted over it.
+/// Gives this guest an ID of the boot that is no other guest's. The kernel keeps its own from the first time that a
+/// program has read it, so another file is mounted over it.
 pub fn renew_boot_id() -> Result<()> {
     const OWN: &str = "/run/tally-boot-id";
     let id = fs::read("/proc/sys/kernel/random/uuid")?;

@@ -175,8 +175,8 @@ unsafe fn new_descriptor(returned: libc::c_long) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Resets a TCP connection to another machine: whoever uses it sees ECONNRESET, or the end of file if it waits for input
-/// (Linux refuses a reset then).
+/// Resets a TCP connection to another machine: whoever uses it sees ECONNRESET, or the end of file if it waits for
+/// input (Linux refuses a reset then).
 pub fn reset_connection(socket: &OwnedFd) -> Result<()> {
     let is_tcp = option(socket, libc::SO_PROTOCOL)? == libc::IPPROTO_TCP;
     if !is_tcp || is_to_this_machine(socket)? {

@@ -174,8 +174,8 @@ impl Page {
         self.handler.store(entry, Relaxed);
     }
 
-    /// Enables branches, and returns whether the caller has to handle an overflow that came while they were disabled. They are
-    /// disabled again then.
+    /// Enables branches, and returns whether the caller has to handle an overflow that came while they were disabled.
+    /// They are disabled again then.
     pub fn enable_or_take(&self) -> bool {
         loop {
             self.enable();

@@ -18,9 +18,9 @@ impl Branches {
     /// Gives the calling thread a block. Branches are disabled at first.
     ///
     /// # Safety
-    /// The handler runs between any two instructions of the thread. It may only do what the handler of a signal may do: in particular it must
-    /// not allocate memory, take locks, panic, or access what the thread may be changing. `argument` has to be valid for the handler
-    /// until this value is dropped. The thread uses its GS for nothing else.
+    /// The handler runs between any two instructions of the thread. It may only do what the handler of a signal may do:
+    /// in particular it must not allocate memory, take locks, panic, or access what the thread may be changing.
+    /// `argument` has to be valid for the handler until this value is dropped. The thread uses its GS for nothing else.
     pub unsafe fn new(handler: Handler, argument: usize) -> Result<Self, Error> {
         let page = Mapped::new(entry::address(), entry::state())?;
         let words = [handler as usize as u64, argument as u64];

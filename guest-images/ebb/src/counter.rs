@@ -11,7 +11,8 @@ use perf_event_open_sys::{ioctls, perf_event_open};
 use crate::block::{FLAG, Page, Slot};
 use crate::error::Error;
 
-/// Shortest period. The handler's own instructions count, too: with a period that it does not fit into, it would be branched to for ever.
+/// Shortest period. The handler's own instructions count, too: with a period that it does not fit into, it would be
+/// branched to for ever.
 pub const SHORTEST_PERIOD: u64 = 1000;
 
 /// An event by its raw code: `perf list` and the processor's manual have more.
@@ -47,8 +48,9 @@ impl Event {
     }
 }
 
-/// Checks that an event can have branches. The kernel does not know them, so it cannot refuse what they do not have. `task` and `cpu`
-/// are those of `perf_event_open`; `leads` says that the event is in no group, or is its group's leader.
+/// Checks that an event can have branches. The kernel does not know them, so it cannot refuse what they do not have.
+/// `task` and `cpu` are those of `perf_event_open`; `leads` says that the event is in no group, or is its group's
+/// leader.
 pub fn check(attr: &perf_event_attr, task: i32, cpu: i32, leads: bool) -> Result<(), Error> {
     // SAFETY: every event has a period or a frequency, and both are integers.
     let period = unsafe { attr.__bindgen_anon_1.sample_period };
@@ -91,7 +93,8 @@ impl<'a> Wanted<'a> {
         self.0.overflows.load(Relaxed)
     }
 
-    /// Returns the number of events until the next overflow, as of the last stop or overflow. 0 if nobody has served the slot.
+    /// Returns the number of events until the next overflow, as of the last stop or overflow. 0 if nobody has served
+    /// the slot.
     pub fn left(&self) -> u64 {
         self.0.left.load(Relaxed)
     }
@@ -165,8 +168,8 @@ impl<'a> Counter<'a> {
         if status < 0 { Err(Error::last(action)) } else { Ok(()) }
     }
 
-    /// Returns how often the event has happened, as the kernel counts it. `None` if the kernel has no counter for it: it is at the
-    /// end of its file.
+    /// Returns how often the event has happened, as the kernel counts it. `None` if the kernel has no counter for it:
+    /// it is at the end of its file.
     pub fn count(&self) -> Result<Option<u64>, Error> {
         let mut count = 0_u64;
         let size = size_of::<u64>();

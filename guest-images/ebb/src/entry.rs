@@ -1,5 +1,5 @@
-//! Where a thread goes on when it is branched. Nothing of the thread's may be changed: not the 128 bytes below its stack
-//! pointer, which belong to the function that was interrupted, no register and no flag.
+//! Where a thread goes on when it is branched. Nothing of the thread's may be changed: not the 128 bytes below its
+//! stack pointer, which belong to the function that was interrupted, no register and no flag.
 
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
 use std::arch::{asm, global_asm};
@@ -109,8 +109,8 @@ pub fn address() -> u64 {
 
 /// Returns the components of the processor's state that are saved, and how many bytes they need.
 pub fn state() -> [u64; 2] {
-    // SAFETY: all processors since 2011 have XSAVE, and hypervisors show it; without it there is no AVX to save either, and
-    // this program would have ended at its first use.
+    // SAFETY: all processors since 2011 have XSAVE, and hypervisors show it; without it there is no AVX to save either,
+    // and this program would have ended at its first use.
     let enabled = unsafe { xgetbv() };
     let components = enabled & COMPONENTS;
     // The first two are in the legacy region, which the header follows. CPUID says where the others are.

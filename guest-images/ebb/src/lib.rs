@@ -1,5 +1,6 @@
-//! Event-based branches in Tally's guests: when a counter overflows, the thread goes on at a handler of its own, without
-//! a signal and without its kernel. `docs/ebb.md` describes the interface, `include/tally-ebb.h` is the same for C.
+//! Event-based branches in Tally's guests: when a counter overflows, the thread goes on at a handler of its own,
+//! without a signal and without its kernel. `docs/ebb.md` describes the interface, `include/tally-ebb.h` is the same
+//! for C.
 //!
 //! - [`Sampler`] samples the thread that calls it: where it was, and what had called it. It is safe to use.
 //! - [`Branches`] calls a handler of the program's. The handler may run between any two instructions, like that of a

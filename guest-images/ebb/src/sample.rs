@@ -1,7 +1,7 @@
 //! The example `ebb-sample`: a program that samples itself by event-based branches, and prints its own flame graph.
 //!
-//! In the default guest it is a name of the agent's, which is there anyway: a program of its own would take a megabyte of
-//! the guest's memory.
+//! In the default guest it is a name of the agent's, which is there anyway: a program of its own would take a megabyte
+//! of the guest's memory.
 
 mod cost;
 mod flame;

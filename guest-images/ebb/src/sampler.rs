@@ -11,8 +11,8 @@ use crate::error::Error;
 /// Number of functions that a sample has at most.
 const DEPTH: usize = 32;
 
-/// Samples the thread that makes it: where it was at each overflow, and what had called it, if the code keeps frame pointers
-/// (`-C force-frame-pointers=yes`).
+/// Samples the thread that makes it: where it was at each overflow, and what had called it, if the code keeps frame
+/// pointers (`-C force-frame-pointers=yes`).
 pub struct Sampler {
     branches: Branches,
     /// Made by `Box::into_raw`: the handler has its address.
@@ -35,8 +35,8 @@ impl Sampler {
         let samples = (0..capacity).map(|_| [const { AtomicU64::new(0) }; DEPTH]).collect();
         let buffer = Box::new(Buffer { stack: stack_of_caller(), taken: AtomicU64::new(0), samples });
         let buffer = Box::into_raw(buffer);
-        // SAFETY: the handler only writes to the buffer, which lives until no branch comes any more (`drop`), and reads from
-        // the thread's stack. If GS is in use, there is an error.
+        // SAFETY: the handler only writes to the buffer, which lives until no branch comes any more (`drop`), and reads
+        // from the thread's stack. If GS is in use, there is an error.
         match unsafe { Branches::new(sample, buffer.expose_provenance()) } {
             Ok(branches) => Ok(Self { branches, buffer, event, period }),
             Err(error) => {
@@ -47,8 +47,8 @@ impl Sampler {
         }
     }
 
-    /// Samples what a function does. Returns the samples, each with the innermost function's address first, and what the function has
-    /// returned.
+    /// Samples what a function does. Returns the samples, each with the innermost function's address first, and what
+    /// the function has returned.
     pub fn sample<T>(&mut self, function: impl FnOnce() -> T) -> Result<(Vec<Vec<u64>>, T), Error> {
         self.buffer().taken.store(0, Relaxed);
         let counter = self.branches.open(self.event, self.period)?;

@@ -23,8 +23,8 @@ pub fn spin(times: u64) -> [u64; 2] {
     [dec, jnz]
 }
 
-/// Runs such a loop with something in the 128 bytes below the stack pointer, in a vector register and in the flags. Returns
-/// whether all of it is still there at the end.
+/// Runs such a loop with something in the 128 bytes below the stack pointer, in a vector register and in the flags.
+/// Returns whether all of it is still there at the end.
 pub fn spin_with_all_in_use(times: u64) -> bool {
     let (low, high, carry, vector): (u64, u64, u64, u64);
     // SAFETY: writes to the red zone only, which is the assembly's as it calls nothing.

@@ -1,8 +1,8 @@
 //! Checks what `docs/ebb.md` promises of event-based branches, exact to the instruction. Each sub-command checks one
 //! promise and prints one line: what it measured, with status 0, or what was wrong, with status 1.
 //!
-//! Linux checks POWER's facility by small programs, `tools/testing/selftests/powerpc/pmu/ebb`; these are their promises, as
-//! far as they have a meaning here.
+//! Linux checks POWER's facility by small programs, `tools/testing/selftests/powerpc/pmu/ebb`; these are their
+//! promises, as far as they have a meaning here.
 //!
 //! Usage: `ebb-promises` prints the names of all promises; `ebb-promises NAME` checks one.
 

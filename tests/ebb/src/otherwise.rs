@@ -1,4 +1,5 @@
-//! Events that were opened otherwise than they should be: the kernel does not know the flag, so it refuses none of them.
+//! Events that were opened otherwise than they should be: the kernel does not know the flag, so it refuses none of
+//! them.
 
 use std::os::fd::OwnedFd;
 

@@ -23,8 +23,8 @@ impl<E: Display> From<E> for Failure {
     }
 }
 
-/// What ran before may have had many short periods, which raises Tally's rate floor for 100 ms: with it, two overflows may be
-/// one branch.
+/// What ran before may have had many short periods, which raises Tally's rate floor for 100 ms: with it, two overflows
+/// may be one branch.
 const FLOOD_ENDS: Duration = Duration::from_millis(150);
 /// Time after which SIGALRM ends the program.
 const LIMIT_SECONDS: u32 = 300;

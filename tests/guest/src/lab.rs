@@ -140,8 +140,8 @@ impl Results {
 }
 
 impl Steps {
-    /// Creates a group on the x86-64 host of the test that runs. The host has `tally`, the program `typist`, the bare-metal test program as
-    /// `payload`, and the default guest.
+    /// Creates a group on the x86-64 host of the test that runs. The host has `tally`, the program `typist`, the
+    /// bare-metal test program as `payload`, and the default guest.
     pub fn new(name: &'static str) -> Self {
         Self::of(Arch::X86_64, name)
     }
@@ -182,8 +182,8 @@ impl Steps {
         self.configure_host(move |scenario| scenario.file(path, name))
     }
 
-    /// Lets default guests start from a template, which the saved host has: it is made once for all groups with the same
-    /// guest. Guests with other options have to boot (`--append`): a template of their own would take longer.
+    /// Lets default guests start from a template, which the saved host has: it is made once for all groups with the
+    /// same guest. Guests with other options have to boot (`--append`): a template of their own would take longer.
     #[must_use]
     pub fn from_template(mut self) -> Self {
         self.script.push_str(ONE_TEMPLATE);

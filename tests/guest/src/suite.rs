@@ -37,8 +37,8 @@ enum Tier {
     First,
     /// With `--include-ignored` only: the test checks a promise on more kernels or models, or measures.
     Second,
-    /// With `--include-ignored` and a filter that its name matches: the test repeats others on another host, and takes minutes
-    /// for what few changes can break.
+    /// With `--include-ignored` and a filter that its name matches: the test repeats others on another host, and takes
+    /// minutes for what few changes can break.
     Third,
 }
 

@@ -1,5 +1,5 @@
-//! The Debian package in a clean Debian, and that the same commit gives the same archives. The programs are those of the
-//! other tests; the Debian is the one that guests boot, unpacked: ten seconds of a core.
+//! The Debian package in a clean Debian, and that the same commit gives the same archives. The programs are those of
+//! the other tests; the Debian is the one that guests boot, unpacked: ten seconds of a core.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -15,7 +15,8 @@ use guest_tests::{bare_metal, has_kvm, program, stderr, stdout};
 use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The threads of a VM with a disk, a share, a network, an event log and metrics. The main thread has the program's name.
+/// The threads of a VM with a disk, a share, a network, an event log and metrics. The main thread has the program's
+/// name.
 const THREADS: [&str; 9] =
     ["control", "disk0", "log", "metrics", "net", "share0", "signals", "tally", "vcpu0"];
 /// Bits of capabilities, by `linux/capability.h`: `CHOWN` to `FSETID`, which are five; `PERFMON`.

@@ -1,4 +1,5 @@
-//! Checks of the sources' form that rustfmt leaves alone on a stable toolchain: how imports are grouped.
+//! Checks of the sources' form that rustfmt leaves alone on a stable toolchain: how imports are grouped, and
+//! how long lines of comments are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,21 @@ fn imports_of_the_standard_library_come_first_in_a_group_of_their_own() {
             let standard = block.iter().filter(|line| is_standard(line)).count();
             let is_grouped = standard == 0 || standard == block.len() && number == 0;
             assert!(is_grouped, "{}: {block:#?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn comments_have_at_most_120_characters_but_for_tables() {
+    let mut found = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), &mut found);
+    for path in found {
+        let text = fs::read_to_string(&path).expect("it is text");
+        for (number, line) in text.lines().enumerate() {
+            let is_comment = line.trim_start().starts_with("//");
+            let is_table = line.trim_start_matches([' ', '/', '!']).starts_with('|');
+            let fits = line.chars().count() <= 120;
+            assert!(!is_comment || is_table || fits, "{}:{}: {line}", path.display(), number + 1);
         }
     }
 }

@@ -4,11 +4,11 @@
 //! Usage: `counter-thief COUNTERS[,CYCLES] [--for SECONDS] [--times TIMES] [--every SECONDS]`
 //!
 //! The program takes COUNTERS counters of each CPU for instructions, and CYCLES for cycles: Intel's processors have a
-//! fixed counter for each of these two, which no other event can take. It gives them back after `--for` SECONDS, or at SIGTERM, which also
-//! ends the program. It repeats this `--times` TIMES, with `--every` SECONDS from the start of one theft to the start
-//! of the next. Every line of its output ends with a `CLOCK_MONOTONIC` time in nanoseconds: before the first counter is
-//! taken, or after the last one is given back. So the interval in which other events may not count is between these two
-//! times.
+//! fixed counter for each of these two, which no other event can take. It gives them back after `--for` SECONDS, or at
+//! SIGTERM, which also ends the program. It repeats this `--times` TIMES, with `--every` SECONDS from the start of one
+//! theft to the start of the next. Every line of its output ends with a `CLOCK_MONOTONIC` time in nanoseconds: before
+//! the first counter is taken, or after the last one is given back. So the interval in which other events may not count
+//! is between these two times.
 //!
 //! ```text
 //! holds 6 of 6 counters on CPU 0 since 1234567890

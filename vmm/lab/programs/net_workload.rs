@@ -1,7 +1,7 @@
 //! A client that measures a guest's network from the host. The time that it prints is that of its connections alone.
 //!
-//! - `net-workload requests ADDRESS:PORT NUMBER`: fetches `/` from a web server so often, each time over a connection of
-//!   its own.
+//! - `net-workload requests ADDRESS:PORT NUMBER`: fetches `/` from a web server so often, each time over a connection
+//!   of its own.
 //! - `net-workload receive ADDRESS:PORT`: fetches `/large`.
 //! - `net-workload send ADDRESS:PORT BYTES`: sends so many bytes, and waits until the other end has read them.
 //!

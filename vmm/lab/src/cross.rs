@@ -76,8 +76,8 @@ pub fn program(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     compile(package, &["build", "--bins", "--profile", "lab"], &toolchain, progress)
 }
 
-/// Compiles the only program of one of this project's packages for a release, with more options of the compiler. Returns
-/// the path of the program.
+/// Compiles the only program of one of this project's packages for a release, with more options of the compiler.
+/// Returns the path of the program.
 pub fn released(package: &str, options: &str, progress: &mut Progress) -> Result<PathBuf> {
     let toolchain = toolchain(&Cache::open()?, progress)?;
     progress.long_step(format!("compiling {package} for riscv64"));

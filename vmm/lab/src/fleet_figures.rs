@@ -64,8 +64,8 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     read(&text).ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
 }
 
-/// Returns the script. It prints a word and values in each line. Everything that is read from the cache is in the host's
-/// memory before the first guest starts.
+/// Returns the script. It prints a word and values in each line. Everything that is read from the cache is in the
+/// host's memory before the first guest starts.
 fn script() -> String {
     format!(
         "export TALLY_CACHE=$PWD/cache TALLY_BOOT=

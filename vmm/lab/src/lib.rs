@@ -1,7 +1,7 @@
 //! The lab: a simulated host with KVM and an exact PMU, for machines that have neither.
 //!
-//! A patched QEMU or Bochs simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`). An
-//! unmodified Debian kernel with KVM runs on that processor (`host`). A [`Scenario`] is a script that runs on this
+//! A patched QEMU or Bochs simulates a processor with virtualisation and a PMU that counts every instruction (`cpu`).
+//! An unmodified Debian kernel with KVM runs on that processor (`host`). A [`Scenario`] is a script that runs on this
 //! host. One instruction takes one nanosecond of virtual time, so a scenario does the same each time, and tests can
 //! compare counts with `==`.
 

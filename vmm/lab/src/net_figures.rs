@@ -1,5 +1,5 @@
-//! What a guest's network costs: requests to a small web server in it, and transfers in both directions. A client on the
-//! simulated host is the other end; Tally and the peer run there, with the same kernel and initrd.
+//! What a guest's network costs: requests to a small web server in it, and transfers in both directions. A client on
+//! the simulated host is the other end; Tally and the peer run there, with the same kernel and initrd.
 //!
 //! The host has one CPU, so the times include all work: the client's, passt's, and that of the devices' threads.
 

@@ -37,8 +37,8 @@ struct Host {
     scenario: fn(Row, &Programs, &mut Progress) -> Result<Scenario>,
 }
 
-/// Parts of a kernel, each with what the names of its functions begin with. The first that fits counts. The last but one
-/// also has all functions of KVM's modules.
+/// Parts of a kernel, each with what the names of its functions begin with. The first that fits counts. The last but
+/// one also has all functions of KVM's modules.
 const PARTS: [(&str, &str); 6] = [
     (
         "interrupts",
@@ -72,8 +72,8 @@ const PARTS: [(&str, &str); 6] = [
 const KVM: usize = PARTS.len() - 2;
 const REST: usize = PARTS.len() - 1;
 
-/// Profiles rows of the benchmark that have one workload, on the host with an architecture. Returns a table of the kernels' parts with a
-/// column for each row, and a table of functions for each row if that is wanted.
+/// Profiles rows of the benchmark that have one workload, on the host with an architecture. Returns a table of the
+/// kernels' parts with a column for each row, and a table of functions for each row if that is wanted.
 pub fn measure(
     rows: &[Row],
     with_functions: bool,

@@ -206,8 +206,8 @@ impl Scenario {
             .variable(BOOT, "1"))
     }
 
-    /// Lets guests that are started by `tally` with these options start from a template. A host that can be saved is saved
-    /// with it; on another, the first guest makes it. The scenario has Tally and the default guest.
+    /// Lets guests that are started by `tally` with these options start from a template. A host that can be saved is
+    /// saved with it; on another, the first guest makes it. The scenario has Tally and the default guest.
     #[must_use]
     pub fn template(mut self, options: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         let is_needed = |(name, _): &(String, Content)| ["tally", KERNEL, INITRD].contains(&&name[..]);

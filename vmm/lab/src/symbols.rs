@@ -28,8 +28,8 @@ pub struct Function {
 }
 
 impl Symbols {
-    /// Returns the symbols of the host with the kernel of a release. If they are not in the cache, `read` reads the host's
-    /// `/proc/kallsyms`.
+    /// Returns the symbols of the host with the kernel of a release. If they are not in the cache, `read` reads the
+    /// host's `/proc/kallsyms`.
     pub fn of_host(
         release: Release,
         processor: Processor,

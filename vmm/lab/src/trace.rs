@@ -32,8 +32,8 @@ pub enum Side {
 pub enum Flags {
     /// An AMD processor: they have the privilege level, and whether a guest runs.
     Amd,
-    /// A RISC-V processor: they have the privilege level, and whether the kernel is the host's. A program is that of the kernel which
-    /// was executed last, or the guest's if that was at `entry`, the host's way into a guest.
+    /// A RISC-V processor: they have the privilege level, and whether the kernel is the host's. A program is that of
+    /// the kernel which was executed last, or the guest's if that was at `entry`, the host's way into a guest.
     Riscv {
         /// Addresses of the function by which the host enters a guest.
         entry: Range<u64>,

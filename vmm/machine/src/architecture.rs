@@ -82,8 +82,8 @@ pub trait PmuModel: Copy + Debug + Display + Eq {
         processor: Self::Processor,
         policy: &Policy,
     ) -> Result<Offer<Pmu<Self>>, Self::Unavailable>;
-    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the guest has,
-    /// the policy decides.
+    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the
+    /// guest has, the policy decides.
     fn offer_saved(
         self,
         processor: Self::Processor,
@@ -129,15 +129,15 @@ pub trait Format: Sized {
         pmu: Pmu<Self::Model>,
         cpus: u8,
     ) -> Result<(), LoadError>;
-    /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them are
-    /// possible. Needs no KVM: [`crate::untrusted`] calls this.
+    /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them
+    /// are possible. Needs no KVM: [`crate::untrusted`] calls this.
     fn retarget_without_kvm(kernel: &mut Kernel<Self>) -> Result<(), LoadError>;
     /// Returns what to keep of a kernel that was patched, or `None` if such kernels are not kept.
     fn saved(kernel: &Kernel<Self>) -> Option<Self::Saved>;
     /// Returns the format of a kernel that was kept, or `None` if it cannot be one.
     fn restored(saved: Self::Saved) -> Option<Self>;
-    /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only after
-    /// [`Self::retarget`].
+    /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only
+    /// after [`Self::retarget`].
     fn lets_programs_read_counters(&self) -> bool;
     /// Loads a kernel and its initrd into the guest's memory, on x86 also the command line.
     fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Self::Entry, LoadError>;
@@ -215,8 +215,8 @@ pub trait Board: Clone {
     ) -> Result<(), KvmError>
     where
         Self::VcpuState: 'a;
-    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same
-    /// finds everything as it was.
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
+    /// same finds everything as it was.
     fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Self::Identity, KvmError>;
     /// Returns [`Self::identity`] while machines run, given the first vCPU of one that is saved.
     fn saved_identity(
@@ -368,8 +368,8 @@ pub enum VcpuPmu<E> {
 }
 
 impl<E: EmulatedPmu> VcpuPmu<E> {
-    /// Counts an instruction that accesses a device: it exits and is completed by Tally, so that no hardware counts it. `is_user` is
-    /// called only if the answer matters.
+    /// Counts an instruction that accesses a device: it exits and is completed by Tally, so that no hardware counts it.
+    /// `is_user` is called only if the answer matters.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
         if let Self::Emulated(emulated) = self {
             emulated.pmu().completes_instruction(is_user);

@@ -64,8 +64,8 @@ pub enum Start<'a> {
         /// The kernel's command line.
         command_line: &'a str,
     },
-    /// Where another one was saved. The memory is that guest's ([`Machine::saved_memory`]), and the devices are of the same
-    /// types.
+    /// Where another one was saved. The memory is that guest's ([`Machine::saved_memory`]), and the devices are of the
+    /// same types.
     Restore(Box<MachineState>),
 }
 
@@ -101,8 +101,8 @@ impl Machine {
         Ok(EmptyMachine { vm, keeper })
     }
 
-    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the same finds
-    /// everything as it was.
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
+    /// same finds everything as it was.
     pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
         arch::Board::identity(kvm, cpus, pmu)
     }
@@ -122,8 +122,8 @@ impl Machine {
         GuestRam::restored(size, arch::Board::ram, file)
     }
 
-    /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet. The second result saves the machine
-    /// while it runs.
+    /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet. The second result saves the
+    /// machine while it runs.
     pub fn new(kvm: &Kvm, machine: EmptyMachine, config: Config) -> Result<(Self, Saver), MachineError> {
         let Config { start, cpus, ram, pmu, policy, console, external_device, mut devices } = config;
         if let Start::Restore(state) = &start {

@@ -91,7 +91,8 @@ impl Pmu {
         }
     }
 
-    /// Keeps the host's PMU in use, if it backs this one. The events of the guest's counters come and go as the guest wants.
+    /// Keeps the host's PMU in use, if it backs this one. The events of the guest's counters come and go as the guest
+    /// wants.
     pub(crate) fn reserve_host(self) -> Option<Reservation> {
         let Self::Emulated(_, host) = self else { return None };
         let warn = |error: &_| debug!("cannot keep the host's PMU in use: {error}");

@@ -1,5 +1,5 @@
-//! The counters of a guest that was saved. Those that this host does not have free are the policy's matter, as those are that
-//! a running guest loses.
+//! The counters of a guest that was saved. Those that this host does not have free are the policy's matter, as those
+//! are that a running guest loses.
 
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu_perf::{Free, watchdog_hint};

@@ -1,9 +1,9 @@
 //! Saves machines, so that others can continue from there.
 //!
-//! All vCPUs stand still while a machine is saved: first all of them stop, so that none sends another one an interrupt any
-//! more, and then each is saved by its own thread, which alone can read its counters. A state has what KVM
-//! holds, the PMUs, the console and the virtio devices, which stand still as well. The guest's memory ([`GuestRam::save`]) and what
-//! the device of the caller's knows beyond its registers are saved by the caller.
+//! All vCPUs stand still while a machine is saved: first all of them stop, so that none sends another one an interrupt
+//! any more, and then each is saved by its own thread, which alone can read its counters. A state has what KVM holds,
+//! the PMUs, the console and the virtio devices, which stand still as well. The guest's memory ([`GuestRam::save`]) and
+//! what the device of the caller's knows beyond its registers are saved by the caller.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Lets this process end before KVM has torn down its machine.
 //!
-//! Whoever closes a machine's last file descriptor waits until its kernel threads have ended and several of RCU's grace periods
-//! have passed: some 50 ms, without any work, at the end of each run. So a child process keeps the machine's file descriptor, and
-//! nothing else, until this process has ended, and waits instead of it. It is started early, while this process is small.
+//! Whoever closes a machine's last file descriptor waits until its kernel threads have ended and several of RCU's grace
+//! periods have passed: some 50 ms, without any work, at the end of each run. So a child process keeps the machine's
+//! file descriptor, and nothing else, until this process has ended, and waits instead of it. It is started early, while
+//! this process is small.
 
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::{AsRawFd, RawFd};

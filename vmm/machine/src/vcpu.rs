@@ -253,8 +253,8 @@ impl VcpuThread {
         arch::Run::notify_paused(self.run.fd());
     }
 
-    /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry, which
-    /// ends before the guest executes anything.
+    /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry,
+    /// which ends before the guest executes anything.
     fn settle(&mut self, pmu: &mut ThreadPmu) -> Result<(), SaveError> {
         /// More than the parts of any instruction that exits several times.
         const MAX_EXITS: usize = 1000;

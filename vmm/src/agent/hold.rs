@@ -1,5 +1,5 @@
-//! The host's side of the agent in a snapshot. The thread stands still while the machine is saved, and its state goes on in
-//! another process.
+//! The host's side of the agent in a snapshot. The thread stands still while the machine is saved, and its state goes
+//! on in another process.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};

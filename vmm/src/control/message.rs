@@ -28,8 +28,8 @@ pub enum Request {
     Policy(Change),
     /// Flush the event log, after writing this note into it if there is one.
     Log(Option<String>),
-    /// Send a snapshot, behind the answer ([`crate::snapshot::stream`]). If the VM is to end afterwards, it stands still until the
-    /// client's next request or its end.
+    /// Send a snapshot, behind the answer ([`crate::snapshot::stream`]). If the VM is to end afterwards, it stands
+    /// still until the client's next request or its end.
     Snapshot {
         /// The VM is to end afterwards.
         stop: bool,

@@ -1,8 +1,8 @@
 //! The file of an event log, and the older file beside it.
 //!
 //! A file that has reached its maximum size is renamed to `FILE.1`, which replaces the one before it, and a new file is
-//! begun. While a guest runs, a thread of its own does that ([`LogFile::rotate_on_thread`]): no other thread of a run may
-//! rename or create files there.
+//! begun. While a guest runs, a thread of its own does that ([`LogFile::rotate_on_thread`]): no other thread of a run
+//! may rename or create files there.
 //!
 //! Nothing is written through a name that somebody else may have put there: the new file must not exist before, and a
 //! symbolic link at `FILE.1` is replaced, not followed.

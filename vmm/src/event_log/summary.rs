@@ -1,4 +1,5 @@
-//! Sums up an event log. Somebody else may have written it, so its numbers may be any: sums of them stop at the largest.
+//! Sums up an event log. Somebody else may have written it, so its numbers may be any: sums of them stop at the
+//! largest.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Probes how many of a host CPU's counters are held. The number of counters is known, and the number of available ones
-//! is found out by opening events on that CPU. If a real-time thread never leaves the CPU, the probing thread cannot run there,
-//! and the probe times out.
+//! is found out by opening events on that CPU. If a real-time thread never leaves the CPU, the probing thread cannot
+//! run there, and the probe times out.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;

@@ -1,5 +1,5 @@
-//! Kernels as they are when they have been unpacked and patched, which takes longer than the rest of a start. They are kept in
-//! the cache.
+//! Kernels as they are when they have been unpacked and patched, which takes longer than the rest of a start. They are
+//! kept in the cache.
 
 use std::fs;
 use std::path::Path;

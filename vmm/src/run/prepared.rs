@@ -138,8 +138,8 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Returns the policy for the guest's counters. `--on-starvation` overrides the file of `--pmu-policy`, and both override the
-/// policy of a guest that was saved.
+/// Returns the policy for the guest's counters. `--on-starvation` overrides the file of `--pmu-policy`, and both
+/// override the policy of a guest that was saved.
 fn policy(options: &Run, saved: Option<&Opened>) -> Result<Policy> {
     let option = match (&options.pmu_policy, options.on_starvation) {
         (Some(_), _) => Some("--pmu-policy"),

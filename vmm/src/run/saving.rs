@@ -1,4 +1,5 @@
-//! Saves a VM while it runs, for `tally snapshot`. The command's streams stand still first, then the vCPUs, then the devices.
+//! Saves a VM while it runs, for `tally snapshot`. The command's streams stand still first, then the vCPUs, then the
+//! devices.
 
 use std::io::{self, BufRead, Write};
 use std::sync::{Mutex, TryLockError};
@@ -60,7 +61,8 @@ impl Savable {
         Self(prepare())
     }
 
-    /// Sends a snapshot with the policy of this time. If the VM is to end afterwards, waits for the client's next request.
+    /// Sends a snapshot with the policy of this time. If the VM is to end afterwards, waits for the client's next
+    /// request.
     pub fn send(
         &self,
         stop: bool,

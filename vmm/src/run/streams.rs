@@ -39,8 +39,8 @@ pub fn choose() -> io::Result<Chosen> {
     Ok(Chosen { streams, terminals, raw })
 }
 
-/// Connects the streams of a command that runs already. Those that are its terminal stay that, whatever they are here; a
-/// keyboard is missing if there is none here.
+/// Connects the streams of a command that runs already. Those that are its terminal stay that, whatever they are here;
+/// a keyboard is missing if there is none here.
 pub fn continued(terminals: Terminals, has_input: bool) -> io::Result<Chosen> {
     let stdin = io::stdin();
     let (mut input, mut raw) = (None, None);

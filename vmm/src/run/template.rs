@@ -1,9 +1,9 @@
-//! Templates: the default guest, saved where it waits for its command. A run that can use one starts there, and maps the saved
-//! memory, which all such guests share until they write to it.
+//! Templates: the default guest, saved where it waits for its command. A run that can use one starts there, and maps
+//! the saved memory, which all such guests share until they write to it.
 //!
-//! A template is made by a process of its own (`tally run --save-template DIR`), because a run confines itself, and it belongs to
-//! everything that it was made from: the files of the guest, this program, the host's processor and kernel, and the machine.
-//! Nobody else can change it: it is in the cache, whose owner is checked.
+//! A template is made by a process of its own (`tally run --save-template DIR`), because a run confines itself, and it
+//! belongs to everything that it was made from: the files of the guest, this program, the host's processor and kernel,
+//! and the machine. Nobody else can change it: it is in the cache, whose owner is checked.
 
 use std::env;
 use std::ffi::OsString;
@@ -224,8 +224,8 @@ fn leave_reason(folder: &Path, why: &anyhow::Error) -> io::Result<()> {
 }
 
 impl Place {
-    /// Gives up a template with which no machine can be built. If this run has made it, the next one would be no better: the
-    /// reason takes its place, and the next runs boot without another attempt.
+    /// Gives up a template with which no machine can be built. If this run has made it, the next one would be no
+    /// better: the reason takes its place, and the next runs boot without another attempt.
     pub fn give_up(&self, why: &anyhow::Error) {
         let left = match self.age {
             Age::New => leave_reason(&self.folder, why).is_ok(),

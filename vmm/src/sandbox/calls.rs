@@ -222,8 +222,8 @@ fn answers_clients(calls: &mut Calls) {
     ]);
 }
 
-/// Answering clients, each on a thread of its own; sending them snapshots; counting what vCPUs' threads do; finding out how many counters of a
-/// CPU are free.
+/// Answering clients, each on a thread of its own; sending them snapshots; counting what vCPUs' threads do; finding out
+/// how many counters of a CPU are free.
 fn control(calls: &mut Calls) {
     answers_clients(calls);
     perf_event_open(calls, None);
@@ -235,8 +235,8 @@ fn control(calls: &mut Calls) {
     requests(calls, arch::IDENTITY);
 }
 
-/// Starting threads, but no processes. The C library tries clone3 first, whose flags are in memory, where a filter cannot
-/// look; if the kernel has no such call, it uses clone.
+/// Starting threads, but no processes. The C library tries clone3 first, whose flags are in memory, where a filter
+/// cannot look; if the kernel has no such call, it uses clone.
 fn starts_threads(calls: &mut Calls) {
     calls.deny(libc::SYS_clone3);
     calls.allow_if(libc::SYS_clone, &[Argument { number: 0, is: Is::With(THREAD) }]);

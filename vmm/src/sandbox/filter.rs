@@ -82,8 +82,8 @@ impl Calls {
         }
     }
 
-    /// Lets the filter begin with requests of `ioctl` that the thread makes most often, and that the list allows anyway. A
-    /// kernel without a compiler for filters interprets them, and then each comparison counts.
+    /// Lets the filter begin with requests of `ioctl` that the thread makes most often, and that the list allows
+    /// anyway. A kernel without a compiler for filters interprets them, and then each comparison counts.
     pub fn try_first(&mut self, requests: &[u32]) {
         self.first.extend(requests);
     }

@@ -1,8 +1,8 @@
-//! The folder of a snapshot: `state`, a line about both files and then the state as JSON, and `memory`, in which what the guest
-//! never touched takes no space.
+//! The folder of a snapshot: `state`, a line about both files and then the state as JSON, and `memory`, in which what
+//! the guest never touched takes no space.
 //!
-//! The folder appears under its name when it is complete and on the disk. Its checksums find damage, not forgery: what is in it is
-//! not trusted beyond that.
+//! The folder appears under its name when it is complete and on the disk. Its checksums find damage, not forgery: what
+//! is in it is not trusted beyond that.
 
 use std::fs::{File, Permissions};
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,5 +1,5 @@
-//! A snapshot on the control socket: the state, and then the memory in parts, each behind where it belongs and its length. A
-//! part of no length is the end.
+//! A snapshot on the control socket: the state, and then the memory in parts, each behind where it belongs and its
+//! length. A part of no length is the end.
 
 use std::io::{self, Read, Write};
 

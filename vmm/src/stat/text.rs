@@ -21,8 +21,8 @@ pub fn lines(vm: &VmStatus) -> Vec<String> {
     lines.into_iter().map(|line| printable(&line)).collect()
 }
 
-/// Renders a value as JSON. Strings have all control characters as escapes, so that another user's VM cannot draw on the
-/// terminal. JSON itself asks for that below U+0020 only.
+/// Renders a value as JSON. Strings have all control characters as escapes, so that another user's VM cannot draw on
+/// the terminal. JSON itself asks for that below U+0020 only.
 pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
     let mut text = String::new();
     for c in serde_json::to_string(value)?.chars() {

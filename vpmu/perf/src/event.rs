@@ -128,7 +128,8 @@ impl PerfEvent {
         Self::from_attributes(attr, calls)
     }
 
-    /// Does the same as [`Self::open_disabled`] for one of the kernel's generic events, by its number (`enum perf_hw_id`).
+    /// Does the same as [`Self::open_disabled`] for one of the kernel's generic events, by its number (`enum
+    /// perf_hw_id`).
     pub fn open_generic_disabled(pmu: HostPmu, number: u64) -> io::Result<Self> {
         let mut attr = attributes(FAR);
         attr.set_pinned(0);
@@ -170,8 +171,8 @@ impl PerfEvent {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
         let fd = self.fd.as_raw_fd();
-        // Not libc's: the standard library refers to that one weakly, which a statically linked program optimised as a whole
-        // may be left with, and then it calls address 0.
+        // Not libc's: the standard library refers to that one weakly, which a statically linked program optimised as a
+        // whole may be left with, and then it calls address 0.
         let id = rustix::thread::gettid().as_raw_pid();
         let owner = Owner { kind: F_OWNER_TID, id };
         // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.

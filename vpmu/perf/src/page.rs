@@ -97,7 +97,8 @@ impl Page {
         unsafe { self.0.as_ref() }
     }
 
-    /// Reads the event's count without a system call. Returns `None` if the event is not on the PMU, or cannot be read this way.
+    /// Reads the event's count without a system call. Returns `None` if the event is not on the PMU, or cannot be read
+    /// this way.
     pub fn read(&self) -> Option<u64> {
         let shared = self.shared();
         loop {

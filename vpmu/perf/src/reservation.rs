@@ -14,8 +14,8 @@ use vpmu::event::{Event, GenericEvent};
 use crate::event::{THIS_THREAD, open};
 use crate::host::HostPmu;
 
-/// An open event that never counts, and so takes no counter. While it exists, the host's PMU is in use. Other hosts than
-/// those of x86 gain nothing from it, and lose nothing.
+/// An open event that never counts, and so takes no counter. While it exists, the host's PMU is in use. Other hosts
+/// than those of x86 gain nothing from it, and lose nothing.
 #[derive(Debug)]
 pub struct Reservation {
     #[expect(dead_code, reason = "it is kept open")]

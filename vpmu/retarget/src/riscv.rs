@@ -15,9 +15,9 @@
 //! The new code takes the place of pairs in the switch that only 32-bit kernels use. It is position-independent, so the
 //! kernel may run at any address.
 //!
-//! Most of the calls need no exit, if the kernel shares a page with the VMM ([`vpmu::sbi_page`]). Where a kernel has the room for it, the new
-//! code for that is added to the unused end of its text, and the kernel's calls, the switch and the read of `scountovf` use that
-//! code.
+//! Most of the calls need no exit, if the kernel shares a page with the VMM ([`vpmu::sbi_page`]). Where a kernel has
+//! the room for it, the new code for that is added to the unused end of its text, and the kernel's calls, the switch
+//! and the read of `scountovf` use that code.
 //!
 //! A site is changed only if decoding the code around it proves that an instruction begins there, that nothing else
 //! uses the value of the LUI, and that no branch leads into the middle of the change. If anything that looks like a
@@ -67,8 +67,8 @@ pub const READ_OVERFLOWS: u64 = 0x101;
 /// `csrr rd, scountovf`, and the mask of the bits that do not depend on rd.
 const READ_SCOUNTOVF: (u32, u32) = (0xda00_2073, 0xffff_f07f);
 
-/// Maximum number of instructions of one kind that look like sites. Each is looked at together with the kilobytes around
-/// it, which an image of nothing else would make hours of work. Kernels have dozens at most.
+/// Maximum number of instructions of one kind that look like sites. Each is looked at together with the kilobytes
+/// around it, which an image of nothing else would make hours of work. Kernels have dozens at most.
 const MAX_SITES: usize = 4096;
 
 /// The changes made to a kernel.
@@ -76,8 +76,8 @@ const MAX_SITES: usize = 4096;
 pub struct Retargeted {
     /// The changes, in ascending order of their offsets.
     pub changes: Vec<Change>,
-    /// Offset of the pages that the kernel shares with the VMM, one for each CPU. They are behind the image, in memory that the kernel
-    /// reserves for itself. `None` if the kernel has no room for the code that uses them.
+    /// Offset of the pages that the kernel shares with the VMM, one for each CPU. They are behind the image, in memory
+    /// that the kernel reserves for itself. `None` if the kernel has no room for the code that uses them.
     pub pages: Option<u64>,
 }
 

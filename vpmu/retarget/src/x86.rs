@@ -1,6 +1,6 @@
 //! How x86-64 kernels access their counters.
-//! - RDPMC (`0F 33`) never exits to user space. RDMSR (`0F 32`) has the same operands and can be made to exit, so one bit
-//!   of each RDPMC has to be changed. [`find`] finds the RDPMC instructions of an image.
+//! - RDPMC (`0F 33`) never exits to user space. RDMSR (`0F 32`) has the same operands and can be made to exit, so one
+//!   bit of each RDPMC has to be changed. [`find`] finds the RDPMC instructions of an image.
 //! - [`functions`] and [`stub`] let a Linux kernel access its PMU's MSRs on a page that it shares with the VMM while
 //!   all counters are frozen, without leaving the guest.
 //! - [`rdpmc_in_programs`] lets programs in user mode execute RDPMC, by code in front of the kernel's handler of the
@@ -72,8 +72,8 @@ type Sweep = fn(&Section, Mode, &[Start], u64, &Work) -> Verdict;
 /// Maximum number of steps of [`find`]: enough to decode 512 MiB of instructions of two bytes once.
 pub const MAX_STEPS: u64 = 1 << 28;
 
-/// Finds all RDPMC instructions in an image's code. Does at most [`MAX_STEPS`] steps of work: occurrences for which none
-/// are left are undecided.
+/// Finds all RDPMC instructions in an image's code. Does at most [`MAX_STEPS`] steps of work: occurrences for which
+/// none are left are undecided.
 pub fn find(image: &Image) -> Findings {
     find_in(image, MAX_STEPS)
 }

@@ -1,5 +1,5 @@
-//! Samples cycles at a rate, kernel included, as `perf record -F` does: what the handler counts is estimated, so that a sample
-//! costs one exit.
+//! Samples cycles at a rate, kernel included, as `perf record -F` does: what the handler counts is estimated, so that a
+//! sample costs one exit.
 
 #![cfg(target_arch = "x86_64")]
 

@@ -1,5 +1,5 @@
-//! Executes the stub, the kernel's side of the shared page: a guest whose kernel has it must see the same as one whose register
-//! accesses all exit to the VMM.
+//! Executes the stub, the kernel's side of the shared page: a guest whose kernel has it must see the same as one whose
+//! register accesses all exit to the VMM.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -308,8 +308,8 @@ fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
     acts(writes, vec![0, 1, 1 << 30, 1 | 1 << 30, 9])
 }
 
-/// What kernels do for an overflow, or anything else. They freeze the counters first and thaw them last, before a program runs
-/// again, as the module says.
+/// What kernels do for an overflow, or anything else. They freeze the counters first and thaw them last, before a
+/// program runs again, as the module says.
 fn handlers(
     whatever: impl Strategy<Value = Vec<Act>>,
     freeze: Act,

@@ -1,18 +1,19 @@
-//! Decides which alarm to set next. `alarms.rs` sets it. A host event has one alarm, for the nearest overflow of its counters that
-//! interrupts. Setting it is a request to the host, so an alarm that will expire early is kept: whether a counter has overflowed
-//! is computed from its value.
+//! Decides which alarm to set next. `alarms.rs` sets it. A host event has one alarm, for the nearest overflow of its
+//! counters that interrupts. Setting it is a request to the host, so an alarm that will expire early is kept: whether a
+//! counter has overflowed is computed from its value.
 //!
-//! The host repeats an alarm with the same distance, however short that was. In a guest that has stopped its counters to handle
-//! the overflow, a short one could expire over and over, and the guest would make no progress. So an alarm is set for one expiry,
-//! unless one repetition is harmless: the guest's next overflow is often at the same distance, and then needs no request at all.
+//! The host repeats an alarm with the same distance, however short that was. In a guest that has stopped its counters
+//! to handle the overflow, a short one could expire over and over, and the guest would make no progress. So an alarm is
+//! set for one expiry, unless one repetition is harmless: the guest's next overflow is often at the same distance, and
+//! then needs no request at all.
 
 use crate::source::FAR;
 
 /// Minimum distance of an alarm that may repeat: the guest's handler is done before it expires again.
 pub const MIN_REPEAT_DISTANCE: u64 = 8192;
 
-/// Minimum distance of an alarm while the kernel is predicted to stop its counters first: enough for the kernel to set them anew. If
-/// it does not stop them, one overflow is reported that much too late.
+/// Minimum distance of an alarm while the kernel is predicted to stop its counters first: enough for the kernel to set
+/// them anew. If it does not stop them, one overflow is reported that much too late.
 const STOP_GRACE: u64 = 65_536;
 
 /// The alarm that is set.
@@ -34,8 +35,8 @@ pub struct Armed {
 pub enum AlarmKind {
     /// It is kept.
     Kept,
-    /// It is not kept: it was set while the guest had an overflow to handle, and would always expire early by what is counted in
-    /// the handler.
+    /// It is not kept: it was set while the guest had an overflow to handle, and would always expire early by what is
+    /// counted in the handler.
     OneShot,
     /// It is not kept: it has expired and was left to repeat.
     Repeating,
@@ -98,7 +99,8 @@ impl Expired {
         // The counter that a repetition would be for, if one is early enough.
         let counter_mask = match self.next {
             Some(next) if again == next.at => Some(1 << next.counter),
-            // The alarm of another counter, which the handler does not postpone, is set now: the handler then needs no exit.
+            // The alarm of another counter, which the handler does not postpone, is set now: the handler then needs no
+            // exit.
             Some(_) if near.is_some() && self.user_only => None,
             Some(next) if again < next.at || self.waits() => Some(alarm.counter_mask),
             _ => None,

@@ -28,8 +28,9 @@ impl<S: Source> Bank<S> {
             && self.events.iter().any(|event| event.users & counters != 0 && event.alarm.distance < SOON)
     }
 
-    /// Records that the alarm of a host event has expired at this count. The counters that it was for are found by their marks, and
-    /// each has its own distance from its last alarm: the alarms of several counters may be as close as they like.
+    /// Records that the alarm of a host event has expired at this count. The counters that it was for are found by
+    /// their marks, and each has its own distance from its last alarm: the alarms of several counters may be as close
+    /// as they like.
     pub(super) fn expire(&mut self, index: usize, count: u64) -> Expiry {
         let now = self.source.now();
         let least = self.floor.distance(|| now);
@@ -55,8 +56,9 @@ impl<S: Source> Bank<S> {
         Expiry { now, interval }
     }
 
-    /// Sets the next alarm of a host event whose last one has expired, after its counters were updated. `interrupts` says that one
-    /// of them interrupts the guest: the kernel is going to stop the counters, and the alarm is then set again if it has to be.
+    /// Sets the next alarm of a host event whose last one has expired, after its counters were updated. `interrupts`
+    /// says that one of them interrupts the guest: the kernel is going to stop the counters, and the alarm is then set
+    /// again if it has to be.
     pub(super) fn renew_alarm(&mut self, index: usize, count: u64, expiry: Expiry, interrupts: bool) {
         if interrupts && let Some(next) = self.predict(index, count) {
             let may_repeat = self.source.may_repeat(expiry.now, expiry.interval);

@@ -1,6 +1,6 @@
-//! Coalesces overflows into one interrupt. Nearly all kernels stop all counters first when an overflow interrupts them, and look
-//! at the status after that. For such a kernel, overflows between the interrupt and the stop belong to that interrupt: they need
-//! no alarm, and none is an interrupt of its own.
+//! Coalesces overflows into one interrupt. Nearly all kernels stop all counters first when an overflow interrupts them,
+//! and look at the status after that. For such a kernel, overflows between the interrupt and the stop belong to that
+//! interrupt: they need no alarm, and none is an interrupt of its own.
 
 /// Predicts what the kernel does first at its next interrupt, from what it did after the last one.
 #[derive(Debug, Default)]
@@ -43,8 +43,8 @@ impl Coalescing {
     /// Records another access, or an alarm. Returns true if it is the first since the interrupt.
     pub fn accessed(&mut self) -> bool {
         let first = std::mem::take(&mut self.phase) == Phase::Interrupted;
-        // Rust 1.95 with LTO compiles `self.stops_first &= !first`, before a branch on `first`, to a store of false that is made in
-        // both cases: nothing was ever predicted. Here it compiles to a store behind the branch.
+        // Rust 1.95 with LTO compiles `self.stops_first &= !first`, before a branch on `first`, to a store of false
+        // that is made in both cases: nothing was ever predicted. Here it compiles to a store behind the branch.
         if first {
             self.stops_first = false;
         }

@@ -1,5 +1,6 @@
-//! Instructions that the VMM completes. On a processor, an access to a PMU register or to a device retires like any other
-//! instruction. In a guest it exits, and the VMM or KVM carries it out, so the host's event does not count it. It is added here.
+//! Instructions that the VMM completes. On a processor, an access to a PMU register or to a device retires like any
+//! other instruction. In a guest it exits, and the VMM or KVM carries it out, so the host's event does not count it. It
+//! is added here.
 
 use std::cell::LazyCell;
 
@@ -14,8 +15,8 @@ impl<S: Source> Bank<S> {
         self.instructions = instructions;
     }
 
-    /// Adds an instruction to the running events that count instructions in its mode. `is_user` is called only if that makes a
-    /// difference. Returns the mask of these events, for [`Self::take_back`].
+    /// Adds an instruction to the running events that count instructions in its mode. `is_user` is called only if that
+    /// makes a difference. Returns the mask of these events, for [`Self::take_back`].
     pub fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {
         let mut counted = 0;
         if self.running == 0 {
@@ -39,16 +40,16 @@ impl<S: Source> Bank<S> {
         counted
     }
 
-    /// Takes back what [`Self::complete`] has just added to these events, because the instruction has faulted. Nothing may have been
-    /// done since.
+    /// Takes back what [`Self::complete`] has just added to these events, because the instruction has faulted. Nothing
+    /// may have been done since.
     pub fn take_back(&mut self, events: u64) {
         for index in members(events) {
             self.events[index].take_back(1);
         }
     }
 
-    /// Finds overflows at instructions that were completed, and sets the alarms that they have made late. Returns whether there were
-    /// such alarms.
+    /// Finds overflows at instructions that were completed, and sets the alarms that they have made late. Returns
+    /// whether there were such alarms.
     pub fn settle_completed(&mut self) -> bool {
         if !std::mem::take(&mut self.has_late_alarms) {
             return false;

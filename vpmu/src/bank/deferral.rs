@@ -1,9 +1,10 @@
-//! Deferred changes. While the guest's kernel handles an overflow, counters that count user mode only cannot count. The kernel
-//! stops them, writes them and starts them again, and it makes no difference when these changes are made. What other counters
-//! count in the handler can be estimated for some events ([`super::handler`]).
+//! Deferred changes. While the guest's kernel handles an overflow, counters that count user mode only cannot count. The
+//! kernel stops them, writes them and starts them again, and it makes no difference when these changes are made. What
+//! other counters count in the handler can be estimated for some events ([`super::handler`]).
 //!
-//! [`Bank::defer`] remembers what each host event had counted when the kernel was interrupted. Changes after that are made as of
-//! that count. [`Bank::commit`] then adds what the programs have counted since. So no count is lost, whatever the guest does.
+//! [`Bank::defer`] remembers what each host event had counted when the kernel was interrupted. Changes after that are
+//! made as of that count. [`Bank::commit`] then adds what the programs have counted since. So no count is lost,
+//! whatever the guest does.
 
 use std::ops::RangeInclusive;
 
@@ -36,9 +37,9 @@ pub enum Handled {
 }
 
 impl<S: Source> Bank<S> {
-    /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of them are exact,
-    /// and count user mode only or can be estimated. All counters must have been updated since the guest ran. Counters whose
-    /// handler is estimated may overflow in its beginning.
+    /// Defers changes to the running counters until [`Self::commit`]. Returns false, and does nothing, unless all of
+    /// them are exact, and count user mode only or can be estimated. All counters must have been updated since the
+    /// guest ran. Counters whose handler is estimated may overflow in its beginning.
     pub fn defer(&mut self) -> bool {
         if self.running == 0 || self.overflowed != 0 || self.hardware.starved() != 0 {
             return false;
@@ -96,8 +97,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Returns the values that a deferred counter can be written without a request to the host: with each of them, an alarm is
-    /// set for its next overflow.
+    /// Returns the values that a deferred counter can be written without a request to the host: with each of them, an
+    /// alarm is set for its next overflow.
     pub fn no_exit_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
         if !self.runs(counter) {
             return None;

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Alarms closer than this are short. Periods from here on are never touched.
 pub const PERIOD: u64 = 10_000;
 
-/// So many short alarms in one window are a flood. A guest that looks for the period of a rate (`perf record -F`) begins with
-/// tiny ones, and takes a few dozen for each counter.
+/// So many short alarms in one window are a flood. A guest that looks for the period of a rate (`perf record -F`)
+/// begins with tiny ones, and takes a few dozen for each counter.
 const BUDGET: u32 = 1000;
 const WINDOW: Duration = Duration::from_millis(100);
 

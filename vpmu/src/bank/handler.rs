@@ -1,20 +1,21 @@
 //! Estimates what the handler of an overflow counts, for events whose exact number nobody can know there.
 //!
-//! An event that counts the guest's kernel counts the beginning of the handler, until this stops the counters, and must not count
-//! the rest. To know both numbers takes an exit where the handler stops the counters, and one where it starts them. They are worth
-//! that for instructions. But no processor takes the same number of cycles twice for the same code. So while a guest samples
-//! cycles at a rate (`perf record -F`), one overflow of sixteen is handled with these exits, and the means of the last eight of them
-//! are taken for the others, which the handler can then do on the shared page ([`Bank::defer`]). A mean is neither too high nor
-//! too low in the long run, so the sum of what a counter counts stays right.
+//! An event that counts the guest's kernel counts the beginning of the handler, until this stops the counters, and must
+//! not count the rest. To know both numbers takes an exit where the handler stops the counters, and one where it starts
+//! them. They are worth that for instructions. But no processor takes the same number of cycles twice for the same
+//! code. So while a guest samples cycles at a rate (`perf record -F`), one overflow of sixteen is handled with these
+//! exits, and the means of the last eight of them are taken for the others, which the handler can then do on the shared
+//! page ([`Bank::defer`]). A mean is neither too high nor too low in the long run, so the sum of what a counter counts
+//! stays right.
 //!
-//! At a rate, each period differs a little from the last. So that not each needs a request to the host, an alarm is set a little
-//! early, and an overflow that is near counts as one that has happened: the counter is *ahead*. It then stands still until its
-//! event has counted as much. It is a sample at another place, which is as good as any at a rate, and the sum stays right here,
-//! too. Where the period stays the same, nothing is estimated.
+//! At a rate, each period differs a little from the last. So that not each needs a request to the host, an alarm is set
+//! a little early, and an overflow that is near counts as one that has happened: the counter is *ahead*. It then stands
+//! still until its event has counted as much. It is a sample at another place, which is as good as any at a rate, and
+//! the sum stays right here, too. Where the period stays the same, nothing is estimated.
 //!
-//! Several events that are sampled at one rate overflow near each other, but perf gives each a period of its own. The overflow of one
-//! then waits for those that are near, and all are one interrupt. It is reported late, as a processor reports each overflow a
-//! little late, and all counts stay exact. This holds for all events.
+//! Several events that are sampled at one rate overflow near each other, but perf gives each a period of its own. The
+//! overflow of one then waits for those that are near, and all are one interrupt. It is reported late, as a processor
+//! reports each overflow a little late, and all counts stay exact. This holds for all events.
 
 use super::Bank;
 use super::alarm::{AlarmKind, Armed, MIN_REPEAT_DISTANCE, Next};
@@ -81,7 +82,8 @@ struct Mean {
 }
 
 impl Mean {
-    /// Adds a number. One that is far too high is a handler that did something else, and would spoil the mean for a while.
+    /// Adds a number. One that is far too high is a handler that did something else, and would spoil the mean for a
+    /// while.
     fn add(&mut self, number: u64) {
         let most = self.get().map_or(u64::MAX, |mean| mean.saturating_mul(4));
         self.last[self.next] = number.min(most);
@@ -133,8 +135,8 @@ impl Handler {
 }
 
 impl<B> HostEvent<B> {
-    /// Returns the estimate for the handler that is about to begin. Returns `None` if it is to be measured, or if the event's
-    /// counts are not estimated.
+    /// Returns the estimate for the handler that is about to begin. Returns `None` if it is to be measured, or if the
+    /// event's counts are not estimated.
     pub fn estimate_next(&self) -> Option<Estimate> {
         self.handler.as_ref()?.next_estimate()
     }
@@ -189,8 +191,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Returns by how much the overflow of a counter may be reported late, so that those of others that are near are reported with
-    /// it.
+    /// Returns by how much the overflow of a counter may be reported late, so that those of others that are near are
+    /// reported with it.
     pub(super) fn may_be_late(&self, counters: u64, counter: usize) -> u64 {
         let several = self.gathers && counters & self.running & self.interrupting & !(1 << counter) != 0;
         let period = self.counters[counter].period;
@@ -201,8 +203,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Returns whether all of these counters that run and interrupt sample at a rate. A counter that only counts could interrupt,
-    /// too, but its overflow is far away.
+    /// Returns whether all of these counters that run and interrupt sample at a rate. A counter that only counts could
+    /// interrupt, too, but its overflow is far away.
     pub(super) fn is_at_a_rate(&self, counters: u64) -> bool {
         let only_counts = |counter: &Counter| {
             let overflow = |share: &Share| share.overflow.saturating_sub(share.mark);
@@ -213,8 +215,8 @@ impl<S: Source> Bank<S> {
         interrupting.all(|counter| counter.is_at_a_rate() || only_counts(counter))
     }
 
-    /// Returns the count up to which the counters of a host event are updated at its expired alarm: up to the last overflow of
-    /// those for which the alarm is early by no more than it may be.
+    /// Returns the count up to which the counters of a host event are updated at its expired alarm: up to the last
+    /// overflow of those for which the alarm is early by no more than it may be.
     pub(super) fn ahead_to_overflow(&self, index: usize, count: u64) -> u64 {
         let HostEvent { alarm, users, .. } = &self.events[index];
         if alarm.early == 0 || !self.is_at_a_rate(*users) {
@@ -226,8 +228,8 @@ impl<S: Source> Bank<S> {
         overflows.filter(is_near).max().unwrap_or(count)
     }
 
-    /// Returns the next overflow after those that interrupt now, if the kernel handles these as it did before: the counters that
-    /// have overflowed get the same period again. `count` is that of the last update.
+    /// Returns the next overflow after those that interrupt now, if the kernel handles these as it did before: the
+    /// counters that have overflowed get the same period again. `count` is that of the last update.
     pub(super) fn predict(&self, index: usize, count: u64) -> Option<Next> {
         let event = &self.events[index];
         let Estimate { during, .. } = event.handler.as_ref()?.estimate()?;
@@ -268,8 +270,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Updates the running counters of a host event to where the kernel is estimated to stop them in the handler that is about to
-    /// begin. Returns the estimated count of the event there.
+    /// Updates the running counters of a host event to where the kernel is estimated to stop them in the handler that
+    /// is about to begin. Returns the estimated count of the event there.
     pub(super) fn run_to_stop(&mut self, index: usize, mark: u64, before: u64) -> u64 {
         let (estimated, running) =
             (self.events[index].backing.estimated(), self.events[index].users & self.running);

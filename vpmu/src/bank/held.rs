@@ -1,5 +1,6 @@
-//! Counts that are held from an exit to the next. A counter of user mode stands still as long as no program runs. So a change that
-//! the guest's kernel makes before a program runs is made as of the exit before it, however late the VMM learns of it.
+//! Counts that are held from an exit to the next. A counter of user mode stands still as long as no program runs. So a
+//! change that the guest's kernel makes before a program runs is made as of the exit before it, however late the VMM
+//! learns of it.
 
 use super::Bank;
 use super::alarm::AlarmKind;
@@ -18,8 +19,8 @@ pub struct Held {
 }
 
 impl<S: Source> Bank<S> {
-    /// Updates all counters of user mode, if `with_time` also those of the time that passes in the kernel, and holds what their host
-    /// events have counted. Counters without hardware are left out.
+    /// Updates all counters of user mode, if `with_time` also those of the time that passes in the kernel, and holds
+    /// what their host events have counted. Counters without hardware are left out.
     pub fn hold(&mut self, with_time: bool) -> Held {
         let mut held = Held::default();
         for index in 0..self.events.len() {
@@ -62,8 +63,9 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Returns the values with which a counter may be started without a request to the host: with this value, and with all values up to
-    /// the second one, an alarm is set for its next overflow. Returns `None` if its event's count is not held.
+    /// Returns the values with which a counter may be started without a request to the host: with this value, and with
+    /// all values up to the second one, an alarm is set for its next overflow. Returns `None` if its event's count is
+    /// not held.
     pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
         let event = &self.events[self.event_of(counter)?];
         let (count, alarm) = (event.held?, event.alarm);

@@ -1,5 +1,6 @@
-//! The host's events that count for the counters: one for all counters that select the same. An event belongs to no counter: each
-//! counter's share says which of the event's counts are the counter's. The event is closed when its last counter leaves it.
+//! The host's events that count for the counters: one for all counters that select the same. An event belongs to no
+//! counter: each counter's share says which of the event's counts are the counter's. The event is closed when its last
+//! counter leaves it.
 
 use std::time::Duration;
 
@@ -189,8 +190,8 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Records that the host refuses a counter's event, and tells the operator once: the guest's kernel asks again whenever the task
-    /// that has the event is scheduled.
+    /// Records that the host refuses a counter's event, and tells the operator once: the guest's kernel asks again
+    /// whenever the task that has the event is scheduled.
     fn refuse(&mut self, counter: usize, selection: Selection, why: String) {
         let this = &mut self.counters[counter];
         this.share = None;

@@ -11,7 +11,8 @@ impl<S: Source> Bank<S> {
         self.replace_event(counter, selection);
     }
 
-    /// Lets a counter overflow after `left` counts, and after each `period` counts from then on; after the first only, if that is 0.
+    /// Lets a counter overflow after `left` counts, and after each `period` counts from then on; after the first only,
+    /// if that is 0.
     pub fn reload(&mut self, counter: usize, left: u64, period: u64) {
         let most = self.mask() >> 1;
         self.counters[counter].reload = period.min(most);

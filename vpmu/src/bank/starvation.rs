@@ -1,5 +1,5 @@
-//! Starvation intervals: when a counter had no hardware. The host does not say when others take a counter or give it back; it is
-//! found out when the counter is looked at. So an interval's length is the longest that it can have been.
+//! Starvation intervals: when a counter had no hardware. The host does not say when others take a counter or give it
+//! back; it is found out when the counter is looked at. So an interval's length is the longest that it can have been.
 
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ pub enum Change {
 }
 
 impl Starvation {
-    /// Records that a running counter has no hardware. `known` returns when it was last known to have some, or began to run.
+    /// Records that a running counter has no hardware. `known` returns when it was last known to have some, or began to
+    /// run.
     pub fn starved(&mut self, known: impl FnOnce() -> Duration) -> Change {
         if let Some(interval) = &mut self.open {
             interval.since.get_or_insert_with(known);

@@ -24,8 +24,8 @@ pub const INVERT: u64 = 1 << 23;
 /// Counts cycles with at least this number of events, instead of events.
 pub const COUNTER_MASK: u64 = 0xff << 24;
 
-/// Returns what a select register counts. `code` is the register's bits that select the event. With the flag of event-based
-/// branches, which no host's PMU sees, that is counted in user mode only.
+/// Returns what a select register counts. `code` is the register's bits that select the event. With the flag of
+/// event-based branches, which no host's PMU sees, that is counted in user mode only.
 pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selection> {
     let (user, os, is_flagged) = (select & USER != 0, select & OS != 0, is_flagged(code));
     let (code, os) = if is_flagged { (code & !ebb::FLAG, false) } else { (code, os) };
@@ -33,8 +33,8 @@ pub fn selection(select: u64, code: u64, mapper: &EventMapper) -> Option<Selecti
     Some(if is_flagged { mapper.flagged(code, selection) } else { selection })
 }
 
-/// Returns the configuration of the counter of a select register that counts `selection`. `code` is the register's bits that select
-/// the event.
+/// Returns the configuration of the counter of a select register that counts `selection`. `code` is the register's bits
+/// that select the event.
 pub fn config(select: u64, code: u64, selection: Option<Selection>) -> CounterConfig {
     let branches = NonZeroU64::new(code).filter(|_| is_flagged(code));
     CounterConfig { selection, enabled: select & ENABLE != 0, interrupts: select & INTERRUPT != 0, branches }

@@ -1,5 +1,5 @@
-//! The VMM's side of a shared page: when the page is available to the guest's kernel, and what the kernel's accesses on it
-//! mean for the registers. See [`crate::shared_page`].
+//! The VMM's side of a shared page: when the page is available to the guest's kernel, and what the kernel's accesses on
+//! it mean for the registers. See [`crate::shared_page`].
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
@@ -64,26 +64,26 @@ impl SharedPage {
         self.state.have_run |= counters;
     }
 
-    /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns true if
-    /// all counters were updated on the way.
+    /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns
+    /// true if all counters were updated on the way.
     pub fn apply<S: Source>(&mut self, model: &mut dyn Model<S>) -> bool {
         self.state.apply(&self.memory, model)
     }
 
-    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used the page
-    /// since the last call, which shows that it is still the kernel with the stub.
+    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used
+    /// the page since the last call, which shows that it is still the kernel with the stub.
     pub fn lvt_entry(&mut self) -> Option<&AtomicU64> {
         std::mem::take(&mut self.state.used_since_lvt_read).then_some(&self.memory.lvt_entry)
     }
 
-    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the counters,
-    /// or because its kernel does not know of the page.
+    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the
+    /// counters, or because its kernel does not know of the page.
     pub fn withdraw(&mut self) {
         self.state.withdraw(&self.memory);
     }
 
-    /// Records that a register is written in the ordinary way. The page no longer shows the registers as they are, unless the
-    /// write only starts or stops counters or clears the status.
+    /// Records that a register is written in the ordinary way. The page no longer shows the registers as they are,
+    /// unless the write only starts or stops counters or clears the status.
     pub fn note_write(&mut self, register: u32) {
         let Registers { control, clear, .. } = &self.state.registers;
         self.state.is_shown &= register == *control || register == clear.register;

@@ -97,7 +97,8 @@ impl Guest {
     }
 }
 
-/// Handles an overflow as Linux does: stops all counters, looks at the status, writes the counters anew, and starts them.
+/// Handles an overflow as Linux does: stops all counters, looks at the status, writes the counters anew, and starts
+/// them.
 fn handle(guest: &mut Guest) {
     guest.write(CONTROL, 0);
     let status = guest.read(STATUS);
@@ -154,8 +155,8 @@ fn an_overflow_before_the_handler_stops_the_counters_belongs_to_its_interrupt() 
     assert_eq!(guest.vcpu.interrupts, 2);
 }
 
-/// Samples with two counters, the second of which overflows 1,000 counts after the first. A period is so much longer than the one
-/// before it. Returns the counts at which the guest was interrupted, and the status there.
+/// Samples with two counters, the second of which overflows 1,000 counts after the first. A period is so much longer
+/// than the one before it. Returns the counts at which the guest was interrupted, and the status there.
 fn samples_with_two(longer: u64) -> Vec<(u64, u64)> {
     const WIDTH: u64 = 1 << 48;
     let mut guest = Guest::amd();

@@ -1,6 +1,6 @@
-//! When the vCPU has to leave the guest although neither the guest nor an alarm makes it: counters that have lost their hardware
-//! are found by polling, hardware that no counter uses is released after a while, and an interrupt that the rate limiter
-//! throttles is injected as soon as the limit permits.
+//! When the vCPU has to leave the guest although neither the guest nor an alarm makes it: counters that have lost their
+//! hardware are found by polling, hardware that no counter uses is released after a while, and an interrupt that the
+//! rate limiter throttles is injected as soon as the limit permits.
 
 use std::time::Duration;
 

@@ -73,8 +73,8 @@ impl Script {
         }
     }
 
-    /// Runs the guest in user mode or in its kernel (`filter` is not all) until each event that counts there has counted `counts`. Calls
-    /// `on_alarm` whenever an alarm expires. Alarms repeat.
+    /// Runs the guest in user mode or in its kernel (`filter` is not all) until each event that counts there has
+    /// counted `counts`. Calls `on_alarm` whenever an alarm expires. Alarms repeat.
     pub fn guest_runs_in(&self, filter: Filter, counts: u64, mut on_alarm: impl FnMut()) {
         let mut left = counts;
         while left > 0 {

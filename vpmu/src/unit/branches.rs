@@ -1,8 +1,9 @@
-//! Event-based branches ([`crate::ebb`]): each counter with the flag has a companion in the bank, which counts the same and
-//! overflows when the program wants to be branched.
+//! Event-based branches ([`crate::ebb`]): each counter with the flag has a companion in the bank, which counts the same
+//! and overflows when the program wants to be branched.
 //!
-//! A companion runs while its counter runs, from the exit at which a thread with a slot for it is found. When the counter stops, which
-//! the kernel does before it switches to another task, the counts that are left go to the thread's slot.
+//! A companion runs while its counter runs, from the exit at which a thread with a slot for it is found. When the
+//! counter stops, which the kernel does before it switches to another task, the counts that are left go to the thread's
+//! slot.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -118,8 +119,8 @@ impl<S: Source> Unit<S> {
         self.branches.are_started()
     }
 
-    /// Serves the companions of counters that have overflowed, stopped or started since the last call, for the thread that the vCPU
-    /// runs. Returns the handler at which the thread has to go on.
+    /// Serves the companions of counters that have overflowed, stopped or started since the last call, for the thread
+    /// that the vCPU runs. Returns the handler at which the thread has to go on.
     pub fn serve_branches(&mut self, thread: Option<&Thread>) -> Option<u64> {
         let running = self.running();
         (self.branches.throttled_until, self.branches.is_restored) = (None, false);
@@ -291,8 +292,8 @@ impl<S: Source> Unit<S> {
     }
 }
 
-/// Returns how often a program wanted to be branched, and how many counts are left until it wants to be again: `since` counts after its
-/// companion overflowed, when there were `ahead` counts left.
+/// Returns how often a program wanted to be branched, and how many counts are left until it wants to be again: `since`
+/// counts after its companion overflowed, when there were `ahead` counts left.
 fn overflows(since: u64, ahead: u64, period: u64) -> (u64, u64) {
     match since.checked_sub(ahead) {
         None => (0, ahead - since),

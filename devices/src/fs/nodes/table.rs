@@ -276,7 +276,8 @@ impl Table {
         if is_full { Err(Errno::NFILE) } else { Ok(()) }
     }
 
-    /// Adds a node with the ID that it had in another table ([`Self::may_have`]). Then [`Self::find_free`] must be called.
+    /// Adds a node with the ID that it had in another table ([`Self::may_have`]). Then [`Self::find_free`] must be
+    /// called.
     pub fn put(&mut self, id: u64, identity: Identity, kind: Kind, parent: u64, name: &CStr) -> &mut Node {
         let at = slot(id).expect("such a node can be here");
         if self.slots.len() <= at {

@@ -29,8 +29,8 @@ impl Transport {
         let _ = self.kick.write(1);
     }
 
-    /// Waits until the device stands still, and returns what it knows beyond its registers and queues. Returns `None` if
-    /// the current request takes longer than `limit`.
+    /// Waits until the device stands still, and returns what it knows beyond its registers and queues. Returns `None`
+    /// if the current request takes longer than `limit`.
     pub fn wait_until_held(&self, limit: Duration) -> Option<Result<Option<DeviceState>, DeviceError>> {
         let is_moving = |state: &mut super::State| !matches!(state.hold, Hold::Stands(_));
         let state = self.stopped.wait_timeout_while(self.state(), limit, is_moving);

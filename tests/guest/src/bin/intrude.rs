@@ -1,5 +1,5 @@
-//! Makes a thread of a running process make a system call that it never makes by itself, as a guest would that has taken
-//! over the thread: `intrude PROCESS THREAD CALL`, with the thread's name and the call's number.
+//! Makes a thread of a running process make a system call that it never makes by itself, as a guest would that has
+//! taken over the thread: `intrude PROCESS THREAD CALL`, with the thread's name and the call's number.
 
 use std::env;
 use std::ffi::c_void;

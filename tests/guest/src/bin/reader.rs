@@ -169,8 +169,8 @@ fn in_32_bit_mode(number: u32) -> io::Result<u64> {
         };
     }
     let (low, high): (u64, u64);
-    // SAFETY: the code returns to the label, with the stack as it was; RBX and RBP are saved, because the upper halves of
-    // registers are undefined after a change of mode.
+    // SAFETY: the code returns to the label, with the stack as it was; RBX and RBP are saved, because the upper halves
+    // of registers are undefined after a change of mode.
     unsafe {
         asm!(
             "push rbx",

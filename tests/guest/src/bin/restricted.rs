@@ -4,8 +4,8 @@
 //! - `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and then the same.
 //! - `restricted seccomp PROGRAM ARGUMENTS...` runs it under a seccomp filter that forbids `perf_event_open`, as
 //!   containers do.
-//! - `restricted no-landlock PROGRAM ARGUMENTS...` and `restricted no-seccomp PROGRAM ARGUMENTS...` run it as on a kernel
-//!   that was built without these.
+//! - `restricted no-landlock PROGRAM ARGUMENTS...` and `restricted no-seccomp PROGRAM ARGUMENTS...` run it as on a
+//!   kernel that was built without these.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -162,8 +162,8 @@ fn plain(script: Script, pmu: &str) -> Script {
     let guest = |words: &str| guest(pmu, words);
     let counted = |words: &str, perf: &str| format!("begin {}; count {perf}; finish", guest(words));
     let work = |perf: &str| counted(WORK, perf);
-    // A vCPU's thread is stopped somewhere on its way to the guest, on which it enters the sandbox: what is left of that is not
-    // the same in two runs.
+    // A vCPU's thread is stopped somewhere on its way to the guest, on which it enters the sandbox: what is left of
+    // that is not the same in two runs.
     let idle = |rounds: u64| {
         let guest = guest(&format!("timer=1000 count-user=0:0,{rounds},0"));
         let perf = "-e instructions:uG,instructions:uH,instructions:kH -t $vcpu";

@@ -33,8 +33,8 @@ static IN_C: LazyLock<PathBuf> = LazyLock::new(|| {
     program
 });
 
-/// Results of all promises in a guest, and of some in guests with two vCPUs and with the policy for tenants. On the host
-/// itself nobody serves a block.
+/// Results of all promises in a guest, and of some in guests with two vCPUs and with the policy for tenants. On the
+/// host itself nobody serves a block.
 static RESULTS: OnEachHost = OnEachHost::new(|| {
     let read = |path: &Path| fs::read(path).expect("it has been built");
     let (path, example) = (program(PROGRAM), program("ebb-sample"));

@@ -44,8 +44,8 @@ struct Limits {
     pmu: &'static str,
     /// System calls beside `KVM_RUN` for a sample. Each is made once.
     sample_calls: &'static [&'static str],
-    /// Recorded costs in instructions of host and guest together, the sandbox included: a read, a task switch with one and
-    /// with six counters, a sample of one event, a sample while six events are sampled.
+    /// Recorded costs in instructions of host and guest together, the sandbox included: a read, a task switch with one
+    /// and with six counters, a sample of one event, a sample while six events are sampled.
     instructions: [i64; 5],
 }
 
@@ -95,19 +95,20 @@ static ON_INTEL: [Limits; 2] = [
     },
 ];
 
-/// Exits to user space and system calls for a sample of cycles at a rate, kernel included, on average. One handler of sixteen is
-/// measured, which takes two exits more, and so does each tick of the guest's clock, at which Linux changes the period.
+/// Exits to user space and system calls for a sample of cycles at a rate, kernel included, on average. One handler of
+/// sixteen is measured, which takes two exits more, and so does each tick of the guest's clock, at which Linux changes
+/// the period.
 const AT_A_RATE_USER_EXITS: f64 = 1.5;
 const AT_A_RATE_CALLS: f64 = 3.0;
 /// Instructions of host and guest for it.
 const AT_A_RATE_INSTRUCTIONS: f64 = 16_275.0 * 1.05;
 
-/// Maximum virtual time from the start of `tally run -- echo hello` to its output, and from there to the prompt, when the
-/// guest starts from a template.
+/// Maximum virtual time from the start of `tally run -- echo hello` to its output, and from there to the prompt, when
+/// the guest starts from a template.
 const HELLO_SECONDS: f64 = 0.15;
 const PROMPT_SECONDS: f64 = 0.05;
-/// Maximum virtual time in which a guest of 512 MiB is saved, and from the start of `tally run --restore` to its first output; and
-/// the size of the folder.
+/// Maximum virtual time in which a guest of 512 MiB is saved, and from the start of `tally run --restore` to its first
+/// output; and the size of the folder.
 const SAVING_SECONDS: f64 = 0.35;
 const RESTORING_SECONDS: f64 = 0.2;
 const SAVED_KIB: u64 = 130 << 10;

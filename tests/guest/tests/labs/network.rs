@@ -26,8 +26,8 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// Sets up another host that the host reaches by its default route, web servers on both and on the loopback address, and
-/// tap devices.
+/// Sets up another host that the host reaches by its default route, web servers on both and on the loopback address,
+/// and tap devices.
 const SET_UP: &str = "\
 unshare -n sleep 100000 </dev/null >/dev/null 2>&1 & echo $! >other
 sleep 0.1

@@ -245,8 +245,9 @@ fn unprivileged_users_get_a_pmu_if_perf_event_paranoid_allows() {
     assert_eq!((done.status, done.text().as_str()), (1, "Hello from the guest\n"), "{}", done.err);
 }
 
-/// The guest's loop has 200,000 instructions, and there are 3 more before the write that disables the counter, which is the last that
-/// counts. After each of the 20 overflows, the handler has 3 instructions left once it has written the counter.
+/// The guest's loop has 200,000 instructions, and there are 3 more before the write that disables the counter, which is
+/// the last that counts. After each of the 20 overflows, the handler has 3 instructions left once it has written the
+/// counter.
 fn another_vmm_counts_and_interrupts_with_the_same_library() {
     let done = OFFERS.of("tiny-vmm");
     assert_eq!(

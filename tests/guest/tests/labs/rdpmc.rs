@@ -1,5 +1,6 @@
-//! Tests of programs in guests that read counters with RDPMC. The host's kernel is Debian stable's: on AMD's processors,
-//! older KVMs let the instruction read 0, and then it is switched off (`features::user_mode_rdpmc_is_disabled`).
+//! Tests of programs in guests that read counters with RDPMC. The host's kernel is Debian stable's: on AMD's
+//! processors, older KVMs let the instruction read 0, and then it is switched off
+//! (`features::user_mode_rdpmc_is_disabled`).
 
 use std::fs;
 use std::sync::LazyLock;

@@ -181,7 +181,8 @@ fn common(model: &Model) -> Script {
             &sampled(&format!("-c {SPLIT_PERIOD} -e instructions:u --call-graph fp"), "split", chains),
         )
         .section("split: report", report)
-        // The input outlasts perf, which at its end draws screen after screen, and makes older samples weigh less at each.
+        // The input outlasts perf, which at its end draws screen after screen, and makes older samples weigh less at
+        // each.
         .section(
             "top",
             "(while :; do ./split; done) & \

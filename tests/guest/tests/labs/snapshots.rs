@@ -1,5 +1,5 @@
-//! Snapshots: a guest that was saved and restored counts as one that was not, and what cannot be continued is refused. One host
-//! for all of them, some 12 guests and 30 restored ones: four minutes of a core.
+//! Snapshots: a guest that was saved and restored counts as one that was not, and what cannot be continued is refused.
+//! One host for all of them, some 12 guests and 30 restored ones: four minutes of a core.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -34,7 +34,8 @@ pub fn tests() -> Vec<Test> {
     first.into_iter().chain(second).collect()
 }
 
-/// Instructions between two samples: no multiple of the loop's length, so that the samples are at different instructions.
+/// Instructions between two samples: no multiple of the loop's length, so that the samples are at different
+/// instructions.
 const PERIOD: u64 = 1_000_003;
 /// Number of snapshots in a chain.
 const SNAPSHOTS: usize = 10;

@@ -1,5 +1,5 @@
-//! Guests that start from a template count, and differ from each other, as guests that boot. One host for all of them, some 20
-//! guests and 10 boots: two minutes of a core. The Intel host boots one guest, with two vCPUs.
+//! Guests that start from a template count, and differ from each other, as guests that boot. One host for all of them,
+//! some 20 guests and 10 boots: two minutes of a core. The Intel host boots one guest, with two vCPUs.
 
 use std::collections::BTreeSet;
 

@@ -65,8 +65,8 @@ pub enum Measure {
 pub enum Way {
     /// By the system call `read`.
     Call,
-    /// By RDPMC, from the event's mapped page. Guests need a host whose KVM lets that fault, which Debian's oldest kernel
-    /// does not on AMD's processors.
+    /// By RDPMC, from the event's mapped page. Guests need a host whose KVM lets that fault, which Debian's oldest
+    /// kernel does not on AMD's processors.
     Rdpmc,
 }
 

@@ -88,8 +88,8 @@ pub fn command(
         }
     }
     let can_be_saved = !matches!(start, Start::Boot { .. });
-    // Without `ioeventfd`, a write of the host reaches its destination at once. With it, another thread of QEMU would do
-    // that, at a moment that differs from run to run, and so would the interrupt that follows.
+    // Without `ioeventfd`, a write of the host reaches its destination at once. With it, another thread of QEMU would
+    // do that, at a moment that differs from run to run, and so would the interrupt that follows.
     let ports = if channels.input.is_some() || can_be_saved { 6 } else { 5 };
     command.arg("-device").arg(format!("virtio-serial-pci,max_ports={ports},ioeventfd=off"));
     let outputs = [("out", 1, channels.stdout), ("err", 2, channels.stderr), ("files", 4, channels.files)];

@@ -1,8 +1,9 @@
-//! Hosts that are saved as soon as they have booted. A run then starts from there, which takes a tenth of a boot's time.
+//! Hosts that are saved as soon as they have booted. A run then starts from there, which takes a tenth of a boot's
+//! time.
 //!
-//! A saved host is the same for all runs: its files and its script come after that, in an archive ([`super::Start`]). It
-//! stops itself, so that it is always at the same instruction, whatever this machine is doing meanwhile. What many runs
-//! begin with can be executed before that, and is saved with the host ([`Saved::prepared`]).
+//! A saved host is the same for all runs: its files and its script come after that, in an archive ([`super::Start`]).
+//! It stops itself, so that it is always at the same instruction, whatever this machine is doing meanwhile. What many
+//! runs begin with can be executed before that, and is saved with the host ([`Saved::prepared`]).
 
 use std::fs::File;
 use std::io::Read;
@@ -61,8 +62,8 @@ impl Saved {
         Ok(Self { folder })
     }
 
-    /// Returns this host as it is after the commands in an archive, and saves it if needed. The archive is made from the
-    /// inputs. The commands may take as long as the limit, in real time.
+    /// Returns this host as it is after the commands in an archive, and saves it if needed. The archive is made from
+    /// the inputs. The commands may take as long as the limit, in real time.
     pub fn prepared(
         &self,
         cache: &Cache,

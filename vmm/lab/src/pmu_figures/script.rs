@@ -6,8 +6,8 @@ use super::{HOST, ON_INTEL, riscv64};
 use crate::board::Processor;
 
 /// The functions for both architectures. Tracing starts at the first mark, by a trigger of the mark's event.
-/// `NAME,unconfined` is the PMU without Tally's sandbox. `$WORDS` are the workload's arguments. It waits until perf has started, whose tables of
-/// events are long on an Intel host.
+/// `NAME,unconfined` is the PMU without Tally's sandbox. `$WORDS` are the workload's arguments. It waits until perf has
+/// started, whose tables of events are long on an Intel host.
 const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {

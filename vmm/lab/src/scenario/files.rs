@@ -127,8 +127,8 @@ impl Scenario {
     }
 }
 
-/// Returns a memory file (`memfd`) with an archive, after another one from a file if there is one. It has `size` bytes, or
-/// as many as are needed.
+/// Returns a memory file (`memfd`) with an archive, after another one from a file if there is one. It has `size` bytes,
+/// or as many as are needed.
 pub fn in_memory(first: Option<&Path>, archive: &[u8], size: Option<u64>) -> Result<File> {
     let file = rustix::fs::memfd_create("initrd", rustix::fs::MemfdFlags::CLOEXEC).map_err(io::Error::from);
     let mut file = File::from(file.map_err(Error::system("create a file in memory"))?);

@@ -1,5 +1,5 @@
-//! The guest's memory in a file: saved there without what the guest never touched, and mapped from there so that pages are
-//! read when they are needed, and copied when they are written.
+//! The guest's memory in a file: saved there without what the guest never touched, and mapped from there so that pages
+//! are read when they are needed, and copied when they are written.
 
 use std::fs::File;
 use std::io;
@@ -42,8 +42,8 @@ impl PageMap {
 }
 
 impl GuestRam {
-    /// Maps what a file has of this RAM's content over it. The rest stays as in a guest that boots, with large pages where the
-    /// host has some. The file stays as it is.
+    /// Maps what a file has of this RAM's content over it. The rest stays as in a guest that boots, with large pages
+    /// where the host has some. The file stays as it is.
     pub(super) fn map_from(&mut self, file: &File) -> io::Result<()> {
         if file.metadata()?.len() != self.size {
             return Err(io::Error::other("the saved memory has another size"));
@@ -75,8 +75,8 @@ impl GuestRam {
         self.for_each_part(pages, |offset, bytes| file.write_all_at(bytes, offset))
     }
 
-    /// Calls `write` with all parts of the RAM that are not zero: whole pages, at most [`PART`] bytes, and where they belong in a
-    /// file of the RAM. No vCPU may run meanwhile.
+    /// Calls `write` with all parts of the RAM that are not zero: whole pages, at most [`PART`] bytes, and where they
+    /// belong in a file of the RAM. No vCPU may run meanwhile.
     pub fn for_each_part(
         &self,
         pages: &PageMap,
@@ -173,8 +173,8 @@ fn map_over(memory: &VolatileSlice, file: &File, offset: u64) -> io::Result<()> 
     let offset = offset.try_into().map_err(io::Error::other)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the memory is part of a mapping of whole pages that lives on, with the same protection, and is accessed as
-    // volatile only.
+    // SAFETY: the memory is part of a mapping of whole pages that lives on, with the same protection, and is accessed
+    // as volatile only.
     let mapped = unsafe { libc::mmap(at.cast(), memory.len(), protection, flags, file.as_raw_fd(), offset) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -4,8 +4,8 @@
 pub const AUDIT_ARCH: u32 = 0xc000_003e;
 /// `KVM_RUN`.
 pub const KVM_RUN: u32 = 0xae80;
-/// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`): reading registers and the local APIC, setting
-/// MSRs, interrupts (MSIs), coalesced writes to the console, and telling the guest's clock of a pause.
+/// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`): reading registers and the local APIC,
+/// setting MSRs, interrupts (MSIs), coalesced writes to the console, and telling the guest's clock of a pause.
 pub const VCPU: &[u16] = &[
     0xae67, // KVM_REGISTER_COALESCED_MMIO
     0xae68, // KVM_UNREGISTER_COALESCED_MMIO

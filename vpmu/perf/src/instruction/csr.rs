@@ -1,8 +1,8 @@
 //! Reads the counter CSRs of RISC-V.
 //!
-//! A CSR's number is a part of the instruction, so there is one instruction for each. Linux permits programs to read only those
-//! CSRs on which their events are (`scounteren`). If an event loses its counter between the look at its page and the read, the
-//! read is an illegal instruction. The handler of that signal then makes it a read without a result.
+//! A CSR's number is a part of the instruction, so there is one instruction for each. Linux permits programs to read
+//! only those CSRs on which their events are (`scounteren`). If an event loses its counter between the look at its page
+//! and the read, the read is an illegal instruction. The handler of that signal then makes it a read without a result.
 
 use std::arch::global_asm;
 use std::sync::Once;
@@ -61,12 +61,14 @@ pub fn prepare() {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = skip_read as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
-        // SAFETY: the action is initialised, and its function is a signal handler. If the call fails, the process is as it was.
+        // SAFETY: the action is initialised, and its function is a signal handler. If the call fails, the process is as
+        // it was.
         unsafe { libc::sigaction(libc::SIGILL, &raw const action, std::ptr::null_mut()) };
     });
 }
 
-/// Handles an illegal instruction: a read returns without a result. Anything else ends the process, as it does without a handler.
+/// Handles an illegal instruction: a read returns without a result. Anything else ends the process, as it does without
+/// a handler.
 extern "C" fn skip_read(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let (start, end) = (&raw const tally_counter_reads as u64, &raw const tally_counter_not_read as u64);
     // SAFETY: the kernel passes a valid context, whose first register is the program counter.

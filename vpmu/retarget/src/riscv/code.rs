@@ -89,8 +89,8 @@ pub fn read_counter() -> Vec<u32> {
     [number.as_slice(), &call(READ_COUNTER), &value].concat()
 }
 
-/// Returns the code at `at` that reads the counter loaded by [`counter_number`] by a function of the stub, which returns
-/// from the kernel's function. Returns `None` if the function is out of reach.
+/// Returns the code at `at` that reads the counter loaded by [`counter_number`] by a function of the stub, which
+/// returns from the kernel's function. Returns `None` if the function is out of reach.
 pub fn read_counter_by(at: usize, function: usize) -> Option<Vec<u32>> {
     let mut code = Assembler::new(at);
     code.far_jump(Register::A7, Register::ZERO, function);

@@ -1,7 +1,7 @@
 //! Finds what the stub for the shared page needs in a kernel: the kernel's calls, and room for code and pages.
 //!
-//! Nothing of this is necessary for the PMU. A kernel in which something is not found gets no stub, and each of its calls
-//! exits.
+//! Nothing of this is necessary for the PMU. A kernel in which something is not found gets no stub, and each of its
+//! calls exits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use super::proof::entered;
 use super::register::Register;
 use super::stub::{Stub, Surroundings};
 
-/// Alignment of the kernel's sections, if their permissions differ (`SECTION_ALIGN` with `CONFIG_STRICT_KERNEL_RWX`). The kernel
-/// maps its sections in units of this size, and reserves the memory of the last unit to its end.
+/// Alignment of the kernel's sections, if their permissions differ (`SECTION_ALIGN` with `CONFIG_STRICT_KERNEL_RWX`).
+/// The kernel maps its sections in units of this size, and reserves the memory of the last unit to its end.
 const SECTION: usize = 2 << 20;
 /// Length of the zeros at the end of the text that show that nothing is there.
 const PADDING: usize = 64 << 10;
@@ -47,8 +47,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Makes the plan for a kernel that needs `memory` bytes from its beginning, with so many CPUs. `switch` is the range of the
-    /// switch that reads counters, which is in the text.
+    /// Makes the plan for a kernel that needs `memory` bytes from its beginning, with so many CPUs. `switch` is the
+    /// range of the switch that reads counters, which is in the text.
     pub fn new(text: &Text, loads: &[Load], switch: &Range<usize>, memory: u64, cpus: u8) -> Option<Self> {
         let calls: Vec<Call> = loads.iter().filter_map(|load| call_after(text, load)).collect();
         let call = calls.first()?.target;
@@ -113,8 +113,8 @@ fn pages(memory: u64, cpus: u8) -> Option<usize> {
     end.checked_sub(usize::from(cpus) * Page::STRIDE).filter(|pages| *pages >= memory.next_multiple_of(4096))
 }
 
-/// Returns the offset of the CPU's number in the structure that `tp` points to. The kernel never writes it by `tp`, and reads it
-/// more often than anything else of which this is true.
+/// Returns the offset of the CPU's number in the structure that `tp` points to. The kernel never writes it by `tp`, and
+/// reads it more often than anything else of which this is true.
 fn cpu_number(text: &Text) -> Option<i32> {
     const MASK: u32 = 0xf_f07f;
     const LW_TP: u32 = 0x2_2003;

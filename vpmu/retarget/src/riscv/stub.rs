@@ -2,8 +2,8 @@
 //! extension on the page, if nothing else is needed, or else by the kernel's own function.
 //!
 //! The code runs in place of a C function, so it may use all registers that functions need not preserve. A call is made
-//! either on the page or by the kernel's function, with the same arguments. Interrupts are disabled meanwhile, so that a handler
-//! never finds a page that is half changed.
+//! either on the page or by the kernel's function, with the same arguments. Interrupts are disabled meanwhile, so that
+//! a handler never finds a page that is half changed.
 
 use std::mem::offset_of;
 
@@ -126,8 +126,8 @@ fn copy(code: &mut Assembler, rd: Register, register: Register) {
     code.word(addi(rd, register, 0));
 }
 
-/// Loads the address of this CPU's page into [`PAGE`] and the CPU's number into [`CPU`]. Jumps to `none` if the CPU has no page.
-/// Clobbers T2.
+/// Loads the address of this CPU's page into [`PAGE`] and the CPU's number into [`CPU`]. Jumps to `none` if the CPU has
+/// no page. Clobbers T2.
 fn find_page(code: &mut Assembler, around: &Surroundings, none: Label) {
     code.lw(CPU, around.cpu, Register::TP);
     code.load_immediate(T2, around.count.into());
@@ -217,7 +217,8 @@ fn make_call(code: &mut Assembler, around: &Surroundings) {
     configure(code, exit);
 }
 
-/// Loads the set of counters that a call is about. Jumps to `exit` if there are others than those of the page. Clobbers T2.
+/// Loads the set of counters that a call is about. Jumps to `exit` if there are others than those of the page. Clobbers
+/// T2.
 fn load_set(code: &mut Assembler, exit: Label) {
     code.load_immediate(T2, 64);
     code.branch(If::NotLess, BASE, T2, exit);
@@ -356,8 +357,8 @@ fn configure(code: &mut Assembler, exit: Label) {
     finish(code);
 }
 
-/// Reads the counter in A0. An interrupt between the look at the page and the read of the value does not matter: the kernel would stop
-/// counters that it reads.
+/// Reads the counter in A0. An interrupt between the look at the page and the read of the value does not matter: the
+/// kernel would stop counters that it reads.
 fn read_counter(code: &mut Assembler, around: &Surroundings) {
     let exit = code.label();
     find_page(code, around, exit);

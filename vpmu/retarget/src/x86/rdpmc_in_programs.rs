@@ -1,10 +1,10 @@
 //! RDPMC in the programs of a Linux guest.
 //!
-//! KVM lets a program's RDPMC fault (#GP) and tells nobody. So the kernel's interrupt descriptor table is made to lead to
-//! the code of this module. It executes RDMSR of one of [`PROGRAM_MSRS`], with the address of the program's instruction
-//! in CR2, to ask the VMM whether an RDPMC caused the fault. The VMM answers with the counter's value, or with
-//! [`vpmu::x86::NOT_PERMITTED`]: then the kernel's own handler goes on as if nothing had been there, as it does for
-//! faults of the kernel and for faults that cannot come from RDPMC.
+//! KVM lets a program's RDPMC fault (#GP) and tells nobody. So the kernel's interrupt descriptor table is made to lead
+//! to the code of this module. It executes RDMSR of one of [`PROGRAM_MSRS`], with the address of the program's
+//! instruction in CR2, to ask the VMM whether an RDPMC caused the fault. The VMM answers with the counter's value, or
+//! with [`vpmu::x86::NOT_PERMITTED`]: then the kernel's own handler goes on as if nothing had been there, as it does
+//! for faults of the kernel and for faults that cannot come from RDPMC.
 //!
 //! The code reads no memory but its stack, on which the processor has put its frame, because a page of the program may
 //! be gone. It also runs with the page tables of the program (page-table isolation), which map only the kernel's entry

@@ -100,8 +100,8 @@ const CPU_MASK: u32 = 0xfff;
 type Result<T = ()> = std::result::Result<T, IcedError>;
 
 impl Stub {
-    /// Assembles the code for the address `at`. Its length can differ between addresses, because jumps to the kernel's own
-    /// functions are as short as possible.
+    /// Assembles the code for the address `at`. Its length can differ between addresses, because jumps to the kernel's
+    /// own functions are as short as possible.
     pub fn new(at: u64, registers: &Registers, originals: &Originals, pages: PageLocation) -> Self {
         Self::assemble(at, registers, originals, pages)
             .expect("all operands can be encoded, and all labels are set")

@@ -79,8 +79,8 @@ impl Kernel {
             Value::Halves => (value & 0xffff_ffff | 0xbad << 32, value >> 32 | 0xbad << 32),
         };
         let (mut result, mut left): (u64, u64) = (0x5eed, 0);
-        // SAFETY: the function is machine code in memory that lives as long as `self`, needs only its return address on the
-        // stack, and touches the page and no register that functions have to keep.
+        // SAFETY: the function is machine code in memory that lives as long as `self`, needs only its return address on
+        // the stack, and touches the page and no register that functions have to keep.
         unsafe {
             asm!(
                 "call {function}",
@@ -104,8 +104,8 @@ impl Drop for Kernel {
     }
 }
 
-/// Makes the code run as on CPU 0, whose number it would ask for by a segment that only Linux sets up: MOV ECX; LSL; JNE becomes
-/// XOR ECX, ECX and NOPs.
+/// Makes the code run as on CPU 0, whose number it would ask for by a segment that only Linux sets up: MOV ECX; LSL;
+/// JNE becomes XOR ECX, ECX and NOPs.
 pub fn be_cpu_0(code: &mut [u8]) {
     const NOP: u8 = 0x90;
     const XOR_ECX_ECX: [u8; 2] = [0x31, 0xc9];

@@ -1,5 +1,5 @@
-//! The VMM's side of the shared page: what the guest's kernel finds there at an entry, and what its calls there mean for the counters.
-//! See [`crate::sbi_page`].
+//! The VMM's side of the shared page: what the guest's kernel finds there at an entry, and what its calls there mean
+//! for the counters. See [`crate::sbi_page`].
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -160,7 +160,8 @@ impl<S: Source> Riscv<S> {
             None => return self.unit.release_held(),
         };
         let Some(held) = held else { return };
-        // A kernel that starts one counter after the other starts those of time with the one before, and the same for stops.
+        // A kernel that starts one counter after the other starts those of time with the one before, and the same for
+        // stops.
         let held_for = |function| held.programs | if announced == Some(function) { held.time } else { 0 };
         let startable = held_for(sbi::START) & all;
         let memory = &*page.shared.memory;

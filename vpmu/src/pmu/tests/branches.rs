@@ -218,8 +218,8 @@ fn a_saved_pmu_branches_where_it_would_have() {
 }
 
 proptest! {
-    /// Whatever the thread does and however often it is switched: what was counted is what the overflows and the rest of the period
-    /// come to, and no branch comes that the thread has not enabled.
+    /// Whatever the thread does and however often it is switched: what was counted is what the overflows and the rest
+    /// of the period come to, and no branch comes that the thread has not enabled.
     #[test]
     fn no_overflow_is_lost_and_none_comes_twice(
         period in 1..20_000_u64,

@@ -1,5 +1,5 @@
-//! `perf_event_tests`, built: programs that test the system call `perf_event_open`. Their verdicts in a guest must be those
-//! on the host.
+//! `perf_event_tests`, built: programs that test the system call `perf_event_open`. Their verdicts in a guest must be
+//! those on the host.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Tests of snapshots and templates on a RISC-V host: a guest that was saved and restored counts as one that was not. One host
-//! for all of them.
+//! Tests of snapshots and templates on a RISC-V host: a guest that was saved and restored counts as one that was not.
+//! One host for all of them.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

@@ -69,9 +69,9 @@ pub struct State {
 /// Offset of the APLIC's register `domaincfg` (AIA, 4.5).
 const DOMAIN: u32 = 0;
 
-/// Returns the offsets of the APLIC's other registers, in an order in which they can be set: `genmsi`, then `sourcecfg` and
-/// `target` of each source, what is pending, and what is enabled. KVM ignores what is pending of a source that is not
-/// configured.
+/// Returns the offsets of the APLIC's other registers, in an order in which they can be set: `genmsi`, then `sourcecfg`
+/// and `target` of each source, what is pending, and what is enabled. KVM ignores what is pending of a source that is
+/// not configured.
 fn aplic_registers() -> impl Iterator<Item = u32> {
     const GENERATE: u32 = 0x3000;
     let of_each_source = |first: u32| (0..aia::SOURCES).map(move |source| first + 4 * source);
@@ -81,7 +81,8 @@ fn aplic_registers() -> impl Iterator<Item = u32> {
     [GENERATE].into_iter().chain(configuration).chain(of_each_word(0x1c00)).chain(of_each_word(0x1e00))
 }
 
-/// The IMSIC's registers `eidelivery`, `eithreshold`, and which of its identities are pending (`eip0`) and enabled (`eie0`).
+/// The IMSIC's registers `eidelivery`, `eithreshold`, and which of its identities are pending (`eip0`) and enabled
+/// (`eie0`).
 const IMSIC_REGISTERS: [u32; 4] = [0x70, THRESHOLD, 0x80, 0xc0];
 const THRESHOLD: u32 = 0x72;
 // A register of each kind has the bits of all identities.

@@ -246,8 +246,8 @@ impl architecture::Board for Board {
 
 /// Sets the SBI extensions that a vCPU has, and whose processor it shows.
 fn show_processor(fd: &VcpuFd, pmu: Pmu) -> Result<(), KvmError> {
-    // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest then has no
-    // debug console.
+    // Forward calls of the SBI debug console to Tally. This fails on host kernels before Linux 6.6. The guest then has
+    // no debug console.
     let _ = Register::sbi(CONSOLE).set(fd, 1);
     if pmu != Pmu::Kvm {
         // Disable KVM's own SBI PMU. This fails if KVM has none.

@@ -31,8 +31,8 @@ pub struct Machine<'a> {
     pub command_line: &'a str,
     /// Addresses of the initrd, if there is one.
     pub initrd: Option<Range<u64>>,
-    /// Randomness for the kernel's generator. Without it, the kernel has none for a long time, and every random number costs it
-    /// thousands of instructions: Linux takes one for each system call.
+    /// Randomness for the kernel's generator. Without it, the kernel has none for a long time, and every random number
+    /// costs it thousands of instructions: Linux takes one for each system call.
     pub seed: Seed,
 }
 

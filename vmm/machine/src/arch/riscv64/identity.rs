@@ -26,8 +26,8 @@ impl Identity {
         Self(registers.map(|(register, value)| (*register, word(value))).collect())
     }
 
-    /// Returns in what this host's processor differs for a guest. KVM does not list what a host does not know: that is like
-    /// having 0.
+    /// Returns in what this host's processor differs for a guest. KVM does not list what a host does not know: that is
+    /// like having 0.
     pub fn difference(&self, here: &Self) -> Option<String> {
         let of = |identity: &Self, wanted: Register| {
             identity.0.iter().find(|(register, _)| *register == wanted).map_or(0, |(_, value)| *value)

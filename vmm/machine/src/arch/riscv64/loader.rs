@@ -103,8 +103,8 @@ impl architecture::Format for Format {
         KernelFacts { is_linux: true, pages: kernel.format.pages() }
     }
 
-    /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without a
-    /// PMU, a kernel that cannot be patched is left as it is.
+    /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without
+    /// a PMU, a kernel that cannot be patched is left as it is.
     fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
         let retargeted = match Self::retarget(kernel, cpus) {
             Ok(retargeted) => retargeted,

@@ -1,8 +1,8 @@
 //! What KVM holds of a vCPU, in a snapshot: all registers that KVM lists.
 //!
 //! What the vCPU can do (`config`, ISA and SBI extensions) is set up before, and must be the same
-//! ([`super::identity`]). The clock belongs to the whole machine. The timer comes after it, because it expires by it, and after
-//! `sip`, because it may interrupt at once.
+//! ([`super::identity`]). The clock belongs to the whole machine. The timer comes after it, because it expires by it,
+//! and after `sip`, because it may interrupt at once.
 
 use kvm_bindings::{
     KVM_MP_STATE_RUNNABLE, KVM_REG_RISCV_CONFIG, KVM_REG_RISCV_CORE, KVM_REG_RISCV_ISA_EXT,
@@ -45,9 +45,9 @@ impl VcpuState {
         // No vCPU has seen a later time than that: the first was saved when all stood still.
         let clock = timer(Register::TIME).filter(|_| is_first);
         let (compare, state) = (timer(Register::COMPARE), timer(Register::TIMER_STATE));
-        // A timer that is off is so in a new vCPU, where KVM refuses to switch it off. With Sstc it is off here in any case, as
-        // the processor compares. Without Sstc, KVM (until Linux 7.2 at least) lets a timer that is switched on expire at once.
-        // The guest then finds that it is too early, and sets its timer again.
+        // A timer that is off is so in a new vCPU, where KVM refuses to switch it off. With Sstc it is off here in any
+        // case, as the processor compares. Without Sstc, KVM (until Linux 7.2 at least) lets a timer that is switched
+        // on expire at once. The guest then finds that it is too early, and sets its timer again.
         let is_on = |value: &Value| value[..] == u64::from(KVM_RISCV_TIMER_STATE_ON).to_le_bytes();
         clock
             .chain(compare)
@@ -56,9 +56,9 @@ impl VcpuState {
         vcpu.set_mp_state(self.run_state).operation("set whether a vCPU runs")
     }
 
-    /// Returns whether another vCPU has started this one (SBI, 9.1), and KVM has not set its registers yet. KVM does so at the
-    /// next entry, and shows nobody what it will set. Such a vCPU has never run, or it has called to be stopped, which does
-    /// not return.
+    /// Returns whether another vCPU has started this one (SBI, 9.1), and KVM has not set its registers yet. KVM does so
+    /// at the next entry, and shows nobody what it will set. Such a vCPU has never run, or it has called to be stopped,
+    /// which does not return.
     fn is_being_started(&self) -> bool {
         const HART_STATE_MANAGEMENT: u64 = 0x0048_534d;
         const STOP: u64 = 1;

@@ -147,8 +147,8 @@ fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
     }
 }
 
-/// Hides `KVM_FEATURE_PV_TLB_FLUSH` from guests whose pages Tally looks at ([`super::paging`]). With it, a guest's kernel may give
-/// a page to others without waiting for a vCPU that has left the guest.
+/// Hides `KVM_FEATURE_PV_TLB_FLUSH` from guests whose pages Tally looks at ([`super::paging`]). With it, a guest's
+/// kernel may give a page to others without waiting for a vCPU that has left the guest.
 fn hide_remote_flush(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
     const PV_TLB_FLUSH: u32 = 1 << 9;
     if entry.function == function::KVM_FEATURES && matches!(pmu, Pmu::Emulated(..)) {

@@ -200,14 +200,14 @@ impl Run for KvmRun {
         fd.get_sregs().is_ok_and(|sregs| sregs.ss.dpl == 3)
     }
 
-    /// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a reset
-    /// instead.
+    /// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a
+    /// reset instead.
     fn instruction_pointer(fd: &VcpuFd) -> u64 {
         fd.get_regs().map_or(0, |regs| regs.rip)
     }
 
-    /// Makes KVM store the registers in `struct kvm_run` at each exit, for [`Self::synced_instruction_pointer`]. A separate
-    /// `KVM_GET_REGS` would cost more than the rest of the logging.
+    /// Makes KVM store the registers in `struct kvm_run` at each exit, for [`Self::synced_instruction_pointer`]. A
+    /// separate `KVM_GET_REGS` would cost more than the rest of the logging.
     fn sync_instruction_pointer(fd: &mut VcpuFd) {
         fd.set_sync_valid_reg(SyncReg::Register);
     }

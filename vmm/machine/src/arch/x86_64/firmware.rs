@@ -1,4 +1,5 @@
-//! The firmware that the guest finds: the ACPI tables, the VM generation ID, and code at the BIOS entry point that resets the machine.
+//! The firmware that the guest finds: the ACPI tables, the VM generation ID, and code at the BIOS entry point that
+//! resets the machine.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 

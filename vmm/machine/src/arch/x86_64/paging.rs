@@ -1,5 +1,5 @@
-//! Accesses a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE` does
-//! not tell whether a program may access a page, and is a system call.
+//! Accesses a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE`
+//! does not tell whether a program may access a page, and is a system call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -79,7 +79,8 @@ impl<'a> Tables<'a> {
         self.translate(address, Access::Write).or_else(|| self.translate(address, Access::Write))
     }
 
-    /// Notes in a page's entry that the page is written, as the processor does. Returns `None` if the entry was changed meanwhile.
+    /// Notes in a page's entry that the page is written, as the processor does. Returns `None` if the entry was changed
+    /// meanwhile.
     fn note_write(&self, at: GuestAddress, entry: u64) -> Option<()> {
         let slice = self.memory.get_slice(at, size_of::<u64>()).ok()?;
         let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
@@ -139,8 +140,8 @@ mod tests {
         kvm_sregs { cr0: CR0_PG, cr3: 0x1000 | 7, cr4, efer: EFER_LMA, ..Default::default() }
     }
 
-    /// Maps a page of 2^`bits` bytes at `address` to `to`. The tables lie one after the other from 0x1000 on. `spoiled` is
-    /// a level whose entry lacks these bits.
+    /// Maps a page of 2^`bits` bytes at `address` to `to`. The tables lie one after the other from 0x1000 on. `spoiled`
+    /// is a level whose entry lacks these bits.
     fn map(
         memory: &GuestMemoryMmap,
         levels: u32,

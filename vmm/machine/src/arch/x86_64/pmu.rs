@@ -197,12 +197,12 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit programs
-    /// then make system calls by INT 0x80.
+    /// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit
+    /// programs then make system calls by INT 0x80.
     ///
-    /// On Intel processors, 32-bit programs enter the kernel by SYSENTER, and it returns by SYSRET. On an AMD host, KVM has
-    /// to emulate SYSENTER in long mode. AMD's SYSRET does not load the attributes of the stack segment, and kernels
-    /// correct those only on processors that they know as AMD's.
+    /// On Intel processors, 32-bit programs enter the kernel by SYSENTER, and it returns by SYSRET. On an AMD host, KVM
+    /// has to emulate SYSENTER in long mode. AMD's SYSRET does not load the attributes of the stack segment, and
+    /// kernels correct those only on processors that they know as AMD's.
     pub fn kernel_parameters(self, host: Option<Vendor>) -> Option<&'static str> {
         match (host, self) {
             (Some(Vendor::Amd), Self::Generic(Vendor::Intel)) => Some("vdso32=0"),

@@ -1,7 +1,8 @@
 //! What KVM holds of a machine and of a vCPU, in a snapshot.
 //!
-//! The order in which a vCPU's parts are restored matters to KVM: CPUID first, the local APIC after the system registers
-//! (they say in which mode it is), the MSRs after it (its timer's deadline is one of them), the pending events last.
+//! The order in which a vCPU's parts are restored matters to KVM: CPUID first, the local APIC after the system
+//! registers (they say in which mode it is), the MSRs after it (its timer's deadline is one of them), the pending
+//! events last.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, Msrs, kvm_clock_data, kvm_debugregs,
@@ -69,8 +70,8 @@ pub struct VcpuState {
     events: kvm_vcpu_events,
 }
 
-/// The memory type range registers, which KVM does not list (SDM volume 4, table 2-2): the default type, the fixed ranges
-/// and eight variable ones.
+/// The memory type range registers, which KVM does not list (SDM volume 4, table 2-2): the default type, the fixed
+/// ranges and eight variable ones.
 #[rustfmt::skip]
 const MTRRS: [u32; 28] = [
     0x2ff,
@@ -128,8 +129,8 @@ impl VcpuState {
 }
 
 fn set_extended(vcpu: &VcpuFd, state: &kvm_xsave) -> Result<(), KvmError> {
-    // SAFETY: KVM reads as much as the structure has, unless features of the processor were enabled for guests that need
-    // more (`ARCH_REQ_XCOMP_GUEST_PERM`), which Tally never does.
+    // SAFETY: KVM reads as much as the structure has, unless features of the processor were enabled for guests that
+    // need more (`ARCH_REQ_XCOMP_GUEST_PERM`), which Tally never does.
     unsafe { vcpu.set_xsave(state) }.operation("set the floating-point state")
 }
 
@@ -148,8 +149,9 @@ fn read_all(vcpu: &VcpuFd, mut numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmEr
     Ok(all)
 }
 
-/// Writes MSRs. A refused one is an error unless the vCPU has the value already, or the value is 0, which is that of a new
-/// vCPU. Without a vPMU of its own, KVM gives Intel's vCPUs the host's `PERF_CAPABILITIES`, but refuses the same value.
+/// Writes MSRs. A refused one is an error unless the vCPU has the value already, or the value is 0, which is that of a
+/// new vCPU. Without a vPMU of its own, KVM gives Intel's vCPUs the host's `PERF_CAPABILITIES`, but refuses the same
+/// value.
 fn write_all(vcpu: &VcpuFd, mut values: &[(u32, u64)]) -> Result<(), KvmError> {
     while !values.is_empty() {
         let entries: Vec<_> = values

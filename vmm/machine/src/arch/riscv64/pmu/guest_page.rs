@@ -12,8 +12,8 @@ pub struct GuestPage {
 }
 
 impl GuestPage {
-    /// Returns the page of a vCPU, given the address of the first one. Returns `None` if the page is not within the guest's
-    /// memory.
+    /// Returns the page of a vCPU, given the address of the first one. Returns `None` if the page is not within the
+    /// guest's memory.
     pub fn new(vcpu: u8, first: u64, memory: &GuestMemoryMmap) -> Option<Self> {
         let address = first.checked_add(u64::from(vcpu) * Page::STRIDE as u64)?;
         let slice = memory.get_slice(GuestAddress(address), size_of::<Page>()).ok()?;

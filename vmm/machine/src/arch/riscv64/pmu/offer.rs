@@ -164,8 +164,8 @@ fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Of
     Ok(Offer { pmu: Pmu::Emulated(Model(shape), Host { pmu }), remarks })
 }
 
-/// Checks that the host's PMU can back a guest's. Returns why its interrupts cannot be delivered, if they are wanted and
-/// cannot.
+/// Checks that the host's PMU can back a guest's. Returns why its interrupts cannot be delivered, if they are wanted
+/// and cannot.
 fn check_host(wants_interrupts: bool) -> Result<Option<&'static str>, Unavailable> {
     if !host::has(isa::COUNTER_OVERFLOWS) {
         return Err(Unavailable::NoModes);

@@ -1,8 +1,8 @@
-//! The thread that a vCPU runs, for event-based branches ([`vpmu::ebb`]). The thread's base address of GS says where its
-//! block is; Linux programs of 64 bits seldom use GS for anything else.
+//! The thread that a vCPU runs, for event-based branches ([`vpmu::ebb`]). The thread's base address of GS says where
+//! its block is; Linux programs of 64 bits seldom use GS for anything else.
 //!
-//! A block is found by the page tables that the vCPU uses, with the rights of a program: nothing is read or written that
-//! the program could not read and write itself.
+//! A block is found by the page tables that the vCPU uses, with the rights of a program: nothing is read or written
+//! that the program could not read and write itself.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,8 +17,8 @@ use crate::arch::x86_64::paging::Tables;
 /// `IA32_KERNEL_GS_BASE`: in the kernel, the program's base address of GS.
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-/// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the two
-/// system calls for a branch.
+/// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the
+/// two system calls for a branch.
 #[derive(Debug, Default)]
 pub struct StoredRegisters {
     are_stored: bool,
@@ -83,8 +83,8 @@ impl<'a> Branching<'a> {
             let base = (sregs.cs.l == 1).then_some(sregs.gs.base)?;
             (base, GuestBlock::of(&tables, &sregs, base)?)
         } else {
-            // In the kernel's first and last instructions, the program's base is in GS. If an NMI comes there, the kernel
-            // may have its own in both, and keeps the program's elsewhere.
+            // In the kernel's first and last instructions, the program's base is in GS. If an NMI comes there, the
+            // kernel may have its own in both, and keeps the program's elsewhere.
             let bases = [msr::read(fd, KERNEL_GS_BASE).ok()??, sregs.gs.base, stored.last_block];
             bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?
         };

@@ -9,8 +9,8 @@
 //! written by its MSR. In xAPIC mode the guest finds its entry unchanged. While software has disabled the APIC, all
 //! entries are masked, which KVM implements.
 //!
-//! An NMI needs no system call if KVM has stored the vCPU's pending events at the exit: Tally makes the NMI pending there,
-//! and KVM takes it over at the next entry (`KVM_SYNC_X86_EVENTS`).
+//! An NMI needs no system call if KVM has stored the vCPU's pending events at the exit: Tally makes the NMI pending
+//! there, and KVM takes it over at the next entry (`KVM_SYNC_X86_EVENTS`).
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -176,12 +176,12 @@ impl LvtEntry {
     }
 }
 
-/// Makes an NMI pending in a vCPU's events, as KVM has stored them. Returns false, and does nothing, if something else is
-/// about to be delivered: the events do not describe that completely.
+/// Makes an NMI pending in a vCPU's events, as KVM has stored them. Returns false, and does nothing, if something else
+/// is about to be delivered: the events do not describe that completely.
 ///
-/// The flags name what is set: nothing of which another thread may have changed the state since the exit, except the NMI
-/// itself. Another NMI that has come since is delivered together with this one, as on a processor that has not taken the
-/// first yet.
+/// The flags name what is set: nothing of which another thread may have changed the state since the exit, except the
+/// NMI itself. Another NMI that has come since is delivered together with this one, as on a processor that has not
+/// taken the first yet.
 fn make_nmi_pending(events: &mut kvm_vcpu_events) -> bool {
     let is_quiet = events.exception.injected == 0
         && events.exception.pending == 0

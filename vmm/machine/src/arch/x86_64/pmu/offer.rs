@@ -107,8 +107,8 @@ impl Choice {
     }
 }
 
-/// Chooses the guest's PMU on a host whose processor is of this vendor, or of another one (`None`). Returns the reason if the choice
-/// is not available.
+/// Chooses the guest's PMU on a host whose processor is of this vendor, or of another one (`None`). Returns the reason
+/// if the choice is not available.
 pub fn offer(
     choice: Choice,
     counters: Option<u32>,
