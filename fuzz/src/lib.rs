@@ -19,11 +19,12 @@ use std::time::Duration;
 use fuzz_targets::{REPLAY_VARIABLE, TARGET_VARIABLE, Target};
 use guest_images::Progress;
 use guest_images::child::{Death, die_with_this_process, processor_time};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 pub use outcome::{Finding, Outcome, table};
-pub use record::{has_row, record};
+pub use record::Record;
 
 /// Makes the compiler count which edges of the code are taken and pass on what is compared, for libFuzzer. Checks of
 /// overflows are in the profile `fuzz`.
@@ -69,7 +70,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A file has no row for a target.
-    #[error("{} has no row for {target}", path.display())]
+    #[error("{} has no row for {target}: add `{}`", path.display(), record::empty_row(target))]
     NoRow {
         /// The file.
         path: PathBuf,
@@ -183,11 +184,11 @@ impl Fuzzer {
         let out = File::create(&log).map_err(file(&log))?;
         let err = out.try_clone().map_err(file(&log))?;
         let mut child = command.stdout(out).stderr(err).spawn().map_err(file(&self.program))?;
-        // Waits until it has ended, and leaves it there, so that it still has its statistics.
+        // Waits until it has ended, and leaves it a zombie, which keeps its statistics.
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(Pid::from_child(&child)), ended)
+        retry_on_intr(|| waitid(WaitId::Pid(Pid::from_child(&child)), ended))
             .map_err(|error| file(&self.program)(error.into()))?;
-        let ran = processor_time(&child).unwrap_or_default();
+        let ran = processor_time(&child).map_err(file(&self.program))?;
         let status = child.wait().map_err(file(&self.program))?;
         Ok((log, status, ran))
     }

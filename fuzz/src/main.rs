@@ -1,5 +1,6 @@
 //! `cargo fuzz`: runs the fuzz targets for as long as the user says.
 
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 use fuzz_targets::{TARGETS, Target, target};
 use guest_images::Progress;
-use tally_fuzz::{Error, Fuzzer, Outcome, has_row, record, table};
+use tally_fuzz::{Error, Fuzzer, Outcome, Record, table};
 
 /// Look for inputs with which Tally does what it never must
 #[derive(Parser)]
@@ -24,6 +25,7 @@ run. A finding ends its target's run; the status is then 1.
 Examples:
   cargo fuzz                        # all targets, a minute each
   cargo fuzz --minutes 120 share    # one target for two hours
+  cargo fuzz --write SECURITY.md    # add up what was run, in its table
   cargo fuzz --merge                # commit what the runs have kept"
 )]
 struct Arguments {
@@ -47,7 +49,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["merge", "write"])]
     replay: Option<PathBuf>,
     /// Print the targets
-    #[arg(long)]
+    #[arg(long, conflicts_with = "write")]
     list: bool,
 }
 
@@ -63,6 +65,8 @@ fn main() -> ExitCode {
     if arguments.targets.is_empty() {
         arguments.targets = TARGETS.iter().collect();
     }
+    let mut named = HashSet::new();
+    arguments.targets.retain(|target| named.insert(target.name));
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -81,9 +85,7 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
         }
         return Ok(true);
     }
-    if let Some(file) = &arguments.write {
-        arguments.targets.iter().try_for_each(|target| has_row(file, target.name))?;
-    }
+    let record = arguments.write.as_deref().map(|file| Record::new(file, &arguments.targets)).transpose()?;
     let mut progress = Progress::stderr("fuzz");
     let fuzzer = Fuzzer::build(&mut progress)?;
     progress.done();
@@ -97,7 +99,9 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
         arguments.targets.iter().try_for_each(|target| fuzzer.merge(target))?;
         return Ok(true);
     }
-    let outcomes = run_all(&fuzzer, arguments)?;
+    let results = run_all(&fuzzer, arguments, record.as_ref());
+    let (outcomes, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
     print!("{}", table(&outcomes));
     for Outcome { target, finding, .. } in &outcomes {
         if let Some(finding) = finding {
@@ -105,31 +109,36 @@ fn run(arguments: &Arguments) -> Result<bool, Error> {
             println!("  cargo fuzz {target} --replay {}", finding.input.display());
         }
     }
-    if let Some(file) = &arguments.write {
-        record(file, &outcomes)?;
-    }
+    errors.into_iter().try_for_each(|error| error.map(drop))?;
     Ok(outcomes.iter().all(|outcome| outcome.finding.is_none()))
 }
 
-/// Runs the targets, some at a time. Returns the outcomes in the order of the targets.
-fn run_all(fuzzer: &Fuzzer, arguments: &Arguments) -> Result<Vec<Outcome>, Error> {
+/// Runs the targets, some at a time, and records each outcome as it comes. Returns the results in the order of the
+/// targets.
+fn run_all(fuzzer: &Fuzzer, arguments: &Arguments, record: Option<&Record>) -> Vec<Result<Outcome, Error>> {
     let time = Duration::from_secs(arguments.minutes.saturating_mul(60));
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let jobs = arguments.jobs.map_or(cores, NonZero::get);
     let waiting = Mutex::new(arguments.targets.iter().enumerate());
-    let outcomes = Mutex::new(Vec::new());
+    let results = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..jobs.min(arguments.targets.len()) {
             scope.spawn(|| {
                 let next = || waiting.lock().expect("no thread panics").next();
                 while let Some((number, target)) = next() {
-                    let outcome = fuzzer.run(target, time);
-                    outcomes.lock().expect("no thread panics").push((number, outcome));
+                    let result = fuzzer.run(target, time);
+                    // One at a time writes to the record.
+                    let mut results = results.lock().expect("no thread panics");
+                    let recorded = result.and_then(|outcome| {
+                        record.map_or(Ok(()), |record| record.add(&outcome))?;
+                        Ok(outcome)
+                    });
+                    results.push((number, recorded));
                 }
             });
         }
     });
-    let mut outcomes = outcomes.into_inner().expect("no thread panics");
-    outcomes.sort_by_key(|(number, _)| *number);
-    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    let mut results = results.into_inner().expect("no thread panics");
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
 }

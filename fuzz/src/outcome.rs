@@ -14,8 +14,9 @@ pub struct Outcome {
     pub ran: Duration,
     /// Number of inputs on which it was run.
     pub executions: u64,
-    /// Number of edges of the code that inputs have reached, those of earlier runs among them.
-    pub edges: u64,
+    /// Number of edges of the code that inputs have reached, those of earlier runs among them. `None` if it has ended
+    /// before all of these were loaded.
+    pub edges: Option<u64>,
     /// Number of inputs that have reached something new.
     pub new_inputs: u64,
     /// The finding that has ended the run, if there is one.
@@ -54,10 +55,15 @@ impl Outcome {
             target: target.name,
             ran,
             executions: statistic("number_of_executed_units").or_else(last_line).unwrap_or(0),
-            edges: log.lines().rev().find_map(reached).unwrap_or(0),
+            edges: log.lines().rev().find_map(reached),
             new_inputs: statistic("new_units_added").unwrap_or(0),
             finding,
         })
+    }
+
+    /// Returns the time for which it ran on a processor, in minutes.
+    pub fn minutes(&self) -> u64 {
+        (self.ran.as_secs() + 30) / 60
     }
 }
 
@@ -76,21 +82,21 @@ fn finding(log: &str) -> Option<Finding> {
 
 /// Returns a table of outcomes.
 pub fn table(outcomes: &[Outcome]) -> String {
-    let title = ["target", "minutes", "executions", "edges", "new inputs", "findings"].map(str::to_owned);
+    let title = ["target", "CPU minutes", "executions", "edges", "new inputs", "findings"].map(str::to_owned);
     let row = |outcome: &Outcome| {
         let findings = usize::from(outcome.finding.is_some());
         [
             outcome.target.to_owned(),
-            ((outcome.ran.as_secs() + 30) / 60).to_string(),
+            outcome.minutes().to_string(),
             outcome.executions.to_string(),
-            outcome.edges.to_string(),
+            outcome.edges.map_or_else(|| "-".to_owned(), |edges| edges.to_string()),
             outcome.new_inputs.to_string(),
             findings.to_string(),
         ]
     };
     let rows = std::iter::once(title).chain(outcomes.iter().map(row));
     let line = |[target, minutes, executions, edges, new_inputs, findings]: [String; 6]| {
-        format!("{target:<8}{minutes:>9}{executions:>12}{edges:>12}{new_inputs:>12}{findings:>12}\n")
+        format!("{target:<8}{minutes:>12}{executions:>12}{edges:>12}{new_inputs:>12}{findings:>12}\n")
     };
     rows.map(line).collect()
 }
@@ -117,15 +123,15 @@ INFO: Running with entropic power schedule (0xFF, 100).
             target: TARGETS[0].name,
             ran: Duration::from_secs(125),
             executions: 5000,
-            edges: 31,
+            edges: Some(31),
             new_inputs: 7,
             finding: None,
         };
         assert_eq!(outcome, expected);
         assert_eq!(
             table(&[outcome]),
-            "target    minutes  executions       edges  new inputs    findings\n\
-             agent           2        5000          31           7           0\n"
+            "target   CPU minutes  executions       edges  new inputs    findings\n\
+             agent              2        5000          31           7           0\n"
         );
     }
 

@@ -1,7 +1,7 @@
-//! What the standard library does not support of child processes.
+//! What the standard library lacks for child processes.
 
 use std::fs;
-use std::io::{Error, ErrorKind};
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, parent_id};
 use std::process::{Child, Command};
@@ -52,12 +52,13 @@ pub fn die_with_this_process(command: &mut Command, death: Death) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Returns the time for which a child has run, or `None` if that is not known. The child must not have been waited for.
-pub fn processor_time(child: &Child) -> Option<Duration> {
-    time_in(&fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?)
+/// Returns the time for which a child has run on processors. It must not have been waited for.
+pub fn processor_time(child: &Child) -> Result<Duration> {
+    let statistics = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
+    time_in(&statistics).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// Returns the time for which a process has run, from its `/proc/PID/stat`.
+/// Returns the time for which a process has run on processors, from its `/proc/PID/stat`.
 fn time_in(statistics: &str) -> Option<Duration> {
     // The name of the program, in parentheses, may contain anything.
     let (_, fields) = statistics.rsplit_once(')')?;

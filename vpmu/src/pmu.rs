@@ -204,9 +204,8 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Counts an instruction of the guest that has exited and that the VMM completes, such as an access to a device.
     /// `is_user` says whether the guest is in user mode; it is called only if that makes a difference. An access to a
-    /// PMU register is counted by
-    /// [`Self::access`]: a read after it has read, and a write before it has an effect, so that a write which stops a
-    /// counter is the last instruction that the counter counts.
+    /// PMU register is counted by [`Self::access`]: a read after it has read, and a write before it has an effect, so
+    /// that a write which stops a counter is the last instruction that the counter counts.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
         self.model.apply_page();
         self.complete(is_user);

@@ -1,5 +1,5 @@
 //! Checks of the sources' form that rustfmt leaves alone on a stable toolchain: how imports are grouped, and
-//! how long lines of comments are.
+//! that lines of comments have at most 120 characters.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -221,9 +221,9 @@ impl Machine {
         self.monitor.try_clone().map(Tracer).map_err(Error::system("reach the simulator's monitor"))
     }
 
-    /// Returns the time for which the simulator has run: 0 if that is not known.
-    pub fn processor_time(&self) -> Duration {
-        child::processor_time(&self.child).unwrap_or_default()
+    /// Returns the time for which the simulator has run on processors, or `None` if that is not known.
+    pub fn processor_time(&self) -> Option<Duration> {
+        child::processor_time(&self.child).ok()
     }
 
     /// Waits for the end of a machine whose channels are closed. Returns its exit status.

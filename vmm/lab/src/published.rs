@@ -14,13 +14,14 @@ use crate::error::{Error, Result};
 
 /// Measures, and prints the tables or writes them into a Markdown file as those of a command.
 pub fn measure(file: Option<&Path>, command: &str, measure: impl FnOnce() -> Result<String>) -> Result<()> {
-    file.map_or(Ok(()), |file| check(file, command))?;
-    let tables = measure()?;
-    if let Some(file) = file {
-        return publish(file, command, &tables);
-    }
-    println!("{}", tables.trim_end());
-    Ok(())
+    let Some(file) = file else {
+        println!("{}", measure()?.trim_end());
+        return Ok(());
+    };
+    check(file, command)?;
+    // Of what is measured, and not of what there is when that is done.
+    let stamp = format!("```sh\n{command}  # {}, commit {}\n```", date()?, commit(file)?);
+    publish(file, command, &stamp, &measure()?)
 }
 
 /// Checks that a file has the marks of a command. Measuring takes minutes, so this is checked first.
@@ -29,8 +30,7 @@ fn check(file: &Path, command: &str) -> Result<()> {
 }
 
 /// Replaces what a file has between the marks of a command by what the command printed.
-fn publish(file: &Path, command: &str, printed: &str) -> Result<()> {
-    let stamp = format!("```sh\n{command}  # {}, commit {}\n```", date()?, commit(file)?);
+fn publish(file: &Path, command: &str, stamp: &str, printed: &str) -> Result<()> {
     let text = replaced(file, command, &format!("{stamp}\n\n{}\n", printed.trim_end()))?;
     fs::write(file, text).map_err(Error::file("write", file))
 }

@@ -7,8 +7,8 @@ use guest_images::Progress;
 
 use crate::machine::{Machine, Received};
 
-/// Time in which the host answers where a script hangs, unless this machine gives the simulator hardly any of its time.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Interval, in real time, at which is checked whether an answer where a script hangs may still come.
+const INTERVAL: Duration = Duration::from_secs(10);
 /// Timeout of the simulated host's boot, in real time. It is long enough for a machine that is busy with other work
 /// too.
 pub const BOOT_LIMIT: Duration = Duration::from_mins(2);
@@ -100,40 +100,52 @@ fn place(machine: &mut Machine) -> Place {
     machine.send("where");
     let mut text = String::new();
     let mut patience = Patience::new(machine.processor_time());
+    let mut check = Instant::now() + INTERVAL;
     loop {
-        match machine.next_line(ANSWER_TIME) {
+        match machine.next_line(check.saturating_duration_since(Instant::now())) {
             Received::Line(line) if line == "end" => return Place::Processes(text),
             Received::Line(line) => {
                 text.push_str(&line);
                 text.push('\n');
             }
-            Received::Timeout if patience.lasts(machine.processor_time()) => {}
-            Received::Timeout | Received::End => break,
+            Received::Timeout => {}
+            Received::End => break,
+        }
+        if Instant::now() >= check {
+            if !patience.lasts(machine.processor_time()) {
+                break;
+            }
+            check += INTERVAL;
         }
     }
     machine.instruction_pointer().map_or(Place::Unknown, Place::Address)
 }
 
-/// How long a host's answer is waited for, in intervals of [`ANSWER_TIME`]. What counts is the time for which the
-/// simulator has run: on a busy machine that can be a small part of the time that passes.
+/// How long a host's answer is waited for. What counts is how long the simulator has run on processors: on a busy
+/// machine that can be a small part of the time that passes.
 struct Patience {
-    begin: Duration,
-    last: Duration,
+    begin: Option<Duration>,
+    last: Option<Duration>,
 }
 
 impl Patience {
+    /// Time on processors in which a host answers that can answer at all.
+    const ENOUGH: Duration = Duration::from_secs(5);
+    /// A simulator that runs for less than this in an interval simulates a halted host, or has halted itself. So there
+    /// are at most fifty intervals.
+    const HALTED: Duration = Duration::from_millis(100);
+
     /// Begins when the simulator has run for this long.
-    fn new(processor_time: Duration) -> Self {
+    fn new(processor_time: Option<Duration>) -> Self {
         Self { begin: processor_time, last: processor_time }
     }
 
-    /// Returns whether the answer may still come, an interval later. It cannot if the host has halted.
-    fn lasts(&mut self, processor_time: Duration) -> bool {
-        /// A simulator that runs for less than this in an interval simulates a halted host.
-        const HALTED: Duration = Duration::from_millis(100);
-        let ran = processor_time.saturating_sub(self.last);
+    /// Returns whether the answer may still come, an interval later.
+    fn lasts(&mut self, processor_time: Option<Duration>) -> bool {
+        let since = |before: Option<Duration>| Some(processor_time?.saturating_sub(before?));
+        let (ran, ran_in_all) = (since(self.last), since(self.begin));
         self.last = processor_time;
-        ran >= HALTED && processor_time.saturating_sub(self.begin) < ANSWER_TIME / 2
+        ran.is_some_and(|ran| ran >= Self::HALTED) && ran_in_all.is_some_and(|ran| ran < Self::ENOUGH)
     }
 }
 
@@ -143,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_host_that_hardly_runs_is_waited_for_longer() {
-        let seconds = Duration::from_secs;
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
         let mut patience = Patience::new(seconds(100));
         assert!(patience.lasts(seconds(102)));
         assert!(patience.lasts(seconds(104)));
@@ -151,8 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_runs_and_one_that_has_halted_are_waited_for_once() {
-        assert!(!Patience::new(Duration::from_secs(100)).lasts(Duration::from_secs(109)));
-        assert!(!Patience::new(Duration::from_secs(100)).lasts(Duration::from_millis(100_050)));
+    fn a_host_that_runs_is_waited_for_once() {
+        let mut patience = Patience::new(Some(Duration::from_secs(100)));
+        assert!(!patience.lasts(Some(Duration::from_secs(109))));
+    }
+
+    #[test]
+    fn a_host_that_has_halted_is_waited_for_once() {
+        let begin = Some(Duration::from_secs(100));
+        assert!(!Patience::new(begin).lasts(Some(Duration::from_millis(100_050))));
+        assert!(!Patience::new(begin).lasts(None));
     }
 }

@@ -30,7 +30,7 @@ struct Cost {
     instructions: i64,
 }
 
-/// What a `tally` costs that is compiled for tests. A release costs less, and `tally-lab figures riscv` measures one.
+/// Costs of a `tally` that is compiled for tests. A release, which `tally-lab figures riscv` measures, costs less.
 const COSTS: [Cost; 5] = [
     Cost { work: Work::Read, events: 1, exits: 1, calls: 0, instructions: 7_910 },
     Cost { work: Work::Switch, events: 1, exits: 2, calls: 0, instructions: 25_950 },

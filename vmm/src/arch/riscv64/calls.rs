@@ -8,9 +8,8 @@ pub const KVM_RUN: u32 = 0xae80;
 pub const VCPU: &[u16] = &[
     0xaeab, // KVM_GET_ONE_REG
     0xaeac, // KVM_SET_ONE_REG
-    0xae86, // KVM_INTERRUPT
-    0xaea5, // KVM_SIGNAL_MSI, and where an interrupt controller has no spare identity for that:
-    0xaee1, // KVM_SET_DEVICE_ATTR
+    0xaea5, // KVM_SIGNAL_MSI
+    0xaee1, // KVM_SET_DEVICE_ATTR, instead of it on hosts with few interrupt identities
     0xaee2, // KVM_GET_DEVICE_ATTR
 ];
 /// Of these, what is asked at overflows, to interrupt the guest.

@@ -18,9 +18,10 @@ use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Number of interrupt identities of each IMSIC, as the guest is told: the minimum of the specification.
 pub const IDS: u32 = 63;
-/// Number of identities that the IMSICs really have where KVM permits it. A message with one that the guest does not
-/// know of, and never enables, only makes KVM look which interrupts are pending.
+/// Number of identities that the IMSICs really have where KVM permits it.
 const REAL_IDS: u32 = 2 * IDS + 1;
+/// An identity that the guest is not told of. A message with it only makes KVM look which interrupts are pending; a
+/// guest that enables it all the same gets one more external interrupt with each overflow.
 const SPARE_ID: u32 = IDS + 1;
 
 /// Creates the interrupt controllers. All vCPUs have to exist already.
@@ -30,7 +31,7 @@ pub fn create(vm: &VmFd, cpus: u32) -> Result<Controllers, KvmError> {
     let device = vm.create_device(&mut device).operation("create the interrupt controllers")?;
     let config = |attribute: u32, value: u32| set(&device, KVM_DEV_RISCV_AIA_GRP_CONFIG, attribute, &value);
     let address = |attribute: u32, value: u64| set(&device, KVM_DEV_RISCV_AIA_GRP_ADDR, attribute, &value);
-    // KVM permits no more than the host's own IMSICs have.
+    // If the host has guest interrupt files, KVM permits no more identities than they have.
     let has_spare = config(KVM_DEV_RISCV_AIA_CONFIG_IDS, REAL_IDS).is_ok();
     if !has_spare {
         config(KVM_DEV_RISCV_AIA_CONFIG_IDS, IDS)?;
@@ -85,19 +86,19 @@ fn aplic_registers() -> impl Iterator<Item = u32> {
 /// (`eie0`).
 const IMSIC_REGISTERS: [u32; 4] = [0x70, THRESHOLD, 0x80, 0xc0];
 const THRESHOLD: u32 = 0x72;
-// A register of each kind has the bits of all identities.
+// A register of each kind has the bits of all identities that the guest is told of.
 const _: () = assert!(IDS < u64::BITS);
 
 impl Controllers {
     /// Makes KVM check again whether an external interrupt is pending for a vCPU that does not run. This is necessary
-    /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that arrives at the
-    /// same time.
+    /// after `sip` was written: without IMSICs in hardware, KVM then loses an external interrupt that has arrived since
+    /// `sip` was read. A message with [`SPARE_ID`] does it, or else two requests that read and write the threshold.
     pub fn recheck_pending(&self, vm: &VmFd, cpu: u8) -> Result<(), KvmError> {
         if self.has_spare {
             let address = imsic(cpu.into());
             let message = kvm_msi {
-                address_lo: u32::try_from(address & u64::from(u32::MAX)).expect("it is masked"),
-                address_hi: u32::try_from(address >> 32).expect("it is half of it"),
+                address_lo: u32::try_from(address & u64::from(u32::MAX)).expect("it is the low half"),
+                address_hi: u32::try_from(address >> 32).expect("it is the high half"),
                 data: SPARE_ID,
                 ..Default::default()
             };
