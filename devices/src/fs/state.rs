@@ -40,9 +40,12 @@ impl Server {
     }
 
     pub(super) fn restore(&mut self, saved: &ShareState) -> Result<(), DeviceError> {
+        /// More than any guest opens.
+        const MAX_HANDLE: u64 = 1 << 62;
         let ShareState { nodes, handles, last_handle } = saved;
         let are_in_order = handles.is_sorted_by(|one, next| one.number < next.number);
-        check(are_in_order && handles.last().is_none_or(|last| last.number <= *last_handle), "open file")?;
+        let are_old = handles.last().is_none_or(|last| last.number <= *last_handle);
+        check(are_in_order && are_old && *last_handle <= MAX_HANDLE, "open file")?;
         self.nodes.restore(nodes)?;
         self.handles.begin_after(*last_handle);
         for handle in handles {

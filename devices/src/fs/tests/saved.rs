@@ -111,7 +111,8 @@ fn state() -> impl Strategy<Value = ShareState> {
     let name = prop::sample::select(vec!["dir", "sub", "file", "other", "..", ".", "", "a/b", "../canary"]);
     let node = (0..6_u64, 0..6_u64, name, any::<u64>(), 0..3_u64);
     let handle = (1..4_u64, 0..6_u64, prop::option::of(0..4_u32));
-    let all = (prop::collection::vec(node, 0..8), prop::collection::vec(handle, 0..3), 0..5_u64, 0..3_u64);
+    let last = prop_oneof![4 => 0..5_u64, 1 => Just(u64::MAX)];
+    let all = (prop::collection::vec(node, 0..8), prop::collection::vec(handle, 0..3), last, 0..3_u64);
     all.prop_map(|(nodes, handles, last_handle, removed)| {
         let nodes: Vec<_> = nodes
             .into_iter()
