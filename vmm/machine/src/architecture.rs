@@ -253,7 +253,7 @@ pub trait Run: Sized {
     fn fd(&mut self) -> &mut VcpuFd;
     /// Passes the writes that KVM has coalesced to their devices. Must be called after every exit, before the exit is
     /// handled, so that the devices see all accesses in order.
-    fn drain(&mut self, board: &Self::Board);
+    fn drain(&mut self, exit: &Exit<Self::ArchExit>, board: &Self::Board);
     /// Returns the kind under which an exit is counted.
     fn kind(exit: &Self::ArchExit) -> exit::ExitKind;
     /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.

@@ -2,6 +2,7 @@
 //! ([`crate::architecture::Board::ram`]).
 
 mod saved;
+mod shared;
 
 use std::fmt;
 use std::fs::File;
@@ -9,6 +10,7 @@ use std::io;
 use std::ops::Range;
 
 pub use saved::{PART, PageMap, extents};
+pub use shared::{InGuest, OfAtomics};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// Minimum size of a guest's memory: the first MiB, and one MiB above it for a kernel.

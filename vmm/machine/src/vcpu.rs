@@ -132,7 +132,7 @@ impl VcpuThread {
         loop {
             self.stopwatch.enters();
             let exit = self.run.run();
-            self.run.drain(&self.board);
+            self.run.drain(&exit, &self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             let ending = self.handle(exit, pmu);
             self.after_exit(pmu, was_interrupted)?;
@@ -262,7 +262,7 @@ impl VcpuThread {
         for _ in 0..MAX_EXITS {
             self.run.fd().set_kvm_immediate_exit(1);
             let exit = self.run.run();
-            self.run.drain(&self.board);
+            self.run.drain(&exit, &self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             if self.handle(exit, pmu).is_some() {
                 return Err(SaveError::Ended);

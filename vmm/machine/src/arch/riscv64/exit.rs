@@ -80,7 +80,7 @@ impl Run for KvmRun {
     }
 
     /// Does nothing: KVM coalesces no writes here.
-    fn drain(&mut self, _board: &Board) {}
+    fn drain(&mut self, _exit: &Exit, _board: &Board) {}
 
     fn kind(exit: &ArchExit) -> ExitKind {
         match exit {

@@ -3,7 +3,6 @@
 //! The loader patches the kernel so that it accesses the PMU with SBI calls that KVM forwards to Tally
 //! ([`vpmu_retarget::riscv`]). Each vCPU's [`Emulated`] answers the calls and interrupts the guest.
 
-mod guest_page;
 mod offer;
 
 use std::fmt;
@@ -15,18 +14,17 @@ use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
-use vpmu::sbi_page::Shared;
+use vpmu::sbi_page::{Page, Shared};
 use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
-use self::guest_page::GuestPage;
 use super::aia::Controllers;
 use super::host::Processor;
 use super::register::Register;
 use crate::architecture::{self, EmulatedPmu, PmuModel};
 use crate::kvm_error::{Capability, KvmError, KvmResultExt};
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, InGuest, OfAtomics};
 use crate::target::ACCESSES;
 
 pub use self::offer::{Choice, Unavailable};
@@ -130,6 +128,9 @@ pub struct Link {
     pub pages: Option<u64>,
 }
 
+// SAFETY: all its fields are atomic integers, or arrays of them.
+unsafe impl OfAtomics for Page {}
+
 /// A vCPU's emulated PMU, and the interrupt controllers.
 pub struct Emulated {
     pmu: VirtualPmu<PerfEvents>,
@@ -144,7 +145,8 @@ impl EmulatedPmu for Emulated {
     fn new(model: Model, host: Host, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
         let Link { controllers, pages } = link;
         let mut pmu = VirtualPmu::riscv(model.0, PerfEvents::new(host.pmu));
-        if let Some(page) = pages.and_then(|first| GuestPage::new(vcpu, first, &ram.mapped)) {
+        let address = pages.and_then(|first| first.checked_add(u64::from(vcpu) * Page::STRIDE as u64));
+        if let Some(page) = address.and_then(|address| InGuest::<Page>::at(address, &ram.mapped)) {
             pmu.share_sbi_page(Shared { memory: Box::new(page), number: vcpu });
         }
         Self { pmu, vcpu, controllers }

@@ -146,8 +146,14 @@ impl Run for KvmRun {
         }
     }
 
-    fn drain(&mut self, board: &Board) {
-        board.coalescing.drain(|| self.fd.coalesced_mmio_read().ok().flatten(), &board.ports);
+    fn drain(&mut self, exit: &Exit, board: &Board) {
+        // Of these, an access may be one of the console's registers, and the others end the guest.
+        let is_ordered = matches!(
+            exit,
+            Exit::Arch(ArchExit::PortRead(_) | ArchExit::PortWrite(_)) | Exit::End(_) | Exit::Fatal(_)
+        );
+        let next = || self.fd.coalesced_mmio_read().ok().flatten();
+        board.coalescing.drain(next, &board.ports, is_ordered);
     }
 
     fn kind(exit: &ArchExit) -> ExitKind {

@@ -40,7 +40,7 @@ use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::target::ACCESSES;
 use branch::{Branching, StoredRegisters};
-use guest_page::{Confirmation, GuestPage};
+use guest_page::{Confirmation, guest_page};
 use interrupt::{Delivery, LvtEntry, StoredEvents};
 
 pub use self::offer::{Choice, Unavailable};
@@ -281,7 +281,7 @@ impl EmulatedPmu for Emulated {
 
     fn new(model: Model, host: Host, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
         let mut pmu = model.virtual_pmu(host);
-        let page = has_shared_pages.then(|| GuestPage::new(vcpu, &ram.mapped));
+        let page = has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
         if let Some(page) = page.flatten() {
             pmu.share_page(Box::new(page));
         }

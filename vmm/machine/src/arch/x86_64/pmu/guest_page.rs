@@ -1,43 +1,19 @@
 //! A vCPU's shared page in the guest's memory (see [`vpmu::shared_page`]).
 
-use std::ops::Deref;
-
 use kvm_ioctls::VcpuFd;
 use log::debug;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
 use vpmu::shared_page::Page;
 
 use crate::arch::x86_64::memory::{linux_address, shared_page};
+use crate::memory::{InGuest, OfAtomics};
 
-/// The shared page of a vCPU.
-pub struct GuestPage {
-    page: &'static Page,
-    _memory: GuestMemoryMmap,
-}
+// SAFETY: all its fields are atomic integers, or arrays of them.
+unsafe impl OfAtomics for Page {}
 
-impl GuestPage {
-    /// Returns the page of a vCPU, or `None` if the page is not within the guest's memory.
-    pub fn new(vcpu: u8, memory: &GuestMemoryMmap) -> Option<Self> {
-        let slice = memory.get_slice(GuestAddress(shared_page(vcpu)), size_of::<Page>()).ok()?;
-        #[expect(clippy::cast_ptr_alignment, reason = "checked below")]
-        let page = slice.ptr_guard().as_ptr().cast::<Page>();
-        if !page.is_aligned() {
-            return None;
-        }
-        // SAFETY: the pointer is aligned, and the guest's memory has this many bytes there (`get_slice`). The memory
-        // stays mapped as long as `_memory` lives, and no reference to the page outlives this struct (`deref`). All
-        // fields are atomic integers, for which every value is valid.
-        let page = unsafe { &*page };
-        Some(Self { page, _memory: memory.clone() })
-    }
-}
-
-impl Deref for GuestPage {
-    type Target = Page;
-
-    fn deref(&self) -> &Page {
-        self.page
-    }
+/// Returns the page of a vCPU, or `None` if it is not within the guest's memory.
+pub fn guest_page(vcpu: u8, memory: &GuestMemoryMmap) -> Option<InGuest<Page>> {
+    InGuest::at(shared_page(vcpu), memory)
 }
 
 /// Checks that the guest's kernel uses the page of this vCPU. Linux may number its CPUs differently.
