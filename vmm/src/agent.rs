@@ -10,7 +10,6 @@ mod streams;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -84,7 +83,6 @@ pub struct Agent {
     start: Option<Start>,
     save: Option<Save>,
     streams: Streams,
-    orders: Receiver<ToGuest>,
     holds: Holds,
     /// Which of the command's streams are terminals.
     terminals: Terminals,
@@ -132,7 +130,7 @@ impl Agent {
         holds: Holds,
         reporter: Reporter,
     ) -> io::Result<(Self, Handle)> {
-        let (handle, orders, shared) = Handle::new(holds.wake.try_clone()?);
+        let (handle, shared) = Handle::new(holds.wake.try_clone()?);
         let mut agent = Self {
             transport,
             console,
@@ -141,7 +139,6 @@ impl Agent {
             is_ready: false,
             is_restored: false,
             streams,
-            orders,
             holds,
             terminals: Terminals::default(),
             shared,
@@ -181,7 +178,7 @@ impl Agent {
         let mut most = None;
         let mut warn_after = Some(BOOT_WARNING);
         loop {
-            let wanted = self.take_orders();
+            let wanted = self.wanted();
             if wanted == Wanted::Leave {
                 return;
             }
@@ -213,20 +210,14 @@ impl Agent {
         }
     }
 
-    /// Takes the event loop's orders, and stands still if the machine is saved.
-    pub fn take_orders(&mut self) -> Wanted {
+    /// Returns what another thread wants now, and stands still if the machine is saved.
+    pub fn wanted(&mut self) -> Wanted {
         // Non-blocking: an error means that it was read already.
         let _ = (self.holds.wake.read(), self.transport.kick().read());
         if self.stand_still_if_wanted() {
             return Wanted::Leave;
         }
-        loop {
-            match self.orders.try_recv() {
-                Ok(message) => self.send(&message),
-                Err(TryRecvError::Empty) => return Wanted::Work,
-                Err(TryRecvError::Disconnected) => return Wanted::End,
-            }
-        }
+        if self.shared.is_over() { Wanted::End } else { Wanted::Work }
     }
 
     fn is_done(&mut self) -> bool {
@@ -253,6 +244,7 @@ impl Agent {
                     Passed::Turn => (pending, next) = (true, Next::Continue),
                 }
             }
+            self.take_orders();
             let sent = console.give(queues, CONTROL, &self.outgoing);
             self.outgoing.drain(..sent);
             // The guest does not notify for room in a queue that it had before: go on while there is room and something
@@ -261,7 +253,8 @@ impl Agent {
                 self.streams.input.as_mut().is_some_and(|(port, input)| {
                     !input.waiting().is_empty() && console.has_room(queues, *port)
                 });
-            if input || !self.outgoing.is_empty() && console.has_room(queues, CONTROL) {
+            let messages = !self.outgoing.is_empty() || !self.shared.orders().is_empty();
+            if input || messages && console.has_room(queues, CONTROL) {
                 next = Next::Continue;
             }
             match self.status {
@@ -274,6 +267,16 @@ impl Agent {
         });
         self.console = console;
         next.unwrap_or(Next::Wait)
+    }
+
+    /// Sends the event loop's orders, after all that the guest was sent before.
+    fn take_orders(&mut self) {
+        if self.outgoing.is_empty() {
+            let orders = std::mem::take(&mut *self.shared.orders());
+            for message in orders.messages() {
+                self.send(&message);
+            }
+        }
     }
 
     fn send(&mut self, message: &ToGuest) {

@@ -28,6 +28,7 @@ mod network;
 mod operator;
 mod packaging;
 mod policy;
+mod printable;
 mod run;
 mod sandbox;
 mod signal_thread;

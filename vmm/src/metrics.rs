@@ -25,7 +25,7 @@ use crate::sandbox::{Access, Confinement, Reach, Thread};
 use crate::status::{Report, Summary};
 use exposition::{CONTENT_TYPE, Labels, Machine, Machines};
 
-pub use all::serve_all;
+pub use all::{serve_all, shown};
 
 /// Maximum size of a request with its headers; real ones have some hundred bytes.
 const MAX_REQUEST: usize = 8 << 10;

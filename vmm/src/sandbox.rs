@@ -128,7 +128,7 @@ impl Confinement {
     /// threads of the kind. If that fails, the process ends.
     pub fn new(thread: Thread, reach: Vec<Reach>) -> Self {
         let mode = MODE.get().copied().unwrap_or(Mode::Off);
-        let filters = (mode != Mode::Off).then(|| calls::of(thread).compile(mode)).transpose();
+        let filters = (mode != Mode::Off).then(|| calls::of(thread, &reach).compile(mode)).transpose();
         let filters = filters.unwrap_or_else(|error| fail(&error.into()));
         let capabilities = match mode {
             Mode::On => capabilities::needed(thread, &reach),

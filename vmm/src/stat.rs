@@ -21,9 +21,10 @@ use crate::control::message::Answer;
 use crate::doctor::holders;
 use crate::metrics;
 use crate::policy;
+use crate::printable::short;
 use crate::status::{Summary, VmStatus};
 use crate::stderr;
-use text::{aligned, printable};
+use text::aligned;
 
 /// `tally list`: prints the running VMs.
 pub fn list(options: &List) -> Result<ExitCode> {
@@ -42,7 +43,8 @@ fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
     printed.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON.
+/// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON, and what
+/// `tally stat --metrics` serves.
 pub fn shown(answer: &Answer) -> String {
     let (mut lines, json) = match answer {
         Answer::Hello(about) => {
@@ -51,7 +53,8 @@ pub fn shown(answer: &Answer) -> String {
         }
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
-        Answer::Report(_) | Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
+        Answer::Report(report) => return metrics::shown(report.clone()),
+        Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);
     lines.join("\n")
@@ -64,7 +67,7 @@ fn listed(vms: &[Summary]) -> Vec<String> {
     let row = |vm: &Summary| {
         let (memory, age) = (text::size(vm.memory), text::age(vm.age));
         let row = [&vm.pid.to_string(), &vm.name, &vm.cpus.to_string(), &memory, &age, &vm.pmu, &vm.runs];
-        row.map(|cell| printable(cell)).to_vec()
+        row.map(|cell| short(cell)).to_vec()
     };
     let rows: Vec<Vec<String>> = std::iter::once(title).chain(vms.iter().map(row)).collect();
     aligned(&rows, &WORDS)

@@ -127,9 +127,20 @@ fn restore_on_fatal_signals() {
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
     for signal in FATAL {
-        // SAFETY: the action is valid, and its handler is async-signal-safe.
-        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+        // The sandbox's own restores the terminal as well.
+        if signal != libc::SIGSYS || !has_handler(signal) {
+            // SAFETY: the action is valid, and its handler is async-signal-safe.
+            unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+        }
     }
+}
+
+fn has_handler(signal: libc::c_int) -> bool {
+    // SAFETY: all-zero is a valid `sigaction`: the default action.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: only reads the action, into a variable of this function.
+    unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+    action.sa_sigaction != libc::SIG_DFL
 }
 
 /// Maximum number of typed bytes that wait for a guest that does not read. The rest is lost, as on a real serial line:

@@ -19,8 +19,8 @@ use crate::ending::{Ending, Reporter};
 use crate::event_log::{self, Part};
 use crate::stat;
 
-/// Returns what `tally list`, `tally stat` and `tally policy` print for the answer of a VM, or for its error. `None` if
-/// the VM said nothing.
+/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answer of a VM, or for its error.
+/// `None` if the VM said nothing.
 pub fn answer(bytes: &[u8]) -> Option<String> {
     match client::answer(0, &mut &*bytes) {
         Ok(answer) => Some(stat::shown(&answer)),
@@ -81,7 +81,7 @@ impl Agent {
 
     /// Does what the agent's thread does each time it wakes up. Returns false at the thread's end.
     pub fn turn(&mut self) -> bool {
-        let is_ending = self.host.take_orders() != Wanted::Work;
+        let is_ending = self.host.wanted() != Wanted::Work;
         self.host.read_input();
         self.host.work() != Next::End && !is_ending
     }

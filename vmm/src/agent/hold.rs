@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use devices::virtio::ConsoleState;
-use guest_agent::protocol::{Decoder, Size, Terminals, ToGuest};
+use guest_agent::protocol::{Decoder, Message, Size, Terminals, ToGuest, ToHost};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -117,12 +117,16 @@ impl Agent {
         }
         let Terminals { stdin, stdout, stderr } = self.terminals;
         let input = self.streams.input.as_ref();
+        let mut outgoing = self.outgoing.clone();
+        for message in self.shared.orders().messages() {
+            outgoing.extend(message.encode().expect("sizes and signals are short"));
+        }
         Ok(AgentState {
             console: self.console.save(),
             terminals: [stdin, stdout, stderr],
             has_input: input.is_some(),
             input: input.map(|(_, input)| input.rest()).unwrap_or_default(),
-            outgoing: self.outgoing.clone(),
+            outgoing,
             incoming: self.decoder.as_ref().map(|decoder| decoder.rest().to_vec()),
         })
     }
@@ -132,11 +136,7 @@ impl Agent {
         self.terminals = state.terminals();
         let AgentState { input, outgoing, incoming, .. } = state;
         (self.is_ready, self.outgoing) = (true, outgoing);
-        self.decoder = incoming.map(|bytes| {
-            let mut decoder = Decoder::new();
-            decoder.feed(&bytes);
-            decoder
-        });
+        self.decoder = incoming.map(|bytes| begun(&bytes)).transpose()?;
         if let Some((_, to)) = &mut self.streams.input {
             to.put_first(&input);
         }
@@ -146,5 +146,31 @@ impl Agent {
             self.send(&ToGuest::Size(size));
         }
         Ok(())
+    }
+}
+
+/// Returns a decoder that has the beginning of a message. Whole messages are refused: they would have been decoded, and
+/// a file may have any number of them.
+fn begun(bytes: &[u8]) -> io::Result<Decoder<ToHost>> {
+    let mut decoder = Decoder::new();
+    decoder.feed(bytes);
+    match decoder.next() {
+        Ok(None) => Ok(decoder),
+        _ => Err(io::Error::other("the saved beginning of the agent's message is not valid")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_beginning_of_a_message_is_continued() {
+        let message = ToHost::Exited(7).encode().unwrap();
+        for length in 0..message.len() {
+            assert!(begun(&message[..length]).is_ok());
+        }
+        assert!(begun(&message).is_err() && begun(&message.repeat(1000)).is_err());
+        assert!(begun(&[0xff; 100]).is_err(), "no message is so long");
     }
 }

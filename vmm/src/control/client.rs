@@ -11,6 +11,7 @@ use vpmu::policy::{Change, Policy};
 use super::message::{self, Answer, Request};
 use super::socket_dir::{Connection, SocketDir};
 use crate::deadline::Deadlined;
+use crate::printable::short;
 use crate::snapshot::stream;
 use crate::status::{Report, Summary, VmStatus};
 
@@ -200,9 +201,9 @@ impl Vm {
         }
     }
 
-    /// Returns the VM's counters and exits.
-    pub fn report(&mut self) -> Result<Report, ClientError> {
-        match self.ask(&Request::Report)? {
+    /// Returns the VM's counters and exits, if it answers before this timeout.
+    pub fn report_within(&mut self, timeout: Duration) -> Result<Report, ClientError> {
+        match self.ask_within(timeout, &Request::Report)? {
             Answer::Report(report) => Ok(report),
             _ => Err(unexpected(self.about.pid)),
         }
@@ -242,7 +243,11 @@ impl Vm {
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, ClientError> {
-        self.stream.get_mut().allow(TIMEOUT);
+        self.ask_within(TIMEOUT, request)
+    }
+
+    fn ask_within(&mut self, timeout: Duration, request: &Request) -> Result<Answer, ClientError> {
+        self.stream.get_mut().allow(timeout);
         ask(self.about.pid, &mut self.stream, request)
     }
 }
@@ -251,16 +256,10 @@ impl Summary {
     /// Replaces control characters, so that the names can be printed on a terminal.
     pub fn printable(mut self) -> Self {
         for text in [&mut self.name, &mut self.runs, &mut self.pmu] {
-            *text = printable(text);
+            *text = short(text);
         }
         self
     }
-}
-
-/// Replaces control characters, and cuts off what is too long to be a name or a reason: another process says both.
-fn printable(text: &str) -> String {
-    const MAX_CHARS: usize = 1000;
-    text.chars().take(MAX_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
@@ -271,7 +270,7 @@ fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, C
 /// Receives the answer of a VM.
 pub fn answer(process: u32, stream: &mut impl BufRead) -> Result<Answer, ClientError> {
     match message::receive(stream).map_err(|error| failed(process, &error))? {
-        Some(Answer::Error(why)) => Err(ClientError::Refused(process, printable(&why))),
+        Some(Answer::Error(why)) => Err(ClientError::Refused(process, short(&why))),
         Some(answer) => Ok(answer),
         None => Err(ClientError::Ended(process)),
     }
@@ -283,7 +282,7 @@ fn failed(process: u32, error: &io::Error) -> ClientError {
             ClientError::Ended(process)
         }
         // The error may quote what the VM has said.
-        kind => ClientError::Silent(process, io::Error::new(kind, printable(&error.to_string()))),
+        kind => ClientError::Silent(process, io::Error::new(kind, short(&error.to_string()))),
     }
 }
 

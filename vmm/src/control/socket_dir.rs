@@ -154,7 +154,12 @@ impl SocketDir {
     pub fn processes(&self) -> Vec<u32> {
         let Ok(entries) = Dir::read_from(&self.folder) else { return Vec::new() };
         let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_owned());
-        names.filter_map(|name| name.to_str().ok()?.strip_suffix(SUFFIX)?.parse().ok()).collect()
+        let process = |name: &str| {
+            let digits = name.strip_suffix(SUFFIX)?;
+            // A process has one name.
+            digits.parse().ok().filter(|process: &u32| process.to_string() == digits)
+        };
+        names.filter_map(|name| process(name.to_str().ok()?)).collect()
     }
 
     /// Connects to the VM of a process.
@@ -315,7 +320,10 @@ mod tests {
         std::mem::forget(socket);
         drop(listener);
         let seen = dir(folder.path());
-        assert_eq!(seen.processes(), [this]);
+        for other_name in [format!("0{this}"), format!("+{this}")] {
+            fs::write(folder.path().join("tally").join(other_name + SUFFIX), "").unwrap();
+        }
+        assert_eq!(seen.processes(), [this], "a process has one name");
         assert!(matches!(seen.connect(this), Ok(Connection::Stale)));
         // A later process with this process id replaces it.
         let (_listener, _socket) = dir(folder.path()).listen(this).unwrap();

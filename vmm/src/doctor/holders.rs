@@ -7,6 +7,7 @@ use std::process;
 use vpmu_perf::WATCHDOG;
 
 use crate::fact::Fact;
+use crate::printable::short;
 
 /// Target of the link of a perf event's file descriptor in `/proc/PID/fd`.
 const EVENT: &str = "anon_inode:[perf_event]";
@@ -52,7 +53,7 @@ fn holder(process: &Path) -> Option<String> {
     (events > 0).then(|| {
         format!(
             "{} (process {}) {events}",
-            name.trim(),
+            short(name.trim()),
             process.file_name().unwrap_or_default().to_string_lossy()
         )
     })
@@ -75,5 +76,7 @@ mod tests {
             symlink(EVENT, process.join("fd").join(number)).unwrap();
         }
         assert_eq!(holder(&process).unwrap(), "perf (process 71) 2");
+        fs::write(process.join("comm"), "\x1b[2J\n\u{9b}\n").unwrap();
+        assert_eq!(holder(&process).unwrap(), "?[2J?? (process 71) 2", "it cannot draw on the terminal");
     }
 }

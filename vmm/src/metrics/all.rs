@@ -3,12 +3,19 @@
 use std::panic;
 use std::process::ExitCode;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::exposition::{Machine, Machines};
+use super::exposition::{Labels, Machine, Machines};
 use super::{Address, Metrics, facts};
 use crate::control::client::{self, Found, Vm};
+use crate::status::Report;
+
+/// Timeout for a VM's report: longer than a VM waits for its vCPUs. With the time for greetings it is shorter than
+/// Prometheus waits by default, so that a VM that does not answer, which may be another user's, does not take the
+/// others' metrics with it.
+const TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Serves the metrics of all VMs that this user's commands find, until the process is ended.
 pub fn serve_all(address: &Address) -> Result<ExitCode> {
@@ -35,9 +42,15 @@ fn machines() -> Machines {
     Machines { answering, silent: Some(silent) }
 }
 
+/// Returns what is served for a VM's report.
+pub fn shown(report: Report) -> String {
+    let machine = Machine { labels: Labels::new(), facts: Labels::new(), report };
+    Machines { answering: vec![machine], silent: Some(0) }.write().expect("memory can be written")
+}
+
 /// Asks a VM. One that has just ended does not answer either.
 fn ask(mut vm: Vm) -> Option<Machine> {
-    let report = vm.report().ok()?;
+    let report = vm.report_within(TIMEOUT).ok()?;
     // Several VMs may have the same name.
     let (labels, facts) =
         facts(&vm.about).into_iter().partition(|(label, _)| ["name", "pid"].contains(label));

@@ -100,6 +100,8 @@ pub fn command_line(options: &Run, kernel: &Kernel, pmu: Pmu, processor: Process
     let mut words = Vec::new();
     if kernel.is_linux() {
         words.push(KERNEL_PARAMETERS);
+        // Tests of the kernel's ciphers, more than half of a boot of Debian's kernels. Others are built without them.
+        words.push("cryptomgr.notests");
         if !options.command.is_empty() && options.verbose == 0 {
             // The console is not shown, but its last lines are if the guest dies: only important messages are wanted.
             words.push("quiet");

@@ -1,11 +1,11 @@
 //! The system calls that each kind of thread makes while a guest runs.
 
-use super::Thread;
 use super::filter::{Argument, Calls, Is};
+use super::{Access, Reach, Thread};
 use crate::arch::calls as arch;
 
-/// Returns the list of a kind of thread.
-pub fn of(thread: Thread) -> Calls {
+/// Returns the list of a kind of thread that reaches these folders.
+pub fn of(thread: Thread, reach: &[Reach]) -> Calls {
     let mut calls = Calls::default();
     // First, because conditions are tried in their order.
     if thread == Thread::Vcpu {
@@ -23,6 +23,9 @@ pub fn of(thread: Thread) -> Calls {
         Thread::Share => {
             interrupts(&mut calls);
             share(&mut calls);
+            if reach.iter().any(|reach| reach.access == Access::Write) {
+                writable_share(&mut calls);
+            }
         }
         Thread::Network => {
             interrupts(&mut calls);
@@ -151,7 +154,7 @@ fn runs_a_vcpu(calls: &mut Calls) {
     requests(calls, arch::SAVE_VCPU);
     requests(calls, arch::INTERRUPT);
     perf_event_open(calls, Some(THIS_THREAD));
-    fcntl(calls, &[libc::F_SETOWN, libc::F_SETFL, libc::F_GETFL, F_SETOWN_EX, F_SETSIG]);
+    fcntl(calls, &[libc::F_SETFL, libc::F_GETFL, F_SETOWN_EX]);
     calls.allow(&[
         libc::SYS_getcpu,
         libc::SYS_pread64,
@@ -170,39 +173,44 @@ fn fcntl(calls: &mut Calls, commands: &[i32]) {
     }
 }
 
-const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
 
-/// Everything of `devices::fs`.
+/// What `devices::fs` does with a folder that the guest only reads.
 fn share(calls: &mut Calls) {
     calls.allow(&[
         libc::SYS_faccessat,
         libc::SYS_faccessat2,
-        libc::SYS_fallocate,
-        libc::SYS_fchmodat,
-        libc::SYS_fdatasync,
         libc::SYS_fstat,
         libc::SYS_fstatfs,
-        libc::SYS_fsync,
-        libc::SYS_ftruncate,
         libc::SYS_getdents64,
         libc::SYS_getegid,
         libc::SYS_geteuid,
-        libc::SYS_linkat,
         libc::SYS_lseek,
-        libc::SYS_mkdirat,
-        libc::SYS_mknodat,
         libc::SYS_openat,
         libc::SYS_openat2,
         libc::SYS_pread64,
         libc::SYS_preadv,
         libc::SYS_preadv2,
+        libc::SYS_readlinkat,
+        libc::SYS_statx,
+    ]);
+}
+
+/// The rest of `devices::fs`. Landlock restricts neither modes nor times.
+fn writable_share(calls: &mut Calls) {
+    calls.allow(&[
+        libc::SYS_fallocate,
+        libc::SYS_fchmodat,
+        libc::SYS_fdatasync,
+        libc::SYS_fsync,
+        libc::SYS_ftruncate,
+        libc::SYS_linkat,
+        libc::SYS_mkdirat,
+        libc::SYS_mknodat,
         libc::SYS_pwrite64,
         libc::SYS_pwritev,
         libc::SYS_pwritev2,
-        libc::SYS_readlinkat,
         libc::SYS_renameat2,
-        libc::SYS_statx,
         libc::SYS_symlinkat,
         libc::SYS_unlinkat,
         libc::SYS_utimensat,
@@ -275,6 +283,8 @@ fn main(calls: &mut Calls) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::sandbox::Mode;
 
@@ -297,7 +307,7 @@ mod tests {
     fn every_list_fits_a_filter() {
         for thread in ALL {
             for mode in [Mode::On, Mode::Log] {
-                of(thread).compile(mode).unwrap_or_else(|error| panic!("{thread:?}: {error}"));
+                of(thread, &writable()).compile(mode).unwrap_or_else(|error| panic!("{thread:?}: {error}"));
             }
         }
     }
@@ -321,7 +331,7 @@ mod tests {
             libc::SYS_kexec_load,
         ];
         for thread in ALL {
-            let calls = of(thread);
+            let calls = of(thread, &writable());
             let allowed: Vec<i64> = forbidden.into_iter().filter(|call| calls.has(*call)).collect();
             assert!(allowed.is_empty(), "{thread:?}: {allowed:?}");
         }
@@ -329,9 +339,64 @@ mod tests {
 
     #[test]
     fn only_threads_that_need_it_open_perf_events_or_files() {
-        let may = |call| ALL.into_iter().filter(|thread| of(*thread).has(call)).collect::<Vec<_>>();
+        let may = |call| ALL.into_iter().filter(|thread| of(*thread, &[]).has(call)).collect::<Vec<_>>();
         let counting = [Thread::Vcpu, Thread::Control];
         assert_eq!(may(libc::SYS_perf_event_open), counting);
         assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share, Thread::Log]);
+    }
+
+    fn writable() -> [Reach; 1] {
+        [Reach::to(Path::new("/"), Access::Write).unwrap()]
+    }
+
+    #[test]
+    fn a_share_that_is_only_read_changes_nothing() {
+        let changing = [
+            libc::SYS_fchmodat,
+            libc::SYS_utimensat,
+            libc::SYS_unlinkat,
+            libc::SYS_mkdirat,
+            libc::SYS_ftruncate,
+            libc::SYS_pwrite64,
+        ];
+        let read = [Reach::to(Path::new("/"), Access::Read).unwrap()];
+        for call in changing {
+            assert!(
+                !of(Thread::Share, &read).has(call) && of(Thread::Share, &writable()).has(call),
+                "{call}"
+            );
+        }
+    }
+
+    #[test]
+    fn arguments_are_checked() {
+        const OTHER: u32 = 71;
+        const F_SETSIG: u32 = 10;
+        /// Types into a terminal (`asm-generic/ioctls.h`).
+        const TIOCSTI: u32 = 0x5412;
+        let this = std::process::id();
+        let (memory, thread) = (libc::PROT_READ.cast_unsigned(), THREAD | libc::CLONE_VM.cast_unsigned());
+        let any = u32::MAX;
+        for (threads, call, allowed, forbidden) in [
+            (&ALL[..], libc::SYS_mmap, &[0, 0, memory][..], &[0, 0, memory | EXECUTABLE][..]),
+            (&ALL, libc::SYS_mprotect, &[0, 0, memory], &[0, 0, memory | EXECUTABLE]),
+            (&ALL, libc::SYS_tgkill, &[this, OTHER, 9], &[OTHER, OTHER, 9]),
+            (&ALL, libc::SYS_prctl, &[GET_NAME], &[libc::PR_SET_DUMPABLE.cast_unsigned(), 1]),
+            (&ALL, libc::SYS_ioctl, &[0, TCGETS], &[0, TIOCSTI]),
+            (&[Thread::Main], libc::SYS_kill, &[this, 9], &[OTHER, 9]),
+            (&[Thread::Control], libc::SYS_clone, &[thread], &[0]),
+            // Another thread, a CPU, a group, a control group.
+            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 8], &[0, OTHER, any, any, 8]),
+            (&[Thread::Control], libc::SYS_perf_event_open, &[0, OTHER, any, any, 8], &[0, any, 0, any, 8]),
+            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 0], &[0, 0, any, 3, 8]),
+            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 0], &[0, 0, any, any, 4]),
+            (&[Thread::Vcpu], libc::SYS_fcntl, &[0, libc::F_GETFL.cast_unsigned()], &[0, F_SETSIG]),
+        ] {
+            for thread in threads {
+                let calls = of(*thread, &[]);
+                assert!(calls.allows(call, allowed), "{thread:?}: {call} {allowed:x?}");
+                assert!(!calls.allows(call, forbidden), "{thread:?}: {call} {forbidden:x?}");
+            }
+        }
     }
 }

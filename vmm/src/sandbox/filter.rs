@@ -100,6 +100,13 @@ impl Calls {
         self.allowed.contains_key(&number)
     }
 
+    /// Returns true if a thread may make a system call with these arguments.
+    #[cfg(test)]
+    pub fn allows(&self, call: i64, arguments: &[u32]) -> bool {
+        let program = self.compile(Mode::On).expect("it fits a filter").allowed;
+        tests::decide(&program, tests::data(call, arguments)).0 == libc::SECCOMP_RET_ALLOW
+    }
+
     /// Compiles the filter of what is denied, if anything is. Of two filters, the stricter one decides.
     fn compile_denied(&self) -> Result<Option<BpfProgram>, FilterError> {
         if self.denied.is_empty() {
@@ -206,7 +213,7 @@ mod tests {
     use super::*;
 
     /// Runs a program for a system call as the kernel would. Returns the action, and the number of its instructions.
-    fn decide(program: &[sock_filter], data: [u32; 16]) -> (u32, usize) {
+    pub fn decide(program: &[sock_filter], data: [u32; 16]) -> (u32, usize) {
         let (mut at, mut value) = (0, 0);
         for taken in 1.. {
             let sock_filter { code, jt, jf, k } = program[at];
@@ -231,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_a_vcpus_thread_asks_most_often_is_what_its_list_allows() {
-        let mut calls = crate::sandbox::calls::of(crate::sandbox::Thread::Vcpu);
+        let mut calls = crate::sandbox::calls::of(crate::sandbox::Thread::Vcpu, &[]);
         let first = std::mem::take(&mut calls.first);
         let list = calls.compile(Mode::On).unwrap().allowed;
         assert!(!first.is_empty());
@@ -241,8 +248,16 @@ mod tests {
     }
 
     fn ioctl(request: u32) -> [u32; 16] {
+        data(libc::SYS_ioctl, &[0, request])
+    }
+
+    /// Returns `struct seccomp_data` of a call with these arguments.
+    pub fn data(call: i64, arguments: &[u32]) -> [u32; 16] {
         let mut data = [0; 16];
-        [data[0], data[1], data[6]] = [u32::try_from(libc::SYS_ioctl).unwrap(), AUDIT_ARCH, request];
+        [data[0], data[1]] = [u32::try_from(call).unwrap(), AUDIT_ARCH];
+        for (lower, argument) in data[4..].iter_mut().step_by(2).zip(arguments) {
+            *lower = *argument;
+        }
         data
     }
 

@@ -11,7 +11,8 @@ use landlock::{
 
 use rustix::fs::{Mode, OFlags};
 
-/// The newest version of Landlock whose restrictions are known here. Version 6 is in Linux 6.12.
+/// The newest version of Landlock whose restrictions are known here. Version 6 is in Linux 6.12. Its scopes are not
+/// used: before Linux 6.15, that of signals would also keep a thread from signalling the others of its process.
 const KNOWN: ABI = ABI::V6;
 
 /// A folder that a thread may use, with all that is in it.

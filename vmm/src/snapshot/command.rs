@@ -21,7 +21,7 @@ pub fn snapshot(Snapshot { vm, folder, stop }: &Snapshot) -> Result<ExitCode> {
 
 fn save(vm: &str, folder: &Path, stop: bool) -> Result<()> {
     let mut vm = client::find_one(vm)?;
-    let mut writer = Writer::create(folder)?;
+    let mut writer = Writer::create(folder, vm.about.memory)?;
     let state = vm.begin_snapshot(stop)?;
     let mut part = Vec::new();
     while let Some(offset) = vm.next_part(&mut part)? {
@@ -30,7 +30,7 @@ fn save(vm: &str, folder: &Path, stop: bool) -> Result<()> {
         }
         writer.put(offset, &part)?;
     }
-    writer.finish(&state, vm.about.memory)?;
+    writer.finish(&state)?;
     if stop {
         // What was saved is complete, and continues where this VM stands still.
         vm.request(&Request::End)?;

@@ -18,6 +18,7 @@ use tally_machine::extents;
 use tempfile::TempDir;
 
 use super::GuestState;
+use super::stream::MAX_STATE;
 
 /// Version of the format. To be raised when a state cannot be read by an older Tally, or means something else.
 const VERSION: u32 = 1;
@@ -50,7 +51,7 @@ struct MemorySum(Hasher);
 
 impl MemorySum {
     fn add(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, page) in (offset..).step_by(PAGE).zip(bytes.chunks(PAGE)) {
+        for (page, at) in bytes.chunks(PAGE).zip((offset..).step_by(PAGE)) {
             if page.iter().any(|byte| *byte != 0) {
                 self.0.update(&at.to_le_bytes());
                 self.0.update(page);
@@ -69,12 +70,16 @@ pub struct Writer {
     unfinished: TempDir,
     folder: PathBuf,
     memory: File,
+    /// Size of the guest's memory.
+    size: u64,
+    /// The next part begins here, or behind this.
+    next: u64,
     sum: MemorySum,
 }
 
 impl Writer {
-    /// Begins a snapshot in a folder that does not exist.
-    pub fn create(folder: &Path) -> Result<Self> {
+    /// Begins a snapshot of a guest with a memory of this size, in a folder that does not exist.
+    pub fn create(folder: &Path, size: u64) -> Result<Self> {
         let create = || -> Result<Self> {
             if folder.symlink_metadata().is_ok() {
                 bail!("it exists already");
@@ -85,31 +90,38 @@ impl Writer {
             unfinished.prefix(".tally-snapshot-").permissions(Permissions::from_mode(0o700));
             let unfinished = unfinished.tempdir_in(above)?;
             let memory = new_file(&unfinished.path().join(MEMORY))?;
-            Ok(Self { unfinished, folder: folder.to_owned(), memory, sum: MemorySum::default() })
+            let folder = folder.to_owned();
+            Ok(Self { unfinished, folder, memory, size, next: 0, sum: MemorySum::default() })
         };
         create().with_context(|| folder.display().to_string())
     }
 
-    /// Writes a part of the memory.
+    /// Writes a part of the memory. Parts ascend and do not overlap, so that what says it is a VM cannot send more than
+    /// the size that it has announced.
     pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= self.size);
+        let Some(end) = end.filter(|_| offset >= self.next) else {
+            bail!("the VM sends a part of its memory that it does not have, or has sent already");
+        };
+        self.next = end;
         self.sum.add(offset, bytes);
         self.memory.write_all_at(bytes, offset).with_context(|| self.folder.display().to_string())
     }
 
-    /// Writes the state of a guest with a memory of this size. The snapshot is complete then.
-    pub fn finish(self, state: &[u8], memory: u64) -> Result<()> {
-        let Self { unfinished, folder, memory: file, sum } = self;
+    /// Writes the state. The snapshot is complete then.
+    pub fn finish(self, state: &[u8]) -> Result<()> {
+        let Self { unfinished, folder, memory, size, next: _, sum } = self;
         let finish = || -> Result<()> {
-            file.set_len(memory)?;
+            memory.set_len(size)?;
             let of_state = Sum { bytes: state.len() as u64, crc32: crc32fast::hash(state) };
-            let about = About { version: VERSION, state: of_state, memory: sum.finish(memory) };
+            let about = About { version: VERSION, state: of_state, memory: sum.finish(size) };
             let mut content = serde_json::to_vec(&about)?;
             content.push(b'\n');
             content.extend(state);
             let state = new_file(&unfinished.path().join(STATE))?;
             state.write_all_at(&content, 0)?;
             state.sync_all()?;
-            file.sync_all()?;
+            memory.sync_all()?;
             // Not over a folder that has come meanwhile.
             renameat_with(CWD, unfinished.path(), CWD, &folder, RenameFlags::NOREPLACE)?;
             Ok(())
@@ -136,15 +148,21 @@ pub struct Opened {
 /// Opens and checks a snapshot.
 pub fn open(folder: &Path) -> Result<Opened> {
     let open = || -> Result<Opened> {
-        let mut state = BufReader::new(File::open(folder.join(STATE)).context(STATE)?);
+        let mut state = BufReader::new(open_file(&folder.join(STATE)).context(STATE)?);
         let about = about(&mut state).context(STATE)?;
         let state = content(state, &about.state).context(STATE)?;
-        let memory = File::open(folder.join(MEMORY)).context(MEMORY)?;
+        let memory = open_file(&folder.join(MEMORY)).context(MEMORY)?;
         check(&memory, &about.memory).context(MEMORY)?;
         let state = serde_json::from_slice(&state).context("the state cannot be understood")?;
         Ok(Opened { state, memory })
     };
     open().with_context(|| format!("--restore {}", folder.display()))
+}
+
+/// Opens a file for reading. All but regular files are refused, and not waited for.
+fn open_file(path: &Path) -> Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { bail!("it is not a regular file") }
 }
 
 fn about(state: &mut impl BufRead) -> Result<About> {
@@ -163,9 +181,12 @@ fn about(state: &mut impl BufRead) -> Result<About> {
 }
 
 fn content(mut from: impl Read, sum: &Sum) -> Result<Vec<u8>> {
+    if sum.bytes > MAX_STATE {
+        bail!(DAMAGED);
+    }
     let mut content = Vec::new();
     // One byte more, to see whether there is one.
-    from.by_ref().take(sum.bytes.saturating_add(1)).read_to_end(&mut content)?;
+    from.by_ref().take(sum.bytes + 1).read_to_end(&mut content)?;
     let found = Sum { bytes: content.len() as u64, crc32: crc32fast::hash(&content) };
     if found == *sum { Ok(content) } else { bail!(DAMAGED) }
 }
@@ -194,16 +215,18 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::MetadataExt;
 
+    use rustix::fs::Mode;
+
     use super::*;
 
     const SIZE: u64 = 64 << 20;
 
     fn written(dir: &Path) -> PathBuf {
         let folder = dir.join("saved");
-        let mut writer = Writer::create(&folder).unwrap();
+        let mut writer = Writer::create(&folder, SIZE).unwrap();
         writer.put(8192, &[7; 2 * PAGE]).unwrap();
         writer.put(32 << 20, &[1; PAGE]).unwrap();
-        writer.finish(b"{}", SIZE).unwrap();
+        writer.finish(b"{}").unwrap();
         folder
     }
 
@@ -220,7 +243,7 @@ mod tests {
     fn a_snapshot_appears_when_it_is_complete_and_holes_take_no_space() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("saved");
-        let mut writer = Writer::create(&folder).unwrap();
+        let mut writer = Writer::create(&folder, SIZE).unwrap();
         writer.put(0, &[1; PAGE]).unwrap();
         assert!(!folder.exists());
         drop(writer);
@@ -236,13 +259,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_sent_stays_within_the_memory_and_comes_in_its_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = Writer::create(&dir.path().join("saved"), SIZE).unwrap();
+        for offset in [SIZE, SIZE - 1, u64::MAX, u64::MAX - 1] {
+            assert!(writer.put(offset, &[1; 2]).is_err(), "{offset:#x}");
+        }
+        writer.put(PAGE as u64, &[1; PAGE]).unwrap();
+        assert!(writer.put(0, &[1; PAGE]).is_err(), "the same parts could be sent for ever");
+        writer.put(SIZE - PAGE as u64, &[1; PAGE]).unwrap();
+        let mut announced = Writer::create(&dir.path().join("saved"), u64::MAX).unwrap();
+        assert!(announced.put(u64::MAX - 1, &[1]).is_err(), "no file is so long");
+    }
+
+    #[test]
     fn a_folder_that_exists_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Writer::create(dir.path()).is_err());
+        assert!(Writer::create(dir.path(), SIZE).is_err());
         let folder = dir.path().join("saved");
-        let writer = Writer::create(&folder).unwrap();
+        let writer = Writer::create(&folder, SIZE).unwrap();
         fs::create_dir(&folder).unwrap();
-        assert!(writer.finish(b"{}", SIZE).is_err());
+        assert!(writer.finish(b"{}").is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -277,6 +314,12 @@ mod tests {
             older.ends_with("a snapshot of version 7: this Tally continues those of version 1"),
             "{older}"
         );
+        let long = state(&|text| text.replace("\"bytes\":2,", "\"bytes\":18446744073709551615,"));
+        assert!(long.ends_with(&of_state), "{long}");
         assert!(said(&dir.path().join("none")).contains("No such file"));
+        let folder = written(dir.path());
+        fs::remove_file(folder.join(STATE)).unwrap();
+        rustix::fs::mkfifoat(CWD, folder.join(STATE), Mode::RUSR).unwrap();
+        assert!(said(&folder).ends_with("state: it is not a regular file"), "it is not waited for");
     }
 }

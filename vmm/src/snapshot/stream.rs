@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use tally_machine::{GuestRam, PART, PageMap};
 
 /// Longest state: that of a guest that has looked up all the files that it may, in shares.
-const MAX_STATE: u64 = 256 << 20;
+pub const MAX_STATE: u64 = 256 << 20;
 
 /// Sends a state and a memory. No vCPU may run meanwhile.
 pub fn send(mut to: impl Write, state: &[u8], ram: &GuestRam, pages: &PageMap) -> io::Result<()> {

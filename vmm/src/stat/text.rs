@@ -6,6 +6,7 @@ use serde::Serialize;
 use tally_machine::{Exits, VcpuReport};
 use vpmu::report::{CounterReport, State};
 
+use crate::printable::short;
 use crate::status::{Hardware, Summary, VcpuStatus, VmStatus, Work};
 
 /// Width of the lines' names.
@@ -18,7 +19,7 @@ pub fn lines(vm: &VmStatus) -> Vec<String> {
         lines.push(String::new());
         lines.extend(vcpu_lines(vcpu, vm.interval));
     }
-    lines.into_iter().map(|line| printable(&line)).collect()
+    lines.into_iter().map(|line| short(&line)).collect()
 }
 
 /// Renders a value as JSON. Strings have all control characters as escapes, so that another user's VM cannot draw on
@@ -33,11 +34,6 @@ pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
         }
     }
     Ok(text)
-}
-
-/// Replaces control characters, so that another user's VM cannot draw on the terminal.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn headline(vm: &VmStatus) -> String {
