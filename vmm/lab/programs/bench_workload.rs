@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use tally_lab::bench::here::count_instructions;
 use tally_lab::bench::{BEGIN, END, READ_EVERY, Way, Workload};
-use tally_lab::pmu_figures::{ON_INTEL, host_is_intel, tell_host};
+use tally_lab::figures::pmu::{ON_INTEL, host_is_intel, tell_host};
 use vpmu_perf::Page;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

@@ -15,9 +15,9 @@ use sys::bindings::{
     PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
     PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_HARDWARE, perf_event_attr,
 };
-use tally_lab::pmu_figures::{END, Mark, ROUNDS, SPACING, Work, tell_host};
+use tally_lab::figures::pmu::{END, Mark, ROUNDS, SPACING, Work, tell_host};
 #[cfg(target_arch = "x86_64")]
-use tally_lab::pmu_figures::{ON_INTEL, host_is_intel};
+use tally_lab::figures::pmu::{ON_INTEL, host_is_intel};
 
 fn main() -> io::Result<()> {
     #[cfg(target_arch = "x86_64")]

@@ -10,16 +10,13 @@ mod board;
 pub mod cores;
 mod cpu;
 pub mod cross;
-pub mod ebb_figures;
 mod error;
-pub mod fleet_figures;
+pub mod figures;
 mod host;
 mod machine;
-pub mod net_figures;
 pub mod packed;
 pub mod passt;
 pub mod peer;
-pub mod pmu_figures;
 pub mod profile;
 pub mod programs;
 pub mod published;
@@ -28,12 +25,7 @@ pub mod self_test;
 mod symbols;
 mod tools;
 mod trace;
-pub mod use_figures;
 mod watch;
-// `pmu-workload` is compiled for RISC-V together with this library. The bare-metal guest of this module exists on
-// x86-64 only.
-#[cfg(target_arch = "x86_64")]
-pub mod watch_figures;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -2,11 +2,9 @@
 
 mod benchmark;
 mod beside;
-mod boot_figures;
 mod count;
 mod demo;
-mod figures;
-mod riscv_figures;
+mod tables;
 mod tally;
 
 use std::ffi::OsString;
@@ -76,8 +74,8 @@ Example:
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
         /// commands and shared folders; watch: what monitoring costs a guest; riscv: as pmu,
         /// on the RISC-V host
-        #[arg(value_enum, default_value_t = figures::Measured::Boot, hide_possible_values = true)]
-        what: figures::Measured,
+        #[arg(value_enum, default_value_t = tables::Measured::Boot, hide_possible_values = true)]
+        what: tables::Measured,
         /// Write the tables into this Markdown file
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
@@ -314,7 +312,7 @@ fn main() -> ExitCode {
         Subcommands::Lint => cross::lint(&mut progress).map(|passed| u8::from(!passed)),
         Subcommands::Demo => demo::run(&mut progress),
         Subcommands::Figures { what, write } => {
-            figures::measure(what, write.as_deref(), &mut progress).map(|()| 0)
+            tables::measure(what, write.as_deref(), &mut progress).map(|()| 0)
         }
     };
     drop(progress);

@@ -14,6 +14,10 @@ pub const LOOP_BRANCHES: u64 = LOOP_CONDITIONAL_BRANCHES + 1;
 pub const LIST_FUNCTIONS_ONLY: &str =
     "grep -i ' [tw] ' /proc/kallsyms >functions && mount --bind functions /proc/kallsyms\n";
 
+/// Shell command on the Intel host, or in its guests: keeps perf from reading its table of the processor's own events,
+/// which takes a quarter of a second of virtual time whenever perf starts. The names in that table cannot be used then.
+pub const NO_TABLE_OF_EVENTS: &str = "export PERF_CPUID=GenuineIntel-6-0-0\n";
+
 /// A firmware image that is the whole guest. It loops in user mode, and ends the machine by a write to port 0xf4.
 pub const GUEST_LOOP_ROM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest-loop.rom"));
 /// Number of instructions that [`GUEST_LOOP_ROM`] executes in user mode.

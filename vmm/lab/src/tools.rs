@@ -28,6 +28,16 @@ pub const COMPILING_QEMU: [&str; 14] = [
 /// Packages that compile the lab CPU of Intel hosts.
 pub const COMPILING_BOCHS: [&str; 6] = ["g++", "gcc", "libc6-dev", "make", "patch", "xz-utils"];
 
+/// Options of apt: whatever the machine's configuration says, packages are those of signed indexes.
+const SIGNED: [&str; 6] = [
+    "-o",
+    "Acquire::AllowInsecureRepositories=false",
+    "-o",
+    "Acquire::AllowDowngradeToInsecureRepositories=false",
+    "-o",
+    "APT::Get::AllowUnauthenticated=false",
+];
+
 /// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
 /// them.
 pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
@@ -48,20 +58,13 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
     progress.step(format!("installing {}", missing.join(" ")));
     let mut install = Command::new("apt-get");
     // apt waits for others who install packages, too.
-    install.args([
-        "-o",
-        "DPkg::Lock::Timeout=600",
-        "install",
-        "--yes",
-        "--no-install-recommends",
-        "--quiet=2",
-    ]);
-    install.args(&missing);
+    install.args(SIGNED).args(["-o", "DPkg::Lock::Timeout=600"]);
+    install.args(["install", "--yes", "--no-install-recommends", "--quiet=2"]).args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     // A fresh machine has no package lists yet, and an interrupted installation has to be completed first.
     if run_tool(&mut install, "apt").is_err() {
         let _ = run_tool(Command::new("dpkg").args(["--configure", "--pending"]), "dpkg");
-        run_tool(Command::new("apt-get").args(["update", "--quiet=2"]), "apt")?;
+        run_tool(Command::new("apt-get").args(SIGNED).args(["update", "--quiet=2"]), "apt")?;
         run_tool(&mut install, "apt")?;
     }
     Ok(())

@@ -97,6 +97,9 @@ pub fn watch(mut machine: Machine, limit: Duration, waiting: &WaitDisplay) -> En
 
 /// Asks the host's init, or else the simulator's monitor, where the script hangs.
 fn place(machine: &mut Machine) -> Place {
+    // QEMU finds out whether a port of the host can take input only when its main loop turns, and a host that is never
+    // idle may have given it no reason to since init opened the port. A request to the monitor is one.
+    let address = machine.instruction_pointer();
     machine.send("where");
     let mut text = String::new();
     let mut patience = Patience::new(machine.processor_time());
@@ -118,7 +121,7 @@ fn place(machine: &mut Machine) -> Place {
             check += INTERVAL;
         }
     }
-    machine.instruction_pointer().map_or(Place::Unknown, Place::Address)
+    address.map_or(Place::Unknown, Place::Address)
 }
 
 /// How long a host's answer is waited for. What counts is how long the simulator has run on processors: on a busy

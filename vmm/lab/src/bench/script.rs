@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use super::plan::{Column, Events, Measure, Row};
 use crate::board::Processor;
+use crate::figures::pmu::ON_INTEL;
 use crate::peer::{self, Machine};
-use crate::pmu_figures::ON_INTEL;
 
 const MEASURE: &str = include_str!("measure.sh");
 const EVERYWHERE: &str = include_str!("everywhere.sh");
@@ -148,7 +148,7 @@ fn command(column: Column, limit: Limit, extra: &str) -> String {
         // perf and the workload share one CPU, as in a guest with one vCPU.
         Column::Host => format!("taskset 1 sh {script} '{extra}'"),
         Column::Tally(pmu) => {
-            format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh {script} '{extra}'")
+            format!("./tally run --boot --pmu {pmu} -- sh {script} '{extra}'")
         }
         Column::Mediated => format!("mediated {}", command(Column::Tally("kvm"), limit, extra)),
         // With `debug-threads`, the vCPU's thread has a name, by which the main script finds it.

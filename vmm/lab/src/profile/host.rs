@@ -91,7 +91,7 @@ fn scenario(host: &Host, interrupts: &str, command: &str) -> Scenario {
     let script = format!(
         "taken() {{ awk '/{interrupts}/ {{ print $2 }}' /proc/interrupts; }}
         first=$(taken)
-        ./tally run --append cryptomgr.notests {command} &
+        ./tally run {command} &
         until [ $(($(taken) - ${{first:-0}})) -gt {OVERFLOWS_BEFORE} ]; do
             kill -0 $! || exit 1
             sleep 0.02

@@ -10,7 +10,9 @@ use super::{COUNT_APART, Check, Plan, Samples, apart, guest_of_the_peer, numbers
 use crate::board::{HostPmu, Perfmon};
 use crate::error::Result;
 use crate::peer;
-use crate::programs::{GUEST_LOOP_ROM, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS};
+use crate::programs::{
+    GUEST_LOOP_ROM, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS, NO_TABLE_OF_EVENTS,
+};
 use crate::scenario::Scenario;
 
 /// Events and their counts over a long loop: most by Linux's names.
@@ -60,7 +62,7 @@ const GUEST_SAMPLES: Samples = [
 
 /// Returns the checks that the host and a guest have in common.
 fn common(samples: &Samples) -> Plan {
-    let mut plan = Plan::default();
+    let mut plan = Plan { script: NO_TABLE_OF_EVENTS.to_owned(), ..Plan::default() };
     plan.stat("loop", "long-loop", NAMED.into_iter());
     plan.count(EVENTS, &COUNTS);
     plan.sample(samples);

@@ -9,8 +9,13 @@ use std::time::Duration;
 use guest_images::payloads::LOOP_INSTRUCTIONS;
 use guest_images::payloads::riscv64::LOOP;
 use guest_images::{Arch, Progress, Release};
-use tally_lab::pmu_figures::{self, Figures, HOST, Programs, Work};
-use tally_lab::{Error, Processor, Result, Scenario, cross, default_host};
+
+use super::pmu::{self, Figures, HOST, Programs, Work};
+use crate::board::Processor;
+use crate::cross;
+use crate::error::Result;
+use crate::host::default_host;
+use crate::scenario::Scenario;
 
 const PERIOD: u64 = 19_998;
 /// Timeout of a guest in seconds, after which it has hung.
@@ -65,15 +70,14 @@ pub fn measure(progress: &mut Progress) -> Result<String> {
         .file(&tally, "tally")
         .guest(Release::of(Arch::Riscv64), progress)?;
     progress.step("sampling on a RISC-V host and in its guests");
-    let outcome = scenario.run(progress)?;
-    let taken = parse(&outcome.text()).filter(|_| outcome.status == 0);
-    let taken = taken.ok_or_else(|| Error::Command(String::from_utf8_lossy(&outcome.stderr).into_owned()))?;
+    let text = super::run(&scenario, progress)?;
+    let taken = parse(&text).ok_or_else(|| super::unreadable(&text))?;
     let programs = Programs { tally, workload: cross::own_program("pmu-workload", progress)? };
     progress.step("using counters on a RISC-V host and in its guests");
-    let figures = pmu_figures::measure(Processor::Riscv64, &PLACES, &programs, progress)?;
+    let figures = pmu::measure(Processor::Riscv64, &PLACES, &programs, progress)?;
     let is_valid =
         |of: &Figures, work, events| work != Work::Overflow || most_are_taken(&taken, of.pmu, events);
-    Ok(samples(&taken) + "\n" + &pmu_figures::costs(&figures, is_valid))
+    Ok(samples(&taken) + "\n" + &pmu::costs(&figures, is_valid))
 }
 
 fn parse(text: &str) -> Option<Taken> {

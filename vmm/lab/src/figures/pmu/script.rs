@@ -12,7 +12,7 @@ const COMMON: &str = "
 T=/sys/kernel/tracing
 run() {
     case $1 in *,unconfined) sandbox=off ;; *) sandbox=on ;; esac
-    exec ./tally run --append cryptomgr.notests --pmu ${1%,*} --sandbox $sandbox -- sh -c 'sleep 2; exec ./pmu-workload '$WORDS
+    exec ./tally run --pmu ${1%,*} --sandbox $sandbox -- sh -c 'sleep 2; exec ./pmu-workload '$WORDS
 }
 trace() {
     echo 0 >$T/tracing_on

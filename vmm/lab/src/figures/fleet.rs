@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use guest_images::{Progress, Suite};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::scenario::Scenario;
 
 /// Number of guests.
@@ -49,19 +49,15 @@ pub struct Look {
 
 /// Measures the program at `tally`.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
-    let outcome = Scenario::new(script())
+    let scenario = Scenario::new(script())
         .named("figures fleet")
         .processors(CPUS)
         .memory_mib(HOST_MIB)
         .limit(Duration::from_mins(20))
         .file(tally, "tally")
-        .guest(Suite::default(), progress)?
-        .run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
-    read(&text).ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
+        .guest(Suite::default(), progress)?;
+    let text = super::run(&scenario, progress)?;
+    read(&text).ok_or_else(|| super::unreadable(&text))
 }
 
 /// Returns the script. It prints a word and values in each line. Everything that is read from the cache is in the

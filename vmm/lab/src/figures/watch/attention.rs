@@ -13,7 +13,7 @@ use std::time::Duration;
 use guest_images::Progress;
 use guest_images::payloads::BARE_METAL;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::scenario::Scenario;
 
 /// The programs under test.
@@ -74,17 +74,13 @@ const ROUNDS: u64 = 500_000_000;
 
 /// Runs the measurements on one simulated host.
 pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
-    let outcome = Scenario::new(script(extent))
+    let scenario = Scenario::new(script(extent))
         .named("figures watch")
         .file(&programs.tally, "tally")
         .file(&programs.thief, "counter-thief")
-        .program(BARE_METAL, "payload")
-        .run(progress)?;
-    let text = outcome.text();
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let unreadable = || Error::Command(format!("the measuring script printed\n{text}"));
+        .program(BARE_METAL, "payload");
+    let text = super::super::run(&scenario, progress)?;
+    let unreadable = || super::super::unreadable(&text);
     let prices = prices(&text, extent).ok_or_else(unreadable)?;
     let reports = reports(&text).ok_or_else(unreadable)?;
     Ok(Figures { prices, reports })

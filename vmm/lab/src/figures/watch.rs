@@ -11,7 +11,7 @@ use std::path::Path;
 
 use guest_images::{Progress, Suite};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::programs::{LOOP, LOOP_INSTRUCTIONS};
 use crate::scenario::Scenario;
 
@@ -56,14 +56,12 @@ impl Figure {
 
 /// Measures the PMUs with these names. Each PMU's first figure is that without monitoring.
 pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> Result<Vec<Vec<Figure>>> {
-    let outcome = Scenario::new(script(pmus))
-        .file(tally, "tally")
-        .guest_with(Suite::default(), &[("loop", LOOP)], progress)?
-        .run(progress)?;
-    let text = outcome.text();
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
+    let scenario = Scenario::new(script(pmus)).file(tally, "tally").guest_with(
+        Suite::default(),
+        &[("loop", LOOP)],
+        progress,
+    )?;
+    let text = super::run(&scenario, progress)?;
     let mut lines = text.lines();
     let mut figure = |pmu, case: &Case| {
         let (nanoseconds, samples) = lines.next()?.split_once(' ')?;
@@ -77,7 +75,7 @@ pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> 
     };
     let of_pmu = |pmu: &&'static str| CASES.iter().map(|case| figure(*pmu, case)).collect();
     let figures: Option<_> = pmus.iter().map(of_pmu).collect();
-    figures.ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
+    figures.ok_or_else(|| super::unreadable(&text))
 }
 
 /// Returns the script, which prints `NANOSECONDS SAMPLES` for each PMU and each case.
@@ -92,8 +90,7 @@ echo $(($(tail -n 1 times) - $(head -n 1 times))) $(($(wc -l <times) - 1))"
     let mut script = String::new();
     for pmu in pmus {
         for Case { options, .. } in CASES {
-            let run =
-                format!("./tally run --append cryptomgr.notests --pmu {pmu} {options} -- sh -c '{sample}'");
+            let run = format!("./tally run --pmu {pmu} {options} -- sh -c '{sample}'");
             writeln!(script, "{run} || exit").expect("writing to a string cannot fail");
         }
     }

@@ -98,17 +98,13 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
     tools::ensure(&small_kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
-    let outcome = Scenario::new(script())
+    let scenario = Scenario::new(script())
         .named("figures use")
         .file(tally, "tally")
         .file(small.image, "small")
-        .guest(Suite::default(), progress)?
-        .run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
-    let unreadable = || Error::Command(format!("the measuring script printed\n{text}"));
+        .guest(Suite::default(), progress)?;
+    let text = super::run(&scenario, progress)?;
+    let unreadable = || super::unreadable(&text);
     let of =
         |kind: &'static str| text.lines().filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' '));
     let totals: HashMap<&str, Total> = of("total").filter_map(total).collect();

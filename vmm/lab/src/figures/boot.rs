@@ -2,12 +2,13 @@
 //! command line, console and simulated host are the same. Also how many of a guest's instructions KVM completes by
 //! itself, which no counter of the guest's sees.
 
+use std::path::Path;
+
+use crate::error::Result;
+use crate::peer::{self, Machine};
+use crate::scenario::Scenario;
 use guest_images::payloads::BARE_METAL;
 use guest_images::{Progress, Suite};
-use tally_lab::peer::{self, Machine};
-use tally_lab::{Error, Result, Scenario};
-
-use crate::beside;
 
 /// Cost of a boot with one monitor.
 pub struct Boot {
@@ -87,13 +88,13 @@ const INIT: &str = "rdinit=/lib/tally/outb -- 0xf4 0";
 
 /// Returns a run of a command in the default guest.
 fn run(command: &str) -> String {
-    format!("./tally run --append cryptomgr.notests -- {command}")
+    format!("./tally run -- {command}")
 }
 
 /// Returns the script that counts `KVM_RUN` (0xae80). It prints `boot NAME COUNT BEGIN END` for each monitor, then
 /// `resident KIB`, and `start INSTRUCTIONS` without the sandbox and with it.
 fn script() -> String {
-    let line = format!("console=ttyS0 panic=-1 {INIT}");
+    let line = format!("console=ttyS0 cryptomgr.notests panic=-1 {INIT}");
     let peers: String = [Machine::Microvm, Machine::Default]
         .map(|machine| format!("boot {} {}\n", machine.name(), peer::to_debug_exit(machine, &line)))
         .concat();
@@ -132,21 +133,17 @@ done
     )
 }
 
-/// Runs the measurements on one simulated host.
-pub fn measure(progress: &mut Progress) -> Result<Figures> {
+/// Measures the program at `tally` and the peer, on one simulated host.
+pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let scenario = Scenario::new(script())
-        .file(beside::program("tally", progress)?, "tally")
+        .file(tally, "tally")
         .program(BARE_METAL, "payload")
         .guest(Suite::default(), progress)?;
-    let outcome = scenario.run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
+    let text = super::run(&scenario, progress)?;
     let boots: Option<Vec<Boot>> =
         text.lines().filter_map(|line| line.strip_prefix("boot ")).map(boot).collect();
     let resident = text.lines().find_map(|line| line.strip_prefix("resident "));
-    let unreadable = || Error::Command(format!("the measuring script printed\n{text}"));
+    let unreadable = || super::unreadable(&text);
     let completed: Option<Vec<Completed>> =
         text.lines().filter_map(|line| line.strip_prefix("completed ")).map(Completed::read).collect();
     let completed = match completed.as_deref() {

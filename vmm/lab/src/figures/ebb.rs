@@ -9,7 +9,7 @@ use guest_images::payloads::AGENT;
 use guest_images::{Progress, Suite};
 
 use crate::board::{HostPmu, Processor};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::scenario::Scenario;
 
 /// The cost of an overflow.
@@ -32,16 +32,12 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
     let guests = pmus.iter().map(|pmu| format!("./tally run --pmu {pmu} -- ebb-sample --cost || exit"));
     // It is a name of the agent's. On the host nobody serves a block, which is its second line.
     let script: Vec<String> = iter::once("./ebb-sample --cost".to_owned()).chain(guests).collect();
-    let outcome = Scenario::new(script.join("\n"))
+    let scenario = Scenario::new(script.join("\n"))
         .pmu(host)
         .program(AGENT, "ebb-sample")
         .file(tally, "tally")
-        .guest_with(Suite::default(), &[], progress)?
-        .run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
+        .guest_with(Suite::default(), &[], progress)?;
+    let text = super::run(&scenario, progress)?;
     let costs: Option<Vec<Cost>> = text
         .lines()
         .filter(|line| ["signal ", "branch "].iter().any(|name| line.starts_with(name)))
@@ -52,7 +48,7 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
         .map(|(line, place)| cost(line, &place))
         .collect();
     let costs = costs.filter(|costs| costs.len() == 1 + 2 * pmus.len());
-    costs.ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
+    costs.ok_or_else(|| super::unreadable(&text))
 }
 
 /// Reads a line `NAME NANOSECONDS INSTRUCTIONS`.

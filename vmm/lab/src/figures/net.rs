@@ -8,7 +8,7 @@ use std::path::Path;
 
 use guest_images::{Progress, Suite};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::passt;
 use crate::peer::{self, Machine, Net};
 use crate::scenario::Scenario;
@@ -47,15 +47,9 @@ pub fn measure(tally: &Path, workload: &Path, progress: &mut Progress) -> Result
         .file(tally, "tally")
         .file(workload, "net-workload")
         .guest(Suite::default(), progress)?;
-    let outcome = passt::add(scenario, progress)?.run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
+    let text = super::run(&passt::add(scenario, progress)?, progress)?;
     let measured: Option<Vec<_>> = text.lines().map(measured).collect();
-    measured
-        .filter(|all| !all.is_empty())
-        .ok_or_else(|| Error::Command(format!("the measuring script printed\n{text}")))
+    measured.filter(|all| !all.is_empty()).ok_or_else(|| super::unreadable(&text))
 }
 
 /// What runs in each guest: a web server, and a reader of what is sent to it. In the peer's guest nobody has set up the

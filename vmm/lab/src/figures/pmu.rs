@@ -5,7 +5,8 @@
 //! windows exits and system calls, time, and instructions. Each of these three is counted in a boot of its own, because
 //! counting has a cost too. Of the many windows of a kind, some have no timer interrupt, and the difference between two
 //! of those is exact. On a RISC-V host the program runs on the host itself as well. Time there has a resolution of a
-//! hundred instructions, so the cost of a task switch or a sample is exact to fifty.
+//! hundred instructions, so the cost of a sample is exact to fifty. That of a task switch differs by more, between
+//! windows and between runs.
 
 mod mark;
 mod per_unit;
@@ -98,19 +99,15 @@ pub fn measure(
         Processor::Intel => ("figures intel", HostPmu::INTEL, 60),
         Processor::Riscv64 => ("figures riscv", HostPmu::default(), 20),
     };
-    let outcome = Scenario::new(script::script(processor, pmus))
+    let scenario = Scenario::new(script::script(processor, pmus))
         .named(name)
         .host(default_host(arch))
         .pmu(pmu)
         .file(&programs.tally, "tally")
         .file(&programs.workload, "pmu-workload")
         .guest_with(Release::of(arch), &[("pmu-workload", &workload)], progress)?
-        .limit(Duration::from_mins(minutes))
-        .run(progress)?;
-    if outcome.status != 0 {
-        return Err(Error::Command(String::from_utf8_lossy(&outcome.stderr).trim().to_owned()));
-    }
-    let text = outcome.text();
+        .limit(Duration::from_mins(minutes));
+    let text = super::run(&scenario, progress)?;
     let section = |pmu: &str, kind: &str| {
         let (_, rest) = text.split_once(&format!("begin {pmu}.{kind}\n"))?;
         Some(rest.split_once("\nend\n")?.0)
