@@ -16,8 +16,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 const PORTS: usize = protocol::REPORT as usize + 1;
 const QUEUES: usize = (PORTS + 1) * 2;
 const CONTROL_QUEUE: usize = 3;
-/// Most bytes that wait for the guest: the message that starts the command, and some signals and sizes.
-const MAX_WAITING: usize = 4096;
+/// Most bytes that wait for the guest: the message that starts the command, or else each signal once and a size.
+const MAX_WAITING: usize = 512;
 /// Requests that each ring of the driver has room for, and its buffers.
 const MAX_REQUESTS: usize = 8;
 const MAX_ALL_REQUESTS: usize = 32;

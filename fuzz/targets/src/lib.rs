@@ -34,6 +34,18 @@ fn parse<'a, T: Arbitrary<'a> + Debug>(data: &'a [u8]) -> Option<T> {
     Some(input)
 }
 
+/// Length to which an image's repeated part can bring it: work that grows with the square of this takes so long that it
+/// is a finding. Much longer ones would only take the time of other inputs.
+const LONGEST: usize = 64 << 10;
+
+/// Returns how often the last part of an image is repeated behind it, so that a short input can be a long image: never,
+/// unless the input says one of the highest numbers.
+fn repetitions(number: u8, part: usize, image: usize) -> usize {
+    const FEWEST: u8 = 240;
+    let room = LONGEST.saturating_sub(image) / part.max(1);
+    number.checked_sub(FEWEST).map_or(0, |exponent| room.min(1 << exponent))
+}
+
 /// A fuzz target.
 #[derive(Debug)]
 pub struct Target {

@@ -14,12 +14,8 @@ use vpmu_retarget::x86::{
 const BASE: u64 = 0xffff_ffff_8100_0000;
 /// Length of images that are searched with all the work that Tally does. Longer ones are for what is beyond that.
 const SMALL: usize = 4 << 10;
-/// Steps for the others.
-const STEPS: u64 = 1 << 18;
-/// From this value of [`Part::repeated`] on, bytes are repeated. Few inputs should take long.
-const REPEATS: u8 = 240;
-/// Greatest length of a section.
-const MAX_LEN: usize = 256 << 10;
+/// Steps for the others: one for each byte of the longest section.
+const STEPS: u64 = crate::LONGEST as u64;
 const NAMES: [&str; 8] = [
     ".text",
     ".altinstr_replacement",
@@ -46,7 +42,7 @@ struct Part {
     /// Distance from the end of the section before; sections may overlap.
     distance: i16,
     bytes: Vec<u8>,
-    /// Says how often the bytes are repeated.
+    /// See [`crate::repetitions`].
     repeated: u8,
 }
 
@@ -65,9 +61,8 @@ enum Len {
 }
 
 fn repeated(part: &Part) -> Vec<u8> {
-    let most = MAX_LEN / part.bytes.len().max(1);
-    let times = part.repeated.checked_sub(REPEATS).map_or(1, |exponent| 1 << exponent);
-    part.bytes.repeat(most.min(times))
+    let len = part.bytes.len();
+    part.bytes.repeat(1 + crate::repetitions(part.repeated, len, len))
 }
 
 /// Places the sections one behind the other.

@@ -1,30 +1,23 @@
 //! The changes to a RISC-V kernel, for which the whole image is searched.
 //!
-//! A refused kernel stays as it is. A changed one has the same length, differs only near the places that are named, and
-//! is not changed a second time.
+//! A refused kernel stays as it is. A changed one has the same length, and is not changed a second time.
 
 use vpmu_retarget::riscv::{Refusal, retarget};
 
 /// Offset of the magic number in a kernel's header.
 const MAGIC: (usize, &[u8]) = (56, b"RSC\x05");
 const HEADER: usize = 64;
-/// Longest image.
-const MAX_LEN: usize = 256 << 10;
 
-/// First byte of inputs whose last part is repeated.
-const REPEATS: u8 = 0xf0;
-
-/// Returns the kernel of an input: the first two bytes say how often the last part of the image is repeated, so that a
-/// short input can be a long kernel.
+/// Returns the kernel of an input: the first two bytes say how often the last part of the image is repeated, and how
+/// long that part is.
 fn image(data: &[u8]) -> Option<Vec<u8>> {
     let ([times, len], rest) = data.split_first_chunk()?;
     let mut image = vec![0; HEADER];
     image[MAGIC.0..][..MAGIC.1.len()].copy_from_slice(MAGIC.1);
     image.extend(rest);
     let part = rest[rest.len().saturating_sub(usize::from(*len))..].to_vec();
-    let times = times.checked_sub(REPEATS).map_or(0, |exponent| 1_usize << exponent);
-    let room = MAX_LEN.saturating_sub(image.len()) / part.len().max(1);
-    image.extend(part.repeat(times.min(room)));
+    let times = crate::repetitions(*times, part.len(), image.len());
+    image.extend(part.repeat(times));
     Some(image)
 }
 

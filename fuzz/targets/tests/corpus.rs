@@ -58,3 +58,13 @@ fn every_target_has_a_test() {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
     assert_eq!(names, TESTED);
 }
+
+/// Answers that nobody understands do no harm either, so the ones from which runs begin have to be real.
+#[test]
+fn answers_in_the_corpus_are_understood() {
+    for (name, says) in [("look-many", "instructions:u"), ("report-many", "tally_")] {
+        let input = fs::read(corpus().join("operator").join(name)).expect("it is in the corpus");
+        let shown = tally::untrusted::answer(&input[1..]).unwrap_or_default();
+        assert!(shown.contains(says), "{name}: {shown}");
+    }
+}

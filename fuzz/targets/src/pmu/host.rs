@@ -10,6 +10,7 @@ use vpmu::policy::Policy;
 use vpmu::report::BackingReport;
 use vpmu::shared_page::Page;
 use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
+use vpmu::translation::encoding;
 use vpmu::x86::Vendor;
 
 /// The host. Clones are handles to the same host.
@@ -155,12 +156,19 @@ impl Host {
 
     fn check(&self, event: Event) {
         let state = self.0.borrow();
-        let Event::Raw(code) = event else { return };
-        let Some((guest, host)) = state.vendors else {
-            return assert!(code < 1 << 56, "{code:#x} reached the host");
+        let code = match (event, state.vendors) {
+            (Event::Raw(code), None) => return assert!(code < 1 << 56, "{code:#x} reached the host"),
+            (Event::Raw(code), Some((guest, host))) => {
+                assert!(guest == host && is_of_a_processor(host, code), "{code:#x} reached the host");
+                code
+            }
+            (Event::Generic(event), Some((guest, _))) => {
+                encoding(guest, event).unwrap_or_else(|| panic!("the guest has no {event:?}"))
+            }
+            _ => return,
         };
-        assert!(guest == host && is_of_a_processor(host, code), "{code:#x} reached the host");
-        assert!(state.policy.allows(guest, code), "{code:#x} reached the host, and the policy denies it");
+        let is_allowed = state.vendors.is_some_and(|(guest, _)| state.policy.allows(guest, code));
+        assert!(is_allowed, "{code:#x} reached the host, and the policy denies it");
     }
 }
 
@@ -183,6 +191,7 @@ impl Source for Host {
 
     fn can_count(&mut self, event: Event) -> bool {
         self.call();
+        self.check(event);
         !matches!(event, Event::Absent { .. } | Event::Denied { .. })
     }
 
