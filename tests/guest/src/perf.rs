@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use tally_lab::programs::NO_TABLE_OF_EVENTS;
+
 use crate::host::{self, Host};
 use crate::lab::StepOutput;
 
@@ -12,13 +14,11 @@ use crate::lab::StepOutput;
 /// commas and colons.
 pub const STAT: &str = "perf stat -x'|'";
 
-/// Returns a command at the start of scripts that run perf. On the Intel host it keeps perf from reading its tables of
-/// the processor's own events, which takes a quarter of a second of virtual time whenever perf starts. No test uses
-/// these events.
+/// Returns a command at the start of scripts that run perf. No test uses the names of the processor's own events.
 pub fn prelude() -> &'static str {
     match host::current() {
         Host::Amd => "",
-        Host::Intel => "export PERF_CPUID=GenuineIntel-6-0-0\n",
+        Host::Intel => NO_TABLE_OF_EVENTS,
     }
 }
 

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_tests::terminal::{Mode, Session};
 use guest_tests::{bare_metal, has_kvm, program, stderr, stdout};
 use tempfile::TempDir;
 
@@ -26,7 +27,7 @@ const PERFMON: u64 = 1 << 38;
 /// A guest in an endless loop, with all devices.
 struct Vm {
     child: Child,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 /// Returns a PATH with a program in place of passt that ends at once: the guest has no driver that would notice.
@@ -52,7 +53,7 @@ impl Vm {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "Hello from the guest\n");
-        Self { child, _folder: folder }
+        Self { child, folder }
     }
 
     /// Returns a line of each thread's status, with the thread's name. Threads that KVM has made are left out.
@@ -131,14 +132,61 @@ fn a_system_call_that_a_thread_does_not_need_ends_the_vm() {
     for thread in THREADS {
         let mut vm = Vm::start("on");
         vm.wait_for("Seccomp", "2");
-        let intruded = Command::new(program("intrude"))
-            .args([&vm.child.id().to_string(), thread, &libc::SYS_execve.to_string()])
-            .status();
-        assert!(intruded.expect("it runs").success(), "{thread}");
+        intrude(vm.child.id(), &[thread, &libc::SYS_execve.to_string()]);
         let mut said = String::new();
         vm.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(said, format!("tally: thread {thread}: the sandbox forbids the system call execve\n"));
         assert_eq!(vm.child.wait().unwrap().code(), Some(125), "{thread}");
+    }
+}
+
+/// Makes a thread do something that it never does by itself. Returns what `intrude` prints.
+fn intrude(process: u32, what: &[&str]) -> String {
+    let output = Command::new(program("intrude")).arg(process.to_string()).args(what).output().unwrap();
+    assert!(output.status.success(), "{what:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+#[test]
+fn on_a_terminal_too_it_ends_the_vm_and_the_terminal_is_restored() {
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    let mut guest = Session::start(bare_metal("hello spin")).unwrap();
+    guest.expect("Hello from the guest", TIMEOUT).unwrap();
+    assert_eq!(guest.mode(), Mode::Raw);
+    intrude(guest.id(), &["vcpu0", &libc::SYS_execve.to_string()]);
+    assert_eq!(guest.wait(TIMEOUT).unwrap().code(), Some(125));
+    let seen = guest.seen();
+    assert!(seen.contains("tally: thread vcpu0: the sandbox forbids the system call execve"), "{seen}");
+    assert_eq!(guest.mode(), Mode::Cooked);
+}
+
+#[test]
+fn threads_that_open_files_open_none_but_the_guests() {
+    const OPENED: &str = "opened\n";
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    let output = bare_metal("hello").output().unwrap();
+    if stderr(&output).contains("paths are not restricted") {
+        eprintln!("skipped: this kernel has no Landlock");
+        return;
+    }
+    for (sandbox, others) in [("on", "Permission denied (os error 13)\n"), ("log", OPENED)] {
+        let vm = Vm::start(sandbox);
+        vm.wait_for("Seccomp", "2");
+        let shared = vm.folder.path().join("share").display().to_string();
+        for (thread, path, expected) in [
+            ("tally", "/etc/passwd", others),
+            ("share0", "/etc/passwd", others),
+            ("log", "/etc/passwd", others),
+            ("tally", &shared, others),
+            ("share0", &shared, OPENED),
+        ] {
+            let said = intrude(vm.child.id(), &[thread, "open", path]);
+            assert_eq!(said, expected, "--sandbox {sandbox}: {thread} opens {path}");
+        }
     }
 }
 

@@ -218,7 +218,7 @@ fn linux(script: Script, pmu: &str) -> Script {
             &format!(
                 "rm -rf share; mkdir share; cp in-linux loop share; cd share\n\
                  dd if=/dev/urandom of=file bs=1M count=8 2>/dev/null; cp file ../disk\n\
-                 ../tally run --pmu {pmu} --append cryptomgr.notests --disk ../disk:ro --share .:rw -- \
+                 ../tally run --pmu {pmu} --disk ../disk:ro --share .:rw -- \
                  sh ./in-linux >../said.{pmu} &\n\
                  tally=$!\n\
                  until [ -e ready ] || ! kill -0 $tally; do sleep 0.02; done\n\

@@ -25,7 +25,7 @@ const GUEST: &str =
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let begin = |options: &str| {
         format!(
-            "rm -f go said; mkfifo go; ./tally run --name web {options} --append cryptomgr.notests -- sh -c '{GUEST}' <go >said 2>told & \
+            "rm -f go said; mkfifo go; ./tally run --name web {options} -- sh -c '{GUEST}' <go >said 2>told & \
              vm=$!; exec 3>go; counted=0; \
              count() {{ counted=$((counted + 1)); echo >&3; until [ $(grep -c counted said) = $counted ]; do sleep 0.1; done; }}"
         )

@@ -121,7 +121,7 @@ fn programs() -> impl Iterator<Item = (&'static str, &'static [u8])> {
 }
 
 fn run(model: &Model, cpus: u32) -> String {
-    format!("./tally run --append cryptomgr.notests --pmu {} {} --cpus {cpus}", model.pmu, model.options)
+    format!("./tally run --pmu {} {} --cpus {cpus}", model.pmu, model.options)
 }
 
 fn script_of(model: &Model) -> String {

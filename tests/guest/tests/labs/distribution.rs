@@ -23,7 +23,7 @@ fn debian_boots_from_its_disk_to_its_login_prompt_and_counts_with_its_own_perf()
     let keys = "expect:login: 'type:root\\r' 'expect:# ' 'type:systemctl --failed | cat\\r' 'expect:0 loaded units' 'expect:# ' \
                 'type:perf stat -x, -e instructions:u loop\\r' expect:,,instructions:u 'expect:# ' \
                 'type:systemctl poweroff\\r' 'expect:Power down'";
-    let run = "./tally run --disk debian --append 'root=/dev/vda cryptomgr.notests'";
+    let run = "./tally run --disk debian --append root=/dev/vda";
     let results = Steps::new("distribution")
         .file(image, "debian")
         .step("boot", &format!("./typist {keys} -- {run}"))

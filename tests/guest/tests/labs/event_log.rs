@@ -37,7 +37,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
              perf record -q -N -o data -c {period} -e instructions:u ./loop{then}'"
         )
     };
-    let run = |options: &str| format!("./tally run {options} --append cryptomgr.notests --");
+    let run = |options: &str| format!("./tally run {options} --");
     let (places, many) = (sample(PERIOD, " && perf script -i data -F ip"), sample(SHORT_PERIOD, ""));
     let steps = Steps::new("event_log").in_guest("loop", LOOP);
     let steps = selected_models().iter().fold(steps, |steps, Model { pmu, .. }| {

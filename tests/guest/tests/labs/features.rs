@@ -49,7 +49,7 @@ fn steps(name: &'static str) -> Steps {
 }
 
 fn with_guest(steps: Steps, pmu: &str) -> Steps {
-    steps.step(pmu, &format!("./tally run --append cryptomgr.notests --pmu {pmu} -- sh -c '{}'", all()))
+    steps.step(pmu, &format!("./tally run --pmu {pmu} -- sh -c '{}'", all()))
 }
 
 /// Returns the PMUs of the guests.

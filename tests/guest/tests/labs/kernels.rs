@@ -69,7 +69,7 @@ fn boot(name: &'static str, vendor: &str) -> Results {
             steps.step(
                 name,
                 &format!(
-                    "./tally run --pmu {model} --pmu-log {name}.log --append cryptomgr.notests --kernel {kernel} -- \
+                    "./tally run --pmu {model} --pmu-log {name}.log --kernel {kernel} -- \
                      sh -c '{count}; {sample}'; status=$?; ./tally log --show {name}.log >&2; exit $status"
                 ),
             )

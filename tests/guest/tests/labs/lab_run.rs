@@ -38,7 +38,7 @@ fn lab_run(folder: &Path, options: &[&str], script: &str) -> Command {
     command.arg("--default-signal=INT").arg(program("tally"));
     // The lab's own options must come first.
     command.current_dir(folder).args(["lab", "run"]).args(options);
-    command.args(["--append", "cryptomgr.notests", "--", "sh", "-c", script]).stdin(Stdio::null());
+    command.args(["--boot", "--", "sh", "-c", script]).stdin(Stdio::null());
     command
 }
 

@@ -42,13 +42,10 @@ pub fn tests() -> Vec<Test> {
     .concat()
 }
 
-/// Skips the kernel's self-tests of its ciphers, which take half of the boot.
-const QUICK: &str = "--append cryptomgr.notests";
-
 /// Results of commands in the default guest.
 static COMMANDS: LazyLock<Results> = LazyLock::new(|| {
     let run = "./tally run";
-    let boot = format!("{run} {QUICK}");
+    let boot = format!("{run} --boot");
     Steps::new("linux::commands")
         .from_template()
         .step("streams", &format!("{run} -- sh -c 'echo out; echo err >&2; exit 3'"))
@@ -84,21 +81,19 @@ static MACHINES: LazyLock<Results> = LazyLock::new(|| {
     Steps::new("linux::shapes")
         .configure_host(|scenario| scenario.memory_mib(7 << 10))
         .file(vmlinux.path(), "vmlinux")
-        .step("small", &format!("./tally run {QUICK} --memory 128M -- {facts}"))
-        .step("large", &format!("./tally run {QUICK} --cpus 4 --memory 5G -- {facts}"))
-        .step("every-cpu", &format!("./tally run {QUICK} --cpus 4 -- {all_cpus}"))
-        .step("vmlinux", &format!("./tally run {QUICK} --kernel vmlinux -- uname -s"))
+        .step("small", &format!("./tally run --memory 128M -- {facts}"))
+        .step("large", &format!("./tally run --cpus 4 --memory 5G -- {facts}"))
+        .step("every-cpu", &format!("./tally run --cpus 4 -- {all_cpus}"))
+        .step("vmlinux", "./tally run --kernel vmlinux -- uname -s")
         .step(
             "shell",
-            &format!(
-                "./typist 'expect:# ' 'type:echo st\"\"arted; cat\\r' \
-                 'expect:started' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
-                 'type:echo $((6 * 7)) $?\\r' 'expect:42 130' 'type:exit\\r' -- ./tally run {QUICK}"
-            ),
+            "./typist 'expect:# ' 'type:echo st\"\"arted; cat\\r' \
+             'expect:started' 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
+             'type:echo $((6 * 7)) $?\\r' 'expect:42 130' 'type:exit\\r' -- ./tally run",
         )
         .step(
             "shell-of-four",
-            &format!("./typist 'expect:# ' 'type:nproc\\r' 'expect:4' 'type:reboot -f\\r' -- ./tally run {QUICK} --cpus 4"),
+            "./typist 'expect:# ' 'type:nproc\\r' 'expect:4' 'type:reboot -f\\r' -- ./tally run --cpus 4",
         )
         .step("too-long", "./tally run --append \"$(head -c 3000 /dev/zero | tr '\\0' x)\"")
         .step("initrd-too-large", "head -c 200000000 /dev/zero >big; ./tally run --memory 128M --initrd big")
@@ -110,12 +105,9 @@ static MACHINES: LazyLock<Results> = LazyLock::new(|| {
 static KERNELS: LazyLock<Results> = LazyLock::new(|| {
     let steps = with_installed_kernel(Steps::new("linux::kernels"), "trixie", Suite::Trixie);
     with_installed_kernel(steps, "sid", Suite::Sid)
-        .step("trixie", &format!("./tally run {QUICK} --kernel trixie/boot/vmlinuz -- uname -r"))
-        .step("sid", &format!("./tally run {QUICK} --kernel sid/boot/vmlinuz -- uname -r"))
-        .step(
-            "bare",
-            &format!("cp trixie/boot/vmlinuz alone; ./tally run {QUICK} --kernel alone -- uname -r"),
-        )
+        .step("trixie", "./tally run --kernel trixie/boot/vmlinuz -- uname -r")
+        .step("sid", "./tally run --kernel sid/boot/vmlinuz -- uname -r")
+        .step("bare", "cp trixie/boot/vmlinuz alone; ./tally run --kernel alone -- uname -r")
         .run()
 });
 

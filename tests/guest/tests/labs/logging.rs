@@ -22,7 +22,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let run = |options: &str| {
         format!("./tally run {options} --kernel payload --append 'count-user=0:0x4100c0,1000,0'")
     };
-    let linux = |options: &str| format!("./tally run {options} --append cryptomgr.notests -- sh -c 'exit 3'");
+    let linux = |options: &str| format!("./tally run {options} -- sh -c 'exit 3'");
     Steps::new("logging")
         .step("quiet", &run(""))
         .step("v", &run("-v"))

@@ -146,7 +146,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
             &[
                 ended("--kernel payload --append exit=0", ""),
                 ended("--kernel payload --append triple", ""),
-                ended("--append cryptomgr.notests -- true", ""),
+                ended("-- true", ""),
                 ended("--kernel payload --append spin", "& vm=$!; until test -S /run/tally/$vm.sock; do sleep 0.05; done; kill $vm; wait $vm"),
                 format!("./typist 'expect:Hello' 'type:\\x01x' -- ./tally run --kernel payload --append 'hello spin' >/dev/null; {SOCKETS}"),
             ]

@@ -77,7 +77,7 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
                 write!(
                     commands,
                     "echo '{policy}' >{file}\n\
-                     ./tally run --append cryptomgr.notests --pmu {pmu} --pmu-policy {file} -- sh ./{script}"
+                     ./tally run --pmu {pmu} --pmu-policy {file} -- sh ./{script}"
                 )
                 .expect("writing to a string cannot fail");
                 steps.step(&format!("{name}.{pmu}"), &commands)

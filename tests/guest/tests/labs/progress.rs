@@ -26,7 +26,7 @@ const ERASE: &str = "\r\x1b[K";
 /// Returns a command that runs a shell script in a guest on the simulated host.
 fn lab_run(script: &str) -> Command {
     let mut command = Command::new(program("tally"));
-    command.args(["lab", "run", "--append", "cryptomgr.notests", "--", "sh", "-c", script]);
+    command.args(["lab", "run", "--boot", "--", "sh", "-c", script]);
     command
 }
 

@@ -1,12 +1,12 @@
 //! Limits on what a guest's use of its counters costs a RISC-V host. The lab counts exits and system calls exactly, and
-//! instructions to within fifty.
+//! instructions to within fifty, but those of a task switch have differed by seven hundred between runs.
 
 use std::sync::LazyLock;
 
 use guest_images::Progress;
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
-use tally_lab::pmu_figures::{Figures, PerUnit, Programs, Quantity, Work, measure};
+use tally_lab::figures::pmu::{Figures, PerUnit, Programs, Quantity, Work, measure};
 use tally_lab::{Processor, cross};
 
 /// The tests of this module.
@@ -32,11 +32,11 @@ struct Cost {
 
 /// Costs of a `tally` that is compiled for tests. A release, which `tally-lab figures riscv` measures, costs less.
 const COSTS: [Cost; 5] = [
-    Cost { work: Work::Read, events: 1, exits: 1, calls: 0, instructions: 7_910 },
-    Cost { work: Work::Switch, events: 1, exits: 2, calls: 0, instructions: 25_950 },
-    Cost { work: Work::Switch, events: 6, exits: 6, calls: 0, instructions: 93_650 },
-    Cost { work: Work::Overflow, events: 1, exits: 1, calls: 4, instructions: 26_800 },
-    Cost { work: Work::Overflow, events: 6, exits: 1, calls: 5, instructions: 35_250 },
+    Cost { work: Work::Read, events: 1, exits: 1, calls: 0, instructions: 7_950 },
+    Cost { work: Work::Switch, events: 1, exits: 2, calls: 0, instructions: 25_200 },
+    Cost { work: Work::Switch, events: 6, exits: 6, calls: 0, instructions: 93_700 },
+    Cost { work: Work::Overflow, events: 1, exits: 1, calls: 4, instructions: 26_900 },
+    Cost { work: Work::Overflow, events: 6, exits: 1, calls: 5, instructions: 35_300 },
 ];
 
 /// Divisor of the tolerance: a cost may differ from the recorded one by a twentieth.

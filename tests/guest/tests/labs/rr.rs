@@ -78,7 +78,7 @@ const ONCE: usize = 1;
 /// Returns the command that runs these cases in a guest.
 fn run(kernel: &str, replays: usize, cases: &str) -> String {
     format!(
-        "cd root && ../tally run --memory 1G --append cryptomgr.notests {kernel} --share .:rw -- \
+        "cd root && ../tally run --memory 1G {kernel} --share .:rw -- \
          sh ./in-guest {replays} {cases}"
     )
 }

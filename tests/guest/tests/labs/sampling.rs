@@ -115,8 +115,7 @@ fn boot(name: &'static str, cpus: u32, script: impl Fn(&Model) -> Script) -> Res
     selected_models()
         .iter()
         .fold(steps, |steps, model| {
-            let options =
-                format!("--append cryptomgr.notests --pmu {} {} --cpus {cpus}", model.pmu, model.options);
+            let options = format!("--pmu {} {} --cpus {cpus}", model.pmu, model.options);
             let name = format!("script.{}", model.pmu);
             steps
                 .in_guest(&name, script(model).into_bytes())

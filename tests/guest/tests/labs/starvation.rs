@@ -87,7 +87,7 @@ fn linux_guest(steps: Steps, Model { pmu, options, .. }: &Model) -> Steps {
     let all = all_counters();
     let commands = format!(
         ">linux\n\
-         ./tally run --pmu {pmu} {options} --append cryptomgr.notests -- sh ./sample 2>linux & tally=$!\n\
+         ./tally run --pmu {pmu} {options} -- sh ./sample 2>linux & tally=$!\n\
          until grep -q '^ready' linux || ! kill -0 $tally; do sleep 0.01; done\n\
          ./counter-thief {all} --for 0.03 --times 8 --every 0.13 >/dev/null; wait $tally; cat linux >&2"
     );

@@ -28,8 +28,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 const RUN: &str = "./tally run";
-/// A guest that boots, without the kernel's self-tests of its ciphers.
-const BOOT: &str = "./tally run --append cryptomgr.notests";
+const BOOT: &str = "./tally run --boot";
 
 static RESULTS: LazyLock<Results> =
     LazyLock::new(|| terminals(pipes(Steps::new("streams").from_template())).run());

@@ -39,8 +39,7 @@ pub fn tests() -> Vec<Test> {
     .concat()
 }
 
-/// `tally run` without the kernel's self-tests of its ciphers, which take half of the boot.
-const RUN: &str = "tally run --append cryptomgr.notests";
+const RUN: &str = "tally run";
 /// Number of instructions that `/lib/tally/loop` executes.
 const LOOP_INSTRUCTIONS: u64 = 20_000_004;
 
