@@ -21,14 +21,23 @@ pub struct Counter {
     /// It has overflowed too soon after the last overflow, and this overflow is not reported yet.
     pub overflow_delayed: bool,
     pub starvation: Starvation,
-    /// Number of counts from one overflow to the next, as the guest last set it.
-    pub period: u64,
-    /// How much the periods vary: more with each that differs from the one before, less with each that does not.
-    variation: u8,
+    pub rate: Rate,
+    /// The value and the rate before the guest's writes since the counter last counted. It may write several times, and
+    /// on the shared page only its last write is seen.
+    before_writes: Option<(u64, Rate)>,
     /// Number of counts from an overflow to the next, if the counter sets itself. 0 if it does not.
     pub reload: u64,
     /// Overflows of a counter that sets itself, since they were last taken.
     pub reloads: u64,
+}
+
+/// What the guest's writes tell of how it samples.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Rate {
+    /// Number of counts from one overflow to the next, as the guest last set it.
+    pub period: u64,
+    /// How much the periods vary: more with each that differs from the one before, less with each that does not.
+    variation: u8,
 }
 
 /// Least and greatest `variation` of a counter that samples at a rate.
@@ -36,26 +45,32 @@ const AT_A_RATE: std::ops::RangeInclusive<u8> = 4..=8;
 /// What a period adds that differs.
 const DIFFERS: u8 = 2;
 
+impl Rate {
+    /// Returns the rate after a period was set.
+    fn with(self, period: u64) -> Self {
+        let variation = if self.period == period {
+            self.variation.saturating_sub(1)
+        } else {
+            (self.variation + DIFFERS).min(*AT_A_RATE.end())
+        };
+        Self { period, variation }
+    }
+}
+
 impl Counter {
     /// Sets the value.
     pub fn set(&mut self, value: u64, mask: u64) {
+        let (counted, rate) = *self.before_writes.get_or_insert((self.value, self.rate));
         // After an overflow, a kernel takes the period from the value.
-        if self.value <= mask / 2 && value > mask / 2 {
-            let period = self.value.wrapping_sub(value) & mask;
-            let before = std::mem::replace(&mut self.period, period);
-            self.variation = if before == period {
-                self.variation.saturating_sub(1)
-            } else {
-                (self.variation + DIFFERS).min(*AT_A_RATE.end())
-            };
-        }
+        let sets_period = counted <= mask / 2 && value > mask / 2;
+        self.rate = if sets_period { rate.with(counted.wrapping_sub(value) & mask) } else { rate };
         (self.value, self.overflow_delayed, self.estimated) = (value, false, 0);
         self.find_overflow(mask);
     }
 
     /// Returns whether the guest samples at a rate, so that the periods vary.
     pub fn is_at_a_rate(&self) -> bool {
-        AT_A_RATE.contains(&self.variation)
+        AT_A_RATE.contains(&self.rate.variation)
     }
 
     /// Adds what its host event has counted since the last update. Returns whether the counter has overflowed.
@@ -64,6 +79,9 @@ impl Counter {
         if count < share.mark {
             // It is ahead.
             return false;
+        }
+        if count > share.mark {
+            self.before_writes = None;
         }
         let overflows = count >= share.overflow;
         self.value = self.value.wrapping_add(count.saturating_sub(share.mark)) & mask;
@@ -130,5 +148,56 @@ impl Share {
     pub fn stop(&mut self, count: u64) {
         self.ahead = self.mark.saturating_sub(count);
         self.mark = self.mark.min(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MASK: u64 = u64::MAX >> 16;
+
+    /// A counter whose share counts from 0.
+    fn counter() -> Counter {
+        let share = Share {
+            mark: 0,
+            ahead: 0,
+            mark_estimated: 0,
+            overflow: u64::MAX,
+            last_alarm: 0,
+            earliest: 0,
+            since: Duration::ZERO,
+            starved_before: Duration::ZERO,
+        };
+        Counter { share: Some(share), ..Counter::default() }
+    }
+
+    #[test]
+    fn the_last_write_of_a_handler_sets_the_period() {
+        let mut counter = counter();
+        let mut count = 0;
+        for (writes, period) in [(vec![100], 100), (vec![200, 300], 300), (vec![100, 0, 250], 250)] {
+            for distance in writes {
+                counter.set((MASK + 1).wrapping_sub(distance) & MASK, MASK);
+            }
+            assert_eq!(counter.rate.period, period);
+            count += period;
+            assert!(counter.advance(count, 0, MASK));
+        }
+        assert!(counter.is_at_a_rate(), "each of the three periods was another");
+        counter.set(MASK - 249, MASK);
+        let variation = counter.rate.variation;
+        counter.set(MASK - 249, MASK);
+        assert_eq!(counter.rate.variation, variation, "written again, before anything was counted");
+    }
+
+    #[test]
+    fn a_counter_that_has_not_overflowed_sets_no_period() {
+        let mut counter = counter();
+        counter.set(MASK - 99, MASK);
+        assert!(!counter.advance(50, 0, MASK));
+        counter.set(0, MASK);
+        counter.set(MASK - 199, MASK);
+        assert_eq!(counter.rate.period, 100);
     }
 }

@@ -195,7 +195,7 @@ impl<S: Source> Bank<S> {
     /// reported with it.
     pub(super) fn may_be_late(&self, counters: u64, counter: usize) -> u64 {
         let several = self.gathers && counters & self.running & self.interrupting & !(1 << counter) != 0;
-        let period = self.counters[counter].period;
+        let period = self.counters[counter].rate.period;
         if several && period >= MIN_DISTANCE && self.min_period == 1 && self.is_at_a_rate(counters) {
             (period / LATE_OF_PERIOD).min(MAX_LATE)
         } else {
@@ -238,7 +238,7 @@ impl<S: Source> Bank<S> {
             let at = if self.overflowed & 1 << counter == 0 {
                 this.share.as_ref()?.overflow
             } else {
-                count.checked_sub(this.value)?.checked_add(this.period)?
+                count.checked_sub(this.value)?.checked_add(this.rate.period)?
             };
             Some(Next { at: at.checked_add(during)?, counter })
         };
