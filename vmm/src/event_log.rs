@@ -6,6 +6,7 @@
 
 mod file;
 mod files;
+mod queue;
 mod read;
 mod record;
 mod show;
@@ -16,8 +17,8 @@ mod write;
 use std::fmt::{self, Display};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use tally_machine::Journal;
@@ -28,6 +29,7 @@ use vpmu::notice::Notice;
 
 use crate::stderr;
 use file::LogFile;
+use queue::Queue;
 pub use record::MAX_TEXT;
 use record::{Header, Location, What};
 pub use show::{Part, show, show_bytes};
@@ -37,8 +39,7 @@ use write::Writer;
 /// The event log of a running machine. All threads write into it.
 pub struct EventLog {
     path: PathBuf,
-    began: Instant,
-    writer: Mutex<Writer<LogFile>>,
+    queue: Queue<LogFile>,
 }
 
 /// A vCPU's access to the event log.
@@ -84,9 +85,8 @@ impl EventLog {
     pub fn create(path: &Path, max_size: u64) -> io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = Header { wall, monotonic: monotonic() };
-        let began = Instant::now();
-        let writer = Writer::new(LogFile::create(path, max_size)?, header);
-        let log = Self { path: path.to_owned(), began, writer: Mutex::new(writer) };
+        let queue = Queue::new(Writer::new(LogFile::create(path, max_size)?, header));
+        let log = Self { path: path.to_owned(), queue };
         // Writes the header now: a reader finds a log from the beginning, and a full disk is reported at once.
         let _ = log.flush();
         Ok(log)
@@ -99,7 +99,7 @@ impl EventLog {
 
     /// Logs a message about the counters that the user is shown.
     pub fn message(&self, text: &str) {
-        self.with(|writer, now| writer.add(now, Location::default(), &What::Message(text)));
+        self.add(Location::default(), [What::Message(text)]);
     }
 
     /// Logs the user's note, and flushes the log.
@@ -121,30 +121,28 @@ impl EventLog {
         self.with(|writer, now| writer.end(now, how)).map_err(|lost| self.error(lost))
     }
 
-    /// Flushes the log before the process ends suddenly, unless it is locked: this thread may hold the lock.
+    /// Flushes the log before the process ends suddenly, unless a thread uses it: that may be this one.
     pub fn flush_if_unlocked(&self) {
-        if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.flush(self.now());
-        }
+        self.queue.work_if_unlocked(|writer, now| {
+            let _ = writer.flush(now);
+        });
     }
 
-    /// Returns the time since the log began, by the same clock as [`monotonic`]. It is taken for each overflow, and in
-    /// a static program rustix reads a clock by a system call.
-    fn now(&self) -> Duration {
-        self.began.elapsed()
+    fn add<T: Display>(&self, location: Location, records: impl IntoIterator<Item = What<T>>) {
+        self.tell(self.queue.add(location, records));
     }
 
-    /// Works on the log at the current time. The time is taken under the lock, so that it never decreases from record
-    /// to record.
     fn with<T>(&self, work: impl FnOnce(&mut Writer<LogFile>, Duration) -> T) -> T {
-        let mut writer: MutexGuard<_> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = work(&mut writer, self.now());
-        let failure = writer.take_first_failure();
-        drop(writer);
+        let (result, failure) = self.queue.work(work);
+        self.tell(failure);
+        result
+    }
+
+    /// Tells the user that the log cannot be written.
+    fn tell(&self, failure: Option<String>) {
         if let Some(cause) = failure {
             stderr::say(&self.error(write::Failure { lost: 0, cause }));
         }
-        result
     }
 
     fn error(&self, write::Failure { lost, cause }: write::Failure) -> Error {
@@ -164,11 +162,7 @@ impl Journal for VcpuLog {
     fn append(&self, rip: u64, entries: &[Entry]) {
         let location = Location { vcpu: Some(self.vcpu), rip: Some(rip) };
         let words = |selection| self.pmu.describe(selection);
-        self.log.with(|writer, now| {
-            for entry in entries {
-                writer.add(now, location, &what(entry, &words));
-            }
-        });
+        self.log.add(location, entries.iter().map(|entry| what(entry, &words)));
     }
 }
 

@@ -1,4 +1,5 @@
-//! Writes the event log. Records wait in a buffer until it is full, somebody flushes it, or the machine ends.
+//! Writes the event log. Records wait in a buffer until it is full ([`Writer::is_due`]), somebody flushes it, or the
+//! machine ends.
 //!
 //! Records that cannot be written stay in the buffer while it has room, so that no record in the middle of the file is
 //! torn. Records for which there is no room are lost and counted. When writing works again, the file says where how
@@ -45,6 +46,26 @@ pub struct Writer<W> {
     lost: Lost,
     error: WriteError,
     ended: bool,
+}
+
+/// Records that were added while another thread had the writer.
+#[derive(Debug, Default)]
+pub struct Records {
+    bytes: Vec<u8>,
+    number: u64,
+}
+
+impl Records {
+    /// Adds a record.
+    pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
+        what.encode(time, location, &mut self.bytes);
+        self.number += 1;
+    }
+
+    /// Returns true if there is no room for more.
+    pub fn are_full(&self) -> bool {
+        self.bytes.len() >= FULL
+    }
 }
 
 /// Numbers of records that found no room.
@@ -103,26 +124,41 @@ impl<W: Output> Writer<W> {
         &mut self.file
     }
 
-    /// Adds a record.
+    /// Adds a record, if there is room.
     pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
         if self.ended {
             self.lost.unreported += 1;
-            return;
+        } else if self.buffer.len() >= FULL {
+            self.lose(1);
+        } else {
+            self.add_gap(time);
+            self.append(time, location, what);
         }
-        if self.buffer.len() >= FULL {
-            self.write_again(time);
+    }
+
+    /// Adds the records of others since this time, if there is room.
+    pub fn add_all(&mut self, since: Duration, records: &Records) {
+        let Records { bytes, number } = records;
+        if self.ended {
+            self.lost.unreported += number;
+        } else if self.buffer.len() + MAX_NUMBERS + bytes.len() > MAX_BUFFER {
+            self.lose(*number);
+        } else if *number > 0 {
+            self.add_gap(since);
+            self.buffer.extend(bytes);
+            self.waiting += number;
         }
-        if self.buffer.len() >= FULL {
-            self.lost.here += 1;
-            self.lost.unreported += 1;
-            self.lost.all += 1;
-            return;
-        }
-        self.add_gap(time);
-        self.append(time, location, what);
-        if self.buffer.len() >= FULL {
-            self.write_again(time);
-        }
+    }
+
+    /// Returns true if the buffer is full and is to be written now.
+    pub fn is_due(&self, now: impl FnOnce() -> Duration) -> bool {
+        self.buffer.len() >= FULL && self.error.again.is_none_or(|again| now() >= again)
+    }
+
+    fn lose(&mut self, records: u64) {
+        self.lost.here += records;
+        self.lost.unreported += records;
+        self.lost.all += records;
     }
 
     /// Writes the buffer. Records lost since the last flush are a failure too.
@@ -183,14 +219,8 @@ impl<W: Output> Writer<W> {
         self.waiting += 1;
     }
 
-    fn write_again(&mut self, time: Duration) {
-        if self.error.again.is_none_or(|again| time >= again) {
-            self.write(time);
-        }
-    }
-
     /// Writes the buffer. Returns true if all of it is written.
-    fn write(&mut self, time: Duration) -> bool {
+    pub fn write(&mut self, time: Duration) -> bool {
         if self.is_file_full()
             && let Err(error) = self.begin_next(time)
         {

@@ -56,7 +56,15 @@ fn ms(time: u64) -> Duration {
 
 fn add(writer: &mut Writer<Disk>, time: u64, number: u64) {
     let location = Location { vcpu: Some(0), rip: Some(number) };
+    write_if_due(writer, time);
     writer.add(ms(time), location, &What::<&str>::Overflowed { counters: 1, interrupts: true });
+    write_if_due(writer, time);
+}
+
+fn write_if_due(writer: &mut Writer<Disk>, time: u64) {
+    if writer.is_due(|| ms(time)) {
+        writer.write(ms(time));
+    }
 }
 
 /// Returns all records on the disk.
