@@ -11,7 +11,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use log::info;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::deadline::{Deadlined, Timed};
 use crate::sandbox::{Access, Confinement, Reach, Thread};
@@ -219,14 +221,20 @@ impl Cache {
     }
 }
 
-/// Removes a socket on which nobody listens any more.
+/// Removes a socket on which nobody listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
-    {
+    if is_socket && refuses_connections(path)? {
         fs::remove_file(path)?;
     }
     Ok(())
+}
+
+/// Returns true if nobody listens on a socket. Does not wait for one who does not accept connections.
+fn refuses_connections(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))
 }
 
 /// Returns true for an error that the client has caused.

@@ -84,10 +84,13 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
         None => client::find().answering(say)?,
     };
     // The first request begins the interval of the second.
-    let mut vms = client::some_of(vms.into_iter().map(|mut vm| vm.status().map(|_| vm)), say)?;
+    let mut vms = {
+        let vms = vms.into_iter().map(|vm| (vm.about.pid, vm));
+        client::some_of(client::at_once(vms, |mut vm| vm.status().map(|_| vm)), say)?
+    };
     if options.json {
         thread::sleep(options.interval);
-        let vms = client::some_of(vms.iter_mut().map(status), say)?;
+        let vms = client::some_of(statuses(&mut vms), say)?;
         unless_closed(writeln!(io::stdout(), "{}", text::json(&Document { vms })?))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -135,6 +138,11 @@ struct Looked {
     gone: Vec<ClientError>,
 }
 
+/// Returns the statuses of all VMs.
+fn statuses(vms: &mut [Vm]) -> Vec<Result<VmStatus, ClientError>> {
+    client::at_once(vms.iter_mut().map(|vm| (vm.about.pid, vm)), status)
+}
+
 /// Returns a VM's status, with those who may hold the counters that others hold.
 fn status(vm: &mut Vm) -> Result<VmStatus, ClientError> {
     let mut status = vm.status()?;
@@ -150,15 +158,17 @@ fn status(vm: &mut Vm) -> Result<VmStatus, ClientError> {
 /// Looks at all VMs, and removes those that do not answer.
 fn look_at(vms: &mut Vec<Vm>) -> Looked {
     let (mut blocks, mut gone) = (Vec::new(), Vec::new());
-    vms.retain_mut(|vm| match status(vm) {
-        Ok(status) => {
+    let mut answers = statuses(vms).into_iter();
+    vms.retain(|_| match answers.next() {
+        Some(Ok(status)) => {
             blocks.push(text::lines(&status));
             true
         }
-        Err(error) => {
+        Some(Err(error)) => {
             gone.push(error);
             false
         }
+        None => false,
     });
     Looked { lines: blocks.join(&String::new()), gone }
 }

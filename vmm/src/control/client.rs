@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::panic;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use vpmu::policy::{Change, Policy};
@@ -101,20 +101,29 @@ pub fn find() -> Found {
     found
 }
 
-/// Greets VMs in parallel, with one deadline for all.
+/// Greets VMs, with one deadline for all.
 fn greet(connected: Vec<Connected>, end: Instant) -> Vec<Result<Vm, ClientError>> {
+    at_once(connected.into_iter().map(|one| (one.process, one)), |one| Vm::greet(one, end))
+}
+
+/// Asks all of these VMs at once, so that one that is slow to answer delays no other. Each comes with its process id.
+/// Returns the answers in the order of the VMs.
+pub fn at_once<V: Send, T: Send>(
+    vms: impl Iterator<Item = (u32, V)>,
+    ask: impl Fn(V) -> Result<T, ClientError> + Sync,
+) -> Vec<Result<T, ClientError>> {
+    let ask = &ask;
     thread::scope(|scope| {
-        let greet = |connected: Connected| {
-            let process = connected.process;
+        let start = |(process, vm)| {
             thread::Builder::new()
-                .spawn_scoped(scope, move || Vm::greet(connected, end))
+                .spawn_scoped(scope, move || ask(vm))
                 .map_err(|error| ClientError::Silent(process, error))
         };
-        let greetings: Vec<_> = connected.into_iter().map(greet).collect();
-        let greeted = greetings
-            .into_iter()
-            .map(|greeting| greeting?.join().unwrap_or_else(|why| panic::resume_unwind(why)));
-        greeted.collect()
+        let asking: Vec<_> = vms.map(start).collect();
+        let answer = |thread: Result<ScopedJoinHandle<_>, _>| {
+            thread?.join().unwrap_or_else(|why| panic::resume_unwind(why))
+        };
+        asking.into_iter().map(answer).collect()
     })
 }
 
@@ -138,7 +147,7 @@ impl Found {
 
 /// Returns the results of the VMs that answered, at least one. `say` is told why others did not.
 pub fn some_of<T>(
-    answers: impl Iterator<Item = Result<T, ClientError>>,
+    answers: impl IntoIterator<Item = Result<T, ClientError>>,
     say: impl FnMut(ClientError),
 ) -> Result<Vec<T>, ClientError> {
     let (mut given, mut silent) = (Vec::new(), Vec::new());

@@ -1,6 +1,5 @@
 //! `tally stat --metrics`: the metrics of all running VMs at one address, so that a host with many VMs is one target.
 
-use std::panic;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::exposition::{Labels, Machine, Machines};
 use super::{Address, Metrics, facts};
-use crate::control::client::{self, Found, Vm};
+use crate::control::client::{self, ClientError, Found, Vm};
 use crate::status::Report;
 
 /// Timeout for a VM's report: longer than a VM waits for its vCPUs. With the time for greetings it is shorter than
@@ -30,14 +29,9 @@ pub fn serve_all(address: &Address) -> Result<ExitCode> {
 fn machines() -> Machines {
     let Found { vms, silent } = client::find();
     let asked = vms.len() + silent.len();
-    let answering: Vec<Machine> = thread::scope(|scope| {
-        let ask = |vm| thread::Builder::new().spawn_scoped(scope, || ask(vm));
-        let asking: Vec<_> = vms.into_iter().map(ask).collect();
-        asking
-            .into_iter()
-            .filter_map(|asking| asking.ok()?.join().unwrap_or_else(|why| panic::resume_unwind(why)))
-            .collect()
-    });
+    let answers = client::at_once(vms.into_iter().map(|vm| (vm.about.pid, vm)), ask);
+    // One that has just ended does not answer either.
+    let answering: Vec<Machine> = answers.into_iter().flatten().collect();
     let silent = asked.saturating_sub(answering.len());
     Machines { answering, silent: Some(silent) }
 }
@@ -48,11 +42,10 @@ pub fn shown(report: Report) -> String {
     Machines { answering: vec![machine], silent: Some(0) }.write().expect("memory can be written")
 }
 
-/// Asks a VM. One that has just ended does not answer either.
-fn ask(mut vm: Vm) -> Option<Machine> {
-    let report = vm.report_within(TIMEOUT).ok()?;
+fn ask(mut vm: Vm) -> Result<Machine, ClientError> {
+    let report = vm.report_within(TIMEOUT)?;
     // Several VMs may have the same name.
     let (labels, facts) =
         facts(&vm.about).into_iter().partition(|(label, _)| ["name", "pid"].contains(label));
-    Some(Machine { labels, facts, report })
+    Ok(Machine { labels, facts, report })
 }

@@ -1,6 +1,7 @@
 //! The server as its clients see it.
 
 use super::*;
+use std::os::unix::net::UnixStream;
 
 /// Sends these bytes, closes the client's side, and returns the answer.
 fn exchange(address: &Path, request: &[u8]) -> String {
@@ -109,4 +110,17 @@ fn a_socket_that_is_left_over_is_replaced_and_nothing_else_is() {
     fs::write(&path, "mine").unwrap();
     assert!(Metrics::listen(&address).is_err());
     assert_eq!(fs::read(&path).unwrap(), b"mine");
+}
+
+#[test]
+fn a_socket_whose_owner_accepts_no_connection_is_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let busy = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&busy, 0).unwrap();
+    // The only connection for which there is room.
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let error = Metrics::listen(&Address::Unix(path)).unwrap_err().to_string();
+    assert!(error.contains("in use"), "{error}");
 }
