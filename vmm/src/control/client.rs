@@ -119,11 +119,15 @@ pub fn at_once<V: Send, T: Send>(
                 .spawn_scoped(scope, move || ask(vm))
                 .map_err(|error| ClientError::Silent(process, error))
         };
-        let asking: Vec<_> = vms.map(start).collect();
-        let answer = |thread: Result<ScopedJoinHandle<_>, _>| {
+        // This thread asks the last one.
+        let mut vms: Vec<_> = vms.collect();
+        let last = vms.pop();
+        let asking: Vec<_> = vms.into_iter().map(start).collect();
+        let answer = last.map(|(_, vm)| ask(vm));
+        let join = |thread: Result<ScopedJoinHandle<_>, _>| {
             thread?.join().unwrap_or_else(|why| panic::resume_unwind(why))
         };
-        asking.into_iter().map(answer).collect()
+        asking.into_iter().map(join).chain(answer).collect()
     })
 }
 

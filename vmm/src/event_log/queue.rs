@@ -28,6 +28,13 @@ struct State<W> {
     meanwhile: Records,
 }
 
+impl<W: Output> State<W> {
+    /// Returns true if a record can be added and nothing is to be written before.
+    fn has_room(&self) -> bool {
+        self.writer.as_ref().map_or(!self.meanwhile.are_full(), |writer| !writer.is_full())
+    }
+}
+
 type Locked<'a, W> = MutexGuard<'a, State<W>>;
 
 /// A thread has taken the writer out. It is put back when this is dropped.
@@ -53,16 +60,21 @@ impl<W: Output> Queue<W> {
     ) -> Option<String> {
         let mut failure = None;
         let mut state = self.lock();
+        // The time is taken under the lock, so that it never decreases from record to record.
+        let mut now = self.now();
         for what in records {
-            state = self.make_room(state, &mut failure);
-            // The time is taken under the lock, so that it never decreases from record to record.
-            let now = self.now();
+            if !state.has_room() {
+                state = self.make_room(state, &mut failure);
+                now = self.now();
+            }
             match &mut state.writer {
                 Some(writer) => writer.add(now, location, &what),
                 None => state.meanwhile.add(now, location, &what),
             }
         }
-        drop(self.write_if_due(state, &mut failure));
+        if !state.has_room() {
+            drop(self.write_if_due(state, &mut failure));
+        }
         failure
     }
 
@@ -112,7 +124,7 @@ impl<W: Output> Queue<W> {
     }
 
     fn write_if_due<'a>(&'a self, mut state: Locked<'a, W>, failure: &mut Option<String>) -> Locked<'a, W> {
-        let Some(writer) = state.writer.take_if(|writer| writer.is_due(|| self.now())) else { return state };
+        let Some(writer) = state.writer.take_if(|writer| writer.is_due(self.now())) else { return state };
         let (_, why) = self.turn(state, writer, Writer::write);
         *failure = failure.take().or(why);
         self.lock()

@@ -128,7 +128,7 @@ impl<W: Output> Writer<W> {
     pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
         if self.ended {
             self.lost.unreported += 1;
-        } else if self.buffer.len() >= FULL {
+        } else if self.is_full() {
             self.lose(1);
         } else {
             self.add_gap(time);
@@ -150,9 +150,14 @@ impl<W: Output> Writer<W> {
         }
     }
 
-    /// Returns true if the buffer is full and is to be written now.
-    pub fn is_due(&self, now: impl FnOnce() -> Duration) -> bool {
-        self.buffer.len() >= FULL && self.error.again.is_none_or(|again| now() >= again)
+    /// Returns true if the buffer is full.
+    pub fn is_full(&self) -> bool {
+        self.buffer.len() >= FULL
+    }
+
+    /// Returns true if the buffer is full and is to be written at this time.
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.is_full() && self.error.again.is_none_or(|again| now >= again)
     }
 
     fn lose(&mut self, records: u64) {

@@ -62,7 +62,7 @@ fn add(writer: &mut Writer<Disk>, time: u64, number: u64) {
 }
 
 fn write_if_due(writer: &mut Writer<Disk>, time: u64) {
-    if writer.is_due(|| ms(time)) {
+    if writer.is_due(ms(time)) {
         writer.write(ms(time));
     }
 }
