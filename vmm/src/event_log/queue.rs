@@ -33,6 +33,14 @@ impl<W: Output> State<W> {
     fn has_room(&self) -> bool {
         self.writer.as_ref().map_or(!self.meanwhile.are_full(), |writer| !writer.is_full())
     }
+
+    /// Returns the buffer for a record of this time, or `None` if that is lost.
+    fn buffer(&mut self, now: Duration) -> Option<&mut Vec<u8>> {
+        match &mut self.writer {
+            Some(writer) => writer.buffer(now),
+            None => Some(self.meanwhile.buffer()),
+        }
+    }
 }
 
 type Locked<'a, W> = MutexGuard<'a, State<W>>;
@@ -67,9 +75,8 @@ impl<W: Output> Queue<W> {
                 state = self.make_room(state, &mut failure);
                 now = self.now();
             }
-            match &mut state.writer {
-                Some(writer) => writer.add(now, location, &what),
-                None => state.meanwhile.add(now, location, &what),
+            if let Some(buffer) = state.buffer(now) {
+                what.encode(now, location, buffer);
             }
         }
         if !state.has_room() {
@@ -113,6 +120,7 @@ impl<W: Output> Queue<W> {
     }
 
     /// Writes what is due, and waits until there is room for a record.
+    #[cold]
     fn make_room<'a>(&'a self, mut state: Locked<'a, W>, failure: &mut Option<String>) -> Locked<'a, W> {
         loop {
             state = self.write_if_due(state, failure);
@@ -123,6 +131,7 @@ impl<W: Output> Queue<W> {
         }
     }
 
+    #[cold]
     fn write_if_due<'a>(&'a self, mut state: Locked<'a, W>, failure: &mut Option<String>) -> Locked<'a, W> {
         let Some(writer) = state.writer.take_if(|writer| writer.is_due(self.now())) else { return state };
         let (_, why) = self.turn(state, writer, Writer::write);

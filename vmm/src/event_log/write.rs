@@ -56,10 +56,10 @@ pub struct Records {
 }
 
 impl Records {
-    /// Adds a record.
-    pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
-        what.encode(time, location, &mut self.bytes);
+    /// Returns the buffer, for one record to be added.
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
         self.number += 1;
+        &mut self.bytes
     }
 
     /// Returns true if there is no room for more.
@@ -126,14 +126,24 @@ impl<W: Output> Writer<W> {
 
     /// Adds a record, if there is room.
     pub fn add<T: Display>(&mut self, time: Duration, location: Location, what: &What<T>) {
+        if let Some(buffer) = self.buffer(time) {
+            what.encode(time, location, buffer);
+        }
+    }
+
+    /// Returns the buffer, for one record of this time to be added. If there is no room, it is lost.
+    pub fn buffer(&mut self, time: Duration) -> Option<&mut Vec<u8>> {
         if self.ended {
             self.lost.unreported += 1;
-        } else if self.is_full() {
-            self.lose(1);
-        } else {
-            self.add_gap(time);
-            self.append(time, location, what);
+            return None;
         }
+        if self.is_full() {
+            self.lose(1);
+            return None;
+        }
+        self.add_gap(time);
+        self.waiting += 1;
+        Some(&mut self.buffer)
     }
 
     /// Adds the records of others since this time, if there is room.
