@@ -74,12 +74,13 @@ impl<'a> Row<'a> {
         is_its.then_some(row)
     }
 
-    /// Adds an outcome. Edges are those of all inputs that were kept, so the last number stands.
+    /// Adds an outcome. A run begins with the inputs that earlier runs have kept, but only with those of this machine.
+    /// So the most edges stand that any run has reached.
     fn and(self, outcome: &Outcome) -> Self {
         Self {
             minutes: self.minutes + outcome.minutes(),
             executions: self.executions + outcome.executions,
-            edges: outcome.edges.unwrap_or(self.edges),
+            edges: self.edges.max(outcome.edges.unwrap_or(0)),
             findings: self.findings + u64::from(outcome.finding.is_some()),
             ..self
         }
@@ -114,8 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn edges_stay_as_they_are_after_a_run_that_did_not_come_so_far() {
-        assert!(added(TEXT, &outcome(None), "today").contains("| `pmu` | 7 | 111 | 7 | 1 | today |"));
+    fn edges_stay_as_they_are_after_a_run_that_reached_fewer() {
+        for edges in [None, Some(6)] {
+            assert!(added(TEXT, &outcome(edges), "today").contains("| `pmu` | 7 | 111 | 7 | 1 | today |"));
+        }
     }
 
     #[test]

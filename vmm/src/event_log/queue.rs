@@ -1,8 +1,8 @@
 //! What the threads of a run do with the one [`Writer`] of its event log.
 //!
-//! A write takes as long as the disk does, or the reader of a pipe. So nobody holds a lock while it writes: it has taken
-//! the writer out, and the records of others wait in a second buffer. Once that is full as well, they wait for the
-//! writer, and the guest's vCPUs with them.
+//! A write takes as long as the disk does, or the reader of a pipe. So nobody holds a lock while it writes: it has
+//! taken the writer out, and the records of others wait in a second buffer. Once that is full as well, they wait for
+//! the writer, and the guest's vCPUs with them.
 
 use std::fmt::Display;
 use std::mem;
@@ -85,8 +85,8 @@ impl<W: Output> Queue<W> {
         failure
     }
 
-    /// Works with the writer at the current time, once no other thread does. Returns why writing failed, too, the first
-    /// time that it fails.
+    /// Works with the writer at the current time, once no other thread does. Returns why writing failed, too, the
+    /// first time that it fails.
     pub fn work<T>(&self, work: impl FnOnce(&mut Writer<W>, Duration) -> T) -> (T, Option<String>) {
         let mut state = self.lock();
         loop {

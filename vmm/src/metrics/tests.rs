@@ -1,7 +1,8 @@
 //! The server as its clients see it.
 
-use super::*;
 use std::os::unix::net::UnixStream;
+
+use super::*;
 
 /// Sends these bytes, closes the client's side, and returns the answer.
 fn exchange(address: &Path, request: &[u8]) -> String {
