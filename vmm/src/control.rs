@@ -4,7 +4,7 @@
 pub mod client;
 pub mod message;
 mod serve;
-mod socket_dir;
+pub mod socket_dir;
 
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};

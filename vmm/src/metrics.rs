@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use log::info;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::control::socket_dir::connect_at_once;
 use crate::deadline::{Deadlined, Timed};
 use crate::sandbox::{Access, Confinement, Reach, Thread};
 use crate::status::{Report, Summary};
@@ -224,17 +224,10 @@ impl Cache {
 /// Removes a socket on which nobody listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && refuses_connections(path)? {
+    if is_socket && connect_at_once(path).is_err_and(|error| error == Errno::CONNREFUSED) {
         fs::remove_file(path)?;
     }
     Ok(())
-}
-
-/// Returns true if nobody listens on a socket. Does not wait for one who does not accept connections.
-fn refuses_connections(path: &Path) -> io::Result<bool> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))
 }
 
 /// Returns true for an error that the client has caused.

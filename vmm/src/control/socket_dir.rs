@@ -177,10 +177,8 @@ impl SocketDir {
         if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != self.owner {
             return Err(io::Error::other("it is no socket of its user's"));
         }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match rustix::net::connect(&stream, &SocketAddrUnix::new(path_of_open(&socket))?) {
-            Ok(()) => {
+        match connect_at_once(path_of_open(&socket)) {
+            Ok(stream) => {
                 // A socket may be named after any process: the kernel says which one has made it.
                 let (maker, user) = maker(&stream)?;
                 if (maker, user) != (process, self.owner) {
@@ -210,6 +208,14 @@ impl Socket {
     pub fn folder(&self) -> io::Result<OwnedFd> {
         self.dir.folder.try_clone()
     }
+}
+
+/// Connects to a socket. Fails instead of waiting while its queue of connections is full ([`Errno::AGAIN`]).
+pub fn connect_at_once(path: impl AsRef<Path>) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(path.as_ref())?)?;
+    Ok(stream)
 }
 
 impl Drop for Socket {

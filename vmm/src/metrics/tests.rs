@@ -2,6 +2,8 @@
 
 use std::os::unix::net::UnixStream;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
 use super::*;
 
 /// Sends these bytes, closes the client's side, and returns the answer.
