@@ -16,10 +16,12 @@ use anyhow::Result;
 use crate::arch::host;
 use crate::cli::Doctor;
 use crate::fact::{self, Fact, State};
-use crate::lab;
+use crate::{lab, sandbox};
 
 /// `tally doctor`: examines the host and prints the facts.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
+    // Events are opened as those of a run are.
+    sandbox::broker::start(sandbox::Mode::On, 1)?;
     let mut facts: Vec<Fact> = [
         host::facts(),
         vec![Fact::note("kernel", fact::kernel())],

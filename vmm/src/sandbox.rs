@@ -6,6 +6,7 @@
 //! the capabilities that it needs ([`capabilities`]). Any other system call ends the VM with a line ([`violation`]); a
 //! path that a thread was not given does not open. What a run needs beyond that was opened before.
 
+pub mod broker;
 mod calls;
 mod capabilities;
 mod filter;
@@ -39,6 +40,8 @@ pub enum Mode {
 /// The kinds of threads of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thread {
+    /// The only thread of the process that opens perf events for the others.
+    Broker,
     /// The main thread, which runs the event loop, and at the end writes the flame graph and removes sockets.
     Main,
     /// Waits for signals.
@@ -117,6 +120,7 @@ fn limit_arenas() {
 
 /// What a kind of thread needs, prepared for threads of this kind.
 pub struct Confinement {
+    thread: Thread,
     mode: Mode,
     capabilities: CapabilitySet,
     reach: Vec<Reach>,
@@ -134,7 +138,7 @@ impl Confinement {
             Mode::On => capabilities::needed(thread, &reach),
             Mode::Log | Mode::Off => CapabilitySet::empty(),
         };
-        Self { mode, capabilities, reach, filters }
+        Self { thread, mode, capabilities, reach, filters }
     }
 
     /// Restricts this thread, and those that it starts from now on. If that fails, the process ends: no guest runs with
@@ -146,7 +150,11 @@ impl Confinement {
     fn restrict(&self) -> Result<(), SandboxError> {
         if self.mode == Mode::On {
             capabilities::keep(self.capabilities)?;
-            paths::restrict(&self.reach)?;
+            // To the kernel, counting a thread is a kind of tracing it, which Landlock forbids across its borders. The
+            // broker makes no system call that takes a path.
+            if self.thread != Thread::Broker {
+                paths::restrict(&self.reach)?;
+            }
         }
         if let Some(filters) = &self.filters {
             filters.apply()?;
@@ -155,9 +163,14 @@ impl Confinement {
     }
 }
 
+/// Returns what the user is told.
+pub fn refusal(error: &SandboxError) -> String {
+    format!("--sandbox: {error}; without it: --sandbox off")
+}
+
 fn fail(error: &SandboxError) -> ! {
     terminal::restore();
-    stderr::say(&format_args!("--sandbox: {error}; without it: --sandbox off"));
+    stderr::say(&refusal(error));
     // SAFETY: takes no pointer, and runs nothing of ours: other threads may be anywhere.
     unsafe { libc::_exit(FAILURE.into()) }
 }

@@ -20,9 +20,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// name.
 const THREADS: [&str; 9] =
     ["control", "disk0", "log", "metrics", "net", "share0", "signals", "tally", "vcpu0"];
-/// Bits of capabilities, by `linux/capability.h`: `CHOWN` to `FSETID`, which are five; `PERFMON`.
+/// Bits of capabilities, by `linux/capability.h`: `CHOWN` to `FSETID`, which are five; `SYS_ADMIN` and `PERFMON`.
 const FILES: u64 = 0b1_1111;
-const PERFMON: u64 = 1 << 38;
+const PERF: u64 = 1 << 21 | 1 << 38;
+/// Name of the process that opens perf events.
+const BROKER: &str = "events";
 
 /// A guest in an endless loop, with all devices.
 struct Vm {
@@ -62,15 +64,22 @@ impl Vm {
         threads
             .map(|thread| {
                 let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
-                let value = |key: &str| {
-                    let mut values =
-                        status.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-                    values.next().unwrap().trim().to_owned()
-                };
-                (value("Name"), value(what))
+                (value(&status, "Name"), value(&status, what))
             })
             .filter(|(name, _)| !name.starts_with("kvm-"))
             .collect()
+    }
+
+    /// Returns the process that opens perf events for this VM: its id and its status.
+    fn broker(&self) -> (u32, String) {
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let id = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            Some((id, fs::read_to_string(format!("/proc/{id}/status")).ok()?))
+        });
+        let own = self.child.id().to_string();
+        let is_ours = |status: &str| value(status, "PPid") == own && value(status, "Name") == BROKER;
+        let mut found = processes.filter(|(_, status)| is_ours(status));
+        found.next().expect("there is such a process")
     }
 
     /// Waits until this line is the same in the status of all threads.
@@ -86,6 +95,12 @@ impl Vm {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Returns the value of a line of a thread's status.
+fn value(status: &str, key: &str) -> String {
+    let mut values = status.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    values.next().unwrap().trim().to_owned()
 }
 
 impl Drop for Vm {
@@ -111,16 +126,66 @@ fn every_thread_is_confined_and_keeps_only_the_capabilities_that_it_needs() {
     let vm = Vm::start("on");
     vm.wait_for("Seccomp", "2");
     vm.wait_for("NoNewPrivs", "1");
-    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
-    let perfmon = if level.trim().parse::<i32>().unwrap() > 1 { PERFMON } else { 0 };
+    let bits = |set: &str| u64::from_str_radix(set, 16).unwrap();
     for (thread, kept) in vm.status("CapPrm") {
-        let kept = u64::from_str_radix(&kept, 16).unwrap();
         let needed = match thread.as_str() {
             "tally" | "share0" | "log" => FILES,
-            "vcpu0" | "control" => perfmon,
             _ => 0,
         };
-        assert_eq!(kept, needed, "{thread}");
+        assert_eq!(bits(&kept), needed, "{thread}");
+    }
+    let (_, status) = vm.broker();
+    assert_eq!(bits(&value(&status, "CapPrm")), PERF);
+    assert_eq!(["Seccomp", "NoNewPrivs", "Threads"].map(|key| value(&status, key)), ["2", "1", "1"]);
+}
+
+#[test]
+fn the_process_that_opens_perf_events_has_none_of_the_vms_files_and_ends_with_it() {
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    let vm = Vm::start("on");
+    let (id, _) = vm.broker();
+    let files = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
+    let files = files.map(|file| fs::read_link(file.unwrap().path()).unwrap().display().to_string());
+    let others: Vec<String> =
+        files.filter(|file| file != "/dev/null" && !file.starts_with("socket:")).collect();
+    assert!(others.is_empty(), "{others:?}");
+    let maps = fs::read_to_string(format!("/proc/{id}/smaps")).unwrap();
+    assert!(!maps.contains("Size:             524288 kB"), "the guest's memory");
+    // What a terminal or a service manager sends to all processes is for the first one.
+    let process = rustix::process::Pid::from_raw(i32::try_from(id).unwrap()).unwrap();
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::HUP]
+    {
+        rustix::process::kill_process(process, signal).unwrap();
+    }
+    assert_eq!(vm.broker().0, id);
+    drop(vm);
+    let deadline = Instant::now() + TIMEOUT;
+    let runs = || {
+        let status = fs::read_to_string(format!("/proc/{id}/status"));
+        status
+            .is_ok_and(|status| value(&status, "Name") == BROKER && !value(&status, "State").starts_with('Z'))
+    };
+    while runs() {
+        assert!(Instant::now() < deadline, "it goes on without its VM");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn no_thread_of_a_vm_opens_a_perf_event_itself() {
+    if !has_kvm() || !is_root() {
+        return;
+    }
+    for thread in ["vcpu0", "control", "tally"] {
+        let mut vm = Vm::start("on");
+        vm.wait_for("Seccomp", "2");
+        intrude(vm.child.id(), &[thread, &libc::SYS_perf_event_open.to_string()]);
+        let mut said = String::new();
+        vm.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let call = "the sandbox forbids the system call perf_event_open";
+        assert_eq!(said, format!("tally: thread {thread}: {call}\n"));
     }
 }
 

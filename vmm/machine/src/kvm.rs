@@ -72,10 +72,13 @@ pub fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
+/// Maximum number of vCPUs of a machine.
+pub const MAX_CPUS: u32 = 254;
+
 /// Checks a number of vCPUs against KVM's limit and Tally's. Tally's is 254, because an xAPIC id has 8 bits and 255
 /// is the broadcast id.
 pub fn check_cpus(kvm: &Kvm, requested: u32) -> Result<u8, KvmError> {
-    let max = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(254);
+    let max = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX).min(MAX_CPUS);
     match u8::try_from(requested) {
         Ok(cpus) if (1..=max).contains(&requested) => Ok(cpus),
         _ => Err(KvmError::Cpus { requested, max }),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use kvm_ioctls::Kvm;
 use log::info;
-use tally_machine::kvm::{check_cpus, raise_file_limit};
+use tally_machine::kvm::{MAX_CPUS, check_cpus, raise_file_limit};
 use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
 use tally_machine::target::COUNTERS;
 use tally_machine::{EmptyMachine, GuestRam, Machine, block_exit_signals};
@@ -50,8 +50,10 @@ impl<'a> Prepared<'a> {
     pub fn new(options: &'a Run, saved: Option<Opened>) -> Result<Self> {
         let policy = policy(options, saved.as_ref())?;
         signals::ignore_sigxfsz();
-        let kvm = kvm::open(options.pmu)?;
         raise_file_limit();
+        // Before KVM is opened, which gives this process threads of its own.
+        sandbox::broker::start(options.sandbox, options.cpus.min(MAX_CPUS))?;
+        let kvm = kvm::open(options.pmu)?;
         let cpus = check_cpus(&kvm, options.cpus)?;
         let ram = Machine::memory(&options.memory)?;
         info!("guest: {ram}; vCPUs: {cpus}");
@@ -92,8 +94,7 @@ impl<'a> Prepared<'a> {
         let HostResources { devices, threads, shares, network, working_dir } = self.resources;
         let memory = ram.size();
 
-        sandbox::begin(options.sandbox)
-            .map_err(|error| anyhow!("--sandbox: {error}; without it: --sandbox off"))?;
+        sandbox::begin(options.sandbox).map_err(|error| anyhow!(sandbox::refusal(&error)))?;
         block_exit_signals().context("cannot block signals")?;
         let signals = Signals::start().context("cannot start the signal thread")?;
         let mut events = EventLoop::new()?;

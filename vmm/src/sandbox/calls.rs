@@ -1,5 +1,7 @@
 //! The system calls that each kind of thread makes while a guest runs.
 
+use vpmu_perf::broker::calls as broker;
+
 use super::filter::{Argument, Calls, Is};
 use super::{Access, Reach, Thread};
 use crate::arch::calls as arch;
@@ -13,6 +15,7 @@ pub fn of(thread: Thread, reach: &[Reach]) -> Calls {
     }
     every_thread(&mut calls);
     match thread {
+        Thread::Broker => opens_events(&mut calls),
         Thread::Main => main(&mut calls),
         Thread::Signals => calls.allow(&[libc::SYS_rt_sigtimedwait]),
         Thread::Vcpu | Thread::FlameGraph => {}
@@ -122,18 +125,29 @@ fn requests(calls: &mut Calls, requests: &[u16]) {
     }
 }
 
-/// `perf_event_open` for this thread, or for any thread, on whatever CPU it runs and in no group, with no flag but
-/// `PERF_FLAG_FD_CLOEXEC`. `perf_event_attr` is in memory, where a filter cannot look.
-fn perf_event_open(calls: &mut Calls, thread: Option<u32>) {
+/// Opening perf events for the threads of another process, each on whatever CPU it runs and in no group, with no flag
+/// but `PERF_FLAG_FD_CLOEXEC`. `perf_event_attr` is in memory, where a filter cannot look: [`vpmu_perf::broker`] makes
+/// it.
+fn opens_events(calls: &mut Calls) {
     const ANY: u32 = u32::MAX;
     const CLOEXEC: u32 = 8;
-    let mut arguments = vec![
+    /// The signal that only asks whether a thread is there.
+    const NONE: u32 = 0;
+    let arguments = [
         Argument { number: 2, is: Is::Equal(ANY) },
         Argument { number: 3, is: Is::Equal(ANY) },
         Argument { number: 4, is: Is::Without(!CLOEXEC) },
     ];
-    arguments.extend(thread.map(|thread| Argument { number: 1, is: Is::Equal(thread) }));
     calls.allow_if(libc::SYS_perf_event_open, &arguments);
+    calls.allow_if(libc::SYS_tgkill, &[Argument { number: 2, is: Is::Equal(NONE) }]);
+    fcntl(calls, &broker::FCNTL);
+    calls.allow(&broker::ANY);
+}
+
+/// Having events opened by the broker.
+fn has_events_opened(calls: &mut Calls) {
+    calls.allow(&[libc::SYS_recvmsg]);
+    requests(calls, &PERF_REQUESTS);
 }
 
 /// Requests to perf events (`linux/perf_event.h`): ENABLE, DISABLE, REFRESH, RESET, PERIOD, ID.
@@ -144,17 +158,14 @@ const PERF_AT_OVERFLOWS: [u32; 2] = [0x2402, 0x4008_2404];
 
 /// Running a vCPU, with counters of the thread's own.
 fn runs_a_vcpu(calls: &mut Calls) {
-    const THIS_THREAD: u32 = 0;
     calls.try_first(&[arch::KVM_RUN]);
     calls.try_first(arch::AT_OVERFLOWS);
     calls.try_first(&PERF_AT_OVERFLOWS);
     calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
-    requests(calls, &PERF_REQUESTS);
+    has_events_opened(calls);
     requests(calls, arch::VCPU);
     requests(calls, arch::SAVE_VCPU);
     requests(calls, arch::INTERRUPT);
-    perf_event_open(calls, Some(THIS_THREAD));
-    fcntl(calls, &[libc::F_SETFL, libc::F_GETFL, F_SETOWN_EX]);
     calls.allow(&[
         libc::SYS_getcpu,
         libc::SYS_pread64,
@@ -172,8 +183,6 @@ fn fcntl(calls: &mut Calls, commands: &[i32]) {
         calls.allow_if(libc::SYS_fcntl, &[argument]);
     }
 }
-
-const F_SETOWN_EX: i32 = 15;
 
 /// What `devices::fs` does with a folder that the guest only reads.
 fn share(calls: &mut Calls) {
@@ -234,8 +243,7 @@ fn answers_clients(calls: &mut Calls) {
 /// how many counters of a CPU are free.
 fn control(calls: &mut Calls) {
     answers_clients(calls);
-    perf_event_open(calls, None);
-    requests(calls, &PERF_REQUESTS);
+    has_events_opened(calls);
     starts_threads(calls);
     calls.allow(&[libc::SYS_pread64, libc::SYS_sched_setaffinity]);
     // Snapshots.
@@ -288,7 +296,8 @@ mod tests {
     use super::*;
     use crate::sandbox::Mode;
 
-    const ALL: [Thread; 12] = [
+    const ALL: [Thread; 13] = [
+        Thread::Broker,
         Thread::Main,
         Thread::Signals,
         Thread::Vcpu,
@@ -338,10 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn only_threads_that_need_it_open_perf_events_or_files() {
+    fn only_the_broker_opens_perf_events_and_few_threads_open_files() {
         let may = |call| ALL.into_iter().filter(|thread| of(*thread, &[]).has(call)).collect::<Vec<_>>();
-        let counting = [Thread::Vcpu, Thread::Control];
-        assert_eq!(may(libc::SYS_perf_event_open), counting);
+        assert_eq!(may(libc::SYS_perf_event_open), [Thread::Broker]);
         assert_eq!(may(libc::SYS_openat), [Thread::Main, Thread::Share, Thread::Log]);
     }
 
@@ -385,12 +393,12 @@ mod tests {
             (&ALL, libc::SYS_ioctl, &[0, TCGETS], &[0, TIOCSTI]),
             (&[Thread::Main], libc::SYS_kill, &[this, 9], &[OTHER, 9]),
             (&[Thread::Control], libc::SYS_clone, &[thread], &[0]),
-            // Another thread, a CPU, a group, a control group.
-            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 8], &[0, OTHER, any, any, 8]),
-            (&[Thread::Control], libc::SYS_perf_event_open, &[0, OTHER, any, any, 8], &[0, any, 0, any, 8]),
-            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 0], &[0, 0, any, 3, 8]),
-            (&[Thread::Vcpu], libc::SYS_perf_event_open, &[0, 0, any, any, 0], &[0, 0, any, any, 4]),
-            (&[Thread::Vcpu], libc::SYS_fcntl, &[0, libc::F_GETFL.cast_unsigned()], &[0, F_SETSIG]),
+            // A CPU, a group, a control group.
+            (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 8], &[0, any, 0, any, 8]),
+            (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 0], &[0, 0, any, 3, 8]),
+            (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 0], &[0, 0, any, any, 4]),
+            (&[Thread::Broker], libc::SYS_tgkill, &[OTHER, OTHER, 0], &[OTHER, OTHER, 9]),
+            (&[Thread::Broker], libc::SYS_fcntl, &[0, libc::F_SETFL.cast_unsigned()], &[0, F_SETSIG]),
         ] {
             for thread in threads {
                 let calls = of(*thread, &[]);

@@ -5,12 +5,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use perf_event_open_sys::bindings::{
-    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
-};
-
-use crate::event;
 use crate::host::HostPmu;
+use crate::request::{Purpose, Request, Side};
 use vpmu::event::{Event, GenericEvent};
 
 /// Events that count a vCPU's thread, opened by another thread of the same process.
@@ -55,13 +51,6 @@ pub struct Reading {
     pub enabled: u64,
     /// Time for which the event was on the PMU.
     pub running: u64,
-}
-
-/// Where an event counts.
-#[derive(Debug, Clone, Copy)]
-enum Side {
-    Guest,
-    Host,
 }
 
 impl Attribution {
@@ -113,16 +102,8 @@ impl Reading {
 }
 
 fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, generic: GenericEvent) -> io::Result<OwnedFd> {
-    let mut attr = perf_event_attr::default();
-    attr.size = u32::try_from(size_of_val(&attr)).expect("the structure is small");
-    (attr.type_, attr.config) = pmu.encode(Event::Generic(generic))?;
-    attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
-    attr.set_exclude_hv(1);
-    match side {
-        Side::Guest => attr.set_exclude_host(1),
-        Side::Host => attr.set_exclude_guest(1),
-    }
-    event::open(&mut attr, thread)
+    let event = pmu.encode(Event::Generic(generic))?;
+    Request { event, thread, purpose: Purpose::Attribution(side) }.open()
 }
 
 fn read(event: &OwnedFd) -> Option<Reading> {

@@ -1,22 +1,20 @@
-//! One perf event: opening it, reading it, setting its period.
+//! One perf event of a guest: opening it, reading it, setting its period.
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
-use sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
-};
 
 use crate::estimate::Estimate;
 use crate::host::HostPmu;
 use crate::page::{Page, ScheduledOut};
-use vpmu::event::{Event, Filter, Scope, Selection};
+use crate::request::{Encoded, Precedence, Purpose, Request, this_thread};
+use vpmu::event::{Event, Selection};
 use vpmu::report::BackingReport;
-use vpmu::source::{Count, FAR};
+use vpmu::source::Count;
 
 /// Number of system calls made for the events of a thread, which share it.
 #[derive(Clone, Default)]
@@ -31,48 +29,6 @@ impl SystemCalls {
     fn add(&self, calls: u64) {
         self.0.set(self.0.get().wrapping_add(calls));
     }
-}
-
-/// What `exclude_user` and `exclude_kernel` of `perf_event_attr` exclude.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PrivilegeLevels {
-    /// The privilege levels of the guest and of the host alike.
-    GuestAndHost,
-    /// The guest's privilege levels if `config1` says so, or else the host's: RISC-V (`pmu_sbi_get_filter_flags` in
-    /// Linux).
-    GuestOrHost,
-}
-
-/// What this host's kernel excludes.
-const LEVELS: PrivilegeLevels =
-    if cfg!(target_arch = "riscv64") { PrivilegeLevels::GuestOrHost } else { PrivilegeLevels::GuestAndHost };
-
-impl PrivilegeLevels {
-    /// Restricts an event to a filter's privilege levels and to a scope.
-    fn restrict(self, attr: &mut perf_event_attr, filter: Filter, scope: Scope) {
-        /// `RISCV_PMU_CONFIG1_GUEST_EVENTS`, which Linux takes with events of every type.
-        const GUEST_EVENTS: u64 = 1;
-        attr.set_exclude_user((filter == Filter::Kernel).into());
-        attr.set_exclude_kernel((filter == Filter::User).into());
-        attr.set_exclude_host((scope == Scope::Guest).into());
-        if self == Self::GuestOrHost {
-            attr.__bindgen_anon_3.config1 = GUEST_EVENTS;
-            // With GUEST_EVENTS, `exclude_hv` excludes the host's kernel. The host's user mode cannot be excluded by
-            // itself. So an event that counts a guest's kernel and the host's work for it also counts this process in
-            // user mode.
-            attr.set_exclude_hv((filter == Filter::User || scope == Scope::Guest).into());
-        }
-    }
-}
-
-/// Whether an event takes a counter from others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precedence {
-    /// It takes a free counter only. Linux gives the counters to events of this kind in the order in which they were
-    /// opened.
-    Flexible,
-    /// It takes a counter from a flexible event if none is free.
-    Pinned,
 }
 
 /// A pinned perf event that counts the thread that opened it. It must be used and dropped on that thread.
@@ -93,7 +49,7 @@ pub struct PerfEvent {
     system_calls: SystemCalls,
 }
 
-/// What `read` returns with the `read_format` of [`attributes`].
+/// What `read` returns with the `read_format` of this crate's events.
 #[repr(C)]
 #[derive(Default)]
 struct Reading {
@@ -103,46 +59,34 @@ struct Reading {
 }
 
 impl PerfEvent {
-    /// Opens an event, which counts at once and overflows every `period` counts.
+    /// Opens an event of this thread's guest, which counts at once and signals this thread every `period` counts.
     pub fn open(pmu: HostPmu, selection: Selection, period: u64, calls: SystemCalls) -> io::Result<Self> {
-        let mut attr = attributes(period);
-        (attr.type_, attr.config) = pmu.encode(selection.event)?;
-        LEVELS.restrict(&mut attr, selection.filter, selection.scope);
-        Self::from_attributes(attr, calls)
+        let Selection { event, filter, scope } = selection;
+        Self::of_this_thread(pmu.encode(event)?, Purpose::Counter { filter, scope, period }, calls)
     }
 
     /// Opens an event of the guest that raises no signal, to find out whether a counter is free for it.
     pub fn open_probe(pmu: HostPmu, event: Event, precedence: Precedence) -> io::Result<Self> {
-        let mut attr = attributes(FAR);
-        attr.set_pinned((precedence == Precedence::Pinned).into());
-        (attr.type_, attr.config) = pmu.encode(event)?;
-        Self::from_attributes(attr, SystemCalls::default())
+        Self::of_this_thread(pmu.encode(event)?, Purpose::Probe(precedence), SystemCalls::default())
     }
 
     /// Opens a disabled event, which takes no counter, to find out whether the host has the event.
     pub fn open_disabled(pmu: HostPmu, event: Event, calls: SystemCalls) -> io::Result<Self> {
-        let mut attr = attributes(FAR);
-        attr.set_pinned(0);
-        attr.set_disabled(1);
-        (attr.type_, attr.config) = pmu.encode(event)?;
-        Self::from_attributes(attr, calls)
+        Self::of_this_thread(pmu.encode(event)?, Purpose::Existence, calls)
     }
 
     /// Does the same as [`Self::open_disabled`] for one of the kernel's generic events, by its number (`enum
     /// perf_hw_id`).
     pub fn open_generic_disabled(pmu: HostPmu, number: u64) -> io::Result<Self> {
-        let mut attr = attributes(FAR);
-        attr.set_pinned(0);
-        attr.set_disabled(1);
-        (attr.type_, attr.config) = pmu.generic(number);
-        Self::from_attributes(attr, SystemCalls::default())
+        Self::of_this_thread(pmu.generic(number), Purpose::Existence, SystemCalls::default())
     }
 
-    fn from_attributes(mut attr: perf_event_attr, system_calls: SystemCalls) -> io::Result<Self> {
-        let fd = open(&mut attr, THIS_THREAD)?;
+    fn of_this_thread(event: Encoded, purpose: Purpose, system_calls: SystemCalls) -> io::Result<Self> {
+        let request = Request { event, thread: this_thread(), purpose };
+        let fd = request.open()?;
         // If the page cannot be mapped (RLIMIT_MEMLOCK, for example), the event can still be read by a system call.
         let page = Page::map(&fd).ok();
-        system_calls.add(2);
+        system_calls.add(request.system_calls() + 1);
         Ok(Self {
             fd,
             page,
@@ -158,29 +102,6 @@ impl PerfEvent {
     /// Adds to the count, from now on, an estimate of what the event misses without hardware.
     pub fn estimate(&mut self) {
         self.estimate = Some(Estimate::new());
-    }
-
-    /// Makes every overflow send `SIGIO` to this thread and to no other. `SIGIO` is no real-time signal, so at most one
-    /// is pending however many events overflow.
-    pub fn signal_this_thread(&self) -> io::Result<()> {
-        #[repr(C)]
-        struct Owner {
-            kind: libc::c_int,
-            id: libc::pid_t,
-        }
-        const F_SETOWN_EX: libc::c_int = 15;
-        const F_OWNER_TID: libc::c_int = 0;
-        let fd = self.fd.as_raw_fd();
-        // Not libc's: the standard library refers to that one weakly, which a statically linked program optimised as a
-        // whole may be left with, and then it calls address 0.
-        let id = rustix::thread::gettid().as_raw_pid();
-        let owner = Owner { kind: F_OWNER_TID, id };
-        // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
-        to_result(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-        // SAFETY: `F_SETFL` takes flags and no pointer.
-        to_result(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })?;
-        self.system_calls.add(2);
-        Ok(())
     }
 
     /// Returns what was counted so far, plus the estimate of what was missed, if there is one.
@@ -311,64 +232,6 @@ impl Drop for PerfEvent {
     }
 }
 
-/// The thread that opens an event, where another thread's id could be.
-pub const THIS_THREAD: libc::pid_t = 0;
-
-/// Opens an event that counts a thread on whatever CPU it runs.
-pub fn open(attr: &mut perf_event_attr, thread: libc::pid_t) -> io::Result<OwnedFd> {
-    const ANY_CPU: libc::c_int = -1;
-    const NO_GROUP: libc::c_int = -1;
-    let flags = PERF_FLAG_FD_CLOEXEC.into();
-    // SAFETY: `attr` is initialised, its size is that of its type, and it asks for no memory to be written.
-    let fd = unsafe { sys::perf_event_open(attr, thread, ANY_CPU, NO_GROUP, flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the file descriptor is new and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Returns the attributes of a pinned event that counts guests only.
-fn attributes(period: u64) -> perf_event_attr {
-    let size = u32::try_from(size_of::<perf_event_attr>()).expect("the structure is small");
-    let mut attr = perf_event_attr { size, ..Default::default() };
-    attr.sample_period = period;
-    attr.read_format = u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING);
-    attr.set_pinned(1);
-    attr.set_exclude_host(1);
-    attr.set_exclude_hv(1);
-    attr
-}
-
 fn to_result(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the exclude bits of user mode, kernel, hypervisor and host, and `config1`.
-    fn restricted(levels: PrivilegeLevels, filter: Filter, scope: Scope) -> ([u64; 4], u64) {
-        let mut attr = attributes(FAR);
-        levels.restrict(&mut attr, filter, scope);
-        let excluded = [attr.exclude_user(), attr.exclude_kernel(), attr.exclude_hv(), attr.exclude_host()];
-        // SAFETY: all fields of the union are integers.
-        (excluded, unsafe { attr.__bindgen_anon_3.config1 })
-    }
-
-    #[test]
-    fn a_filter_excludes_privilege_levels_of_the_guest_and_where_the_kernel_cannot_tell_of_the_host() {
-        for (filter, [user, kernel]) in
-            [(Filter::User, [0, 1]), (Filter::Kernel, [1, 0]), (Filter::All, [0, 0])]
-        {
-            use PrivilegeLevels::{GuestAndHost, GuestOrHost};
-            assert_eq!(restricted(GuestAndHost, filter, Scope::Guest), ([user, kernel, 1, 1], 0));
-            assert_eq!(restricted(GuestAndHost, filter, Scope::Thread), ([user, kernel, 1, 0], 0));
-            assert_eq!(restricted(GuestOrHost, filter, Scope::Guest), ([user, kernel, 1, 1], 1));
-            // The host's kernel is excluded only from counts of user mode.
-            let host_kernel = u64::from(filter == Filter::User);
-            assert_eq!(restricted(GuestOrHost, filter, Scope::Thread), ([user, kernel, host_kernel, 0], 1));
-        }
-    }
 }

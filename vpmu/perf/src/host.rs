@@ -124,6 +124,17 @@ pub fn has_pmu(devices: &Path) -> bool {
     HYBRID.into_iter().chain([UNIFORM]).any(|name| devices.join(name).exists())
 }
 
+/// Returns the values of `type` that events of the processor's PMUs have.
+pub fn event_types(devices: &Path) -> Vec<u32> {
+    let of_cores = hybrid_pmus(devices).into_iter().map(|pmu| pmu.pmu_type);
+    [PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE, PERF_TYPE_RAW].into_iter().chain(of_cores).collect()
+}
+
+/// Returns whether `config` of this `type` is the number of a generic event, with a PMU's type in its upper half.
+pub fn is_generic(event_type: u32) -> bool {
+    [PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE].contains(&event_type)
+}
+
 /// Returns Linux' `type` and `config` for a generic event.
 fn type_and_config(generic: GenericEvent) -> (u32, u64) {
     let number = match generic {

@@ -13,6 +13,7 @@
 //! - [`Obstacle`] explains an error of `perf_event_open`, with the command that helps.
 //! - [`Page`] reads a counter without a system call.
 //! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
+//! - [`broker`] opens events in a process of its own, so that threads that run guests need no right to perf.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
 //! # Example
@@ -44,6 +45,7 @@
 #![deny(missing_docs)]
 
 mod attribution;
+pub mod broker;
 mod estimate;
 mod event;
 mod host;
@@ -51,6 +53,7 @@ mod instruction;
 mod obstacle;
 mod page;
 mod probe;
+mod request;
 mod reservation;
 
 use std::collections::HashMap;
@@ -138,7 +141,6 @@ impl Source for PerfEvents {
         let mut event = with_period(distance, |period| {
             PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
         })
-        .and_then(|event| event.signal_this_thread().map(|()| event))
         .map_err(|error| Refusal(error.to_string()))?;
         if self.estimates {
             event.estimate();

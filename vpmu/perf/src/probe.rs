@@ -2,8 +2,9 @@
 
 use std::io;
 
-use crate::event::{PerfEvent, Precedence, SystemCalls};
+use crate::event::{PerfEvent, SystemCalls};
 use crate::host::HostPmu;
+use crate::request::Precedence;
 use vpmu::event::{Event, GenericEvent};
 
 /// An event that is always counted by a general counter. On x86-64 these are branches, for which no processor has a

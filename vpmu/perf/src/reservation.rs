@@ -8,11 +8,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu::event::{Event, GenericEvent};
 
-use crate::event::{THIS_THREAD, open};
 use crate::host::HostPmu;
+use crate::request::{Encoded, Purpose, Request, this_thread};
 
 /// An open event that never counts, and so takes no counter. While it exists, the host's PMU is in use. Other hosts
 /// than those of x86 gain nothing from it, and lose nothing.
@@ -25,25 +24,13 @@ pub struct Reservation {
 impl Reservation {
     /// Opens the event for the current thread.
     pub fn new(pmu: HostPmu) -> io::Result<Self> {
-        let (kind, config) = pmu.encode(Event::Generic(GenericEvent::Instructions))?;
-        Self::of(attributes(kind, config))
+        Self::of(pmu.encode(Event::Generic(GenericEvent::Instructions))?)
     }
 
-    fn of(mut attr: perf_event_attr) -> io::Result<Self> {
-        Ok(Self { event: open(&mut attr, THIS_THREAD)? })
+    fn of(event: Encoded) -> io::Result<Self> {
+        let request = Request { event, thread: this_thread(), purpose: Purpose::Reservation };
+        Ok(Self { event: request.open()? })
     }
-}
-
-/// Returns the attributes of an event that is never scheduled, and that every user may open who may count anything.
-fn attributes(kind: u32, config: u64) -> perf_event_attr {
-    let size = u32::try_from(size_of::<perf_event_attr>()).expect("the structure is small");
-    let mut attr = perf_event_attr { size, type_: kind, config, ..Default::default() };
-    attr.set_disabled(1);
-    attr.set_exclude_kernel(1);
-    attr.set_exclude_hv(1);
-    // A host whose KVM gives its PMU to guests refuses events that count in guests while such a guest runs.
-    attr.set_exclude_guest(1);
-    attr
 }
 
 #[cfg(test)]
@@ -62,21 +49,14 @@ mod tests {
     #[test]
     fn the_event_stays_open_while_those_of_counters_are_closed() {
         // Every host has this event, and it is opened in the same way.
-        let attr = attributes(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
+        let event = (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
         let before = open_events();
-        let reservation = Reservation::of(attr).unwrap();
-        let counter = Reservation::of(attr).unwrap();
+        let reservation = Reservation::of(event).unwrap();
+        let counter = Reservation::of(event).unwrap();
         assert_eq!(open_events(), before + 2);
         drop(counter);
         assert_eq!(open_events(), before + 1);
         drop(reservation);
         assert_eq!(open_events(), before);
-    }
-
-    #[test]
-    fn the_event_takes_no_counter_and_needs_no_right_to_count_the_kernel() {
-        let attr = attributes(0, 1);
-        assert_eq!((attr.disabled(), attr.pinned(), attr.exclusive(), attr.inherit()), (1, 0, 0, 0));
-        assert_eq!((attr.enable_on_exec(), attr.exclude_kernel(), attr.exclude_guest()), (0, 1, 1));
     }
 }
