@@ -28,8 +28,7 @@ pub fn archive(directory: &Path) -> Result<Vec<u8>> {
 
 /// Adds the modules to an existing archive, as described for [`archive`].
 pub fn add(archive: &mut Archive, directory: &Path) -> Result<()> {
-    let mut files = BTreeMap::new();
-    list(directory, &mut files)?;
+    let files = all(directory)?;
     let mut found = Vec::new();
     for name in WANTED {
         find(name, &files, &mut found)?;
@@ -57,7 +56,7 @@ struct Module {
 
 impl Module {
     fn read(name: &str, path: &Path) -> Result<Self> {
-        let content = decompress(path).map_err(Error::io("decompress", path))?;
+        let content = content(path)?;
         let modinfo = modinfo(&content).ok_or_else(|| Error::NotAModule(path.to_path_buf()))?;
         let value = |key: &str| modinfo.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         let release = value("vermagic").and_then(|magic| magic.split_whitespace().next());
@@ -107,6 +106,13 @@ fn find(name: &str, files: &BTreeMap<String, PathBuf>, found: &mut Vec<Module>) 
     Ok(())
 }
 
+/// Returns the files of all modules below a directory, by name (with underscores).
+pub fn all(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    list(directory, &mut files)?;
+    Ok(files)
+}
+
 /// Finds all modules below a directory, by name. Does not follow symbolic links, because some lead to the kernel's
 /// source.
 fn list(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
@@ -134,6 +140,11 @@ fn module_name(path: &Path) -> Option<String> {
 /// Returns a module's name with underscores. The kernel does not distinguish them from hyphens.
 fn normalized(name: &str) -> String {
     name.replace('-', "_")
+}
+
+/// Returns a module's content, decompressed.
+pub fn content(path: &Path) -> Result<Vec<u8>> {
+    decompress(path).map_err(Error::io("decompress", path))
 }
 
 fn decompress(path: &Path) -> io::Result<Vec<u8>> {

@@ -72,10 +72,12 @@ pub fn main() -> ExitCode {
         Command::Completions { shell } => packaging::completions(*shell),
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
-    result.unwrap_or_else(|error| {
+    let status = result.unwrap_or_else(|error| {
         stderr::say(&format_args!("{error:#}"));
         ExitCode::from(FAILURE)
-    })
+    });
+    vpmu_perf::broker::end();
+    status
 }
 
 /// Opens the event log, if requested, and installs the logger.

@@ -102,6 +102,10 @@ pub struct Steps {
     script: String,
     /// Commands after the last step, which must succeed.
     last: &'static str,
+    /// The NMI watchdog holds a counter of the host's.
+    is_stock: bool,
+    /// The release of the default guest's kernel.
+    guest: Release,
     names: Vec<String>,
 }
 
@@ -158,7 +162,30 @@ impl Steps {
             Host::Intel => Box::leak(format!("intel::{name}").into_boxed_str()),
         };
         let (changes, guest_programs, names) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, arch, host, changes, guest_programs, script: prelude().to_owned(), last: "", names }
+        Self {
+            name,
+            arch,
+            host,
+            changes,
+            guest_programs,
+            script: prelude().to_owned(),
+            last: "",
+            is_stock: false,
+            guest: Release::of(arch),
+            names,
+        }
+    }
+
+    /// Leaves the host as its distribution has it: the NMI watchdog keeps its counter. Other groups have all counters.
+    #[must_use]
+    pub fn stock(self) -> Self {
+        Self { is_stock: true, ..self }
+    }
+
+    /// Gives the default guest the host's kernel, which knows the same events by name.
+    #[must_use]
+    pub fn with_the_hosts_kernel(self) -> Self {
+        Self { guest: default_host(self.arch), ..self }
     }
 
     /// Adds a program to the default guest, in the directory that its command starts in.
@@ -232,7 +259,8 @@ impl Steps {
             self.guest_programs.iter().map(|(name, program)| (name.as_str(), program.as_ref())).collect();
         let folder = tempfile::tempdir().expect("temporary folders can be made");
         let mut progress = Progress::stderr("lab");
-        let scenario = Scenario::new(self.script + self.last).named(self.name).host(default_host(self.arch));
+        let scenario = if self.is_stock { Scenario::new } else { Scenario::with_all_counters };
+        let scenario = scenario(self.script + self.last).named(self.name).host(default_host(self.arch));
         let scenario = match self.arch {
             Arch::X86_64 => scenario
                 .file(program("tally"), "tally")
@@ -246,7 +274,7 @@ impl Steps {
         let scenario = scenario
             .limit(Duration::from_mins(if self.host == Host::Intel { 90 } else { 20 }))
             .keep_output_in(folder.path())
-            .guest_with(Release::of(self.arch), &guest_programs, &mut progress)
+            .guest_with(self.guest, &guest_programs, &mut progress)
             .unwrap_or_else(|error| panic!("the default guest: {error}"));
         // The Intel host is several times slower.
         let scenario = match self.host {

@@ -46,7 +46,7 @@ pub struct Programs {
 /// Runs the benchmark on one simulated host.
 pub fn in_the_lab(plan: &Plan, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
     let files = CommonFiles::new(plan, programs)?;
-    let scenario = Scenario::new(plan.main_script())
+    let scenario = Scenario::with_all_counters(plan.main_script())
         .named("bench")
         .file(&programs.tally, "tally")
         .guest_with(Suite::default(), &files.borrowed(), progress)?

@@ -4,6 +4,9 @@ use std::str::FromStr;
 
 use guest_images::Arch;
 
+/// In what a simulated host differs from a distribution's.
+const DIFFERENCES: &str = include_str!("../host/differences");
+
 /// A simulated processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Processor {
@@ -98,17 +101,46 @@ impl Processor {
         }
     }
 
-    /// Returns the kernel's command line. `nokaslr` makes the addresses the same at every boot. The NMI watchdog would
-    /// hold a counter. Most of the other options save the simulated processor work.
+    /// Returns the kernel's command line: what this host's kernel is told in [`DIFFERENCES`].
     pub fn command_line(self) -> String {
-        const COMMON: &str = "console=ttyS0 quiet nokaslr random.trust_cpu=on cryptomgr.notests init_on_alloc=0 \
-                              panic=-1 oops=panic";
-        const X86: &str = "nmi_watchdog=0 tsc=reliable no_timer_check mitigations=off";
-        match self {
-            Self::Amd => format!("{COMMON} {X86}"),
-            // The speed of Bochs' serial port is simulated, and Linux' default is 9600 bits a second.
-            Self::Intel => format!("{COMMON} {X86} console=ttyS0,115200"),
-            Self::Riscv64 => COMMON.to_owned(),
+        let is_for_this = |hosts: &str| match hosts {
+            "all" => true,
+            "x86" => self.arch() == Arch::X86_64,
+            host => host == self.name(),
+        };
+        let lines = DIFFERENCES.lines().filter(|line| !line.starts_with('#'));
+        let words = lines.filter_map(|line| {
+            let (hosts, rest) = line.split_once(' ')?;
+            is_for_this(hosts).then(|| rest.split_whitespace().next()).flatten()
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_told_what_is_for_all_and_what_is_for_it() {
+        let has = |processor: Processor, word| processor.command_line().split(' ').any(|one| one == word);
+        for (word, on) in [
+            ("quiet", [true, true, true]),
+            ("tsc=reliable", [true, true, false]),
+            ("console=ttyS0,115200", [false, true, false]),
+        ] {
+            assert_eq!(
+                [Processor::Amd, Processor::Intel, Processor::Riscv64].map(|host| has(host, word)),
+                on,
+                "{word}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_difference_has_a_reason() {
+        for line in DIFFERENCES.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            assert!(line.split_whitespace().count() > 3, "{line}");
         }
     }
 }

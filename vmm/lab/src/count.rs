@@ -123,7 +123,7 @@ impl Count {
         progress: &mut Progress,
     ) -> Result<Scenario> {
         if !self.in_guest() {
-            let scenario = Scenario::new(script);
+            let scenario = Scenario::with_all_counters(script);
             return Ok(files
                 .into_iter()
                 .fold(scenario, |scenario, (name, content)| scenario.program(content, &name)));
@@ -131,7 +131,7 @@ impl Count {
         files.push((SCRIPT.to_owned(), script.into_bytes()));
         let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, &**content)).collect();
         let kernel = if self.kernel.is_some() { "--kernel kernel" } else { "" };
-        let scenario = Scenario::new(format!("./tally run {kernel} -- sh ./{SCRIPT}"))
+        let scenario = Scenario::with_all_counters(format!("./tally run {kernel} -- sh ./{SCRIPT}"))
             .file(tally::program_for(self.kind.arch(), progress)?, "tally")
             .guest_with(self.kind.guest(), &files, progress)?;
         Ok(match &self.kernel {

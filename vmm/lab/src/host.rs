@@ -1,10 +1,9 @@
 //! Builds the simulated hosts: Debian's kernel with KVM, and an initramfs with busybox, perf, and Debian's own QEMU.
 //! The latter is the peer with which Tally is compared.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{self, PathBuf};
-use std::process::Command;
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, Path, ResourceTemplate, Scope, ZERO};
@@ -13,7 +12,7 @@ use guest_images::cache::{Cache, Key};
 use guest_images::cpio::Archive;
 use guest_images::image::Unpacked;
 use guest_images::packages::Apt;
-use guest_images::{Arch, Progress, Release, Suite, kernel, run_tool, stamp};
+use guest_images::{Arch, Progress, Release, Suite, kernel, modules, stamp};
 
 use crate::board::Processor;
 use crate::error::{Error, Result};
@@ -36,8 +35,15 @@ struct Parts {
 
 const AMD: Parts = Parts {
     suite: Suite::Bookworm,
-    packages: &["busybox-static", "linux-perf", "qemu-system-x86", "qemu-system-data", "seabios"],
-    programs: &["usr/bin/perf", "usr/bin/qemu-system-x86_64"],
+    packages: &[
+        "busybox-static",
+        "libcap2-bin",
+        "linux-perf",
+        "qemu-system-x86",
+        "qemu-system-data",
+        "seabios",
+    ],
+    programs: &["sbin/setcap", "usr/bin/perf", "usr/bin/qemu-system-x86_64"],
     // Firmware with which the peer boots kernels and multiboot images on its machines `pc` and `microvm`.
     firmware: &[
         "usr/share/seabios/bios-256k.bin",
@@ -72,11 +78,11 @@ const RISCV64: Parts = Parts {
     acpi_table: None,
 };
 
-/// Returns the default release of a host. On RISC-V that is the newest, as the kernel before it cannot inject a
+/// Returns the default release of a host: Debian's stable one. On RISC-V that is the newest, as the kernel before it cannot inject a
 /// counter's overflow interrupt into a guest.
 pub fn default_host(arch: Arch) -> Release {
     let suite = match arch {
-        Arch::X86_64 => Suite::default(),
+        Arch::X86_64 => Suite::Trixie,
         Arch::Riscv64 => Suite::Sid,
     };
     Release { suite, arch }
@@ -181,8 +187,7 @@ fn console_table() -> Vec<u8> {
 
 /// Adds the modules, their dependencies, and a file with the order in which to load them.
 fn add_modules(archive: &mut Archive, folder: &path::Path, wanted: &[&str]) -> Result<()> {
-    let mut files = Vec::new();
-    find_modules(folder, &mut files)?;
+    let files = modules::all(folder)?;
     let mut order = String::new();
     let mut added = HashSet::new();
     for module in wanted {
@@ -192,21 +197,9 @@ fn add_modules(archive: &mut Archive, folder: &path::Path, wanted: &[&str]) -> R
     Ok(())
 }
 
-fn find_modules(folder: &path::Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
-        let path = entry.map_err(Error::file("read", folder))?.path();
-        if path.is_dir() && !path.is_symlink() {
-            find_modules(&path, files)?;
-        } else {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
 fn add_module(
     archive: &mut Archive,
-    files: &[PathBuf],
+    files: &BTreeMap<String, PathBuf>,
     name: &str,
     added: &mut HashSet<String>,
     order: &mut String,
@@ -216,7 +209,7 @@ fn add_module(
         return Ok(());
     }
     // A module that is built into the kernel has no file.
-    let Some(path) = files.iter().find(|path| module_name(path) == name) else { return Ok(()) };
+    let Some(path) = files.get(&name) else { return Ok(()) };
     let content = module_content(path)?;
     for dependency in dependencies(&content) {
         add_module(archive, files, &dependency, added, order)?;
@@ -227,15 +220,10 @@ fn add_module(
     Ok(())
 }
 
-fn module_name(path: &path::Path) -> String {
-    let file = path.file_name().unwrap_or_default().to_string_lossy();
-    file.split(".ko").next().unwrap_or_default().replace('-', "_")
-}
-
 /// Returns a module without its signature. Checking the signature is most of the work of loading a module. An unsigned
 /// module taints the kernel, which has no other effect.
 fn module_content(path: &path::Path) -> Result<Vec<u8>> {
-    let mut content = decompressed(path)?;
+    let mut content = modules::content(path)?;
     let length = unsigned_length(&content);
     content.truncate(length);
     Ok(content)
@@ -252,18 +240,6 @@ fn unsigned_length(module: &[u8]) -> usize {
         trailer.len().checked_sub(TRAILER + length)
     };
     signed().unwrap_or(module.len())
-}
-
-fn decompressed(path: &path::Path) -> Result<Vec<u8>> {
-    if path.extension().is_none_or(|extension| extension == "ko") {
-        return fs::read(path).map_err(Error::file("read", path));
-    }
-    let scratch = tempfile::tempdir().map_err(Error::system("create a temporary directory"))?;
-    let copy = scratch.path().join(path.file_name().unwrap_or_default());
-    fs::copy(path, &copy).map_err(Error::file("read", path))?;
-    run_tool(Command::new("xz").arg("--decompress").arg(&copy), "xz-utils")?;
-    let plain = copy.with_extension("");
-    fs::read(&plain).map_err(Error::file("read", plain))
 }
 
 /// Returns the names after `depends=` in a module's `.modinfo` section.
@@ -292,11 +268,5 @@ mod tests {
         let signed = b"\x7fELF module.SIGN\0\0\x02\0\0\0\0\0\0\0\0\x04~Module signature appended~\n";
         assert_eq!(unsigned_length(signed), b"\x7fELF module.".len());
         assert_eq!(unsigned_length(b"\x7fELF module."), b"\x7fELF module.".len());
-    }
-
-    #[test]
-    fn a_module_is_found_however_its_file_is_compressed() {
-        assert_eq!(module_name(path::Path::new("/m/kvm-amd.ko.xz")), "kvm_amd");
-        assert_eq!(module_name(path::Path::new("/m/virtio_pci.ko")), "virtio_pci");
     }
 }

@@ -1,9 +1,7 @@
 //! passt on the simulated host, which carries the networks of guests.
 
-use std::path::PathBuf;
-
 use guest_images::cache::Cache;
-use guest_images::{Arch, Progress, Release};
+use guest_images::{Arch, Error, Progress, modules};
 
 use crate::error::Result;
 use crate::host::default_host;
@@ -27,15 +25,16 @@ echo nobody:x:65534:65534:nobody:/:/bin/false >>/etc/passwd
 /// Adds passt and the drivers of virtual network devices to a scenario on the default host.
 pub fn add(scenario: Scenario, progress: &mut Progress) -> Result<Scenario> {
     let passt = packed::archive("passt", progress)?;
-    let drivers = drivers(Arch::X86_64, progress)?;
-    Ok(scenario
-        .file(passt, "passt.tar")
-        .file(drivers.join("veth.ko"), "veth.ko")
-        .file(drivers.join("tun.ko"), "tun.ko"))
+    let scenario = scenario.file(passt, "passt.tar");
+    ["veth", "tun"].iter().try_fold(scenario, |scenario, name| {
+        Ok(scenario.program(driver(Arch::X86_64, name, progress)?, &format!("{name}.ko")))
+    })
 }
 
-/// Returns the folder with the drivers of network devices for the default host of an architecture.
-pub fn drivers(arch: Arch, progress: &mut Progress) -> Result<PathBuf> {
-    let host: Release = default_host(arch);
-    Ok(guest_images::kernel(&Cache::open()?, host, progress)?.modules.join("kernel/drivers/net"))
+/// Returns a module with the driver of a network device for the default host of an architecture.
+pub fn driver(arch: Arch, name: &str, progress: &mut Progress) -> Result<Vec<u8>> {
+    let host = default_host(arch);
+    let drivers = modules::all(&guest_images::kernel(&Cache::open()?, host, progress)?.modules)?;
+    let missing = || Error::NotInPackages { suite: host.suite.name(), what: format!("driver {name}") };
+    Ok(modules::content(drivers.get(name).ok_or_else(missing)?)?)
 }

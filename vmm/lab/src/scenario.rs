@@ -20,7 +20,7 @@ use crate::board::{HostPmu, Processor};
 use crate::cores::Core;
 use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
-use crate::host::HostImage;
+use crate::host::{HostImage, default_host};
 use crate::machine::{Machine, Output, Parts, Saved, Shape, Start, Tracer, pipe};
 use crate::symbols::Symbols;
 use crate::trace::{self, Trace};
@@ -106,6 +106,8 @@ pub struct Scenario {
     files: Vec<(String, Content)>,
     /// A tar archive that is unpacked in the host's root directory.
     unpacked: Vec<u8>,
+    /// Frees the counter that the NMI watchdog holds, before the script starts.
+    frees_watchdog: bool,
     /// What is executed before the host is saved once more.
     preparation: Option<Box<Scenario>>,
     /// Directory of this machine for what the script leaves in `$OUT`.
@@ -128,14 +130,21 @@ impl Scenario {
             variables: Vec::new(),
             files: Vec::new(),
             unpacked: Vec::new(),
+            frees_watchdog: false,
             preparation: None,
             out_folder: None,
             limit: Duration::from_mins(5),
             shape: Shape::default(),
-            host: Release::default(),
+            host: default_host(Arch::X86_64),
             show_console: false,
             finds_symbols: true,
         }
+    }
+
+    /// Does the same as [`Self::new`], and before that what `tally doctor` advises on such a host, so that guests can
+    /// have all of its counters: `sysctl kernel.nmi_watchdog=0`.
+    pub fn with_all_counters(script: impl Into<Vec<u8>>) -> Self {
+        Self { frees_watchdog: true, ..Self::new(script) }
     }
 
     /// Sets the name under which the scenario's duration is recorded ([`crate::cores`]).
@@ -216,6 +225,7 @@ impl Scenario {
         let mut scenario = self.variable(BOOT, "");
         let mut preparation = Self::new("./tally run \"$@\" -- true").arguments(options);
         (preparation.files, preparation.variables) = (needed, scenario.variables.clone());
+        preparation.frees_watchdog = scenario.frees_watchdog;
         scenario.preparation = Some(Box::new(preparation));
         scenario
     }

@@ -206,9 +206,10 @@ fn programs() -> impl Iterator<Item = (String, &'static [u8])> {
 pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
     let mut plan = common(&SAMPLES);
     plan.count(MODEL_EVENTS, &MODEL_COUNTS);
-    let scenario = programs().fold(Scenario::new(plan.script.clone()), |scenario, (name, content)| {
-        scenario.program(content, &name)
-    });
+    let scenario = programs()
+        .fold(Scenario::with_all_counters(plan.script.clone()), |scenario, (name, content)| {
+            scenario.program(content, &name)
+        });
     Ok(plan.check("host", &numbers(&scenario, progress)?))
 }
 
@@ -226,7 +227,7 @@ fn guest_of_the_peer(plan: &Plan, progress: &mut Progress) -> Result<Scenario> {
     files.push(("plan".to_owned(), plan.script.as_bytes()));
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, *content)).collect();
     let script = peer::linux(Machine::Default, &command);
-    Scenario::new(script).guest_with(Suite::default(), &files, progress)
+    Scenario::with_all_counters(script).guest_with(Suite::default(), &files, progress)
 }
 
 /// Counts instructions of a guest that only loops: those of the guest, of the host, and of both, in one group. The
@@ -239,7 +240,8 @@ awk -F, 'NF > 3 { print $3, $1 }' stat
 /// Checks events that count in the guest only, or on the host only.
 pub fn guest_and_host_apart(progress: &mut Progress) -> Result<Vec<Check>> {
     let script = COUNT_APART.replace("PEER", &peer::firmware("guest-loop.rom"));
-    let numbers = numbers(&Scenario::new(script).program(GUEST_LOOP_ROM, "guest-loop.rom"), progress)?;
+    let numbers =
+        numbers(&Scenario::with_all_counters(script).program(GUEST_LOOP_ROM, "guest-loop.rom"), progress)?;
     Ok(apart("apart", &numbers))
 }
 
@@ -277,7 +279,8 @@ awk -F, 'NF > 3 { print $3, $1 }' stat
 /// Checks that the processor saves the next RIP at an exit, and that the guest continues there.
 pub fn leaving_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     let script = COUNT_EXITS.replace("PEER", &peer::firmware("guest-exits.rom"));
-    let numbers = numbers(&Scenario::new(script).program(GUEST_EXITS_ROM, "guest-exits.rom"), progress)?;
+    let numbers =
+        numbers(&Scenario::with_all_counters(script).program(GUEST_EXITS_ROM, "guest-exits.rom"), progress)?;
     let steps = GUEST_EXITS_CPUID + GUEST_EXITS_MSR + GUEST_EXITS_WBINVD + GUEST_EXITS_INTERRUPTS;
     let expected = [
         ("nrips", "KVM uses the next RIP", 1),

@@ -69,10 +69,12 @@ fn boot(progress: &mut Progress) -> Result<String> {
     let first = tally_lab::first_build_seconds()?;
 
     progress.step("booting the simulated host");
-    let (boot, output) = timed(|| figures::run(&Scenario::new("cut -d' ' -f1 /proc/uptime"), progress))?;
+    let (boot, output) =
+        timed(|| figures::run(&Scenario::with_all_counters("cut -d' ' -f1 /proc/uptime"), progress))?;
     progress.step("booting the simulated host and a guest in it");
     let command = ["sh", "-c", "perf stat true; perf record -q -o /tmp/data true"];
-    let both = Scenario::new(peer::linux(Machine::Default, &command)).guest(Suite::default(), progress)?;
+    let both = Scenario::with_all_counters(peer::linux(Machine::Default, &command))
+        .guest(Suite::default(), progress)?;
     let (scenario, _) = timed(|| figures::run(&both, progress))?;
     progress.step("booting Tally's guest and the peer's");
     let costs = figures::boot::measure(&beside::program("tally", progress)?, progress)?;

@@ -48,7 +48,8 @@ impl Run {
         let template = arguments::template(&arguments);
         let mut localised = Localised::new(arguments)?;
         let folders = pack(&localised, memory_mib)?;
-        let mut scenario = Scenario::new(script(&localised, copies_back(&localised))).memory_mib(memory_mib);
+        let mut scenario =
+            Scenario::with_all_counters(script(&localised, copies_back(&localised))).memory_mib(memory_mib);
         for file in localised.files.iter().chain(&localised.disks) {
             scenario = scenario.file(&file.here, &file.there);
         }

@@ -19,6 +19,7 @@ mod kvm_error;
 mod loader;
 mod machine;
 mod memory;
+mod perf_events;
 pub mod pmu;
 mod saved_counters;
 pub mod signals;

@@ -120,6 +120,9 @@ fn refusal(mode: u32, group: u32, groups: &str) -> String {
     )
 }
 
+/// The parameter of KVM's modules by which a guest has the processor's own counters (Linux 6.20 and later).
+const MEDIATED: &str = "enable_mediated_pmu";
+
 /// Returns the facts about parameters of KVM's modules.
 fn parameters(modules: &Path) -> Vec<Fact> {
     let read = |module: &str, name: &str| {
@@ -132,15 +135,16 @@ fn parameters(modules: &Path) -> Vec<Fact> {
             format!("enable_pmu is {value}: Tally's guests do without KVM's own PMU either way"),
         )
     });
-    let mediated = read("kvm", "enable_mediated_pmu").map(|value| {
+    let mediated = MODULES.iter().find_map(|(module, _)| {
+        let value = read(module, MEDIATED)?;
         let says = match value.as_str() {
-            "Y" | "1" => {
-                "a guest with KVM's own PMU takes the counters from all others while it runs; to have KVM loaded without: \
-                 `echo options kvm enable_mediated_pmu=0 | sudo tee /etc/modprobe.d/tally.conf`"
-            }
-            _ => "no guest takes the counters from others",
+            "Y" | "1" => format!(
+                "a guest with KVM's own PMU takes the counters from all others while it runs, and none are counted then; \
+                 to have KVM loaded without: `echo options {module} {MEDIATED}=0 | sudo tee /etc/modprobe.d/tally.conf`"
+            ),
+            _ => "no guest takes the counters from others".to_owned(),
         };
-        Fact::note("kvm's pmu", format!("enable_mediated_pmu is {value}: {says}"))
+        Some(Fact::note("kvm's pmu", format!("{module}'s {MEDIATED} is {value}: {says}")))
     });
     let nested = MODULES.iter().find_map(|(module, _)| {
         let value = read(module, "nested")?;
@@ -173,7 +177,7 @@ mod tests {
         assert!(parameters(modules.path()).is_empty());
         for (name, value) in [
             ("kvm/parameters/enable_pmu", "N\n"),
-            ("kvm/parameters/enable_mediated_pmu", "Y\n"),
+            (&format!("{}/parameters/{MEDIATED}", MODULES[0].0), "Y\n"),
             (&format!("{}/parameters/nested", MODULES[0].0), "1\n"),
         ] {
             let path = modules.path().join(name);
@@ -183,7 +187,8 @@ mod tests {
         let facts = parameters(modules.path());
         let [own, mediated, nested] = &facts[..] else { panic!("{facts:?}") };
         assert!(own.says.starts_with("enable_pmu is N"));
-        assert!(mediated.says.contains("`echo options kvm enable_mediated_pmu=0 |"));
+        let command = format!("`echo options {} enable_mediated_pmu=0 |", MODULES[0].0);
+        assert!(mediated.says.contains(&command), "{mediated}");
         assert!(nested.says.starts_with(&format!("{}'s nested is 1", MODULES[0].0)));
     }
 

@@ -5,15 +5,15 @@ use std::io;
 
 use tally_machine::pmu::{Choice, Offer, Pmu, offer, processor};
 use vpmu::policy::Policy;
-use vpmu_perf::{HostPmu, Obstacle, WATCHDOG, generic_events};
+use vpmu_perf::{HostPmu, Needed, Obstacle, PARANOID, Rights, WATCHDOG, generic_events};
 
-use super::{holders, process};
+use super::holders;
 use crate::fact::Fact;
 use crate::kvm;
 
 /// Returns the facts about counters.
 pub fn facts() -> Vec<Fact> {
-    let mut facts = vec![paranoid(setting("perf_event_paranoid"), process::is_privileged())];
+    let mut facts = vec![paranoid(vpmu_perf::paranoid(), Rights::of_this_process())];
     facts.extend(WATCHDOG.map(watchdog));
     facts.extend(holders::fact());
     facts.extend(direct_reads(fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc").ok().as_deref()));
@@ -23,30 +23,28 @@ pub fn facts() -> Vec<Fact> {
     facts
 }
 
-fn setting(name: &str) -> Option<i64> {
-    value(&format!("/proc/sys/kernel/{name}"))
-}
-
-fn value(switch: &str) -> Option<i64> {
+fn value(switch: &str) -> Option<i32> {
     fs::read_to_string(switch).ok()?.trim().parse().ok()
 }
 
-fn paranoid(level: Option<i64>, is_privileged: bool) -> Fact {
+/// Returns whom this kernel lets count in guests, and what helps a user whom it does not. Whether it lets this process
+/// is tried by [`shown`].
+fn paranoid(level: Option<i32>, rights: Rights) -> Fact {
     let about = "perf";
     let Some(level) = level else {
         return Fact::bad(about, "this kernel has no perf events (CONFIG_PERF_EVENTS)");
     };
-    let says = match level {
-        ..2 => "everybody may count in guests",
-        _ if is_privileged => {
-            "only those with CAP_PERFMON may count in a guest's kernel, and this process has it"
+    let says = match Needed::at(level) {
+        Needed::Nothing => "everybody may count in guests".to_owned(),
+        needed if rights.suffice_for(needed) => {
+            format!(
+                "only those with {} may count in a guest's kernel, and this process has it",
+                needed.name()
+            )
         }
-        _ => {
-            "only those with CAP_PERFMON may count in a guest's kernel; to let everybody: \
-             `sudo sysctl kernel.perf_event_paranoid=1`"
-        }
+        needed => format!("{}; {}", needed.refusal(), needed.remedy()),
     };
-    Fact::note(about, format!("kernel.perf_event_paranoid is {level}: {says}"))
+    Fact::note(about, format!("{PARANOID} is {level}: {says}"))
 }
 
 fn watchdog(switch: &str) -> Fact {
@@ -113,12 +111,20 @@ mod tests {
     use crate::fact::State;
 
     #[test]
-    fn who_may_count_is_shown_with_the_command_for_those_who_may_not() {
-        let commands = |level, privileged| paranoid(Some(level), privileged).json()["commands"].clone();
-        assert_eq!(commands(3, false)[0], "sudo sysctl kernel.perf_event_paranoid=1");
-        assert!(commands(3, true).as_array().unwrap().is_empty());
-        assert!(commands(1, false).as_array().unwrap().is_empty());
-        assert_eq!(paranoid(None, true).state, State::Bad);
+    fn who_may_count_is_shown_with_what_helps_those_who_may_not() {
+        let commands = |level, rights| paranoid(Some(level), rights).json()["commands"].clone();
+        let none = Rights { perfmon: false, sys_admin: false };
+        let perfmon = Rights { perfmon: true, ..none };
+        let admin = Rights { sys_admin: true, ..none };
+        let of =
+            |level| [none, perfmon, admin].map(|rights| commands(level, rights).as_array().unwrap().len());
+        assert_eq!([-1, 0, 1].map(of), [[0; 3]; 3]);
+        assert_eq!(of(2), [2, 0, 0], "a setting, or a capability");
+        assert_eq!([3, 4].map(of), [[1, 1, 0]; 2], "the setting alone");
+        for level in [2, 3, 4] {
+            assert_eq!(commands(level, none)[0], "sudo sysctl kernel.perf_event_paranoid=1");
+        }
+        assert_eq!(paranoid(None, admin).state, State::Bad);
     }
 
     #[test]

@@ -1,52 +1,26 @@
-//! Facts about this process: its capabilities, its sandbox, its limits.
+//! Facts about this process: its sandbox and its limits.
 
-use std::env;
 use std::fs;
 
 use rustix::process::{Resource, getrlimit};
+use vpmu_perf::{MORE_PAGES, PageLimits};
 
 use crate::fact::Fact;
 use crate::sandbox::{Missing, missing};
 
-/// Numbers of capabilities in `linux/capability.h`. Before Linux 5.8 had `CAP_PERFMON`, `CAP_SYS_ADMIN` was the right
-/// to all of perf.
-const PERFMON: u32 = 38;
-const SYS_ADMIN: u32 = 21;
 /// Files of a vCPU: itself and one for each of its counters. A machine has some tens.
 const FILES_OF_A_VCPU: u64 = 12;
+/// Events of a vCPU that counts with as many counters as most processors have.
+const COUNTERS_OF_A_VCPU: u64 = 6;
 const FILES_OF_A_MACHINE: u64 = 64;
 
 /// Returns the facts about this process.
 pub fn facts() -> Vec<Fact> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    [Some(perfmon(&status)), sandbox(&status), Some(landlock()), Some(files())]
+    [sandbox(&status), Some(landlock()), Some(files()), Some(pages(PageLimits::of_this_process()))]
         .into_iter()
         .flatten()
         .collect()
-}
-
-/// Returns true if this process may count in kernels whatever `perf_event_paranoid` is.
-pub fn is_privileged() -> bool {
-    has_perfmon(&fs::read_to_string("/proc/self/status").unwrap_or_default())
-}
-
-fn has_perfmon(status: &str) -> bool {
-    let capabilities = value(status, "CapEff").and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
-    capabilities & (1 << PERFMON | 1 << SYS_ADMIN) != 0
-}
-
-fn perfmon(status: &str) -> Fact {
-    let about = "privilege";
-    if has_perfmon(status) {
-        return Fact::note(about, "this process has CAP_PERFMON, and may count in every kernel");
-    }
-    let program = env::current_exe().map_or_else(|_| "tally".to_owned(), |path| path.display().to_string());
-    Fact::note(
-        about,
-        format!(
-            "this process has no CAP_PERFMON; to give it to this program alone: `sudo setcap cap_perfmon+ep {program}`"
-        ),
-    )
 }
 
 fn sandbox(status: &str) -> Option<Fact> {
@@ -91,6 +65,24 @@ fn open_files(most: u64) -> Fact {
     }
 }
 
+/// Returns how many vCPUs can have all of their counters' pages mapped.
+fn pages(limits: Option<PageLimits>) -> Fact {
+    let about = "pages";
+    let Some(limits) = limits else {
+        return Fact::note(about, "any number of counters can be read without a system call");
+    };
+    Fact::note(
+        about,
+        format!(
+            "the counters of {} vCPUs of a VM can be read without a system call ({COUNTERS_OF_A_VCPU} each; the VMs of a \
+             user share {} of them): those of more are as exact, but read by system calls; `{MORE_PAGES}` lets users map \
+             more pages",
+            limits.threads(COUNTERS_OF_A_VCPU),
+            limits.of_user / COUNTERS_OF_A_VCPU,
+        ),
+    )
+}
+
 fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
 }
@@ -99,15 +91,6 @@ fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use crate::fact::State;
-
-    #[test]
-    fn a_capability_is_found_by_its_bit() {
-        assert!(has_perfmon("CapPrm:\t0\nCapEff:\t0000004000000000\n"));
-        assert!(has_perfmon("CapEff:\t0000000000200000\n"));
-        assert!(!has_perfmon("CapPrm:\t0000004000000000\nCapEff:\t0000000000000400\n"));
-        let command = perfmon("CapEff:\t0\n").json()["commands"][0].clone();
-        assert!(command.as_str().unwrap().starts_with("sudo setcap cap_perfmon+ep /"), "{command}");
-    }
 
     #[test]
     fn a_sandbox_is_shown_only_if_there_is_one() {
@@ -120,5 +103,14 @@ mod tests {
         assert_eq!(open_files(64).state, State::Bad);
         assert!(open_files(1024).says.contains("enough for 80 vCPUs"));
         assert!(open_files(1 << 20).says.contains("enough for 254 vCPUs"));
+    }
+
+    #[test]
+    fn the_vcpus_whose_pages_fit_are_counted() {
+        let fact = pages(Some(PageLimits { of_user: 129, of_process: 16 }));
+        assert!(fact.says.starts_with("the counters of 24 vCPUs of a VM can be read"), "{fact}");
+        assert!(fact.says.contains("the VMs of a user share 21 of them"), "{fact}");
+        assert_eq!(fact.json()["commands"], serde_json::json!([MORE_PAGES]));
+        assert!(!pages(None).says.contains('`'));
     }
 }

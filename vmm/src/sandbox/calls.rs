@@ -277,6 +277,8 @@ fn main(calls: &mut Calls) {
         libc::SYS_statx,
         libc::SYS_timerfd_settime,
         libc::SYS_unlinkat,
+        // For the end of the broker.
+        libc::SYS_wait4,
     ]);
     calls.allow(arch::EPOLL_WAIT);
     calls.allow(arch::RENAME);

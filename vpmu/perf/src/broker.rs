@@ -12,13 +12,15 @@ mod server;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
 };
-use rustix::process::getpid;
+use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
 use crate::request::{Request, WORDS};
 use server::Server;
@@ -28,14 +30,19 @@ static BROKER: OnceLock<Broker> = OnceLock::new();
 
 /// Size of an encoded request, which is a packet.
 const REQUEST: usize = WORDS * size_of::<u64>();
+/// A packet that ends the broker.
+const END: u8 = 0;
 /// Size of an answer: an error number. If that is 0, the file descriptor comes with it.
 const ANSWER: usize = size_of::<i32>();
 
 /// This process's ends of the channels, each a pair of sockets. A thread takes one to open an event, so that it waits
 /// for no other thread as long as there are enough.
 pub struct Broker {
+    process: Pid,
     free: Mutex<Vec<OwnedFd>>,
     returned: Condvar,
+    /// This process is about to end.
+    is_ending: AtomicBool,
 }
 
 /// Returns the broker of this process, if it has one.
@@ -66,10 +73,27 @@ pub fn start(channels: usize, confine: impl FnOnce()) -> io::Result<()> {
             drop(ours);
             Server::new(process, theirs).run(confine)
         }
-        _ => {
-            BROKER.get_or_init(|| Broker { free: Mutex::new(ours), returned: Condvar::new() });
+        child => {
+            BROKER.get_or_init(|| Broker {
+                process: Pid::from_raw(child).expect("it is no other number"),
+                free: Mutex::new(ours),
+                returned: Condvar::new(),
+                is_ending: AtomicBool::new(false),
+            });
             Ok(())
         }
+    }
+}
+
+/// Ends the broker of this process, if it has one, and waits for that. This process has to end then: a thread that
+/// opens an event waits for that. If it ends without this, the broker follows by itself.
+pub fn end() {
+    let Some(broker) = BROKER.get() else { return };
+    broker.is_ending.store(true, Ordering::Relaxed);
+    let channel = broker.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    // Without a free channel, it is busy for a thread of this process, and ends with it.
+    if channel.is_some_and(|channel| rustix::io::write(&channel, &[END]).is_ok()) {
+        let _ = rustix::io::retry_on_intr(|| waitpid(Some(broker.process), WaitOptions::empty()));
     }
 }
 
@@ -78,6 +102,9 @@ impl Broker {
     pub(crate) fn open(&self, request: &Request) -> io::Result<OwnedFd> {
         let channel = self.take();
         let opened = ask(&channel, request);
+        while self.is_ending.load(Ordering::Relaxed) {
+            thread::park();
+        }
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
         self.returned.notify_one();
         opened

@@ -34,8 +34,8 @@ impl SystemCalls {
 /// A pinned perf event that counts the thread that opened it. It must be used and dropped on that thread.
 pub struct PerfEvent {
     fd: OwnedFd,
-    /// The event's page; `None` if it could not be mapped.
-    page: Option<Page>,
+    /// The event's page, or why it could not be mapped.
+    page: io::Result<Page>,
     /// Count at the last read.
     last_count: u64,
     /// Time for which the event was enabled but not on the PMU, at the last read by system call, in nanoseconds.
@@ -84,8 +84,8 @@ impl PerfEvent {
     fn of_this_thread(event: Encoded, purpose: Purpose, system_calls: SystemCalls) -> io::Result<Self> {
         let request = Request { event, thread: this_thread(), purpose };
         let fd = request.open()?;
-        // If the page cannot be mapped (RLIMIT_MEMLOCK, for example), the event can still be read by a system call.
-        let page = Page::map(&fd).ok();
+        // An event without a page can still be read by a system call.
+        let page = Page::map(&fd);
         system_calls.add(request.system_calls() + 1);
         Ok(Self {
             fd,
@@ -97,6 +97,11 @@ impl PerfEvent {
             estimate: None,
             system_calls,
         })
+    }
+
+    /// Returns why the event's page is not mapped, if it is not.
+    pub fn unmapped(&self) -> Option<&io::Error> {
+        self.page.as_ref().err()
     }
 
     /// Adds to the count, from now on, an estimate of what the event misses without hardware.
@@ -142,7 +147,7 @@ impl PerfEvent {
 
     /// Returns what was counted, if it can be read without a system call.
     fn read_directly(&mut self) -> Option<u64> {
-        let count = self.page.as_ref()?.read()?;
+        let count = self.page.as_ref().ok()?.read()?;
         self.last_count = self.last_count.max(count);
         Some(self.last_count)
     }
@@ -173,7 +178,7 @@ impl PerfEvent {
 
     /// Returns the event's hardware counter, and for how long it was enabled and counted.
     pub fn report(&self) -> BackingReport {
-        let hardware = self.page.as_ref().and_then(Page::hardware);
+        let hardware = self.page.as_ref().ok().and_then(Page::hardware);
         let times = self.read_by_system_call().map(|reading| (reading.enabled, reading.running));
         let (enabled_ns, running_ns) = times
             .or_else(|| self.scheduled_out().map(|state| (state.enabled, state.running)))
@@ -182,7 +187,7 @@ impl PerfEvent {
     }
 
     fn scheduled_out(&self) -> Option<ScheduledOut> {
-        self.page.as_ref().and_then(Page::scheduled_out)
+        self.page.as_ref().ok().and_then(Page::scheduled_out)
     }
 
     /// Sets the period: the event overflows after `period` more counts, and then every `period` counts.
@@ -228,7 +233,7 @@ impl PerfEvent {
 impl Drop for PerfEvent {
     fn drop(&mut self) {
         // The file descriptor is closed, and the page is unmapped.
-        self.system_calls.add(1 + u64::from(self.page.is_some()));
+        self.system_calls.add(1 + u64::from(self.page.is_ok()));
     }
 }
 

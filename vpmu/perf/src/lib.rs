@@ -11,7 +11,8 @@
 //! - [`HostPmu`] chooses the PMU that counts: a hybrid processor has one for each type of core.
 //! - [`free_counters`] finds out how many hardware counters are free, so that a guest is not promised more.
 //! - [`Obstacle`] explains an error of `perf_event_open`, with the command that helps.
-//! - [`Page`] reads a counter without a system call.
+//! - [`Page`] reads a counter without a system call, as long as [`PageLimits`] allow it.
+//! - [`Needed`] and [`Rights`] say who may count a guest's kernel.
 //! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
 //! - [`broker`] opens events in a process of its own, so that threads that run guests need no right to perf.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
@@ -52,9 +53,11 @@ mod host;
 mod instruction;
 mod obstacle;
 mod page;
+mod page_limits;
 mod probe;
 mod request;
 mod reservation;
+mod rights;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -72,8 +75,10 @@ pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
+pub use self::page_limits::{MORE_PAGES, PageLimits};
 pub use self::probe::{Free, NotFree, exists, free_counters, generic_events};
 pub use self::reservation::Reservation;
+pub use self::rights::{Needed, PARANOID, Rights, paranoid};
 
 /// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.
 pub struct PerfEvents {
@@ -89,6 +94,8 @@ pub struct PerfEvents {
     estimates: bool,
     /// Events for which the host was asked, and whether it has them.
     existing: HashMap<Event, bool>,
+    /// Is told of each event whose page cannot be mapped.
+    on_unmapped: fn(&io::Error),
 }
 
 /// Maximum number of events in [`PerfEvents::existing`]: a guest can ask for any number of events.
@@ -130,7 +137,15 @@ impl PerfEvents {
             system_calls: SystemCalls::default(),
             estimates: false,
             existing: HashMap::new(),
+            on_unmapped: |_| {},
         }
+    }
+
+    /// Calls a function for each event whose page cannot be mapped, with the reason. Such an event counts as exactly as
+    /// others, but each reading of it is a system call ([`PageLimits`]).
+    #[must_use]
+    pub fn on_unmapped_page(self, report: fn(&io::Error)) -> Self {
+        Self { on_unmapped: report, ..self }
     }
 }
 
@@ -142,6 +157,9 @@ impl Source for PerfEvents {
             PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
         })
         .map_err(|error| Refusal(error.to_string()))?;
+        if let Some(reason) = event.unmapped() {
+            (self.on_unmapped)(reason);
+        }
         if self.estimates {
             event.estimate();
         }

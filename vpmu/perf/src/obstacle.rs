@@ -1,11 +1,11 @@
 //! Why this host's perf events cannot be used, and what the user can do about it.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::host;
 use crate::probe::NotFree;
+use crate::rights::{Needed, PARANOID, Rights, paranoid};
 
 /// What a user without such a host can do, where the lab can be built.
 const SIMULATED_HOST: &str =
@@ -20,9 +20,7 @@ pub enum Obstacle {
     )]
     NoPmu(String),
     /// `kernel.perf_event_paranoid`, which has this value, does not allow this user to count a guest's kernel.
-    #[error(
-        "kernel.perf_event_paranoid is {0}, which forbids counting a guest's kernel: `sudo sysctl kernel.perf_event_paranoid=1`, or give the program the right: `sudo setcap cap_perfmon+ep $(readlink -f $(command -v tally))`"
-    )]
+    #[error("{}", forbidden_by(*.0))]
     Paranoid(i32),
     /// A sandbox forbids `perf_event_open`. Contains the error.
     #[error(
@@ -32,7 +30,7 @@ pub enum Obstacle {
     /// KVM's mediated vPMU, which gives the whole PMU to a guest, or KVM's configuration, keeps others from counting
     /// guests. Contains perf's error.
     #[error(
-        "this host's KVM has handed the PMU through to a guest, or may not count guests ({0}): end the other virtual machines, or load KVM without it: `sudo modprobe kvm enable_mediated_pmu=0`"
+        "this host's KVM has handed the PMU through to a guest, or may not count guests ({0}): end the other virtual machines, or load KVM without it, as `tally doctor` says"
     )]
     Mediated(String),
     /// Events that should count guests only count the host as well.
@@ -69,7 +67,9 @@ impl Obstacle {
             Some(libc::EOPNOTSUPP) if has_pmu() => Self::Mediated(message),
             Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => Self::NoPmu(message),
             Some(libc::EACCES) => match paranoid() {
-                Some(level) if level > 1 => Self::Paranoid(level),
+                Some(level) if !Rights::of_this_process().suffice_for(Needed::at(level)) => {
+                    Self::Paranoid(level)
+                }
                 _ => Self::Forbidden(message),
             },
             Some(libc::EPERM | libc::ENOSYS) => Self::Forbidden(message),
@@ -83,9 +83,10 @@ impl Obstacle {
     }
 }
 
-/// Reads `kernel.perf_event_paranoid`.
-fn paranoid() -> Option<i32> {
-    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
+/// Says what a value of `kernel.perf_event_paranoid` forbids, and what helps.
+fn forbidden_by(level: i32) -> String {
+    let needed = Needed::at(level);
+    format!("{PARANOID} is {level}, {}: {}", needed.refusal(), needed.remedy())
 }
 
 fn has_pmu() -> bool {
@@ -107,7 +108,11 @@ mod tests {
             let text = Obstacle::from_error(&io::Error::from_raw_os_error(errno)).to_string();
             assert!(text.contains(words) && !text.contains('\n'), "{errno}: {text}");
         }
-        assert!(Obstacle::Paranoid(2).to_string().contains("sysctl kernel.perf_event_paranoid=1"));
+        for level in [2, 3, 4] {
+            let text = Obstacle::Paranoid(level).to_string();
+            assert!(text.contains("`sudo sysctl kernel.perf_event_paranoid=1`"), "{text}");
+            assert_eq!(text.contains("setcap"), level == 2, "{text}");
+        }
         let frees = Obstacle::NoneFree.to_string();
         assert!(frees.contains("ending other users of perf frees them"), "{frees}");
         assert_eq!(frees.contains("sysctl"), !host::watchdog_hint().is_empty(), "{frees}");

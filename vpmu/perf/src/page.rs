@@ -37,6 +37,7 @@ const _: () = {
     assert!(offset_of!(Shared, pmc_width) == offset_of!(perf_event_mmap_page, pmc_width));
 };
 
+/// Size of the part of an event's mapping that this crate uses: a page.
 const SIZE: usize = 4096;
 const CAP_USER_RDPMC: u64 = 1 << 2;
 

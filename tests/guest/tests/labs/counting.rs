@@ -75,7 +75,8 @@ const BY_MODE: &str = "{instructions:u,instructions:k,instructions:uk}";
 /// Results with events of all kinds, in guests of one CPU and on the host for comparison.
 static EVENTS: OnEachHost = OnEachHost::new(|| {
     let host = host_script().into_bytes();
-    let steps = programs().fold(Steps::new("counting::events").long(), |steps, (name, program)| {
+    let steps = Steps::new("counting::events").long().with_the_hosts_kernel();
+    let steps = programs().fold(steps, |steps, (name, program)| {
         steps.in_guest(name, program).configure_host(move |scenario| scenario.program(program, name))
     });
     let steps =

@@ -38,6 +38,7 @@ mod sandbox;
 mod self_test;
 mod snapshots;
 mod starvation;
+mod stock;
 mod streams;
 mod templates;
 mod using;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         self_test::tests,
         snapshots::tests,
         starvation::tests,
+        stock::tests,
         streams::tests,
         templates::tests,
         using::tests,

@@ -120,9 +120,8 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step("none", &run("--pmu none --cpus 2", "on-each-cpu"))
         .step("files", FILES)
         .configure_host(|scenario| {
-            let drivers =
-                passt::drivers(Arch::Riscv64, &mut Progress::stderr("lab")).expect("they are found");
-            scenario.file(drivers.join("tun.ko.xz"), "tun.ko.xz")
+            let tun = passt::driver(Arch::Riscv64, "tun", &mut Progress::stderr("lab"));
+            scenario.program(tun.expect("it is found"), "tun.ko")
         })
         .step("network", NETWORK)
         .step("attribution", ATTRIBUTION);
@@ -146,7 +145,7 @@ const FILES: &str = "
 
 /// On a tap device.
 const NETWORK: &str = "
-    unxz tun.ko.xz; insmod tun.ko; tunctl -t tap0 >/dev/null
+    insmod tun.ko; tunctl -t tap0 >/dev/null
     ip address add 10.0.0.1/24 dev tap0; ip link set tap0 up
     printf 'start 10.0.0.20\\nend 10.0.0.20\\ninterface tap0\\nlease_file leases\\npidfile pid\\n' >udhcpd.conf
     touch leases; udhcpd $PWD/udhcpd.conf

@@ -135,7 +135,7 @@ done
 
 /// Measures the program at `tally` and the peer, on one simulated host.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
-    let scenario = Scenario::new(script())
+    let scenario = Scenario::with_all_counters(script())
         .file(tally, "tally")
         .program(BARE_METAL, "payload")
         .guest(Suite::default(), progress)?;

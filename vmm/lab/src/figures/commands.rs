@@ -98,7 +98,7 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
     let program_bytes = fs::metadata(tally).map_err(Error::file("read", tally))?.len();
     tools::ensure(&small_kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
-    let scenario = Scenario::new(script())
+    let scenario = Scenario::with_all_counters(script())
         .named("figures use")
         .file(tally, "tally")
         .file(small.image, "small")

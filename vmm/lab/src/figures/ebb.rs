@@ -32,7 +32,7 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
     let guests = pmus.iter().map(|pmu| format!("./tally run --pmu {pmu} -- ebb-sample --cost || exit"));
     // It is a name of the agent's. On the host nobody serves a block, which is its second line.
     let script: Vec<String> = iter::once("./ebb-sample --cost".to_owned()).chain(guests).collect();
-    let scenario = Scenario::new(script.join("\n"))
+    let scenario = Scenario::with_all_counters(script.join("\n"))
         .pmu(host)
         .program(AGENT, "ebb-sample")
         .file(tally, "tally")

@@ -49,7 +49,7 @@ pub struct Look {
 
 /// Measures the program at `tally`.
 pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
-    let scenario = Scenario::new(script())
+    let scenario = Scenario::with_all_counters(script())
         .named("figures fleet")
         .processors(CPUS)
         .memory_mib(HOST_MIB)

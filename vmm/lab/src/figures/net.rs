@@ -42,7 +42,7 @@ pub struct Transfer {
 
 /// Measures `tally` and the peer by `net-workload`.
 pub fn measure(tally: &Path, workload: &Path, progress: &mut Progress) -> Result<Vec<Measured>> {
-    let scenario = Scenario::new(script())
+    let scenario = Scenario::with_all_counters(script())
         .named("figures net")
         .file(tally, "tally")
         .file(workload, "net-workload")

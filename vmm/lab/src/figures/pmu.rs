@@ -99,7 +99,7 @@ pub fn measure(
         Processor::Intel => ("figures intel", HostPmu::INTEL, 60),
         Processor::Riscv64 => ("figures riscv", HostPmu::default(), 20),
     };
-    let scenario = Scenario::new(script::script(processor, pmus))
+    let scenario = Scenario::with_all_counters(script::script(processor, pmus))
         .named(name)
         .host(default_host(arch))
         .pmu(pmu)

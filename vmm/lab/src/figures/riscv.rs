@@ -62,7 +62,7 @@ fn script() -> String {
 /// Measures, and returns the tables.
 pub fn measure(progress: &mut Progress) -> Result<String> {
     let tally = cross::released("tally", "", progress)?;
-    let scenario = Scenario::new(script())
+    let scenario = Scenario::with_all_counters(script())
         .host(default_host(Arch::Riscv64))
         .limit(Duration::from_mins(15))
         .program(LOOP, "loop")

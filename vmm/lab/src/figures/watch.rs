@@ -56,7 +56,7 @@ impl Figure {
 
 /// Measures the PMUs with these names. Each PMU's first figure is that without monitoring.
 pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> Result<Vec<Vec<Figure>>> {
-    let scenario = Scenario::new(script(pmus)).file(tally, "tally").guest_with(
+    let scenario = Scenario::with_all_counters(script(pmus)).file(tally, "tally").guest_with(
         Suite::default(),
         &[("loop", LOOP)],
         progress,

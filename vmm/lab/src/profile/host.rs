@@ -53,7 +53,7 @@ impl Host {
     pub fn symbols(&self, progress: &mut Progress) -> Result<Symbols> {
         let release = self.release();
         Symbols::of_host(release, self.processor, progress, |progress| {
-            Ok(Scenario::new("cat /proc/kallsyms")
+            Ok(Scenario::with_all_counters("cat /proc/kallsyms")
                 .host(release)
                 .pmu(HostPmu::default())
                 .run(progress)?
@@ -99,7 +99,7 @@ fn scenario(host: &Host, interrupts: &str, command: &str) -> Scenario {
         echo {MARK} >/dev/console
         wait $!"
     );
-    Scenario::new(script).named("profile").host(host.release()).limit(Duration::from_mins(15))
+    Scenario::with_all_counters(script).named("profile").host(host.release()).limit(Duration::from_mins(15))
 }
 
 /// Returns the host for an architecture.

@@ -29,6 +29,9 @@ pub struct Channels {
     pub out: bool,
 }
 
+/// Switches the NMI watchdog off, where the host has one.
+const FREE_WATCHDOG: &str =
+    "[ ! -e /proc/sys/kernel/nmi_watchdog ] || echo 0 >/proc/sys/kernel/nmi_watchdog\n";
 /// Unpacks the archive of files. The initrd cannot have these files, because the host's init mounts file systems over
 /// some of its directories.
 const UNPACK: &str = "tar -x -p -f /lab/unpacked.tar -C / && rm /lab/unpacked.tar || exit 125\n";
@@ -100,6 +103,9 @@ impl Scenario {
     /// Returns the shell commands that the host's init runs: they prepare files and input, and start the script.
     fn run_command(&self, channels: Channels) -> Vec<u8> {
         let mut text = Vec::new();
+        if self.frees_watchdog {
+            text.extend_from_slice(FREE_WATCHDOG.as_bytes());
+        }
         if !self.unpacked.is_empty() {
             text.extend_from_slice(UNPACK.as_bytes());
         }
@@ -163,6 +169,12 @@ mod tests {
         let scenario = Scenario::new("").arguments(["a b", "it's", ""]).variable("X", "$y");
         let command = String::from_utf8(scenario.run_command(Channels::default())).unwrap();
         assert_eq!(command, "export X='$y'\nexec sh /lab/script 'a b' 'it'\\''s' ''\n");
+    }
+
+    #[test]
+    fn a_script_that_needs_all_counters_frees_the_watchdogs() {
+        let command = Scenario::with_all_counters("").run_command(Channels::default());
+        assert!(command.starts_with(FREE_WATCHDOG.as_bytes()));
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn common(samples: &Samples) -> Plan {
 const LIMIT: Duration = Duration::from_mins(30);
 
 fn with_programs(script: String) -> Scenario {
-    programs().fold(Scenario::new(script).limit(LIMIT), |scenario, (name, content)| {
+    programs().fold(Scenario::with_all_counters(script).limit(LIMIT), |scenario, (name, content)| {
         scenario.program(content, &name)
     })
 }

@@ -41,7 +41,9 @@ pub fn on_the_host(progress: &mut Progress) -> Result<Vec<Check>> {
     // A branch is the last instruction of a round, so its sample is at the start of the next round. The sample of the
     // last branch is after the loop.
     plan.sample_at("loop", "branches:u", PERIOD / 2, &place, LOOP_BRANCHES / (PERIOD / 2) - 1);
-    let scenario = Scenario::new(plan.script.clone()).host(default_host(Arch::Riscv64)).program(LOOP, "loop");
+    let scenario = Scenario::with_all_counters(plan.script.clone())
+        .host(default_host(Arch::Riscv64))
+        .program(LOOP, "loop");
     let numbers = numbers(&scenario, progress)?;
     Ok(plan.check("riscv64", &numbers))
 }
@@ -51,7 +53,7 @@ pub fn in_a_guest(progress: &mut Progress) -> Result<Vec<Check>> {
     let plan = common();
     let command: [&OsStr; 2] = ["sh".as_ref(), "./plan".as_ref()];
     let files = [("loop", LOOP), ("plan", plan.script.as_bytes())];
-    let scenario = Scenario::new(peer::linux_on_riscv(&command))
+    let scenario = Scenario::with_all_counters(peer::linux_on_riscv(&command))
         .host(default_host(Arch::Riscv64))
         .guest_with(Release::of(Arch::Riscv64), &files, progress)?;
     let numbers = numbers(&scenario, progress)?;

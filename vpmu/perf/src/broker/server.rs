@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Pid;
 
-use super::REQUEST;
+use super::{END, REQUEST};
 use crate::host;
 use crate::request::{Request, WORDS};
 
@@ -23,6 +23,17 @@ pub struct Server {
     types: Vec<u32>,
     /// Its ends of the channels.
     channels: Vec<OwnedFd>,
+}
+
+/// What follows an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// The next request.
+    Next,
+    /// Nothing more on this channel.
+    Closed,
+    /// The end of this process.
+    End,
 }
 
 /// Ends this process when it is dropped: what called [`Server::run`] must not go on in two processes.
@@ -49,6 +60,7 @@ impl Server {
         while !self.channels.is_empty() {
             self.answer_next();
         }
+        // Nothing is freed one by one.
         drop(end);
         unreachable!("the process has ended")
     }
@@ -83,17 +95,26 @@ impl Server {
             }
             all.iter().map(|one| !one.revents().is_empty()).collect()
         };
-        let channels = std::mem::take(&mut self.channels);
-        let goes_on = |(channel, is_ready): &(OwnedFd, bool)| !is_ready || self.answer(channel.as_fd());
-        self.channels = channels.into_iter().zip(ready).filter(goes_on).map(|(channel, _)| channel).collect();
+        let mut closed = Vec::new();
+        for (number, _) in ready.into_iter().enumerate().filter(|(_, is_ready)| *is_ready) {
+            match self.answer(self.channels[number].as_fd()) {
+                After::Next => {}
+                After::Closed => closed.push(number),
+                After::End => return self.channels.clear(),
+            }
+        }
+        for number in closed.into_iter().rev() {
+            self.channels.remove(number);
+        }
     }
 
-    /// Answers a request. Returns false if there will be no more on this channel.
-    fn answer(&self, channel: BorrowedFd) -> bool {
+    /// Answers a request.
+    fn answer(&self, channel: BorrowedFd) -> After {
         let mut words = [[0; size_of::<u64>()]; WORDS];
         let request = match rustix::io::read(channel, words.as_flattened_mut()) {
             Ok(REQUEST) => Request::from_words(words.map(u64::from_ne_bytes)),
-            Ok(0) | Err(_) => return false,
+            Ok(1) if words[0][0] == END => return After::End,
+            Ok(0) | Err(_) => return After::Closed,
             Ok(_) => None,
         };
         let opened = request.ok_or(libc::EINVAL).and_then(|request| {
@@ -108,7 +129,8 @@ impl Server {
         let answer = opened.as_ref().err().copied().unwrap_or(0).to_ne_bytes();
         // Who does not read his answers is not waited for.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        sendmsg(channel, &[IoSlice::new(&answer)], &mut control, flags).is_ok()
+        let sent = sendmsg(channel, &[IoSlice::new(&answer)], &mut control, flags);
+        if sent.is_ok() { After::Next } else { After::Closed }
     }
 
     /// Opens an event if this process may be asked for it.
@@ -215,14 +237,29 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::io::write(&ours, b"something else").unwrap();
-        assert!(server().answer(theirs.as_fd()));
+        assert_eq!(server().answer(theirs.as_fd()), After::Next);
         let mut answer = [0; 4];
         rustix::io::read(&ours, &mut answer).unwrap();
         assert_eq!(i32::from_ne_bytes(answer), libc::EINVAL);
         let answered = (0..100_000).take_while(|_| {
             rustix::io::write(&ours, b"again").unwrap();
-            server().answer(theirs.as_fd())
+            server().answer(theirs.as_fd()) == After::Next
         });
         assert!(answered.count() < 100_000, "nobody reads the answers");
+    }
+
+    #[test]
+    fn the_end_is_asked_for_or_follows_from_that_of_the_other_process() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let pair =
+            || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let ((ours, theirs), (other, their_other)) = (pair(), pair());
+        let mut server = Server { channels: vec![theirs, their_other], ..server() };
+        drop(ours);
+        server.answer_next();
+        assert_eq!(server.channels.len(), 1);
+        rustix::io::write(&other, &[END]).unwrap();
+        server.answer_next();
+        assert!(server.channels.is_empty());
     }
 }

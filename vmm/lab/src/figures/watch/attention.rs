@@ -74,7 +74,7 @@ const ROUNDS: u64 = 500_000_000;
 
 /// Runs the measurements on one simulated host.
 pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> Result<Figures> {
-    let scenario = Scenario::new(script(extent))
+    let scenario = Scenario::with_all_counters(script(extent))
         .named("figures watch")
         .file(&programs.tally, "tally")
         .file(&programs.thief, "counter-thief")

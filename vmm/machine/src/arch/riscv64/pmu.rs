@@ -25,6 +25,7 @@ use super::register::Register;
 use crate::architecture::{self, EmulatedPmu, PmuModel};
 use crate::kvm_error::{Capability, KvmError, KvmResultExt};
 use crate::memory::{GuestRam, InGuest, OfAtomics};
+use crate::perf_events::perf_events;
 use crate::target::ACCESSES;
 
 pub use self::offer::{Choice, Unavailable};
@@ -144,7 +145,7 @@ impl EmulatedPmu for Emulated {
 
     fn new(model: Model, host: Host, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
         let Link { controllers, pages } = link;
-        let mut pmu = VirtualPmu::riscv(model.0, PerfEvents::new(host.pmu));
+        let mut pmu = VirtualPmu::riscv(model.0, perf_events(host.pmu));
         let address = pages.and_then(|first| first.checked_add(u64::from(vcpu) * Page::STRIDE as u64));
         if let Some(page) = address.and_then(|address| InGuest::<Page>::at(address, &ram.mapped)) {
             pmu.share_sbi_page(Shared { memory: Box::new(page), number: vcpu });

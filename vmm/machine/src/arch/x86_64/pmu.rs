@@ -38,6 +38,7 @@ use super::msr::{self, Written};
 use crate::architecture::{self, EmulatedPmu, PmuModel};
 use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
+use crate::perf_events::perf_events;
 use crate::target::ACCESSES;
 use branch::{Branching, StoredRegisters};
 use guest_page::{Confirmation, guest_page};
@@ -94,7 +95,7 @@ impl Model {
 
     /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
     fn virtual_pmu(self, host: Host) -> VirtualPmu<PerfEvents> {
-        let source = PerfEvents::new(host.pmu);
+        let source = perf_events(host.pmu);
         match self {
             Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
             Self::Intel(shape) => VirtualPmu::intel(shape, host.vendor, source),

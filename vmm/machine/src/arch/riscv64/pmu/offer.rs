@@ -43,7 +43,7 @@ const NO_MODES: &str = "this host's PMU cannot tell guests from the host, as its
 pub enum Unavailable {
     /// The host provides no counters.
     #[error("{0}; or run without a PMU: --pmu none")]
-    Host(#[from] Obstacle),
+    Host(Obstacle),
     /// The host's PMU cannot count by privilege mode.
     #[error("{NO_MODES}; run without a PMU: --pmu none")]
     NoModes,
@@ -102,6 +102,13 @@ impl Unavailable {
             Self::NoModes => NO_MODES.to_owned(),
             other => other.to_string(),
         }
+    }
+}
+
+// Not by `#[from]`, which would make the obstacle a cause: an error is printed with its causes.
+impl From<Obstacle> for Unavailable {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Host(obstacle)
     }
 }
 

@@ -39,7 +39,7 @@ pub enum Choice {
 pub enum Unavailable {
     /// Tally cannot use the host's counters.
     #[error("{0}; or run without a PMU: --pmu none")]
-    Host(#[from] Obstacle),
+    Host(Obstacle),
     /// The host's processor has events that Tally does not know.
     #[error("--pmu {0} needs a processor of AMD's or Intel's, and this host's is another vendor's")]
     Vendor(&'static str),
@@ -81,6 +81,13 @@ pub enum Unavailable {
     /// The threads cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
+}
+
+// Not by `#[from]`, which would make the obstacle a cause: an error is printed with its causes.
+impl From<Obstacle> for Unavailable {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Host(obstacle)
+    }
 }
 
 impl Choice {
