@@ -24,8 +24,8 @@ Tally for Debian
 A user who runs guests needs /dev/kvm, and the right to count a guest's kernel:
 
     sudo adduser USER kvm
-    sudo setcap cap_perfmon+ep /usr/lib/tally/tally     # for this program alone, or
-    sudo sysctl kernel.perf_event_paranoid=1            # for everybody
+    sudo sysctl kernel.perf_event_paranoid=1            # for everybody, or
+    sudo setcap cap_perfmon+ep /usr/lib/tally/tally     # for this program alone, where the setting is 2
 
 The package does neither: a capability of the program is for all users who can run it. `tally doctor` says what is
 missing. Networks for guests (`--net user`) need the package passt.

@@ -14,6 +14,7 @@ mod exec;
 mod features;
 mod figures;
 mod files;
+mod hosts;
 mod identity;
 mod kernels;
 mod lab_count;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         features::tests,
         figures::tests,
         files::tests,
+        hosts::tests,
         identity::tests,
         kernels::tests,
         lab_count::tests,
