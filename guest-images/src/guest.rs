@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::error::{Error, Result};
-use crate::image::{self, Unpacked};
+use crate::image::{Unpacked, only_folder};
 use crate::packages::Apt;
 use crate::payloads::OwnPrograms;
 use crate::progress::Progress;
@@ -25,6 +25,8 @@ const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
 const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xterm-256color", "s/screen"];
 /// Part of the cache keys. Must change when the code here changes what is built from the same inputs.
 const RECIPE: &str = "2";
+/// The same for the archive of the distribution's programs.
+const PROGRAMS_RECIPE: &str = "3";
 /// The same for the first archive of the initrd, [`front`].
 const FRONT_RECIPE: &str = "3";
 
@@ -128,7 +130,7 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
         Arch::X86_64 => "guest-programs".to_owned(),
         Arch::Riscv64 => format!("guest-programs-{}", of.arch),
     };
-    let key = PACKAGES.iter().fold(Key::new(&name).with(RECIPE), Key::with);
+    let key = PACKAGES.iter().fold(Key::new(&name).with(PROGRAMS_RECIPE), Key::with);
     cache.entry(&key, progress, |progress, entry| pack_programs(cache, of, entry, progress))
 }
 
@@ -149,7 +151,7 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
         apt.unpack(&packages, &unpacked, progress)?;
         let modules = [unpacked.join("lib/modules"), unpacked.join("usr/lib/modules")]
             .iter()
-            .find_map(|folder| image::only_folder(folder, ""))
+            .find_map(|folder| only_folder(folder, ""))
             .ok_or_else(|| missing(of.suite, "the kernel's modules"))?;
         let release = modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // Some kernels are self-extracting, others are not.
@@ -158,7 +160,7 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
             format!("boot/vmlinux-{release}"),
             format!("usr/lib/modules/{release}/vmlinuz"),
         ];
-        let image = image::find(&unpacked, of, &paths.each_ref().map(|path| &**path))?;
+        let image = Unpacked::new(&unpacked, of).find(&paths.each_ref().map(|path| &**path))?;
         let rename = |from: &Path, to: PathBuf| fs::rename(from, &to).map_err(Error::io("create", to));
         rename(&image, entry.join("vmlinuz"))?;
         rename(&modules, entry.join("modules"))?;
@@ -181,7 +183,7 @@ fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progre
     apt.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the guest's programs");
-    let files = Unpacked::new(cache, &unpacked, of, progress)?;
+    let files = Unpacked::new(&unpacked, of);
     let mut archive = Archive::new();
     // The kernel opens /dev/console for init before devtmpfs is mounted.
     archive.device("dev/console", 5, 1);

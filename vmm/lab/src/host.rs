@@ -139,7 +139,7 @@ fn pack(
     apt.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the simulated host");
-    let files = Unpacked::new(cache, &unpacked, programs, progress)?;
+    let files = Unpacked::new(&unpacked, programs);
     let mut archive = Archive::new();
     archive.device("dev/console", 5, 1);
     for folder in ["proc", "sys", "tmp", "run", "root", "etc", "lab", "scenario"] {
