@@ -249,7 +249,7 @@ mod tests {
         let key = Key::new("thing");
         let failed: Result<_> = cache.entry(&key, &mut Progress::silent(), |_, begun| {
             fs::write(begun.join("half"), "").unwrap();
-            Err(Error::NoArchive)
+            Err(Error::NoCacheFolder)
         });
         assert!(failed.is_err());
         let entry = cache.entry(&key, &mut Progress::silent(), write("whole")).unwrap();

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::http::Failure;
+
 /// The reason why an image could not be built or found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -45,29 +47,78 @@ pub enum Error {
         /// Its mode.
         mode: u32,
     },
-    /// The machine's package sources contain no Debian archive.
+    /// There is no connection to the mirror or to the proxy.
     #[error(
-        "no Debian archive in this machine's package sources (/etc/apt/sources.list, /etc/apt/sources.list.d): \
-         set TALLY_MIRROR to the address of one"
+        "{what} of {suite} cannot be fetched: {uri}: {failure}. Without a network, copy the cache of a machine that has \
+         them (~/.cache/tally or TALLY_CACHE), or set TALLY_GUEST to a folder with the files `kernel` and `initrd`"
     )]
-    NoArchive,
-    /// The signature of an archive's index cannot be verified.
-    #[error(
-        "the signature of {uri} cannot be verified: {reason} Install the package debian-archive-keyring, or set \
-         TALLY_MIRROR to another mirror"
-    )]
-    NotSigned {
-        /// The archive's address.
+    NoNetwork {
+        /// What is missing.
+        what: String,
+        /// The suite.
+        suite: &'static str,
+        /// The address.
         uri: String,
-        /// What apt says.
+        /// The reason.
+        failure: Failure,
+    },
+    /// A file could not be fetched.
+    #[error("cannot fetch {uri}: {failure}: set TALLY_MIRROR to another mirror, or http_proxy and no_proxy")]
+    Download {
+        /// The address.
+        uri: String,
+        /// The reason.
+        failure: Failure,
+    },
+    /// The signature of an archive's index cannot be verified.
+    #[error("{uri} is not used: {reason}. Set TALLY_MIRROR to another mirror")]
+    NotSigned {
+        /// The index's address.
+        uri: String,
+        /// What is wrong.
         reason: String,
     },
-    /// A line of apt about a package has no SHA-256.
-    #[error("the mirror's index has no SHA-256 of a package: {0}: set TALLY_MIRROR to another mirror")]
-    NoHash(String),
+    /// An archive's index is signed, but cannot be used.
+    #[error("{uri} is not used: the index {what}. Set TALLY_MIRROR to another mirror")]
+    Index {
+        /// The index's address.
+        uri: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// There are no package lists in the cache.
+    #[error("there are no package lists of {0} in the cache: `tally doctor --update` fetches them")]
+    NoLists(&'static str),
+    /// There is no package of this name.
+    #[error("{suite} has no package {name}")]
+    NoPackage {
+        /// The suite.
+        suite: &'static str,
+        /// The package's name.
+        name: String,
+    },
+    /// A package depends on one that is not there.
+    #[error(
+        "{suite} has no package for `{on}`, which {package} depends on: set TALLY_MIRROR to another mirror"
+    )]
+    Unmet {
+        /// The suite.
+        suite: &'static str,
+        /// The package.
+        package: String,
+        /// What it depends on.
+        on: String,
+    },
     /// A downloaded file is not the one that the signed index names.
-    #[error("{0}: the SHA-256 is not that of the mirror's signed index: set TALLY_MIRROR to another mirror")]
-    WrongHash(String),
+    #[error(
+        "{uri}: the SHA-256 is not that of the mirror's signed index: set TALLY_MIRROR to another mirror"
+    )]
+    WrongHash {
+        /// The file's address.
+        uri: String,
+        /// A part of the file was here before.
+        is_continued: bool,
+    },
     /// A required program is not installed.
     #[error("`{program}` is not installed: apt-get install {package}")]
     MissingProgram {

@@ -10,7 +10,7 @@ use crate::cache::{Cache, Key};
 use crate::cpio::Archive;
 use crate::error::{Error, Result};
 use crate::image::{Unpacked, only_folder};
-use crate::packages::Apt;
+use crate::packages::Repository;
 use crate::payloads::OwnPrograms;
 use crate::progress::Progress;
 use crate::release::{Arch, Release, Suite};
@@ -138,8 +138,8 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
 pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
     let of = of.into();
     let entry = cache.entry(&kernel_key(of), progress, |progress, entry| {
-        let apt = Apt::open(cache, of, progress)?;
-        let mut packages = apt.resolve(&[of.arch.kernel()])?;
+        let repository = Repository::open(cache, of, progress)?;
+        let mut packages = repository.resolve(&[of.arch.kernel()])?;
         let version = versions::of_package(&packages, of.arch.kernel());
         // Older releases have one package. Newer ones have separate packages for the image and the modules.
         packages.retain(|package| {
@@ -148,7 +148,7 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
                 .any(|prefix| package.name.starts_with(prefix))
         });
         let unpacked = entry.join("unpacked");
-        apt.unpack(&packages, &unpacked, progress)?;
+        repository.unpack(&packages, &unpacked, progress)?;
         let modules = [unpacked.join("lib/modules"), unpacked.join("usr/lib/modules")]
             .iter()
             .find_map(|folder| only_folder(folder, ""))
@@ -177,10 +177,10 @@ pub(crate) fn kernel_key(of: Release) -> Key {
 
 fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progress) -> Result<()> {
     let unpacked = entry.join("unpacked");
-    let apt = Apt::open(cache, of, progress)?;
-    let mut packages = apt.resolve(&PACKAGES)?;
+    let repository = Repository::open(cache, of, progress)?;
+    let mut packages = repository.resolve(&PACKAGES)?;
     packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
-    apt.unpack(&packages, &unpacked, progress)?;
+    repository.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the guest's programs");
     let files = Unpacked::new(&unpacked, of);

@@ -11,6 +11,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use crate::cpio::Archive;
+use crate::decompress;
 use crate::error::{Error, Result};
 
 /// The drivers of the transport and of the devices: console, file system, disk, network.
@@ -148,16 +149,9 @@ pub fn content(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn decompress(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = BufReader::new(File::open(path)?);
     let mut content = Vec::new();
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("gz") => flate2::bufread::GzDecoder::new(file).read_to_end(&mut content)?,
-        Some("xz") => lzma_rust2::XzReader::new(file, false).read_to_end(&mut content)?,
-        Some("zst") => ruzstd::decoding::StreamingDecoder::new(file)
-            .map_err(io::Error::other)?
-            .read_to_end(&mut content)?,
-        _ => file.read_to_end(&mut content)?,
-    };
+    let file = BufReader::new(File::open(path)?);
+    decompress::reader(&path.to_string_lossy(), file)?.read_to_end(&mut content)?;
     Ok(content)
 }
 

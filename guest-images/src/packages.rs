@@ -1,14 +1,18 @@
-//! Downloads and unpacks Debian packages without installing them.
+//! Downloads and unpacks Debian packages without installing them, on any distribution.
 //!
-//! This uses apt with a separate configuration and state in the cache. The machine's sources, package lists and
-//! installed packages are neither changed nor used, except for the addresses of the mirror and the network settings.
-//! apt checks the signatures of the package lists as usual. Files are compared with these lists whenever they are used.
-//! No privileges are needed; if root starts it, apt downloads as the user `_apt`.
+//! The lists of packages are fetched by HTTP from a mirror ([`crate::sources`]), verified by the archive's keys, and kept
+//! in the cache. Files are compared with these lists whenever they are used. No program of the machine or of a package
+//! is run, and no privileges are needed.
 
-mod configuration;
+mod deb;
+mod download;
+mod index;
+mod keys;
 mod lists;
 mod package;
-mod workplace;
+mod release_file;
+mod stanza;
+mod version;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,173 +24,139 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::release::Release;
 use crate::tool;
-use configuration::configuration;
-use lists::Archives;
-use workplace::Workplace;
+use download::Downloads;
+use index::{Index, Unmet};
+use lists::{List, Lists};
+use stanza::Stanza;
 
+pub use keys::expiry as keys_expire;
 pub use package::Package;
+pub(crate) use version::compare as compare_versions;
 
 /// Package lists older than this are updated before they are used.
 const MAX_AGE_OF_LISTS: Duration = Duration::from_hours(1);
-/// File with the sources of the lists. It is written when they have been updated.
-const UPDATED: &str = "updated";
 
-/// apt for one release. Holds a lock, so that other processes wait.
-pub struct Apt {
-    cache: Cache,
+/// The packages of one release. Holds a lock, so that other processes wait.
+pub struct Repository {
     release: Release,
-    directory: PathBuf,
+    lists: Lists,
+    downloads: Downloads,
     debs: PathBuf,
     sources: PathBuf,
     _guard: Option<Guard>,
 }
 
-impl Apt {
-    /// Configures apt for one release and updates its package lists, unless that has been done recently.
+impl Repository {
+    /// Opens the packages of a release, and updates their lists unless that has been done recently.
     pub fn open(cache: &Cache, release: impl Into<Release>, progress: &mut Progress) -> Result<Self> {
-        let apt = Self::configure(cache, release.into(), progress)?;
-        let archives = Archives::of(apt.release)?;
-        let stamp = apt.directory.join(UPDATED);
-        let is_recent = apt.updated().is_some_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS));
-        if !is_recent || fs::read_to_string(stamp).ok() != Some(archives.stamp(apt.release)) {
-            apt.update(&archives, progress)?;
+        let repository = Self::locked(cache, release.into(), progress)?;
+        let updated = repository.lists.updated();
+        if !updated.is_some_and(|at| at.elapsed().is_ok_and(|age| age < MAX_AGE_OF_LISTS)) {
+            repository.update(progress)?;
         }
-        Ok(apt)
+        Ok(repository)
     }
 
-    /// Updates the package lists of a release, however old they are.
+    /// Updates the package lists of a release, however old they are, with those of source packages.
     pub fn update_lists(cache: &Cache, release: Release, progress: &mut Progress) -> Result<()> {
-        Self::configure(cache, release, progress)?.update(&Archives::of(release)?, progress)
+        let repository = Self::locked(cache, release, progress)?;
+        repository.update(progress)?;
+        repository.lists.fetch(List::Sources, &repository.downloads, progress)
     }
 
-    /// Returns apt with the package lists as they are, and the time at which they were updated. They are only for
+    /// Returns the packages by the lists as they are, and the time at which these were updated. They are only for
     /// information: another process may be updating them.
     pub fn as_updated(cache: &Cache, release: Release) -> Result<Option<(Self, SystemTime)>> {
-        if !cache.root().join(folder_of(release)).join(UPDATED).exists() {
-            return Ok(None);
-        }
-        let apt = Self::in_cache(cache, release, None)?;
-        let updated = apt.updated();
-        Ok(updated.map(|at| (apt, at)))
+        let repository = Self::new(cache, release, Lists::of_this_machine(cache, release)?, None)?;
+        let updated = repository.lists.updated();
+        Ok(updated.map(|at| (repository, at)))
     }
 
-    fn in_cache(cache: &Cache, release: Release, guard: Option<Guard>) -> Result<Self> {
+    fn locked(cache: &Cache, release: Release, progress: &mut Progress) -> Result<Self> {
+        let guard = cache.lock(&format!("packages-{}", release.label()), progress)?;
+        Self::new(cache, release, Lists::of_this_machine(cache, release)?, Some(guard))
+    }
+
+    fn new(cache: &Cache, release: Release, lists: Lists, guard: Option<Guard>) -> Result<Self> {
         Ok(Self {
-            cache: cache.clone(),
             release,
-            directory: cache.folder(&folder_of(release))?,
+            lists,
+            downloads: Downloads::new(cache)?,
             debs: cache.folder("downloads")?,
             sources: cache.folder("downloads/source")?,
             _guard: guard,
         })
     }
 
-    /// Writes apt's configuration.
-    fn configure(cache: &Cache, release: Release, progress: &mut Progress) -> Result<Self> {
-        let guard = cache.lock(&format!("apt-{}", release.label()), progress)?;
-        let apt = Self::in_cache(cache, release, Some(guard))?;
-        for folder in ["lists", "cache", "cache/archives", "state", "sources.d"] {
-            apt.folder(folder)?;
-        }
-        write(&apt.directory.join("apt.conf"), &configuration(&apt.directory, release)?)?;
-        write(&apt.directory.join("empty"), "")?;
-        Ok(apt)
-    }
-
-    /// Returns a directory of apt's in the cache, and creates it if necessary.
-    fn folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.cache.folder(&format!("{}/{name}", folder_of(self.release)))?;
-        // apt gives these to its own user.
-        if ["lists", "cache/archives"].contains(&name) {
-            let partial = folder.join("partial");
-            fs::create_dir_all(&partial).map_err(Error::io("create", partial))?;
-        }
-        Ok(folder)
-    }
-
-    /// Returns the time at which the package lists were updated.
-    fn updated(&self) -> Option<SystemTime> {
-        fs::metadata(self.directory.join(UPDATED)).and_then(|file| file.modified()).ok()
+    fn update(&self, progress: &mut Progress) -> Result<()> {
+        let outcome = self.lists.update(&self.downloads, progress);
+        outcome.map_err(|error| self.without_network(error, "the package lists".into()))
     }
 
     /// Returns the packages with these names and all their dependencies.
     pub fn resolve(&self, names: &[&str]) -> Result<Vec<Package>> {
-        let mut command = self.get();
-        command.args(["install", "--quiet=2", "--no-install-recommends", "--print-uris"]).args(names);
-        Package::parse_all(&tool::run(&mut command, "apt")?)
+        let lists = self.lists.read(List::Packages)?.ok_or(Error::NoLists(self.release.suite.name()))?;
+        let index = Index::new(lists.iter().map(|(text, uri)| (text.as_str(), *uri)));
+        let suite = self.release.suite.name();
+        index.resolve(names).map_err(|unmet| match unmet {
+            Unmet::NoPackage(name) => Error::NoPackage { suite, name },
+            Unmet::Dependency { package, on } => Error::Unmet { suite, package, on },
+        })
     }
 
-    /// Returns the files of a source package.
+    /// Returns the files of the newest version of a source package.
     fn resolve_source(&self, name: &str) -> Result<Vec<Package>> {
-        let mut command = self.get();
-        command.args(["source", "--print-uris", "--only-source", "--quiet=2", name]);
-        Package::parse_all(&tool::run(&mut command, "apt")?)
+        let lists = self.lists.read(List::Sources)?.ok_or(Error::NoLists(self.release.suite.name()))?;
+        let stanzas =
+            lists.iter().flat_map(|(text, uri)| Stanza::all(text).map(move |stanza| (stanza, *uri)));
+        let of_name = stanzas.filter(|(stanza, _)| stanza.field("Package") == Some(name));
+        let sources = of_name.filter_map(|(stanza, uri)| Package::parse_source(stanza, uri));
+        let sources = sources.filter(|files| !files.is_empty());
+        sources.max_by(|one, other| compare_versions(&one[0].version, &other[0].version)).ok_or_else(|| {
+            Error::NoPackage { suite: self.release.suite.name(), name: format!("{name} (source)") }
+        })
     }
 
-    /// Returns the newest version of a source package, without its epoch.
-    pub fn source_version(&self, name: &str) -> Result<String> {
-        Ok(self.description(&self.resolve_source(name)?, name)?.version())
+    /// Returns the newest version of a source package, without its epoch, or `None` if the lists of sources were never
+    /// fetched.
+    pub fn source_version(&self, name: &str) -> Result<Option<String>> {
+        if self.lists.read(List::Sources)?.is_none() {
+            return Ok(None);
+        }
+        let version = &self.resolve_source(name)?[0].version;
+        Ok(Some(version.split_once(':').map_or(version.as_str(), |(_, rest)| rest).to_owned()))
     }
 
     /// Downloads packages, unless that has been done before, and unpacks them into one directory.
     pub fn unpack(&self, packages: &[Package], into: &Path, progress: &mut Progress) -> Result<()> {
         let missing = missing(packages, &self.debs, progress);
         if !missing.is_empty() {
-            let bytes: u64 = missing.iter().map(|package| package.size).sum();
-            progress.step(format!(
-                "fetching {} packages of {} ({} MB)",
-                missing.len(),
-                self.release,
-                bytes / 1_000_000
-            ));
-            let names = missing.iter().map(|package| format!("{}={}", package.name, package.version()));
-            let mut download = self.get();
-            download.arg("download").args(names);
-            self.download(&mut download, &missing, &self.debs)?;
+            progress.step(format!("fetching {} packages of {}", missing.len(), self.release));
+            self.download(&missing, &self.debs, progress)?;
         }
         for package in packages {
             progress.detail(&package.name);
-            let deb = self.debs.join(&package.file);
-            tool::run(Command::new("dpkg-deb").arg("-x").arg(deb).arg(into), "dpkg")?;
+            deb::unpack(&self.debs.join(&package.file), into)?;
         }
         Ok(())
     }
 
     /// Downloads a source package and unpacks it, with the distribution's patches, into a new directory.
     pub fn unpack_source(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
-        let files = self.resolve_source(name)?;
-        let dsc = &self.description(&files, name)?.file;
-        let missing = missing(&files, &self.sources, progress);
-        if !missing.is_empty() {
-            progress.step(format!("fetching the source of {name} from {}", self.release));
-            let mut download = self.get();
-            download.args(["source", "--download-only", "--only-source", name]);
-            self.download(&mut download, &missing, &self.sources)?;
-        }
+        let files = self.fetch_source(name, |_| true, progress)?;
+        let dsc = files.iter().find(|file| has_extension(file, "dsc")).ok_or_else(|| self.no_source(name))?;
         progress.step(format!("unpacking the source of {name}"));
         let mut command = Command::new("dpkg-source");
-        command.args(["--no-check", "--no-copy", "--extract"]).arg(self.sources.join(dsc)).arg(into);
+        command.args(["--no-check", "--no-copy", "--extract"]).arg(self.sources.join(&dsc.file)).arg(into);
         tool::run(&mut command, "dpkg-dev").map(drop)
     }
 
     /// Downloads the original archive of a source package and unpacks it, without the distribution's patches, into a
     /// new directory.
     pub fn unpack_original(&self, name: &str, into: &Path, progress: &mut Progress) -> Result<()> {
-        /// apt's program that downloads a file and compares its hash.
-        const HELPER: &str = "/usr/lib/apt/apt-helper";
-        let mut files = self.resolve_source(name)?;
-        files.retain(|file| file.file.contains(".orig.tar."));
-        let [archive] = &files[..] else {
-            let what = format!("original source of {name}");
-            return Err(Error::NotInPackages { suite: self.release.suite.name(), what });
-        };
-        if !missing(&files, &self.sources, progress).is_empty() {
-            progress.step(format!("fetching the source of {name} from {}", self.release));
-            let mut download = Command::new(HELPER);
-            download.env("APT_CONFIG", self.config()).env("LC_ALL", "C");
-            download.args(["download-file", &archive.uri, &archive.file, &archive.hash()]);
-            self.download(&mut download, &[archive], &self.sources)?;
-        }
+        let is_original = |file: &Package| file.file.contains(".orig.tar.") && !has_extension(file, "asc");
+        let files = self.fetch_source(name, is_original, progress)?;
+        let [archive] = &files[..] else { return Err(self.no_source(name)) };
         progress.step(format!("unpacking the source of {name}"));
         fs::create_dir_all(into).map_err(Error::io("create", into))?;
         let mut command = Command::new("tar");
@@ -194,41 +164,52 @@ impl Apt {
         tool::run(command.arg("--file").arg(self.sources.join(&archive.file)), "tar").map(drop)
     }
 
-    /// Returns the file with the description of a source package.
-    fn description<'a>(&self, files: &'a [Package], name: &str) -> Result<&'a Package> {
-        let is_description = |path: &Path| path.extension().is_some_and(|extension| extension == "dsc");
-        files.iter().find(|file| is_description(Path::new(&file.file))).ok_or_else(|| Error::NotInPackages {
-            suite: self.release.suite.name(),
-            what: format!("source of {name}"),
-        })
+    /// Downloads the wanted files of a source package, unless that has been done before.
+    fn fetch_source(
+        &self,
+        name: &str,
+        is_wanted: impl Fn(&Package) -> bool,
+        progress: &mut Progress,
+    ) -> Result<Vec<Package>> {
+        progress.step(format!("fetching the source of {name} from {}", self.release));
+        let lists = self.lists.fetch(List::Sources, &self.downloads, progress);
+        lists.map_err(|error| self.without_network(error, "the list of source packages".into()))?;
+        let mut files = self.resolve_source(name)?;
+        files.retain(is_wanted);
+        self.download(&missing(&files, &self.sources, progress), &self.sources, progress)?;
+        Ok(files)
     }
 
-    /// Runs a command of apt that downloads these files, and moves them into a directory of the cache.
-    fn download(&self, command: &mut Command, files: &[&Package], into: &Path) -> Result<()> {
-        let workplace = Workplace::new()?;
-        let arriving = workplace.downloads(&self.config())?;
-        tool::run(command.current_dir(&arriving), "apt")?;
-        files.iter().try_for_each(|file| file.take(&arriving, into))
+    /// Downloads files into a directory of the cache.
+    fn download(&self, files: &[&Package], into: &Path, progress: &mut Progress) -> Result<()> {
+        let total = files.iter().map(|file| file.listed.size).sum();
+        let mut before = 0;
+        for file in files {
+            let report = &mut |here| progress.bytes(before + here, total);
+            let outcome = self.downloads.file(&file.uri, file.listed, &into.join(&file.file), report);
+            outcome.map_err(|error| self.without_network(error, format!("the package {}", file.name)))?;
+            before += file.listed.size;
+        }
+        Ok(())
     }
 
-    fn config(&self) -> PathBuf {
-        self.directory.join("apt.conf")
+    fn no_source(&self, name: &str) -> Error {
+        Error::NotInPackages { suite: self.release.suite.name(), what: format!("original source of {name}") }
     }
 
-    fn get(&self) -> Command {
-        let mut command = Command::new("apt-get");
-        command.env("APT_CONFIG", self.config()).env("LC_ALL", "C");
-        command
+    /// Says what is missing, and how to do without it, if there is no network.
+    fn without_network(&self, error: Error, what: String) -> Error {
+        match error {
+            Error::Download { uri, failure } if failure.is_of_network() => {
+                Error::NoNetwork { what, suite: self.release.suite.name(), uri, failure }
+            }
+            error => error,
+        }
     }
 }
 
-/// Returns apt's directory for a release in the cache.
-fn folder_of(release: Release) -> String {
-    format!("apt/{}", release.label())
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(Error::io("write", path))
+fn has_extension(file: &Package, extension: &str) -> bool {
+    Path::new(&file.file).extension().is_some_and(|other| other == extension)
 }
 
 /// Returns the files that have to be downloaded, because they are not in the directory, or are not those that the
@@ -241,3 +222,6 @@ fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> 
     }
     missing
 }
+
+#[cfg(test)]
+mod tests;

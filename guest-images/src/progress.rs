@@ -99,6 +99,17 @@ impl Progress {
         }
     }
 
+    /// Shows how much of a download is here, on a terminal only.
+    pub fn bytes(&mut self, here: u64, total: u64) {
+        const WIDTH: u64 = 24;
+        let done = (here * WIDTH).checked_div(total).unwrap_or(WIDTH).min(WIDTH);
+        let bar: String = (0..WIDTH).map(|place| if place < done { '#' } else { '.' }).collect();
+        // Tenths of a megabyte.
+        let [here, total] =
+            [here, total].map(|bytes| format!("{}.{}", bytes / 1_000_000, bytes / 100_000 % 10));
+        self.detail(&format!("[{bar}] {here} of {total} MB"));
+    }
+
     /// Shows what the program waits for, on a line of a terminal that [`Self::clear`] erases. Within a step, shows it
     /// as the step's detail.
     pub fn wait(&mut self, text: &str) {

@@ -41,15 +41,6 @@ impl Suite {
             Self::Sid => None,
         }
     }
-
-    /// Its other name in the archive, which moves on to the next release when there is one.
-    pub(crate) fn alias(self) -> &'static str {
-        match self {
-            Self::Bookworm => "oldstable",
-            Self::Trixie => "stable",
-            Self::Sid => "unstable",
-        }
-    }
 }
 
 impl fmt::Display for Suite {

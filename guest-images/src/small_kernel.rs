@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
-use crate::packages::Apt;
+use crate::packages::Repository;
 use crate::progress::Progress;
 use crate::release::Suite;
 use crate::tool;
@@ -93,12 +93,12 @@ fn compile(cache: &Cache, entry: &Path, progress: &mut Progress) -> Result<()> {
 /// must not be there: the linker would prefer them, and they would be missing when the program runs.
 fn unpack(cache: &Cache, work: &Path, progress: &mut Progress) -> Result<()> {
     let suite = Suite::default();
-    let apt = Apt::open(cache, suite, progress)?;
-    let mut packages = apt.resolve(&[SOURCE, LIBRARIES[0].0, LIBRARIES[1].0])?;
+    let repository = Repository::open(cache, suite, progress)?;
+    let mut packages = repository.resolve(&[SOURCE, LIBRARIES[0].0, LIBRARIES[1].0])?;
     packages.retain(|package| {
         package.name == SOURCE || LIBRARIES.iter().any(|(library, _)| package.name == *library)
     });
-    apt.unpack(&packages, work, progress)?;
+    repository.unpack(&packages, work, progress)?;
     for (package, library) in LIBRARIES {
         let to = work.join("usr/lib").join(library);
         let from = work.join("usr/lib/x86_64-linux-gnu").join(library);

@@ -1,16 +1,18 @@
-//! Finds the Debian archive in this machine's package sources, in both formats of apt.
+//! Finds a Debian archive: in this machine's package sources, in both formats of apt, where there are some.
 //!
 //! Two archives are used: the main one, and that of the security updates. Third-party repositories have other suites.
+//! Sources with other addresses than `http://` are passed over, as the packages' signatures protect them.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-
 /// Suites by which a Debian archive is recognised.
 const DEBIAN_SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
+
+/// Debian's own archive, whose name leads to a server nearby.
+const DEBIAN: &str = "http://deb.debian.org/debian";
 
 /// An archive and the keys with which its index is signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,13 +33,13 @@ enum Kind {
 }
 
 impl Archive {
-    /// Returns the archive in `TALLY_MIRROR` if that is set, or else the one in this machine's sources.
-    pub fn of_this_machine() -> Result<Self> {
-        if let Some(uri) = mirror() {
-            let signed_by = Some("/usr/share/keyrings/debian-archive-keyring.gpg".to_owned());
-            return Ok(Self { uri, signed_by: signed_by.filter(|keyring| Path::new(keyring).exists()) });
-        }
-        Self::in_sources(Kind::Main).ok_or(Error::NoArchive)
+    /// Returns the archive in `TALLY_MIRROR` if that is set, or else the one in this machine's sources, or else
+    /// Debian's own.
+    pub fn of_this_machine() -> Self {
+        let set = mirror().map(|uri| Self { uri, signed_by: None });
+        let archive = set.or_else(|| Self::in_sources(Kind::Main));
+        let archive = archive.unwrap_or_else(|| Self { uri: DEBIAN.to_owned(), signed_by: None });
+        Self { uri: archive.uri.trim_end_matches('/').to_owned(), ..archive }
     }
 
     /// Returns the archive of the security updates of this one: the one in this machine's sources, or else the one that
@@ -51,6 +53,12 @@ impl Archive {
         let uri = self.uri.trim_end_matches('/');
         uri.ends_with("/debian")
             .then(|| Self { uri: format!("{uri}-security"), signed_by: self.signed_by.clone() })
+    }
+
+    /// Returns the files with the archive's keys that the machine's sources name.
+    pub(crate) fn keyrings(&self) -> impl Iterator<Item = &Path> {
+        let words = self.signed_by.iter().flat_map(|keys| keys.split([',', ' ', '\n']));
+        words.map(Path::new).filter(|path| path.is_absolute())
     }
 
     fn in_sources(kind: Kind) -> Option<Self> {
@@ -104,7 +112,7 @@ fn from_lines(text: &str, kind: Kind) -> Option<Archive> {
         let (uri, suite) = (words.next()?, words.next()?);
         let components: Vec<&str> = words.collect();
         let signed_by = options.split_whitespace().find_map(|option| option.strip_prefix("signed-by="));
-        is_debian(suite, &components.join(" "), kind)
+        (is_debian(suite, &components.join(" "), kind) && uri.starts_with("http://"))
             .then(|| Archive { uri: uri.to_owned(), signed_by: signed_by.map(str::to_owned) })
     })
 }
@@ -115,7 +123,8 @@ fn from_stanzas(text: &str, kind: Kind) -> Option<Archive> {
         let enabled =
             field(stanza, "Enabled").is_none_or(|value| !matches!(value.as_str(), "no" | "false" | "0"));
         let binary = field(stanza, "Types")?.split_whitespace().any(|kind| kind == "deb");
-        let uri = field(stanza, "URIs")?.split_whitespace().next()?.to_owned();
+        let uris = field(stanza, "URIs")?;
+        let uri = uris.split_whitespace().find(|uri| uri.starts_with("http://"))?.to_owned();
         let components = field(stanza, "Components").unwrap_or_default();
         let debian = is_debian(&field(stanza, "Suites")?, &components, kind);
         (enabled && binary && debian).then(|| Archive { uri, signed_by: field(stanza, "Signed-By") })
@@ -169,6 +178,15 @@ mod tests {
         let archive = from_stanzas(text, Kind::Main).unwrap();
         assert_eq!(archive.uri, "http://mirror.example/debian");
         assert_eq!(archive.signed_by.as_deref(), Some("\n -----BEGIN\n .\n -----END"));
+    }
+
+    #[test]
+    fn sources_that_are_not_fetched_by_http_are_passed_over() {
+        let lines = "deb https://tls.example/debian bookworm main\ndeb cdrom:[x]/ bookworm main\n\
+                     deb http://mirror.example/debian bookworm main\n";
+        assert_eq!(from_lines(lines, Kind::Main).unwrap().uri, "http://mirror.example/debian");
+        let stanza = "Types: deb\nURIs: https://tls.example/debian\nSuites: bookworm\nComponents: main\n";
+        assert_eq!(from_stanzas(stanza, Kind::Main), None);
     }
 
     #[test]

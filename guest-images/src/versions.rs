@@ -5,15 +5,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::SystemTime;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::guest::kernel_key;
-use crate::packages::{Apt, Package};
+use crate::packages::{Package, Repository, compare_versions};
 use crate::release::Release;
-use crate::tool;
 
 /// File in an entry with the version of the package that it was made from.
 const RECORD: &str = "version";
@@ -54,20 +52,20 @@ pub fn built_kernel(cache: &Cache, of: Release) -> Option<Built> {
 
 /// Returns the kernel's version in the package lists as they are, or `None` if they were never fetched.
 pub fn listed_kernel(cache: &Cache, of: Release) -> Result<Option<Listed>> {
-    let Some((apt, fetched)) = Apt::as_updated(cache, of)? else { return Ok(None) };
-    let version = of_package(&apt.resolve(&[of.arch.kernel()])?, of.arch.kernel());
+    let Some((repository, fetched)) = Repository::as_updated(cache, of)? else { return Ok(None) };
+    let version = of_package(&repository.resolve(&[of.arch.kernel()])?, of.arch.kernel());
     Ok(version.map(|version| Listed { version, fetched }))
 }
 
 /// Returns the version of a source package in the package lists as they are, or `None` if they were never fetched.
 pub fn listed_source(cache: &Cache, of: Release, name: &str) -> Result<Option<Listed>> {
-    let Some((apt, fetched)) = Apt::as_updated(cache, of)? else { return Ok(None) };
-    Ok(Some(Listed { version: apt.source_version(name)?, fetched }))
+    let Some((repository, fetched)) = Repository::as_updated(cache, of)? else { return Ok(None) };
+    Ok(repository.source_version(name)?.map(|version| Listed { version, fetched }))
 }
 
 /// Returns the version of the package of this name.
 pub(crate) fn of_package(packages: &[Package], name: &str) -> Option<String> {
-    packages.iter().find(|package| package.name == name).map(Package::version)
+    packages.iter().find(|package| package.name == name).map(|package| package.version.clone())
 }
 
 /// Records the version of the package from which an entry is made.
@@ -79,7 +77,7 @@ pub fn record(entry: &Path, version: Option<String>) -> Result<()> {
 
 /// Returns true if the first version is newer than the second, by the distribution's rules.
 pub fn is_newer(one: &str, other: &str) -> bool {
-    tool::run(Command::new("dpkg").args(["--compare-versions", one, "gt", other]), "dpkg").is_ok()
+    compare_versions(one, other).is_gt()
 }
 
 #[cfg(test)]

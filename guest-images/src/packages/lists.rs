@@ -1,220 +1,276 @@
-//! Fetches package lists: those of a release, and beside them those of its security updates.
+//! The package lists of a release and of its security updates: signed indexes and the lists that these name, as they
+//! were fetched, in the cache.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::time::SystemTime;
 
-use super::configuration::stanza;
-use super::workplace::{Workplace, copy_files};
-use super::{Apt, UPDATED, write};
-use crate::cache::remove_folder;
+use tempfile::NamedTempFile;
+
+use super::download::Downloads;
+use super::keys::{Keys, Refusal};
+use super::release_file::{Listed, ReleaseFile};
+use crate::cache::{Cache, remove_folder};
 use crate::error::{Error, Result};
+use crate::http::Failure;
 use crate::progress::Progress;
 use crate::release::Release;
 use crate::sources::Archive;
-use crate::tool;
+use crate::{date, decompress};
 
-/// Archives of a release.
-pub(super) struct Archives {
-    main: Archive,
-    /// The security updates, with the name of their suite.
-    security: Option<(Archive, &'static str)>,
+/// File with the addresses of the lists. It is written when they have been updated.
+const UPDATED: &str = "updated";
+const INDEX: &str = "InRelease";
+
+/// A list of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum List {
+    /// Packages for one architecture.
+    Packages,
+    /// Source packages.
+    Sources,
 }
 
-impl Archives {
-    pub fn of(release: Release) -> Result<Self> {
-        let main = Archive::of_this_machine()?;
-        let security = release.suite.security().and_then(|suite| Some((main.security_updates()?, suite)));
-        Ok(Self { main, security })
+/// A suite of an archive.
+struct Part {
+    archive: Archive,
+    /// The suite's name.
+    suite: &'static str,
+}
+
+/// The lists of a release in the cache.
+pub struct Lists {
+    release: Release,
+    /// The release and its security updates.
+    parts: Vec<Part>,
+    folder: PathBuf,
+    keys: Keys,
+}
+
+impl Lists {
+    /// Returns the lists of a release by the archives of this machine.
+    pub fn of_this_machine(cache: &Cache, release: Release) -> Result<Self> {
+        let archive = Archive::of_this_machine();
+        let security = archive.security_updates();
+        Self::new(cache, release, archive, security, Keys::of_debian())
+    }
+
+    /// Returns the lists of a release by these archives, which are signed by these keys or by their own.
+    pub(super) fn new(
+        cache: &Cache,
+        release: Release,
+        main: Archive,
+        security: Option<Archive>,
+        keys: Keys,
+    ) -> Result<Self> {
+        let mut parts = vec![Part { archive: main, suite: release.suite.name() }];
+        if let Some((suite, archive)) = release.suite.security().zip(security) {
+            parts.push(Part { archive, suite });
+        }
+        Ok(Self { release, parts, folder: cache.folder(&format!("indexes/{}", release.label()))?, keys })
+    }
+
+    /// Returns the time at which the lists were fetched from these archives.
+    pub fn updated(&self) -> Option<SystemTime> {
+        let stamp = self.folder.join(UPDATED);
+        let is_of_these = fs::read_to_string(&stamp).is_ok_and(|text| text == self.stamp());
+        fs::metadata(stamp).and_then(|file| file.modified()).ok().filter(|_| is_of_these)
     }
 
     /// Returns the content of [`UPDATED`].
-    pub fn stamp(&self, release: Release) -> String {
-        let security = self.security.as_ref().map(|(archive, suite)| stanza(archive, suite));
-        format!("{}\n{}", stanza(&self.main, release.suite.name()), security.unwrap_or_default())
+    fn stamp(&self) -> String {
+        let lines: Vec<String> =
+            self.parts.iter().map(|part| format!("{} {}", part.archive.uri, part.suite)).collect();
+        lines.join("\n")
     }
-}
 
-impl Apt {
-    /// Fetches the package lists.
-    pub(super) fn update(&self, archives: &Archives, progress: &mut Progress) -> Result<()> {
+    /// Fetches the indexes and the lists of packages.
+    pub fn update(&self, downloads: &Downloads, progress: &mut Progress) -> Result<()> {
         progress.step(format!("fetching the package lists of {}", self.release));
-        let (stamp, lists) = (self.directory.join(UPDATED), self.directory.join("lists"));
-        let workplace = Workplace::new()?;
-        let fetched = workplace.lists(&lists)?;
+        let stamp = self.folder.join(UPDATED);
         // If the update fails, the lists are of no known archive.
         let _ = fs::remove_file(&stamp);
-        self.fetch_lists(&archives.main, &fetched).map_err(|error| not_signed(error, &archives.main))?;
-        self.fetch_security(archives, &fetched, progress)?;
-        remove_folder(&lists)?;
-        copy_files(&fetched, &self.folder("lists")?)?;
-        write(&stamp, &archives.stamp(self.release))
-    }
-
-    /// Fetches the lists of the main archive. While a mirror is being updated, its lists may not be those that its
-    /// signed release file names. Under the release's other name, the mirror may still have lists and a release file
-    /// that fit.
-    fn fetch_lists(&self, archive: &Archive, lists: &Path) -> Result<()> {
-        let (sources, security) = (self.sources_file("tally"), self.sources_file("security"));
-        let _ = fs::remove_file(security);
-        let fetch = |suite: &str| {
-            write(&sources, &stanza(archive, suite))?;
-            tool::run(&mut self.update_command(lists), "apt").map(drop)
-        };
-        let (name, alias) = (self.release.suite.name(), self.release.suite.alias());
-        let Err(error) = fetch(name) else { return Ok(()) };
-        let is_same = |path: &Path| fs::read_to_string(path).is_ok_and(|text| has_codename(&text, name));
-        let release_file = format!("_dists_{alias}_InRelease");
-        if fetch(alias).is_ok() && find(lists, &release_file).is_some_and(|path| is_same(&path)) {
-            return Ok(());
+        for part in &self.parts {
+            self.update_index(part, downloads).or_else(|error| self.go_on_without(part, error, progress))?;
         }
-        Err(error)
-    }
-
-    /// Fetches the lists of the security updates beside those of the main archive. Without them, a line says so.
-    fn fetch_security(&self, archives: &Archives, lists: &Path, progress: &mut Progress) -> Result<()> {
-        let Some(wanted) = self.release.suite.security() else { return Ok(()) };
-        let Some((archive, suite)) = &archives.security else {
+        if let (Some(wanted), 1) = (self.release.suite.security(), self.parts.len()) {
             progress.remark(&format!(
                 "going on without {wanted}: neither this machine's package sources nor the mirror's address say where it is"
             ));
-            return Ok(());
+        }
+        self.fetch(List::Packages, downloads, progress)?;
+        write(&stamp, self.stamp().as_bytes())
+    }
+
+    /// Fetches an index, and puts it in the place of the one that is here if it is signed and not older.
+    fn update_index(&self, part: &Part, downloads: &Downloads) -> Result<()> {
+        let uri = format!("{}/{INDEX}", part.uri());
+        let text = self.verified(part, &uri, downloads.text(&uri)?)?;
+        let wrong = |what: String| Error::Index { uri: uri.clone(), what };
+        let index = ReleaseFile::parse(&text).ok_or_else(|| wrong("is not an index of packages".into()))?;
+        if index.codename != part.suite {
+            return Err(wrong(format!("is that of {}, not of {}", index.codename, part.suite)));
+        }
+        if let Some(until) = index.valid_until.filter(|until| *until <= SystemTime::now()) {
+            return Err(wrong(format!("was valid until {} only", date::day(until))));
+        }
+        let folder = self.folder.join(part.suite);
+        if let Some(here) = self.index(part).filter(|here| here.date > index.date) {
+            let (of, here) = (date::day(index.date), date::day(here.date));
+            let what = format!("is of {of}, older than the one of {here} in {}", folder.display());
+            return Err(wrong(what));
+        }
+        fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
+        write(&folder.join(INDEX), text.as_bytes())
+    }
+
+    /// Returns the text of an index if one of the keys has signed it.
+    fn verified(&self, part: &Part, uri: &str, signed: Vec<u8>) -> Result<String> {
+        let mut keys = self.keys.clone();
+        for file in part.archive.keyrings() {
+            keys = keys.with_file(file);
+        }
+        let not_signed = |reason: String| Error::NotSigned { uri: uri.to_owned(), reason };
+        let no_signature = || {
+            not_signed("it is not a signed text. A proxy may have answered in place of the mirror".to_owned())
         };
-        let sources = self.sources_file("security");
-        write(&sources, &stanza(archive, suite))?;
-        let mut update = self.update_command(lists);
-        update.arg("-o").arg(format!("Dir::Etc::sourcelist={}", sources.display()));
-        update.args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "APT::Get::List-Cleanup=false"]);
-        if let Err(error) = tool::run(&mut update, "apt") {
-            fs::remove_file(&sources).map_err(Error::io("remove", &sources))?;
-            progress.remark(&format!("going on without {wanted}: {}", reason(&error)));
+        let signed = String::from_utf8(signed).map_err(|_| no_signature())?;
+        keys.verify(&signed, SystemTime::now()).map_err(|refusal| match refusal {
+            Refusal::NotSigned => no_signature(),
+            Refusal::Signature(reason) => not_signed(reason),
+        })
+    }
+
+    /// Returns the index that is here.
+    fn index(&self, part: &Part) -> Option<ReleaseFile> {
+        ReleaseFile::parse(&fs::read_to_string(self.folder.join(part.suite).join(INDEX)).ok()?)
+    }
+
+    /// Fetches the lists of a kind that the indexes name, unless they are here.
+    pub fn fetch(&self, list: List, downloads: &Downloads, progress: &mut Progress) -> Result<()> {
+        for (part, index) in self.indexes() {
+            let outcome = self.fetch_list(list, part, &index, downloads, progress);
+            outcome.or_else(|error| self.go_on_without(part, error, progress))?;
         }
         Ok(())
     }
 
-    fn update_command(&self, lists: &Path) -> Command {
-        let mut command = self.get();
-        command
-            .args(["update", "--error-on=any", "-o"])
-            .arg(format!("Dir::State::lists={}", lists.display()));
-        command
+    fn fetch_list(
+        &self,
+        list: List,
+        part: &Part,
+        index: &ReleaseFile,
+        downloads: &Downloads,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let path = self.path(part, list);
+        let name = format!("{}.xz", list.path(self.release));
+        let listed = listed(index, &name, part)?;
+        if listed.is(&path) {
+            return Ok(());
+        }
+        let mut report = |here| progress.bytes(here, listed.size);
+        if index.is_by_hash {
+            let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let by_hash = format!("{}/{folder}/by-hash/SHA256/{}", part.uri(), listed.hex());
+            match downloads.file(&by_hash, listed, &path, &mut report) {
+                Err(Error::Download { failure: Failure::NotFound, .. }) => {}
+                outcome => return outcome,
+            }
+        }
+        downloads.file(&format!("{}/{name}", part.uri()), listed, &path, &mut report)
     }
 
-    fn sources_file(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("sources.d/{name}.sources"))
+    /// Goes on without the security updates, and says so, if the mirror does not have them or is being updated. An
+    /// index that cannot be verified is an error.
+    fn go_on_without(&self, part: &Part, error: Error, progress: &mut Progress) -> Result<()> {
+        let is_missing = match &error {
+            Error::Download { failure, .. } => {
+                matches!(failure, Failure::NotFound | Failure::OtherSize { .. })
+            }
+            Error::WrongHash { .. } => true,
+            _ => false,
+        };
+        if !part.is_security() || !is_missing {
+            return Err(error);
+        }
+        remove_folder(&self.folder.join(part.suite))?;
+        progress.remark(&format!("going on without {}: {error}", part.suite));
+        Ok(())
+    }
+
+    /// Returns the lists of a kind as they are here, each with the address of its archive, or `None` if one is missing.
+    pub fn read(&self, list: List) -> Result<Option<Vec<(String, &str)>>> {
+        let mut texts = Vec::new();
+        for (part, index) in self.indexes() {
+            let path = self.path(part, list);
+            let name = list.path(self.release);
+            if !listed(&index, &format!("{name}.xz"), part)?.is(&path) {
+                return Ok(None);
+            }
+            let size = listed(&index, name, part)?.size;
+            texts.push((decompressed(&path, size)?, part.archive.uri.as_str()));
+        }
+        Ok((!texts.is_empty()).then_some(texts))
+    }
+
+    fn indexes(&self) -> impl Iterator<Item = (&Part, ReleaseFile)> {
+        self.parts.iter().filter_map(|part| Some((part, self.index(part)?)))
+    }
+
+    fn path(&self, part: &Part, list: List) -> PathBuf {
+        self.folder.join(part.suite).join(match list {
+            List::Packages => "Packages.xz",
+            List::Sources => "Sources.xz",
+        })
     }
 }
 
-/// Returns an error of its own if apt has refused the archive's signature.
-fn not_signed(error: Error, archive: &Archive) -> Error {
-    let refused = match &error {
-        Error::Command { tail, .. } => tail.contains("is not signed") || tail.contains("GPG error"),
-        _ => false,
-    };
-    if refused { Error::NotSigned { uri: archive.uri.clone(), reason: reason(&error) } } else { error }
+impl Part {
+    /// Returns the address of the suite.
+    fn uri(&self) -> String {
+        format!("{}/dists/{}", self.archive.uri, self.suite)
+    }
+
+    fn is_security(&self) -> bool {
+        self.suite.ends_with("-security")
+    }
 }
 
-/// Returns apt's own reason for a failure, which is the first of its errors.
-fn reason(error: &Error) -> String {
-    let said = match error {
-        Error::Command { tail, .. } => tail.split("; ").find_map(|line| line.strip_prefix("E: ")),
-        _ => None,
-    };
-    said.map_or_else(|| error.to_string(), str::to_owned)
-}
-
-/// Returns whether a release file is that of the release with this name.
-fn has_codename(release_file: &str, name: &str) -> bool {
-    release_file
-        .lines()
-        .any(|line| line.strip_prefix("Codename:").is_some_and(|codename| codename.trim() == name))
-}
-
-/// Returns the path of the file in a directory whose name ends like this.
-fn find(directory: &Path, end: &str) -> Option<PathBuf> {
-    let paths = fs::read_dir(directory).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    paths.into_iter().find(|path| path.to_string_lossy().ends_with(end))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cache::{Cache, folder_of_ours};
-    use std::os::unix::fs::PermissionsExt;
-    use tempfile::TempDir;
-
-    /// Returns an archive in a directory, with the release file of a suite but without a signature.
-    fn unsigned_archive(suite: &str) -> (TempDir, Archive) {
-        let folder = tempfile::tempdir().unwrap();
-        // apt's own user reads it.
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let dists = folder.path().join("dists").join(suite);
-        fs::create_dir_all(&dists).unwrap();
-        fs::write(dists.join("Release"), format!("Codename: {suite}\nDate: Sat, 11 Jul 2026 10:16:37 UTC\n"))
-            .unwrap();
-        let archive = Archive { uri: format!("file:{}", folder.path().display()), signed_by: None };
-        (folder, archive)
-    }
-
-    fn apt_in(folder: &TempDir) -> Apt {
-        let cache = Cache::at(folder.path()).unwrap();
-        Apt::configure(&cache, Release::default(), &mut Progress::silent()).unwrap()
-    }
-
-    #[test]
-    fn an_archive_without_a_signature_is_refused() {
-        let folder = folder_of_ours();
-        let apt = apt_in(&folder);
-        let (_files, main) = unsigned_archive(apt.release.suite.name());
-        let uri = main.uri.clone();
-        let said = apt.update(&Archives { main, security: None }, &mut Progress::silent()).unwrap_err();
-        assert!(matches!(&said, Error::NotSigned { uri: named, .. } if *named == uri), "{said}");
-        assert!(!apt.directory.join(UPDATED).exists());
-    }
-
-    #[test]
-    fn a_mirror_without_security_updates_is_used_without_them() {
-        let (folder, lists) = (folder_of_ours(), Workplace::new().unwrap());
-        let apt = apt_in(&folder);
-        let (_files, archive) = unsigned_archive("other");
-        let suite = apt.release.suite.security().unwrap();
-        let archives = Archives { main: archive.clone(), security: Some((archive, suite)) };
-        let lists = lists.lists(&apt.directory.join("lists")).unwrap();
-        apt.fetch_security(&archives, &lists, &mut Progress::silent()).unwrap();
-        assert!(!apt.sources_file("security").exists(), "apt would miss the lists");
-    }
-
-    #[test]
-    fn lists_from_before_there_were_security_updates_are_fetched_again() {
-        let archive = Archive { uri: "http://mirror.example/debian".into(), signed_by: None };
-        let release = Release::default();
-        let security = archive.security_updates().zip(release.suite.security());
-        let stamp = |security| Archives { main: archive.clone(), security }.stamp(release);
-        assert_ne!(stamp(security), stamp(None));
-    }
-
-    fn failure(tail: &str) -> Error {
-        Error::Command {
-            command: "apt-get update".into(),
-            status: "exit status: 100".into(),
-            tail: tail.into(),
+impl List {
+    /// Returns the path in a suite of the list, which is there only compressed.
+    fn path(self, release: Release) -> &'static str {
+        match (self, release.arch.in_packages()) {
+            (Self::Sources, _) => "main/source/Sources",
+            (Self::Packages, "riscv64") => "main/binary-riscv64/Packages",
+            (Self::Packages, _) => "main/binary-amd64/Packages",
         }
     }
+}
 
-    #[test]
-    fn a_release_file_names_its_release() {
-        let text = "Origin: Debian\nSuite: stable\nVersion: 13.7\nCodename: trixie\n";
-        assert!(has_codename(text, "trixie") && !has_codename(text, "stable") && !has_codename(text, "trix"));
-    }
+fn listed(index: &ReleaseFile, name: &str, part: &Part) -> Result<Listed> {
+    index.file(name).ok_or_else(|| Error::Index {
+        uri: format!("{}/{INDEX}", part.uri()),
+        what: format!("has no {name}"),
+    })
+}
 
-    #[test]
-    fn a_mirror_that_cannot_be_verified_is_named_with_apts_reason() {
-        let archive = Archive { uri: "http://mirror.example/debian".into(), signed_by: None };
-        let refusal = "The repository 'http://mirror.example/debian bookworm InRelease' is not signed.";
-        let said = not_signed(failure(&format!("W: GPG error: ...; E: {refusal}; N: See ...")), &archive);
-        assert!(said.to_string().starts_with("the signature of http://mirror.example/debian"), "{said}");
-        assert!(said.to_string().contains(refusal) && !said.to_string().contains("N: "), "{said}");
-        let other = not_signed(failure("E: Failed to fetch http://mirror.example: 404"), &archive);
-        assert!(matches!(other, Error::Command { .. }));
-    }
+/// Returns the text of a compressed list, which is no longer than its index says.
+fn decompressed(path: &Path, size: u64) -> Result<String> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    let name = path.to_string_lossy();
+    let mut text = String::new();
+    decompress::reader(&name, BufReader::new(file))
+        .and_then(|reader| reader.take(size).read_to_string(&mut text))
+        .map_err(Error::io("decompress", path))?;
+    Ok(text)
+}
+
+/// Writes a file at once.
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    let file = NamedTempFile::new_in(folder).map_err(Error::io("create a file in", folder))?;
+    fs::write(file.path(), content).map_err(Error::io("write", path))?;
+    file.persist(path).map(drop).map_err(|refused| Error::io("create", path)(refused.error))
 }

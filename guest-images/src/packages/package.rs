@@ -1,43 +1,58 @@
 //! Files of packages, and what the signed index says of them.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
-use crate::error::{Error, Result};
+use super::release_file::Listed;
+use super::stanza::Stanza;
 
 /// A package in the archive, or one of the files of a source package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
     /// The package's name.
     pub name: String,
+    /// The package's version.
+    pub version: String,
     /// The name of the `.deb` file.
     pub file: String,
     /// The file's address.
     pub(super) uri: String,
-    pub(super) size: u64,
-    /// The file's SHA-256 in the signed index.
-    sha256: [u8; 32],
+    pub(super) listed: Listed,
 }
 
 impl Package {
-    /// Parses the output of `apt-get --print-uris`. Its lines have the form `'URI' FILE SIZE SHA256:HASH`.
-    pub(super) fn parse_all(uris: &str) -> Result<Vec<Self>> {
-        let lines = uris.lines().filter(|line| line.starts_with('\''));
-        lines.map(|line| Self::parse(line).ok_or_else(|| Error::NoHash(line.to_owned()))).collect()
+    /// Reads a stanza of the list `Packages` of an archive.
+    pub(super) fn parse(stanza: Stanza, archive: &str) -> Option<Self> {
+        let field = |name| stanza.field(name);
+        let (name, version) = (field("Package")?.to_owned(), field("Version")?.to_owned());
+        // The names of apt's cache, where the colon after an epoch is encoded.
+        let file = format!("{name}_{}_{}.deb", version.replace(':', "%3a"), field("Architecture")?);
+        let listed = Listed { size: field("Size")?.parse().ok()?, sha256: from_hex(field("SHA256")?)? };
+        let uri = format!("{archive}/{}", field("Filename")?);
+        is_file_name(&file).then_some(Self { name, version, file, uri, listed })
     }
 
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let uri = words.next()?.trim_matches('\'').to_owned();
-        let file = words.next().filter(|file| !file.contains('/'))?.to_owned();
-        let size = words.next()?.parse().ok()?;
-        let sha256 = from_hex(words.next()?.strip_prefix("SHA256:")?)?;
-        let name = file.split('_').next()?.to_owned();
-        Some(Self { name, file, uri, size, sha256 })
+    /// Reads the files in a stanza of the list `Sources` of an archive.
+    pub(super) fn parse_source(stanza: Stanza, archive: &str) -> Option<Vec<Self>> {
+        let field = |name| stanza.field(name);
+        let (name, version, folder) = (field("Package")?, field("Version")?, field("Directory")?);
+        let lines = field("Checksums-Sha256")?.lines().filter(|line| !line.trim().is_empty());
+        let files = lines.map(|line| {
+            let mut words = line.split_whitespace();
+            let (sha256, size, file) = (from_hex(words.next()?)?, words.next()?.parse().ok()?, words.next()?);
+            is_file_name(file).then(|| Self {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                file: file.to_owned(),
+                uri: format!("{archive}/{folder}/{file}"),
+                listed: Listed { size, sha256 },
+            })
+        });
+        files.collect()
     }
 
     /// Returns true if the package contains shared libraries. Packages with a library's data or an interpreter's
@@ -48,61 +63,61 @@ impl Package {
             && !RUNTIME_DATA.iter().any(|suffix| self.name.ends_with(suffix))
     }
 
-    /// Returns the version as apt takes it: in the file's name, the colon after an epoch is encoded. The name of a
-    /// source package's file has no epoch.
-    pub fn version(&self) -> String {
-        let rest = self.file.split('_').nth(1).unwrap_or_default();
-        rest.strip_suffix(".dsc").unwrap_or(rest).replace("%3a", ":")
-    }
-
-    /// Returns the hash as apt writes it.
-    pub(super) fn hash(&self) -> String {
-        self.sha256.iter().fold("SHA256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
-    }
-
     /// Returns true if the file in this directory is the one that the signed index names.
     pub(super) fn is_in(&self, folder: &Path) -> bool {
-        let path = folder.join(&self.file);
-        fs::metadata(&path).is_ok_and(|file| file.len() == self.size)
-            && File::open(path)
-                .and_then(|file| copy_and_hash(file, io::sink()))
-                .is_ok_and(|hash| hash == self.sha256)
-    }
-
-    /// Moves the file from one directory to another if it is the one that the signed index names.
-    pub(super) fn take(&self, from: &Path, into: &Path) -> Result<()> {
-        let (from, to) = (from.join(&self.file), into.join(&self.file));
-        let source = File::open(&from).map_err(Error::io("find", &from))?;
-        // Another process may be taking the same package.
-        let copy = NamedTempFile::new_in(into).map_err(Error::io("create a file in", into))?;
-        if copy_and_hash(source, &copy).map_err(Error::io("copy", &from))? != self.sha256 {
-            return Err(Error::WrongHash(self.file.clone()));
-        }
-        copy.persist(&to).map_err(|refused| Error::io("create", &to)(refused.error))?;
-        fs::remove_file(&from).map_err(Error::io("remove", from))
+        self.listed.is(&folder.join(&self.file))
     }
 }
 
-fn from_hex(text: &str) -> Option<[u8; 32]> {
+impl Listed {
+    /// Returns true if this is the file.
+    pub(super) fn is(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|file| file.len() == self.size)
+            && File::open(path).and_then(hash).is_ok_and(|hash| hash == self.sha256)
+    }
+
+    /// Returns its SHA-256 as text.
+    pub(super) fn hex(&self) -> String {
+        to_hex(&self.sha256)
+    }
+}
+
+/// Returns true if a text names a file in whatever directory it is put.
+fn is_file_name(text: &str) -> bool {
+    !text.contains('/') && text.bytes().all(|byte| byte.is_ascii_graphic()) && !text.starts_with('.')
+}
+
+/// Reads a SHA-256 in hexadecimal digits.
+pub fn from_hex(text: &str) -> Option<[u8; 32]> {
     let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
     let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
     bytes?.try_into().ok()
 }
 
-fn copy_and_hash(mut from: impl Read, mut to: impl Write) -> io::Result<[u8; 32]> {
-    let mut hash = Sha256::new();
-    let mut block = vec![0; 1 << 16];
-    loop {
-        match from.read(&mut block) {
-            Ok(0) => return Ok(hash.finalize().into()),
-            Ok(length) => {
-                hash.update(&block[..length]);
-                to.write_all(&block[..length])?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+/// Returns a SHA-256 in hexadecimal digits.
+pub fn to_hex(sha256: &[u8; 32]) -> String {
+    sha256.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+        text
+    })
+}
+
+/// Returns the SHA-256 of everything that can be read.
+pub fn hash(mut from: impl Read) -> io::Result<[u8; 32]> {
+    struct Hash(Sha256);
+    impl Write for Hash {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
         }
     }
+    let mut hash = Hash(Sha256::new());
+    io::copy(&mut from, &mut hash)?;
+    Ok(hash.0.finalize().into())
 }
 
 #[cfg(test)]
@@ -112,37 +127,47 @@ mod tests {
     /// SHA-256 of "abc" (FIPS 180-2, appendix B.1).
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
-    fn line(file: &str, size: u64) -> String {
-        format!("'http://mirror.example/pool/x' {file} {size} SHA256:{ABC}\n")
-    }
-
-    fn package(name: &str) -> Package {
-        Package::parse(&line(&format!("{name}_1_amd64.deb"), 3)).unwrap()
-    }
-
-    #[test]
-    fn a_line_of_apt_is_parsed() {
-        let text = format!("Reading package lists...\n{}", line("libc6_1%3a2.36-9~x_amd64.deb", 2_759_320));
-        let packages = Package::parse_all(&text).unwrap();
-        assert_eq!((packages[0].name.as_str(), packages[0].size), ("libc6", 2_759_320));
-        assert_eq!(packages[0].version(), "1:2.36-9~x");
-        assert_eq!(packages[0].uri, "http://mirror.example/pool/x");
-        assert_eq!(packages[0].hash(), format!("SHA256:{ABC}"));
-        assert_eq!(Package::parse(&line("qemu_7.2+dfsg-7.dsc", 1)).unwrap().version(), "7.2+dfsg-7");
+    fn package(name: &str, hash: &str) -> Option<Package> {
+        let text = format!(
+            "Package: {name}\nArchitecture: amd64\nVersion: 1:2.36-9~x\nFilename: pool/x.deb\nSize: 3\nSHA256: {hash}\n"
+        );
+        Package::parse(Stanza::of(&text), "http://mirror.example/debian")
     }
 
     #[test]
-    fn a_package_without_a_sha256_in_the_index_is_an_error() {
-        for hash in ["MD5Sum:78f9188026cbf5e150859a45ec6a608f", "SHA256:00", ""] {
-            let error = Package::parse_all(&format!("'http://mirror.example/x' x_1_amd64.deb 3 {hash}"));
-            assert!(error.unwrap_err().to_string().contains("x_1_amd64.deb"), "{hash}");
+    fn a_package_has_its_address_and_its_name_in_the_cache() {
+        let package = package("libc6", ABC).unwrap();
+        assert_eq!((package.name.as_str(), package.version.as_str()), ("libc6", "1:2.36-9~x"));
+        assert_eq!(package.file, "libc6_1%3a2.36-9~x_amd64.deb");
+        assert_eq!(package.uri, "http://mirror.example/debian/pool/x.deb");
+        assert_eq!(package.listed.hex(), ABC);
+    }
+
+    #[test]
+    fn a_source_package_has_files() {
+        let text = format!(
+            "Package: qemu\nVersion: 1:7.2-1\nDirectory: pool/q\nChecksums-Sha256:\n {ABC} 3 qemu_7.2-1.dsc\n {ABC} 9 qemu_7.2.orig.tar.xz\n"
+        );
+        let files = Package::parse_source(Stanza::of(&text), "http://mirror.example/debian").unwrap();
+        assert_eq!(files[1].uri, "http://mirror.example/debian/pool/q/qemu_7.2.orig.tar.xz");
+        let text = text.replace(" qemu_7.2-1.dsc", " ../qemu.dsc");
+        assert_eq!(Package::parse_source(Stanza::of(&text), ""), None, "a file goes nowhere else");
+    }
+
+    #[test]
+    fn a_package_without_a_sha256_or_with_a_strange_name_is_not_one() {
+        for hash in ["78f9188026cbf5e150859a45ec6a608f", "00", ""] {
+            assert_eq!(package("x", hash), None);
+        }
+        for name in ["../x", ".x", "a b"] {
+            assert_eq!(package(name, ABC), None);
         }
     }
 
     #[test]
     fn a_changed_file_of_the_same_size_is_not_the_package() {
         let folder = tempfile::tempdir().unwrap();
-        let package = package("abc");
+        let package = package("abc", ABC).unwrap();
         let path = folder.path().join(&package.file);
         assert!(!package.is_in(folder.path()));
         fs::write(&path, "abd").unwrap();
@@ -152,21 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn a_downloaded_file_that_is_not_in_the_index_is_not_taken() {
-        let (from, into) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let package = package("abc");
-        fs::write(from.path().join(&package.file), "abd").unwrap();
-        let said = package.take(from.path(), into.path()).unwrap_err().to_string();
-        assert!(said.starts_with("abc_1_amd64.deb"), "{said}");
-        assert_eq!(fs::read_dir(into.path()).unwrap().count(), 0);
-        fs::write(from.path().join(&package.file), "abc").unwrap();
-        package.take(from.path(), into.path()).unwrap();
-        assert!(package.is_in(into.path()));
-    }
-
-    #[test]
     fn libraries_are_distinguished_from_their_data_packages() {
-        assert!(package("libpython3.11").is_library() && package("zlib1g").is_library());
-        assert!(!package("libpython3.11-stdlib").is_library() && !package("python3").is_library());
+        let is_library = |name| package(name, ABC).unwrap().is_library();
+        assert!(is_library("libpython3.11") && is_library("zlib1g"));
+        assert!(!is_library("libpython3.11-stdlib") && !is_library("python3"));
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use guest_images::cache::{Cache, Key};
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::sources::Archive;
 use guest_images::{Error, Progress, Result, Suite, run_tool};
 use tally_lab::programs::LOOP;
@@ -46,12 +46,12 @@ pub fn image(progress: &mut Progress) -> Result<PathBuf> {
 fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
     let suite = Suite::default();
     let tool = root.with_file_name("debootstrap");
-    let apt = Apt::open(cache, suite, progress)?;
-    let mut packages = apt.resolve(&["debootstrap"])?;
+    let repository = Repository::open(cache, suite, progress)?;
+    let mut packages = repository.resolve(&["debootstrap"])?;
     packages.retain(|package| package.name == "debootstrap");
-    apt.unpack(&packages, &tool, progress)?;
+    repository.unpack(&packages, &tool, progress)?;
     progress.long_step("installing Debian in a folder");
-    let archive = Archive::of_this_machine()?;
+    let archive = Archive::of_this_machine();
     // debootstrap mounts file systems. In a mount namespace of its own they are gone when it ends, however it ends.
     let mut command = administer("unshare");
     command.args(["--mount", "sh"]).arg(tool.join("usr/sbin/debootstrap"));

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use guest_images::cache::{Cache, Key, remove_folder};
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::{Progress, Suite, child, run_tool};
 
 use crate::board::Processor;
@@ -38,7 +38,7 @@ struct Simulator {
     /// The release for whose source the patch is made.
     suite: Suite,
     /// Downloads and unpacks the source.
-    unpack: fn(&Apt, &Path, &mut Progress) -> guest_images::Result<()>,
+    unpack: fn(&Repository, &Path, &mut Progress) -> guest_images::Result<()>,
     /// Directory in the cache for source and objects.
     tree: &'static str,
     /// The patch among [`FILES`].
@@ -114,11 +114,11 @@ pub fn was_built(cache: &Cache) -> bool {
 fn build_firmware(cache: &Cache, firmware: &Firmware, progress: &mut Progress) -> Result<PathBuf> {
     let key = firmware.files.iter().fold(Key::new(firmware.name).with(RECIPE), Key::with);
     cache.entry(&key, progress, |progress, entry| {
-        let apt = Apt::open(cache, firmware.suite, progress)?;
-        let mut packages = apt.resolve(firmware.packages)?;
+        let repository = Repository::open(cache, firmware.suite, progress)?;
+        let mut packages = repository.resolve(firmware.packages)?;
         packages.retain(|package| firmware.packages.contains(&package.name.as_str()));
         let unpacked = entry.join("unpacked");
-        apt.unpack(&packages, &unpacked, progress)?;
+        repository.unpack(&packages, &unpacked, progress)?;
         for file in firmware.files {
             let from = unpacked.join("usr").join(file);
             let to = entry.join(from.file_name().unwrap_or_default());
@@ -154,7 +154,7 @@ impl Simulator {
             remove_folder(&arriving)?;
             fs::create_dir(&arriving).map_err(Error::file("create", &arriving))?;
             let unpacked = arriving.join(self.package);
-            (self.unpack)(&Apt::open(cache, self.suite, progress)?, &unpacked, progress)?;
+            (self.unpack)(&Repository::open(cache, self.suite, progress)?, &unpacked, progress)?;
             let _ = fs::remove_file(tree.join(APPLIED));
             fs::rename(&unpacked, &source).map_err(Error::file("create", &source))?;
             remove_folder(&arriving)?;

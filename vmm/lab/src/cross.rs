@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use guest_images::cache::{Cache, Key};
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::{Arch, Progress, Release, Suite, run_tool};
 
 use crate::error::{Error, Result};
@@ -163,15 +163,15 @@ fn toolchain(cache: &Cache, progress: &mut Progress) -> Result<PathBuf> {
     key = PACKAGES.iter().chain([&STANDARD_LIBRARY, &START, &COMPILE, &LINT, &LINK]).fold(key, Key::with);
     cache.entry(&key, progress, |progress, entry| {
         let root = entry.join("root");
-        let apt = Apt::open(cache, SUITE, progress)?;
-        let mut packages = apt.resolve(&PACKAGES)?;
+        let repository = Repository::open(cache, SUITE, progress)?;
+        let mut packages = repository.resolve(&PACKAGES)?;
         packages.retain(|package| package.is_library() || PACKAGES.contains(&package.name.as_str()));
-        apt.unpack(&packages, &root, progress)?;
-        drop(apt);
-        let apt = Apt::open(cache, Release { suite: SUITE, arch: Arch::Riscv64 }, progress)?;
-        let mut packages = apt.resolve(&[STANDARD_LIBRARY])?;
+        repository.unpack(&packages, &root, progress)?;
+        drop(repository);
+        let repository = Repository::open(cache, Release { suite: SUITE, arch: Arch::Riscv64 }, progress)?;
+        let mut packages = repository.resolve(&[STANDARD_LIBRARY])?;
         packages.retain(|package| package.name == STANDARD_LIBRARY);
-        apt.unpack(&packages, &root, progress)?;
+        repository.unpack(&packages, &root, progress)?;
         for (name, what) in [("rustc", COMPILE), ("clippy", LINT), ("ld", LINK)] {
             let path = entry.join(name);
             fs::write(&path, START.to_owned() + what).map_err(Error::file("write", &path))?;

@@ -11,7 +11,7 @@ use acpi_tables::sdt::Sdt;
 use guest_images::cache::{Cache, Key};
 use guest_images::cpio::Archive;
 use guest_images::image::Unpacked;
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::{Arch, Progress, Release, Suite, kernel, modules, stamp};
 
 use crate::board::Processor;
@@ -133,10 +133,10 @@ fn pack(
     progress: &mut Progress,
 ) -> Result<()> {
     let unpacked = entry.join("unpacked");
-    let apt = Apt::open(cache, programs, progress)?;
-    let mut packages = apt.resolve(parts.packages)?;
+    let repository = Repository::open(cache, programs, progress)?;
+    let mut packages = repository.resolve(parts.packages)?;
     packages.retain(|package| package.is_library() || parts.packages.contains(&package.name.as_str()));
-    apt.unpack(&packages, &unpacked, progress)?;
+    repository.unpack(&packages, &unpacked, progress)?;
 
     progress.step("packing the simulated host");
     let files = Unpacked::new(&unpacked, programs);

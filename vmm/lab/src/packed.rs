@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use guest_images::cache::{Cache, Key};
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::{Error, Progress, Result, Suite, run_tool};
 
 /// Returns the path of a tar archive of a directory with a package, and makes it first if it is not in the cache.
 pub fn archive(package: &str, progress: &mut Progress) -> Result<PathBuf> {
     let cache = Cache::open()?;
-    let apt = Apt::open(&cache, Suite::default(), progress)?;
-    let mut packages = apt.resolve(&[package])?;
+    let repository = Repository::open(&cache, Suite::default(), progress)?;
+    let mut packages = repository.resolve(&[package])?;
     packages.retain(|other| other.name == package || other.is_library());
     let key = packages.iter().fold(Key::new(package), |key, package| key.with(&package.file));
     let name = format!("{package}.tar");
@@ -21,7 +21,7 @@ pub fn archive(package: &str, progress: &mut Progress) -> Result<PathBuf> {
         for folder in ["proc", "dev", "sys", "tmp"] {
             fs::create_dir_all(root.join(folder)).map_err(Error::io("create", root.join(folder)))?;
         }
-        apt.unpack(&packages, &root, progress)?;
+        repository.unpack(&packages, &root, progress)?;
         let doc = root.join("usr/share");
         fs::remove_dir_all(&doc).map_err(Error::io("remove", doc))?;
         run_tool(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(entry.join(&name)).arg("."), "tar")?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use guest_images::cache::Cache;
-use guest_images::packages::Apt;
+use guest_images::packages::Repository;
 use guest_images::versions::{self, Built, Listed};
 use guest_images::{Progress, Release, Result};
 
@@ -20,7 +20,7 @@ const ABOUT: &str = "updates";
 pub fn facts(cache: &Cache, fetch: bool) -> Vec<Fact> {
     let release = Release::default();
     let mut facts = Vec::new();
-    if fetch && let Err(error) = Apt::update_lists(cache, release, &mut Progress::stderr("tally")) {
+    if fetch && let Err(error) = Repository::update_lists(cache, release, &mut Progress::stderr("tally")) {
         facts.push(Fact::note(ABOUT, format!("the package lists cannot be fetched: {error}")));
     }
     if let Some(built) = versions::built_kernel(cache, release) {

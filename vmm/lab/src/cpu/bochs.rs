@@ -12,7 +12,7 @@ use crate::tools;
 pub const BOCHS: Simulator = Simulator {
     package: "bochs",
     suite: Suite::Trixie,
-    unpack: |apt, into, progress| apt.unpack_original("bochs", into, progress),
+    unpack: |repository, into, progress| repository.unpack_original("bochs", into, progress),
     tree: "lab-cpu-intel-tree",
     hooks: "bochs/hooks.patch",
     places: &[

@@ -10,7 +10,7 @@ use crate::tools;
 pub const QEMU: Simulator = Simulator {
     package: "qemu",
     suite: Suite::Bookworm,
-    unpack: |apt, into, progress| apt.unpack_source("qemu", into, progress),
+    unpack: |repository, into, progress| repository.unpack_source("qemu", into, progress),
     tree: "lab-cpu-tree",
     hooks: "hooks.patch",
     places: &[("x86_64/", "target/i386/tcg/sysemu/"), ("riscv64/", "target/riscv/")],
