@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::distribution;
 use crate::http::Failure;
 
 /// The reason why an image could not be built or found.
@@ -120,11 +121,11 @@ pub enum Error {
         is_continued: bool,
     },
     /// A required program is not installed.
-    #[error("`{program}` is not installed: apt-get install {package}")]
+    #[error("`{program}` is not installed: {}", distribution::advice(&[package]))]
     MissingProgram {
         /// The program.
         program: String,
-        /// The package that contains it.
+        /// Debian's name of the package that contains it.
         package: &'static str,
     },
     /// A program that was run failed.

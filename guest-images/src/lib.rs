@@ -13,6 +13,7 @@ pub mod command;
 pub mod cpio;
 mod date;
 mod decompress;
+pub mod distribution;
 mod error;
 pub mod guest;
 pub mod host;

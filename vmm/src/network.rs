@@ -18,6 +18,7 @@ use devices::net::{Backend, Offer, Stream, Tap};
 use devices::virtio::{Mac, Net};
 use guest_agent::protocol;
 use guest_images::child::inherit;
+use guest_images::distribution;
 use log::info;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -200,7 +201,7 @@ fn start_passt(loopback: Loopback, published: &[Published]) -> Result<OwnedFd> {
         }
         Ok(Output { stderr, .. }) => bail!("--net user: passt: {}", last_line(&stderr)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("--net user needs passt, which is not installed: `sudo apt install passt` installs it")
+            bail!("--net user needs passt, which is not installed: {}", distribution::advice(&["passt"]))
         }
         Err(error) => Err(error).context("--net user: cannot start passt"),
     }

@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guest_images::distribution;
+
 use crate::bench::Measure;
 
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
@@ -31,7 +33,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Packages with which the lab CPU is built are missing, and this user cannot install them.
-    #[error("building the lab CPU needs packages that are not installed; as root: apt-get install {}", .0.join(" "))]
+    #[error("building the lab CPU needs packages that are not installed; as root: {}", distribution::advice(.0))]
     MissingPackages(Vec<&'static str>),
     /// The lab CPU does not compile.
     #[error("the lab CPU does not compile: {0}")]

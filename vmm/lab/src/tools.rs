@@ -1,8 +1,9 @@
 //! Packages that must be installed on this machine itself, such as those that compile the lab CPU.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use guest_images::cache::Cache;
+use guest_images::distribution::Installer;
 use guest_images::{Progress, run_tool};
 
 use crate::error::{Error, Result};
@@ -38,9 +39,11 @@ const SIGNED: [&str; 6] = [
     "APT::Get::AllowUnauthenticated=false",
 ];
 
-/// Installs those of these packages that are missing if the user is root. Otherwise, the error says how to install
-/// them.
+/// Installs those of these packages that are missing, on a Debian and if the user is root. Otherwise, the error says how
+/// to install them. On a distribution that is not known, the compilation itself says what is missing.
 pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
+    let installer = Installer::of_this_machine();
+    let is_installed = |package: &str| installer.is_none_or(|installer| installer.has(package));
     let missing =
         || -> Vec<&str> { packages.iter().copied().filter(|package| !is_installed(package)).collect() };
     if missing().is_empty() {
@@ -52,7 +55,7 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
     if missing.is_empty() {
         return Ok(());
     }
-    if !rustix::process::geteuid().is_root() {
+    if installer != Some(Installer::Apt) || !rustix::process::geteuid().is_root() {
         return Err(Error::MissingPackages(missing));
     }
     progress.step(format!("installing {}", missing.join(" ")));
@@ -68,12 +71,4 @@ pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> 
         run_tool(&mut install, "apt")?;
     }
     Ok(())
-}
-
-fn is_installed(package: &str) -> bool {
-    Command::new("dpkg-query")
-        .args(["--show", "--showformat=${db:Status-Status}", package])
-        .stderr(Stdio::null())
-        .output()
-        .is_ok_and(|output| output.stdout == b"installed")
 }

@@ -236,7 +236,7 @@ fn what_cannot_be_is_one_line() {
          tells more)",
         "--net user: passt: Failed to bind any port for '-t 127.0.0.1/9000:80'",
         "--net tap=tap0: in use by another program",
-        "--net user needs passt, which is not installed: `sudo apt install passt` installs it",
+        "--net user needs passt, which is not installed: install passt",
     ];
     let expected: Vec<String> =
         expected.iter().flat_map(|line| [format!("tally: {line}"), "status 125".to_owned()]).collect();
