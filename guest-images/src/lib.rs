@@ -11,7 +11,7 @@ pub mod cache;
 pub mod child;
 pub mod command;
 pub mod cpio;
-mod date;
+pub mod date;
 mod decompress;
 pub mod distribution;
 mod error;

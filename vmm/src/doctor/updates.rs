@@ -1,12 +1,14 @@
 //! Facts about newer versions of what the default guest and the lab are built from. They are looked up in the package
-//! lists as they were last fetched, so that doctor needs no network; `--update` fetches them first.
+//! lists as they were last fetched, so that doctor needs no network; `--update` fetches them first. And until when the
+//! keys in this program verify such lists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use guest_images::cache::Cache;
-use guest_images::packages::Repository;
+use guest_images::date;
+use guest_images::packages::{self, Repository};
 use guest_images::versions::{self, Built, Listed};
 use guest_images::{Progress, Release, Result};
 
@@ -19,7 +21,7 @@ const ABOUT: &str = "updates";
 /// Returns the facts about what is built. Fetches the package lists first if `fetch`.
 pub fn facts(cache: &Cache, fetch: bool) -> Vec<Fact> {
     let release = Release::default();
-    let mut facts = Vec::new();
+    let mut facts = vec![keys(SystemTime::now())];
     if fetch && let Err(error) = Repository::update_lists(cache, release, &mut Progress::stderr("tally")) {
         facts.push(Fact::note(ABOUT, format!("the package lists cannot be fetched: {error}")));
     }
@@ -34,6 +36,18 @@ pub fn facts(cache: &Cache, fetch: bool) -> Vec<Fact> {
         facts.push(fact("QEMU", version_of_source(&tree(cache)).as_deref(), listed, &command));
     }
     facts
+}
+
+/// Returns the fact about Debian's keys in this program.
+fn keys(now: SystemTime) -> Fact {
+    let (first, last) = packages::keys_expire();
+    let (from, to) = (date::day(first), date::day(last));
+    let says = if now < last {
+        format!("Debian's keys in this program, which verify packages, expire from {from} to {to}")
+    } else {
+        format!("the last of Debian's keys in this program has expired on {to}: a newer Tally has newer ones")
+    };
+    Fact::note("keys", says)
 }
 
 /// Prefix of the names of the lab CPU's entries and of its source tree.
@@ -100,6 +114,17 @@ mod tests {
 
     fn listed(version: &str) -> Listed {
         Listed { version: version.into(), fetched: SystemTime::now() - Duration::from_hours(50) }
+    }
+
+    #[test]
+    fn it_is_said_when_the_keys_expire() {
+        let now = SystemTime::now();
+        let says = keys(now).says;
+        let expected =
+            "Debian's keys in this program, which verify packages, expire from 2031-01-19 to 2035-03-28";
+        assert_eq!(says, expected);
+        let says = keys(now + Duration::from_hours(20 * 366 * 24)).says;
+        assert!(says.contains("has expired on 2035-03-28: a newer Tally"), "{says}");
     }
 
     #[test]
