@@ -7,6 +7,7 @@ mod failure;
 mod proxy;
 mod url;
 
+use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::{Command, Stdio};
@@ -57,7 +58,12 @@ struct Head {
 impl Client {
     /// Creates a client that uses the proxies in the usual variables.
     pub fn from_environment() -> Self {
-        Self { proxies: Proxies::from_environment() }
+        Self::with(|name| env::var(name).ok())
+    }
+
+    /// Creates a client that uses the proxies in these variables.
+    pub fn with(variable: impl Fn(&str) -> Option<String>) -> Self {
+        Self { proxies: Proxies::from(|name| variable(name).filter(|value| !value.is_empty())) }
     }
 
     /// Requests a file from its byte `from` on. The server may send it from the beginning all the same.

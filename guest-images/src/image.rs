@@ -50,7 +50,8 @@ impl<'a> Unpacked<'a> {
         let (path, directory) = (self.release.arch.linker(), self.release.arch.libraries());
         let name = path.rsplit('/').next().unwrap_or(path);
         let linker = self.find(&[path, &format!("usr/{path}"), &format!("lib/{directory}/{name}")])?;
-        let mut libraries = BTreeMap::new();
+        // The C library needs the linker, which has a place of its own.
+        let mut libraries = BTreeMap::from([(name.to_owned(), linker.clone())]);
         for program in programs {
             let file = self.find(&[program])?;
             image.copy(program, &file)?;
@@ -166,4 +167,4 @@ pub fn only_folder(folder: &Path, prefix: &str) -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::cache::{Cache, Guard};
 use crate::error::{Error, Result};
+use crate::http::Client;
 use crate::progress::Progress;
 use crate::release::Release;
 use crate::tool;
@@ -67,21 +68,26 @@ impl Repository {
     /// Returns the packages by the lists as they are, and the time at which these were updated. They are only for
     /// information: another process may be updating them.
     pub fn as_updated(cache: &Cache, release: Release) -> Result<Option<(Self, SystemTime)>> {
-        let repository = Self::new(cache, release, Lists::of_this_machine(cache, release)?, None)?;
+        let repository = Self::of_this_machine(cache, release, None)?;
         let updated = repository.lists.updated();
         Ok(updated.map(|at| (repository, at)))
     }
 
     fn locked(cache: &Cache, release: Release, progress: &mut Progress) -> Result<Self> {
         let guard = cache.lock(&format!("packages-{}", release.label()), progress)?;
-        Self::new(cache, release, Lists::of_this_machine(cache, release)?, Some(guard))
+        Self::of_this_machine(cache, release, Some(guard))
     }
 
-    fn new(cache: &Cache, release: Release, lists: Lists, guard: Option<Guard>) -> Result<Self> {
+    fn of_this_machine(cache: &Cache, release: Release, guard: Option<Guard>) -> Result<Self> {
+        let lists = Lists::of_this_machine(cache, release)?;
+        Self::new(cache, lists, Client::from_environment(), guard)
+    }
+
+    fn new(cache: &Cache, lists: Lists, client: Client, guard: Option<Guard>) -> Result<Self> {
         Ok(Self {
-            release,
+            release: lists.release(),
             lists,
-            downloads: Downloads::new(cache)?,
+            downloads: Downloads::new(cache, client)?,
             debs: cache.folder("downloads")?,
             sources: cache.folder("downloads/source")?,
             _guard: guard,

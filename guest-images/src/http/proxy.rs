@@ -1,7 +1,5 @@
 //! Which proxy a request uses, by the variables that curl and wget read too.
 
-use std::env;
-
 use super::{Result, Url};
 
 /// The proxy, and the hosts that are reached without it.
@@ -12,13 +10,9 @@ pub struct Proxies {
 }
 
 impl Proxies {
-    pub fn from_environment() -> Self {
-        Self::from(|name| env::var(name).ok().filter(|value| !value.is_empty()))
-    }
-
     /// Reads the variables. A web server passes the header `Proxy:` of anybody's request to a CGI program as
     /// `HTTP_PROXY`, so that variable counts only where there is no such request.
-    fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
         let upper = || if variable("REQUEST_METHOD").is_none() { variable("HTTP_PROXY") } else { None };
         let all = || variable("all_proxy").or_else(|| variable("ALL_PROXY"));
         let without = variable("no_proxy").or_else(|| variable("NO_PROXY")).unwrap_or_default();

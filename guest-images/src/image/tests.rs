@@ -6,7 +6,7 @@ use super::*;
 use crate::release::Suite;
 
 /// Returns an ELF file of x86-64 with only a dynamic section: the libraries that it needs, and its `DT_RUNPATH`.
-fn elf(needed: &[&str], runpath: &str) -> Vec<u8> {
+pub fn elf(needed: &[&str], runpath: &str) -> Vec<u8> {
     const HEADER: usize = 0x40;
     let (mut strings, mut entries) = (vec![0], Vec::new());
     let mut entry = |tag: u64, text: &str| {

@@ -66,9 +66,9 @@ pub mod tests {
     use tar::{Builder, EntryType, Header};
 
     /// Returns a package with these files and symbolic links.
-    pub fn package(files: &[(&str, &str)], links: &[(&str, &str)]) -> Vec<u8> {
+    pub fn package(files: &[(&str, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
         let mut tar = Builder::new(Vec::new());
-        let mut add = |kind, path: &str, target: &str, content: &str| {
+        let mut add = |kind, path: &str, target: &str, content: &[u8]| {
             let mut header = Header::new_gnu();
             header.set_entry_type(kind);
             header.set_mode(0o755);
@@ -77,10 +77,10 @@ pub mod tests {
             header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
             header.as_gnu_mut().unwrap().linkname[..target.len()].copy_from_slice(target.as_bytes());
             header.set_cksum();
-            tar.append(&header, content.as_bytes()).unwrap();
+            tar.append(&header, content).unwrap();
         };
         for (path, target) in links {
-            add(EntryType::Symlink, path, target, "");
+            add(EntryType::Symlink, path, target, b"");
         }
         for (path, content) in files {
             add(EntryType::Regular, path, "", content);
@@ -106,7 +106,7 @@ pub mod tests {
     #[test]
     fn files_and_links_have_their_places_and_permissions() {
         let root = tempfile::tempdir().unwrap();
-        let deb = package(&[("./usr/bin/x", "program")], &[("./usr/bin/y", "x"), ("./bin", "usr/bin")]);
+        let deb = package(&[("./usr/bin/x", b"program")], &[("./usr/bin/y", "x"), ("./bin", "usr/bin")]);
         unpacked(&deb, root.path()).unwrap();
         assert_eq!(fs::read_to_string(root.path().join("bin/y")).unwrap(), "program");
         let mode = fs::metadata(root.path().join("usr/bin/x")).unwrap().permissions().mode();
@@ -120,10 +120,10 @@ pub mod tests {
         fs::create_dir_all(&outside).unwrap();
         let target = outside.to_str().unwrap();
         for deb in [
-            package(&[("../outside/x", "")], &[]),
-            package(&[("usr/../../outside/x", "")], &[]),
-            package(&[("usr/x", "")], &[("usr", target)]),
-            package(&[("usr/x", "")], &[("usr", "../outside")]),
+            package(&[("../outside/x", b"")], &[]),
+            package(&[("usr/../../outside/x", b"")], &[]),
+            package(&[("usr/x", b"")], &[("usr", target)]),
+            package(&[("usr/x", b"")], &[("usr", "../outside")]),
         ] {
             let _ = fs::remove_dir_all(&root);
             assert!(unpacked(&deb, &root).is_err());
@@ -131,18 +131,18 @@ pub mod tests {
         }
         fs::remove_dir_all(&root).unwrap();
         // An absolute path begins at the root directory of the package.
-        unpacked(&package(&[("/usr/x", "")], &[]), &root).unwrap();
+        unpacked(&package(&[("/usr/x", b"")], &[]), &root).unwrap();
         assert!(root.join("usr/x").exists());
         // A link that an earlier package has left is not followed either.
         symlink(&outside, root.join("earlier")).unwrap();
-        assert!(unpacked(&package(&[("earlier/x", "")], &[]), &root).is_err());
+        assert!(unpacked(&package(&[("earlier/x", b"")], &[]), &root).is_err());
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     }
 
     #[test]
     fn a_damaged_package_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let deb = package(&[("./usr/bin/x", "program")], &[]);
+        let deb = package(&[("./usr/bin/x", b"program")], &[]);
         for end in [0, 8, 40, 100, 400] {
             let said = unpacked(&deb[..end], root.path()).unwrap_err().to_string();
             assert!(said.contains("x.deb"), "{said}");

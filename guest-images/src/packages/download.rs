@@ -26,8 +26,8 @@ pub struct Downloads {
 }
 
 impl Downloads {
-    pub fn new(cache: &Cache) -> Result<Self> {
-        Ok(Self { client: Client::from_environment(), arriving: cache.folder("downloads/arriving")? })
+    pub fn new(cache: &Cache, client: Client) -> Result<Self> {
+        Ok(Self { client, arriving: cache.folder("downloads/arriving")? })
     }
 
     /// Returns a text of unknown size, which has to be verified.

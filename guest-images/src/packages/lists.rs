@@ -71,6 +71,10 @@ impl Lists {
         Ok(Self { release, parts, folder: cache.folder(&format!("indexes/{}", release.label()))?, keys })
     }
 
+    pub fn release(&self) -> Release {
+        self.release
+    }
+
     /// Returns the time at which the lists were fetched from these archives.
     pub fn updated(&self) -> Option<SystemTime> {
         let stamp = self.folder.join(UPDATED);

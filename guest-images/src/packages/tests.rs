@@ -1,5 +1,6 @@
 //! What users see of mirrors, good and bad ones.
 
+mod anywhere;
 mod indexes;
 mod mirror;
 mod transfers;
@@ -15,6 +16,11 @@ use tempfile::TempDir;
 const RELEASE: Release = Release { suite: Suite::Bookworm, arch: Arch::X86_64 };
 const INDEX: &str = "dists/bookworm/InRelease";
 const DEB: &str = "pool/hello.deb";
+
+/// Returns a client that uses no proxy, whatever this machine's variables say.
+fn direct() -> Client {
+    Client::with(|_| None)
+}
 
 /// A mirror with the package `hello`, and a cache.
 struct Setup {
@@ -32,7 +38,7 @@ impl Setup {
         let (mirror, key) = (Mirror::start(), TestKey::new());
         // Some blocks long, and not the same everywhere.
         let content = (0..100_000).map(|line| line.to_string()).collect::<Vec<_>>().join("\n");
-        let deb = deb::tests::package(&[("./usr/share/hello", &content)], &[]);
+        let deb = deb::tests::package(&[("./usr/share/hello", content.as_bytes())], &[]);
         mirror.publish("bookworm", &key, &[("hello", &deb)], "");
         Self { folder, cache, mirror, key, deb }
     }
@@ -50,7 +56,7 @@ impl Setup {
         let archive = |mirror: &Mirror| Archive { uri: mirror.uri.clone(), signed_by: None };
         let keys = Keys::of(key.certificate.clone());
         let lists = Lists::new(&self.cache, RELEASE, archive(&self.mirror), security.map(archive), keys);
-        Repository::new(&self.cache, RELEASE, lists.unwrap(), None).unwrap()
+        Repository::new(&self.cache, lists.unwrap(), direct(), None).unwrap()
     }
 
     /// Fetches the lists. Returns the line that a user sees if that fails.

@@ -68,6 +68,25 @@ fn a_proxys_page_in_place_of_a_package_is_refused() {
 }
 
 #[test]
+fn packages_come_through_a_proxy_except_from_hosts_that_need_none() {
+    let setup = Setup::new();
+    let proxy = setup.mirror.uri.replace("http://", "http://me:secret@");
+    let get = |uri: &str, without: &str| {
+        let client = Client::with(|name| match name {
+            "http_proxy" => Some(proxy.clone()),
+            "no_proxy" => Some(without.to_owned()),
+            _ => None,
+        });
+        Downloads::new(&setup.cache, client).unwrap().text(uri)
+    };
+    let uri = format!("http://no-such-host.invalid/debian/{INDEX}");
+    assert!(get(&uri, "").unwrap().starts_with(b"-----BEGIN PGP SIGNED MESSAGE-----"));
+    assert_eq!(setup.mirror.requests(), [format!("GET {uri} HTTP/1.1")], "the proxy needs the whole address");
+    let said = get(&uri, "localhost,.invalid").unwrap_err().to_string();
+    assert!(said.contains("no connection to no-such-host.invalid"), "{said}");
+}
+
+#[test]
 fn after_a_break_the_rest_is_fetched() {
     let setup = Setup::new();
     setup.mirror.put(DEB, Answer::BrokenOnce(setup.deb.clone(), 300_000));
@@ -137,7 +156,7 @@ fn child_that_downloads() {
     let listed = release_file::Listed { size, sha256: [0; 32] };
     let cache = Cache::at(cache).unwrap();
     let to = cache.root().join("downloads/hello_1.0_amd64.deb");
-    let _ = Downloads::new(&cache).unwrap().file(&uri, listed, &to, &mut |_| ());
+    let _ = Downloads::new(&cache, direct()).unwrap().file(&uri, listed, &to, &mut |_| ());
 }
 
 #[test]
