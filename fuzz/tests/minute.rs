@@ -68,6 +68,7 @@ macro_rules! minutes {
 minutes! {
     any_agent_is_heard_without_harm: "agent",
     any_kernel_file_is_loaded_or_refused_with_one_line: "kernels",
+    no_mirror_gets_anywhere_else: "mirror",
     no_vm_and_no_log_can_draw_on_the_operators_terminal: "operator",
     no_register_access_costs_the_host_more_than_a_bounded_time: "pmu",
     rdpmc_is_found_in_any_kernel_in_bounded_time: "rdpmc",

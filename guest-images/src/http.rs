@@ -8,7 +8,7 @@ mod proxy;
 mod url;
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -36,13 +36,13 @@ pub struct Client {
 }
 
 /// A response, whose body has not been read yet.
-pub struct Response {
+pub struct Response<R = TcpStream> {
     /// The first byte of the file that the body has.
     pub from: u64,
     /// The size of the body, if the server says it.
     pub length: Option<u64>,
     /// The body.
-    pub body: Body,
+    pub body: Body<R>,
 }
 
 /// The beginning of a response.
@@ -115,7 +115,7 @@ impl Head {
         let mut text = Vec::new();
         while !text.ends_with(b"\r\n\r\n") {
             let space = (MAX_HEAD - text.len()) as u64;
-            let mut line = std::io::Read::take(&mut *stream, space);
+            let mut line = stream.take(space);
             if line.read_until(b'\n', &mut text).map_err(Failure::Broken)? == 0 {
                 return Err(Failure::NotHttp);
             }
@@ -145,7 +145,7 @@ impl Head {
         })
     }
 
-    fn into_response(self, stream: BufReader<TcpStream>, asked: u64) -> Result<Response> {
+    fn into_response<R: Read>(self, stream: BufReader<R>, asked: u64) -> Result<Response<R>> {
         let from = if self.status == 206 { asked } else { 0 };
         if self.status == 206 {
             let range = self.content_range.as_deref().and_then(|range| range.strip_prefix("bytes "));
@@ -156,6 +156,12 @@ impl Head {
         let body = Body::new(stream, if self.is_chunked { None } else { self.length }, self.is_chunked);
         Ok(Response { from, length: if self.is_chunked { None } else { self.length }, body })
     }
+}
+
+/// Reads what a server has sent in answer to a request from the byte `asked` on, or from the beginning.
+pub fn read_response<R: Read>(from: R, asked: u64) -> Result<Response<R>> {
+    let mut stream = BufReader::new(from);
+    Head::read(&mut stream)?.into_response(stream, asked)
 }
 
 /// Connects to the host of an address, by the first of its IP addresses that answers.

@@ -29,6 +29,7 @@ mod root;
 mod small_kernel;
 pub mod sources;
 mod tool;
+pub mod untrusted;
 pub mod versions;
 
 pub use error::{Error, Result};

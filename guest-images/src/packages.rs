@@ -229,5 +229,13 @@ fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> 
     missing
 }
 
+/// For [`crate::untrusted`].
+pub(crate) mod untrusted {
+    pub use super::deb::unpack;
+    pub use super::index::Index;
+    pub use super::keys::Keys;
+    pub use super::release_file::ReleaseFile;
+}
+
 #[cfg(test)]
 mod tests;

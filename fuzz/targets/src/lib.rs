@@ -8,6 +8,7 @@
 
 mod agent;
 mod kernels;
+mod mirror;
 mod operator;
 mod pmu;
 mod rdpmc;
@@ -61,9 +62,10 @@ pub struct Target {
 
 /// All targets.
 #[rustfmt::skip]
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
     Target { name: "kernels",  about: "kernel images: bzImage, ELF, multiboot, RISC-V, all compressions", max_len: 64 << 10, run: kernels::run },
+    Target { name: "mirror",   about: "answers of mirrors and proxies, indexes, packages",               max_len: 16 << 10, run: mirror::run },
     Target { name: "operator", about: "answers of VMs to `tally list` and `tally stat`, and event logs", max_len: 16 << 10, run: operator::run },
     Target { name: "pmu",      about: "register accesses, with a shared page that changes meanwhile",    max_len: 4 << 10,  run: pmu::run },
     Target { name: "rdpmc",    about: "the search for RDPMC in x86 kernels, and its bound",              max_len: 4 << 10,  run: rdpmc::run },

@@ -45,6 +45,7 @@ macro_rules! corpora {
 corpora! {
     what_agents_have_said_does_no_harm: "agent",
     kernel_files_are_loaded_or_refused_with_one_line: "kernels",
+    what_mirrors_have_sent_gets_nowhere_else: "mirror",
     what_vms_and_logs_have_said_cannot_draw_on_a_terminal: "operator",
     register_accesses_cost_the_host_a_bounded_time: "pmu",
     rdpmc_is_found_in_bounded_time: "rdpmc",

@@ -7,8 +7,8 @@ use std::net::TcpStream;
 const MAX_LINE: u64 = 1024;
 
 /// A body. Reading fails if the connection ends before the body does.
-pub struct Body {
-    stream: BufReader<TcpStream>,
+pub struct Body<R = TcpStream> {
+    stream: BufReader<R>,
     left: Left,
 }
 
@@ -23,8 +23,8 @@ enum Left {
     Nothing,
 }
 
-impl Body {
-    pub(super) fn new(stream: BufReader<TcpStream>, length: Option<u64>, is_chunked: bool) -> Self {
+impl<R: Read> Body<R> {
+    pub(super) fn new(stream: BufReader<R>, length: Option<u64>, is_chunked: bool) -> Self {
         let left = match length {
             _ if is_chunked => Left::Chunks(0),
             Some(length) => Left::Bytes(length),
@@ -57,7 +57,7 @@ impl Body {
     }
 }
 
-impl Read for Body {
+impl<R: Read> Read for Body<R> {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         if buffer.is_empty() {
             return Ok(0);
