@@ -188,6 +188,24 @@ mod tests {
     }
 
     #[test]
+    fn a_download_has_a_bar_on_a_terminal() {
+        let shown = |here, total| {
+            let buffer = Buffer::default();
+            let mut progress = Progress::new(Output::Terminal, Box::new(buffer.clone()), "p");
+            progress.step("fetching");
+            progress.bytes(here, total);
+            let bytes = buffer.0.lock().unwrap().clone();
+            String::from_utf8(bytes).unwrap().split(ERASE).last().unwrap().to_owned()
+        };
+        assert_eq!(shown(0, 44_000_000), "p: fetching ... [........................] 0.0 of 44.0 MB");
+        assert_eq!(
+            shown(12_340_000, 24_000_000),
+            "p: fetching ... [############............] 12.3 of 24.0 MB"
+        );
+        assert_eq!(shown(0, 0), "p: fetching ... [########################] 0.0 of 0.0 MB");
+    }
+
+    #[test]
     fn a_pipe_gets_only_steps_that_may_take_minutes() {
         assert_eq!(
             output_of_a_build(Output::Pipe, false),

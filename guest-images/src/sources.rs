@@ -1,7 +1,7 @@
 //! Finds a Debian archive: in this machine's package sources, in both formats of apt, where there are some.
 //!
 //! Two archives are used: the main one, and that of the security updates. Third-party repositories have other suites.
-//! Sources with other addresses than `http://` are passed over, as the packages' signatures protect them.
+//! Sources whose address does not start with `http://` are passed over: packages are protected by signatures, not by TLS.
 
 use std::env;
 use std::fs;

@@ -32,7 +32,7 @@ impl Package {
         // The names of apt's cache, where the colon after an epoch is encoded.
         let file = format!("{name}_{}_{}.deb", version.replace(':', "%3a"), field("Architecture")?);
         let listed = Listed { size: field("Size")?.parse().ok()?, sha256: from_hex(field("SHA256")?)? };
-        let uri = format!("{archive}/{}", field("Filename")?);
+        let uri = address(archive, field("Filename")?);
         is_file_name(&file).then_some(Self { name, version, file, uri, listed })
     }
 
@@ -48,7 +48,7 @@ impl Package {
                 name: name.to_owned(),
                 version: version.to_owned(),
                 file: file.to_owned(),
-                uri: format!("{archive}/{folder}/{file}"),
+                uri: address(archive, &format!("{folder}/{file}")),
                 listed: Listed { size, sha256 },
             })
         });
@@ -80,6 +80,11 @@ impl Listed {
     pub(super) fn hex(&self) -> String {
         to_hex(&self.sha256)
     }
+}
+
+/// Returns the address of a file in an archive. Some servers take a plus sign for a space.
+fn address(archive: &str, path: &str) -> String {
+    format!("{archive}/{}", path.replace('+', "%2b"))
 }
 
 /// Returns true if a text names a file in whatever directory it is put.
@@ -129,7 +134,7 @@ mod tests {
 
     fn package(name: &str, hash: &str) -> Option<Package> {
         let text = format!(
-            "Package: {name}\nArchitecture: amd64\nVersion: 1:2.36-9~x\nFilename: pool/x.deb\nSize: 3\nSHA256: {hash}\n"
+            "Package: {name}\nArchitecture: amd64\nVersion: 1:2.36-9~x\nFilename: pool/x+1.deb\nSize: 3\nSHA256: {hash}\n"
         );
         Package::parse(Stanza::of(&text), "http://mirror.example/debian")
     }
@@ -139,7 +144,7 @@ mod tests {
         let package = package("libc6", ABC).unwrap();
         assert_eq!((package.name.as_str(), package.version.as_str()), ("libc6", "1:2.36-9~x"));
         assert_eq!(package.file, "libc6_1%3a2.36-9~x_amd64.deb");
-        assert_eq!(package.uri, "http://mirror.example/debian/pool/x.deb");
+        assert_eq!(package.uri, "http://mirror.example/debian/pool/x%2b1.deb");
         assert_eq!(package.listed.hex(), ABC);
     }
 
