@@ -2,7 +2,7 @@
 //! were fetched, in the cache.
 
 use std::fs::{self, File};
-use std::io::{BufReader, Read};
+use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use super::download::Downloads;
 use super::keys::{Keys, Refusal};
 use super::release_file::{Listed, ReleaseFile};
-use crate::cache::{Cache, remove_folder};
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::http::Failure;
 use crate::progress::Progress;
@@ -22,6 +22,8 @@ use crate::{date, decompress};
 /// File with the addresses of the lists. It is written when they have been updated.
 const UPDATED: &str = "updated";
 const INDEX: &str = "InRelease";
+/// The last index of an archive whose lists could not be had. No older one is used.
+const UNUSED: &str = "InRelease.unused";
 
 /// A list of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +122,9 @@ impl Lists {
             return Err(wrong(format!("was valid until {} only", date::day(until))));
         }
         let folder = self.folder.join(part.suite);
-        if let Some(here) = self.index(part).filter(|here| here.date > index.date) {
-            let (of, here) = (date::day(index.date), date::day(here.date));
+        let dates = [INDEX, UNUSED].into_iter().filter_map(|name| Some(self.stored(part, name)?.date));
+        if let Some(here) = dates.max().filter(|here| *here > index.date) {
+            let (of, here) = (date::day(index.date), date::day(here));
             let what = format!("is of {of}, older than the one of {here} in {}", folder.display());
             return Err(wrong(what));
         }
@@ -148,7 +151,11 @@ impl Lists {
 
     /// Returns the index that is here.
     fn index(&self, part: &Part) -> Option<ReleaseFile> {
-        ReleaseFile::parse(&fs::read_to_string(self.folder.join(part.suite).join(INDEX)).ok()?)
+        self.stored(part, INDEX)
+    }
+
+    fn stored(&self, part: &Part, name: &str) -> Option<ReleaseFile> {
+        ReleaseFile::parse(&fs::read_to_string(self.folder.join(part.suite).join(name)).ok()?)
     }
 
     /// Fetches the lists of a kind that the indexes name, unless they are here.
@@ -199,7 +206,13 @@ impl Lists {
         if !part.is_security() || !is_missing {
             return Err(error);
         }
-        remove_folder(&self.folder.join(part.suite))?;
+        let folder = self.folder.join(part.suite);
+        match fs::rename(folder.join(INDEX), folder.join(UNUSED)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io("rename", folder)(error));
+            }
+            _ => {}
+        }
         progress.remark(&format!("going on without {}: {error}", part.suite));
         Ok(())
     }

@@ -125,6 +125,16 @@ fn a_mirror_without_security_updates_is_used_without_them() {
     security.put("dists/bookworm-security/main/binary-amd64/Packages.xz", Answer::File(b"older".to_vec()));
     repository.update(&mut Progress::silent()).unwrap();
     assert!(repository.resolve(&["patch"]).is_err());
+    // Nobody can bring an older one in between.
+    let publish = |date: &str| {
+        let date = format!("Date: {date} 10:16:37 UTC\n");
+        security.publish("bookworm-security", &setup.key, &[("patch", &setup.deb)], &date);
+        repository.update(&mut Progress::silent())
+    };
+    let said = publish("Fri, 10 Jul 2026").unwrap_err().to_string();
+    assert!(said.contains("is of 2026-07-10, older than the one of 2026-07-11"), "{said}");
+    publish("Sun, 12 Jul 2026").unwrap();
+    assert_eq!(repository.resolve(&["patch"]).unwrap().len(), 1);
 }
 
 #[test]
