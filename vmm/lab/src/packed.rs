@@ -1,7 +1,7 @@
 //! Programs of Debian's packages, with their libraries, as a directory that a guest can change its root to.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use guest_images::cache::{Cache, Key};
@@ -24,8 +24,15 @@ pub fn archive(package: &str, progress: &mut Progress) -> Result<PathBuf> {
         repository.unpack(&packages, &root, progress)?;
         let doc = root.join("usr/share");
         fs::remove_dir_all(&doc).map_err(Error::io("remove", doc))?;
-        run_tool(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(entry.join(&name)).arg("."), "tar")?;
+        pack(&root, &entry.join(&name))?;
         fs::remove_dir_all(&root).map_err(Error::io("remove", root))
     })?;
     Ok(entry.join(name))
+}
+
+/// Packs a directory so that the archive says nothing of this machine and this time.
+fn pack(root: &Path, archive: &Path) -> Result<()> {
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-C"]).arg(root);
+    run_tool(tar.arg("-cf").arg(archive).arg("."), "tar").map(drop)
 }
