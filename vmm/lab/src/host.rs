@@ -18,7 +18,7 @@ use crate::board::Processor;
 use crate::error::{Error, Result};
 
 const INIT: &str = include_str!("../host/init");
-const RECIPE: &str = "2";
+const RECIPE: &str = "3";
 
 /// The parts of a host of one architecture, except its kernel.
 struct Parts {
