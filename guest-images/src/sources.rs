@@ -36,10 +36,12 @@ impl Archive {
     /// Returns the archive in `TALLY_MIRROR` if that is set, or else the one in this machine's sources, or else
     /// Debian's own.
     pub fn of_this_machine() -> Self {
-        let set = mirror().map(|uri| Self { uri, signed_by: None });
-        let archive = set.or_else(|| Self::in_sources(Kind::Main));
-        let archive = archive.unwrap_or_else(|| Self { uri: DEBIAN.to_owned(), signed_by: None });
-        Self { uri: archive.uri.trim_end_matches('/').to_owned(), ..archive }
+        let set = mirror().map(|uri| Self::new(&uri, None));
+        set.or_else(|| Self::in_sources(Kind::Main)).unwrap_or_else(|| Self::new(DEBIAN, None))
+    }
+
+    fn new(uri: &str, signed_by: Option<String>) -> Self {
+        Self { uri: uri.trim_end_matches('/').to_owned(), signed_by }
     }
 
     /// Returns the archive of the security updates of this one: the one in this machine's sources, or else the one that
@@ -50,9 +52,8 @@ impl Archive {
     }
 
     fn security_beside(&self) -> Option<Self> {
-        let uri = self.uri.trim_end_matches('/');
-        uri.ends_with("/debian")
-            .then(|| Self { uri: format!("{uri}-security"), signed_by: self.signed_by.clone() })
+        let is_usual = self.uri.ends_with("/debian");
+        is_usual.then(|| Self::new(&format!("{}-security", self.uri), self.signed_by.clone()))
     }
 
     /// Returns the files with the archive's keys that the machine's sources name.
@@ -113,7 +114,7 @@ fn from_lines(text: &str, kind: Kind) -> Option<Archive> {
         let components: Vec<&str> = words.collect();
         let signed_by = options.split_whitespace().find_map(|option| option.strip_prefix("signed-by="));
         (is_debian(suite, &components.join(" "), kind) && uri.starts_with("http://"))
-            .then(|| Archive { uri: uri.to_owned(), signed_by: signed_by.map(str::to_owned) })
+            .then(|| Archive::new(uri, signed_by.map(str::to_owned)))
     })
 }
 
@@ -124,10 +125,10 @@ fn from_stanzas(text: &str, kind: Kind) -> Option<Archive> {
             field(stanza, "Enabled").is_none_or(|value| !matches!(value.as_str(), "no" | "false" | "0"));
         let binary = field(stanza, "Types")?.split_whitespace().any(|kind| kind == "deb");
         let uris = field(stanza, "URIs")?;
-        let uri = uris.split_whitespace().find(|uri| uri.starts_with("http://"))?.to_owned();
+        let uri = uris.split_whitespace().find(|uri| uri.starts_with("http://"))?;
         let components = field(stanza, "Components").unwrap_or_default();
         let debian = is_debian(&field(stanza, "Suites")?, &components, kind);
-        (enabled && binary && debian).then(|| Archive { uri, signed_by: field(stanza, "Signed-By") })
+        (enabled && binary && debian).then(|| Archive::new(uri, field(stanza, "Signed-By")))
     })
 }
 
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn security_updates_are_found_in_an_archive_of_their_own() {
-        let line = "deb http://mirror.example/security bookworm-security main";
+        let line = "deb http://mirror.example/security/ bookworm-security main";
         assert_eq!(from_lines(line, Kind::Main), None, "they alone are not a release");
         let stanza =
             "Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n";
@@ -204,10 +205,7 @@ mod tests {
 
     #[test]
     fn a_mirror_has_the_security_updates_beside_the_releases() {
-        let beside = |uri: &str| {
-            let archive = Archive { uri: uri.into(), signed_by: Some("/keys/debian.gpg".into()) };
-            archive.security_beside()
-        };
+        let beside = |uri: &str| Archive::new(uri, Some("/keys/debian.gpg".into())).security_beside();
         let found = beside("http://mirror.example/debian/").unwrap();
         assert_eq!(found.uri, "http://mirror.example/debian-security");
         assert_eq!(found.signed_by.as_deref(), Some("/keys/debian.gpg"));
