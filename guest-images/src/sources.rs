@@ -3,9 +3,13 @@
 //! Two archives are used: the main one, and that of the security updates. Third-party repositories have other suites.
 //! Sources whose address does not start with `http://` are passed over: packages are protected by signatures, not by TLS.
 
+mod expiry;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+pub use expiry::Expiry;
 
 /// Suites by which a Debian archive is recognised.
 const DEBIAN_SUITES: [&str; 9] =
@@ -21,6 +25,8 @@ pub struct Archive {
     pub uri: String,
     /// The value of `Signed-By`, as written in the machine's sources.
     pub signed_by: Option<String>,
+    /// What is done about an index that has expired.
+    pub expiry: Expiry,
 }
 
 /// What an archive has.
@@ -41,7 +47,12 @@ impl Archive {
     }
 
     fn new(uri: &str, signed_by: Option<String>) -> Self {
-        Self { uri: uri.trim_end_matches('/').to_owned(), signed_by }
+        Self { uri: uri.trim_end_matches('/').to_owned(), signed_by, expiry: Expiry::Refused }
+    }
+
+    /// Returns the archive with what a source's option says of an index that has expired.
+    fn with_option(self, value: Option<&str>) -> Self {
+        Self { expiry: value.map_or(self.expiry, Expiry::of_value), ..self }
     }
 
     /// Returns the archive of the security updates of this one: the one in this machine's sources, or else the one that
@@ -53,7 +64,7 @@ impl Archive {
 
     fn security_beside(&self) -> Option<Self> {
         let is_usual = self.uri.ends_with("/debian");
-        is_usual.then(|| Self::new(&format!("{}-security", self.uri), self.signed_by.clone()))
+        is_usual.then(|| Self { uri: format!("{}-security", self.uri), ..self.clone() })
     }
 
     /// Returns the files with the archive's keys that the machine's sources name.
@@ -65,10 +76,12 @@ impl Archive {
     fn in_sources(kind: Kind) -> Option<Self> {
         let files = source_files();
         let mut texts = files.iter().filter_map(|path| Some((path, fs::read_to_string(path).ok()?)));
-        texts.find_map(|(path, text)| match path.extension() {
+        let found = texts.find_map(|(path, text)| match path.extension() {
             Some(extension) if extension == "sources" => from_stanzas(&text, kind),
             _ => from_lines(&text, kind),
-        })
+        })?;
+        let accepted = [found.expiry, Expiry::of_this_machine()].contains(&Expiry::Accepted);
+        Some(Self { expiry: if accepted { Expiry::Accepted } else { Expiry::Refused }, ..found })
     }
 }
 
@@ -112,9 +125,11 @@ fn from_lines(text: &str, kind: Kind) -> Option<Archive> {
         let mut words = line.split_whitespace();
         let (uri, suite) = (words.next()?, words.next()?);
         let components: Vec<&str> = words.collect();
-        let signed_by = options.split_whitespace().find_map(|option| option.strip_prefix("signed-by="));
-        (is_debian(suite, &components.join(" "), kind) && uri.starts_with("http://"))
-            .then(|| Archive::new(uri, signed_by.map(str::to_owned)))
+        let option = |name: &str| options.split_whitespace().find_map(|option| option.strip_prefix(name));
+        (is_debian(suite, &components.join(" "), kind) && uri.starts_with("http://")).then(|| {
+            Archive::new(uri, option("signed-by=").map(str::to_owned))
+                .with_option(option("check-valid-until="))
+        })
     })
 }
 
@@ -128,7 +143,9 @@ fn from_stanzas(text: &str, kind: Kind) -> Option<Archive> {
         let uri = uris.split_whitespace().find(|uri| uri.starts_with("http://"))?;
         let components = field(stanza, "Components").unwrap_or_default();
         let debian = is_debian(&field(stanza, "Suites")?, &components, kind);
-        (enabled && binary && debian).then(|| Archive::new(uri, field(stanza, "Signed-By")))
+        let checks = field(stanza, "Check-Valid-Until");
+        (enabled && binary && debian)
+            .then(|| Archive::new(uri, field(stanza, "Signed-By")).with_option(checks.as_deref()))
     })
 }
 
@@ -163,10 +180,7 @@ mod tests {
              deb [arch=amd64 signed-by=/keys/debian.gpg] http://mirror.example/debian bookworm main contrib # here\n",
             Kind::Main,
         );
-        let expected = Archive {
-            uri: "http://mirror.example/debian".into(),
-            signed_by: Some("/keys/debian.gpg".into()),
-        };
+        let expected = Archive::new("http://mirror.example/debian", Some("/keys/debian.gpg".into()));
         assert_eq!(archive, Some(expected));
     }
 
@@ -179,6 +193,15 @@ mod tests {
         let archive = from_stanzas(text, Kind::Main).unwrap();
         assert_eq!(archive.uri, "http://mirror.example/debian");
         assert_eq!(archive.signed_by.as_deref(), Some("\n -----BEGIN\n .\n -----END"));
+    }
+
+    #[test]
+    fn a_source_may_say_that_its_index_is_used_when_it_has_expired() {
+        let line = "deb [check-valid-until=no] http://mirror.example/debian sid main";
+        let stanza = "Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\nCheck-Valid-Until: no";
+        for archive in [from_lines(line, Kind::Main), from_stanzas(stanza, Kind::Main)] {
+            assert_eq!(archive.unwrap().expiry, Expiry::Accepted);
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::http::Failure;
 use crate::progress::Progress;
 use crate::release::Release;
-use crate::sources::Archive;
+use crate::sources::{Archive, Expiry};
 use crate::{date, decompress};
 
 /// File with the addresses of the lists. It is written when they have been updated.
@@ -98,7 +98,8 @@ impl Lists {
         // If the update fails, the lists are of no known archive.
         let _ = fs::remove_file(&stamp);
         for part in &self.parts {
-            self.update_index(part, downloads).or_else(|error| self.go_on_without(part, error, progress))?;
+            self.update_index(part, downloads, progress)
+                .or_else(|error| self.go_on_without(part, error, progress))?;
         }
         if let (Some(wanted), 1) = (self.release.suite.security(), self.parts.len()) {
             progress.remark(&format!(
@@ -110,7 +111,7 @@ impl Lists {
     }
 
     /// Fetches an index, and puts it in the place of the one that is here if it is signed and not older.
-    fn update_index(&self, part: &Part, downloads: &Downloads) -> Result<()> {
+    fn update_index(&self, part: &Part, downloads: &Downloads, progress: &mut Progress) -> Result<()> {
         let uri = format!("{}/{INDEX}", part.uri());
         let text = self.verified(part, &uri, downloads.text(&uri)?)?;
         let wrong = |what: String| Error::Index { uri: uri.clone(), what };
@@ -118,8 +119,15 @@ impl Lists {
         if index.codename != part.suite {
             return Err(wrong(format!("is that of {}, not of {}", index.codename, part.suite)));
         }
-        if let Some(until) = index.valid_until.filter(|until| *until <= SystemTime::now()) {
-            return Err(wrong(format!("was valid until {} only", date::day(until))));
+        match index.valid_until.filter(|until| *until <= SystemTime::now()) {
+            Some(until) if part.archive.expiry == Expiry::Refused => {
+                return Err(wrong(format!("was valid until {} only", date::day(until))));
+            }
+            Some(until) => progress.remark(&format!(
+                "{uri} was valid until {} only, which this machine's apt is told to accept",
+                date::day(until)
+            )),
+            None => {}
         }
         let folder = self.folder.join(part.suite);
         let dates = [INDEX, UNUSED].into_iter().filter_map(|name| Some(self.stored(part, name)?.date));

@@ -9,7 +9,7 @@ use super::keys::Keys;
 use super::*;
 use crate::cache::folder_of_ours;
 use crate::release::{Arch, Suite};
-use crate::sources::Archive;
+use crate::sources::{Archive, Expiry};
 use mirror::{Answer, Mirror, TestKey};
 use tempfile::TempDir;
 
@@ -53,7 +53,11 @@ impl Setup {
     }
 
     fn repository_with(&self, security: Option<&Mirror>, key: &TestKey) -> Repository {
-        let archive = |mirror: &Mirror| Archive { uri: mirror.uri.clone(), signed_by: None };
+        self.repository_of(security, key, Expiry::Refused)
+    }
+
+    fn repository_of(&self, security: Option<&Mirror>, key: &TestKey, expiry: Expiry) -> Repository {
+        let archive = |mirror: &Mirror| Archive { uri: mirror.uri.clone(), signed_by: None, expiry };
         let keys = Keys::of(key.certificate.clone());
         let lists = Lists::new(&self.cache, RELEASE, archive(&self.mirror), security.map(archive), keys);
         Repository::new(&self.cache, lists.unwrap(), direct(), None).unwrap()

@@ -38,7 +38,7 @@ fn mirror() -> (Mirror, TestKey) {
 fn build(folder: &Path, uri: &str) -> Result<Vec<u8>> {
     let (cache, progress) = (Cache::at(folder.join("cache"))?, &mut Progress::silent());
     let keyring = folder.join("key").display().to_string();
-    let archive = Archive { uri: uri.to_owned(), signed_by: Some(keyring) };
+    let archive = Archive { uri: uri.to_owned(), signed_by: Some(keyring), expiry: Expiry::Refused };
     let lists = Lists::new(&cache, RELEASE, archive, None, Keys::of_debian())?;
     let repository = Repository::new(&cache, lists, direct(), None)?;
     repository.update(progress)?;

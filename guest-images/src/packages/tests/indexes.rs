@@ -80,6 +80,8 @@ fn an_index_that_is_no_longer_valid_is_refused() {
     setup.publish("Valid-Until: Sun, 12 Jul 2020 10:16:37 UTC\n");
     let said = setup.refusal();
     assert!(said.contains("InRelease is not used: the index was valid until 2020-07-12 only. "), "{said}");
+    let accepting = setup.repository_of(None, &setup.key, Expiry::Accepted);
+    accepting.update(&mut Progress::silent()).expect("this machine's administrator accepts it");
     setup.publish("Valid-Until: Fri, 12 Jul 2999 10:16:37 UTC\n");
     setup.install().unwrap();
 }

@@ -162,12 +162,12 @@ fn plain(script: Script, pmu: &str) -> Script {
     let guest = |words: &str| guest(pmu, words);
     let counted = |words: &str, perf: &str| format!("begin {}; count {perf}; finish", guest(words));
     let work = |perf: &str| counted(WORK, perf);
-    // A vCPU's thread is stopped somewhere on its way to the guest, on which it enters the sandbox: what is left of
-    // that is not the same in two runs.
+    // `begin` stops a vCPU's thread somewhere on its way to the guest, and what is left of that is not the same in two
+    // runs. So the guest goes on until it waits for its timer, for which it needs no exit.
     let idle = |rounds: u64| {
         let guest = guest(&format!("timer=1000 count-user=0:0,{rounds},0"));
         let perf = "-e instructions:uG,instructions:uH,instructions:kH -t $vcpu";
-        format!("begin {guest} --sandbox off; count {perf}; finish")
+        format!("begin {guest}; kill -CONT $tally; sleep 0.05; kill -STOP $tally; count {perf}; finish")
     };
     let alone = work("-e instructions:uG -t $vcpu");
     let other = pmus().find(|other| *other != pmu).expect("there are two");
