@@ -162,7 +162,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         .step(
             "users",
             &format!(
-                "chmod 666 /dev/kvm; mkdir /tmp/home; chown 65534:65534 /tmp/home; cd /tmp/home; \
+                "chmod 666 /dev/kvm; sysctl -q kernel.perf_event_paranoid=1; mkdir /tmp/home; chown 65534:65534 /tmp/home; cd /tmp/home; \
                  {user}tally run --name theirs --kernel /scenario/payload --append 'count-user=0:0x4100c0,1000,1 spin' >said & vm=$!; \
                  /scenario/tally run --name ours --kernel /scenario/payload --append 'count-user=0:0x4100c0,1000,1 spin' >ours & ours=$!; \
                  until grep -qs '^count' said && grep -qs '^count' ours; do sleep 0.05; done; \

@@ -45,7 +45,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     let paranoid = |level: i32, how: &str| {
         format!(
             "chmod 666 /dev/kvm; echo {level} >/proc/sys/kernel/perf_event_paranoid; ./restricted {how} {run} --pmu amd \
-             --append hello; status=$?; echo -1 >/proc/sys/kernel/perf_event_paranoid; exit $status"
+             --append hello; status=$?; echo 3 >/proc/sys/kernel/perf_event_paranoid; exit $status"
         )
     };
     let watched = |command: &str| {
