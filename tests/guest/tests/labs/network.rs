@@ -67,7 +67,8 @@ done
 const PRELUDE: &str = "\
 export TALLY_CACHE=$PWD/cache TALLY_BOOT=
 there() { nsenter -t $(cat other) -n \"$@\"; }
-until_said() { until grep -q \"$1\" $2; do sleep 0.02; done; }
+until_said() { until grep -q \"$1\" $2; do kill -0 $vm || exit; sleep 0.02; done; }
+until_answered() { until wget -q -O - http://127.0.0.1:8080/ 2>/dev/null; do kill -0 $vm || exit; sleep 0.05; done; }
 ";
 
 /// Reaches nobody in one second.
@@ -100,9 +101,9 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
             guest("--net user,host-loopback", &format!("{fetch} http://192.0.2.1:9000/")),
         )),
         ("publish", format!(
-            "{TRY}; {} & until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; \
+            "{TRY}; {} & vm=$!; until_answered; \
              there nc -w 1 192.0.2.2 8080 </dev/null && echo reached from the other host; \
-             there {fetch} http://192.0.2.2:8081/; kill $!; wait $!; echo $?",
+             there {fetch} http://192.0.2.2:8081/; kill $vm; wait $vm; echo $?",
             guest(
                 "--net user --publish 8080:80 --publish 192.0.2.2:8081:80",
                 "mkdir /w; echo from the guest >/w/index.html; exec httpd -f -p 80 -h /w"
@@ -125,19 +126,19 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
              cat wide; ./tally run --restore wide.saved"
         )),
         ("restored", format!(
-            "(while there nc -l -p 81 <>fifo; do :; done) & \
-             mkfifo fifo; ./tally run --name saved --net user --publish 8080:80 -- sh -c '\
+            "mkfifo fifo; (while there nc -l -p 81 <>fifo; do :; done) & \
+             ./tally run --name saved --net user --publish 8080:80 -- sh -c '\
              mkdir /w; echo from the guest >/w/index.html; httpd -p 80 -h /w; mkfifo f; \
              nc 192.0.2.1 81 <>f; echo ended $?; sleep 0.3; ip -4 -o address show eth0; echo all; sleep 100' >said </dev/null & vm=$!; \
-             until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; sleep 0.3; cat said; \
+             until_answered; sleep 0.3; cat said; \
              ./tally snapshot saved guest.saved --stop; wait $vm; \
              ip address del 192.0.2.2/24 dev near; ip address add 192.0.2.7/24 dev near; \
              ip route add default via 192.0.2.1 dev near; \
              ./tally run --restore guest.saved >said & vm=$!; until_said all said; cat said; \
-             until {fetch} http://127.0.0.1:8080/ 2>/dev/null; do sleep 0.05; done; kill $vm; wait $vm; killall nc"
+             until_answered; kill $vm; wait $vm; killall nc"
         )),
         ("gone", format!(
-            "{} & until_said up said; killall passt-itself; wait $!; echo $?; cat said",
+            "{} & vm=$!; until_said up said; killall passt-itself; wait $vm; echo $?; cat said",
             guest("--net user", "cat /sys/class/net/eth0/carrier; echo up; sleep 1; cat /sys/class/net/eth0/carrier; exit 3").replace("</dev/null", "</dev/null >said")
         )),
         ("ended", "sleep 1; ps | grep -c [p]asst-itself || true".to_owned()),
