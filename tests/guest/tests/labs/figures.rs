@@ -73,12 +73,12 @@ static ON_AMD: [Limits; 2] = [
     Limits {
         pmu: "amd",
         sample_calls: &["rt_sigtimedwait"],
-        instructions: [5_707, 29_233, 47_591, 13_468, 17_938],
+        instructions: [6_301, 31_959, 51_002, 15_556, 20_728],
     },
     Limits {
         pmu: "intel",
         sample_calls: OF_INTELS_PMU,
-        instructions: [5_486, 28_790, 46_664, 17_256, 21_355],
+        instructions: [6_165, 31_922, 50_362, 19_932, 24_733],
     },
 ];
 
@@ -101,7 +101,7 @@ static ON_INTEL: [Limits; 2] = [
 const AT_A_RATE_USER_EXITS: f64 = 1.5;
 const AT_A_RATE_CALLS: f64 = 3.0;
 /// Instructions of host and guest for it.
-const AT_A_RATE_INSTRUCTIONS: f64 = 16_275.0 * 1.05;
+const AT_A_RATE_INSTRUCTIONS: f64 = 18_968.0 * 1.05;
 
 /// Maximum virtual time from the start of `tally run -- echo hello` to its output, and from there to the prompt, when
 /// the guest starts from a template.
