@@ -125,8 +125,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
              until_said fetched wide; ls /sys/class/net/tap2/queues | xargs; ./tally snapshot wide wide.saved --stop; wait $vm; \
              cat wide; ./tally run --restore wide.saved"
         )),
-        ("restored", format!(
-            "mkfifo fifo; (while there nc -l -p 81 <>fifo; do :; done) & \
+        ("restored", "mkfifo fifo; (while there nc -l -p 81 <>fifo; do :; done) & \
              ./tally run --name saved --net user --publish 8080:80 -- sh -c '\
              mkdir /w; echo from the guest >/w/index.html; httpd -p 80 -h /w; mkfifo f; \
              nc 192.0.2.1 81 <>f; echo ended $?; sleep 0.3; ip -4 -o address show eth0; echo all; sleep 100' >said </dev/null & vm=$!; \
@@ -135,8 +134,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
              ip address del 192.0.2.2/24 dev near; ip address add 192.0.2.7/24 dev near; \
              ip route add default via 192.0.2.1 dev near; \
              ./tally run --restore guest.saved >said & vm=$!; until_said all said; cat said; \
-             until_answered; kill $vm; wait $vm; killall nc"
-        )),
+             until_answered; kill $vm; wait $vm; killall nc".to_owned()),
         ("gone", format!(
             "{} & vm=$!; until_said up said; killall passt-itself; wait $vm; echo $?; cat said",
             guest("--net user", "cat /sys/class/net/eth0/carrier; echo up; sleep 1; cat /sys/class/net/eth0/carrier; exit 3").replace("</dev/null", "</dev/null >said")
