@@ -165,7 +165,7 @@ fn plain(script: Script, pmu: &str) -> Script {
     // `begin` stops a vCPU's thread somewhere on its way to the guest, and what is left of that is not the same in two
     // runs. So the guest goes on until it waits for its timer, for which it needs no exit.
     let idle = |rounds: u64| {
-        let guest = guest(&format!("timer=1000 count-user=0:0,{rounds},0"));
+        let guest = guest(&format!("timer=5000 count-user=0:0,{rounds},0"));
         let perf = "-e instructions:uG,instructions:uH,instructions:kH -t $vcpu";
         format!("begin {guest}; kill -CONT $tally; sleep 0.05; kill -STOP $tally; count {perf}; finish")
     };
