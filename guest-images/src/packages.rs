@@ -1,8 +1,8 @@
 //! Downloads and unpacks Debian packages without installing them, on any distribution.
 //!
-//! The lists of packages are fetched by HTTP from a mirror ([`crate::sources`]), verified by the archive's keys, and kept
-//! in the cache. Files are compared with these lists whenever they are used. No program of the machine or of a package
-//! is run, and no privileges are needed.
+//! The lists of packages are fetched by HTTP from a mirror ([`crate::sources`]), verified by the archive's keys, and
+//! kept in the cache. Files are compared with these lists whenever they are used. No program of the machine or of a
+//! package is run, and no privileges are needed.
 
 mod deb;
 mod download;

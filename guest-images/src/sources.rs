@@ -1,7 +1,7 @@
 //! Finds a Debian archive: in this machine's package sources, in both formats of apt, where there are some.
 //!
 //! Two archives are used: the main one, and that of the security updates. Third-party repositories have other suites.
-//! Sources whose address does not start with `http://` are passed over: packages are protected by signatures, not by TLS.
+//! Sources whose address does not start with `http://` are passed over: signatures protect packages, not TLS.
 
 mod expiry;
 

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// Number of lines of a failed program's output that an error contains.
 const TAIL_LINES: usize = 6;
 
-/// Runs `command` to its end and returns its standard output. `package` is Debian's name of the program's package, for the message
-/// if the program is missing.
+/// Runs `command` to its end and returns its standard output. `package` is Debian's name of the program's package, for
+/// the message if the program is missing.
 pub fn run(command: &mut Command, package: &'static str) -> Result<String> {
     child::die_with_this_process(command, Death::Terminate);
     let output = command.stdin(Stdio::null()).output().map_err(|source| {

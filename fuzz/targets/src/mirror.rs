@@ -1,4 +1,4 @@
-//! What mirrors and proxies send: answers by HTTP, signed indexes, lists of packages, packages and the programs in them.
+//! What mirrors and proxies send: answers by HTTP, signed indexes, lists of packages, packages and their programs.
 //!
 //! The first byte says which of them is behind it.
 

@@ -78,8 +78,8 @@ const RISCV64: Parts = Parts {
     acpi_table: None,
 };
 
-/// Returns the default release of a host: Debian's stable one. On RISC-V that is the newest, as the kernel before it cannot inject a
-/// counter's overflow interrupt into a guest.
+/// Returns the default release of a host: Debian's stable one. On RISC-V that is the newest, as the kernel before it
+/// cannot inject a counter's overflow interrupt into a guest.
 pub fn default_host(arch: Arch) -> Release {
     let suite = match arch {
         Arch::X86_64 => Suite::Trixie,

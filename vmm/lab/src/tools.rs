@@ -39,8 +39,8 @@ const SIGNED: [&str; 6] = [
     "APT::Get::AllowUnauthenticated=false",
 ];
 
-/// Installs those of these packages that are missing, on a Debian and if the user is root. Otherwise, the error says how
-/// to install them. On a distribution that is not known, the compilation itself says what is missing.
+/// Installs those of these packages that are missing, on a Debian and if the user is root. Otherwise, the error says
+/// how to install them. On a distribution that is not known, the compilation itself says what is missing.
 pub fn ensure(packages: &[&'static str], progress: &mut Progress) -> Result<()> {
     let installer = Installer::of_this_machine();
     let is_installed = |package: &str| installer.is_none_or(|installer| installer.has(package));

@@ -237,8 +237,8 @@ wait
 cat said.*
 ";
 
-/// Adds a step in which an ordinary user starts guests at the same time. He may lock no memory, so that pages are mapped
-/// only as far as `kernel.perf_event_mlock_kb` allows it to all of his processes together.
+/// Adds a step in which an ordinary user starts guests at the same time. He may lock no memory, so that pages are
+/// mapped only as far as `kernel.perf_event_mlock_kb` allows it to all of his processes together.
 fn users_guests(steps: Steps, name: &str, guests: u32, cpus: u32, before: &str) -> Steps {
     steps.step(
         name,
