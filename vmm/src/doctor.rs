@@ -20,17 +20,15 @@ use crate::{lab, sandbox};
 
 /// `tally doctor`: examines the host and prints the facts.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
-    // Events are opened as those of a run are.
-    sandbox::broker::start(sandbox::Mode::On, 1)?;
-    let mut facts: Vec<Fact> = [
-        host::facts(),
-        vec![Fact::note("kernel", fact::kernel())],
-        kvm::facts(),
-        process::facts(),
-        perf::facts(),
-        built::facts(options.update),
-    ]
-    .concat();
+    // Events are opened as those of a run are, by a process that starts before KVM is opened.
+    let confined = sandbox::broker::start(sandbox::Mode::On, 1);
+    let mut facts: Vec<Fact> =
+        [host::facts(), vec![Fact::note("kernel", fact::kernel())], kvm::facts(), process::facts()].concat();
+    match confined {
+        Ok(()) => facts.extend(perf::facts()),
+        Err(error) => facts.push(Fact::bad(SANDBOX, format!("{error:#}"))),
+    }
+    facts.extend(built::facts(options.update));
     facts.push(verdict(&facts));
     let mut out = io::stdout().lock();
     if options.json {
@@ -44,6 +42,9 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
     let is_good = facts.iter().all(|fact| fact.state != State::Bad);
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
+
+/// Subject of the fact that no run can be confined.
+const SANDBOX: &str = "sandbox";
 
 /// Verdict where no Linux guest runs.
 const NOT_HERE: &str = if lab::LAB_AVAILABLE {
@@ -62,7 +63,7 @@ fn verdict(facts: &[Fact]) -> Fact {
     let about = "verdict";
     let is_bad =
         |about: &[&str]| facts.iter().any(|fact| fact.state == State::Bad && about.contains(&fact.about));
-    if is_bad(&[kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX]) {
+    if is_bad(&[kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX, SANDBOX]) {
         Fact::bad(about, NOT_HERE)
     } else if facts.iter().any(|fact| fact.state == State::Bad) {
         Fact::bad(about, format!("{WITHOUT}{WITH_ONE}"))
@@ -81,7 +82,7 @@ mod tests {
         let says = |fact: Fact| verdict(&[good.clone(), fact]).says;
         assert!(says(Fact::note("watchdog", "")).starts_with("Linux guests with a PMU run here"));
         assert!(says(Fact::bad("pmu", "")).starts_with("Linux guests run here, but without a PMU"));
-        for about in [kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX] {
+        for about in [kvm::ABOUT, kvm::CAPABILITY, kvm::LINUX, SANDBOX] {
             assert_eq!(says(Fact::bad(about, "")), NOT_HERE);
         }
     }

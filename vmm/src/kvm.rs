@@ -1,11 +1,13 @@
 //! Opens the host's KVM, and explains what a user without KVM can do.
 
+use std::fmt;
 use std::fs;
+use std::path::Path;
 
 use guest_images::Arch;
 use guest_images::host::{NO_HYPERVISOR_EXTENSION, has_hypervisor_extension};
 use kvm_ioctls::Kvm;
-use tally_machine::kvm::{self, KvmError};
+use tally_machine::kvm::{self, KvmError, MODULES};
 use tally_machine::pmu::Choice;
 
 use crate::lab;
@@ -29,6 +31,41 @@ const LAB_NEEDS_NONE: &str = if lab::LAB_AVAILABLE { "; `tally lab run` needs no
 /// Opens KVM and checks that a machine with this PMU can run on it.
 pub fn open(pmu: Choice) -> Result<Kvm, NoKvm> {
     kvm::open(pmu).map_err(NoKvm::from)
+}
+
+/// Folder of the kernel's modules, with their parameters.
+pub const SYS_MODULE: &str = "/sys/module";
+
+/// The parameter by which KVM's module of this processor gives guests the processor's own counters (Linux 7.0 and
+/// later).
+pub struct MediatedPmu {
+    /// The module that has the parameter.
+    pub module: &'static str,
+    value: String,
+}
+
+impl MediatedPmu {
+    /// Name of the parameter.
+    pub const NAME: &str = "enable_mediated_pmu";
+
+    /// Finds the parameter among those of the modules in a folder.
+    pub fn find(modules: &Path) -> Option<Self> {
+        MODULES.iter().find_map(|&(module, _)| {
+            let value = fs::read_to_string(modules.join(module).join("parameters").join(Self::NAME)).ok()?;
+            Some(Self { module, value: value.trim().to_owned() })
+        })
+    }
+
+    /// Whether KVM was loaded with it.
+    pub fn is_on(&self) -> bool {
+        matches!(self.value.as_str(), "Y" | "1")
+    }
+}
+
+impl fmt::Display for MediatedPmu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}'s {} is {}", self.module, Self::NAME, self.value)
+    }
 }
 
 /// Opens KVM without checking what it can do.

@@ -9,7 +9,7 @@ use tally_machine::kvm::{self, Capability, KvmError, MODULES, OPTIONAL, own_pmu_
 use tally_machine::pmu::Choice;
 
 use crate::fact::Fact;
-use crate::kvm::{NoKvm, open_any};
+use crate::kvm::{MediatedPmu, NoKvm, SYS_MODULE, open_any};
 use crate::lab;
 
 /// Subject of the facts about `/dev/kvm`. A bad fact of this or the next two subjects means that no Linux guest runs.
@@ -18,8 +18,6 @@ pub const ABOUT: &str = "kvm";
 pub const CAPABILITY: &str = "capability";
 /// Subject of the fact about Linux guests.
 pub const LINUX: &str = "guests";
-
-const SYS_MODULE: &str = "/sys/module";
 
 /// Returns the facts about KVM.
 pub fn facts() -> Vec<Fact> {
@@ -120,9 +118,6 @@ fn refusal(mode: u32, group: u32, groups: &str) -> String {
     )
 }
 
-/// The parameter of KVM's modules by which a guest has the processor's own counters (Linux 6.20 and later).
-const MEDIATED: &str = "enable_mediated_pmu";
-
 /// Returns the facts about parameters of KVM's modules.
 fn parameters(modules: &Path) -> Vec<Fact> {
     let read = |module: &str, name: &str| {
@@ -135,16 +130,19 @@ fn parameters(modules: &Path) -> Vec<Fact> {
             format!("enable_pmu is {value}: Tally's guests do without KVM's own PMU either way"),
         )
     });
-    let mediated = MODULES.iter().find_map(|(module, _)| {
-        let value = read(module, MEDIATED)?;
-        let says = match value.as_str() {
-            "Y" | "1" => format!(
+    let mediated = MediatedPmu::find(modules).map(|mediated| {
+        let (module, parameter) = (mediated.module, MediatedPmu::NAME);
+        let says = if mediated.is_on() {
+            format!(
                 "a guest with KVM's own PMU takes the counters from all others while it runs, and none are counted then; \
-                 to have KVM loaded without: `echo options {module} {MEDIATED}=0 | sudo tee /etc/modprobe.d/tally.conf`"
-            ),
-            _ => "no guest takes the counters from others".to_owned(),
+                 to have KVM loaded without: `echo options {module} {parameter}=0 | sudo tee /etc/modprobe.d/tally.conf`"
+            )
+        } else {
+            format!(
+                "no guest takes the counters from others; with {parameter}=1, one with `--pmu kvm` has them to itself"
+            )
         };
-        Some(Fact::note("kvm's pmu", format!("{module}'s {MEDIATED} is {value}: {says}")))
+        Fact::note("kvm's pmu", format!("{mediated}: {says}"))
     });
     let nested = MODULES.iter().find_map(|(module, _)| {
         let value = read(module, "nested")?;
@@ -177,7 +175,7 @@ mod tests {
         assert!(parameters(modules.path()).is_empty());
         for (name, value) in [
             ("kvm/parameters/enable_pmu", "N\n"),
-            (&format!("{}/parameters/{MEDIATED}", MODULES[0].0), "Y\n"),
+            (&format!("{}/parameters/{}", MODULES[0].0, MediatedPmu::NAME), "Y\n"),
             (&format!("{}/parameters/nested", MODULES[0].0), "1\n"),
         ] {
             let path = modules.path().join(name);

@@ -1,6 +1,7 @@
 //! The first stage of a run: everything is found, opened and checked. Nothing is changed yet that has to be restored
 //! at the end.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -22,10 +23,11 @@ use crate::cli::Run;
 use crate::event_log::EventLog;
 use crate::events::EventLoop;
 use crate::flamegraph::FlameGraph;
+use crate::kvm::{self, MediatedPmu, SYS_MODULE};
 use crate::metrics::{Metrics, Socket};
 use crate::signal_thread::Signals;
 use crate::snapshot::Opened;
-use crate::{kvm, policy, sandbox, signals};
+use crate::{policy, sandbox, signals};
 
 /// Everything that a machine is built from.
 pub struct Prepared<'a> {
@@ -66,7 +68,9 @@ impl<'a> Prepared<'a> {
             None => offer(options.pmu, options.counters, processor, &policy)?,
         };
         let name = options.pmu.name();
-        info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor})");
+        let mediated = MediatedPmu::find(Path::new(SYS_MODULE))
+            .map_or(String::new(), |mediated| format!(" where {mediated}"));
+        info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor}{mediated})");
         let machine = Machine::empty(&kvm)?;
         let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source(saved)?;
         Ok(Self {

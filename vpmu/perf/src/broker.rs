@@ -149,6 +149,6 @@ pub mod calls {
     /// Calls with any arguments: waiting, reading requests, and answering them.
     pub const ANY: [i64; 5] =
         [libc::SYS_ppoll, libc::SYS_read, libc::SYS_sendmsg, libc::SYS_close, libc::SYS_exit_group];
-    /// Commands of `fcntl`: whom an event signals (`F_SETOWN_EX`), and that it does.
-    pub const FCNTL: [i32; 2] = [15, libc::F_SETFL];
+    /// Commands of `fcntl`: whom an event signals, and that it does.
+    pub const FCNTL: [i32; 2] = [crate::request::F_SETOWN_EX, libc::F_SETFL];
 }

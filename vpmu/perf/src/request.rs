@@ -172,6 +172,9 @@ impl Request {
     }
 }
 
+/// The command of `fcntl` that says which thread an event signals.
+pub(crate) const F_SETOWN_EX: libc::c_int = 15;
+
 /// Makes every overflow send `SIGIO` to this thread and to no other. `SIGIO` is no real-time signal, so at most one is
 /// pending however many events overflow.
 fn signal_thread(event: &OwnedFd, thread: libc::pid_t) -> io::Result<()> {
@@ -180,7 +183,6 @@ fn signal_thread(event: &OwnedFd, thread: libc::pid_t) -> io::Result<()> {
         kind: libc::c_int,
         id: libc::pid_t,
     }
-    const F_SETOWN_EX: libc::c_int = 15;
     const F_OWNER_TID: libc::c_int = 0;
     let fd = event.as_raw_fd();
     let owner = Owner { kind: F_OWNER_TID, id: thread };

@@ -17,7 +17,7 @@ pub fn tests() -> Vec<Test> {
         a_counter_without_hardware_is_reported,
         programs_read_counters_where_the_hosts_kvm_lets_them,
         a_snapshot_loses_no_count,
-        doctor_says_whether_kvm_can_hand_its_pmu_through,
+        doctor_and_a_run_say_whether_kvm_can_hand_its_pmu_through,
     ])
 }
 
@@ -74,6 +74,7 @@ fn on(suite: Suite, name: &'static str) -> Results {
         )
         .step("snapshot", &format!("{SAVED_GUESTS} chain saved 1 0 -- sh -c '{saved}'"))
         .step("doctor", "./tally doctor")
+        .step("run-v", "./tally run -v --kernel payload --append exit=0")
         .run()
 }
 
@@ -139,8 +140,12 @@ fn a_snapshot_loses_no_count() {
     }
 }
 
-fn doctor_says_whether_kvm_can_hand_its_pmu_through() {
-    let says = |results: &Results| results.of("doctor").text().contains("kvm_amd's enable_mediated_pmu is N");
-    assert!(says(&NEWEST), "{}", NEWEST.of("doctor").text());
-    assert!(!says(&DEBIAN_12));
+fn doctor_and_a_run_say_whether_kvm_can_hand_its_pmu_through() {
+    const MEDIATED: &str = "kvm_amd's enable_mediated_pmu is N";
+    for (results, is_there) in [(&NEWEST, true), (&DEBIAN_12, false)] {
+        let (doctor, run) = (results.of("doctor").text(), &results.of("run-v").err);
+        assert_eq!(doctor.contains(MEDIATED), is_there, "{doctor}");
+        assert!(run.contains("on a host with AMD's processor"), "{run}");
+        assert_eq!(run.contains(&format!("where {MEDIATED})")), is_there, "{run}");
+    }
 }
