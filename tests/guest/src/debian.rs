@@ -33,7 +33,7 @@ pub fn image(progress: &mut Progress) -> Result<PathBuf> {
     let key = LEFT_OUT.iter().fold(Key::new("debian").with(RECIPE).with(PACKAGES).with(LOOP), Key::with);
     let entry = cache.entry(&key, progress, |progress, entry| {
         let root = entry.join("root");
-        install(&cache, &root, progress)?;
+        install(&cache, Suite::default(), PACKAGES, &root, progress)?;
         adapt(&root)?;
         progress.step("making an image of Debian");
         pack(&root, &entry.join("image"))?;
@@ -42,21 +42,26 @@ pub fn image(progress: &mut Progress) -> Result<PathBuf> {
     Ok(entry.join("image"))
 }
 
-/// Installs Debian in a directory, with a debootstrap that is only unpacked from its package.
-fn install(cache: &Cache, root: &Path, progress: &mut Progress) -> Result<()> {
-    let suite = Suite::default();
+/// Installs a release of Debian and `packages` in a directory, with a debootstrap that is only unpacked from its package.
+pub fn install(
+    cache: &Cache,
+    suite: Suite,
+    packages: &str,
+    root: &Path,
+    progress: &mut Progress,
+) -> Result<()> {
     let tool = root.with_file_name("debootstrap");
     let repository = Repository::open(cache, suite, progress)?;
-    let mut packages = repository.resolve(&["debootstrap"])?;
-    packages.retain(|package| package.name == "debootstrap");
-    repository.unpack(&packages, &tool, progress)?;
+    let mut debootstrap = repository.resolve(&["debootstrap"])?;
+    debootstrap.retain(|package| package.name == "debootstrap");
+    repository.unpack(&debootstrap, &tool, progress)?;
     progress.long_step("installing Debian in a folder");
     let archive = Archive::of_this_machine();
     // debootstrap mounts file systems. In a mount namespace of its own they are gone when it ends, however it ends.
     let mut command = administer("unshare");
     command.args(["--mount", "sh"]).arg(tool.join("usr/sbin/debootstrap"));
     command.env("DEBOOTSTRAP_DIR", tool.join("usr/share/debootstrap"));
-    command.args(["--variant=minbase", "--force-check-gpg", "--include", PACKAGES]);
+    command.args(["--variant=minbase", "--force-check-gpg", "--include", packages]);
     if let Some(keys) = archive.signed_by.filter(|keys| Path::new(keys).exists()) {
         command.args(["--keyring", &keys]);
     }

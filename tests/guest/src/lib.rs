@@ -4,6 +4,7 @@
 pub mod debian;
 pub mod host;
 pub mod lab;
+pub mod machine;
 pub mod model;
 pub mod perf;
 pub mod programs;
@@ -45,11 +46,11 @@ pub fn program(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// Returns an example of the crate `vpmu`, and builds it first.
-pub fn example(name: &str) -> PathBuf {
+/// Returns an example of a crate, and builds it first.
+pub fn example(package: &str, name: &str) -> PathBuf {
     let test = env::current_exe().expect("a process can find its program");
     let profile = test.ancestors().nth(2).expect("tests are in TARGET/PROFILE/deps");
-    build(&["--package=vpmu", "--example", name]);
+    build(&["--package", package, "--example", name]);
     profile.join("examples").join(name)
 }
 

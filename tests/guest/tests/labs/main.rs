@@ -21,6 +21,7 @@ mod lab_count;
 mod lab_run;
 mod linux;
 mod logging;
+mod machines;
 mod metrics;
 mod network;
 mod operator;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         lab_run::tests,
         linux::tests,
         logging::tests,
+        machines::tests,
         metrics::tests,
         network::tests,
         operator::tests,

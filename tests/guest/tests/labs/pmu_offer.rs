@@ -59,7 +59,7 @@ static OFFERS: LazyLock<Results> = LazyLock::new(|| {
     steps
         .file(payload(), "payload")
         .file(program("restricted"), "restricted")
-        .file(example("tiny_vmm"), "tiny_vmm")
+        .file(example("vpmu", "tiny_vmm"), "tiny_vmm")
         .step("default", &format!("{run} {CPUID}"))
         .step("legacy", &format!("{run} --pmu amd-legacy {CPUID}"))
         .step("three", &format!("{run} --counters 3 {CPUID}"))
