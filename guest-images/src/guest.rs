@@ -24,8 +24,6 @@ const PACKAGES: [&str; 3] = ["busybox-static", "linux-perf", "ncurses-base"];
 /// Terminal types whose terminfo descriptions are in the initrd.
 const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xterm-256color", "s/screen"];
 /// Part of the cache keys. Must change when the code here changes what is built from the same inputs.
-const RECIPE: &str = "2";
-/// The same for the archive of the distribution's programs.
 const PROGRAMS_RECIPE: &str = "3";
 /// The same for the first archive of the initrd, [`front`].
 const FRONT_RECIPE: &str = "3";
@@ -137,7 +135,7 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
 /// Unpacks the distribution's kernel for virtual machines.
 pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
     let of = of.into();
-    let entry = cache.entry(&kernel_key(of), progress, |progress, entry| {
+    let entry = cache.entry(&versions::kernel_key(of), progress, |progress, entry| {
         let repository = Repository::open(cache, of, progress)?;
         let mut packages = repository.resolve(&[of.arch.kernel()])?;
         let version = versions::of_package(&packages, of.arch.kernel());
@@ -168,11 +166,6 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
         fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
     })?;
     Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
-}
-
-/// Returns the key of a kernel's entry in the cache.
-pub(crate) fn kernel_key(of: Release) -> Key {
-    Key::new(&format!("kernel-{}", of.label())).with(RECIPE)
 }
 
 fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progress) -> Result<()> {

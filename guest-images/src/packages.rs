@@ -8,6 +8,7 @@ mod deb;
 mod download;
 mod index;
 mod keys;
+mod listed;
 mod lists;
 mod package;
 mod release_file;

@@ -7,12 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
-use crate::guest::kernel_key;
 use crate::packages::{Package, Repository, compare_versions};
 use crate::release::Release;
 
+/// Part of the key of a kernel's entry. Must change when what is unpacked of the same package changes.
+const RECIPE: &str = "2";
 /// File in an entry with the version of the package that it was made from.
 const RECORD: &str = "version";
 
@@ -43,6 +44,11 @@ pub struct Listed {
     pub version: String,
     /// The time at which the lists were fetched.
     pub fetched: SystemTime,
+}
+
+/// Returns the key of a kernel's entry in the cache.
+pub(crate) fn kernel_key(of: Release) -> Key {
+    Key::new(&format!("kernel-{}", of.label())).with(RECIPE)
 }
 
 /// Returns the kernel of a release in the cache, if it was built.

@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use guest_images::cache::Cache;
 
 use crate::arch::host;
 use crate::cli::Doctor;
@@ -28,7 +29,10 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
         Ok(()) => facts.extend(perf::facts()),
         Err(error) => facts.push(Fact::bad(SANDBOX, format!("{error:#}"))),
     }
-    facts.extend(built::facts(options.update));
+    facts.extend(match Cache::open() {
+        Ok(cache) => [built::facts(&cache), updates::facts(&cache, options.update)].concat(),
+        Err(error) => vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
+    });
     facts.push(verdict(&facts));
     let mut out = io::stdout().lock();
     if options.json {

@@ -7,8 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use super::package::hash;
-use super::release_file::Listed;
+use super::listed::{Listed, hash};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::http::{Client, Failure, Url};

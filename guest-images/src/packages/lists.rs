@@ -10,7 +10,8 @@ use tempfile::NamedTempFile;
 
 use super::download::Downloads;
 use super::keys::{Keys, Refusal};
-use super::release_file::{Listed, ReleaseFile};
+use super::listed::Listed;
+use super::release_file::ReleaseFile;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::http::Failure;

@@ -1,13 +1,8 @@
 //! Files of packages, and what the signed index says of them.
 
-use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
-use super::release_file::Listed;
+use super::listed::{Listed, from_hex};
 use super::stanza::Stanza;
 
 /// A package in the archive, or one of the files of a source package.
@@ -69,19 +64,6 @@ impl Package {
     }
 }
 
-impl Listed {
-    /// Returns true if this is the file.
-    pub(super) fn is(&self, path: &Path) -> bool {
-        fs::metadata(path).is_ok_and(|file| file.len() == self.size)
-            && File::open(path).and_then(hash).is_ok_and(|hash| hash == self.sha256)
-    }
-
-    /// Returns its SHA-256 as text.
-    pub(super) fn hex(&self) -> String {
-        to_hex(&self.sha256)
-    }
-}
-
 /// Returns the address of a file in an archive. Some servers take a plus sign for a space.
 fn address(archive: &str, path: &str) -> String {
     format!("{archive}/{}", path.replace('+', "%2b"))
@@ -92,42 +74,10 @@ fn is_file_name(text: &str) -> bool {
     !text.contains('/') && text.bytes().all(|byte| byte.is_ascii_graphic()) && !text.starts_with('.')
 }
 
-/// Reads a SHA-256 in hexadecimal digits.
-pub fn from_hex(text: &str) -> Option<[u8; 32]> {
-    let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-    bytes?.try_into().ok()
-}
-
-/// Returns a SHA-256 in hexadecimal digits.
-pub fn to_hex(sha256: &[u8; 32]) -> String {
-    sha256.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
-        text
-    })
-}
-
-/// Returns the SHA-256 of everything that can be read.
-pub fn hash(mut from: impl Read) -> io::Result<[u8; 32]> {
-    struct Hash(Sha256);
-    impl Write for Hash {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.update(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut hash = Hash(Sha256::new());
-    io::copy(&mut from, &mut hash)?;
-    Ok(hash.0.finalize().into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     /// SHA-256 of "abc" (FIPS 180-2, appendix B.1).
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";

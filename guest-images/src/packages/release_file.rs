@@ -3,18 +3,9 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use super::package::from_hex;
+use super::listed::{Listed, from_hex};
 use super::stanza::Stanza;
 use crate::date;
-
-/// A file that a signed index names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listed {
-    /// Its size.
-    pub size: u64,
-    /// Its SHA-256.
-    pub sha256: [u8; 32],
-}
 
 /// What is used of an `InRelease`.
 #[derive(Debug, PartialEq, Eq)]

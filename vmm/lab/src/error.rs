@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use guest_images::distribution;
 
-use crate::bench::Measure;
-
 /// A failure of the lab itself, as opposed to one of the script that runs in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -132,7 +130,7 @@ pub enum Error {
     Lost,
     /// A row of the benchmark without samples was to be profiled.
     #[error("{0} takes no samples that could be profiled")]
-    NoSamples(Measure),
+    NoSamples(String),
     /// A guest that samples could not be profiled.
     #[error("cannot profile the guest: {0}")]
     NotProfiled(String),

@@ -5,27 +5,12 @@
 //! host. One instruction takes one nanosecond of virtual time, so a scenario does the same each time, and tests can
 //! compare counts with `==`.
 
-pub mod bench;
-mod board;
-pub mod cores;
-mod cpu;
-pub mod cross;
 mod error;
-pub mod figures;
-mod host;
-mod machine;
-pub mod packed;
-pub mod passt;
-pub mod peer;
-pub mod profile;
-pub mod programs;
-pub mod published;
+mod measure;
 mod scenario;
 pub mod self_test;
-mod symbols;
-mod tools;
-mod trace;
-mod watch;
+mod shell;
+mod simulator;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -33,21 +18,16 @@ use std::time::Instant;
 use guest_images::cache::Cache;
 use guest_images::{Progress, Release};
 
-pub use board::{HostPmu, Perfmon, Processor};
-pub use cores::Core;
 pub use error::{Error, Result};
-pub use host::default_host;
-pub use scenario::{Outcome, Scenario, Streams, guest, quoted};
-pub use tools::ensure;
-
-/// Returns the folder of this crate's source. A program that was compiled for a package has none.
-pub fn source() -> Option<&'static Path> {
-    const SOURCE: Option<&str> = match option_env!("TALLY_WITHOUT_SOURCE") {
-        Some(_) => None,
-        None => Some(env!("CARGO_MANIFEST_DIR")),
-    };
-    SOURCE.map(Path::new)
-}
+pub use measure::{bench, figures, profile, published};
+pub use scenario::cores::Core;
+pub use scenario::{Outcome, Scenario, Streams, cores, cross, guest, packed, passt, peer, programs};
+pub use shell::quoted;
+pub use simulator::board::{HostPmu, Perfmon, Processor};
+pub use simulator::image::default_host;
+pub use simulator::source::source;
+pub use simulator::tools::ensure;
+use simulator::{cpu, image};
 
 /// Builds the parts of a lab that have not been built: the CPU, the host, the default guest. Saves a host, if hosts of
 /// this kind are saved. Stores the time that the first build takes, which cannot be measured again without deleting the
@@ -73,7 +53,7 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
 pub fn identity(host: Release, processor: Processor, progress: &mut Progress) -> Result<String> {
     let cache = Cache::open()?;
     let cpu = cpu::build(&cache, processor, progress)?;
-    let image = host::build(&cache, host, processor, progress)?;
+    let image = image::build(&cache, host, processor, progress)?;
     // The parts' folders in the cache, which are named by what they were built from.
     let folders = [&cpu.program, &image.initrd].map(|file| file.parent().and_then(Path::file_name));
     Ok(folders.map(|folder| folder.unwrap_or_default().to_string_lossy()).join(" "))

@@ -1,6 +1,15 @@
 //! Scenarios: scripts that run on the simulated host, with the files that they need and the files that they leave.
 
+pub mod cores;
+pub mod cross;
+mod end;
 mod files;
+pub mod packed;
+pub mod passt;
+pub mod peer;
+pub mod programs;
+pub mod symbols;
+pub mod trace;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -16,19 +25,17 @@ use guest_images::cpio::Archive;
 use guest_images::payloads::OwnPrograms;
 use guest_images::{Arch, Guest, Progress, Release};
 
-use crate::board::{HostPmu, Processor};
-use crate::cores::Core;
-use crate::cpu::LabCpu;
 use crate::error::{Error, Result};
-use crate::host::{HostImage, default_host};
-use crate::machine::{Machine, Output, Parts, Saved, Shape, Start, Tracer, pipe};
-use crate::symbols::Symbols;
-use crate::trace::{self, Trace};
-use crate::watch::{BOOT_LIMIT, End, Place, WaitDisplay, watch};
-use crate::{cpu, cross, host};
+use crate::simulator::board::{HostPmu, Processor};
+use crate::simulator::cpu::LabCpu;
+use crate::simulator::image::{HostImage, default_host};
+use crate::simulator::machine::{BOOT_LIMIT, Machine, Output, Parts, Saved, Shape, Start, Tracer, pipe};
+use crate::simulator::{cpu, image};
+use cores::Core;
+use end::{End, Place, WaitDisplay, watch};
 use files::{Channels, Content, in_memory};
-
-pub use files::quoted;
+use symbols::Symbols;
+use trace::Trace;
 
 /// The default guest's files.
 const KERNEL: &str = "guest/kernel";
@@ -147,7 +154,7 @@ impl Scenario {
         Self { frees_watchdog: true, ..Self::new(script) }
     }
 
-    /// Sets the name under which the scenario's duration is recorded ([`crate::cores`]).
+    /// Sets the name under which the scenario's duration is recorded ([`crate::scenario::cores`]).
     #[must_use]
     pub fn named(mut self, name: &'static str) -> Self {
         self.name = Some(name);
@@ -321,7 +328,7 @@ impl Scenario {
     fn host_parts(&self, cache: &Cache, progress: &mut Progress) -> Result<(LabCpu, HostImage)> {
         let processor = Processor::of(self.host.arch, self.shape.pmu);
         let cpu = cpu::build(cache, processor, progress)?;
-        Ok((cpu, host::build(cache, self.host, processor, progress)?))
+        Ok((cpu, image::build(cache, self.host, processor, progress)?))
     }
 
     fn parts<'a>(&self, cpu: &'a LabCpu, image: &'a HostImage) -> Parts<'a> {

@@ -13,13 +13,13 @@ use std::fmt::Write;
 use guest_images::{Progress, Suite};
 
 use crate::error::{Error, Result};
-use crate::peer::{self, Machine};
-use crate::programs::{
+use crate::scenario::Scenario;
+use crate::scenario::peer::{self, Machine};
+use crate::scenario::programs::{
     GUEST_EXITS_CPUID, GUEST_EXITS_INJECTED, GUEST_EXITS_INTERRUPTS, GUEST_EXITS_MSR, GUEST_EXITS_ROM,
     GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LIST_FUNCTIONS_ONLY, LOOP,
     LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS,
 };
-use crate::scenario::Scenario;
 
 pub use intel::{
     in_a_guest as in_an_intel_guest, on_the_host as on_the_intel_host,

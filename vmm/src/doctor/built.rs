@@ -3,26 +3,21 @@
 use std::env;
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use guest_images::Release;
 use guest_images::cache::Cache;
 use guest_images::versions::{self, Built};
 
-use super::updates::{self, ago, described};
 use crate::fact::Fact;
 use crate::lab;
 
-/// Returns the facts about the cache, the default guest and the lab. Fetches the package lists first if `fetch`.
-pub fn facts(fetch: bool) -> Vec<Fact> {
-    let cache = match Cache::open() {
-        Ok(cache) => cache,
-        Err(error) => return vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
-    };
-    let mut facts = vec![guest(&cache)];
+/// Returns the facts about the default guest and the lab.
+pub fn facts(cache: &Cache) -> Vec<Fact> {
+    let mut facts = vec![guest(cache)];
     if lab::LAB_AVAILABLE {
         facts.push(lab(cache.root()));
     }
-    facts.extend(updates::facts(&cache, fetch));
     facts
 }
 
@@ -74,9 +69,28 @@ fn is_entry(name: &str, prefix: &str) -> bool {
             .is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
+/// Returns which version an entry has, and how old it is.
+pub fn described(what: &str, built: &Built) -> String {
+    let version = built.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+    format!("{what}{version}, downloaded {}", ago(built.at))
+}
+
+/// Returns how long ago a time was.
+pub fn ago(at: SystemTime) -> String {
+    let hours = at.elapsed().map_or(0, |age| age.as_secs() / 3600);
+    match (hours / 24, hours) {
+        (0, 0) => "less than an hour ago".to_owned(),
+        (0, 1) => "an hour ago".to_owned(),
+        (0, hours) => format!("{hours} hours ago"),
+        (1, _) => "a day ago".to_owned(),
+        (days, _) => format!("{days} days ago"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn only_complete_entries_count_as_built() {
@@ -89,5 +103,12 @@ mod tests {
         assert!(says().starts_with("the lab is not built"));
         fs::create_dir(folder.path().join("lab-host-bookworm-13882cbe278501a3")).unwrap();
         assert_eq!(says(), "the lab is built, less than an hour ago");
+    }
+
+    #[test]
+    fn ages_are_in_hours_and_days() {
+        let ago = |hours| ago(SystemTime::now() - Duration::from_hours(hours));
+        assert_eq!([ago(0), ago(1), ago(23)], ["less than an hour ago", "an hour ago", "23 hours ago"]);
+        assert_eq!([ago(24), ago(49)], ["a day ago", "2 days ago"]);
     }
 }

@@ -9,10 +9,10 @@ use std::time::SystemTime;
 use guest_images::cache::Cache;
 use guest_images::date;
 use guest_images::packages::{self, Repository};
-use guest_images::versions::{self, Built, Listed};
+use guest_images::versions::{self, Listed};
 use guest_images::{Progress, Release, Result};
 
-use super::built::entries;
+use super::built::{ago, entries};
 use crate::fact::Fact;
 use crate::lab;
 
@@ -89,24 +89,6 @@ fn fact(what: &str, built: Option<&str>, listed: Result<Option<Listed>>, command
     Fact::note(ABOUT, says)
 }
 
-/// Returns which version an entry has, and how old it is.
-pub fn described(what: &str, built: &Built) -> String {
-    let version = built.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
-    format!("{what}{version}, downloaded {}", ago(built.at))
-}
-
-/// Returns how long ago a time was.
-pub fn ago(at: SystemTime) -> String {
-    let hours = at.elapsed().map_or(0, |age| age.as_secs() / 3600);
-    match (hours / 24, hours) {
-        (0, 0) => "less than an hour ago".to_owned(),
-        (0, 1) => "an hour ago".to_owned(),
-        (0, hours) => format!("{hours} hours ago"),
-        (1, _) => "a day ago".to_owned(),
-        (days, _) => format!("{days} days ago"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,12 +140,5 @@ mod tests {
         let text = "qemu (1:7.2+dfsg-7+deb12u18) bookworm; urgency=medium\n\n  * A change.\n";
         fs::write(folder.path().join("debian/changelog"), text).unwrap();
         assert_eq!(version_of_source(folder.path()).as_deref(), Some("7.2+dfsg-7+deb12u18"));
-    }
-
-    #[test]
-    fn ages_are_in_hours_and_days() {
-        let ago = |hours| ago(SystemTime::now() - Duration::from_hours(hours));
-        assert_eq!([ago(0), ago(1), ago(23)], ["less than an hour ago", "an hour ago", "23 hours ago"]);
-        assert_eq!([ago(24), ago(49)], ["a day ago", "2 days ago"]);
     }
 }

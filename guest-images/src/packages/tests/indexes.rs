@@ -158,7 +158,7 @@ fn while_a_mirror_is_being_updated_the_list_is_found_by_its_hash() {
     let list = "dists/bookworm/main/binary-amd64/Packages.xz";
     let path = setup.folder.path().join("indexes/bookworm/bookworm/Packages.xz");
     let packed = fs::read(&path).unwrap();
-    let digest = package::to_hex(&package::hash(&*packed).unwrap());
+    let digest = listed::to_hex(&listed::hash(&*packed).unwrap());
     fs::remove_file(path).unwrap();
     setup.mirror.put(list, Answer::File(b"newer".to_vec()));
     assert!(setup.refusal().contains("bytes instead of"));

@@ -15,7 +15,7 @@ use pgp::packet::{KeyFlags, SignatureConfig, SignatureType, Subpacket, Subpacket
 use pgp::types::{KeyDetails, Password, Tag, Timestamp};
 use rand::thread_rng;
 
-use super::super::package::{hash, to_hex};
+use super::super::listed::{hash, to_hex};
 
 /// What the mirror answers to a request for a path.
 #[derive(Clone)]

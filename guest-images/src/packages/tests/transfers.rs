@@ -153,7 +153,7 @@ fn child_that_downloads() {
         return;
     };
     let size = std::env::var("TALLY_TEST_SIZE").unwrap().parse().unwrap();
-    let listed = release_file::Listed { size, sha256: [0; 32] };
+    let listed = listed::Listed { size, sha256: [0; 32] };
     let cache = Cache::at(cache).unwrap();
     let to = cache.root().join("downloads/hello_1.0_amd64.deb");
     let _ = Downloads::new(&cache, direct()).unwrap().file(&uri, listed, &to, &mut |_| ());

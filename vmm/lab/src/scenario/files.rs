@@ -1,10 +1,8 @@
 //! What a host finds in `/lab` and `/scenario`: the files of a run, and the commands that start its script.
 
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use guest_images::cpio::Archive;
@@ -12,6 +10,7 @@ use guest_images::stamp;
 
 use super::Scenario;
 use crate::error::{Error, Result};
+use crate::shell::quoted;
 
 /// Content of a file on the host.
 #[derive(Debug, Clone)]
@@ -148,16 +147,6 @@ pub fn in_memory(first: Option<&Path>, archive: &[u8], size: Option<u64>) -> Res
     }
     file.rewind().map_err(Error::system("rewind a file"))?;
     Ok(file)
-}
-
-/// Returns an argument quoted for a shell.
-pub fn quoted(argument: &OsStr) -> Vec<u8> {
-    let mut text = vec![b'\''];
-    for &byte in argument.as_bytes() {
-        if byte == b'\'' { text.extend_from_slice(b"'\\''") } else { text.push(byte) }
-    }
-    text.push(b'\'');
-    text
 }
 
 #[cfg(test)]

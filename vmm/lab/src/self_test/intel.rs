@@ -7,13 +7,13 @@ use std::time::Duration;
 use guest_images::Progress;
 
 use super::{COUNT_APART, Check, Plan, Samples, apart, guest_of_the_peer, numbers, programs};
-use crate::board::{HostPmu, Perfmon};
 use crate::error::Result;
-use crate::peer;
-use crate::programs::{
+use crate::scenario::Scenario;
+use crate::scenario::peer;
+use crate::scenario::programs::{
     GUEST_LOOP_ROM, LOOP_BRANCHES, LOOP_CONDITIONAL_BRANCHES, LOOP_INSTRUCTIONS, NO_TABLE_OF_EVENTS,
 };
-use crate::scenario::Scenario;
+use crate::simulator::board::{HostPmu, Perfmon};
 
 /// Events and their counts over a long loop: most by Linux's names.
 const NAMED: [(&str, u64); 6] = [

@@ -10,9 +10,9 @@ use guest_images::{Arch, Progress, Release};
 
 use super::{Check, Plan, numbers};
 use crate::error::Result;
-use crate::host::default_host;
-use crate::peer;
 use crate::scenario::Scenario;
+use crate::scenario::peer;
+use crate::simulator::image::default_host;
 
 /// Sampling period. It is even, as is the number of instructions before the loop, so all samples are at the loop's
 /// start.

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
 use super::identity::Identity;
-use super::loader::{Entry, Format};
+use super::loader::{Entry, Format, Kernel};
 use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, GENERATION_GSI, VIRTIO};
 use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
@@ -24,7 +24,6 @@ use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::entropy::entropy;
 use crate::error::MachineError;
 use crate::generation;
-use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 type Plan<'a> = architecture::Plan<'a, Model>;

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
 use super::identity::Identity;
-use super::loader::{Entry, Format};
+use super::loader::{Entry, Format, Kernel};
 use super::machine::{COM, VIRTIO, port};
 use super::pmu::{Model, Pmu};
 use super::state::{MachineState, VcpuState};
@@ -19,7 +19,6 @@ use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
 use crate::generation;
-use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Guest-physical addresses of the three pages of the TSS and the one page of the identity map, which KVM needs on

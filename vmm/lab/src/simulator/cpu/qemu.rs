@@ -1,0 +1,66 @@
+//! QEMU, which simulates an AMD and a RISC-V processor.
+
+use std::process::Command;
+
+use guest_images::Suite;
+
+use super::{Firmware, Kind, Simulator};
+use crate::simulator::tools;
+
+pub const QEMU: Simulator = Simulator {
+    package: "qemu",
+    suite: Suite::Bookworm,
+    unpack: |repository, into, progress| repository.unpack_source("qemu", into, progress),
+    tree: "lab-cpu-tree",
+    hooks: "hooks.patch",
+    places: &[("x86_64/", "target/i386/tcg/sysemu/"), ("riscv64/", "target/riscv/")],
+    configure: &[
+        "--target-list=x86_64-softmmu,riscv64-softmmu",
+        "--without-default-features",
+        "--enable-tcg",
+        "--enable-fdt=system",
+        "--disable-docs",
+        "--disable-werror",
+        "--disable-debug-info",
+        // Checks of QEMU itself, which take some 3 % of a simulated host's time.
+        "--disable-stack-protector",
+        "--disable-qom-cast-debug",
+    ],
+    headers: &[],
+    tools: &tools::COMPILING_QEMU,
+    compiling: |program| {
+        let mut command = Command::new("ninja");
+        command.arg(program);
+        command
+    },
+};
+
+pub const X86_64: Kind = Kind {
+    name: "lab-cpu",
+    simulator: &QEMU,
+    program: "qemu-system-x86_64",
+    firmware: Firmware {
+        name: "lab-firmware",
+        suite: QEMU.suite,
+        packages: &["seabios", "qemu-system-data"],
+        files: &[
+            "share/seabios/bios-256k.bin",
+            "share/qemu/qboot.rom",
+            "share/qemu/kvmvapic.bin",
+            "share/qemu/linuxboot_dma.bin",
+        ],
+    },
+};
+
+/// The firmware is sid's, as trixie's OpenSBI is much older than the host's kernel.
+pub const RISCV64: Kind = Kind {
+    name: "lab-cpu-riscv64",
+    simulator: &QEMU,
+    program: "qemu-system-riscv64",
+    firmware: Firmware {
+        name: "lab-firmware-riscv64",
+        suite: Suite::Sid,
+        packages: &["opensbi"],
+        files: &["lib/riscv64-linux-gnu/opensbi/generic/fw_dynamic.bin"],
+    },
+};
