@@ -42,7 +42,8 @@ pub fn image(progress: &mut Progress) -> Result<PathBuf> {
     Ok(entry.join("image"))
 }
 
-/// Installs a release of Debian and `packages` in a directory, with a debootstrap that is only unpacked from its package.
+/// Installs a release of Debian and `packages` in a directory, with a debootstrap that is only unpacked from its
+/// package.
 pub fn install(
     cache: &Cache,
     suite: Suite,

@@ -22,7 +22,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
-use crate::request::{Request, WORDS};
+use crate::request::{Purpose, Request, WORDS};
 use server::Server;
 
 /// The broker of this process, once it was started.
@@ -43,11 +43,6 @@ pub struct Broker {
     returned: Condvar,
     /// This process is about to end.
     is_ending: AtomicBool,
-}
-
-/// Returns the broker of this process, if it has one.
-pub(crate) fn of_this_process() -> Option<&'static Broker> {
-    BROKER.get()
 }
 
 /// Starts the broker of this process, if it has none. At most `channels` threads open events at the same time. In the
@@ -94,6 +89,22 @@ pub fn end() {
     // Without a free channel, it is busy for a thread of this process, and ends with it.
     if channel.is_some_and(|channel| rustix::io::write(&channel, &[END]).is_ok()) {
         let _ = rustix::io::retry_on_intr(|| waitpid(Some(broker.process), WaitOptions::empty()));
+    }
+}
+
+impl Request {
+    /// Opens the event: through the broker if this process has one, or else directly.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        BROKER.get().map_or_else(|| self.open_directly(), |broker| broker.open(self))
+    }
+
+    /// Returns the number of system calls of this thread that [`Self::open`] makes.
+    pub fn system_calls(&self) -> u64 {
+        match self.purpose {
+            _ if BROKER.get().is_some() => 2,
+            Purpose::Counter { .. } => 3,
+            _ => 1,
+        }
     }
 }
 

@@ -9,7 +9,6 @@ use sys::bindings::{
     PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
 };
 
-use crate::broker;
 use vpmu::event::{Filter, Scope};
 use vpmu::source::FAR;
 
@@ -138,20 +137,6 @@ impl Purpose {
 }
 
 impl Request {
-    /// Opens the event: through the broker if this process has one, or else directly.
-    pub fn open(&self) -> io::Result<OwnedFd> {
-        broker::of_this_process().map_or_else(|| self.open_directly(), |broker| broker.open(self))
-    }
-
-    /// Returns the number of system calls of this thread that [`Self::open`] makes.
-    pub fn system_calls(&self) -> u64 {
-        match self.purpose {
-            _ if broker::of_this_process().is_some() => 2,
-            Purpose::Counter { .. } => 3,
-            _ => 1,
-        }
-    }
-
     /// Opens the event with the rights of this thread.
     pub fn open_directly(&self) -> io::Result<OwnedFd> {
         const ANY_CPU: libc::c_int = -1;

@@ -39,6 +39,7 @@ mod assembler;
 mod code;
 mod decode;
 mod distance;
+mod encode;
 mod ids;
 mod image;
 mod page;
@@ -312,7 +313,7 @@ impl Plan {
                 .map_or(Refusal::NoDriver, |load| Refusal::Already { at: load.at }));
         }
         for &ids::Load { at, register, .. } in &loads {
-            self.edits.push(Edit::words(at, &[code::lui(register, code::ID_HIGH)]));
+            self.edits.push(Edit::words(at, &[encode::lui(register, code::ID_HIGH)]));
             self.changes.push(Change { offset: at, kind: Kind::ExtensionId { register } });
         }
         Ok(loads)
@@ -340,7 +341,7 @@ impl Plan {
                 return Err(Refusal::Register { at, register });
             }
             let code = room.take(code::READ_OVERFLOWS_LEN)?;
-            let jump = code::jump(at, code).ok_or(Refusal::TooFar { at, code })?;
+            let jump = encode::jump(at, code).ok_or(Refusal::TooFar { at, code })?;
             let body = match stub {
                 Some(stub) => code::read_overflows_by(code, register, at, stub.read_overflows),
                 None => code::read_overflows(code, register, at),

@@ -1,5 +1,5 @@
-//! Tests of what a new user sees on machines that are not this one: Debian 12, Debian 13, and a distribution without apt
-//! and dpkg. Their root folders are made of packages, and have nothing of Tally's; kernel and processor are this
+//! Tests of what a new user sees on machines that are not this one: Debian 12, Debian 13, and a distribution without
+//! apt and dpkg. Their root folders are made of packages, and have nothing of Tally's; kernel and processor are this
 //! machine's. Making them takes 20 s of a core each, once; the default guest 10 s on each.
 
 use std::fs;

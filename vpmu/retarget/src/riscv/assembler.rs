@@ -1,8 +1,8 @@
 //! Assembles code with branches to labels. The code may be at any address: it refers to other places in the kernel by
 //! their distances.
 
-use super::code::{addi, jump, lui};
 use super::distance::BRANCH;
+use super::encode::{addi, jump, lui};
 use super::register::Register;
 
 /// Code that is being assembled for an offset in the image.

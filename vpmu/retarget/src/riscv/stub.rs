@@ -11,7 +11,8 @@ use vpmu::sbi_page::{ACTIVE, COUNTERS, NO_TRAP, Page};
 
 use super::READ_OVERFLOWS;
 use super::assembler::{Assembler, Csr, If, Label};
-use super::code::{self, RET, addi, ld, sd};
+use super::code;
+use super::encode::{RET, addi, ld, sd};
 use super::register::Register;
 
 /// What the code has to know of the kernel, as offsets in its image.

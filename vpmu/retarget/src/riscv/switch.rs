@@ -10,9 +10,8 @@
 
 use std::ops::Range;
 
-use super::code::{
-    FIRST_COUNTER, RET, SHORT_RET, counter_number, jump, read_counter, read_counter_by, short_jump,
-};
+use super::code::{FIRST_COUNTER, counter_number, read_counter, read_counter_by};
+use super::encode::{RET, SHORT_RET, jump, short_jump};
 use super::image::Text;
 use super::proof::entered;
 use super::stub::Stub;

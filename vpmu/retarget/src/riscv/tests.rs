@@ -8,8 +8,8 @@ use proptest::prelude::*;
 
 use self::kernel::{CSRS, Kernel, OTHERS, mark_as_text};
 use self::machine::Machine;
-use super::code::{SHORT_RET, addi, lui};
 use super::distance::{BRANCH, JUMP, SHORT_BRANCH, SHORT_JUMP};
+use super::encode::{SHORT_RET, addi, lui};
 use super::*;
 
 /// An order of [`OTHERS`].

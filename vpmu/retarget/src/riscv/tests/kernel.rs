@@ -1,6 +1,6 @@
 //! Builds small kernels.
 
-use crate::riscv::code::{RET, SHORT_RET, addi, lui};
+use crate::riscv::encode::{RET, SHORT_RET, addi, lui};
 use crate::riscv::image::{HEADER, MAGIC};
 use crate::riscv::register::Register;
 

@@ -15,7 +15,8 @@ use vpmu::source::script::Script;
 use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
 
 use super::*;
-use crate::riscv::code::{far_call, jump};
+use crate::riscv::code::far_call;
+use crate::riscv::encode::jump;
 use machine::Outside;
 
 const SECTION: usize = 2 << 20;
