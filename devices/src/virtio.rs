@@ -20,14 +20,14 @@ mod queues;
 mod saved;
 pub mod testing;
 
-pub use block::{Disk, DiskError, DiskState};
+pub use block::{Disk, DiskError};
 pub use buffers::{Reader, Writer};
 pub use console::{Console, ConsoleState};
 pub use fs::SharedFolder;
 pub use mmio::{MmioBus, Transport, TransportState};
 pub use net::{Mac, Net};
 pub use queues::{Head, Queues, Request, Room};
-pub use saved::DeviceState;
+pub use saved::{DeviceState, DiskState};
 
 /// The part of a virtio device that is independent of its transport.
 pub trait Device: Send {

@@ -5,7 +5,6 @@
 //! has to be there, or the guest is not restored. A state may come from a file, so nothing in it is trusted: what it
 //! names is found as the guest's own requests find it.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
@@ -77,11 +76,4 @@ impl Server {
     fn path_of(&self, node: u64) -> PathBuf {
         self.nodes.save().path_of(node)
     }
-}
-
-/// Joins the components of a path, of which the last comes first.
-pub fn path(components: impl Iterator<Item = OsString>) -> PathBuf {
-    let mut components: Vec<OsString> = components.collect();
-    components.reverse();
-    components.into_iter().collect()
 }

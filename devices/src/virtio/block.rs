@@ -5,11 +5,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::{Device, DeviceState, Queues, Reader, Writer};
+use super::{Device, DeviceState, DiskState, Queues, Reader, Writer};
 use crate::access::Access;
 use crate::state::{DeviceError, Mismatch, check};
 use rustix::fs::FileType;
-use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_S_IOERR,
     VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
@@ -81,22 +80,6 @@ impl From<TryLockError> for DiskError {
             TryLockError::WouldBlock => Self::InUse,
             TryLockError::Error(error) => Self::Lock(error),
         }
-    }
-}
-
-/// What a guest relies on that was saved with a disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DiskState {
-    sectors: u64,
-    /// Time of the last change of the file's content, in seconds and nanoseconds. A block device has none.
-    modified: Option<(i64, i64)>,
-}
-
-impl DiskState {
-    /// Accepts a copy of the disk: the user knows that it is as the disk was.
-    pub fn accept_copy(&mut self) {
-        self.modified = None;
     }
 }
 

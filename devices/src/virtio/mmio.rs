@@ -14,7 +14,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Device, Queues};
+use super::Device;
 use crate::interrupt::Interrupt;
 
 mod hold;
@@ -153,12 +153,12 @@ impl Transport {
         self.state().status & status::DRIVER_OK != 0
     }
 
-    /// Calls `work` with the device and its queues, and returns the result. Returns `None` without a call if the driver
-    /// is not ready, or if the device needs a reset.
-    pub fn serve<D: Device + ?Sized, T>(
-        &self,
+    /// Calls `work` with the device and the driver's session, and returns the result. Returns `None` without a call if
+    /// the driver is not ready, or if the device needs a reset.
+    pub(super) fn in_session<'a, D: Device + ?Sized, T>(
+        &'a self,
         device: &mut D,
-        work: impl FnOnce(&mut D, &mut Queues) -> T,
+        work: impl FnOnce(&mut D, Session<'a>) -> T,
     ) -> Option<T> {
         let mut state = self.state();
         let (session, is_running) = (Session::new(self, state.session), state.is_running());
@@ -171,7 +171,7 @@ impl Transport {
         if is_to_stop {
             self.stand_still(device.save());
         }
-        is_running.then(|| work(device, &mut Queues::new(session)))
+        is_running.then(|| work(device, session))
     }
 
     /// Handles a read of the registers.

@@ -9,8 +9,9 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
+use super::Device;
 use super::buffers::{Buffers, Reader, Writer};
-use super::mmio::{InvalidRing, Session};
+use super::mmio::{InvalidRing, Session, Transport};
 
 /// The queues of a device while it is served. They are empty once the driver has reset the device.
 pub struct Queues<'a> {
@@ -44,11 +45,19 @@ pub enum Room<'a> {
     Never,
 }
 
-impl<'a> Queues<'a> {
-    pub(super) fn new(session: Session<'a>) -> Self {
-        Self { session }
+impl Transport {
+    /// Calls `work` with the device and its queues, and returns the result. Returns `None` without a call if the driver
+    /// is not ready, or if the device needs a reset.
+    pub fn serve<D: Device + ?Sized, T>(
+        &self,
+        device: &mut D,
+        work: impl FnOnce(&mut D, &mut Queues) -> T,
+    ) -> Option<T> {
+        self.in_session(device, |device, session| work(device, &mut Queues { session }))
     }
+}
 
+impl<'a> Queues<'a> {
     /// Returns true if the queue has an available request. Otherwise, enables notifications by the driver.
     pub fn has_request(&mut self, queue: usize) -> bool {
         let memory = self.session.memory();

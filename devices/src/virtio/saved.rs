@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::block::DiskState;
 use crate::fs::ShareState;
 
 /// What a virtio device knows beyond its registers and queues.
@@ -18,4 +17,20 @@ pub enum DeviceState {
         /// Number of pairs that the driver uses.
         pairs: u16,
     },
+}
+
+/// What a guest relies on that was saved with a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskState {
+    pub(super) sectors: u64,
+    /// Time of the last change of the file's content, in seconds and nanoseconds. A block device has none.
+    pub(super) modified: Option<(i64, i64)>,
+}
+
+impl DiskState {
+    /// Accepts a copy of the disk: the user knows that it is as the disk was.
+    pub fn accept_copy(&mut self) {
+        self.modified = None;
+    }
 }

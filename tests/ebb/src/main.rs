@@ -21,11 +21,13 @@ mod otherwise;
 #[cfg(target_arch = "x86_64")]
 mod promise;
 #[cfg(target_arch = "x86_64")]
+mod promises;
+#[cfg(target_arch = "x86_64")]
 mod tasks;
 
 #[cfg(target_arch = "x86_64")]
 fn main() -> std::process::ExitCode {
-    promise::main()
+    promises::main()
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -1,14 +1,10 @@
-//! The list of promises, and what their checks have in common.
+//! What the checks of promises have in common.
 
 use std::fmt::Display;
-use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use tally_ebb::{Branch, Branches, Counter, Error, Event, Handler};
-
-use crate::{counting, masking, others, otherwise, tasks};
 
 /// What a check has measured, or what was wrong.
 pub type Verdict = Result<String, Failure>;
@@ -21,71 +17,6 @@ impl<E: Display> From<E> for Failure {
     fn from(error: E) -> Self {
         Self(error.to_string())
     }
-}
-
-/// What ran before may have had many short periods, which raises Tally's rate floor for 100 ms: with it, two overflows
-/// may be one branch.
-const FLOOD_ENDS: Duration = Duration::from_millis(150);
-/// Time after which SIGALRM ends the program.
-const LIMIT_SECONDS: u32 = 300;
-
-type Promise = (&'static str, fn() -> Verdict);
-
-const PROMISES: &[Promise] = &[
-    ("registers", masking::registers),
-    ("attributes", others::attributes),
-    ("cycles", counting::cycles),
-    ("stands-still", counting::stands_still),
-    ("instructions", counting::instructions),
-    ("period-changes", counting::period_changes),
-    ("several-counters", counting::several_counters),
-    ("back-to-back", masking::back_to_back),
-    ("masked", masking::masked),
-    ("masked-across-switches", masking::masked_across_switches),
-    ("no-handler", masking::no_handler),
-    ("red-zone", counting::red_zone),
-    ("switches", tasks::switches),
-    ("processes", tasks::processes),
-    ("threads", tasks::threads),
-    ("child-that-asked", tasks::child_that_asked),
-    ("child-that-did-not", tasks::child_that_did_not),
-    ("fork", tasks::fork),
-    ("exec", tasks::exec),
-    ("close", others::close),
-    ("evicts-cpu-event", others::evicts_cpu_event),
-    ("evicts-task-event", others::evicts_task_event),
-    ("pinned-cpu-event", others::pinned_cpu_event),
-    ("pinned-task-event", others::pinned_task_event),
-    ("invalid-handlers", masking::invalid_handlers),
-    ("inherited", otherwise::inherited),
-    ("for-a-cpu", otherwise::for_a_cpu),
-    ("sampled", otherwise::sampled),
-    ("with-the-kernel", otherwise::with_the_kernel),
-];
-
-/// Runs the program.
-pub fn main() -> ExitCode {
-    let Some(name) = std::env::args().nth(1) else {
-        for (name, _) in PROMISES {
-            println!("{name}");
-        }
-        return ExitCode::SUCCESS;
-    };
-    let Some((_, check)) = PROMISES.iter().find(|(known, _)| *known == name) else {
-        eprintln!("there is no promise `{name}`");
-        return ExitCode::from(2);
-    };
-    // SAFETY: has no preconditions.
-    unsafe { libc::alarm(LIMIT_SECONDS) };
-    std::thread::sleep(FLOOD_ENDS);
-    match check() {
-        Ok(measured) => println!("{measured}"),
-        Err(Failure(why)) => {
-            println!("{why}");
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
 }
 
 /// Returns the program's second argument, if it has a number there.

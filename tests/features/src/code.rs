@@ -14,6 +14,21 @@ pub use riscv64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
+/// Raw event codes of a processor.
+pub struct Codes {
+    pub instructions: u64,
+    pub branches: u64,
+    /// `None` on Intel, where it is not an architectural event.
+    pub conditional_branches: Option<u64>,
+}
+
+impl Codes {
+    /// Returns the codes of the processor that this program runs on.
+    pub fn of_this_processor() -> Result<Self, Failure> {
+        codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))
+    }
+}
+
 /// A system call with up to three arguments.
 #[derive(Clone, Copy)]
 pub struct Call {

@@ -5,8 +5,9 @@ use std::ptr;
 
 use perf_event_open_sys::bindings;
 
+use crate::code::Codes;
 use crate::code::{self, DIRECT_READ_SETTING, DIRECT_READ_SIGNAL, GROUP_SKEW, branches, instructions};
-use crate::event::{Codes, Counter, Event, count_loop_with_all, values};
+use crate::event::{Counter, Event, count_loop_with_all, values};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 use crate::ring::Ring;
 use crate::worker::in_child;

@@ -11,6 +11,12 @@ use sys::bindings::{self, perf_event_attr};
 use crate::code::{self, Call, Loop};
 use crate::failure::{Failure, checked};
 
+/// Fields that every sample of this program has.
+pub const SAMPLE_FIELDS: u64 = (bindings::PERF_SAMPLE_IP
+    | bindings::PERF_SAMPLE_TID
+    | bindings::PERF_SAMPLE_TIME
+    | bindings::PERF_SAMPLE_PERIOD) as u64;
+
 /// The description of an event. By default it counts user mode only, and is disabled when it is opened.
 #[derive(Clone, Copy)]
 pub struct Event(perf_event_attr);
@@ -24,21 +30,6 @@ pub enum Target {
     Task(i32),
     /// All tasks that run on this CPU.
     Cpu(i32),
-}
-
-/// Raw event codes of a processor.
-pub struct Codes {
-    pub instructions: u64,
-    pub branches: u64,
-    /// `None` on Intel, where it is not an architectural event.
-    pub conditional_branches: Option<u64>,
-}
-
-impl Codes {
-    /// Returns the codes of the processor that this program runs on.
-    pub fn of_this_processor() -> Result<Self, Failure> {
-        code::codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))
-    }
 }
 
 impl Event {
@@ -111,7 +102,7 @@ impl Event {
     pub fn every(self, period: u64) -> Self {
         self.with(|attr| {
             attr.sample_period = period;
-            attr.sample_type = crate::ring::SAMPLE_FIELDS;
+            attr.sample_type = SAMPLE_FIELDS;
         })
     }
 

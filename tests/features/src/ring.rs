@@ -6,16 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use perf_event_open_sys::bindings::{self, perf_event_mmap_page};
 
-use crate::event::Counter;
+use crate::event::{Counter, SAMPLE_FIELDS};
 use crate::failure::{Failure, equal};
 
 const PAGE: usize = 4096;
-
-/// Fields that every sample of this program has.
-pub const SAMPLE_FIELDS: u64 = (bindings::PERF_SAMPLE_IP
-    | bindings::PERF_SAMPLE_TID
-    | bindings::PERF_SAMPLE_TIME
-    | bindings::PERF_SAMPLE_PERIOD) as u64;
 
 /// A counter's mapped ring buffer, with its metadata page.
 pub struct Ring {

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +16,6 @@ use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::{Core, HostPmu, Scenario, cross, default_host};
 
 use crate::host::{self, Host};
-use crate::perf::prelude;
 use crate::{payload, program, suite};
 
 /// Exit status and output of one step.
@@ -117,6 +118,31 @@ type Change = Box<dyn FnOnce(Scenario) -> Scenario>;
 /// Results of all steps, by name.
 pub struct Results(BTreeMap<String, StepOutput>);
 
+/// Results of a group of steps on each host. The group runs on a host when a test on that host needs it.
+pub struct OnEachHost<T = Results> {
+    amd: LazyLock<T>,
+    intel: LazyLock<T>,
+}
+
+impl<T> OnEachHost<T> {
+    /// Creates the results of a function, which is called on the thread of a test.
+    pub const fn new(run: fn() -> T) -> Self {
+        Self { amd: LazyLock::new(run), intel: LazyLock::new(run) }
+    }
+}
+
+impl<T> Deref for OnEachHost<T> {
+    type Target = T;
+
+    /// Returns the results on the current test's host.
+    fn deref(&self) -> &T {
+        match host::current() {
+            Host::Amd => &self.amd,
+            Host::Intel => &self.intel,
+        }
+    }
+}
+
 /// Adds a distribution's kernel to the host, with the modules that drive Tally's devices, laid out as its packages
 /// install them: `NAME/boot/vmlinuz` and `NAME/lib/modules`. The step `install-NAME` unpacks it.
 pub fn with_installed_kernel(steps: Steps, name: &'static str, suite: Suite) -> Steps {
@@ -168,7 +194,7 @@ impl Steps {
             host,
             changes,
             guest_programs,
-            script: prelude().to_owned(),
+            script: host::prelude().to_owned(),
             last: "",
             is_stock: false,
             guest: Release::of(arch),

@@ -5,22 +5,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use tally_lab::programs::NO_TABLE_OF_EVENTS;
-
-use crate::host::{self, Host};
+use crate::host;
 use crate::lab::StepOutput;
 
 /// `perf stat` with the output format that [`counts`] parses. The separator is a bar because names of events contain
 /// commas and colons.
 pub const STAT: &str = "perf stat -x'|'";
-
-/// Returns a command at the start of scripts that run perf. No test uses the names of the processor's own events.
-pub fn prelude() -> &'static str {
-    match host::current() {
-        Host::Amd => "",
-        Host::Intel => NO_TABLE_OF_EVENTS,
-    }
-}
 
 /// Prefix of the lines that the script itself prints between sections.
 const MARK: &str = "####";
@@ -45,7 +35,7 @@ impl Script {
 
     /// Returns the script's text.
     pub fn into_bytes(self) -> Vec<u8> {
-        [prelude().as_bytes(), self.0.as_bytes()].concat()
+        [host::prelude().as_bytes(), self.0.as_bytes()].concat()
     }
 }
 

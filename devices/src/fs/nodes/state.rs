@@ -1,7 +1,7 @@
 //! The nodes in a snapshot.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::super::host::Host;
 use super::super::message::Name;
-use super::super::state::path;
 use super::super::wire::ROOT;
 use super::table::Kind;
 use super::{MAX_DEPTH, Nodes};
@@ -109,4 +108,11 @@ impl Nodes {
         self.open_order.push_back(*id);
         Ok(())
     }
+}
+
+/// Joins the components of a path, of which the last comes first.
+fn path(components: impl Iterator<Item = OsString>) -> PathBuf {
+    let mut components: Vec<OsString> = components.collect();
+    components.reverse();
+    components.into_iter().collect()
 }

@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use super::{Call, Loop};
-use crate::event::Codes;
+use crate::code::Codes;
 use crate::failure::{Failure, equal};
 
 /// Returns the raw event codes of the simulated host's CPU, which its guests use too. RISC-V defines no raw event

@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid;
 
 use super::{Call, Loop};
-use crate::event::Codes;
+use crate::code::Codes;
 use crate::failure::{Failure, equal};
 
 const AMD: Codes = Codes { instructions: 0xc0, branches: 0xc2, conditional_branches: Some(0xd1) };

@@ -6,8 +6,8 @@
 //! vendors' PMUs.
 
 use guest_images::Suite;
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{PAUSED_GUESTS, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, PAUSED_GUESTS, Steps};
 use guest_tests::model::MODELS;
 use guest_tests::perf::{Count, STAT, Script, Sections, Value};
 use guest_tests::suite::{Test, on_intel, third_tier};

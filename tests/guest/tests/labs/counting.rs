@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::Steps;
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Steps};
 use guest_tests::model::{Loop, Model, Named, Raw, list, selected_models};
 use guest_tests::perf::{self, Count, STAT, Script, Sections, Value};
 use guest_tests::programs::{

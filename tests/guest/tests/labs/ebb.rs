@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::Steps;
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Steps};
 use guest_tests::program;
 use guest_tests::suite::{Test, on_intel, third_tier};
 use guest_tests::tests;

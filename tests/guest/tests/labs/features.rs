@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use guest_images::Progress;
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, Steps};
 use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
 use guest_tests::suite::{Test, on_intel, second_tier};

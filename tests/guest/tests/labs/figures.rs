@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use guest_images::Progress;
-use guest_tests::host::{self, Host, OnEachHost};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::OnEachHost;
 use guest_tests::program;
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;

@@ -6,8 +6,8 @@
 
 use guest_images::cache::Cache;
 use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, StepOutput, Steps, with_installed_kernel};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, StepOutput, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::{LOOP, LOOP_INSTRUCTIONS};

@@ -2,8 +2,8 @@
 //! set, on one simulated host.
 
 use guest_images::payloads::LOOP_INSTRUCTIONS;
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::Steps;
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Steps};
 use guest_tests::perf::{Count, STAT, counts};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;

@@ -12,8 +12,8 @@ mod registers;
 
 use std::sync::LazyLock;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, StepOutput, Steps};
 use guest_tests::suite::{Test, on_intel, second_tier};
 
 /// The tests of this module's submodules.

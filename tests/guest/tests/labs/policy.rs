@@ -3,8 +3,7 @@
 
 use std::fmt::Write;
 
-use guest_tests::host::OnEachHost;
-use guest_tests::lab::Steps;
+use guest_tests::lab::{OnEachHost, Steps};
 use guest_tests::model::{Model, selected_models};
 use guest_tests::perf::{STAT, Script, Sections, Value};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};

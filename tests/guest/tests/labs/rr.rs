@@ -2,8 +2,8 @@
 //! in guests.
 
 use guest_images::{Progress, Suite};
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, Steps, with_installed_kernel};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::{program, tests};
 use tally_lab::packed;

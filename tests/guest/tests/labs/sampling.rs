@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use guest_tests::host::OnEachHost;
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{OnEachHost, Results, Steps};
 use guest_tests::model::{Loop, Model, list, selected_models};
 use guest_tests::perf::{Script, Sections};
 use guest_tests::programs::{

@@ -9,8 +9,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{PAUSED_GUESTS, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, PAUSED_GUESTS, Steps};
 use guest_tests::model::{Model, selected_models};
 use guest_tests::program;
 use guest_tests::suite::{Test, on_intel, third_tier};

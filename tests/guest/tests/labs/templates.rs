@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{StepOutput, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, StepOutput, Steps};
 use guest_tests::suite::{Test, on_intel, second_tier};
 use guest_tests::tests;
 

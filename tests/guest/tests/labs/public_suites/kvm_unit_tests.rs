@@ -2,8 +2,8 @@
 
 use std::iter;
 
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, StepOutput, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, StepOutput, Steps};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
 

@@ -139,11 +139,11 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
         .file(tally, "tally")
         .program(BARE_METAL, "payload")
         .guest(Suite::default(), progress)?;
-    let text = super::run(&scenario, progress)?;
+    let text = super::output::run(&scenario, progress)?;
     let boots: Option<Vec<Boot>> =
         text.lines().filter_map(|line| line.strip_prefix("boot ")).map(boot).collect();
     let resident = text.lines().find_map(|line| line.strip_prefix("resident "));
-    let unreadable = || super::unreadable(&text);
+    let unreadable = || super::output::unreadable(&text);
     let completed: Option<Vec<Completed>> =
         text.lines().filter_map(|line| line.strip_prefix("completed ")).map(Completed::read).collect();
     let completed = match completed.as_deref() {

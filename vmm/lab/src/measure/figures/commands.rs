@@ -103,8 +103,8 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
         .file(tally, "tally")
         .file(small.image, "small")
         .guest(Suite::default(), progress)?;
-    let text = super::run(&scenario, progress)?;
-    let unreadable = || super::unreadable(&text);
+    let text = super::output::run(&scenario, progress)?;
+    let unreadable = || super::output::unreadable(&text);
     let of =
         |kind: &'static str| text.lines().filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' '));
     let totals: HashMap<&str, Total> = of("total").filter_map(total).collect();

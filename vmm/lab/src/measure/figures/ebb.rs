@@ -37,7 +37,7 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
         .program(AGENT, "ebb-sample")
         .file(tally, "tally")
         .guest_with(Suite::default(), &[], progress)?;
-    let text = super::run(&scenario, progress)?;
+    let text = super::output::run(&scenario, progress)?;
     let costs: Option<Vec<Cost>> = text
         .lines()
         .filter(|line| ["signal ", "branch "].iter().any(|name| line.starts_with(name)))
@@ -48,7 +48,7 @@ pub fn measure(processor: Processor, tally: &Path, progress: &mut Progress) -> R
         .map(|(line, place)| cost(line, &place))
         .collect();
     let costs = costs.filter(|costs| costs.len() == 1 + 2 * pmus.len());
-    costs.ok_or_else(|| super::unreadable(&text))
+    costs.ok_or_else(|| super::output::unreadable(&text))
 }
 
 /// Reads a line `NAME NANOSECONDS INSTRUCTIONS`.

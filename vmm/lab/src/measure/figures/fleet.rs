@@ -56,8 +56,8 @@ pub fn measure(tally: &Path, progress: &mut Progress) -> Result<Figures> {
         .limit(Duration::from_mins(20))
         .file(tally, "tally")
         .guest(Suite::default(), progress)?;
-    let text = super::run(&scenario, progress)?;
-    read(&text).ok_or_else(|| super::unreadable(&text))
+    let text = super::output::run(&scenario, progress)?;
+    read(&text).ok_or_else(|| super::output::unreadable(&text))
 }
 
 /// Returns the script. It prints a word and values in each line. Everything that is read from the cache is in the

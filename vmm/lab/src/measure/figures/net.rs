@@ -47,9 +47,9 @@ pub fn measure(tally: &Path, workload: &Path, progress: &mut Progress) -> Result
         .file(tally, "tally")
         .file(workload, "net-workload")
         .guest(Suite::default(), progress)?;
-    let text = super::run(&passt::add(scenario, progress)?, progress)?;
+    let text = super::output::run(&passt::add(scenario, progress)?, progress)?;
     let measured: Option<Vec<_>> = text.lines().map(measured).collect();
-    measured.filter(|all| !all.is_empty()).ok_or_else(|| super::unreadable(&text))
+    measured.filter(|all| !all.is_empty()).ok_or_else(|| super::output::unreadable(&text))
 }
 
 /// What runs in each guest: a web server, and a reader of what is sent to it. In the peer's guest nobody has set up the

@@ -108,7 +108,7 @@ pub fn measure(
         .file(&programs.workload, "pmu-workload")
         .guest_with(Release::of(arch), &[("pmu-workload", &workload)], progress)?
         .limit(Duration::from_mins(minutes));
-    let text = super::run(&scenario, progress)?;
+    let text = super::output::run(&scenario, progress)?;
     let section = |pmu: &str, kind: &str| {
         let (_, rest) = text.split_once(&format!("begin {pmu}.{kind}\n"))?;
         Some(rest.split_once("\nend\n")?.0)

@@ -70,8 +70,8 @@ pub fn measure(progress: &mut Progress) -> Result<String> {
         .file(&tally, "tally")
         .guest(Release::of(Arch::Riscv64), progress)?;
     progress.step("sampling on a RISC-V host and in its guests");
-    let text = super::run(&scenario, progress)?;
-    let taken = parse(&text).ok_or_else(|| super::unreadable(&text))?;
+    let text = super::output::run(&scenario, progress)?;
+    let taken = parse(&text).ok_or_else(|| super::output::unreadable(&text))?;
     let programs = Programs { tally, workload: cross::own_program("pmu-workload", progress)? };
     progress.step("using counters on a RISC-V host and in its guests");
     let figures = pmu::measure(Processor::Riscv64, &PLACES, &programs, progress)?;

@@ -61,7 +61,7 @@ pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> 
         &[("loop", LOOP)],
         progress,
     )?;
-    let text = super::run(&scenario, progress)?;
+    let text = super::output::run(&scenario, progress)?;
     let mut lines = text.lines();
     let mut figure = |pmu, case: &Case| {
         let (nanoseconds, samples) = lines.next()?.split_once(' ')?;
@@ -75,7 +75,7 @@ pub fn measure(pmus: &[&'static str], tally: &Path, progress: &mut Progress) -> 
     };
     let of_pmu = |pmu: &&'static str| CASES.iter().map(|case| figure(*pmu, case)).collect();
     let figures: Option<_> = pmus.iter().map(of_pmu).collect();
-    figures.ok_or_else(|| super::unreadable(&text))
+    figures.ok_or_else(|| super::output::unreadable(&text))
 }
 
 /// Returns the script, which prints `NANOSECONDS SAMPLES` for each PMU and each case.

@@ -79,8 +79,8 @@ pub fn measure(extent: Extent, programs: &Programs, progress: &mut Progress) -> 
         .file(&programs.tally, "tally")
         .file(&programs.thief, "counter-thief")
         .program(BARE_METAL, "payload");
-    let text = super::super::run(&scenario, progress)?;
-    let unreadable = || super::super::unreadable(&text);
+    let text = super::super::output::run(&scenario, progress)?;
+    let unreadable = || super::super::output::unreadable(&text);
     let prices = prices(&text, extent).ok_or_else(unreadable)?;
     let reports = reports(&text).ok_or_else(unreadable)?;
     Ok(Figures { prices, reports })
