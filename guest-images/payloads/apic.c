@@ -1,4 +1,4 @@
-// The local APIC, with memory-mapped registers or, after `use_x2apic`, with MSRs (APM volume 2, chapter 16).
+// The local APIC, with memory-mapped registers or, after `access_x2apic`, with MSRs (APM volume 2, chapter 16).
 
 #include "payload.h"
 
@@ -15,9 +15,5 @@ void apic_write(uint32_t offset, uint32_t value) {
     else write_msr(msr_of(offset), value);
 }
 
-static void switch_mode(void) { write_msr(MSR_APIC_BASE, read_msr(MSR_APIC_BASE) | APIC_BASE_X2); }
-
-void use_x2apic(void) {
-    on_all_processors(switch_mode);
-    mode = X2APIC;
-}
+void enable_x2apic(void) { write_msr(MSR_APIC_BASE, read_msr(MSR_APIC_BASE) | APIC_BASE_X2); }
+void access_x2apic(void) { mode = X2APIC; }

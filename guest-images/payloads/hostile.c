@@ -55,13 +55,6 @@ static const struct { uint32_t first, last; } ranges[] = {
 };
 enum { RANGES = sizeof ranges / sizeof *ranges };
 
-struct rule absent(void) { return (struct rule){.kind = ABSENT, .faults = 1}; }
-struct rule read_only(uint64_t reads) { return (struct rule){.kind = READS, .faults = 1, .reads = reads}; }
-struct rule plain(uint32_t msr, uint64_t written, uint64_t reserved) {
-    // A write that faults does not change the register.
-    return written & reserved ? read_only(read_msr(msr)) : (struct rule){.kind = READS, .reads = written};
-}
-
 // Surprises are kept for the report. Of several in a row for the same register, only the first is kept.
 static struct results {
     uint32_t writes, faults, surprises, kept;

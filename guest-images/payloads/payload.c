@@ -104,7 +104,7 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
     else if (match_word(word, "echo-irq")) echo(1);
     else if ((at = match_word(word, "timer"))) wait_for_timer(parse_number(&at));
     else if ((at = match_word(word, "smp"))) start_processors(parse_number(&at));
-    else if (match_word(word, "x2apic")) use_x2apic();
+    else if (match_word(word, "x2apic")) { on_all_processors(enable_x2apic); access_x2apic(); }
     else if ((at = match_word(word, "count"))) count(at, loop_here);
     else if ((at = match_word(word, "count-user"))) count(at, loop_as_user);
     else if ((at = match_word(word, "pmi"))) take_overflows(at);

@@ -78,12 +78,15 @@ enum { APIC_ON = 0x1ff, APIC_OFF = 0xff, LVT_NMI = 0x400, LVT_MASKED = 0x10000 }
 enum { MSR_APIC_BASE = 0x1b, APIC_BASE_ON = 1 << 11, APIC_BASE_X2 = 1 << 10 };
 uint32_t apic_read(uint32_t offset);
 void apic_write(uint32_t offset, uint32_t value);
-// Switches all processors to x2APIC mode.
-void use_x2apic(void);
+// Switch all processors to x2APIC mode: one is called on each, then the other one.
+void enable_x2apic(void);
+void access_x2apic(void);
 
-// pmu.c: MSR accesses, of which a fault ends the virtual machine, and the words that count.
+// msr.c: MSR accesses, of which a fault ends the virtual machine.
 uint64_t read_msr(uint32_t msr);
 void write_msr(uint32_t msr, uint64_t value);
+
+// counting.c: the words that count.
 void count(const char *at, void (*loop)(uint32_t rounds));
 void take_overflows(const char *at);
 

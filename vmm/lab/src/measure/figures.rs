@@ -14,3 +14,5 @@ pub mod pmu;
 pub mod riscv;
 #[cfg(target_arch = "x86_64")]
 pub mod watch;
+
+pub use output::run;
