@@ -14,6 +14,8 @@ pub use riscv64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
+use crate::failure::Failure;
+
 /// Raw event codes of a processor.
 pub struct Codes {
     pub instructions: u64,

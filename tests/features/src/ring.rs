@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use perf_event_open_sys::bindings::{self, perf_event_mmap_page};
 
-use crate::event::{Counter, SAMPLE_FIELDS};
+use crate::event::Counter;
 use crate::failure::{Failure, equal};
 
 const PAGE: usize = 4096;
@@ -35,7 +35,7 @@ pub struct Sample {
     pub task: i32,
     pub time: u64,
     pub period: u64,
-    /// Fields of the sample beside [`SAMPLE_FIELDS`].
+    /// Fields of the sample beside [`crate::event::SAMPLE_FIELDS`].
     pub rest: Vec<u64>,
 }
 

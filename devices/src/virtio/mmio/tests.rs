@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use vm_memory::Bytes;
 use vm_memory::GuestAddress;
 
+use super::super::Queues;
 use super::super::testing::Driver;
 use super::*;
 
