@@ -20,14 +20,12 @@ impl Block {
         Self { first, length }
     }
 
-    const fn v4(first: [u8; 4], length: u32) -> Self {
-        let [a, b, c, d] = first;
-        Self::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length)
+    const fn v4(first: u32, length: u32) -> Self {
+        Self::new(IpAddr::V4(Ipv4Addr::from_bits(first)), length)
     }
 
-    const fn v6(first: [u16; 8], length: u32) -> Self {
-        let [a, b, c, d, e, f, g, h] = first;
-        Self::new(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), length)
+    const fn v6(first: u128, length: u32) -> Self {
+        Self::new(IpAddr::V6(Ipv6Addr::from_bits(first)), length)
     }
 
     fn has(&self, address: IpAddr) -> bool {
@@ -43,20 +41,20 @@ impl Block {
 /// Addresses by which Linux reaches loopback addresses. It takes a connection to the unspecified address as one to this
 /// host (`ip(7)`), and by the addresses that have one of IPv4 in them it may use that.
 const LOOPBACK: [Block; 4] = [
-    Block::v4([0, 0, 0, 0], 8),
-    Block::v4([127, 0, 0, 0], 8),
+    Block::v4(0, 8),
+    Block::v4(127 << 24, 8),
     // The unspecified address, ::1, and addresses that are compatible with IPv4's (RFC 4291, section 2.5.5.1).
-    Block::v6([0; 8], 96),
+    Block::v6(0, 96),
     // Addresses that are mapped from IPv4's (section 2.5.5.2).
-    Block::v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96),
+    Block::v6(0xffff << 32, 96),
 ];
 
 /// IPv6 addresses from which a translator or a tunnel of the host takes an address of IPv4, and the number of bits
 /// behind that: NAT64 (RFC 6052), its older form (RFC 2765), 6to4 (RFC 3056).
 const TRANSLATED: [(Block, u32); 3] = [
-    (Block::v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96), 0),
-    (Block::v6([0, 0, 0, 0, 0xffff, 0, 0, 0], 96), 0),
-    (Block::v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16), 80),
+    (Block::v6(0x0064_ff9b << 96, 96), 0),
+    (Block::v6(0xffff << 48, 96), 0),
+    (Block::v6(0x2002 << 112, 16), 80),
 ];
 
 /// What is closed to a guest.
@@ -165,8 +163,8 @@ impl<'a> Packet<'a> {
         std::iter::once(destination).chain(within)
     }
 
-    /// Returns true for what the other process answers by itself and never passes on: DHCP, DHCPv6, and requests and
-    /// advertisements of neighbours and routers (RFC 4861).
+    /// Returns true for what the other process answers by itself and never passes on: DHCP of either version, and requests
+    /// and advertisements of neighbours and routers (RFC 4861).
     fn asks_for_address(&self) -> bool {
         const DHCP_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
         let port = || self.content.get(2..4).map(|port| u16::from_be_bytes([port[0], port[1]]));
@@ -233,8 +231,8 @@ mod tests {
 
     /// Returns any address that Linux takes for a loopback one, in any of its forms.
     fn loopback() -> impl Strategy<Value = IpAddr> {
-        let own = (prop_oneof![Just(0_u8), Just(127)], any::<[u8; 3]>());
-        let own = own.prop_map(|(first, [a, b, c])| Ipv4Addr::new(first, a, b, c));
+        let own = (prop_oneof![Just(0_u32), Just(127)], 0..1_u32 << 24);
+        let own = own.prop_map(|(first, low)| Ipv4Addr::from_bits(first << 24 | low));
         let low = any::<u32>().prop_map(u128::from);
         prop_oneof![
             own.clone().prop_map(IpAddr::from),
@@ -280,14 +278,12 @@ mod tests {
 
         #[test]
         fn frames_to_any_other_address_pass(
-            first in 1..=255_u8, low in any::<[u8; 3]>(), high in 1..=u16::MAX, v6 in any::<[u16; 7]>(),
+            first in 1..=255_u32, v4 in 0..1_u32 << 24, high in 1..=u128::from(u16::MAX), v6 in 0..1_u128 << 112,
             protocol in protocol(), tags in tags(), rest in rest(),
         ) {
             prop_assume!(first != 127 && high != 0x2002 && high != 0x64);
-            let [b, c, d] = low;
-            let [e, f, g, h, i, j, k] = v6;
-            let v6 = Ipv6Addr::new(high, e, f, g, h, i, j, k);
-            for to in [IpAddr::from(Ipv4Addr::new(first, b, c, d)), v6.into()] {
+            let (v4, v6) = (Ipv4Addr::from_bits(first << 24 | v4), Ipv6Addr::from_bits(high << 112 | v6));
+            for to in [IpAddr::from(v4), v6.into()] {
                 prop_assert!(Filter::WithoutLoopback.passes(&frame(to, protocol, &tags, &rest)), "{to}");
             }
         }
