@@ -248,7 +248,7 @@ mod tests {
         let bits = match form {
             0 => 0x0064_ff9b_u128 << 96 | own,
             1 => 0xffff_u128 << 48 | own,
-            _ => 0x2002_u128 << 112 | own << 80 | other & (1 << 80) - 1,
+            _ => 0x2002_u128 << 112 | own << 80 | other & ((1 << 80) - 1),
         };
         Ipv6Addr::from_bits(bits).into()
     }

@@ -399,6 +399,10 @@ mod tests {
 
     #[test]
     fn arguments_are_checked() {
+        const SERVERS: [Thread; 3] = [Thread::Control, Thread::Metrics, Thread::Network];
+        /// `MSG_FASTOPEN` (`linux/socket.h`).
+        const FASTOPEN: u32 = 0x2000_0000;
+        const TCP: u32 = 6;
         const OTHER: u32 = 71;
         const F_SETSIG: u32 = 10;
         /// Types into a terminal (`asm-generic/ioctls.h`).
@@ -406,10 +410,6 @@ mod tests {
         let this = std::process::id();
         let (memory, thread) = (libc::PROT_READ.cast_unsigned(), THREAD | libc::CLONE_VM.cast_unsigned());
         let any = u32::MAX;
-        const SERVERS: [Thread; 3] = [Thread::Control, Thread::Metrics, Thread::Network];
-        /// `MSG_FASTOPEN` (`linux/socket.h`).
-        const FASTOPEN: u32 = 0x2000_0000;
-        const TCP: u32 = 6;
         let nosignal = libc::MSG_NOSIGNAL.cast_unsigned();
         let [socket, receive_timeout, send_timeout, reuse_address] =
             [libc::SOL_SOCKET, libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_REUSEADDR]
