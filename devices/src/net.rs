@@ -1,6 +1,7 @@
 //! What carries the frames of a network device on the host: queues of a tap device of Linux, or another process on a
 //! socket.
 
+mod filter;
 mod frame;
 mod stream;
 mod tap;
@@ -8,6 +9,7 @@ mod tap;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+pub use filter::{Block, Filter};
 pub use frame::Frame;
 pub use stream::Stream;
 pub use tap::{Tap, TapError};

@@ -20,6 +20,7 @@ mod event_log;
 mod events;
 mod fact;
 mod flamegraph;
+mod inherited;
 mod kvm;
 mod lab;
 mod logging;
@@ -40,6 +41,8 @@ mod stderr;
 mod terminal;
 pub mod untrusted;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -54,11 +57,16 @@ use event_log::EventLog;
 /// Runs the command line. Returns the status of the process.
 pub fn main() -> ExitCode {
     end_on_panic();
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),
     };
-    let result = init_logging(&cli.command).and_then(|log| match &cli.command {
+    let inherited = match &cli.command {
+        Command::Run(_) => inherited::close(&arguments),
+        _ => Ok(()),
+    };
+    let result = inherited.and_then(|()| init_logging(&cli.command)).and_then(|log| match &cli.command {
         Command::Run(options) => run::run(options, log.as_ref()),
         Command::Log(options) => operator::log(options),
         Command::List(options) => stat::list(options),

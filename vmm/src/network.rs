@@ -3,6 +3,8 @@
 //!
 //! passt is a process of its own. It ends when its socket is closed, so it does not outlive this process.
 
+mod addresses;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -14,7 +16,7 @@ use std::process::{Command, Output, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use devices::net::{Backend, Offer, Stream, Tap};
+use devices::net::{Backend, Filter, Offer, Stream, Tap};
 use devices::virtio::{Mac, Net};
 use guest_agent::protocol;
 use guest_images::child::inherit;
@@ -26,18 +28,20 @@ use rustix::rand::{GetRandomFlags, getrandom};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
     /// passt.
-    User(Loopback),
+    User(Host),
     /// A tap device of this name.
     Tap(String),
 }
 
-/// Whether a guest can reach what listens on the host's loopback addresses alone.
+/// What a guest can reach of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loopback {
-    /// It cannot.
-    Hidden,
-    /// At the address of its gateway.
-    AtGateway,
+pub enum Host {
+    /// What does not listen on loopback addresses alone.
+    WithoutLoopback,
+    /// That, and what does, at the address of the guest's gateway.
+    WithLoopback,
+    /// Nothing.
+    Closed,
 }
 
 impl FromStr for Network {
@@ -45,11 +49,12 @@ impl FromStr for Network {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "user" => Ok(Self::User(Loopback::Hidden)),
-            "user,host-loopback" => Ok(Self::User(Loopback::AtGateway)),
+            "user" => Ok(Self::User(Host::WithoutLoopback)),
+            "user,host-loopback" => Ok(Self::User(Host::WithLoopback)),
+            "user,host=no" => Ok(Self::User(Host::Closed)),
             _ => match text.strip_prefix("tap=") {
                 Some(name) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
-                _ => Err("user, user,host-loopback or tap=NAME".into()),
+                _ => Err("user, user,host-loopback, user,host=no or tap=NAME".into()),
             },
         }
     }
@@ -58,8 +63,9 @@ impl FromStr for Network {
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::User(Loopback::Hidden) => f.write_str("user"),
-            Self::User(Loopback::AtGateway) => f.write_str("user,host-loopback"),
+            Self::User(Host::WithoutLoopback) => f.write_str("user"),
+            Self::User(Host::WithLoopback) => f.write_str("user,host-loopback"),
+            Self::User(Host::Closed) => f.write_str("user,host=no"),
             Self::Tap(name) => write!(f, "tap={name}"),
         }
     }
@@ -141,8 +147,10 @@ const MAX_PAIRS: u32 = 8;
 pub fn open(network: &Network, cpus: u32, published: &[Published]) -> Result<(Net, protocol::Network)> {
     let offer = offer(network, cpus)?;
     let (mac, backends, name_server) = match network {
-        Network::User(loopback) => {
-            (ALONE, vec![boxed(Stream::new(start_passt(*loopback, published)?))], Some(NAME_SERVER))
+        Network::User(host) => {
+            let filter = filter(*host).with_context(|| format!("--net {network}"))?;
+            let passt = Stream::new(start_passt(*host, published)?, filter);
+            (ALONE, vec![boxed(passt)], Some(NAME_SERVER))
         }
         Network::Tap(name) => {
             let queues = Tap::open(name, offer).with_context(|| format!("--net {network}"))?;
@@ -182,13 +190,23 @@ fn random_mac() -> io::Result<Mac> {
     Ok(Mac(address))
 }
 
+/// Returns which of the guest's frames passt sees. It would connect to any address of this host, its loopback addresses
+/// included.
+fn filter(host: Host) -> Result<Filter> {
+    Ok(match host {
+        Host::WithoutLoopback => Filter::WithoutLoopback,
+        Host::WithLoopback => Filter::Open,
+        Host::Closed => Filter::WithoutHost(addresses::of_this_host()?),
+    })
+}
+
 /// Starts passt, and waits until it is ready. Returns its socket.
-fn start_passt(loopback: Loopback, published: &[Published]) -> Result<OwnedFd> {
+fn start_passt(host: Host, published: &[Published]) -> Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
     let mut passt = Command::new("passt");
     passt.args(["--quiet", "--fd", &theirs.as_raw_fd().to_string()]);
     passt.args(["--dns-forward", &NAME_SERVER.to_string()]);
-    if loopback == Loopback::Hidden {
+    if host != Host::WithLoopback {
         passt.arg("--no-map-gw");
     }
     passt.args(published.iter().flat_map(Published::option)).stdin(Stdio::null());
@@ -226,10 +244,10 @@ mod tests {
 
     #[test]
     fn a_network_is_named_as_it_is_given() {
-        for text in ["user", "user,host-loopback", "tap=tap0"] {
+        for text in ["user", "user,host-loopback", "user,host=no", "tap=tap0"] {
             assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
         }
-        for text in ["", "tap", "tap=", "User", "user,"] {
+        for text in ["", "tap", "tap=", "User", "user,", "user,host=yes"] {
             assert!(text.parse::<Network>().is_err(), "{text}");
         }
     }

@@ -5,6 +5,7 @@
 
 mod assembled;
 mod boot;
+mod gate;
 pub mod hardware;
 mod host_resources;
 mod kept;

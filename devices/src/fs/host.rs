@@ -192,15 +192,29 @@ impl Host {
         }
     }
 
-    pub fn set_mode(&self, _: Writable, what: &PathFd, mode: u32) -> Result<(), Errno> {
-        if FileType::from_raw_mode(stat(what)?.stx_mode.into()) == FileType::Symlink {
-            return Err(Errno::OPNOTSUPP);
-        }
-        sys::chmodat(&self.descriptors, fd_name(what), permissions(mode), AtFlags::empty())
+    pub fn set_mode(&self, writable: Writable, what: &PathFd, mode: u32) -> Result<(), Errno> {
+        sys::fchmod(self.open_to_set(writable, what)?, permissions(mode))
     }
 
-    pub fn set_times(&self, _: Writable, what: &PathFd, times: &Timestamps) -> Result<(), Errno> {
-        sys::utimensat(&self.descriptors, fd_name(what), times, AtFlags::empty())
+    pub fn set_times(&self, writable: Writable, what: &PathFd, times: &Timestamps) -> Result<(), Errno> {
+        sys::futimens(self.open_to_set(writable, what)?, times)
+    }
+
+    /// Opens an inode to set its mode or times, for which a path descriptor is not enough. By a path these could be set
+    /// of any inode, whatever Landlock says. Refuses what opening could have an effect on.
+    fn open_to_set(&self, writable: Writable, what: &PathFd) -> Result<File, Errno> {
+        let open = |mode: OpenMode| {
+            let flags = mode.flags() | OPEN_FLAGS;
+            sys::openat(&self.descriptors, fd_name(what), flags, Mode::empty()).map(File::from)
+        };
+        match FileType::from_raw_mode(stat(what)?.stx_mode.into()) {
+            FileType::Directory | FileType::Fifo => open(OpenMode::Read),
+            FileType::RegularFile => match open(OpenMode::Read) {
+                Err(Errno::ACCESS) => open(OpenMode::Write(writable)),
+                result => result,
+            },
+            _ => Err(Errno::OPNOTSUPP),
+        }
     }
 
     pub fn set_size(_: Writable, file: &File, size: u64) -> Result<(), Errno> {

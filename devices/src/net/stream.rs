@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CSUM;
 
-use super::{Backend, Frame, Offer};
+use super::{Backend, Filter, Frame, Offer};
 
 /// Size of a frame's length.
 const LENGTH: usize = 4;
@@ -19,6 +19,8 @@ const BUFFER: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
+    /// What the other process does not see.
+    filter: Filter,
     /// Has what was received and not passed on, at `received`.
     buffer: Box<[u8]>,
     received: Range<usize>,
@@ -31,9 +33,9 @@ impl Stream {
     /// gives its guests, IP's maximum in whole words.
     pub const OFFER: Offer = Offer { features: 1 << VIRTIO_NET_F_CSUM, mtu: 65520, pairs: 1 };
 
-    /// Exchanges frames over a socket.
-    pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, buffer: vec![0; BUFFER].into(), received: 0..0, unsent: Vec::new() }
+    /// Exchanges frames over a socket. Those of the guest that the filter does not let pass are lost.
+    pub fn new(socket: OwnedFd, filter: Filter) -> Self {
+        Self { socket, filter, buffer: vec![0; BUFFER].into(), received: 0..0, unsent: Vec::new() }
     }
 
     /// Returns the length of the next frame, if that is known.
@@ -119,6 +121,10 @@ impl Backend for Stream {
             return Ok(());
         }
         let content = frame.content();
+        // Not before: the guest says where the checksum is put, which may be into an address.
+        if !self.filter.passes(content) {
+            return Ok(());
+        }
         let length = u32::try_from(content.len()).expect("a frame is short").to_be_bytes();
         let bytes = [&length, content].concat();
         let sent = self.send_some(&bytes)?;
@@ -140,7 +146,7 @@ mod tests {
 
     fn pair() -> (UnixStream, Stream) {
         let (theirs, ours) = UnixStream::pair().unwrap();
-        (theirs, Stream::new(ours.into()))
+        (theirs, Stream::new(ours.into(), Filter::Open))
     }
 
     fn received(stream: &mut Stream) -> Vec<Vec<u8>> {
@@ -170,6 +176,29 @@ mod tests {
         drop(theirs);
         let error = stream.receive(&mut Frame::default()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_frame_is_judged_as_the_other_process_sees_it() {
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        let mut stream = Stream::new(ours.into(), Filter::WithoutLoopback);
+        let mut frame = Frame::default();
+        let mut send = |header: [u8; Frame::HEADER], to: [u8; 4], content: [u8; 2]| {
+            let content = [&[2; 12], &[0x08, 0x00, 0x45][..], &[0; 15], &to, &content].concat();
+            let bytes = [&header[..], &content].concat();
+            assert!(frame.read(bytes.len(), &bytes[..]).unwrap());
+            stream.send(&mut frame).unwrap();
+        };
+        // The checksum of all that follows is to be put into the destination, which becomes 127.0.0.1.
+        send([1, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0], [10, 0, 0, 1], [0x76, 0xfe]);
+        send([0; Frame::HEADER], [127, 0, 0, 1], [0; 2]);
+        send([0; Frame::HEADER], [10, 0, 0, 2], [0; 2]);
+        drop(stream);
+        let mut seen = Vec::new();
+        theirs.read_to_end(&mut seen).unwrap();
+        let destinations: Vec<&[u8]> =
+            seen.chunks(LENGTH + 36).map(|frame| &frame[LENGTH + 30..][..4]).collect();
+        assert_eq!(destinations, [[10, 0, 0, 2]]);
     }
 
     #[test]

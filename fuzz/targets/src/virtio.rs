@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use arbitrary::Arbitrary;
 use devices::Access;
 use devices::fs::Share;
-use devices::net::{Backend, Offer, Stream};
+use devices::net::{Backend, Filter, Offer, Stream};
 use devices::virtio::testing::Driver;
 use devices::virtio::{Console, Device, Disk, Mac, Net, Queues, SharedFolder};
 use tempfile::{NamedTempFile, TempDir};
@@ -214,7 +214,7 @@ impl Served {
                     let (theirs, ours) = UnixStream::pair().expect("sockets can be made");
                     theirs.set_nonblocking(true).expect("it is a socket");
                     peers.push(theirs);
-                    backends.push(Box::new(Stream::new(ours.into())));
+                    backends.push(Box::new(Stream::new(ours.into(), Filter::Open)));
                 }
                 let offer = Offer { pairs: PAIRS, ..Stream::OFFER };
                 Self::Net(Box::new(Net::new(Mac([2; 6]), offer, backends)), peers)

@@ -5,12 +5,14 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_images::child::inherit;
 use guest_tests::terminal::{Mode, Session};
 use guest_tests::{bare_metal, has_kvm, program, stderr, stdout};
 use tempfile::TempDir;
@@ -32,10 +34,12 @@ struct Vm {
     folder: TempDir,
 }
 
-/// Returns a PATH with a program in place of passt that ends at once: the guest has no driver that would notice.
+/// Returns a PATH with a program in place of passt that says which files it has, and ends: the guest has no driver that
+/// would notice.
 fn without_network(folder: &Path) -> OsString {
     let passt = folder.join("passt");
-    fs::write(&passt, "#!/bin/sh\n").unwrap();
+    fs::write(&passt, "#!/bin/sh\nfor file in /proc/$$/fd/*; do readlink $file; done >${0%/*}/files; true\n")
+        .unwrap();
     fs::set_permissions(&passt, fs::Permissions::from_mode(0o755)).unwrap();
     let others = env::var_os("PATH").unwrap_or_default();
     env::join_paths([folder.to_owned()].into_iter().chain(env::split_paths(&others))).unwrap()
@@ -43,6 +47,10 @@ fn without_network(folder: &Path) -> OsString {
 
 impl Vm {
     fn start(sandbox: &str) -> Self {
+        Self::start_as(sandbox, |_| {})
+    }
+
+    fn start_as(sandbox: &str, change: impl FnOnce(&mut Command)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         fs::write(path("disk"), [0; 512]).unwrap();
@@ -51,6 +59,7 @@ impl Vm {
         let mut command = bare_metal("hello spin");
         command.args(["--disk", &disk, "--share", &share, "--pmu-log", &path("log"), "--metrics", &metrics]);
         command.args(["--sandbox", sandbox, "--net", "user"]).env("PATH", without_network(folder.path()));
+        change(&mut command);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("tally runs");
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -137,6 +146,39 @@ fn every_thread_is_confined_and_keeps_only_the_capabilities_that_it_needs() {
     let (_, status) = vm.broker();
     assert_eq!(bits(&value(&status, "CapPrm")), PERF);
     assert_eq!(["Seccomp", "NoNewPrivs", "Threads"].map(|key| value(&status, key)), ["2", "1", "1"]);
+}
+
+#[test]
+fn the_guest_does_not_run_before_the_main_thread_and_the_vcpus_are_confined() {
+    if !has_kvm() {
+        return;
+    }
+    for _ in 0..10 {
+        let vm = Vm::start("on");
+        let status = vm.status("Seccomp");
+        let confined = |thread: &str| status.contains(&(thread.to_owned(), "2".to_owned()));
+        assert!(confined("tally") && confined("vcpu0"), "{status:?}");
+    }
+}
+
+#[test]
+fn what_tally_inherits_is_closed_and_passt_has_nothing_of_it() {
+    if !has_kvm() {
+        return;
+    }
+    let inherited = tempfile::NamedTempFile::new().unwrap();
+    let path = inherited.path().display().to_string();
+    let vm = Vm::start_as("on", |command| inherit(command, vec![inherited.as_file().as_raw_fd()]));
+    let files = fs::read_dir(format!("/proc/{}/fd", vm.child.id())).unwrap();
+    let mut files = files.map(|file| fs::read_link(file.unwrap().path()).unwrap().display().to_string());
+    assert!(files.all(|file| file != path));
+    let of_passt = fs::read_to_string(vm.folder.path().join("files")).unwrap();
+    let kinds = of_passt.lines().map(|file| file.split(':').next().unwrap()).collect::<BTreeSet<_>>();
+    assert!(!of_passt.contains(&path), "{of_passt}");
+    let script = vm.folder.path().join("passt").display().to_string();
+    let expected =
+        ["/dev/null", "pipe", "socket", &script, &vm.folder.path().join("files").display().to_string()];
+    assert!(kinds.iter().all(|kind| expected.contains(kind)), "{of_passt}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use tally_machine::target::COUNTERS;
 use tally_machine::{Journal, Machine, Saver, Vcpu};
 use vpmu::policy::Policy;
 
+use super::gate::Gate;
 use super::host_resources::DeviceThread;
 use super::running::{self, Running};
 use super::saving::Savable;
@@ -102,15 +103,24 @@ impl<'a> Assembled<'a> {
             log.start_thread().context("cannot start the log's thread")?;
         }
         let confinement = Arc::new(Confinement::new(sandbox::Thread::Vcpu, Vec::new()));
+        // The vCPUs and this thread.
+        let gate = Arc::new(Gate::new(machine.vcpus.len() + 1));
         for vcpu in machine.vcpus {
             let journal = log.map(|log| VcpuLog::new(Arc::clone(log), vcpu.id, pmu));
-            run(vcpu, journal, events.reporter()?, Arc::clone(&confinement))?;
+            let (confinement, gate) = (Arc::clone(&confinement), Arc::clone(&gate));
+            let confine = move || {
+                confinement.enter();
+                gate.arrive();
+                gate.wait();
+            };
+            run(vcpu, journal, events.reporter()?, confine)?;
         }
         let mut reach = client_sockets.reach();
         if let Some(graph) = &graph {
             reach.extend(graph.reach()?);
         }
         Confinement::new(sandbox::Thread::Main, reach).enter();
+        gate.arrive();
         Ok(Started {
             options,
             log,
@@ -122,17 +132,17 @@ impl<'a> Assembled<'a> {
     }
 }
 
-/// Starts the thread of a vCPU.
+/// Starts the thread of a vCPU, which is confined before the guest runs.
 fn run(
     vcpu: Vcpu,
     journal: Option<VcpuLog>,
     reporter: Reporter,
-    confinement: Arc<Confinement>,
+    confine: impl FnOnce() + Send + 'static,
 ) -> Result<()> {
     let name = format!("vcpu{}", vcpu.id);
     let work = move || {
         let journal = journal.map(|journal| Box::new(journal) as Box<dyn Journal>);
-        reporter.report(vcpu.run(journal, || confinement.enter()).map_or_else(Ending::Failed, Ending::Guest));
+        reporter.report(vcpu.run(journal, confine).map_or_else(Ending::Failed, Ending::Guest));
     };
     thread::Builder::new().name(name).spawn(work).context("cannot start a vCPU's thread").map(drop)
 }

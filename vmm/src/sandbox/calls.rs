@@ -33,9 +33,10 @@ pub fn of(thread: Thread, reach: &[Reach]) -> Calls {
         Thread::Network => {
             interrupts(&mut calls);
             // To the process that carries the frames.
-            calls.allow(&[libc::SYS_recvfrom, libc::SYS_sendto]);
+            calls.allow(&[libc::SYS_recvfrom]);
+            sends(&mut calls);
             // To the tap device: what the guest's driver accepts.
-            calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(TUNSETOFFLOAD) }]);
+            requests(&mut calls, &[TUNSETOFFLOAD]);
         }
         Thread::Agent => interrupts(&mut calls),
         Thread::Saver => {
@@ -54,11 +55,13 @@ pub fn of(thread: Thread, reach: &[Reach]) -> Calls {
     calls
 }
 
-/// Requests to terminals (`asm-generic/ioctls.h`): reading and restoring their settings.
+/// Requests to terminals (`asm-generic/ioctls.h`): reading and restoring their settings; their size and process group.
 const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const TCGETS2: u32 = 0x802c_542a;
 const TCSETS2: u32 = 0x402c_542b;
+const TIOCGPGRP: u32 = 0x540f;
+const TIOCGWINSZ: u32 = 0x5413;
 
 /// A request to a tap device (`linux/if_tun.h`).
 const TUNSETOFFLOAD: u32 = 0x4004_54d0;
@@ -96,9 +99,7 @@ fn every_thread(calls: &mut Calls) {
     calls.allow_if(libc::SYS_mprotect, &[Argument { number: 2, is: Is::Without(EXECUTABLE) }]);
     calls.allow_if(libc::SYS_prctl, &[Argument { number: 0, is: Is::Equal(GET_NAME) }]);
     // Whatever ends the process restores the terminal.
-    for request in [TCGETS, TCSETS, TCGETS2, TCSETS2] {
-        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(request) }]);
-    }
+    requests(calls, &[TCGETS, TCSETS, TCGETS2, TCSETS2]);
     // Rust's debug builds check that a file is open before they close it.
     fcntl(calls, &[libc::F_GETFD]);
     signals_this_process(calls, libc::SYS_tgkill);
@@ -107,6 +108,8 @@ fn every_thread(calls: &mut Calls) {
 const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
 const THREAD: u32 = libc::CLONE_THREAD.cast_unsigned();
 const GET_NAME: u32 = libc::PR_GET_NAME.cast_unsigned();
+/// To `sched_setaffinity`.
+const THIS_THREAD: u32 = 0;
 const SET_NAME: u32 = libc::PR_SET_NAME.cast_unsigned();
 
 /// Signals only to this process's own threads.
@@ -119,9 +122,11 @@ fn interrupts(calls: &mut Calls) {
     requests(calls, arch::INTERRUPT);
 }
 
-fn requests(calls: &mut Calls, requests: &[u16]) {
+/// Requests of `ioctl`. All 32 bits are compared, which is as many as the kernel looks at: two requests may differ in
+/// the size of their structures only.
+fn requests(calls: &mut Calls, requests: &[u32]) {
     for request in requests {
-        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Request(*request) }]);
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(*request) }]);
     }
 }
 
@@ -151,7 +156,7 @@ fn has_events_opened(calls: &mut Calls) {
 }
 
 /// Requests to perf events (`linux/perf_event.h`): ENABLE, DISABLE, REFRESH, RESET, PERIOD, ID.
-const PERF_REQUESTS: [u16; 6] = [0x2400, 0x2401, 0x2402, 0x2403, 0x2404, 0x2407];
+const PERF_REQUESTS: [u32; 6] = [0x2400, 0x2401, 0x2402, 0x2403, 0x4008_2404, 0x8008_2407];
 
 /// Of these, what is asked at overflows: REFRESH, PERIOD.
 const PERF_AT_OVERFLOWS: [u32; 2] = [0x2402, 0x4008_2404];
@@ -161,7 +166,7 @@ fn runs_a_vcpu(calls: &mut Calls) {
     calls.try_first(&[arch::KVM_RUN]);
     calls.try_first(arch::AT_OVERFLOWS);
     calls.try_first(&PERF_AT_OVERFLOWS);
-    calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(arch::KVM_RUN) }]);
+    requests(calls, &[arch::KVM_RUN]);
     has_events_opened(calls);
     requests(calls, arch::VCPU);
     requests(calls, arch::SAVE_VCPU);
@@ -205,11 +210,12 @@ fn share(calls: &mut Calls) {
     ]);
 }
 
-/// The rest of `devices::fs`. Landlock restricts neither modes nor times.
+/// The rest of `devices::fs`. Landlock restricts neither modes nor times, so these are set by descriptors, which it let
+/// the thread open.
 fn writable_share(calls: &mut Calls) {
     calls.allow(&[
         libc::SYS_fallocate,
-        libc::SYS_fchmodat,
+        libc::SYS_fchmod,
         libc::SYS_fdatasync,
         libc::SYS_fsync,
         libc::SYS_ftruncate,
@@ -222,21 +228,28 @@ fn writable_share(calls: &mut Calls) {
         libc::SYS_renameat2,
         libc::SYS_symlinkat,
         libc::SYS_unlinkat,
-        libc::SYS_utimensat,
     ]);
     calls.allow(arch::RENAME);
+    // Of an open file, which takes no path.
+    calls.allow_if(libc::SYS_utimensat, &[Argument { number: 1, is: Is::Null }]);
 }
 
-/// A server on a socket that listens already.
+/// Sending on a connected socket. With an address, `sendto` would also connect one (`MSG_FASTOPEN`).
+fn sends(calls: &mut Calls) {
+    const FLAGS: u32 = libc::MSG_DONTWAIT.cast_unsigned() | libc::MSG_NOSIGNAL.cast_unsigned();
+    let arguments = [Argument { number: 3, is: Is::Without(!FLAGS) }, Argument { number: 4, is: Is::Null }];
+    calls.allow_if(libc::SYS_sendto, &arguments);
+}
+
+/// A server on a socket that listens already. Its clients have a time.
 fn answers_clients(calls: &mut Calls) {
-    calls.allow(&[
-        libc::SYS_accept4,
-        libc::SYS_getsockopt,
-        libc::SYS_recvfrom,
-        libc::SYS_sendto,
-        libc::SYS_setsockopt,
-        libc::SYS_shutdown,
-    ]);
+    calls.allow(&[libc::SYS_accept4, libc::SYS_recvfrom]);
+    sends(calls);
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let level = Argument { number: 1, is: Is::Equal(libc::SOL_SOCKET.cast_unsigned()) };
+        let option = Argument { number: 2, is: Is::Equal(option.cast_unsigned()) };
+        calls.allow_if(libc::SYS_setsockopt, &[level, option]);
+    }
 }
 
 /// Answering clients, each on a thread of its own; sending them snapshots; counting what vCPUs' threads do; finding out
@@ -245,7 +258,8 @@ fn control(calls: &mut Calls) {
     answers_clients(calls);
     has_events_opened(calls);
     starts_threads(calls);
-    calls.allow(&[libc::SYS_pread64, libc::SYS_sched_setaffinity]);
+    calls.allow(&[libc::SYS_pread64]);
+    calls.allow_if(libc::SYS_sched_setaffinity, &[Argument { number: 0, is: Is::Equal(THIS_THREAD) }]);
     // Snapshots.
     requests(calls, arch::SAVE);
     requests(calls, arch::IDENTITY);
@@ -285,10 +299,7 @@ fn main(calls: &mut Calls) {
     calls.allow(arch::UNLINK);
     signals_this_process(calls, libc::SYS_kill);
     // The terminal's size and its process group.
-    for request in [libc::TIOCGWINSZ, libc::TIOCGPGRP] {
-        let request = u32::try_from(request).expect("requests have 32 bits");
-        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(request) }]);
-    }
+    requests(calls, &[TIOCGWINSZ, TIOCGPGRP]);
 }
 
 #[cfg(test)]
@@ -330,6 +341,14 @@ mod tests {
             libc::SYS_execveat,
             libc::SYS_socket,
             libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_listen,
+            // A socket that no longer listens could be connected.
+            libc::SYS_shutdown,
+            libc::SYS_sendmmsg,
+            // By a path, whatever Landlock says.
+            libc::SYS_fchmodat,
+            libc::SYS_fchownat,
             libc::SYS_ptrace,
             libc::SYS_process_vm_writev,
             libc::SYS_bpf,
@@ -362,7 +381,7 @@ mod tests {
     #[test]
     fn a_share_that_is_only_read_changes_nothing() {
         let changing = [
-            libc::SYS_fchmodat,
+            libc::SYS_fchmod,
             libc::SYS_utimensat,
             libc::SYS_unlinkat,
             libc::SYS_mkdirat,
@@ -380,6 +399,10 @@ mod tests {
 
     #[test]
     fn arguments_are_checked() {
+        const SERVERS: [Thread; 3] = [Thread::Control, Thread::Metrics, Thread::Network];
+        /// `MSG_FASTOPEN` (`linux/socket.h`).
+        const FASTOPEN: u32 = 0x2000_0000;
+        const TCP: u32 = 6;
         const OTHER: u32 = 71;
         const F_SETSIG: u32 = 10;
         /// Types into a terminal (`asm-generic/ioctls.h`).
@@ -387,6 +410,10 @@ mod tests {
         let this = std::process::id();
         let (memory, thread) = (libc::PROT_READ.cast_unsigned(), THREAD | libc::CLONE_VM.cast_unsigned());
         let any = u32::MAX;
+        let nosignal = libc::MSG_NOSIGNAL.cast_unsigned();
+        let [socket, receive_timeout, send_timeout, reuse_address] =
+            [libc::SOL_SOCKET, libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_REUSEADDR]
+                .map(i32::cast_unsigned);
         for (threads, call, allowed, forbidden) in [
             (&ALL[..], libc::SYS_mmap, &[0, 0, memory][..], &[0, 0, memory | EXECUTABLE][..]),
             (&ALL, libc::SYS_mprotect, &[0, 0, memory], &[0, 0, memory | EXECUTABLE]),
@@ -399,14 +426,56 @@ mod tests {
             (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 8], &[0, any, 0, any, 8]),
             (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 0], &[0, 0, any, 3, 8]),
             (&[Thread::Broker], libc::SYS_perf_event_open, &[0, OTHER, any, any, 0], &[0, 0, any, any, 4]),
+            // KVM_GET_TSC_KHZ, and KVM_ENABLE_CAP, whose structure has a size.
+            #[cfg(target_arch = "x86_64")]
+            (&[Thread::Vcpu], libc::SYS_ioctl, &[0, 0xaea3], &[0, 0x4068_aea3]),
+            (&SERVERS, libc::SYS_sendto, &[0, 0, 0, nosignal, 0, 0], &[0, 0, 0, nosignal, 1, 16]),
+            (&SERVERS, libc::SYS_sendto, &[0, 0, 0, 0, 0, 0], &[0, 0, 0, FASTOPEN, 0, 0]),
+            (&SERVERS[..2], libc::SYS_setsockopt, &[0, socket, receive_timeout], &[0, socket, reuse_address]),
+            (&SERVERS[..2], libc::SYS_setsockopt, &[0, socket, send_timeout], &[0, TCP, send_timeout]),
+            (&[Thread::Control], libc::SYS_sched_setaffinity, &[0], &[OTHER]),
+            (&[Thread::Share], libc::SYS_utimensat, &[0, 0], &[0, 1]),
             (&[Thread::Broker], libc::SYS_tgkill, &[OTHER, OTHER, 0], &[OTHER, OTHER, 9]),
             (&[Thread::Broker], libc::SYS_fcntl, &[0, libc::F_SETFL.cast_unsigned()], &[0, F_SETSIG]),
         ] {
             for thread in threads {
-                let calls = of(*thread, &[]);
+                let calls = of(*thread, &writable());
                 assert!(calls.allows(call, allowed), "{thread:?}: {call} {allowed:x?}");
                 assert!(!calls.allows(call, forbidden), "{thread:?}: {call} {forbidden:x?}");
             }
+        }
+    }
+
+    #[test]
+    fn all_bits_of_a_request_are_compared() {
+        let requests = |calls: &[&[u32]]| calls.concat();
+        let of_vcpus = [&[arch::KVM_RUN][..], arch::VCPU, arch::SAVE_VCPU, arch::INTERRUPT, &PERF_REQUESTS];
+        for (thread, requests) in [
+            (Thread::Vcpu, requests(&of_vcpus)),
+            (Thread::Saver, requests(&[arch::SAVE, arch::INTERRUPT])),
+            (Thread::Control, requests(&[arch::SAVE, arch::IDENTITY, &PERF_REQUESTS])),
+        ] {
+            let calls = of(thread, &[]);
+            for request in &requests {
+                assert!(calls.allows(libc::SYS_ioctl, &[0, *request]), "{thread:?}: {request:#x}");
+                let others = (0..32).map(|bit| request ^ 1 << bit);
+                for other in others.filter(|other| !requests.contains(other) && other >> 8 & 0xff != 0x54) {
+                    assert!(!calls.allows(libc::SYS_ioctl, &[0, other]), "{thread:?}: {other:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_is_none_only_if_all_of_its_bits_are_zero() {
+        for (thread, call, number) in [
+            (Thread::Metrics, libc::SYS_sendto, 4),
+            (Thread::Network, libc::SYS_sendto, 4),
+            (Thread::Share, libc::SYS_utimensat, 1),
+        ] {
+            let calls = of(thread, &writable());
+            assert!(calls.allows(call, &[0; 6]));
+            assert!(!calls.allows_upper(call, &[0; 6], number), "{thread:?}: {call}");
         }
     }
 }

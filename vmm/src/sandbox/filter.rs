@@ -39,7 +39,7 @@ pub struct Argument {
     pub is: Is,
 }
 
-/// What an argument of 32 bits has to be.
+/// What an argument has to be: its lower 32 bits, unless it says otherwise.
 #[derive(Debug, Clone, Copy)]
 pub enum Is {
     /// This value.
@@ -48,8 +48,8 @@ pub enum Is {
     With(u32),
     /// Any value without these bits.
     Without(u32),
-    /// A value whose lower 16 bits are these: an `ioctl` request, whatever the size of its structure.
-    Request(u16),
+    /// A null pointer, of 64 bits.
+    Null,
 }
 
 /// A list of system calls.
@@ -105,6 +105,16 @@ impl Calls {
     pub fn allows(&self, call: i64, arguments: &[u32]) -> bool {
         let program = self.compile(Mode::On).expect("it fits a filter").allowed;
         tests::decide(&program, tests::data(call, arguments)).0 == libc::SECCOMP_RET_ALLOW
+    }
+
+    /// Returns true if a thread may make a system call whose argument of this number also has 1 in its upper
+    /// half.
+    #[cfg(test)]
+    pub fn allows_upper(&self, call: i64, arguments: &[u32], number: usize) -> bool {
+        let program = self.compile(Mode::On).expect("it fits a filter").allowed;
+        let mut data = tests::data(call, arguments);
+        data[4 + 2 * number + 1] = 1;
+        tests::decide(&program, data).0 == libc::SECCOMP_RET_ALLOW
     }
 
     /// Compiles the filter of what is denied, if anything is. Of two filters, the stricter one decides.
@@ -173,13 +183,14 @@ fn bpf(code: u32, k: u32, [jt, jf]: [u8; 2]) -> sock_filter {
 
 impl Argument {
     fn condition(&self) -> Result<SeccompCondition, seccompiler::BackendError> {
-        let (operator, value) = match self.is {
-            Is::Equal(value) => (SeccompCmpOp::Eq, value),
-            Is::With(bits) => (SeccompCmpOp::MaskedEq(bits.into()), bits),
-            Is::Without(bits) => (SeccompCmpOp::MaskedEq(bits.into()), 0),
-            Is::Request(request) => (SeccompCmpOp::MaskedEq(u16::MAX.into()), request.into()),
+        use SeccompCmpArgLen::{Dword, Qword};
+        let (size, operator, value) = match self.is {
+            Is::Equal(value) => (Dword, SeccompCmpOp::Eq, value),
+            Is::With(bits) => (Dword, SeccompCmpOp::MaskedEq(bits.into()), bits),
+            Is::Without(bits) => (Dword, SeccompCmpOp::MaskedEq(bits.into()), 0),
+            Is::Null => (Qword, SeccompCmpOp::Eq, 0),
         };
-        SeccompCondition::new(self.number, SeccompCmpArgLen::Dword, operator, value.into())
+        SeccompCondition::new(self.number, size, operator, value.into())
     }
 }
 
@@ -264,7 +275,7 @@ mod tests {
     #[test]
     fn a_request_that_comes_first_takes_few_instructions_and_changes_nothing_else() {
         let mut calls = Calls::default();
-        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Request(9) }]);
+        calls.allow_if(libc::SYS_ioctl, &[Argument { number: 1, is: Is::Equal(9) }]);
         calls.allow_if(libc::SYS_mmap, &[Argument { number: 2, is: Is::Without(4) }]);
         let plain = calls.compile(Mode::On).unwrap().allowed;
         calls.try_first(&[3, 5, 7]);

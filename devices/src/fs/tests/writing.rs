@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::*;
-use crate::testing::without_sync;
+use crate::testing::{without, without_sync};
 
 const SET_ID: u32 = 0o6000;
 
@@ -172,14 +172,32 @@ fn sizes_modes_and_times_are_set() {
 }
 
 #[test]
-fn attributes_of_a_symbolic_link_are_set_without_following_it() {
+fn modes_and_times_are_set_without_a_call_that_takes_a_path() {
+    const FCHMODAT2: libc::c_long = 452;
+    let mut guest = Guest::with_files(Access::ReadWrite, |share| {
+        fs::write(share.join("file"), "").unwrap();
+        fs::set_permissions(share.join("file"), fs::Permissions::from_mode(0o200)).unwrap();
+        fs::create_dir(share.join("folder")).unwrap();
+    });
+    let input = MknodIn { mode: 0o010_600, ..MknodIn::default() };
+    guest.call(op::MKNOD, ROOT, &[input.as_slice(), b"fifo\0"]).unwrap();
+    for name in [c"file", c"folder", c"fifo"] {
+        let node = guest.walk(&[name]).unwrap();
+        let valid = fattr::MODE | fattr::MTIME;
+        let set = SetattrIn { valid, mode: 0o640, mtime: 5, ..SetattrIn::default() };
+        let attr = without([libc::SYS_fchmodat, FCHMODAT2], || guest.set(node, set)).unwrap();
+        assert_eq!((attr.mode & 0o7777, attr.mtime), (0o640, 5), "{name:?}");
+    }
+}
+
+#[test]
+fn attributes_of_a_symbolic_link_are_not_set_and_it_is_not_followed() {
     let mut guest =
         Guest::with_files(Access::ReadWrite, |share| symlink("../canary", share.join("link")).unwrap());
     let before = fs::metadata(guest.dir.path().join("canary")).unwrap();
     let node = guest.walk(&[c"link"]).unwrap();
-    let set = SetattrIn { valid: fattr::MTIME, mtime: 5, ..SetattrIn::default() };
-    assert_eq!(guest.set(node, set).unwrap().mtime, 5);
     for set in [
+        SetattrIn { valid: fattr::MTIME, mtime: 5, ..SetattrIn::default() },
         SetattrIn { valid: fattr::MODE, mode: 0o777, ..SetattrIn::default() },
         SetattrIn { valid: fattr::SIZE, ..SetattrIn::default() },
     ] {

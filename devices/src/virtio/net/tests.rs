@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use super::super::Transport;
 use super::super::testing::Driver;
 use super::*;
-use crate::net::Stream;
+use crate::net::{Filter, Stream};
 
 const MERGEABLE: u64 = 1 << 32;
 const HEADER: [u8; 12] = [0; 12];
@@ -24,7 +24,7 @@ fn device_with_pairs<const PAIRS: usize>() -> ([UnixStream; PAIRS], Net) {
     let mut backends: Vec<Box<dyn Backend>> = Vec::new();
     let theirs = sockets.map(|(theirs, ours)| {
         theirs.set_nonblocking(true).unwrap();
-        backends.push(Box::new(Stream::new(ours.into())));
+        backends.push(Box::new(Stream::new(ours.into(), Filter::Open)));
         theirs
     });
     let offer = Offer { pairs: u16::try_from(PAIRS).unwrap(), ..Stream::OFFER };

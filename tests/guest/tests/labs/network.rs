@@ -16,6 +16,8 @@ pub fn tests() -> Vec<Test> {
         names_are_asked_of_the_hosts_name_server,
         large_transfers_arrive_whole,
         the_hosts_loopback_is_reachable_only_if_asked_for,
+        a_guest_that_sends_to_the_hosts_loopback_address_itself_reaches_nothing,
+        without_the_host_its_other_addresses_are_closed_too,
         a_published_port_is_the_guests_on_this_host_alone,
         a_tap_device_needs_a_dhcp_server_or_nothing,
         a_guest_has_as_many_queues_as_vcpus_if_the_tap_device_has_several,
@@ -44,6 +46,7 @@ head -c 20000000 tally >there/large; head -c 2000000 tally >there/smaller
 there httpd -p 192.0.2.1:80 -h $PWD/there
 there ./name_server 192.0.2.1:53 192.0.2.53 </dev/null >/dev/null 2>&1 &
 httpd -p 127.0.0.1:9000 -h $PWD/here
+httpd -p 192.0.2.2:9001 -h $PWD/here
 for tap in tap0 tap1; do tunctl -t $tap >/dev/null; done
 ./multi_queue_tap tap2
 ip link set tap1 up
@@ -74,6 +77,12 @@ until_answered() { until wget -q -O - http://127.0.0.1:8080/ 2>/dev/null; do kil
 /// Reaches nobody in one second.
 const TRY: &str = "try() { nc -w 1 $1 $2 </dev/null && echo reached; }";
 
+/// Lets the guest send what is for its own loopback addresses, or for the address that it shares with the host.
+const SHARE_NO_ADDRESS: &str = "ip address flush dev lo; \
+for of in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$of/route_localnet; done; \
+ip address flush dev eth0; ip address add 192.0.2.9/24 dev eth0; ip route add default via 192.0.2.1; \
+for to in 127.0.0.1 127.1.2.3 192.0.2.2; do ip route add $to via 192.0.2.1; done";
+
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = Steps::new("network")
         .configure_host(|host| {
@@ -100,6 +109,17 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
             guest("--net user", &format!("{TRY}; try 192.0.2.1 9000; try 169.254.1.1 9000; echo nothing")),
             guest("--net user,host-loopback", &format!("{fetch} http://192.0.2.1:9000/")),
         )),
+        ("itself", format!(
+            "{}; {}",
+            guest("--net user", &format!(
+                "{TRY}; {SHARE_NO_ADDRESS}; try 127.0.0.1 9000; try 127.1.2.3 9000; try 0.0.0.0 9000; echo nothing"
+            )),
+            guest("--net user,host-loopback", &format!("{SHARE_NO_ADDRESS}; {fetch} http://127.0.0.1:9000/")),
+        )),
+        ("host", {
+            let script = format!("{TRY}; {SHARE_NO_ADDRESS}; try 192.0.2.2 9001; try 127.0.0.1 9000; {fetch} http://192.0.2.1/");
+            format!("{}; {}", guest("--net user", &script), guest("--net user,host=no", &script))
+        }),
         ("publish", format!(
             "{TRY}; {} & vm=$!; until_answered; \
              there nc -w 1 192.0.2.2 8080 </dev/null && echo reached from the other host; \
@@ -182,6 +202,16 @@ fn the_hosts_loopback_is_reachable_only_if_asked_for() {
     assert_eq!(done.text(), "nothing\nfrom the loopback address\n", "{}", done.err);
 }
 
+fn a_guest_that_sends_to_the_hosts_loopback_address_itself_reaches_nothing() {
+    let done = RESULTS.of("itself");
+    assert_eq!(done.text(), "nothing\nfrom the loopback address\n", "{}", done.err);
+}
+
+fn without_the_host_its_other_addresses_are_closed_too() {
+    let done = RESULTS.of("host");
+    assert_eq!(done.text(), "reached\nfrom the other host\nfrom the other host\n", "{}", done.err);
+}
+
 fn a_published_port_is_the_guests_on_this_host_alone() {
     let done = RESULTS.of("publish");
     assert_eq!(done.text(), "from the guest\nfrom the guest\n143\n", "{}", done.err);
@@ -226,7 +256,8 @@ fn what_cannot_be_is_one_line() {
     let refused = RESULTS.of("refused");
     let said: Vec<&str> = refused.err.lines().collect();
     let expected = [
-        "invalid value 'none' for '--net <HOW>': user, user,host-loopback or tap=NAME (`tally --help` tells more)",
+        "invalid value 'none' for '--net <HOW>': user, user,host-loopback, user,host=no or tap=NAME \
+         (`tally --help` tells more)",
         "--net tap=tap9: there is no such tap device (`sudo ip tuntap add tap9 mode tap user $USER` makes one)",
         "--net tap=near: it is no tap device",
         "--publish is for --net user, not for --net tap=tap0",

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress, VolatileSlice};
 
 use super::GuestRam;
@@ -27,9 +28,10 @@ const SWAPPED: u64 = 1 << 62;
 pub struct PageMap(File);
 
 impl PageMap {
-    /// Opens the map.
+    /// Opens the map. It does not tell where in the host's memory the pages are: that is for a process with
+    /// `CAP_SYS_ADMIN`, and a thread that was taken over may read the map.
     pub fn open() -> io::Result<Self> {
-        File::open("/proc/self/pagemap").map(Self)
+        without_admin(|| File::open("/proc/self/pagemap")).map(Self)
     }
 
     /// Returns for each of some pages, of which the first has this address, whether it exists.
@@ -39,6 +41,19 @@ impl PageMap {
         let (entries, _) = entries.as_chunks();
         Ok(entries.iter().map(|entry| u64::from_ne_bytes(*entry) & (IN_MEMORY | SWAPPED) != 0).collect())
     }
+}
+
+/// Does some work on this thread while `CAP_SYS_ADMIN` has no effect.
+fn without_admin<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let own = capabilities(None)?;
+    if !own.effective.contains(CapabilitySet::SYS_ADMIN) {
+        return work();
+    }
+    let effective = own.effective - CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, CapabilitySets { effective, ..own })?;
+    let result = work();
+    set_capabilities(None, own)?;
+    result
 }
 
 impl GuestRam {
@@ -189,6 +204,19 @@ mod tests {
 
     fn ranges(size: u64) -> Vec<(u64, u64)> {
         vec![(0, 1 << 20), (4 << 30, size - (1 << 20))]
+    }
+
+    #[test]
+    fn the_map_does_not_tell_where_pages_are_in_the_hosts_memory() {
+        const FRAME: u64 = (1 << 55) - 1;
+        let before = capabilities(None).unwrap();
+        let map = PageMap::open().unwrap();
+        assert_eq!(capabilities(None).unwrap(), before);
+        let page = Box::new([1_u8; PAGE]);
+        let mut entry = [0; 8];
+        map.0.read_exact_at(&mut entry, (page.as_ptr().addr() / PAGE * 8) as u64).unwrap();
+        let entry = u64::from_ne_bytes(entry);
+        assert_eq!((entry & IN_MEMORY, entry & FRAME), (IN_MEMORY, 0));
     }
 
     #[test]

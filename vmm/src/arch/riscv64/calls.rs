@@ -5,12 +5,12 @@ pub const AUDIT_ARCH: u32 = 0xc000_00f3;
 /// `KVM_RUN`.
 pub const KVM_RUN: u32 = 0xae80;
 /// Other requests of a vCPU's thread while the guest runs (`linux/kvm.h`).
-pub const VCPU: &[u16] = &[
-    0xaeab, // KVM_GET_ONE_REG
-    0xaeac, // KVM_SET_ONE_REG
-    0xaea5, // KVM_SIGNAL_MSI
-    0xaee1, // KVM_SET_DEVICE_ATTR, instead of it on hosts with few interrupt identities
-    0xaee2, // KVM_GET_DEVICE_ATTR
+pub const VCPU: &[u32] = &[
+    0x4010_aeab, // KVM_GET_ONE_REG
+    0x4010_aeac, // KVM_SET_ONE_REG
+    0x4020_aea5, // KVM_SIGNAL_MSI
+    0x4018_aee1, // KVM_SET_DEVICE_ATTR, instead of it on hosts with few interrupt identities
+    0x4018_aee2, // KVM_GET_DEVICE_ATTR
 ];
 /// Of these, what is asked at overflows, to interrupt the guest.
 pub const AT_OVERFLOWS: &[u32] = &[
@@ -19,19 +19,19 @@ pub const AT_OVERFLOWS: &[u32] = &[
     0x4020_aea5, // KVM_SIGNAL_MSI
 ];
 /// What a vCPU's thread also reads when the machine is saved.
-pub const SAVE_VCPU: &[u16] = &[
-    0xae98, // KVM_GET_MP_STATE
-    0xaeb0, // KVM_GET_REG_LIST
+pub const SAVE_VCPU: &[u32] = &[
+    0x8004_ae98, // KVM_GET_MP_STATE
+    0xc008_aeb0, // KVM_GET_REG_LIST
 ];
 /// What is read of the machine when it is saved.
-pub const SAVE: &[u16] = &[
-    0xaee2, // KVM_GET_DEVICE_ATTR, of the interrupt controller
+pub const SAVE: &[u32] = &[
+    0x4018_aee2, // KVM_GET_DEVICE_ATTR, of the interrupt controller
 ];
 /// What is asked of KVM about the processor that guests see: nothing, as the vCPUs' registers tell.
-pub const IDENTITY: &[u16] = &[];
+pub const IDENTITY: &[u32] = &[];
 /// Requests by which a device interrupts the guest.
-pub const INTERRUPT: &[u16] = &[
-    0xae61, // KVM_IRQ_LINE
+pub const INTERRUPT: &[u32] = &[
+    0x4008_ae61, // KVM_IRQ_LINE
 ];
 
 // Calls that older architectures have beside these.

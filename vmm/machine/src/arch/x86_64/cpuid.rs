@@ -147,12 +147,17 @@ fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
     }
 }
 
-/// Hides `KVM_FEATURE_PV_TLB_FLUSH` from guests whose pages Tally looks at ([`super::paging`]). With it, a guest's
-/// kernel may give a page to others without waiting for a vCPU that has left the guest.
+/// Hides `KVM_FEATURE_PV_TLB_FLUSH` and INVLPGB (APM volume 3, appendix E.4.7) from guests whose pages Tally looks at
+/// ([`super::paging`]). With either, a guest's kernel may give a page to others without waiting for a vCPU that has left
+/// the guest.
 fn hide_remote_flush(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
     const PV_TLB_FLUSH: u32 = 1 << 9;
-    if entry.function == function::KVM_FEATURES && matches!(pmu, Pmu::Emulated(..)) {
-        entry.eax &= !PV_TLB_FLUSH;
+    const INVLPGB: u32 = 1 << 3;
+    match entry.function {
+        _ if !matches!(pmu, Pmu::Emulated(..)) => {}
+        function::KVM_FEATURES => entry.eax &= !PV_TLB_FLUSH,
+        function::SIZES => entry.ebx &= !INVLPGB,
+        _ => {}
     }
 }
 
@@ -175,6 +180,10 @@ fn set_features(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8, vendor: Opt
 
 #[cfg(test)]
 mod tests {
+    use vpmu::model::amd;
+    use vpmu_perf::HostPmu;
+
+    use super::super::pmu::{Host, Model};
     use super::*;
 
     fn entry(function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -187,7 +196,7 @@ mod tests {
     }
 
     /// Leaf 0 of an AMD processor with leaves up to `last`.
-    fn amd(last: u32) -> kvm_cpuid_entry2 {
+    fn amds(last: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 {
             eax: last,
             ebx: 0x6874_7541,
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn the_cores_are_one_package_whatever_kvm_says_of_its_own() {
         // Newer versions of KVM report the first level only, for one CPU.
-        let leaves = seen(&[amd(0xd), entry(0xb, 0), entry(0x8000_0008, 0), entry(0x8000_0001, 0)], 3, 4);
+        let leaves = seen(&[amds(0xd), entry(0xb, 0), entry(0x8000_0008, 0), entry(0x8000_0001, 0)], 3, 4);
         let topology: Vec<_> = leaves.iter().filter(|leaf| leaf.function == 0xb).collect();
         assert_eq!(topology.len(), 3);
         assert_eq!((topology[0].eax, topology[0].ebx, topology[0].ecx, topology[0].edx), (0, 1, 0x100, 3));
@@ -218,7 +227,7 @@ mod tests {
         assert!(leaves.iter().all(|leaf| leaf.function != 0x1f), "beyond the highest leaf");
         assert_eq!(leaves[1].ecx, 2 << 12 | 3);
         assert_eq!(leaves[2].ecx & 2, 2);
-        let alone = seen(&[amd(0xd), entry(0x8000_0001, 0)], 0, 1);
+        let alone = seen(&[amds(0xd), entry(0x8000_0001, 0)], 0, 1);
         assert_eq!(alone[1].ecx & 2, 0);
     }
 
@@ -235,5 +244,24 @@ mod tests {
         assert_eq!(leaves[1].eax, 0);
         assert_eq!(leaves[2].ecx & 1 << 2, 0);
         assert_eq!(leaves[3].edx, 0);
+    }
+
+    #[test]
+    fn a_guest_whose_pages_are_looked_at_does_not_flush_other_vcpus_without_waiting_for_them() {
+        const PV_TLB_FLUSH: u32 = 1 << 9;
+        const INVLPGB: u32 = 1 << 3;
+        let (pmu, _) = HostPmu::bind_thread().unwrap();
+        let host = Host { vendor: Vendor::Amd, pmu };
+        let supported =
+            CpuId::from_entries(&[amds(0xd), entry(0x4000_0001, 0), entry(0x8000_0008, 0)]).unwrap();
+        for (pmu, expected) in [
+            (Pmu::None, (!0, !0)),
+            (Pmu::Kvm, (!0, !0)),
+            (Pmu::Emulated(Model::Amd(amd::Version::Core), host), (!PV_TLB_FLUSH, !INVLPGB)),
+        ] {
+            let seen = for_vcpu(&supported, 0, 1, pmu, Identity::Host).unwrap();
+            let leaf = |function| seen.as_slice().iter().find(|leaf| leaf.function == function).unwrap();
+            assert_eq!((leaf(0x4000_0001).eax, leaf(0x8000_0008).ebx), expected, "{pmu}");
+        }
     }
 }

@@ -77,17 +77,10 @@ impl<'a> Branching<'a> {
     ) -> Option<Self> {
         let sregs = stored.system(fd)?;
         let tables = Tables::of(&sregs, memory)?;
-        let is_user = sregs.ss.dpl == 3;
-        let (address, block) = if is_user {
-            // Programs of 32 bits cannot be branched.
-            let base = (sregs.cs.l == 1).then_some(sregs.gs.base)?;
-            (base, GuestBlock::of(&tables, &sregs, base)?)
-        } else {
-            // In the kernel's first and last instructions, the program's base is in GS. If an NMI comes there, the
-            // kernel may have its own in both, and keeps the program's elsewhere.
-            let bases = [msr::read(fd, KERNEL_GS_BASE).ok()??, sregs.gs.base, stored.last_block];
-            bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?
-        };
+        let is_user = is_user(&sregs);
+        let bases = bases(&sregs, || msr::read(fd, KERNEL_GS_BASE).ok().flatten(), stored.last_block)?;
+        let (address, block) =
+            bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?;
         stored.last_block = address;
         let owner = [tables.root() & !KERNEL_TABLES, address, sregs.fs.base];
         let can_branch = is_user && events().is_some_and(|events| has_no_exception(&events));
@@ -108,6 +101,31 @@ impl<'a> Branching<'a> {
             fd.set_sync_dirty_reg(SyncReg::Register);
         }
     }
+}
+
+fn is_user(sregs: &kvm_sregs) -> bool {
+    sregs.ss.dpl == 3
+}
+
+/// Returns the addresses at which the block of the thread with these registers may be, or `None` if it cannot have one.
+/// 0 is no such address.
+fn bases(
+    sregs: &kvm_sregs,
+    kernel_gs_base: impl FnOnce() -> Option<u64>,
+    last_block: u64,
+) -> Option<[u64; 3]> {
+    if is_user(sregs) {
+        // Programs of 32 bits cannot be branched.
+        return (sregs.cs.l == 1).then_some([sregs.gs.base, 0, 0]);
+    }
+    // A kernel's own threads have this base, and run on the page tables of whatever program was there before. Linux
+    // frees pages of that program without waiting for them (lazy TLB mode).
+    if sregs.fs.base == 0 {
+        return None;
+    }
+    // In the kernel's first and last instructions, the program's base is in GS. If an NMI comes there, the kernel may
+    // have its own in both, and keeps the program's elsewhere.
+    Some([kernel_gs_base()?, sregs.gs.base, last_block])
 }
 
 /// An exception that is about to be injected belongs to the instruction at which the thread is.
@@ -145,6 +163,8 @@ impl Block for GuestBlock<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::kvm_segment;
+
     use super::*;
 
     #[test]
@@ -153,5 +173,25 @@ mod tests {
         assert!(has_no_exception(&events));
         events.exception.pending = 1;
         assert!(!has_no_exception(&events));
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_has_no_block_though_a_program_has_left_one_for_it() {
+        let program = kvm_sregs {
+            ss: kvm_segment { dpl: 3, ..Default::default() },
+            cs: kvm_segment { l: 1, ..Default::default() },
+            gs: kvm_segment { base: 0x1000, ..Default::default() },
+            ..Default::default()
+        };
+        let in_kernel = |fs: u64| kvm_sregs {
+            ss: kvm_segment::default(),
+            fs: kvm_segment { base: fs, ..Default::default() },
+            ..program
+        };
+        let bases = |sregs: kvm_sregs| bases(&sregs, || Some(0x2000), 0x3000);
+        assert_eq!(bases(program), Some([0x1000, 0, 0]));
+        assert_eq!(bases(in_kernel(0x7000)), Some([0x2000, 0x1000, 0x3000]));
+        assert_eq!(bases(in_kernel(0)), None);
+        assert_eq!(bases(kvm_sregs { cs: kvm_segment::default(), ..program }), None, "32 bits");
     }
 }
