@@ -44,16 +44,16 @@ fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
 }
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON, and what
-/// `tally stat --metrics` serves.
-pub fn shown(answer: &Answer) -> String {
+/// `tally stat --metrics` serves for it if the VM is this one.
+pub fn shown(about: &Summary, answer: &Answer) -> String {
     let (mut lines, json) = match answer {
         Answer::Hello(about) => {
-            let abouts = [about.clone().printable()];
+            let abouts = [about.clone()];
             (listed(&abouts), text::json(&abouts))
         }
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
-        Answer::Report(report) => return metrics::shown(report.clone()),
+        Answer::Report(report) => return metrics::shown(about, report.clone()),
         Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);

@@ -13,19 +13,39 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::agent::{self, Input, Next, OnClose, Sink, Streams, Wanted};
-use crate::control::client;
-use crate::control::message::{self, Request};
+use crate::control::client::{self, ClientError};
+use crate::control::message::{self, Answer, Request};
 use crate::ending::{Ending, Reporter};
 use crate::event_log::{self, Part};
 use crate::stat;
+use crate::status::Summary;
 
-/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answer of a VM, or for its error.
-/// `None` if the VM said nothing.
-pub fn answer(bytes: &[u8]) -> Option<String> {
-    match client::answer(0, &mut &*bytes) {
-        Ok(answer) => Some(stat::shown(&answer)),
-        Err(client::ClientError::Ended(_)) => None,
-        Err(error) => Some(error.to_string()),
+/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the other,
+/// up to its first error. `None` if the VM said nothing.
+pub fn answers(mut bytes: &[u8]) -> Option<String> {
+    let mut said = None;
+    let mut about = Summary {
+        pid: 1,
+        name: String::new(),
+        runs: String::new(),
+        pmu: String::new(),
+        cpus: 1,
+        memory: 0,
+        started: 0,
+        age: 0.0,
+    };
+    loop {
+        let shown = match client::answer(0, &mut bytes) {
+            Ok(answer) => {
+                if let Answer::Hello(hello) = &answer {
+                    about = hello.clone();
+                }
+                stat::shown(&about, &answer)
+            }
+            Err(ClientError::Ended(_)) => return said,
+            Err(error) => return Some(said.unwrap_or_default() + &error.to_string()),
+        };
+        said.get_or_insert_default().push_str(&shown);
     }
 }
 

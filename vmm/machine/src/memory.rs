@@ -81,11 +81,8 @@ impl std::str::FromStr for Size {
 }
 
 impl Size {
-    /// Returns the guest-physical ranges of RAM of this size, if a guest can have as much here.
-    fn check(
-        &self,
-        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
-    ) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
+    /// Checks that a guest can have memory of this size here.
+    pub fn check_here(&self) -> Result<(), MemoryError> {
         if self.bytes < SMALLEST {
             return Err(MemoryError::TooSmall(self.text.clone()));
         }
@@ -93,6 +90,15 @@ impl Size {
         if self.bytes > has {
             return Err(MemoryError::TooLarge { asked: self.text.clone(), has: has >> 20 });
         }
+        Ok(())
+    }
+
+    /// Returns the guest-physical ranges of RAM of this size, if a guest can have as much here.
+    fn check(
+        &self,
+        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
+    ) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
+        self.check_here()?;
         let range = |(start, len)| {
             (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
         };
