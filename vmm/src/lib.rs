@@ -29,6 +29,7 @@ mod operator;
 mod packaging;
 mod policy;
 mod printable;
+mod printer;
 mod run;
 mod sandbox;
 mod signal_thread;
@@ -36,7 +37,6 @@ mod signals;
 mod snapshot;
 mod stat;
 mod status;
-mod stderr;
 mod terminal;
 pub mod untrusted;
 
@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
     let status = result.unwrap_or_else(|error| {
-        stderr::say(&format_args!("{error:#}"));
+        printer::say(&format_args!("{error:#}"));
         ExitCode::from(FAILURE)
     });
     vpmu_perf::broker::end();
@@ -103,7 +103,7 @@ fn end_on_panic() {
         }
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
-        stderr::say(&format_args!("internal error{place}: {what}"));
+        printer::say(&format_args!("internal error{place}: {what}"));
         log::logger().flush();
         // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
         unsafe { libc::_exit(FAILURE.into()) };

@@ -20,8 +20,8 @@ use crate::event_log::{self, Part};
 use crate::stat;
 use crate::status::Summary;
 
-/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the other,
-/// up to its first error. `None` if the VM said nothing.
+/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the
+/// other, up to its first error. `None` if the VM said nothing.
 pub fn answers(mut bytes: &[u8]) -> Option<String> {
     let mut said = None;
     let mut about = Summary {

@@ -6,8 +6,8 @@ use tally::untrusted;
 
 /// What may be printed for a VM that says nothing: the names and help texts of the metrics, for each of its answers.
 const MOST_PRINTED: usize = 16 << 10;
-/// What may be printed for each byte that a VM says. A counter's report of some hundred bytes becomes five metrics, each
-/// of which has the labels of its VM.
+/// What may be printed for each byte that a VM says. A counter's report of some hundred bytes becomes five metrics,
+/// each of which has the labels of its VM.
 const MOST_FOR_A_BYTE: usize = 64;
 
 fn check(text: &str) {

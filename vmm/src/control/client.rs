@@ -219,7 +219,8 @@ pub fn at_once<V: Send, T: Send>(
     })
 }
 
-/// Returns the running VM with this process id, or else this user's with this name: another user may give a VM any name.
+/// Returns the running VM with this process id, or else this user's with this name: another user may give a VM any
+/// name.
 pub fn find_one(who: &str) -> Result<Vm, ClientError> {
     let Found { mut vms, silent } = find();
     let about: Vec<(&Summary, u32)> = vms.iter().map(|vm| (&vm.about, vm.owner)).collect();

@@ -78,8 +78,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a snapshot of a guest with a memory of this size, in a folder that does not exist. What says it is a VM may
-    /// announce any size: one from which no guest could continue here is refused.
+    /// Begins a snapshot of a guest with a memory of this size, in a folder that does not exist. What says it is a VM
+    /// may announce any size: one from which no guest could continue here is refused.
     pub fn create(folder: &Path, size: u64) -> Result<Self> {
         if !size.is_multiple_of(PAGE as u64) || Size::of(size).check_here().is_err() {
             bail!("the VM says that it has {size} bytes of memory, with which no guest could continue here");
