@@ -23,6 +23,7 @@ mod flamegraph;
 mod kvm;
 mod lab;
 mod logging;
+mod lost_memory;
 mod metrics;
 mod network;
 mod operator;

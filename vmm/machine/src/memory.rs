@@ -139,6 +139,23 @@ impl GuestRam {
         Ok(ram)
     }
 
+    /// Returns the addresses in this process of what is mapped from a file.
+    pub fn mapped_from_file(&self) -> Vec<Range<usize>> {
+        let mut parts = self.from_file.iter().peekable();
+        let (mut mapped, mut start) = (Vec::new(), 0);
+        for region in self.mapped.iter() {
+            let end = start + region.len();
+            let address = |at: u64| {
+                region.as_ptr() as usize + usize::try_from(at - start).expect("the region is mapped")
+            };
+            while let Some(part) = parts.next_if(|part| part.start < end) {
+                mapped.push(address(part.start)..address(part.end));
+            }
+            start = end;
+        }
+        mapped
+    }
+
     /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size

@@ -20,7 +20,7 @@ use crate::flamegraph::FlameGraph;
 use crate::metrics::Socket;
 use crate::sandbox::Reach;
 use crate::terminal::Raw;
-use crate::{control, printer, signals};
+use crate::{control, lost_memory, printer, signals};
 
 /// Sockets through which clients find the machine until this is dropped.
 #[derive(Default)]
@@ -146,6 +146,8 @@ fn status(ending: &Ending, options: &Run, console: &Output) -> ExitCode {
             died("the guest switched itself off before its command ended")
         }
         Ending::Guest(End::Reboot) if has_command => died("the guest reset before its command ended"),
+        // KVM's error depends on how the vCPU came to access its memory.
+        Ending::Failed(_) if lost_memory::is_lost() => died(lost_memory::LOST),
         Ending::Failed(failure) => died(&failure.to_string()),
         Ending::Signal(signal) if has_command => {
             ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))

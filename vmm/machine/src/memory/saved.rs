@@ -216,6 +216,12 @@ mod tests {
         for (value, at) in (1..).zip(places) {
             assert_eq!(restored.mapped.read_obj::<u8>(GuestAddress(at)).unwrap(), value);
         }
+        let mapped = restored.mapped_from_file();
+        let host = |at| restored.mapped.get_host_address(GuestAddress(at)).unwrap() as usize;
+        for at in places {
+            assert_eq!(mapped.iter().filter(|part| part.contains(&host(at))).count(), 1, "{at:#x}");
+        }
+        assert!(!mapped.iter().any(|part| part.contains(&host(512 << 10))), "it was never touched");
         // What one guest writes is in neither the file nor another guest, but in what is saved of it.
         restored.mapped.write_obj::<u8>(99, GuestAddress(0)).unwrap();
         let other = GuestRam::restored(&size, ranges, &file).unwrap();
