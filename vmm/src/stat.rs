@@ -28,7 +28,7 @@ use text::aligned;
 
 /// `tally list`: prints the running VMs.
 pub fn list(options: &List) -> Result<ExitCode> {
-    let Found { vms, silent } = client::find();
+    let Found { vms, silent, .. } = client::find();
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
     let text = if options.json { text::json(&abouts)? } else { listed(&abouts).join("\n") };
     unless_closed(writeln!(printer::out(), "{text}"))?;

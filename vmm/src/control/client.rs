@@ -57,6 +57,8 @@ pub struct Found {
     pub vms: Vec<Vm>,
     /// Why others do not answer.
     pub silent: Vec<ClientError>,
+    /// The first one of this user's that does not.
+    mine: Option<usize>,
 }
 
 /// A VM that cannot be used.
@@ -119,17 +121,16 @@ pub fn find() -> Found {
             }
         }
     }
-    let Search { connected, silent, .. } = search;
-    let mut found = Found { vms: Vec::new(), silent };
-    for greeted in greet(connected, end) {
+    let owners: Vec<u32> = search.connected.iter().map(|one| one.owner).collect();
+    for (greeted, owner) in greet(std::mem::take(&mut search.connected), end).into_iter().zip(owners) {
         match greeted {
-            Ok(vm) => found.vms.push(vm),
+            Ok(vm) => search.found.vms.push(vm),
             Err(ClientError::Ended(_)) => {}
-            Err(error) => found.silent.push(error),
+            Err(error) => search.fails(owner, error),
         }
     }
-    found.vms.sort_by_key(|vm| vm.about.pid);
-    found
+    search.found.vms.sort_by_key(|vm| vm.about.pid);
+    search.found
 }
 
 /// A search for VMs, which another user cannot make long.
@@ -137,7 +138,7 @@ struct Search {
     /// The user who searches.
     user: u32,
     connected: Vec<Connected>,
-    silent: Vec<ClientError>,
+    found: Found,
     /// The processes that were connected to. One process may have sockets in several directories.
     seen: BTreeSet<u32>,
     /// Numbers of the sockets that were found, and of those that lead to no VM, by their users.
@@ -149,7 +150,7 @@ impl Search {
         Self {
             user,
             connected: Vec::new(),
-            silent: Vec::new(),
+            found: Found::default(),
             seen: BTreeSet::new(),
             sockets: BTreeMap::new(),
         }
@@ -166,7 +167,7 @@ impl Search {
         let (found, _) = self.sockets.entry(owner).or_default();
         *found += 1;
         if *found == limit + 1 {
-            self.silent.push(ClientError::TooMany(owner, limit));
+            self.found.silent.push(ClientError::TooMany(owner, limit));
         }
         *found <= limit && (owner == self.user || others < MAX_VMS_OF_OTHERS)
     }
@@ -181,10 +182,14 @@ impl Search {
     fn fails(&mut self, owner: u32, error: ClientError) {
         let (_, failed) = self.sockets.entry(owner).or_default();
         *failed += 1;
+        let silent = &mut self.found.silent;
+        if owner == self.user {
+            self.found.mine.get_or_insert(silent.len());
+        }
         if owner == self.user || *failed <= MAX_ERRORS_OF_ANOTHER {
-            self.silent.push(error);
+            silent.push(error);
         } else if *failed == MAX_ERRORS_OF_ANOTHER + 1 {
-            self.silent.push(ClientError::MoreSilent(owner));
+            silent.push(ClientError::MoreSilent(owner));
         }
     }
 }
@@ -222,12 +227,30 @@ pub fn at_once<V: Send, T: Send>(
 /// Returns the running VM with this process id, or else this user's with this name: another user may give a VM any
 /// name.
 pub fn find_one(who: &str) -> Result<Vm, ClientError> {
-    let Found { mut vms, silent } = find();
+    let Found { mut vms, mut silent, mine } = find();
     let about: Vec<(&Summary, u32)> = vms.iter().map(|vm| (&vm.about, vm.owner)).collect();
     match pick(who, &about, user()) {
         Ok(number) => Ok(vms.swap_remove(number)),
-        // A VM that does not answer may be the one that is meant.
-        Err(error) => Err(silent.into_iter().next().unwrap_or(error)),
+        // A VM that does not answer may be the one that is meant, but not by its name if it is another user's.
+        Err(error) => {
+            let meant = silent.iter().position(|error| error.is_of(who)).or(mine);
+            Err(meant.map_or(error, |number| silent.swap_remove(number)))
+        }
+    }
+}
+
+impl ClientError {
+    /// Returns whether the VM that does not answer has this process id.
+    fn is_of(&self, who: &str) -> bool {
+        let (Self::Ended(process)
+        | Self::Silent(process, _)
+        | Self::Busy(process)
+        | Self::Refused(process, _)
+        | Self::Excessive(process, _)) = self
+        else {
+            return false;
+        };
+        process.to_string() == who
     }
 }
 
@@ -471,7 +494,9 @@ mod tests {
         }
         assert_eq!(wanted[&1000], MAX_VMS_OF_ANOTHER);
         assert!(wanted.values().sum::<usize>() <= MAX_VMS_OF_OTHERS + MAX_VMS_OF_ANOTHER);
-        assert!(search.silent.len() <= 17 * (MAX_ERRORS_OF_ANOTHER + 2), "{}", search.silent.len());
+        let silent = search.found.silent.len();
+        assert!(silent <= 17 * (MAX_ERRORS_OF_ANOTHER + 2), "{silent}");
+        assert_eq!(search.found.mine, None);
         assert!(search.is_wanted(1_000_000, 0), "this user's own are asked all the same");
         let (here, _there) = UnixStream::pair().unwrap();
         search.connects(connected(1_000_000, here));
@@ -536,7 +561,7 @@ mod tests {
             };
             let silent = silent.iter().map(|pid| ClientError::Busy(*pid)).collect();
             let mut said = Vec::new();
-            let vms = Found { vms: vms.iter().map(vm).collect(), silent }
+            let vms = Found { vms: vms.iter().map(vm).collect(), silent, mine: None }
                 .answering(|error| said.push(error.to_string()));
             let pids = vms.map(|vms| vms.iter().map(|vm| vm.about.pid).collect::<Vec<_>>());
             (pids.map_err(|error| error.to_string()), said)

@@ -41,7 +41,7 @@ pub fn serve_all(address: &Address) -> Result<ExitCode> {
 /// Asks all VMs at once.
 fn machines() -> Machines {
     let end = Instant::now() + TIMEOUT;
-    let Found { mut vms, silent } = client::find();
+    let Found { mut vms, silent, .. } = client::find();
     let asked = vms.len() + silent.len();
     let users = Users::read();
     let room = Room::new(user());
