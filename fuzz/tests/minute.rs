@@ -74,5 +74,6 @@ minutes! {
     rdpmc_is_found_in_any_kernel_in_bounded_time: "rdpmc",
     any_riscv_kernel_is_changed_as_told_or_left_as_it_is: "riscv",
     no_request_leads_out_of_a_share_whose_files_change: "share",
+    any_saved_state_is_refused_or_works_as_what_a_guest_has_set_up: "snapshot",
     any_rings_and_registers_leave_a_device_in_order: "virtio",
 }

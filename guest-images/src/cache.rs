@@ -4,8 +4,9 @@
 //! renamed when it is complete. An existing entry is therefore always complete, even if a build was interrupted. Each
 //! entry has a lock, so that a second builder waits for the first. The kernel releases the lock when the process ends.
 //!
-//! Nobody but this user and root can change the cache ([`ownership`]). That protects what is built. Packages are also
-//! compared with the signed index whenever they are used.
+//! Nobody but this user and root can change the cache ([`ownership`]), whatever the umask is: what is not complete is in
+//! directories for this user alone. That protects what is built. Packages are also compared with the signed index
+//! whenever they are used.
 
 mod ownership;
 
@@ -124,6 +125,7 @@ impl Cache {
             let _ = fs::remove_dir_all(&unfinished);
             return Err(error);
         }
+        ownership::publish(&unfinished).map_err(Error::io("change the mode of", &unfinished))?;
         let path = self.root.join(&name);
         // There may be an entry that others could change.
         remove_folder(&path)?;
@@ -354,6 +356,45 @@ mod tests {
         symlink(&entry, cache.root().join("tree")).unwrap();
         cache.folder("tree/source").unwrap();
         assert!(!entry.join("source").exists(), "a link in its place is not followed");
+    }
+
+    /// A umask belongs to the whole process, so another one runs the test below with it.
+    const LAX: &str = "TALLY_TEST_WITH_UMASK_0";
+
+    #[test]
+    fn nobody_else_can_write_to_what_is_built_whatever_the_umask_is() {
+        if env::var_os(LAX).is_none() {
+            let mut again = std::process::Command::new("sh");
+            again.args(["-c", "umask 0 && exec \"$0\" \"$@\""]).arg(env::current_exe().unwrap()).args([
+                "--exact",
+                "cache::tests::nobody_else_can_write_to_what_is_built_whatever_the_umask_is",
+            ]);
+            let output = again.env(LAX, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let folder = folder_of_ours();
+        let cache = Cache::at(folder.path()).unwrap();
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o777;
+        let entry = cache.entry::<Error>(&Key::new("thing"), &mut Progress::silent(), |_, begun| {
+            assert_eq!(mode(begun), 0o700, "nobody can open a file before it has its mode");
+            fs::create_dir(begun.join("folder")).unwrap();
+            fs::write(begun.join("folder/file"), "").unwrap();
+            fs::write(begun.join("program"), "").unwrap();
+            allow(&begun.join("program"), 0o777);
+            fs::write(begun.join("secret"), "").unwrap();
+            allow(&begun.join("secret"), 0o600);
+            symlink("/", begun.join("link")).unwrap();
+            Ok(())
+        });
+        let entry = entry.unwrap();
+        let modes = ["", "folder", "folder/file", "program", "secret"].map(|name| mode(&entry.join(name)));
+        assert_eq!(modes, [0o755, 0o755, 0o644, 0o755, 0o600]);
+        for name in ["locks", "unfinished", "downloads/arriving"] {
+            assert_eq!(mode(&cache.folder(name).unwrap()), 0o700, "{name}");
+        }
+        assert_eq!(mode(&cache.root().join("downloads")), 0o700);
     }
 
     #[test]

@@ -59,20 +59,21 @@ impl Progress {
 
     /// Ends the current step, if there is one, and begins a step that takes seconds.
     pub fn step(&mut self, text: impl Into<String>) {
-        self.begin(text.into());
+        self.begin(&text.into());
     }
 
     /// Ends the current step, if there is one, and begins a step that may take minutes.
     pub fn long_step(&mut self, text: impl Into<String>) {
-        let text = text.into();
+        let text = printable(&text.into());
         if matches!(self.output, Output::Pipe) {
             self.say(&format!("{}: {text}, which may take minutes\n", self.prefix));
         }
-        self.begin(text);
+        self.begin(&text);
     }
 
-    fn begin(&mut self, text: String) {
+    fn begin(&mut self, text: &str) {
         self.done();
+        let text = printable(text);
         match self.output {
             Output::Terminal => self.say(&format!("{ERASE}{}: {text} ...", self.prefix)),
             Output::Lines => self.say(&format!("{}: {text}\n", self.prefix)),
@@ -86,7 +87,7 @@ impl Progress {
     pub fn remark(&mut self, text: &str) {
         self.done();
         if !matches!(self.output, Output::Silent) {
-            self.say(&format!("{}: {text}\n", self.prefix));
+            self.say(&format!("{}: {}\n", self.prefix, printable(text)));
         }
     }
 
@@ -94,7 +95,7 @@ impl Progress {
     pub fn detail(&mut self, detail: &str) {
         let Some((text, _)) = &self.step else { return };
         if matches!(self.output, Output::Terminal) && self.updated.is_none_or(|at| at.elapsed() >= REDRAW) {
-            self.say(&format!("{ERASE}{}: {text} ... {detail}", self.prefix));
+            self.say(&format!("{ERASE}{}: {text} ... {}", self.prefix, printable(detail)));
             self.updated = Some(Instant::now());
         }
     }
@@ -116,7 +117,7 @@ impl Progress {
         if self.step.is_some() {
             self.detail(text);
         } else if matches!(self.output, Output::Terminal) {
-            self.say(&format!("{ERASE}{}: {text}", self.prefix));
+            self.say(&format!("{ERASE}{}: {}", self.prefix, printable(text)));
             self.has_wait_line = true;
         }
     }
@@ -143,6 +144,11 @@ impl Progress {
         let _ = self.stream.write_all(text.as_bytes());
         let _ = self.stream.flush();
     }
+}
+
+/// Replaces control characters: texts may quote what a mirror or an index of packages says.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 impl Drop for Progress {
@@ -203,6 +209,20 @@ mod tests {
             "p: fetching ... [############............] 12.3 of 24.0 MB"
         );
         assert_eq!(shown(0, 0), "p: fetching ... [########################] 0.0 of 0.0 MB");
+    }
+
+    #[test]
+    fn what_is_fetched_cannot_draw_on_the_terminal() {
+        let buffer = Buffer::default();
+        let mut progress = Progress::new(Output::Terminal, Box::new(buffer.clone()), "p");
+        progress.step("fetching a\x1b[2J");
+        progress.detail("\u{9b}2J");
+        progress.wait("\x07");
+        progress.remark("b\r\nc");
+        drop(progress);
+        let shown = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap().replace(ERASE, "");
+        assert!(shown.contains("fetching a?[2J ... ?2J") && shown.ends_with("p: b??c\n"), "{shown:?}");
+        assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::event_log::LEAST_SIZE;
 use crate::lab;
 use crate::metrics::Address;
 use crate::network::{Network, Published};
-use crate::{sandbox, stderr};
+use crate::{printer, sandbox};
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
 
@@ -340,7 +340,7 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return if error.use_stderr() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS };
     }
-    stderr::say(&one_line(&error.render().to_string()));
+    printer::say(&one_line(&error.render().to_string()));
     ExitCode::from(FAILURE)
 }
 

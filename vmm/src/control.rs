@@ -1,7 +1,9 @@
 //! A running VM's control socket, a unix socket by which other commands look at the VM and change it: where the sockets
-//! are ([`socket_dir`]), the protocol ([`message`]), the server in the VM ([`serve`]) and the clients ([`client`]).
+//! are ([`socket_dir`]), the protocol ([`message`]), the server in the VM ([`serve`]), the clients ([`client`]),
+//! and the limits of what these take from a VM ([`limits`]).
 
 pub mod client;
+mod limits;
 pub mod message;
 mod serve;
 pub mod socket_dir;

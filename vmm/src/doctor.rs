@@ -8,7 +8,7 @@ mod perf;
 mod process;
 mod updates;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -17,7 +17,7 @@ use guest_images::cache::Cache;
 use crate::arch::host;
 use crate::cli::Doctor;
 use crate::fact::{self, Fact, State};
-use crate::{lab, sandbox};
+use crate::{lab, printer, sandbox};
 
 /// `tally doctor`: examines the host and prints the facts.
 pub fn doctor(options: &Doctor) -> Result<ExitCode> {
@@ -34,7 +34,7 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
         Err(error) => vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
     });
     facts.push(verdict(&facts));
-    let mut out = io::stdout().lock();
+    let mut out = printer::out();
     if options.json {
         let list: Vec<_> = facts.iter().map(Fact::json).collect();
         writeln!(out, "{}", serde_json::Value::from(list))?;

@@ -27,7 +27,7 @@ use vpmu::event::Selection;
 use vpmu::journal::Entry;
 use vpmu::notice::Notice;
 
-use crate::stderr;
+use crate::printer;
 use file::LogFile;
 use queue::Queue;
 pub use record::MAX_TEXT;
@@ -141,7 +141,7 @@ impl EventLog {
     /// Tells the user that the log cannot be written.
     fn tell(&self, failure: Option<String>) {
         if let Some(cause) = failure {
-            stderr::say(&self.error(write::Failure { lost: 0, cause }));
+            printer::say(&self.error(write::Failure { lost: 0, cause }));
         }
     }
 

@@ -24,12 +24,14 @@ mod inherited;
 mod kvm;
 mod lab;
 mod logging;
+mod lost_memory;
 mod metrics;
 mod network;
 mod operator;
 mod packaging;
 mod policy;
 mod printable;
+mod printer;
 mod run;
 mod sandbox;
 mod signal_thread;
@@ -37,7 +39,6 @@ mod signals;
 mod snapshot;
 mod stat;
 mod status;
-mod stderr;
 mod terminal;
 pub mod untrusted;
 
@@ -81,7 +82,7 @@ pub fn main() -> ExitCode {
         Command::Man { folder } => packaging::manual(folder.as_deref()),
     });
     let status = result.unwrap_or_else(|error| {
-        stderr::say(&format_args!("{error:#}"));
+        printer::say(&format_args!("{error:#}"));
         ExitCode::from(FAILURE)
     });
     vpmu_perf::broker::end();
@@ -111,7 +112,7 @@ fn end_on_panic() {
         }
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");
-        stderr::say(&format_args!("internal error{place}: {what}"));
+        printer::say(&format_args!("internal error{place}: {what}"));
         log::logger().flush();
         // SAFETY: takes no pointer, and runs nothing of ours: another thread may be anywhere.
         unsafe { libc::_exit(FAILURE.into()) };

@@ -14,7 +14,7 @@ use log::{LevelFilter, Metadata, Record, warn};
 use tally_machine::target::COUNTERS;
 
 use crate::event_log::EventLog;
-use crate::stderr;
+use crate::printer;
 
 /// Most detailed level that goes into the event log.
 const COUNTERS_LEVEL: LevelFilter = LevelFilter::Info;
@@ -99,7 +99,7 @@ impl log::Log for Logger {
     fn log(&self, record: &Record) {
         let line = format!("{}{}", prefix(thread::current().name()), record.args());
         if self.shown.matches(record) {
-            stderr::say(&line);
+            printer::say(&line);
         }
         if let Some(log) = self.log_of(record.metadata()) {
             log.message(&line);

@@ -1,6 +1,6 @@
 //! `tally policy` and `tally log`: change a running VM, or show the event log that one has left.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -11,13 +11,13 @@ use crate::cli::{ChangePolicy, CounterName, Log};
 use crate::control::client;
 use crate::control::message::{CounterSwitch, Request};
 use crate::event_log::{self, Part};
-use crate::{policy, stderr};
+use crate::{policy, printer};
 
 /// `tally policy`: prints or changes the policy of a running VM, and disables or enables counters.
 pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     let ChangePolicy { vm, print, file, settings, enable, disable } = options;
     if let Some(path) = print {
-        write!(io::stdout(), "{}", policy::text_of_file(path)?)?;
+        write!(printer::out(), "{}", policy::text_of_file(path)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let change = policy::change(file.as_deref(), settings)?;
@@ -38,13 +38,13 @@ pub fn change_policy(options: &ChangePolicy) -> Result<ExitCode> {
     });
     let policy = vm.change(change)?;
     if spare.is_some_and(|spare| spare != policy.spare_counters) {
-        stderr::say(&format_args!(
+        printer::say(&format_args!(
             "the guest keeps its counters: {} is for the start of a VM",
             policy::SPARE_COUNTERS
         ));
     }
     if !is_changed {
-        write!(io::stdout(), "{}", policy::toml(&policy))?;
+        write!(printer::out(), "{}", policy::toml(&policy))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::cli::Cli;
+use crate::printer;
 
 /// Prints a completion script for a shell.
 pub fn completions(shell: Shell) -> Result<ExitCode> {
@@ -48,6 +49,7 @@ fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
 }
 
 fn print(text: &[u8]) -> Result<ExitCode> {
-    io::stdout().write_all(text).context("cannot write to standard output")?;
+    let mut out = printer::out();
+    out.write_all(text).and_then(|()| out.flush()).context("cannot write to standard output")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -21,7 +21,7 @@ use log::{info, warn};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 
 use crate::ending::FAILURE;
-use crate::{stderr, terminal};
+use crate::{printer, terminal};
 use filter::Filters;
 
 pub use paths::{Access, Missing, Reach, missing};
@@ -170,7 +170,7 @@ pub fn refusal(error: &SandboxError) -> String {
 
 fn fail(error: &SandboxError) -> ! {
     terminal::restore();
-    stderr::say(&refusal(error));
+    printer::say(&refusal(error));
     // SAFETY: takes no pointer, and runs nothing of ours: other threads may be anywhere.
     unsafe { libc::_exit(FAILURE.into()) }
 }

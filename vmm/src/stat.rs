@@ -22,18 +22,18 @@ use crate::doctor::holders;
 use crate::metrics;
 use crate::policy;
 use crate::printable::short;
+use crate::printer;
 use crate::status::{Summary, VmStatus};
-use crate::stderr;
 use text::aligned;
 
 /// `tally list`: prints the running VMs.
 pub fn list(options: &List) -> Result<ExitCode> {
-    let Found { vms, silent } = client::find();
+    let Found { vms, silent, .. } = client::find();
     let abouts: Vec<Summary> = vms.into_iter().map(|vm| vm.about).collect();
     let text = if options.json { text::json(&abouts)? } else { listed(&abouts).join("\n") };
-    unless_closed(writeln!(io::stdout(), "{text}"))?;
+    unless_closed(writeln!(printer::out(), "{text}"))?;
     for error in silent {
-        stderr::say(&error);
+        printer::say(&error);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -44,16 +44,16 @@ fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
 }
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON, and what
-/// `tally stat --metrics` serves.
-pub fn shown(answer: &Answer) -> String {
+/// `tally stat --metrics` serves for it if the VM is this one.
+pub fn shown(about: &Summary, answer: &Answer) -> String {
     let (mut lines, json) = match answer {
         Answer::Hello(about) => {
-            let abouts = [about.clone().printable()];
+            let abouts = [about.clone()];
             (listed(&abouts), text::json(&abouts))
         }
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
-        Answer::Report(report) => return metrics::shown(report.clone()),
+        Answer::Report(report) => return metrics::shown(about, report.clone()),
         Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);
@@ -78,7 +78,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     if let Some(address) = &options.metrics {
         return metrics::serve_all(address);
     }
-    let say = |error| stderr::say(&error);
+    let say = |error| printer::say(&error);
     let vms = match &options.vm {
         Some(who) => vec![client::find_one(who)?],
         None => client::find().answering(say)?,
@@ -91,7 +91,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
     if options.json {
         thread::sleep(options.interval);
         let vms = client::some_of(statuses(&mut vms), say)?;
-        unless_closed(writeln!(io::stdout(), "{}", text::json(&Document { vms })?))?;
+        unless_closed(writeln!(printer::out(), "{}", text::json(&Document { vms })?))?;
         return Ok(ExitCode::SUCCESS);
     }
     if io::stdout().is_terminal() && options.count.is_none() {
@@ -103,7 +103,7 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
 
 /// Prints blocks of text, `count` times or until no VM is left.
 fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = printer::out();
     for round in 0.. {
         thread::sleep(interval);
         if round > 0 && !vms.is_empty() {
@@ -115,7 +115,7 @@ fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result
         }
         out.flush()?;
         for error in gone {
-            stderr::say(&error);
+            printer::say(&error);
         }
         if vms.is_empty() || count.is_some_and(|count| round + 1 >= count) {
             break;

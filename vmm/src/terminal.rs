@@ -11,7 +11,7 @@ use rustix::process::getpgrp;
 use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
-use crate::signals;
+use crate::{lost_memory, signals};
 
 /// The terminal's settings before it was made raw.
 static SAVED: OnceLock<Termios> = OnceLock::new();
@@ -127,8 +127,13 @@ fn restore_on_fatal_signals() {
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
     for signal in FATAL {
-        // The sandbox's own restores the terminal as well.
-        if signal != libc::SIGSYS || !has_handler(signal) {
+        // The sandbox's own restores the terminal as well, and so does that for a file that was truncated.
+        let has_own = match signal {
+            libc::SIGSYS => has_handler(signal),
+            libc::SIGBUS => lost_memory::is_watched(),
+            _ => false,
+        };
+        if !has_own {
             // SAFETY: the action is valid, and its handler is async-signal-safe.
             unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
         }

@@ -1,31 +1,55 @@
 //! What others say to Tally, without sockets, files and threads around it: running VMs to `tally list` and `tally
-//! stat`, clients to a VM, an event log to `tally log --show`, and the guest's agent to the host. The fuzz targets call
-//! these functions; the program does not.
+//! stat`, clients to a VM, an event log to `tally log --show`, a snapshot to `tally run --restore`, and the guest's
+//! agent to the host. The fuzz targets call these functions; the program does not.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use devices::virtio::Transport;
+use clap::Parser;
+use devices::virtio::{Console, Transport};
 use guest_agent::protocol::{self, Size, Start};
+use tally_machine::MachineState;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::agent::{self, Input, Next, OnClose, Sink, Streams, Wanted};
-use crate::control::client;
-use crate::control::message::{self, Request};
+use crate::agent::{self, AgentState, Input, Next, OnClose, Sink, Streams, Wanted};
+use crate::cli::{Cli, Command};
+use crate::control::client::{self, ClientError};
+use crate::control::message::{self, Answer, Request};
 use crate::ending::{Ending, Reporter};
 use crate::event_log::{self, Part};
+use crate::snapshot::GuestState;
 use crate::stat;
+use crate::status::Summary;
 
-/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answer of a VM, or for its error.
-/// `None` if the VM said nothing.
-pub fn answer(bytes: &[u8]) -> Option<String> {
-    match client::answer(0, &mut &*bytes) {
-        Ok(answer) => Some(stat::shown(&answer)),
-        Err(client::ClientError::Ended(_)) => None,
-        Err(error) => Some(error.to_string()),
+/// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the
+/// other, up to its first error. `None` if the VM said nothing.
+pub fn answers(mut bytes: &[u8]) -> Option<String> {
+    let mut said = None;
+    let mut about = Summary {
+        pid: 1,
+        name: String::new(),
+        runs: String::new(),
+        pmu: String::new(),
+        cpus: 1,
+        memory: 0,
+        started: 0,
+        age: 0.0,
+    };
+    loop {
+        let shown = match client::answer(0, &mut bytes) {
+            Ok(answer) => {
+                if let Answer::Hello(hello) = &answer {
+                    about = hello.clone();
+                }
+                stat::shown(&about, &answer)
+            }
+            Err(ClientError::Ended(_)) => return said,
+            Err(error) => return Some(said.unwrap_or_default() + &error.to_string()),
+        };
+        said.get_or_insert_default().push_str(&shown);
     }
 }
 
@@ -39,6 +63,17 @@ pub fn is_request(bytes: &[u8]) -> bool {
 pub fn log(bytes: &[u8], only_summary: bool, out: &mut impl Write) -> io::Result<Option<String>> {
     let part = if only_summary { Part::Summary } else { Part::All };
     event_log::show_bytes(bytes, part, out)
+}
+
+/// Reads the state of a snapshot, and the options of the run that would continue the guest. Returns the machine, if a
+/// guest can have as much memory here.
+pub fn saved_guest(state: &[u8]) -> Option<MachineState> {
+    let GuestState { setup, mut machine, .. } = serde_json::from_slice(state).ok()?;
+    let Command::Run(given) = Cli::try_parse_from(["tally", "run"]).ok()?.command else { return None };
+    let options = setup.options(&given);
+    options.memory.check_here().ok()?;
+    machine.accept_copies_of_disks();
+    Some(machine)
 }
 
 /// The host's side of the agent, without its thread.
@@ -56,7 +91,34 @@ impl Agent {
         input: File,
         [output, errors]: [File; 2],
     ) -> io::Result<(Self, Arc<Transport>)> {
-        let console = agent::console();
+        let start = Start { command: vec!["true".into()], ..Start::default() };
+        Self::begin(agent::console(), agent::Begin::WhenReady(start), memory, input, [output, errors])
+    }
+
+    /// Creates the host's side of an agent that was saved in this state, as JSON. `None` if it is refused.
+    pub fn restored(
+        state: &[u8],
+        memory: GuestMemoryMmap,
+        input: File,
+        outputs: [File; 2],
+    ) -> io::Result<Option<(Self, Arc<Transport>)>> {
+        let Ok(state) = serde_json::from_slice::<AgentState>(state) else { return Ok(None) };
+        let mut console = agent::console();
+        if console.restore(&state.console).is_err() {
+            return Ok(None);
+        }
+        let begin = agent::Begin::Continued(Box::new(state), None);
+        // As with a run, an error is that of the state.
+        Ok(Self::begin(console, begin, memory, input, outputs).ok())
+    }
+
+    fn begin(
+        console: Console,
+        begin: agent::Begin,
+        memory: GuestMemoryMmap,
+        input: File,
+        [output, errors]: [File; 2],
+    ) -> io::Result<(Self, Arc<Transport>)> {
         let transport = Transport::new(&console, memory, EventFd::new(libc::EFD_NONBLOCK)?)?;
         let streams = Streams {
             input: Some((protocol::STDIN as usize, Input::file(input))),
@@ -67,11 +129,10 @@ impl Agent {
         };
         let (sender, endings) = channel();
         let reporter = Reporter::new(sender, EventFd::new(libc::EFD_NONBLOCK)?);
-        let start = Start { command: vec!["true".into()], ..Start::default() };
         let (host, handle) = agent::Agent::new(
             Arc::clone(&transport),
             console,
-            agent::Begin::WhenReady(start),
+            begin,
             streams,
             agent::Holder::new()?.1,
             reporter,

@@ -14,6 +14,7 @@ mod pmu;
 mod rdpmc;
 mod riscv;
 mod share;
+mod snapshot;
 mod virtio;
 
 use std::fmt::Debug;
@@ -62,7 +63,7 @@ pub struct Target {
 
 /// All targets.
 #[rustfmt::skip]
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
     Target { name: "kernels",  about: "kernel images: bzImage, ELF, multiboot, RISC-V, all compressions", max_len: 64 << 10, run: kernels::run },
     Target { name: "mirror",   about: "answers of mirrors and proxies, indexes, packages",               max_len: 16 << 10, run: mirror::run },
@@ -71,6 +72,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "rdpmc",    about: "the search for RDPMC in x86 kernels, and its bound",              max_len: 4 << 10,  run: rdpmc::run },
     Target { name: "riscv",    about: "the changes to RISC-V kernels",                                   max_len: 16 << 10, run: riscv::run },
     Target { name: "share",    about: "FUSE requests to a share whose files the host replaces",          max_len: 4 << 10,  run: share::run },
+    Target { name: "snapshot", about: "a snapshot's state: devices, PMUs, the agent; without KVM",        max_len: 32 << 10, run: snapshot::run },
     Target { name: "virtio",   about: "registers and rings of disks, shares, consoles and networks",     max_len: 4 << 10,  run: virtio::run },
 ];
 

@@ -24,6 +24,7 @@ use vpmu::model::{amd, intel, riscv};
 use vpmu::policy::{Allowed, Freeze, OnStarvation, Policy, Rule, Tier};
 use vpmu::sbi_page::{self, Shared};
 use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, OFFERED, Page, THAWED};
+use vpmu::state::PmuState;
 use vpmu::x86::{PMU_MSRS, PROGRAM_MSRS, RDPMC_MSRS, Vendor};
 use vpmu::{Access, Cause, Injected, Outcome, Platform, Switch, VirtualPmu};
 
@@ -476,6 +477,48 @@ impl Machine {
         }
         // Not every step ends with an exit; what it cost is not the next exit's.
         self.check_calls();
+    }
+}
+
+/// Returns a policy that limits interrupts.
+fn rules() -> Rules {
+    Rules { tier: 0, rule: 0, min_period: 0, max_interrupts: 20, freeze: 0, on_starvation: 0 }
+}
+
+/// Restores a saved PMU of each model, which is refused or does what one does whose guest has written the same. What is
+/// saved of it then is restored again and again as it is.
+pub fn restored(state: &PmuState) {
+    let models = [
+        Model::K7,
+        Model::Core,
+        Model::V2(3),
+        Model::Intel { is_v5: false, general: 3, fixed: 2, absent: 0 },
+        Model::Intel { is_v5: true, general: 7, fixed: 3, absent: 0 },
+        Model::Riscv { programmable: 3, overflows: true },
+        Model::Riscv { programmable: 3, overflows: false },
+    ];
+    for model in models {
+        let input = Input { model, is_host_intel: false, has_page: true, policy: rules(), steps: Vec::new() };
+        let mut machine = Machine::new(&input);
+        if machine.pmu.restore(state).is_err() {
+            continue;
+        }
+        let saved = machine.pmu.save();
+        let mut again = Machine::new(&input);
+        assert_eq!(again.pmu.restore(&saved), Ok(()), "what was saved is refused");
+        assert_eq!(again.pmu.save(), saved, "restoring changes what is saved");
+        machine.after_exit(Cause::Guest);
+        for register in 0..32 {
+            machine.step(&Step::Read(Register::Known(register)));
+            machine.step(&Step::Run { counts: 1000, times: 2 });
+            machine.step(&Step::Time { microseconds: 1000, is_kicked: false });
+        }
+        for register in 0..32 {
+            machine.step(&Step::Write(Register::Known(register), Value::Any(0)));
+            machine.step(&Step::Run { counts: 1000, times: 1 });
+        }
+        let saved = machine.pmu.save();
+        assert_eq!(Machine::new(&input).pmu.restore(&saved), Ok(()), "what was saved is refused");
     }
 }
 

@@ -14,7 +14,7 @@ use devices::Access;
 use devices::fs::Share;
 use devices::net::{Backend, Filter, Offer, Stream};
 use devices::virtio::testing::Driver;
-use devices::virtio::{Console, Device, Disk, Mac, Net, Queues, SharedFolder};
+use devices::virtio::{Console, Device, DeviceState, Disk, Mac, Net, Queues, SharedFolder, TransportState};
 use tempfile::{NamedTempFile, TempDir};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -385,6 +385,32 @@ pub fn run(data: &[u8]) {
     guest.serve(&mut served);
     served.check();
     works_after_reset(guest, &mut served);
+}
+
+/// Restores a saved device of each kind, and serves it: it is refused, or does what one does whose driver has written
+/// the same.
+pub fn restored(transport: &TransportState, own: Option<&DeviceState>) {
+    for kind in [Kind::Disk, Kind::ReadOnlyDisk, Kind::Share, Kind::Console, Kind::Net] {
+        let mut served = Served::new(kind);
+        if served.device().restore(own).is_err() {
+            continue;
+        }
+        let features = 1 << 32;
+        let driver = Driver::new(served.device());
+        driver.set_up(features);
+        let mut guest = Guest { driver, submitted: 0, ends: Vec::new(), is_orderly: false, features };
+        if guest.driver.transport.restore(transport).is_err() {
+            continue;
+        }
+        for queue in 0..served.device().queue_sizes().len() {
+            guest.submit(queue, &[0x5a; 64], 512);
+            guest.serve(&mut served);
+        }
+        // Its driver may not have set it up.
+        let _ = guest.driver.transport.save();
+        served.check();
+        works_after_reset(guest, &mut served);
+    }
 }
 
 /// Checks that a reset ends everything that came before.

@@ -51,6 +51,7 @@ corpora! {
     rdpmc_is_found_in_bounded_time: "rdpmc",
     riscv_kernels_are_changed_as_told_or_left_as_they_are: "riscv",
     requests_do_not_lead_out_of_a_share_whose_files_change: "share",
+    saved_states_are_refused_or_work_as_what_a_guest_has_set_up: "snapshot",
     rings_and_registers_leave_a_device_in_order: "virtio",
 }
 
@@ -65,7 +66,18 @@ fn every_target_has_a_test() {
 fn answers_in_the_corpus_are_understood() {
     for (name, says) in [("look-many", "instructions:u"), ("report-many", "tally_")] {
         let input = fs::read(corpus().join("operator").join(name)).expect("it is in the corpus");
-        let shown = tally::untrusted::answer(&input[1..]).unwrap_or_default();
+        let shown = tally::untrusted::answers(&input[1..]).unwrap_or_default();
         assert!(shown.contains(says), "{name}: {shown}");
     }
+}
+
+/// As with answers: the guest has to be one of this architecture.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_guest_in_the_corpus_is_understood() {
+    let input = fs::read(corpus().join("snapshot/guest")).expect("it is in the corpus");
+    let machine = tally::untrusted::saved_guest(&input[1..]).expect("it is a guest's state");
+    assert_eq!(tally_machine::untrusted::saved_devices(&machine).len(), 3);
+    assert_eq!(tally_machine::untrusted::saved_pmus(&machine).len(), 1);
+    assert_eq!(tally_machine::untrusted::restore_console(&machine), Ok(()));
 }

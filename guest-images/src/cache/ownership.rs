@@ -6,9 +6,9 @@
 //! path is the one without symbolic links. As nobody else can change any part of this path, it leads to the same
 //! directory after the check. A cache that belongs to root can therefore be used by everybody who can read it.
 
-use std::fs::{self, DirBuilder, Metadata};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{self, Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -79,9 +79,32 @@ pub fn is_trusted(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && risk_of(&found).is_none())
 }
 
-/// Creates a directory in the cache, to which only this user can write whatever the process's umask is.
+/// Creates a directory in the cache for this user alone: what programs write there may have any mode that the process's
+/// umask leaves.
 pub fn create(path: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o755).create(path)
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Opens a directory that [`create`] has made to whoever may read the cache, when all is in it. Whatever the umask was,
+/// nobody else can write to what is there; nobody else can have opened it before.
+pub fn publish(path: &Path) -> io::Result<()> {
+    take_from_others(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o755))
+}
+
+/// Takes the right to write from others, for a directory and all that is in it. Symbolic links are not followed.
+fn take_from_others(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
+        let found = fs::symlink_metadata(&path)?;
+        if found.is_dir() {
+            take_from_others(&path)?;
+        }
+        if !found.is_symlink() && found.mode() & WRITABLE_BY_OTHERS != 0 {
+            fs::set_permissions(&path, Permissions::from_mode(found.mode() & 0o7777 & !WRITABLE_BY_OTHERS))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Checks of the sources' form that rustfmt leaves alone on a stable toolchain: how imports are grouped, and
-//! that lines of comments have at most 120 characters.
+//! Checks of the sources that rustfmt and clippy leave alone: how imports are grouped, that lines of comments have at
+//! most 120 characters, and that one place prints.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,4 +63,70 @@ fn comments_have_at_most_120_characters_but_for_tables() {
             assert!(!is_comment || is_table || fits, "{}:{}: {line}", path.display(), number + 1);
         }
     }
+}
+
+/// Files that name a standard stream, and why. All other text of Tally's goes through the first of them, which replaces
+/// control characters.
+const STREAMS: [(&str, &str); 10] = [
+    ("vmm/src/printer.rs", "prints"),
+    ("vmm/src/run/assembled.rs", "the guest's console is a stream of its own"),
+    ("vmm/src/run/streams.rs", "the streams of the guest's command are its own"),
+    ("vmm/src/flamegraph/destination.rs", "finds a stream that the user has named for the picture"),
+    ("vmm/src/lost_memory.rs", "a signal handler cannot allocate; its line quotes nobody"),
+    ("vmm/src/sandbox/violation.rs", "a signal handler cannot allocate; its line quotes nobody"),
+    ("vmm/src/stat.rs", "asks whether it is a terminal"),
+    ("vmm/src/terminal.rs", "asks for the terminal's size"),
+    ("guest-images/src/progress.rs", "shows the steps of a build, and replaces control characters"),
+    ("vpmu/perf/src/broker/server.rs", "closes them"),
+];
+
+/// How a source can get at a standard stream.
+const NAMES: [&str; 11] = [
+    "print!(",
+    "println!(",
+    "eprint!(",
+    "eprintln!(",
+    "dbg!(",
+    "stdout()",
+    "stderr()",
+    "STDOUT_FILENO",
+    "STDERR_FILENO",
+    "dup2_std",
+    "/dev/tty",
+];
+
+#[test]
+fn what_others_say_is_printed_in_one_place() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut printing = Vec::new();
+    for folder in
+        ["vmm/src", "vmm/machine/src", "devices/src", "guest-images/src", "vpmu/src", "vpmu/perf/src"]
+    {
+        let mut found = Vec::new();
+        sources(&project.join(folder), &mut found);
+        for path in found {
+            let text = fs::read_to_string(&path).expect("it is text");
+            // The tests of a file are at its end, or files of their own.
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let is_code = |line: &&str| !line.trim_start().starts_with("//");
+            let names_one =
+                code.lines().filter(is_code).any(|line| NAMES.iter().any(|name| has_word(line, name)));
+            let path = path.strip_prefix(&project).expect("it is there");
+            let is_test =
+                path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs");
+            if names_one && !is_test {
+                printing.push(path.display().to_string());
+            }
+        }
+    }
+    printing.sort();
+    let mut allowed = STREAMS.map(|(file, _)| file);
+    allowed.sort_unstable();
+    assert_eq!(printing, allowed, "use crate::printer, or say here why not");
+}
+
+/// Returns whether a line has this word, and not only as the end of a longer one.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| !line[..at].ends_with(is_part))
 }

@@ -14,9 +14,38 @@ fn refused(arguments: &[&str], words: &[&str]) {
     assert_eq!(stdout(&output), "", "{arguments:?}");
     assert_eq!(message.lines().count(), 1, "{arguments:?}: {message}");
     assert!(message.starts_with("tally: "), "{message}");
+    assert!(!message.trim_end().contains(char::is_control), "{message:?}");
     for word in words {
         assert!(message.contains(word), "{arguments:?}: `{word}` is not in: {message}");
     }
+}
+
+/// Returns the CRC-32 of some bytes.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
+    })
+}
+
+#[test]
+fn what_a_hostile_snapshot_says_cannot_draw_on_the_terminal() {
+    let folder = tempfile::tempdir().expect("there is room");
+    // The parser's error quotes the name.
+    let state = br#"{"\u001b[2J\u009b1m\ntally: all is well":1}"#;
+    let about = format!(
+        "{{\"tally-snapshot\":1,\"state\":{{\"bytes\":{},\"crc32\":{}}},\"memory\":{{\"bytes\":0,\"crc32\":0}}}}\n",
+        state.len(),
+        crc32(state),
+    );
+    std::fs::write(folder.path().join("state"), [about.as_bytes(), state].concat())
+        .expect("it can be written");
+    std::fs::write(folder.path().join("memory"), "").expect("it can be written");
+    refused(
+        &["run", "--restore", folder.path().to_str().expect("it is text")],
+        &["?[2J?1m tally: all is well"],
+    );
+    refused(&["run", "--restore", "/no\x1b[2J/such/folder"], &["/no?[2J/such/folder"]);
+    refused(&["log", "--show", "/no\x1b[2J/such/log"], &["/no?[2J/such/log"]);
 }
 
 #[test]

@@ -81,11 +81,8 @@ impl std::str::FromStr for Size {
 }
 
 impl Size {
-    /// Returns the guest-physical ranges of RAM of this size, if a guest can have as much here.
-    fn check(
-        &self,
-        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
-    ) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
+    /// Checks that a guest can have memory of this size here.
+    pub fn check_here(&self) -> Result<(), MemoryError> {
         if self.bytes < SMALLEST {
             return Err(MemoryError::TooSmall(self.text.clone()));
         }
@@ -93,6 +90,15 @@ impl Size {
         if self.bytes > has {
             return Err(MemoryError::TooLarge { asked: self.text.clone(), has: has >> 20 });
         }
+        Ok(())
+    }
+
+    /// Returns the guest-physical ranges of RAM of this size, if a guest can have as much here.
+    fn check(
+        &self,
+        ranges: impl Fn(u64) -> Vec<(u64, u64)>,
+    ) -> Result<Vec<(GuestAddress, usize)>, MemoryError> {
+        self.check_here()?;
         let range = |(start, len)| {
             (GuestAddress(start), usize::try_from(len).expect("the host's memory fits its addresses"))
         };
@@ -131,6 +137,23 @@ impl GuestRam {
         ram.map_from(file).map_err(MemoryError::Restore)?;
         keep_out_of_core_dumps(&ram.mapped);
         Ok(ram)
+    }
+
+    /// Returns the addresses in this process of what is mapped from a file.
+    pub fn mapped_from_file(&self) -> Vec<Range<usize>> {
+        let mut parts = self.from_file.iter().peekable();
+        let (mut mapped, mut start) = (Vec::new(), 0);
+        for region in self.mapped.iter() {
+            let end = start + region.len();
+            let address = |at: u64| {
+                region.as_ptr() as usize + usize::try_from(at - start).expect("the region is mapped")
+            };
+            while let Some(part) = parts.next_if(|part| part.start < end) {
+                mapped.push(address(part.start)..address(part.end));
+            }
+            start = end;
+        }
+        mapped
     }
 
     /// Returns the size in bytes.

@@ -47,8 +47,8 @@ pub struct MachineState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedDevice {
-    transport: TransportState,
-    own: Option<DeviceState>,
+    pub(crate) transport: TransportState,
+    pub(crate) own: Option<DeviceState>,
 }
 
 /// Saves a machine that runs.

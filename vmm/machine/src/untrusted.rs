@@ -1,7 +1,12 @@
-//! What becomes of a kernel's file, without a machine: for the fuzz targets, which need no KVM.
+//! What becomes of a kernel's file, and of a saved machine, without a machine: for the fuzz targets, which need no KVM.
 
 use std::io::Cursor;
 use std::path::Path;
+
+use devices::virtio::{DeviceState, TransportState};
+use devices::{Mismatch, PortDevice, Serial};
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::state::PmuState;
 
 use crate::arch;
 use crate::architecture::{Board as _, Format as _};
@@ -9,6 +14,7 @@ use crate::loader::error::{LoadError, Problem};
 use crate::loader::image;
 use crate::loader::kernel::{Boot, Kernel};
 use crate::memory::GuestRam;
+use crate::snapshot::MachineState;
 
 /// Size of the guest's memory.
 const MEMORY: &str = "16M";
@@ -34,4 +40,28 @@ pub fn load(file: &[u8]) -> Result<Vec<u8>, LoadError> {
 pub fn read_riscv_image(file: &[u8]) -> Result<Vec<u8>, LoadError> {
     let read = image::read(&mut Cursor::new(file), file.len() as u64);
     read.map(|(_, image)| image).map_err(|problem| problem.with(Path::new("kernel")))
+}
+
+/// Returns the virtio devices of a saved machine: their registers, and what they know beyond these.
+pub fn saved_devices(machine: &MachineState) -> Vec<(&TransportState, Option<&DeviceState>)> {
+    let others = machine.devices.iter().map(|device| (&device.transport, device.own.as_ref()));
+    machine.external_device.iter().map(|device| (device, None)).chain(others).collect()
+}
+
+/// Returns the PMUs of a saved machine.
+pub fn saved_pmus(machine: &MachineState) -> Vec<&PmuState> {
+    machine.vcpus.iter().filter_map(|vcpu| vcpu.pmu.as_ref()).collect()
+}
+
+/// Restores the serial port of a saved machine, and uses each of its registers. What a guest reads that was saved like
+/// this is no longer than its port's FIFO.
+pub fn restore_console(machine: &MachineState) -> Result<(), Mismatch> {
+    let event = || EventFd::new(libc::EFD_NONBLOCK).expect("there is a file descriptor");
+    let serial = Serial::restored(&machine.console, event(), event(), std::io::sink())?;
+    for offset in 0..8 {
+        serial.read(offset, &mut [0]);
+        serial.write(offset, &[0x5a]);
+    }
+    let _ = serial.receive(&[0x5a; 128]);
+    Ok(())
 }

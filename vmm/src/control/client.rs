@@ -1,5 +1,6 @@
 //! A client of running VMs: finds their control sockets and sends requests.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::panic;
@@ -8,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use vpmu::policy::{Change, Policy};
 
+use super::limits::Exceeded;
 use super::message::{self, Answer, Request};
-use super::socket_dir::{Connection, SocketDir};
+use super::socket_dir::{Connection, SocketDir, user};
 use crate::deadline::Deadlined;
 use crate::printable::short;
 use crate::snapshot::stream;
@@ -17,8 +19,16 @@ use crate::status::{Report, Summary, VmStatus};
 
 /// Timeout for an answer. A VM that exceeds it is stopped, or its host is overloaded.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for the greetings of all VMs together: a command that lists VMs waits for the slowest.
+/// Timeout for the search and the greetings of all VMs together: a command that lists VMs waits for the slowest.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum number of this user's VMs.
+const MAX_OWN_VMS: usize = 4096;
+/// Maximum number of VMs of another user. Each takes a thread, and memory for an answer.
+const MAX_VMS_OF_ANOTHER: usize = 256;
+/// Maximum number of VMs of all other users.
+const MAX_VMS_OF_OTHERS: usize = 1024;
+/// Maximum number of another user's sockets whose errors are printed.
+const MAX_ERRORS_OF_ANOTHER: usize = 4;
 
 /// Connection to a VM.
 type Stream = BufReader<Deadlined<UnixStream>>;
@@ -47,6 +57,8 @@ pub struct Found {
     pub vms: Vec<Vm>,
     /// Why others do not answer.
     pub silent: Vec<ClientError>,
+    /// The first one of this user's that does not.
+    mine: Option<usize>,
 }
 
 /// A VM that cannot be used.
@@ -73,32 +85,113 @@ pub enum ClientError {
     /// The VM refuses the request.
     #[error("the VM {0} says: {1}")]
     Refused(u32, String),
+    /// What answers is no VM.
+    #[error("the VM {0} answers with {1}")]
+    Excessive(u32, Exceeded),
+    /// Another user has too many VMs.
+    #[error("user {0} has more sockets than {1} of VMs; the others are not asked")]
+    TooMany(u32, usize),
+    /// Another user has sockets that lead to no VM.
+    #[error("user {0} has more sockets that lead to no VM")]
+    MoreSilent(u32),
+    /// Only another user's VM has this name; the user and the process.
+    #[error("no VM `{0}` of this user's runs here; user {1} has one: name it by its process, {2}")]
+    Anothers(String, u32, u32),
 }
 
 /// Finds all running VMs. Sockets that killed VMs have left behind are removed.
 pub fn find() -> Found {
-    let (mut found, mut connected) = (Found::default(), Vec::new());
-    for dir in SocketDir::all() {
+    let end = Instant::now() + GREETING_TIMEOUT;
+    let mut search = Search::new(user());
+    for dir in SocketDir::all(end) {
         for process in dir.processes() {
+            if !search.is_wanted(process, dir.owner()) {
+                continue;
+            }
+            if dir.owner() != user() && Instant::now() >= end {
+                break;
+            }
             match dir.connect(process) {
                 Ok(Connection::Vm(stream)) => {
-                    connected.push(Connected { process, owner: dir.owner(), stream });
+                    search.connects(Connected { process, owner: dir.owner(), stream });
                 }
                 Ok(Connection::Stale) => dir.remove_stale(process),
-                Ok(Connection::Busy) => found.silent.push(ClientError::Busy(process)),
-                Err(error) => found.silent.push(ClientError::Silent(process, error)),
+                Ok(Connection::Busy) => search.fails(dir.owner(), ClientError::Busy(process)),
+                Err(error) => search.fails(dir.owner(), ClientError::Silent(process, error)),
             }
         }
     }
-    for greeted in greet(connected, Instant::now() + GREETING_TIMEOUT) {
+    let owners: Vec<u32> = search.connected.iter().map(|one| one.owner).collect();
+    for (greeted, owner) in greet(std::mem::take(&mut search.connected), end).into_iter().zip(owners) {
         match greeted {
-            Ok(vm) => found.vms.push(vm),
+            Ok(vm) => search.found.vms.push(vm),
             Err(ClientError::Ended(_)) => {}
-            Err(error) => found.silent.push(error),
+            Err(error) => search.fails(owner, error),
         }
     }
-    found.vms.sort_by_key(|vm| vm.about.pid);
-    found
+    search.found.vms.sort_by_key(|vm| vm.about.pid);
+    search.found
+}
+
+/// A search for VMs, which another user cannot make long.
+struct Search {
+    /// The user who searches.
+    user: u32,
+    connected: Vec<Connected>,
+    found: Found,
+    /// The processes that were connected to. One process may have sockets in several directories.
+    seen: BTreeSet<u32>,
+    /// Numbers of the sockets that were found, and of those that lead to no VM, by their users.
+    sockets: BTreeMap<u32, (usize, usize)>,
+}
+
+impl Search {
+    fn new(user: u32) -> Self {
+        Self {
+            user,
+            connected: Vec::new(),
+            found: Found::default(),
+            seen: BTreeSet::new(),
+            sockets: BTreeMap::new(),
+        }
+    }
+
+    /// Returns whether to connect to the socket of a process.
+    fn is_wanted(&mut self, process: u32, owner: u32) -> bool {
+        if self.seen.contains(&process) {
+            return false;
+        }
+        let others = self.sockets.iter().filter(|(of, _)| **of != self.user);
+        let others: usize = others.map(|(_, (found, _))| (*found).min(MAX_VMS_OF_ANOTHER)).sum();
+        let limit = if owner == self.user { MAX_OWN_VMS } else { MAX_VMS_OF_ANOTHER };
+        let (found, _) = self.sockets.entry(owner).or_default();
+        *found += 1;
+        if *found == limit + 1 {
+            self.found.silent.push(ClientError::TooMany(owner, limit));
+        }
+        *found <= limit && (owner == self.user || others < MAX_VMS_OF_OTHERS)
+    }
+
+    /// Records a process whose socket it is.
+    fn connects(&mut self, connected: Connected) {
+        self.seen.insert(connected.process);
+        self.connected.push(connected);
+    }
+
+    /// Records a socket that leads to no VM.
+    fn fails(&mut self, owner: u32, error: ClientError) {
+        let (_, failed) = self.sockets.entry(owner).or_default();
+        *failed += 1;
+        let silent = &mut self.found.silent;
+        if owner == self.user {
+            self.found.mine.get_or_insert(silent.len());
+        }
+        if owner == self.user || *failed <= MAX_ERRORS_OF_ANOTHER {
+            silent.push(error);
+        } else if *failed == MAX_ERRORS_OF_ANOTHER + 1 {
+            silent.push(ClientError::MoreSilent(owner));
+        }
+    }
 }
 
 /// Greets VMs, with one deadline for all.
@@ -131,14 +224,33 @@ pub fn at_once<V: Send, T: Send>(
     })
 }
 
-/// Returns the running VM with this process id, or else with this name.
+/// Returns the running VM with this process id, or else this user's with this name: another user may give a VM any
+/// name.
 pub fn find_one(who: &str) -> Result<Vm, ClientError> {
-    let Found { mut vms, silent } = find();
+    let Found { mut vms, mut silent, mine } = find();
     let about: Vec<(&Summary, u32)> = vms.iter().map(|vm| (&vm.about, vm.owner)).collect();
-    match pick(who, &about) {
+    match pick(who, &about, user()) {
         Ok(number) => Ok(vms.swap_remove(number)),
-        // A VM that does not answer may be the one that is meant.
-        Err(error) => Err(silent.into_iter().next().unwrap_or(error)),
+        // A VM that does not answer may be the one that is meant, but not by its name if it is another user's.
+        Err(error) => {
+            let meant = silent.iter().position(|error| error.is_of(who)).or(mine);
+            Err(meant.map_or(error, |number| silent.swap_remove(number)))
+        }
+    }
+}
+
+impl ClientError {
+    /// Returns whether the VM that does not answer has this process id.
+    fn is_of(&self, who: &str) -> bool {
+        let (Self::Ended(process)
+        | Self::Silent(process, _)
+        | Self::Busy(process)
+        | Self::Refused(process, _)
+        | Self::Excessive(process, _)) = self
+        else {
+            return false;
+        };
+        process.to_string() == who
     }
 }
 
@@ -167,27 +279,30 @@ pub fn some_of<T>(
     failure.map_or(Ok(given), Err)
 }
 
-/// Returns the position of the VM with this process id or name. Each VM comes with the user that runs it.
-fn pick(who: &str, vms: &[(&Summary, u32)]) -> Result<usize, ClientError> {
+/// Returns the position of the VM with this process id, or of the VM of this user's with this name. Each VM comes with
+/// the user that runs it.
+fn pick(who: &str, vms: &[(&Summary, u32)], user: u32) -> Result<usize, ClientError> {
     if vms.is_empty() {
         return Err(ClientError::NoneRuns);
     }
-    if let Some(number) = vms.iter().position(|(vm, _)| vm.pid.to_string() == who) {
+    let of_process = vms.iter().position(|(vm, _)| vm.pid.to_string() == who);
+    if let Some(number) = of_process.filter(|number| vms[*number].1 == user) {
         return Ok(number);
     }
-    let named: Vec<usize> = (0..vms.len()).filter(|number| vms[*number].0.name == who).collect();
-    match named[..] {
-        [number] => Ok(number),
-        [] => {
+    let (mine, others): (Vec<usize>, Vec<usize>) =
+        (0..vms.len()).filter(|number| vms[*number].0.name == who).partition(|number| vms[*number].1 == user);
+    match (&mine[..], of_process) {
+        ([number], _) => Ok(*number),
+        ([], Some(number)) => Ok(number),
+        ([], None) => {
+            if let Some((vm, owner)) = others.first().map(|number| vms[*number]) {
+                return Err(ClientError::Anothers(who.to_owned(), owner, vm.pid));
+            }
             let running = vms.iter().map(|(vm, _)| format!("{} ({})", vm.pid, vm.name));
             Err(ClientError::NoSuch(who.to_owned(), running.collect::<Vec<_>>().join(", ")))
         }
-        [first, ..] => {
-            let are_of_one_user = named.iter().all(|number| vms[*number].1 == vms[first].1);
-            let processes = named.iter().map(|number| match vms[*number] {
-                (vm, _) if are_of_one_user => vm.pid.to_string(),
-                (vm, owner) => format!("{} of user {owner}", vm.pid),
-            });
+        _ => {
+            let processes = mine.iter().map(|number| vms[*number].0.pid.to_string());
             Err(ClientError::Ambiguous(who.to_owned(), processes.collect::<Vec<_>>().join(", ")))
         }
     }
@@ -199,11 +314,19 @@ impl Vm {
         let mut stream = BufReader::new(Deadlined::new(stream, end));
         match ask(process, &mut stream, &Request::Hello)? {
             // The process id is that of the socket's name, by which the VM was found.
-            Answer::Hello(about) => {
-                Ok(Self { about: Summary { pid: process, ..about }.printable(), owner, stream })
-            }
+            Answer::Hello(about) => Ok(Self { about: Summary { pid: process, ..about }, owner, stream }),
             _ => Err(unexpected(process)),
         }
+    }
+
+    /// Returns the user that runs the VM, if that is another one than this process's.
+    pub fn other_owner(&self) -> Option<u32> {
+        (self.owner != user()).then_some(self.owner)
+    }
+
+    /// Returns the user that runs the VM.
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 
     /// Returns the VM's status, and what it did since this client's last request.
@@ -265,16 +388,6 @@ impl Vm {
     }
 }
 
-impl Summary {
-    /// Replaces control characters, so that the names can be printed on a terminal.
-    pub fn printable(mut self) -> Self {
-        for text in [&mut self.name, &mut self.runs, &mut self.pmu] {
-            *text = short(text);
-        }
-        self
-    }
-}
-
 fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, ClientError> {
     message::send(stream.get_mut(), request).map_err(|error| failed(process, &error))?;
     answer(process, stream)
@@ -284,7 +397,7 @@ fn ask(process: u32, stream: &mut Stream, request: &Request) -> Result<Answer, C
 pub fn answer(process: u32, stream: &mut impl BufRead) -> Result<Answer, ClientError> {
     match message::receive(stream).map_err(|error| failed(process, &error))? {
         Some(Answer::Error(why)) => Err(ClientError::Refused(process, short(&why))),
-        Some(answer) => Ok(answer),
+        Some(answer) => answer.limited().map_err(|error| ClientError::Excessive(process, error)),
         None => Err(ClientError::Ended(process)),
     }
 }
@@ -326,7 +439,7 @@ mod tests {
 
     fn picked(who: &str, vms: &[Summary]) -> Result<u32, String> {
         let vms: Vec<(&Summary, u32)> = vms.iter().map(|vm| (vm, 1000)).collect();
-        pick(who, &vms).map(|number| vms[number].0.pid).map_err(|error| error.to_string())
+        pick(who, &vms, 1000).map(|number| vms[number].0.pid).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -348,12 +461,46 @@ mod tests {
             picked("perf", &vms).unwrap_err(),
             "several VMs are called `perf`: 71, 72; name one by its process"
         );
-        let of_two_users = [(&vms[0], 0), (&vms[1], 1000)];
-        assert_eq!(
-            pick("perf", &of_two_users).unwrap_err().to_string(),
-            "several VMs are called `perf`: 71 of user 0, 72 of user 1000; name one by its process"
-        );
         assert_eq!(picked("perf", &[]).unwrap_err(), "no VM of this user's runs here");
+    }
+
+    #[test]
+    fn another_users_vm_is_named_by_its_process_only() {
+        let (roots, anothers) = (vm(71, "perf"), vm(72, "perf"));
+        let picked = |who: &str, vms: &[(&Summary, u32)]| {
+            pick(who, vms, 0).map(|number| vms[number].0.pid).map_err(|error| error.to_string())
+        };
+        assert_eq!(picked("perf", &[(&anothers, 1000), (&roots, 0)]), Ok(71), "its name does no harm");
+        assert_eq!(
+            picked("perf", &[(&anothers, 1000)]).unwrap_err(),
+            "no VM `perf` of this user's runs here; user 1000 has one: name it by its process, 72"
+        );
+        assert_eq!(picked("72", &[(&anothers, 1000), (&roots, 0)]), Ok(72));
+        let looks_like_a_process = vm(73, "72");
+        assert_eq!(picked("72", &[(&anothers, 1000), (&looks_like_a_process, 0)]), Ok(73));
+    }
+
+    #[test]
+    fn another_users_sockets_are_asked_and_told_of_in_bounded_numbers() {
+        let mut search = Search::new(0);
+        let others = (0..4 * MAX_VMS_OF_OTHERS).zip(1_u32..);
+        let mut wanted = BTreeMap::<u32, usize>::new();
+        for (number, process) in others {
+            let owner = if number < MAX_VMS_OF_OTHERS { 1000 } else { 1001 + process % 16 };
+            if search.is_wanted(process, owner) {
+                *wanted.entry(owner).or_default() += 1;
+                search.fails(owner, ClientError::Busy(process));
+            }
+        }
+        assert_eq!(wanted[&1000], MAX_VMS_OF_ANOTHER);
+        assert!(wanted.values().sum::<usize>() <= MAX_VMS_OF_OTHERS + MAX_VMS_OF_ANOTHER);
+        let silent = search.found.silent.len();
+        assert!(silent <= 17 * (MAX_ERRORS_OF_ANOTHER + 2), "{silent}");
+        assert_eq!(search.found.mine, None);
+        assert!(search.is_wanted(1_000_000, 0), "this user's own are asked all the same");
+        let (here, _there) = UnixStream::pair().unwrap();
+        search.connects(connected(1_000_000, here));
+        assert!(!search.is_wanted(1_000_000, 0), "it was asked already");
     }
 
     /// Receives a request on a VM's end of a connection.
@@ -414,7 +561,7 @@ mod tests {
             };
             let silent = silent.iter().map(|pid| ClientError::Busy(*pid)).collect();
             let mut said = Vec::new();
-            let vms = Found { vms: vms.iter().map(vm).collect(), silent }
+            let vms = Found { vms: vms.iter().map(vm).collect(), silent, mine: None }
                 .answering(|error| said.push(error.to_string()));
             let pids = vms.map(|vms| vms.iter().map(|vm| vm.about.pid).collect::<Vec<_>>());
             (pids.map_err(|error| error.to_string()), said)

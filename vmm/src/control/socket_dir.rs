@@ -3,12 +3,17 @@
 //! Such a directory may be in `/tmp`, where anybody can create one. So it is opened once, without following symbolic
 //! links, and used only if no other user can access it. All further operations are relative to the open directory,
 //! whatever its path leads to then.
+//!
+//! Root's commands look into the directories of all users, whatever those have put there: what is read of them is
+//! bounded.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -16,6 +21,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Suffix of the sockets' names.
 const SUFFIX: &str = ".sock";
+/// Maximum number of a directory's entries that are read.
+const MAX_ENTRIES: usize = 4096;
+/// Maximum number of other users' directories.
+const MAX_DIRS: usize = 256;
 
 /// A user's directory of control sockets.
 #[derive(Debug)]
@@ -71,7 +80,7 @@ pub enum Connection {
 impl SocketDir {
     /// Opens this user's directory, and creates it if it does not exist.
     pub fn own() -> Result<Self, SocketDirError> {
-        Self::first_of(&candidates(user(), runtime_folder().as_deref()))
+        Self::first_of(&candidates(user(), runtime_folder(user()).as_deref()))
     }
 
     /// Opens the first of these directories that can be used. The error is that of a directory that somebody could have
@@ -88,16 +97,29 @@ impl SocketDir {
         Err(errors.swap_remove(worst))
     }
 
-    /// Opens all directories with VMs that this user may use: root may use everybody's.
-    pub fn all() -> Vec<Self> {
-        let mine = candidates(user(), runtime_folder().as_deref());
-        let theirs = if user() == 0 { of_all_users() } else { Vec::new() };
+    /// Opens all directories with VMs that this user may use: root may use everybody's. This user's come first; the
+    /// search for others ends at this time.
+    pub fn all(end: Instant) -> Vec<Self> {
         let mut dirs: Vec<Self> = Vec::new();
-        for path in mine.into_iter().chain(theirs) {
+        let mut add = |path: PathBuf, of: u32| {
             if !dirs.iter().any(|dir| dir.path == path)
                 && let Ok(dir) = Self::open(&path)
+                && dir.owner == of
             {
                 dirs.push(dir);
+            }
+            dirs.len()
+        };
+        let mine = candidates(user(), runtime_folder(user()).as_deref());
+        let most = mine.len() + MAX_DIRS;
+        for path in mine {
+            add(path, user());
+        }
+        if user() == 0 {
+            for (path, of) in of_all_users() {
+                if add(path, of) >= most || Instant::now() >= end {
+                    break;
+                }
             }
         }
         dirs
@@ -150,15 +172,12 @@ impl SocketDir {
         self.owner
     }
 
-    /// Returns the ids of the processes that have sockets here.
+    /// Returns the ids of the processes that have sockets here, which are those of its first [`MAX_ENTRIES`] entries.
     pub fn processes(&self) -> Vec<u32> {
         let Ok(entries) = Dir::read_from(&self.folder) else { return Vec::new() };
-        let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_owned());
-        let process = |name: &str| {
-            let digits = name.strip_suffix(SUFFIX)?;
-            // A process has one name.
-            digits.parse().ok().filter(|process: &u32| process.to_string() == digits)
-        };
+        let entries = entries.take(MAX_ENTRIES).filter_map(Result::ok);
+        let names = entries.map(|entry| entry.file_name().to_owned());
+        let process = |name: &str| number(name.strip_suffix(SUFFIX)?);
         names.filter_map(|name| process(name.to_str().ok()?)).collect()
     }
 
@@ -252,36 +271,49 @@ fn path_of_open(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-fn user() -> u32 {
+/// Returns the user of this process.
+pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn runtime_folder() -> Option<PathBuf> {
-    std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())
+/// Returns the folder that the variable names, if it belongs to this user: with `sudo` or `su`, the variable may still
+/// be another user's.
+fn runtime_folder(user: u32) -> Option<PathBuf> {
+    let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
+    belongs_to(&path, user).then_some(path)
+}
+
+fn belongs_to(folder: &Path, user: u32) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|folder| folder.is_dir() && folder.uid() == user)
 }
 
 /// Returns the paths of a user's directory, the best first: a login session has a runtime directory, a service or a
-/// container may have none.
+/// container may have none. Root's is at the same place for all.
 fn candidates(user: u32, runtime: Option<&Path>) -> Vec<PathBuf> {
-    let mut dirs: Vec<PathBuf> = runtime.map(|folder| folder.join("tally")).into_iter().collect();
-    if user == 0 {
-        dirs.push("/run/tally".into());
-    }
+    let mut dirs: Vec<PathBuf> = if user == 0 { vec!["/run/tally".into()] } else { Vec::new() };
+    dirs.extend(runtime.map(|folder| folder.join("tally")));
     dirs.extend([format!("/run/user/{user}/tally").into(), format!("/tmp/tally-{user}").into()]);
     dirs.dedup();
     dirs
 }
 
-/// Returns the paths at which other users' directories may be.
-fn of_all_users() -> Vec<PathBuf> {
+/// Returns the paths at which other users' directories may be, and the users to whom these must belong.
+fn of_all_users() -> impl Iterator<Item = (PathBuf, u32)> {
     let entries = |folder| fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    let logins = entries("/run/user").map(|entry| entry.path().join("tally"));
-    let others = entries("/tmp").filter(|entry| {
-        let name = entry.file_name();
-        let user = name.to_str().and_then(|name| name.strip_prefix("tally-"));
-        user.is_some_and(|user| user.parse::<u32>().is_ok())
+    let logins = entries("/run/user").filter_map(|entry| {
+        let user = number(entry.file_name().to_str()?)?;
+        Some((entry.path().join("tally"), user))
     });
-    logins.chain(others.map(|entry| entry.path())).collect()
+    let others = entries("/tmp").filter_map(|entry| {
+        let user = number(entry.file_name().to_str()?.strip_prefix("tally-")?)?;
+        Some((entry.path(), user))
+    });
+    logins.chain(others)
+}
+
+/// Returns the number of a process or a user, which has one name.
+fn number(digits: &str) -> Option<u32> {
+    digits.parse().ok().filter(|number: &u32| number.to_string() == digits)
 }
 
 #[cfg(test)]
@@ -408,5 +440,32 @@ mod tests {
         assert_eq!(of(7, Some("/run/user/7")), ["/run/user/7/tally", "/tmp/tally-7"]);
         assert_eq!(of(7, None), ["/run/user/7/tally", "/tmp/tally-7"]);
         assert_eq!(of(0, None), ["/run/tally", "/run/user/0/tally", "/tmp/tally-0"]);
+        assert_eq!(of(0, Some("/run/user/7")).first().unwrap(), "/run/tally", "root's is at one place");
+    }
+
+    #[test]
+    fn a_runtime_directory_of_another_user_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(belongs_to(folder.path(), user()));
+        assert!(!belongs_to(folder.path(), user() + 1));
+        let link = folder.path().join("link");
+        symlink(folder.path(), &link).unwrap();
+        assert!(!belongs_to(&link, user()), "whoever has the link may change it");
+        assert!(!belongs_to(&folder.path().join("none"), user()));
+    }
+
+    #[test]
+    fn no_more_of_a_directory_is_read_than_a_bounded_number_of_entries() {
+        let folder = tempfile::tempdir().unwrap();
+        let this = std::process::id();
+        let (_listener, _socket) = dir(folder.path()).listen(this).unwrap();
+        let folder = folder.path().join("tally");
+        // Names of one socket, as many as another user likes to give it.
+        for other in (1..).filter(|other| *other != this).take(MAX_ENTRIES + 100) {
+            let name = |process: u32| folder.join(format!("{process}{SUFFIX}"));
+            fs::hard_link(name(this), name(other)).unwrap();
+        }
+        let seen = SocketDir::open(&folder).unwrap();
+        assert!(seen.processes().len() <= MAX_ENTRIES);
     }
 }

@@ -12,7 +12,7 @@ use super::read::Reader;
 use super::record::{Header, Record, What};
 use super::summary::Summary;
 use super::words::{Seconds, counters};
-use crate::stderr;
+use crate::printer;
 
 /// Parts of a log to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,9 +27,9 @@ pub enum Part {
 pub fn show(path: &Path, part: Part) -> Result<()> {
     let Files { header, parts, missing } = Files::open(path)?;
     if let Some(missing) = missing {
-        stderr::say(&missing);
+        printer::say(&missing);
     }
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut out = BufWriter::new(printer::out());
     let damage = match print(header, parts, part, &mut out) {
         // A reader that closes the pipe has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Vec::new(),

@@ -32,6 +32,23 @@ pub struct Machine {
     pub report: Report,
 }
 
+impl Machine {
+    /// Returns a size that the machine's text does not exceed.
+    pub fn size(&self) -> usize {
+        /// The longest line without the machine's labels, and its share of the line's end.
+        const LINE: usize = 160;
+        /// Lines of a machine, of a vCPU, and of a counter.
+        const LINES: [usize; 3] = [2, 16, 5];
+        // Each character may need an escape.
+        let labels = |labels: &Labels| -> usize {
+            labels.iter().map(|(label, value)| label.len() + 2 * value.len() + "=\"\",".len()).sum()
+        };
+        let counters: usize = self.report.vcpus.iter().map(|vcpu| vcpu.counters.len()).sum();
+        let lines = LINES[0] + LINES[1] * self.report.vcpus.len() + LINES[2] * counters;
+        lines * (LINE + labels(&self.labels)) + labels(&self.facts)
+    }
+}
+
 /// Machines whose metrics are rendered together.
 #[derive(Debug)]
 pub struct Machines {
@@ -268,8 +285,32 @@ mod tests {
     }
 
     #[test]
+    fn the_text_of_a_machine_does_not_exceed_its_size() {
+        let head = Machines { answering: vec![], silent: None }.write().unwrap().len();
+        for name in ["", "web", &"\"\\\n".repeat(100), &"\u{10ffff}".repeat(100)] {
+            for vcpus in [0, 1, 254] {
+                let mut report = report();
+                let vcpu = report.vcpus.remove(0);
+                report.vcpus = vec![VcpuReport { vcpu: 255, ..vcpu }; vcpus];
+                for vcpu in &mut report.vcpus {
+                    let counter =
+                        CounterReport { counter: usize::MAX, starved: -f64::MAX, ..vcpu.counters[0].clone() };
+                    let most = CounterReport { overflows: u64::MAX, estimated: u64::MAX, ..counter };
+                    vcpu.counters = vec![most; 64];
+                    vcpu.exits.port_reads = u64::MAX;
+                }
+                let labels = vec![("user", name.to_owned()), ("name", name.to_owned()), ("pid", "7".into())];
+                let machine = Machine { labels, facts: vec![("pmu", name.to_owned())], report };
+                let size = machine.size();
+                let text = Machines { answering: vec![machine], silent: None }.write().unwrap();
+                assert!(text.len() - head <= size, "{}: {size}", text.len() - head);
+            }
+        }
+    }
+
+    #[test]
     fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
-        let labels = vec![("name", "web".to_owned()), ("pid", "7".to_owned())];
+        let labels = ["user", "name", "pid"].map(|label| (label, "7".to_owned())).to_vec();
         let machine = Machine { labels, facts: Vec::new(), report: report() };
         let text = Machines { answering: vec![machine], silent: Some(0) }.write().unwrap();
         let names = |text: &str| -> BTreeSet<String> {
@@ -283,7 +324,7 @@ mod tests {
         assert!(asked.len() > 10, "{asked:?}");
         assert_eq!(asked.difference(&names(&samples)).collect::<Vec<_>>(), [""; 0]);
         let labels = dashboard.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
-        for label in labels {
+        for label in labels.flat_map(|labels| labels.split(", ")) {
             assert!(samples.contains(&format!("{label}=\"")), "{label}");
         }
     }

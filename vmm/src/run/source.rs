@@ -16,6 +16,7 @@ use super::template::{Saves, Template, TemplateFor};
 use crate::agent::{self, AgentState};
 use crate::cli::Run;
 use crate::console::Output;
+use crate::lost_memory;
 use crate::snapshot::{GuestState, Opened};
 
 /// What a guest starts from.
@@ -141,6 +142,7 @@ impl<'a> Blueprint<'a> {
             machine.accept_copies_of_disks();
         }
         let ram = Machine::saved_memory(&self.options.memory, &memory)?;
+        lost_memory::watch(&ram, &memory)?;
         let console = |state: &AgentState| {
             let mut console = agent::console();
             console.restore(&state.console).map(|()| console)
@@ -155,6 +157,7 @@ impl<'a> Blueprint<'a> {
     fn restore(&self, parts: Parts, template: Template) -> Result<Built> {
         let Template { machine, console, memory, .. } = template;
         let ram = Machine::saved_memory(&self.options.memory, &memory)?;
+        lost_memory::watch(&ram, &memory)?;
         let mut agent = agent::console();
         agent.restore(&console)?;
         let start = Start::Restore(Box::new(machine));

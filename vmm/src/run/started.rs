@@ -20,7 +20,7 @@ use crate::flamegraph::FlameGraph;
 use crate::metrics::Socket;
 use crate::sandbox::Reach;
 use crate::terminal::Raw;
-use crate::{control, signals, stderr};
+use crate::{control, lost_memory, printer, signals};
 
 /// Sockets through which clients find the machine until this is dropped.
 #[derive(Default)]
@@ -104,7 +104,7 @@ impl Ended<'_> {
                 return Err(error);
             }
             // The status of a failed command is more useful than an error about the flame graph.
-            stderr::say(&format_args!("{error:#}"));
+            printer::say(&format_args!("{error:#}"));
         }
         Ok(status(&ending, options, &output))
     }
@@ -115,7 +115,7 @@ pub fn close(log: Option<&Arc<EventLog>>, how: &dyn Display) {
     if let Some(log) = log
         && let Err(error) = log.end(how)
     {
-        stderr::say(&error);
+        printer::say(&error);
     }
 }
 
@@ -125,11 +125,11 @@ fn status(ending: &Ending, options: &Run, console: &Output) -> ExitCode {
     let has_command = !options.command.is_empty();
     info!("{ending}");
     let died = |how: &str| {
-        stderr::say(&how);
+        printer::say(&how);
         if has_command {
             let tail = console.tail();
             if !tail.is_empty() {
-                stderr::say(&format_args!("the guest's console ended with:\n{tail}"));
+                printer::say_with_lines(&"the guest's console ended with:", &tail);
             }
         }
         ExitCode::from(FAILURE)
@@ -137,7 +137,7 @@ fn status(ending: &Ending, options: &Run, console: &Output) -> ExitCode {
     match ending {
         Ending::Command(status) => ExitCode::from(*status),
         Ending::Agent(_) | Ending::Output(_) => {
-            stderr::say(ending);
+            printer::say(ending);
             ExitCode::from(FAILURE)
         }
         // As with QEMU's isa-debug-exit, no value maps to success.
@@ -146,12 +146,14 @@ fn status(ending: &Ending, options: &Run, console: &Output) -> ExitCode {
             died("the guest switched itself off before its command ended")
         }
         Ending::Guest(End::Reboot) if has_command => died("the guest reset before its command ended"),
+        // KVM's error depends on how the vCPU came to access its memory.
+        Ending::Failed(_) if lost_memory::is_lost() => died(lost_memory::LOST),
         Ending::Failed(failure) => died(&failure.to_string()),
         Ending::Signal(signal) if has_command => {
             ExitCode::from(u8::try_from(*signal).map_or(FAILURE, |signal| INTERRUPTED | signal))
         }
         Ending::Saved if options.save_template.is_none() => {
-            stderr::say(&"the guest was saved; `tally run --restore` continues it");
+            printer::say(&"the guest was saved; `tally run --restore` continues it");
             if has_command { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS }
         }
         // As after Ctrl-C (SIGINT).

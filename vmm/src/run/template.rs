@@ -272,13 +272,14 @@ pub struct Saves {
     counters: String,
 }
 
+/// Creates a file for this user alone: it has the kernel's secrets.
+fn new_file(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// Prepares to save a machine into a folder, before this process confines itself.
 pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save> {
-    let create = |name| {
-        // It has the kernel's secrets.
-        let file = File::options().write(true).create_new(true).mode(0o600).open(folder.join(name));
-        file.with_context(|| folder.display().to_string())
-    };
+    let create = |name| new_file(&folder.join(name)).with_context(|| folder.display().to_string());
     let (state, memory, pages) = (create(STATE)?, create(MEMORY)?, PageMap::open()?);
     Ok(Box::new(move |console| {
         let save = || -> Result<()> {
@@ -299,6 +300,8 @@ pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn given_up(age: Age) -> (tempfile::TempDir, String) {
@@ -312,6 +315,15 @@ mod tests {
         let next = Place { age: Age::Kept, ..place };
         let said = Template::load(&next, "").err().map(|error| format!("{error:#}"));
         (cache, said.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_template_is_for_its_user_alone_also_in_a_cache_that_others_may_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(MEMORY);
+        let mode = new_file(&path).unwrap().metadata().unwrap().mode();
+        assert_eq!(mode & 0o077, 0, "{mode:o}");
+        assert!(new_file(&path).is_err(), "what somebody has put there is not written to");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::folder::Writer;
 use crate::cli::Snapshot;
 use crate::control::client;
 use crate::control::message::Request;
-use crate::signals;
+use crate::{printer, signals};
 
 /// `tally snapshot`: the VM goes on, or ends.
 pub fn snapshot(Snapshot { vm, folder, stop }: &Snapshot) -> Result<ExitCode> {
@@ -21,6 +21,12 @@ pub fn snapshot(Snapshot { vm, folder, stop }: &Snapshot) -> Result<ExitCode> {
 
 fn save(vm: &str, folder: &Path, stop: bool) -> Result<()> {
     let mut vm = client::find_one(vm)?;
+    if let Some(owner) = vm.other_owner() {
+        printer::say(&format_args!(
+            "process {} is a VM of user {owner}, who decides what is saved",
+            vm.about.pid
+        ));
+    }
     let mut writer = Writer::create(folder, vm.about.memory)?;
     let state = vm.begin_snapshot(stop)?;
     let mut part = Vec::new();

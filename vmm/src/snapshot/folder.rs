@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crc32fast::Hasher;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::{Deserialize, Serialize};
-use tally_machine::extents;
+use tally_machine::{Size, extents};
 use tempfile::TempDir;
 
 use super::GuestState;
@@ -78,8 +78,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a snapshot of a guest with a memory of this size, in a folder that does not exist.
+    /// Begins a snapshot of a guest with a memory of this size, in a folder that does not exist. What says it is a VM
+    /// may announce any size: one from which no guest could continue here is refused.
     pub fn create(folder: &Path, size: u64) -> Result<Self> {
+        if !size.is_multiple_of(PAGE as u64) || Size::of(size).check_here().is_err() {
+            bail!("the VM says that it has {size} bytes of memory, with which no guest could continue here");
+        }
         let create = || -> Result<Self> {
             if folder.symlink_metadata().is_ok() {
                 bail!("it exists already");
@@ -268,8 +272,19 @@ mod tests {
         writer.put(PAGE as u64, &[1; PAGE]).unwrap();
         assert!(writer.put(0, &[1; PAGE]).is_err(), "the same parts could be sent for ever");
         writer.put(SIZE - PAGE as u64, &[1; PAGE]).unwrap();
-        let mut announced = Writer::create(&dir.path().join("saved"), u64::MAX).unwrap();
-        assert!(announced.put(u64::MAX - 1, &[1]).is_err(), "no file is so long");
+    }
+
+    #[test]
+    fn a_vm_that_announces_more_memory_than_this_host_has_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        for size in [u64::MAX, u64::MAX - 4095, 1 << 60, SIZE + 1, 4096, 0] {
+            let error = Writer::create(&dir.path().join("saved"), size).err().expect("no guest has so much");
+            assert!(
+                error.to_string().starts_with(&format!("the VM says that it has {size} bytes")),
+                "{error}"
+            );
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

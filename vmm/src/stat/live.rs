@@ -1,6 +1,6 @@
 //! `tally stat` on a terminal: redraws the text at each interval until a key or a signal ends it.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{Looked, look_at};
 use crate::control::client::Vm;
 use crate::ending::FAILURE;
+use crate::printer::{self, Screen};
 use crate::signal_thread::Signals;
-use crate::stderr;
 use crate::terminal::{self, Raw};
 
 /// Keys that end the live view: q, Ctrl-C, Ctrl-D.
@@ -64,7 +64,7 @@ pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
     drop(screen);
     drop(raw);
     for error in all_gone {
-        stderr::say(&error);
+        printer::say(&error);
     }
     let status = |signal| u8::try_from(signal).map_or(FAILURE, |signal| INTERRUPTED | signal);
     Ok(ended_by.map_or(ExitCode::SUCCESS, |signal| ExitCode::from(status(signal))))
@@ -106,36 +106,4 @@ fn wait(signals: &Signals, has_keys: bool, interval: Duration) -> io::Result<Wok
             }
         }
     }
-}
-
-/// The terminal's alternate screen. Dropping this restores the primary screen.
-struct Screen(());
-
-impl Screen {
-    fn enter() -> io::Result<Self> {
-        write("\x1b[?1049h\x1b[?25l")?;
-        Ok(Self(()))
-    }
-
-    /// Draws as much of these lines as there is room for.
-    fn draw(lines: &[String]) -> io::Result<()> {
-        let (rows, columns) =
-            terminal::size().map_or((24, 80), |size| (size.rows.into(), size.columns.into()));
-        let shown = lines.iter().take(rows).map(|line| line.chars().take(columns).collect::<String>());
-        // Clears the rest of each line, and the lines below.
-        write(&format!("\x1b[H{}\x1b[J", shown.map(|line| line + "\x1b[K").collect::<Vec<_>>().join("\r\n")))
-    }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        // An error means that the terminal is gone.
-        let _ = write("\x1b[?25h\x1b[?1049l");
-    }
-}
-
-fn write(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }

@@ -297,7 +297,8 @@ fn one_address_has_the_metrics_of_all_vms() {
         .map(|line| line.split(',').filter(|part| !part.starts_with("pid=")).collect::<Vec<_>>().join(","))
         .collect();
     for name in ["one", "two"] {
-        let overflows = format!("tally_pmu_overflows_total{{name=\"{name}\",vcpu=\"0\",counter=\"0\"}} 1");
+        let overflows =
+            format!("tally_pmu_overflows_total{{user=\"root\",name=\"{name}\",vcpu=\"0\",counter=\"0\"}} 1");
         assert!(lines.contains(&overflows), "{overflows}: {text}");
     }
     assert_eq!(text.matches("# TYPE tally_pmu_overflows counter").count(), 1, "{text}");

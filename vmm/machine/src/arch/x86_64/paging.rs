@@ -234,6 +234,51 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_copied_when_it_is_written_is_left_to_the_guest() {
+        let address = 0x7000_1000;
+        for bits in [PAGE_BITS, 21, 30] {
+            let memory = memory();
+            let to = if bits == PAGE_BITS { 0x8_0000 } else { 0 };
+            map(&memory, 5, address, bits, to, None);
+            let tables = Tables::of(&sregs(5), &memory).expect("64-bit mode");
+            let entries: Vec<GuestAddress> = (bits..PAGE_BITS + 5 * LEVEL_BITS)
+                .step_by(9)
+                .map(|shift| {
+                    GuestAddress(
+                        0x1000 * u64::from(5 - (shift - PAGE_BITS) / 9) + (address >> shift & 511) * 8,
+                    )
+                })
+                .collect();
+            let entry = |at: GuestAddress| -> u64 { memory.read_obj(at).expect("in memory") };
+            // Read-only at any level is read-only.
+            for read_only in 0..entries.len() {
+                for (number, at) in entries.iter().enumerate() {
+                    let writable = if number == read_only { 0 } else { WRITABLE };
+                    memory.write_obj(entry(*at) & !WRITABLE | writable, *at).expect("in memory");
+                }
+                let before: Vec<u64> = entries.iter().map(|at| entry(*at)).collect();
+                assert_eq!(tables.translate_to_write(address), None, "{bits} bits, level {read_only}");
+                assert_eq!(
+                    entries.iter().map(|at| entry(*at)).collect::<Vec<_>>(),
+                    before,
+                    "no entry changes"
+                );
+            }
+            for at in &entries {
+                memory.write_obj(entry(*at) | WRITABLE, *at).expect("in memory");
+            }
+            let offset = address & ((1 << bits) - 1);
+            assert_eq!(tables.translate_to_write(address), Some(GuestAddress(to | offset)), "{bits} bits");
+            assert_eq!(entry(entries[0]) & ACCESSED_AND_DIRTY, ACCESSED_AND_DIRTY, "{bits} bits");
+            // Another vCPU makes the page read-only between the walk and the write.
+            let stale = entry(entries[0]) & !ACCESSED_AND_DIRTY;
+            memory.write_obj(stale & !WRITABLE, entries[0]).expect("in memory");
+            assert_eq!(tables.note_write(entries[0], stale), None, "{bits} bits");
+            assert_eq!(entry(entries[0]), stale & !WRITABLE, "the guest's entry stands");
+        }
+    }
+
+    #[test]
     fn an_instruction_may_lie_on_two_pages() {
         let memory = memory();
         map(&memory, 4, 0x7000_1000, PAGE_BITS, 0x8_0000, None);

@@ -1,7 +1,9 @@
 //! The report: counts beside the right ones.
 
-use std::io::{self, Stdout, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
+
+use crate::printer::{self, Printer};
 
 /// A count may be off by one in this many: many processors count an instruction that an interrupt breaks off, and the
 /// guest does not choose when the host is interrupted.
@@ -9,7 +11,7 @@ const NOISE: u64 = 20_000;
 
 /// A report, which is printed line by line.
 pub struct Report {
-    out: Stdout,
+    out: Printer,
     exact: usize,
     close: usize,
     wrong: usize,
@@ -39,7 +41,7 @@ impl Verdict {
 impl Report {
     /// Creates a report on standard output.
     pub fn new() -> Self {
-        Self { out: io::stdout(), exact: 0, close: 0, wrong: 0 }
+        Self { out: printer::out(), exact: 0, close: 0, wrong: 0 }
     }
 
     /// Prints a fact about the host or the guest.
