@@ -4,8 +4,8 @@
 //! renamed when it is complete. An existing entry is therefore always complete, even if a build was interrupted. Each
 //! entry has a lock, so that a second builder waits for the first. The kernel releases the lock when the process ends.
 //!
-//! Nobody but this user and root can change the cache ([`ownership`]), whatever the umask is: what is not complete is in
-//! directories for this user alone. That protects what is built. Packages are also compared with the signed index
+//! Nobody but this user and root can change the cache ([`ownership`]), whatever the umask is: what is not complete is
+//! in directories for this user alone. That protects what is built. Packages are also compared with the signed index
 //! whenever they are used.
 
 mod ownership;

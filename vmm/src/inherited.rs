@@ -1,5 +1,5 @@
-//! File descriptors that this process has from the one that started it. A run keeps none but the standard streams, which
-//! would otherwise be open to a guest that takes over a thread, and to passt.
+//! File descriptors that this process has from the one that started it. A run keeps none but the standard streams,
+//! which would otherwise be open to a guest that takes over a thread, and to passt.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

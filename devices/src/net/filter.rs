@@ -163,8 +163,8 @@ impl<'a> Packet<'a> {
         std::iter::once(destination).chain(within)
     }
 
-    /// Returns true for what the other process answers by itself and never passes on: DHCP of either version, and requests
-    /// and advertisements of neighbours and routers (RFC 4861).
+    /// Returns true for what the other process answers by itself and never passes on: DHCP of either version, and
+    /// requests and advertisements of neighbours and routers (RFC 4861).
     fn asks_for_address(&self) -> bool {
         const DHCP_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
         let port = || self.content.get(2..4).map(|port| u16::from_be_bytes([port[0], port[1]]));

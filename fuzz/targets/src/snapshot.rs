@@ -1,9 +1,9 @@
-//! A snapshot whose maker is not trusted: the state of the whole guest, and by themselves those of a virtio device, of a
-//! PMU and of the agent, each as JSON. KVM's part of the state is only read here; KVM checks it.
+//! A snapshot whose maker is not trusted: the state of the whole guest, and by themselves those of a virtio device, of
+//! a PMU and of the agent, each as JSON. KVM's part of the state is only read here; KVM checks it.
 //!
-//! A part is refused, or what is restored works as one whose guest has written the same: the device works after a reset,
-//! and a disk keeps its size. The PMU asks the host for nothing that the guest could not ask for, in a bounded number of
-//! calls; what is saved of it again can be restored.
+//! A part is refused, or what is restored works as one whose guest has written the same: the device works after a
+//! reset, and a disk keeps its size. The PMU asks the host for nothing that the guest could not ask for, in a bounded
+//! number of calls; what is saved of it again can be restored.
 
 use std::fs::File;
 

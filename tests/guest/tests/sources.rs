@@ -67,11 +67,12 @@ fn comments_have_at_most_120_characters_but_for_tables() {
 
 /// Files that name a standard stream, and why. All other text of Tally's goes through the first of them, which replaces
 /// control characters.
-const STREAMS: [(&str, &str); 10] = [
+const STREAMS: [(&str, &str); 11] = [
     ("vmm/src/printer.rs", "prints"),
     ("vmm/src/run/assembled.rs", "the guest's console is a stream of its own"),
     ("vmm/src/run/streams.rs", "the streams of the guest's command are its own"),
     ("vmm/src/flamegraph/destination.rs", "finds a stream that the user has named for the picture"),
+    ("vmm/src/inherited.rs", "closes all other descriptors"),
     ("vmm/src/lost_memory.rs", "a signal handler cannot allocate; its line quotes nobody"),
     ("vmm/src/sandbox/violation.rs", "a signal handler cannot allocate; its line quotes nobody"),
     ("vmm/src/stat.rs", "asks whether it is a terminal"),

@@ -51,8 +51,8 @@ fn v4(table: &str) -> Vec<Block> {
     found
 }
 
-/// Returns the addresses in `ipv6_route`: a line has the destination and its prefix's length first, and the route's flags
-/// second to last, in hexadecimal digits.
+/// Returns the addresses in `ipv6_route`: a line has the destination and its prefix's length first, and the route's
+/// flags second to last, in hexadecimal digits.
 fn v6(table: &str) -> Vec<Block> {
     /// `RTF_LOCAL` and `RTF_ANYCAST` (`linux/ipv6_route.h`).
     const HOST: u32 = 0x8000_0000 | 0x0010_0000;

@@ -362,7 +362,8 @@ mod tests {
         }
     }
 
-    /// Frames of faults: those of programs and of the kernel, among them at an IRETQ or behind a SWAPGS, and any others.
+    /// Frames of faults: those of programs and of the kernel, among them at an IRETQ or behind a SWAPGS, and any
+    /// others.
     fn frame() -> impl Strategy<Value = [u64; 6]> {
         let code = prop_oneof![
             Just(u64::from(CODE)),

@@ -148,8 +148,8 @@ fn hide_virtualisation(entry: &mut kvm_cpuid_entry2) {
 }
 
 /// Hides `KVM_FEATURE_PV_TLB_FLUSH` and INVLPGB (APM volume 3, appendix E.4.7) from guests whose pages Tally looks at
-/// ([`super::paging`]). With either, a guest's kernel may give a page to others without waiting for a vCPU that has left
-/// the guest.
+/// ([`super::paging`]). With either, a guest's kernel may give a page to others without waiting for a vCPU that has
+/// left the guest.
 fn hide_remote_flush(entry: &mut kvm_cpuid_entry2, pmu: Pmu) {
     const PV_TLB_FLUSH: u32 = 1 << 9;
     const INVLPGB: u32 = 1 << 3;
