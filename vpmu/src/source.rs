@@ -22,6 +22,11 @@ pub trait Source {
     /// Returns whether the host has the event, even if others hold the hardware for it.
     fn can_count(&mut self, event: Event) -> bool;
 
+    /// Returns how many hardware counters of the host an event takes at once.
+    fn hardware_counters(&self, _event: Event) -> usize {
+        1
+    }
+
     /// Returns monotonic time.
     fn now(&self) -> Duration;
 

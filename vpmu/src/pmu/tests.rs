@@ -1,6 +1,7 @@
 //! The life of an overflow, from the alarm of the host's event to the next alarm, without KVM.
 
 mod branches;
+mod room;
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
