@@ -61,8 +61,24 @@ pub trait Backing {
     /// Returns how much of the count is an estimate of what was missed without hardware.
     fn estimated(&self) -> u64;
 
+    /// Returns where the event is, as far as that is known without a request to the host.
+    fn place(&self) -> Place {
+        Place::Unknown
+    }
+
     /// Returns the hardware counter that the event is on, and its enabled and running times.
     fn report(&mut self) -> BackingReport;
+}
+
+/// Where a [`Backing`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the host's hardware counter of this number.
+    Counter(u32),
+    /// Without hardware.
+    Nowhere,
+    /// Nobody knows without a request to the host.
+    Unknown,
 }
 
 /// The count of a [`Backing`].

@@ -14,7 +14,7 @@ use crate::page::{Page, ScheduledOut};
 use crate::request::{Encoded, Precedence, Purpose, Request, this_thread};
 use vpmu::event::{Event, Selection};
 use vpmu::report::BackingReport;
-use vpmu::source::Count;
+use vpmu::source::{Count, Place};
 
 /// Number of system calls made for the events of a thread, which share it.
 #[derive(Clone, Default)]
@@ -182,6 +182,11 @@ impl PerfEvent {
         let times = self.read_by_system_call().map(|reading| (reading.enabled, reading.running));
         let (enabled_ns, running_ns) = times
             .or_else(|| self.scheduled_out().map(|state| (state.enabled, state.running)))
+    /// Returns where the event is, as far as its page says it.
+    pub fn place(&self) -> Place {
+        self.page.as_ref().map_or(Place::Unknown, Page::place)
+    }
+
             .unwrap_or((0, 0));
         BackingReport { hardware, enabled_ns, running_ns }
     }

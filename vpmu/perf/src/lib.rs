@@ -71,7 +71,7 @@ use self::pairs::Pairs;
 use vpmu::event::{Event, Selection};
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu::report::BackingReport;
-use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
+use vpmu::source::{Backing, Count, FAR, Place, PolicyEffect, Refusal, Source};
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
@@ -225,6 +225,10 @@ impl Backing for PerfEvent {
     }
 
     fn report(&mut self) -> BackingReport {
+    fn place(&self) -> Place {
+        PerfEvent::place(self)
+    }
+
         PerfEvent::report(self)
     }
 }

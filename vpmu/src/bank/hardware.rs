@@ -7,8 +7,8 @@ use super::starvation::Change;
 use crate::event::Selection;
 use crate::journal::Entry;
 use crate::mask::members;
-use crate::notice::Notice;
-use crate::source::{Backing, Count, Source};
+use crate::notice::{Holder, Holders, Notice};
+use crate::source::{Backing, Count, Place, Source};
 
 /// What is known of the counters' hardware.
 #[derive(Debug, Default)]
@@ -105,7 +105,8 @@ impl<S: Source> Bank<S> {
             self.record.statistics.starvations += 1;
             self.hardware.starved |= 1 << counter;
             self.hardware.changed = true;
-            let is_reported = self.add_notice(Notice::Starved { counter, selection });
+            let holders = self.holders();
+            let is_reported = self.add_notice(Notice::Starved { counter, selection, holders });
             self.counters[counter].starvation.set_reported(is_reported);
         }
     }
@@ -115,6 +116,24 @@ impl<S: Source> Bank<S> {
     }
 
     /// Records that a counter has no host event any more that could be without hardware.
+    /// Returns who holds the hardware.
+    fn holders(&self) -> Holders {
+        let (running, starved) = (self.running, self.hardware.starved);
+        let events = self.events.iter().filter(|event| event.users & starved == 0);
+        let own = events.filter_map(|event| {
+            let hardware = match event.backing.place() {
+                Place::Counter(number) => Some(number),
+                Place::Unknown => None,
+                Place::Nowhere => return None,
+            };
+            let (takes, stands_still) = (event.hardware, event.users & running == 0);
+            Some(Holder { selection: event.selection, hardware, takes, stands_still })
+        });
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|holder| holder.hardware);
+        Holders { counters: self.guests, own }
+    }
+
     pub(super) fn needs_no_hardware(&mut self, counter: usize) {
         self.end_starvation(counter, |selection, missed| Notice::GivenUp { counter, selection, missed });
     }
