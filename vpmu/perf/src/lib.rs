@@ -161,6 +161,7 @@ impl Source for PerfEvents {
             PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
         })
         .map_err(|error| Refusal(error.to_string()))?;
+        event.settle();
         if let Some(reason) = event.unmapped() {
             (self.on_unmapped)(reason);
         }
@@ -224,11 +225,11 @@ impl Backing for PerfEvent {
         self.estimated()
     }
 
-    fn report(&mut self) -> BackingReport {
     fn place(&self) -> Place {
         PerfEvent::place(self)
     }
 
+    fn report(&mut self) -> BackingReport {
         PerfEvent::report(self)
     }
 }

@@ -49,7 +49,12 @@ pub struct Reading {
 impl<S: Source> Bank<S> {
     /// Returns whether a running counter has no hardware, as far as is known.
     pub fn is_starved(&self) -> bool {
-        self.hardware.starved & self.running != 0
+        self.starved() != 0
+    }
+
+    /// Returns the running counters that have no hardware, as far as is known.
+    pub fn starved(&self) -> u64 {
+        self.hardware.starved & self.running
     }
 
     /// Records that the VM is paused: the counters miss nothing.
@@ -111,11 +116,6 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    fn recovers(&mut self, counter: usize) {
-        self.end_starvation(counter, |selection, missed| Notice::Recovered { counter, selection, missed });
-    }
-
-    /// Records that a counter has no host event any more that could be without hardware.
     /// Returns who holds the hardware.
     fn holders(&self) -> Holders {
         let (running, starved) = (self.running, self.hardware.starved);
@@ -134,6 +134,11 @@ impl<S: Source> Bank<S> {
         Holders { counters: self.guests, own }
     }
 
+    fn recovers(&mut self, counter: usize) {
+        self.end_starvation(counter, |selection, missed| Notice::Recovered { counter, selection, missed });
+    }
+
+    /// Records that a counter has no host event any more that could be without hardware.
     pub(super) fn needs_no_hardware(&mut self, counter: usize) {
         self.end_starvation(counter, |selection, missed| Notice::GivenUp { counter, selection, missed });
     }

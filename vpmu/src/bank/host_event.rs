@@ -186,6 +186,8 @@ impl<S: Source> Bank<S> {
                     debug!("counter {counter} counts {selection}, alarm after {distance}");
                     self.counters[counter].refused = None;
                 }
+                // Hardware that is missing now is missed from now on, and tried for again before the next poll.
+                self.count(self.events.len() - 1);
             }
             Err(Refusal(why)) => {
                 for counter in members(counters) {
