@@ -42,6 +42,7 @@ mod starvation;
 mod stock;
 mod streams;
 mod templates;
+mod turns;
 mod using;
 
 use std::process::ExitCode;
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
         stock::tests,
         streams::tests,
         templates::tests,
+        turns::tests,
         using::tests,
     ];
     suite::main(modules.into_iter().flat_map(|tests| tests()).collect())
