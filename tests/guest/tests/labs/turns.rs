@@ -98,7 +98,10 @@ fn scaled_counts_are_near_what_they_should_be() {
 }
 
 mod on_riscv {
-    use super::*;
+    use guest_tests::suite::Test;
+    use guest_tests::tests;
+
+    use super::{ON_RISCV, assert_near, assert_not_starved};
 
     pub fn tests() -> Vec<Test> {
         tests![no_counter_is_starved_on_an_idle_host, scaled_counts_are_near_what_they_should_be]

@@ -314,7 +314,7 @@ impl Guest {
 
     /// Sets two counters for an event of large increments as Linux does: the second one first.
     fn pair(&mut self, counter: usize, config: Config) {
-        let first = counter % self.kind.counters() & !1;
+        let first = (counter % self.kind.counters()) & !1;
         if !matches!(self.kind, Kind::Amd(_)) || first + 1 >= self.kind.counters() {
             return;
         }
@@ -329,7 +329,7 @@ impl Guest {
     fn control(&mut self, counters: u64) {
         let Some(control) = self.kind.global_control() else { return };
         let counters = match self.kind {
-            Kind::Intel(shape) => counters & ((1 << shape.general) - 1 | ((1 << shape.fixed) - 1) << 32),
+            Kind::Intel(shape) => counters & (((1 << shape.general) - 1) | (((1 << shape.fixed) - 1) << 32)),
             _ => counters,
         };
         if counters == 0 {
