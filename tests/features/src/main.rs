@@ -75,7 +75,8 @@ const FEATURES: &[Feature] = &[
 ];
 
 /// What is measured, and no feature.
-const MEASUREMENTS: &[Feature] = &[("turns", turns::turns)];
+const MEASUREMENTS: &[Feature] =
+    &[("turns", turns::turns), ("turns-of-common-events", turns::with_common_events)];
 
 fn main() -> ExitCode {
     let Some(name) = std::env::args().nth(1) else {

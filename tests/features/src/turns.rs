@@ -29,8 +29,17 @@ const ROUNDS: u64 = 500_000;
 /// An event, and how often it happens in 2 instructions of the loop in user mode, if that is known.
 type Rate = (Event, Option<u64>);
 
+/// Which events threads have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those of the processor.
+    All,
+    /// Those that processors of every vendor have.
+    Common,
+}
+
 /// Returns the events that threads have by themselves.
-fn events(codes: &Codes) -> Vec<Rate> {
+fn events(codes: &Codes, which: Which) -> Vec<Rate> {
     let cycles = Event::hardware(bindings::PERF_COUNT_HW_CPU_CYCLES);
     let everywhere = |event: Event| event.with(|attr| attr.set_exclude_kernel(0));
     let kernel = |event: Event| everywhere(event).with(|attr| attr.set_exclude_user(1));
@@ -46,7 +55,8 @@ fn events(codes: &Codes) -> Vec<Rate> {
         (kernel(Event::instructions()), None),
         (everywhere(Event::branches()), None),
     ];
-    pair.into_iter().chain(others).chain(conditional).collect()
+    let is_here = |_: &Rate| which == Which::All;
+    pair.into_iter().filter(is_here).chain(others).chain(conditional.into_iter().filter(is_here)).collect()
 }
 
 /// Whose turn it is.
@@ -79,7 +89,7 @@ struct Counters {
 impl Counters {
     /// Opens the counters of a thread. The first two have events by themselves only, the third has a pinned and a sampled
     /// one beside them, and the last a sampled one and a group.
-    fn open(thread: usize) -> Result<Self, Failure> {
+    fn open(thread: usize, which: Which) -> Result<Self, Failure> {
         let codes = codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))?;
         let pinned = (thread == 2).then(|| Event::instructions().pinned().open()).transpose()?;
         let mut others = Vec::new();
@@ -92,7 +102,7 @@ impl Counters {
             let member = Event::instructions().open_with(&leader).map_err(join)?;
             others.extend([(leader, Some(1)), (member, Some(2))]);
         }
-        let mut events = events(&codes);
+        let mut events = events(&codes, which);
         let first = thread.saturating_sub(1) * 3;
         events.rotate_left(first);
         for (event, rate) in events.into_iter().cycle().take(SINGLE) {
@@ -123,8 +133,8 @@ impl Counters {
     }
 }
 
-fn take_turns(thread: usize, baton: &Baton) -> Result<u64, Failure> {
-    let counters = Counters::open(thread)?;
+fn take_turns(thread: usize, which: Which, baton: &Baton) -> Result<u64, Failure> {
+    let counters = Counters::open(thread, which)?;
     for turn in 0..TURNS {
         baton.take(thread);
         if turn == 0 {
@@ -144,13 +154,23 @@ fn switch(option: i32) -> Result<(), Failure> {
     checked("switch all counters", unsafe { libc::prctl(option) }).map(drop)
 }
 
-/// Returns how far scaled counts are from what they should be, in millionths: the farthest of each thread.
+/// Measures with all events of the processor.
 pub fn turns() -> Verdict {
+    measure(Which::All)
+}
+
+/// Measures with the events that a guest has on a host of another vendor as well.
+pub fn with_common_events() -> Verdict {
+    measure(Which::Common)
+}
+
+/// Returns how far scaled counts are from what they should be, in millionths: the farthest of each thread.
+fn measure(which: Which) -> Verdict {
     let baton = Arc::new(Baton::default());
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let baton = Arc::clone(&baton);
-            thread::spawn(move || take_turns(thread, &baton))
+            thread::spawn(move || take_turns(thread, which, &baton))
         })
         .collect();
     let farthest = threads
