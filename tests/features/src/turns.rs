@@ -2,8 +2,8 @@
 //! sampled ones, a group, and others by themselves. No two threads have the same events in the same order.
 //!
 //! Every thread runs the same loop in each turn, so that each event happens at the same rate all the time, and what it
-//! has counted, scaled by its times, is what the whole loop has. How far it is from that is no property of the PMU alone:
-//! it is measured on the host and in guests, and compared.
+//! has counted, scaled by its times, is what the whole loop has. How far it is from that is no property of the PMU
+//! alone: it is measured on the host and in guests, and compared.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -87,8 +87,8 @@ struct Counters {
 }
 
 impl Counters {
-    /// Opens the counters of a thread. The first two have events by themselves only, the third has a pinned and a sampled
-    /// one beside them, and the last a sampled one and a group.
+    /// Opens the counters of a thread. The first two have events by themselves only, the third has a pinned and a
+    /// sampled one beside them, and the last a sampled one and a group.
     fn open(thread: usize, which: Which) -> Result<Self, Failure> {
         let codes = codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))?;
         let pinned = (thread == 2).then(|| Event::instructions().pinned().open()).transpose()?;

@@ -248,9 +248,9 @@ impl PerfEvent {
     }
 }
 
-/// Attempts to get an event out of its error state. Linux since 6.15 signals each failure, and a thread that tried again
-/// at every signal would do nothing else. So an attempt is not made sooner than a pause after the one before it, and each
-/// pause is twice as long as the one before, up to a longest.
+/// Attempts to get an event out of its error state. Linux since 6.15 signals each failure, and a thread that tried
+/// again at every signal would do nothing else. So there is a pause between two attempts, and each pause is twice as
+/// long as the one before it, up to a longest.
 #[derive(Default)]
 struct Attempts {
     last: Option<Instant>,

@@ -1,6 +1,6 @@
-//! Counters that change places: several threads of a guest take turns, each with more events than there are counters, on
-//! a host on which nothing else runs. So the host always has the hardware, and the guest's scaled counts are near what
-//! they should be. The program is the measurement `turns` of `perf-features`, on the host and in guests.
+//! Counters that change places: several threads of a guest take turns, each with more events than there are counters,
+//! on a host on which nothing else runs. So the host always has the hardware, and the guest's scaled counts are near
+//! what they should be. The program is the measurement `turns` of `perf-features`, on the host and in guests.
 
 use std::fs;
 use std::sync::LazyLock;
