@@ -175,7 +175,7 @@ fn what(entry: &Entry, words: &impl Fn(Selection) -> String) -> What<String> {
         Entry::Configured { counter, selection: None, .. } => What::Unconfigured { counter: number(counter) },
         Entry::Overflowed { counters, interrupts } => What::Overflowed { counters, interrupts },
         Entry::Branched { counters, handler } => What::Message(branched(counters, handler)),
-        Entry::Noticed(Notice::Starved { counter, selection }) => {
+        Entry::Noticed(Notice::Starved { counter, selection, .. }) => {
             What::Starved { counter: number(counter), event: words(selection) }
         }
         Entry::Noticed(Notice::Recovered { counter, selection, missed }) => {

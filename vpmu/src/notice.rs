@@ -80,6 +80,8 @@ pub enum Notice {
         counter: usize,
         /// What it counts.
         selection: Selection,
+        /// Who holds the hardware instead.
+        holders: Holders,
     },
     /// A starved counter has hardware again.
     Recovered {
@@ -113,6 +115,55 @@ pub enum Notice {
         /// Number of times that this has happened since the guest started.
         times: u64,
     },
+}
+
+/// Who holds the host's hardware counters while one of a vCPU's counters has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holders {
+    /// Number of hardware counters that the guest's counters stand for.
+    pub counters: usize,
+    /// The vCPU's own events that are on the hardware.
+    pub own: Vec<Holder>,
+}
+
+/// An event of the host that holds hardware.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// What it counts.
+    pub selection: Selection,
+    /// The hardware counter that it is on, if that is known.
+    pub hardware: Option<u32>,
+    /// Number of hardware counters that it takes.
+    pub takes: usize,
+    /// All counters of the guest that it counts for stand still.
+    pub stands_still: bool,
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.own.iter().map(|holder| holder.takes).sum::<usize>();
+        let others = self.counters.saturating_sub(held);
+        let own: Vec<_> = self.own.iter().map(ToString::to_string).collect();
+        match &own[..] {
+            [] => write!(f, "others hold all {others}"),
+            own => {
+                write!(f, "of {} this vCPU holds {held} ({}), others {others}", self.counters, own.join(", "))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(hardware) = self.hardware {
+            write!(f, "{hardware}: ")?;
+        }
+        write!(f, "{}", self.selection)?;
+        if self.takes > 1 {
+            write!(f, " on {}", self.takes)?;
+        }
+        if self.stands_still { write!(f, " stopped") } else { Ok(()) }
+    }
 }
 
 impl Notice {
@@ -150,8 +201,11 @@ impl fmt::Display for Notice {
                     "counter {counter}: the host refuses an alarm for its overflow, the guest may miss an interrupt: {why}"
                 )
             }
-            Self::Starved { counter, selection } => {
-                write!(f, "counter {counter} ({selection}) is starved: the host has no hardware for it")
+            Self::Starved { counter, selection, holders } => {
+                write!(
+                    f,
+                    "counter {counter} ({selection}) is starved: the host has no hardware for it; {holders}"
+                )
             }
             Self::Recovered { counter, selection, missed } => {
                 write!(f, "counter {counter} ({selection}) counts again, after up to {missed:.3?}")
@@ -170,5 +224,34 @@ impl fmt::Display for Notice {
                  milliseconds (so far {times} times)"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Filter, Scope};
+
+    fn selection(code: u64) -> Selection {
+        Selection { event: Event::Raw(code), filter: Filter::User, scope: Scope::Guest }
+    }
+
+    fn said(own: Vec<Holder>) -> String {
+        let holders = Holders { counters: 6, own };
+        Notice::Starved { counter: 5, selection: selection(0xc2), holders }.to_string()
+    }
+
+    #[test]
+    fn a_notice_of_starvation_says_who_holds_the_hardware() {
+        let begin = "counter 5 (rc2:u) is starved: the host has no hardware for it; ";
+        assert_eq!(said(Vec::new()), format!("{begin}others hold all 6"));
+        let holder = Holder { selection: selection(0xc0), hardware: Some(3), takes: 1, stands_still: false };
+        let pair = Holder { selection: selection(0x03), hardware: Some(0), takes: 2, stands_still: true };
+        let unknown = Holder { hardware: None, ..holder.clone() };
+        assert_eq!(
+            said(vec![pair, holder]),
+            format!("{begin}of 6 this vCPU holds 3 (0: r3:u on 2 stopped, 3: rc0:u), others 3")
+        );
+        assert_eq!(said(vec![unknown]), format!("{begin}of 6 this vCPU holds 1 (rc0:u), others 5"));
     }
 }

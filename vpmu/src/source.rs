@@ -22,6 +22,11 @@ pub trait Source {
     /// Returns whether the host has the event, even if others hold the hardware for it.
     fn can_count(&mut self, event: Event) -> bool;
 
+    /// Returns how many hardware counters of the host an event takes at once.
+    fn hardware_counters(&self, _event: Event) -> usize {
+        1
+    }
+
     /// Returns monotonic time.
     fn now(&self) -> Duration;
 
@@ -56,8 +61,24 @@ pub trait Backing {
     /// Returns how much of the count is an estimate of what was missed without hardware.
     fn estimated(&self) -> u64;
 
+    /// Returns where the event is, as far as that is known without a request to the host.
+    fn place(&self) -> Place {
+        Place::Unknown
+    }
+
     /// Returns the hardware counter that the event is on, and its enabled and running times.
     fn report(&mut self) -> BackingReport;
+}
+
+/// Where a [`Backing`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the host's hardware counter of this number.
+    Counter(u32),
+    /// Without hardware.
+    Nowhere,
+    /// Nobody knows without a request to the host.
+    Unknown,
 }
 
 /// The count of a [`Backing`].

@@ -365,6 +365,11 @@ impl<S: Source> Unit<S> {
         self.bank.is_starved()
     }
 
+    /// Returns the running counters that have no hardware.
+    pub fn starved(&self) -> u64 {
+        self.bank.starved()
+    }
+
     /// Returns whether it holds events of the host.
     pub fn holds_counters(&self) -> bool {
         self.bank.is_backed()

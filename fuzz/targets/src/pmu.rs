@@ -4,8 +4,9 @@
 //!
 //! The thread that runs writes what it likes into its block for event-based branches.
 //!
-//! The work of an exit is bounded, in calls of the host. No encoding reaches the host that no processor of its vendor
-//! has, that Linux gives a meaning of its own, or that the policy denies.
+//! The work of an exit is bounded, in calls of the host. The host is never asked for more events at once than the guest
+//! has counters. No encoding reaches it that no processor of its vendor has, that Linux gives a meaning of its own, or
+//! that the policy denies.
 
 mod host;
 
@@ -53,6 +54,32 @@ enum Model {
     V2(u8),
     Intel { is_v5: bool, general: u8, fixed: u8, absent: u8 },
     Riscv { programmable: u8, overflows: bool },
+}
+
+impl Model {
+    fn general(general: u8) -> usize {
+        1 + usize::from(general) % intel::MAX_GENERAL
+    }
+
+    fn fixed(fixed: u8) -> usize {
+        usize::from(fixed) % 4
+    }
+
+    fn programmable(programmable: u8) -> usize {
+        usize::from(programmable) % (riscv::MAX_PROGRAMMABLE + 1)
+    }
+
+    /// Returns the number of counters that can count.
+    fn counters(self) -> usize {
+        match self {
+            Self::K7 => amd::Version::K7.counters(),
+            Self::Core => amd::Version::Core.counters(),
+            Self::V2(counters) => 1 + usize::from(counters) % amd::MAX_COUNTERS,
+            Self::Intel { general, fixed, .. } => Self::general(general) + Self::fixed(fixed),
+            // `cycle` and `instret`, beside the programmable ones.
+            Self::Riscv { programmable, .. } => Self::programmable(programmable) + 2,
+        }
+    }
 }
 
 #[derive(Debug, Arbitrary)]
@@ -341,26 +368,23 @@ impl Machine {
             Model::Intel { .. } => Some(Vendor::Intel),
             Model::Riscv { .. } => None,
         };
-        let host = Host::new(guest.map(|guest| (guest, vendor)), Rc::clone(&page));
+        let host = Host::new(guest.map(|guest| (guest, vendor)), input.model.counters(), Rc::clone(&page));
         let source = host.clone();
         let mut pmu = match input.model {
             Model::K7 => VirtualPmu::amd(amd::Version::K7, vendor, source),
             Model::Core => VirtualPmu::amd(amd::Version::Core, vendor, source),
-            Model::V2(counters) => {
-                let counters = 1 + usize::from(counters) % amd::MAX_COUNTERS;
-                VirtualPmu::amd(amd::Version::V2(counters), vendor, source)
-            }
+            Model::V2(_) => VirtualPmu::amd(amd::Version::V2(input.model.counters()), vendor, source),
             Model::Intel { is_v5, general, fixed, absent } => {
                 let shape = intel::Shape {
                     version: if is_v5 { intel::Version::V5 } else { intel::Version::V2 },
-                    general: 1 + usize::from(general) % intel::MAX_GENERAL,
-                    fixed: usize::from(fixed) % 4,
+                    general: Model::general(general),
+                    fixed: Model::fixed(fixed),
                     absent: u32::from(absent % 128),
                 };
                 VirtualPmu::intel(shape, vendor, source)
             }
             Model::Riscv { programmable, overflows } => {
-                let programmable = usize::from(programmable) % (riscv::MAX_PROGRAMMABLE + 1);
+                let programmable = Model::programmable(programmable);
                 VirtualPmu::riscv(riscv::Shape { programmable, overflows }, source)
             }
         };

@@ -5,7 +5,8 @@
 //! expect a PMU of [`code::COUNTERS`] counters on which each instruction takes one cycle and overflows have no skid,
 //! and no other user of perf events.
 //!
-//! Usage: `perf-features` prints the names of all features; `perf-features NAME` checks one.
+//! Usage: `perf-features` prints the names of all features; `perf-features NAME` checks one; `perf-features turns` is a
+//! measurement, which is to be compared with that on another machine (see `turns.rs`).
 
 mod code;
 mod counting;
@@ -18,6 +19,7 @@ mod sampling;
 mod scheduling;
 mod switching;
 mod targets;
+mod turns;
 mod watching_itself;
 mod worker;
 
@@ -72,6 +74,10 @@ const FEATURES: &[Feature] = &[
     ("own-counter-stays-behind", watching_itself::own_counter_stays_behind),
 ];
 
+/// What is measured, and no feature.
+const MEASUREMENTS: &[Feature] =
+    &[("turns", turns::turns), ("turns-of-common-events", turns::with_common_events)];
+
 fn main() -> ExitCode {
     let Some(name) = std::env::args().nth(1) else {
         for (name, _) in FEATURES {
@@ -79,7 +85,7 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     };
-    let Some((_, feature)) = FEATURES.iter().find(|(known, _)| *known == name) else {
+    let Some((_, feature)) = FEATURES.iter().chain(MEASUREMENTS).find(|(known, _)| *known == name) else {
         println!("there is no feature `{name}`");
         return ExitCode::from(2);
     };

@@ -14,7 +14,7 @@ use crate::page::{Page, ScheduledOut};
 use crate::request::{Encoded, Precedence, Purpose, Request, this_thread};
 use vpmu::event::{Event, Selection};
 use vpmu::report::BackingReport;
-use vpmu::source::Count;
+use vpmu::source::{Count, Place};
 
 /// Number of system calls made for the events of a thread, which share it.
 #[derive(Clone, Default)]
@@ -40,8 +40,8 @@ pub struct PerfEvent {
     last_count: u64,
     /// Time for which the event was enabled but not on the PMU, at the last read by system call, in nanoseconds.
     unscheduled: u64,
-    /// Time of the last attempt to get the event out of its error state.
-    last_reenable: Option<Instant>,
+    /// Attempts to get the event out of its error state.
+    attempts: Attempts,
     /// The event was in error state at the last read.
     was_in_error: bool,
     /// Estimate of the counts that were missed without hardware, if it was asked for.
@@ -92,7 +92,7 @@ impl PerfEvent {
             page,
             last_count: 0,
             unscheduled: 0,
-            last_reenable: None,
+            attempts: Attempts::default(),
             was_in_error: false,
             estimate: None,
             system_calls,
@@ -118,6 +118,9 @@ impl PerfEvent {
     fn read_exactly(&mut self) -> Count {
         let was_in_error = std::mem::take(&mut self.was_in_error);
         if let Some(count) = self.read_directly() {
+            if was_in_error {
+                self.attempts = Attempts::default();
+            }
             return Count::Exact(count);
         }
         // This thread runs, so the event should be on the PMU. Either it cannot be read directly, or others hold the
@@ -136,6 +139,9 @@ impl PerfEvent {
                 }
             };
         };
+        if was_in_error {
+            self.attempts = Attempts::default();
+        }
         self.last_count = self.last_count.max(reading.value);
         let unscheduled = reading.enabled.saturating_sub(reading.running);
         if unscheduled > std::mem::replace(&mut self.unscheduled, unscheduled) {
@@ -176,6 +182,11 @@ impl PerfEvent {
         self.estimate.as_ref().map_or(0, Estimate::missed)
     }
 
+    /// Returns where the event is, as far as its page says it.
+    pub fn place(&self) -> Place {
+        self.page.as_ref().map_or(Place::Unknown, Page::place)
+    }
+
     /// Returns the event's hardware counter, and for how long it was enabled and counted.
     pub fn report(&self) -> BackingReport {
         let hardware = self.page.as_ref().ok().and_then(Page::hardware);
@@ -205,16 +216,23 @@ impl PerfEvent {
         (reading.running > 0 && reading.running == reading.enabled).then_some(reading.value)
     }
 
-    /// Enables the event again, because a pinned event that found no free counter stays in error state until then. Does
-    /// nothing if that was tried a short time ago: Linux since 6.15 signals each failure, and a thread that tried again
-    /// at every signal would do nothing else.
-    fn reenable(&mut self) {
-        const PAUSE: Duration = Duration::from_millis(10);
-        let now = Instant::now();
-        if self.last_reenable.is_some_and(|last| now.duration_since(last) < PAUSE) {
-            return;
+    /// Enables an event that was just opened again if it found no free counter. Nothing is missed yet, so nobody need
+    /// know of it if there is one now.
+    pub fn settle(&mut self) {
+        if self.read_directly().is_none() && self.read_by_system_call().is_none() {
+            self.enable();
         }
-        self.last_reenable = Some(now);
+    }
+
+    /// Enables the event again, because a pinned event that found no free counter stays in error state until then. Does
+    /// nothing if that was tried a short time ago.
+    fn reenable(&mut self) {
+        if self.attempts.is_due(Instant::now()) {
+            self.enable();
+        }
+    }
+
+    fn enable(&self) {
         // SAFETY: `PERF_EVENT_IOC_ENABLE` takes no pointer.
         unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
         self.system_calls.add(1);
@@ -230,6 +248,30 @@ impl PerfEvent {
     }
 }
 
+/// Attempts to get an event out of its error state. Linux since 6.15 signals each failure, and a thread that tried
+/// again at every signal would do nothing else. So there is a pause between two attempts, and each pause is twice as
+/// long as the one before it, up to a longest.
+#[derive(Default)]
+struct Attempts {
+    last: Option<Instant>,
+    pause: Duration,
+}
+
+impl Attempts {
+    const FIRST: Duration = Duration::from_micros(50);
+    const LONGEST: Duration = Duration::from_millis(5);
+
+    /// Returns whether an attempt is due, which is then made.
+    fn is_due(&mut self, now: Instant) -> bool {
+        if self.last.is_some_and(|last| now.duration_since(last) < self.pause) {
+            return false;
+        }
+        self.last = Some(now);
+        self.pause = (2 * self.pause).clamp(Self::FIRST, Self::LONGEST);
+        true
+    }
+}
+
 impl Drop for PerfEvent {
     fn drop(&mut self) {
         // The file descriptor is closed, and the page is unmapped.
@@ -239,4 +281,20 @@ impl Drop for PerfEvent {
 
 fn to_result(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_begin_at_once_and_become_rare() {
+        let begin = Instant::now();
+        let mut attempts = Attempts::default();
+        let made =
+            (0..100_000).filter(|at| attempts.is_due(begin + Duration::from_micros(*at))).collect::<Vec<_>>();
+        assert_eq!(made[..6], [0, 50, 150, 350, 750, 1550]);
+        assert!(made.len() < 30, "{made:?}");
+        assert!(made.windows(2).all(|two| two[1] - two[0] <= 5000), "{made:?}");
+    }
 }

@@ -54,6 +54,7 @@ mod instruction;
 mod obstacle;
 mod page;
 mod page_limits;
+mod pairs;
 mod probe;
 mod request;
 mod reservation;
@@ -66,10 +67,11 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use self::event::{PerfEvent, SystemCalls};
+use self::pairs::Pairs;
 use vpmu::event::{Event, Selection};
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu::report::BackingReport;
-use vpmu::source::{Backing, Count, FAR, PolicyEffect, Refusal, Source};
+use vpmu::source::{Backing, Count, FAR, Place, PolicyEffect, Refusal, Source};
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
@@ -90,6 +92,7 @@ pub struct PerfEvents {
     /// Time at which `least_interval` was last read.
     least_interval_read: Duration,
     system_calls: SystemCalls,
+    pairs: Pairs,
     /// Events estimate what they miss without hardware.
     estimates: bool,
     /// Events for which the host was asked, and whether it has them.
@@ -135,6 +138,7 @@ impl PerfEvents {
             max_rate,
             least_interval_read: Duration::ZERO,
             system_calls: SystemCalls::default(),
+            pairs: Pairs::of_this_host(),
             estimates: false,
             existing: HashMap::new(),
             on_unmapped: |_| {},
@@ -157,6 +161,7 @@ impl Source for PerfEvents {
             PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
         })
         .map_err(|error| Refusal(error.to_string()))?;
+        event.settle();
         if let Some(reason) = event.unmapped() {
             (self.on_unmapped)(reason);
         }
@@ -179,6 +184,10 @@ impl Source for PerfEvents {
         }
         self.existing.insert(event, exists);
         exists
+    }
+
+    fn hardware_counters(&self, event: Event) -> usize {
+        self.pairs.hardware_counters(event)
     }
 
     fn now(&self) -> Duration {
@@ -214,6 +223,10 @@ impl Backing for PerfEvent {
 
     fn estimated(&self) -> u64 {
         self.estimated()
+    }
+
+    fn place(&self) -> Place {
+        PerfEvent::place(self)
     }
 
     fn report(&mut self) -> BackingReport {

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 
 use crate::instruction;
+use vpmu::source::Place;
 
 /// The beginning of `perf_event_mmap_page`. The kernel writes to it at any time, so the fields that are read are
 /// atomic.
@@ -71,6 +72,16 @@ impl Page {
     /// Returns the number of the hardware counter that the event is on, if it is on one.
     pub fn hardware(&self) -> Option<u32> {
         self.shared().index.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Returns where the event is. The kernel says so only for an event that can be read without a system call.
+    pub fn place(&self) -> Place {
+        let can_be_read = self.shared().capabilities.load(Ordering::Relaxed) & CAP_USER_RDPMC != 0;
+        match self.hardware() {
+            Some(number) => Place::Counter(number),
+            None if can_be_read => Place::Nowhere,
+            None => Place::Unknown,
+        }
     }
 
     /// Returns the state of an event that is not on the PMU. Returns `None` if it is on the PMU.

@@ -7,8 +7,8 @@ use super::starvation::Change;
 use crate::event::Selection;
 use crate::journal::Entry;
 use crate::mask::members;
-use crate::notice::Notice;
-use crate::source::{Backing, Count, Source};
+use crate::notice::{Holder, Holders, Notice};
+use crate::source::{Backing, Count, Place, Source};
 
 /// What is known of the counters' hardware.
 #[derive(Debug, Default)]
@@ -49,7 +49,12 @@ pub struct Reading {
 impl<S: Source> Bank<S> {
     /// Returns whether a running counter has no hardware, as far as is known.
     pub fn is_starved(&self) -> bool {
-        self.hardware.starved & self.running != 0
+        self.starved() != 0
+    }
+
+    /// Returns the running counters that have no hardware, as far as is known.
+    pub fn starved(&self) -> u64 {
+        self.hardware.starved & self.running
     }
 
     /// Records that the VM is paused: the counters miss nothing.
@@ -105,9 +110,28 @@ impl<S: Source> Bank<S> {
             self.record.statistics.starvations += 1;
             self.hardware.starved |= 1 << counter;
             self.hardware.changed = true;
-            let is_reported = self.add_notice(Notice::Starved { counter, selection });
+            let holders = self.holders();
+            let is_reported = self.add_notice(Notice::Starved { counter, selection, holders });
             self.counters[counter].starvation.set_reported(is_reported);
         }
+    }
+
+    /// Returns who holds the hardware.
+    fn holders(&self) -> Holders {
+        let (running, starved) = (self.running, self.hardware.starved);
+        let events = self.events.iter().filter(|event| event.users & starved == 0);
+        let own = events.filter_map(|event| {
+            let hardware = match event.backing.place() {
+                Place::Counter(number) => Some(number),
+                Place::Unknown => None,
+                Place::Nowhere => return None,
+            };
+            let (takes, stands_still) = (event.hardware, event.users & running == 0);
+            Some(Holder { selection: event.selection, hardware, takes, stands_still })
+        });
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|holder| holder.hardware);
+        Holders { counters: self.guests, own }
     }
 
     fn recovers(&mut self, counter: usize) {

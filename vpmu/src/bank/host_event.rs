@@ -1,6 +1,6 @@
 //! The host's events that count for the counters: one for all counters that select the same. An event belongs to no
 //! counter: each counter's share says which of the event's counts are the counter's. The event is closed when its last
-//! counter leaves it.
+//! counter leaves it, or when others need the hardware and all of its counters stand still.
 
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ use crate::source::{Backing, Count, FAR, Refusal, Source};
 pub struct HostEvent<B> {
     pub backing: B,
     pub selection: Selection,
+    /// Number of the host's hardware counters that it takes.
+    pub hardware: usize,
     /// The counters that have a share in it.
     pub users: u64,
     pub alarm: Armed,
@@ -154,6 +156,8 @@ impl<S: Source> Bank<S> {
     }
 
     fn start(&mut self, selection: Selection, counters: u64) {
+        let hardware = self.source.hardware_counters(selection.event);
+        self.make_room(hardware);
         self.share(counters, 0);
         let first = self.nearest(counters, 0);
         let distance = first.map_or(FAR, |first| first.at);
@@ -165,6 +169,7 @@ impl<S: Source> Bank<S> {
                 let event = HostEvent {
                     backing,
                     selection,
+                    hardware,
                     users: counters,
                     alarm,
                     last_alarm,
@@ -181,6 +186,8 @@ impl<S: Source> Bank<S> {
                     debug!("counter {counter} counts {selection}, alarm after {distance}");
                     self.counters[counter].refused = None;
                 }
+                // Hardware that is missing now is missed from now on, and tried for again before the next poll.
+                self.count(self.events.len() - 1);
             }
             Err(Refusal(why)) => {
                 for counter in members(counters) {
@@ -188,6 +195,29 @@ impl<S: Source> Bank<S> {
                 }
             }
         }
+    }
+
+    /// Closes events of counters that stand still until there is room for one that takes so much of the hardware. The
+    /// guest's counters stand for as much hardware as there is.
+    ///
+    /// An event that takes more than one counter of the host has that many of the guest's, too: AMD's large increments
+    /// count in a pair, whose second counter the guest's kernel sets to the Merge event. When the kernel stops the
+    /// pair, it gives the second counter to another event at once, and the first one keeps its event and stands still.
+    fn make_room(&mut self, hardware: usize) {
+        while self.taken() + hardware > self.guests {
+            let stand_still = self.events.iter().filter(|event| event.users & self.running == 0);
+            let Some(event) = stand_still.max_by_key(|event| event.hardware) else { return };
+            debug!(
+                "closed the event of {}, whose counters stand still: others need its hardware",
+                event.selection
+            );
+            members(event.users).for_each(|counter| self.release(counter));
+        }
+    }
+
+    /// Returns how many of the host's hardware counters all events take.
+    fn taken(&self) -> usize {
+        self.events.iter().map(|event| event.hardware).sum()
     }
 
     /// Records that the host refuses a counter's event, and tells the operator once: the guest's kernel asks again

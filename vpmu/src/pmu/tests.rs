@@ -1,6 +1,7 @@
 //! The life of an overflow, from the alarm of the host's event to the next alarm, without KVM.
 
 mod branches;
+mod room;
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -267,13 +268,66 @@ fn a_starved_counter_is_polled_more_often_and_may_pause_the_machine() {
     guest.host.time_passes(Duration::from_millis(50));
     guest.exits(Cause::Kick);
     assert!(guest.pauses);
-    assert_eq!(guest.wake, Wake::After(Duration::from_millis(10)));
+    assert_eq!(guest.wake, Wake::After(Duration::from_micros(100)));
     guest.pmu.paused();
     assert!(!guest.pmu.may_resume());
     guest.host.starve(false);
     assert!(guest.pmu.may_resume());
     guest.exits(Cause::Kick);
     assert!(!guest.pauses);
+}
+
+/// Lets the timer expire until `until`, and returns the times at which it has expired.
+fn expires_until(guest: &mut Guest, until: Duration) -> Vec<Duration> {
+    let mut expired = Vec::new();
+    while let Wake::After(time) = guest.wake
+        && guest.pmu.model.unit().now() + time <= until
+    {
+        guest.host.time_passes(time);
+        guest.wake = Wake::Never;
+        guest.exits(Cause::Kick);
+        expired.push(guest.pmu.model.unit().now());
+    }
+    expired
+}
+
+#[test]
+fn an_event_that_is_refused_for_a_moment_misses_little_more_than_that() {
+    for microseconds in [50, 100, 1_000, 3_000, 20_000] {
+        let mut guest = Guest::amd();
+        guest.host.starve(true);
+        guest.write(SELECT, SAMPLING);
+        assert!(guest.pmu.model.unit().is_starved(), "it is known at once");
+        let refused = Duration::from_micros(microseconds);
+        expires_until(&mut guest, refused);
+        let now = guest.pmu.model.unit().now();
+        guest.host.time_passes(refused.saturating_sub(now));
+        guest.host.starve(false);
+        let Wake::After(time) = guest.wake else { panic!("{:?}", guest.wake) };
+        guest.host.time_passes(time.saturating_sub(refused.saturating_sub(now)));
+        guest.exits(Cause::Kick);
+        let report = guest.pmu.report();
+        assert_eq!(report.counters[0].starvations, 1);
+        let missed = Duration::from_secs_f64(report.counters[0].starved);
+        let most = (2 * refused + Duration::from_micros(100)).min(refused + Duration::from_millis(10));
+        assert!((refused..=most).contains(&missed), "{refused:?}: {missed:?}");
+    }
+}
+
+#[test]
+fn an_event_that_is_refused_for_long_is_seldom_tried_for() {
+    let mut guest = Guest::amd();
+    guest.host.starve(true);
+    guest.write(SELECT, SAMPLING);
+    let tried = expires_until(&mut guest, Duration::from_secs(1));
+    let first: Vec<_> = tried.iter().take(4).map(Duration::as_micros).collect();
+    assert_eq!(first, [100, 300, 700, 1500]);
+    assert_eq!(tried.len(), 105);
+    // One more that is refused is tried for as soon as the first one was.
+    let before = guest.pmu.model.unit().now();
+    guest.write(SELECT + 2, SAMPLING_PROGRAMS);
+    let next = expires_until(&mut guest, before + Duration::from_millis(50));
+    assert_eq!(next[0].saturating_sub(before).as_micros(), 100);
 }
 
 #[test]

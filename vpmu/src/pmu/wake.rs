@@ -9,8 +9,10 @@ use crate::unit::Unit;
 
 /// Interval of the poll. Short enough for an operator to hear of a lost counter within a tenth of a second.
 const POLL: Duration = Duration::from_millis(50);
-/// Interval while a counter is starved, so that it soon uses hardware that others give back.
-const POLL_STARVED: Duration = Duration::from_millis(10);
+/// Intervals while a counter is starved: the first, from which on each is twice as long as the one before, and the
+/// longest. So a counter that was refused for a moment misses little more than that, and one that is refused for long
+/// costs no more than it must.
+const RETRY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
 /// Time for which a counter at least keeps hardware that it does not use.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -42,6 +44,31 @@ pub struct Schedule {
     poll: Option<Poll>,
     /// Time at which the VMM's timer expires, as far as is known.
     armed: Option<Duration>,
+    retry: Retry,
+}
+
+/// The next interval while counters are starved.
+#[derive(Debug, Default)]
+struct Retry {
+    /// The counters that are starved, as far as is known.
+    starved: u64,
+    interval: Duration,
+}
+
+impl Retry {
+    /// Returns the interval while these counters are starved, or `None` if none is. The first one comes anew for each
+    /// counter.
+    fn interval(&mut self, starved: u64) -> Option<Duration> {
+        if starved & !std::mem::replace(&mut self.starved, starved) != 0 {
+            self.interval = RETRY.0;
+        }
+        (starved != 0).then_some(self.interval)
+    }
+
+    /// Records that it was tried again.
+    fn tried(&mut self) {
+        self.interval = (2 * self.interval).min(RETRY.1);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +88,7 @@ impl Schedule {
         }
         let Some(poll) = self.poll.as_mut().filter(|poll| poll.at <= now) else { return Due::Nothing };
         poll.at = next(poll.at, poll.interval, now);
+        self.retry.tried();
         if poll.release_at > now {
             return Due::Poll;
         }
@@ -70,11 +98,8 @@ impl Schedule {
 
     /// Plans the next poll as the counters need it. Returns how to set the timer.
     pub fn plan<S: Source>(&mut self, unit: &Unit<S>) -> Wake {
-        let interval = match (unit.holds_counters(), unit.is_starved()) {
-            (false, _) => None,
-            (true, false) => Some(POLL),
-            (true, true) => Some(POLL_STARVED),
-        };
+        let retry = self.retry.interval(unit.starved());
+        let interval = unit.holds_counters().then(|| retry.unwrap_or(POLL));
         if self.poll.map(|poll| poll.interval) != interval {
             self.poll = interval.map(|interval| {
                 let now = unit.now();

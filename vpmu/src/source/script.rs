@@ -14,6 +14,9 @@ pub const REFUSED: Event = Event::Raw(0xbad);
 /// A generic event that the scripted host does not have.
 pub const UNKNOWN: Event = Event::Generic(GenericEvent::BusCycles);
 
+/// A raw event that takes two of the scripted host's counters, as AMD's large increments do.
+pub const PAIR: Event = Event::Raw(0x03);
+
 /// A scripted host. Clones are handles to the same host: one is the PMU's source, the other is the test's.
 #[derive(Clone, Default)]
 pub struct Script(Rc<RefCell<Host>>);
@@ -24,8 +27,12 @@ struct Host {
     now: Duration,
     requests: u64,
     starved: bool,
+    /// Number of hardware counters, if that is limited.
+    hardware: Option<usize>,
     /// Everything that was to be started.
     started: Vec<Selection>,
+    /// What was refused because all hardware was taken, and what took it.
+    without_room: Vec<(Selection, Vec<Selection>)>,
 }
 
 /// A running event of the scripted host.
@@ -54,6 +61,16 @@ impl Counter {
 }
 
 impl Script {
+    /// Creates a host with this number of hardware counters. It refuses an event for which it has none left.
+    pub fn with_counters(counters: usize) -> Self {
+        Self(Rc::new(RefCell::new(Host { hardware: Some(counters), ..Host::default() })))
+    }
+
+    /// Takes the selections that were refused because all hardware was taken, each with those that took it.
+    pub fn take_without_room(&self) -> Vec<(Selection, Vec<Selection>)> {
+        std::mem::take(&mut self.0.borrow_mut().without_room)
+    }
+
     /// Runs the guest until each event has counted `counts`. Calls `on_alarm` with the number of counts left whenever
     /// an alarm expires. Alarms repeat.
     pub fn guest_runs(&self, counts: u64, mut on_alarm: impl FnMut(u64)) {
@@ -115,14 +132,29 @@ impl Script {
 
     /// Returns the selections of the running events.
     pub fn selections(&self) -> Vec<Selection> {
-        let host = self.0.borrow();
-        let alive = host.counters.iter().filter(|(_, counter)| counter.strong_count() > 0);
+        self.0.borrow().selections()
+    }
+}
+
+impl Host {
+    fn selections(&self) -> Vec<Selection> {
+        let alive = self.counters.iter().filter(|(_, counter)| counter.strong_count() > 0);
         alive.map(|(selection, _)| *selection).collect()
+    }
+
+    /// Returns whether there is hardware for one more event.
+    fn has_room(&self, event: Event) -> bool {
+        let taken = self.selections().iter().map(|taken| hardware_counters(taken.event)).sum::<usize>();
+        self.hardware.is_none_or(|counters| taken + hardware_counters(event) <= counters)
     }
 }
 
 fn exists(event: Event) -> bool {
     !matches!(event, REFUSED | UNKNOWN | Event::Absent { .. } | Event::Denied { .. })
+}
+
+fn hardware_counters(event: Event) -> usize {
+    if event == PAIR { 2 } else { 1 }
 }
 
 impl Source for Script {
@@ -136,6 +168,11 @@ impl Source for Script {
             return Err(Refusal("it does not exist".to_owned()));
         }
         assert!((1..=FAR).contains(&distance), "{distance}");
+        if !host.has_room(selection.event) {
+            let taken = host.selections();
+            host.without_room.push((selection, taken));
+            return Err(Refusal("all hardware is taken".to_owned()));
+        }
         let counter = Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance }));
         host.counters.retain(|(_, counter)| counter.strong_count() > 0);
         host.counters.push((selection, Rc::downgrade(&counter)));
@@ -144,6 +181,10 @@ impl Source for Script {
 
     fn can_count(&mut self, event: Event) -> bool {
         exists(event)
+    }
+
+    fn hardware_counters(&self, event: Event) -> usize {
+        hardware_counters(event)
     }
 
     fn now(&self) -> Duration {

@@ -21,6 +21,8 @@ struct State {
     /// Vendors of the guest's and the host's PMU; none on RISC-V.
     vendors: Option<(Vendor, Vendor)>,
     policy: Policy,
+    /// Number of the guest's counters.
+    most: usize,
     counters: Vec<Weak<RefCell<Counter>>>,
     now: Duration,
     /// Calls since the last exit.
@@ -68,11 +70,12 @@ fn is_of_a_processor(vendor: Vendor, code: u64) -> bool {
 }
 
 impl Host {
-    /// Creates a host whose counters all work.
-    pub fn new(vendors: Option<(Vendor, Vendor)>, page: Rc<Page>) -> Self {
+    /// Creates a host whose counters all work, for a guest with `most` counters.
+    pub fn new(vendors: Option<(Vendor, Vendor)>, most: usize, page: Rc<Page>) -> Self {
         Self(Rc::new(RefCell::new(State {
             vendors,
             policy: Policy::default(),
+            most,
             counters: Vec::new(),
             now: Duration::ZERO,
             calls: 0,
@@ -184,6 +187,9 @@ impl Source for Host {
         if state.refuses || matches!(selection.event, Event::Absent { .. } | Event::Denied { .. }) {
             return Err(Refusal("it does not exist".to_owned()));
         }
+        state.counters.retain(|counter| counter.strong_count() > 0);
+        let (open, most) = (state.counters.len(), state.most);
+        assert!(open < most, "one more event while {open} are open, for {most} counters");
         let counter = Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance }));
         state.counters.push(Rc::downgrade(&counter));
         Ok(Running { counter, host: self.clone() })
@@ -193,6 +199,12 @@ impl Source for Host {
         self.call();
         self.check(event);
         !matches!(event, Event::Absent { .. } | Event::Denied { .. })
+    }
+
+    fn hardware_counters(&self, event: Event) -> usize {
+        let is_amds = self.0.borrow().vendors.is_some_and(|(_, host)| host == Vendor::Amd);
+        // As on AMD's processors: large increments take two.
+        if is_amds && matches!(event, Event::Raw(code) if code & 0xf_0000_00ff == 0x03) { 2 } else { 1 }
     }
 
     fn now(&self) -> Duration {

@@ -13,6 +13,11 @@ pub fn codes() -> Option<Codes> {
     Some(Codes { instructions: 2, branches: 5, conditional_branches: Some(0x15) })
 }
 
+/// Returns `None`: no event takes two counters.
+pub fn in_pairs() -> Option<u64> {
+    None
+}
+
 /// Number of programmable counters that the PMU of the host or a guest has. `cycle` and `instret` are not among them,
 /// as they cannot count user mode only.
 pub const COUNTERS: usize = 8;

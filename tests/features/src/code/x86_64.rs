@@ -18,6 +18,12 @@ pub fn codes() -> Option<Codes> {
     Some(if __cpuid(0).ebx == GENUINE_INTEL { INTEL } else { AMD })
 }
 
+/// Returns the raw code of an event that takes two counters, if this processor has one: AMD's floating-point operations
+/// (PPR, "Large Increment per Cycle Events").
+pub fn in_pairs() -> Option<u64> {
+    codes().filter(|codes| codes.branches == AMD.branches).map(|_| 0x03)
+}
+
 /// Number of programmable counters that the PMU of the host or a guest has.
 pub const COUNTERS: usize = 6;
 

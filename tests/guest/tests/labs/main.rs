@@ -43,6 +43,7 @@ mod starvation;
 mod stock;
 mod streams;
 mod templates;
+mod turns;
 mod using;
 
 use std::process::ExitCode;
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
         stock::tests,
         streams::tests,
         templates::tests,
+        turns::tests,
         using::tests,
     ];
     suite::main(modules.into_iter().flat_map(|tests| tests()).collect())

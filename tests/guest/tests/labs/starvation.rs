@@ -26,6 +26,7 @@ fn on_any_host() -> Vec<Test> {
     tests![
         starvation_is_reported_within_a_tenth_of_a_second,
         each_starved_counter_is_reported_with_its_event,
+        each_report_of_starvation_says_who_holds_the_hardware,
         the_reported_length_is_an_upper_bound_of_the_missed_counts,
         counts_before_and_after_starvation_are_exact,
         a_stopped_vm_misses_only_counts_before_the_stop,
@@ -169,13 +170,15 @@ impl StarvedGuest {
 
     /// Returns the messages that a counter is starved: time and counter.
     fn starved(&self) -> Vec<(Duration, &str)> {
-        let messages = self.messages.iter();
-        messages
-            .filter_map(|(time, what)| {
-                let counter = what.strip_suffix(" is starved: the host has no hardware for it")?;
-                Some((*time, counter))
-            })
-            .collect()
+        self.starved_with_holders().map(|(time, counter, _)| (time, counter)).collect()
+    }
+
+    /// Returns the same messages with who holds the hardware.
+    fn starved_with_holders(&self) -> impl Iterator<Item = (Duration, &str, &str)> {
+        self.messages.iter().filter_map(|(time, what)| {
+            let (counter, holders) = what.split_once(" is starved: the host has no hardware for it; ")?;
+            Some((*time, counter, holders))
+        })
     }
 
     /// Returns the messages that a counter counts again: counter and length of the interval.
@@ -277,6 +280,22 @@ fn each_starved_counter_is_reported_with_its_event() {
     for guest in guests("counts-twice") {
         let starved: Vec<_> = guest.starved().into_iter().map(|(_, counter)| counter).collect();
         assert_eq!(starved, [six_counters(&guest)[0]; 2], "{}", guest.name);
+    }
+}
+
+fn each_report_of_starvation_says_who_holds_the_hardware() {
+    for guest in guests("counts").chain(guests("samples")) {
+        for (_, _, holders) in guest.starved_with_holders() {
+            assert!(holders.starts_with("others hold all "), "{}: {holders}", guest.name);
+        }
+    }
+    // The counters that keep their hardware share one event of the host.
+    for guest in guests("keeps-three") {
+        for (_, _, holders) in guest.starved_with_holders() {
+            assert!(holders.contains(" this vCPU holds 1 ("), "{}: {holders}", guest.name);
+            let is_known = host::current() == Host::Intel || holders.ends_with("), others 5");
+            assert!(is_known, "{}: {holders}", guest.name);
+        }
     }
 }
 
