@@ -10,8 +10,9 @@ use std::thread;
 
 use perf_event_open_sys::bindings;
 
+use crate::code::Codes;
 use crate::code::{codes, in_pairs, instructions, spin};
-use crate::event::{Codes, Counter, Event};
+use crate::event::{Counter, Event};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 
 /// Number of threads.

@@ -6,8 +6,8 @@ use std::fs;
 use std::sync::LazyLock;
 
 use guest_images::Progress;
-use guest_tests::host::{self, Host, OnEachHost};
-use guest_tests::lab::{Results, Steps};
+use guest_tests::host::{self, Host};
+use guest_tests::lab::{OnEachHost, Results, Steps};
 use guest_tests::program;
 use guest_tests::suite::{self, Test, on_intel, second_tier, third_tier};
 use guest_tests::tests;
