@@ -3,7 +3,6 @@
 //! | item | what it is |
 //! |---|---|
 //! | `calls` | system calls that the sandbox allows |
-//! | `check` | `tally check` |
 //! | `help` | help texts that differ |
 //! | `host` | facts about the processor |
 
@@ -13,9 +12,9 @@ mod riscv64;
 mod x86_64;
 
 #[cfg(target_arch = "riscv64")]
-pub use self::riscv64::{calls, check, help, host};
+pub use self::riscv64::{calls, help, host};
 #[cfg(target_arch = "x86_64")]
-pub use self::x86_64::{calls, check, help, host};
+pub use self::x86_64::{calls, help, host};
 
 /// Returns what `/proc/cpuinfo` has for a key of the first processor.
 fn value<'a>(cpuinfo: &'a str, key: &str) -> &'a str {

@@ -1,6 +1,9 @@
 //! The command line of `tally`. Users' scripts depend on it.
 
+pub mod address;
+pub mod network;
 mod operator;
+pub mod policy;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -16,13 +19,14 @@ use tally_machine::Size;
 use tally_machine::pmu::Choice;
 use vpmu::policy::OnStarvation;
 
+use self::address::Address;
+use self::network::{Network, Published};
 use crate::arch::help;
-use crate::ending::FAILURE;
-use crate::event_log::LEAST_SIZE;
-use crate::lab;
-use crate::metrics::Address;
-use crate::network::{Network, Published};
-use crate::{printer, sandbox};
+use crate::host::lab;
+use crate::host::printer;
+use crate::protocol::ending::FAILURE;
+use crate::protocol::record::LEAST_SIZE;
+use crate::sandbox;
 
 pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
 

@@ -1,45 +1,19 @@
 //! The command `tally`: a KVM virtual machine monitor whose guests are to be measured.
 //!
 //! From the command line ([`cli`]) a run goes through [`run`], which builds a machine (the crate `tally_machine`) and
-//! waits in the event loop ([`events`]) while the machine's threads run the guest. The other commands are the
-//! operator's: they look at the host ([`doctor`]), or at VMs that run ([`stat`], [`operator`]) over the socket that
-//! each has ([`control`]).
+//! waits in its event loop while the machine's threads run the guest. The other [`commands`] are the operator's: they
+//! look at the host, or at VMs that run, over the socket that each has. What both say is in [`protocol`].
 //!
 //! All of it is a library, so that the fuzz targets can reach what reads the bytes of others ([`untrusted`]). The
 //! program is [`main`] alone.
 
-mod agent;
 mod arch;
 mod cli;
-mod console;
-mod control;
-mod deadline;
-mod doctor;
-mod ending;
-mod event_log;
-mod events;
-mod fact;
-mod flamegraph;
-mod inherited;
-mod kvm;
-mod lab;
-mod logging;
-mod lost_memory;
-mod metrics;
-mod network;
-mod operator;
-mod packaging;
-mod policy;
-mod printable;
-mod printer;
+mod commands;
+mod host;
+mod protocol;
 mod run;
 mod sandbox;
-mod signal_thread;
-mod signals;
-mod snapshot;
-mod stat;
-mod status;
-mod terminal;
 pub mod untrusted;
 
 use std::env;
@@ -52,8 +26,12 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
-use ending::FAILURE;
-use event_log::EventLog;
+use commands::{change, check, doctor, manual, snapshot, stat};
+use host::{lab, printer, terminal};
+use protocol::ending::FAILURE;
+use run::clients::control;
+use run::event_log::EventLog;
+use run::{inherited, logging};
 
 /// Runs the command line. Returns the status of the process.
 pub fn main() -> ExitCode {
@@ -69,17 +47,17 @@ pub fn main() -> ExitCode {
     };
     let result = inherited.and_then(|()| init_logging(&cli.command)).and_then(|log| match &cli.command {
         Command::Run(options) => run::run(options, log.as_ref()),
-        Command::Log(options) => operator::log(options),
+        Command::Log(options) => commands::log::log(options),
         Command::List(options) => stat::list(options),
         Command::Stat(options) => stat::stat(options),
         Command::Snapshot(options) => snapshot::snapshot(options),
-        Command::Policy(options) => operator::change_policy(options),
+        Command::Policy(options) => change::change_policy(options),
         Command::Doctor(options) => doctor::doctor(options),
-        Command::Check(options) => arch::check::check(options.pmu, options.counters),
+        Command::Check(options) => check::check(options.pmu, options.counters),
         Command::Lab { arguments } => lab::run(&[], arguments),
         Command::Bench { arguments } => lab::run(&["bench"], arguments),
-        Command::Completions { shell } => packaging::completions(*shell),
-        Command::Man { folder } => packaging::manual(folder.as_deref()),
+        Command::Completions { shell } => manual::completions(*shell),
+        Command::Man { folder } => manual::manual(folder.as_deref()),
     });
     let status = result.unwrap_or_else(|error| {
         printer::say(&format_args!("{error:#}"));

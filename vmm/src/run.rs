@@ -4,21 +4,22 @@
 //! `Ended`.
 
 mod assembled;
-mod boot;
+pub mod clients;
+pub mod event_log;
+pub mod event_loop;
+pub mod flamegraph;
 mod gate;
-pub mod hardware;
 mod host_resources;
-mod kept;
-mod kernels;
-pub mod measurement;
+pub mod inherited;
+pub mod logging;
+pub mod lost_memory;
+pub mod network;
 mod prepared;
-mod running;
-mod saving;
-mod source;
+pub mod signal_thread;
+pub mod start;
 mod started;
-mod streams;
+pub mod streams;
 mod talk;
-mod template;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::cli::Run;
-use crate::event_log::EventLog;
-use crate::snapshot::{self, Opened};
+use crate::run::event_log::EventLog;
+use crate::run::start::snapshot::{self, Opened};
 
 use prepared::Prepared;
 

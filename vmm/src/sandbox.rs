@@ -20,8 +20,8 @@ use std::thread::{self, JoinHandle};
 use log::{info, warn};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 
-use crate::ending::FAILURE;
-use crate::{printer, terminal};
+use crate::host::{printer, terminal};
+use crate::protocol::ending::FAILURE;
 use filter::Filters;
 
 pub use paths::{Access, Missing, Reach, missing};

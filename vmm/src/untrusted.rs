@@ -14,15 +14,15 @@ use tally_machine::MachineState;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::agent::{self, AgentState, Input, Next, OnClose, Sink, Streams, Wanted};
 use crate::cli::{Cli, Command};
-use crate::control::client::{self, ClientError};
-use crate::control::message::{self, Answer, Request};
-use crate::ending::{Ending, Reporter};
-use crate::event_log::{self, Part};
-use crate::snapshot::GuestState;
-use crate::stat;
-use crate::status::Summary;
+use crate::commands::client::{self, ClientError};
+use crate::commands::log::{self, Part};
+use crate::commands::stat;
+use crate::protocol::ending::{Ending, Reporter};
+use crate::protocol::message::{self, Answer, Request};
+use crate::protocol::status::Summary;
+use crate::run::start::snapshot::GuestState;
+use crate::run::streams::agent::{self, AgentState, Input, Next, OnClose, Sink, Streams, Wanted};
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the
 /// other, up to its first error. `None` if the VM said nothing.
@@ -62,7 +62,7 @@ pub fn is_request(bytes: &[u8]) -> bool {
 /// the log.
 pub fn log(bytes: &[u8], only_summary: bool, out: &mut impl Write) -> io::Result<Option<String>> {
     let part = if only_summary { Part::Summary } else { Part::All };
-    event_log::show_bytes(bytes, part, out)
+    log::show_bytes(bytes, part, out)
 }
 
 /// Reads the state of a snapshot, and the options of the run that would continue the guest. Returns the machine, if a

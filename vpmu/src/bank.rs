@@ -12,6 +12,7 @@ mod coalescing;
 mod completed;
 mod counter;
 mod deferral;
+mod estimate;
 mod floor;
 mod handler;
 mod hardware;

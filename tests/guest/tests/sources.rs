@@ -68,15 +68,15 @@ fn comments_have_at_most_120_characters_but_for_tables() {
 /// Files that name a standard stream, and why. All other text of Tally's goes through the first of them, which replaces
 /// control characters.
 const STREAMS: [(&str, &str); 11] = [
-    ("vmm/src/printer.rs", "prints"),
+    ("vmm/src/host/printer.rs", "prints"),
     ("vmm/src/run/assembled.rs", "the guest's console is a stream of its own"),
-    ("vmm/src/run/streams.rs", "the streams of the guest's command are its own"),
-    ("vmm/src/flamegraph/destination.rs", "finds a stream that the user has named for the picture"),
-    ("vmm/src/inherited.rs", "closes all other descriptors"),
-    ("vmm/src/lost_memory.rs", "a signal handler cannot allocate; its line quotes nobody"),
+    ("vmm/src/run/streams/choose.rs", "the streams of the guest's command are its own"),
+    ("vmm/src/run/flamegraph/destination.rs", "finds a stream that the user has named for the picture"),
+    ("vmm/src/run/inherited.rs", "closes all other descriptors"),
+    ("vmm/src/run/lost_memory.rs", "a signal handler cannot allocate; its line quotes nobody"),
     ("vmm/src/sandbox/violation.rs", "a signal handler cannot allocate; its line quotes nobody"),
-    ("vmm/src/stat.rs", "asks whether it is a terminal"),
-    ("vmm/src/terminal.rs", "asks for the terminal's size"),
+    ("vmm/src/commands/stat.rs", "asks whether it is a terminal"),
+    ("vmm/src/host/terminal.rs", "asks for the terminal's size"),
     ("guest-images/src/progress.rs", "shows the steps of a build, and replaces control characters"),
     ("vpmu/perf/src/broker/server.rs", "closes them"),
 ];
@@ -123,7 +123,7 @@ fn what_others_say_is_printed_in_one_place() {
     printing.sort();
     let mut allowed = STREAMS.map(|(file, _)| file);
     allowed.sort_unstable();
-    assert_eq!(printing, allowed, "use crate::printer, or say here why not");
+    assert_eq!(printing, allowed, "use crate::host::printer, or say here why not");
 }
 
 /// Returns whether a line has this word, and not only as the end of a longer one.

@@ -1,6 +1,5 @@
 //! Hosts with 64-bit RISC-V processors.
 
 pub mod calls;
-pub mod check;
 pub mod help;
 pub mod host;

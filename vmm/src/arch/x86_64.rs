@@ -1,6 +1,5 @@
 //! Hosts with processors of AMD's and Intel's.
 
 pub mod calls;
-pub mod check;
 pub mod help;
 pub mod host;

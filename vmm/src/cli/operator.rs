@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use vpmu::policy::Setting;
 
-use crate::metrics::Address;
-use crate::policy;
+use crate::cli::address::Address;
+use crate::cli::policy;
 
 /// The options of `tally list`.
 #[derive(Debug, Args)]

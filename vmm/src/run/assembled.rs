@@ -17,25 +17,26 @@ use vpmu::policy::Policy;
 
 use super::gate::Gate;
 use super::host_resources::DeviceThread;
-use super::running::{self, Running};
-use super::saving::Savable;
-use super::source::At;
 use super::started::{ClientSockets, Guards, Started};
-use super::talk::AgentStart;
-use super::template::{self, Saves};
-use crate::agent::Holds;
 use crate::cli::Run;
-use crate::console::{FlushTimer, Output, standard_stream};
-use crate::control::Control;
-use crate::ending::{Ending, Reporter};
-use crate::event_log::{EventLog, VcpuLog};
-use crate::events::EventLoop;
-use crate::flamegraph::FlameGraph;
-use crate::metrics::{self, Metrics, Socket};
+use crate::host::terminal::Raw;
+use crate::host::terminal::standard_stream;
+use crate::protocol::ending::{Ending, Reporter};
+use crate::protocol::status::Summary;
+use crate::run::clients::control::Control;
+use crate::run::clients::metrics::{self, Metrics, Socket};
+use crate::run::clients::running::{self, Running};
+use crate::run::clients::saving::Savable;
+use crate::run::event_log::{EventLog, VcpuLog};
+use crate::run::event_loop::EventLoop;
+use crate::run::flamegraph::FlameGraph;
+use crate::run::signal_thread::Signals;
+use crate::run::start::source::At;
+use crate::run::start::template::{self, Saves};
+use crate::run::streams::agent::Holds;
+use crate::run::streams::console::{FlushTimer, Output};
+use crate::run::talk::AgentStart;
 use crate::sandbox::{self, Confinement};
-use crate::signal_thread::Signals;
-use crate::status::Summary;
-use crate::terminal::Raw;
 
 /// A machine whose vCPUs do not run yet, and everything that a running machine needs.
 pub struct Assembled<'a> {

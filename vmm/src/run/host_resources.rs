@@ -12,7 +12,8 @@ use guest_agent::protocol;
 use tally_machine::MAX_VIRTIO_DEVICES;
 
 use crate::cli::Run;
-use crate::network::{self, Network};
+use crate::cli::network::Network;
+use crate::run::network;
 use crate::sandbox::{self, Reach, Thread};
 
 /// Directories of the default guest that it needs: programs, libraries, their data, and directories that programs

@@ -15,19 +15,21 @@ use vpmu::policy::Policy;
 
 use super::assembled::{self, Assembled, ForClients};
 use super::host_resources::{self, HostResources};
-use super::saving::Savable;
-use super::source::{Blueprint, Built, Parts, Source};
 use super::started::ClientSockets;
-use crate::agent::Holder;
 use crate::cli::Run;
-use crate::event_log::EventLog;
-use crate::events::EventLoop;
-use crate::flamegraph::FlameGraph;
-use crate::kvm::{self, MediatedPmu, SYS_MODULE};
-use crate::metrics::{Metrics, Socket};
-use crate::signal_thread::Signals;
-use crate::snapshot::Opened;
-use crate::{policy, sandbox, signals};
+use crate::cli::policy;
+use crate::host::kvm::{self, MediatedPmu, SYS_MODULE};
+use crate::host::signals;
+use crate::run::clients::metrics::{Metrics, Socket};
+use crate::run::clients::saving::Savable;
+use crate::run::event_log::EventLog;
+use crate::run::event_loop::EventLoop;
+use crate::run::flamegraph::FlameGraph;
+use crate::run::signal_thread::Signals;
+use crate::run::start::snapshot::Opened;
+use crate::run::start::source::{Blueprint, Built, Parts, Source};
+use crate::run::streams::agent::Holder;
+use crate::sandbox;
 
 /// Everything that a machine is built from.
 pub struct Prepared<'a> {

@@ -11,16 +11,18 @@ use devices::End;
 use log::info;
 
 use crate::cli::Run;
-use crate::console::Output;
-use crate::control::Control;
-use crate::ending::{Ending, FAILURE};
-use crate::event_log::EventLog;
-use crate::events::EventLoop;
-use crate::flamegraph::FlameGraph;
-use crate::metrics::Socket;
+use crate::host::terminal::Raw;
+use crate::host::{printer, signals};
+use crate::protocol::ending::{Ending, FAILURE};
+use crate::run::clients::control;
+use crate::run::clients::control::Control;
+use crate::run::clients::metrics::Socket;
+use crate::run::event_log::EventLog;
+use crate::run::event_loop::EventLoop;
+use crate::run::flamegraph::FlameGraph;
+use crate::run::lost_memory;
+use crate::run::streams::console::Output;
 use crate::sandbox::Reach;
-use crate::terminal::Raw;
-use crate::{control, lost_memory, printer, signals};
 
 /// Sockets through which clients find the machine until this is dropped.
 #[derive(Default)]

@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
 use guest_agent::protocol::{self, Share, Start, Terminals};
 
-use super::source::At;
-use super::streams::{self, Chosen};
-use crate::agent::{Agent, Begin, Handle, Holds, OnClose, Save, Sink, Streams};
-use crate::ending::Reporter;
-use crate::flamegraph::{self, FlameGraph};
-use crate::terminal::{self, Raw};
+use crate::host::terminal::{self, Raw};
+use crate::protocol::ending::Reporter;
+use crate::run::flamegraph::{self, FlameGraph};
+use crate::run::start::source::At;
+use crate::run::streams::agent::{Agent, Begin, Handle, Holds, OnClose, Save, Sink, Streams};
+use crate::run::streams::choose::{self, Chosen};
 
 /// Parameters of the agent's start.
 pub struct AgentStart<'a> {
@@ -57,8 +57,8 @@ impl AgentStart<'_> {
             _ if self.command.is_empty() => {
                 Ok(Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None })
             }
-            At::Work(state) => streams::continued(state.terminals(), state.has_input),
-            At::Boot | At::Command => streams::choose(),
+            At::Work(state) => choose::continued(state.terminals(), state.has_input),
+            At::Boot | At::Command => choose::choose(),
         };
         let Chosen { mut streams, terminals, raw } =
             chosen.context("cannot prepare the command's streams")?;

@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 use syscalls::Sysno;
 
 use crate::arch::calls as arch;
-use crate::ending::FAILURE;
-use crate::terminal;
+use crate::host::terminal;
+use crate::protocol::ending::FAILURE;
 
 /// `si_code` of a SIGSYS that a seccomp filter has sent (`SYS_SECCOMP` in `asm-generic/siginfo.h`).
 const SYS_SECCOMP: i32 = 1;

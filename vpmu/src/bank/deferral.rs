@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 use super::Bank;
 use super::alarm::AlarmKind;
-use super::handler::{Estimate, Handler};
+use super::estimate::{Estimate, Handler};
 use crate::mask::members;
 use crate::source::Source;
 

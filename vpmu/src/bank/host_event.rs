@@ -10,7 +10,7 @@ use super::Bank;
 use super::alarm::{AlarmKind, Armed};
 use super::counter::Share;
 use super::deferral::Deferred;
-use super::handler::Handler;
+use super::estimate::Handler;
 use super::hardware::Reading;
 use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};

@@ -5,7 +5,7 @@ use std::fs;
 use guest_images::host::has_hypervisor_extension;
 
 use crate::arch::value;
-use crate::fact::Fact;
+use crate::host::fact::Fact;
 
 /// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
@@ -25,7 +25,7 @@ fn virtualisation(cpuinfo: &str) -> Fact {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fact::State;
+    use crate::host::fact::State;
 
     #[test]
     fn the_hypervisor_extension_is_one_of_the_letters() {

@@ -4,7 +4,7 @@ use std::arch::x86_64::__cpuid;
 use std::fs;
 
 use crate::arch::value;
-use crate::fact::Fact;
+use crate::host::fact::Fact;
 
 /// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
@@ -78,7 +78,7 @@ fn described(cpuinfo: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fact::State;
+    use crate::host::fact::State;
 
     const CPUINFO: &str =
         "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 151\nmodel name\t: A core\nstepping\t: 2\n";

@@ -1,0 +1,9 @@
+//! What others ask of a running VM: its control socket, its metrics, and what is measured for them.
+
+pub mod control;
+pub mod hardware;
+pub mod measurement;
+pub mod metrics;
+pub mod running;
+pub mod saving;
+pub mod serve;
