@@ -3,7 +3,7 @@
 mod limits;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::panic;
 use std::thread::{self, ScopedJoinHandle};
@@ -361,6 +361,15 @@ impl Vm {
             Answer::Done => Ok(()),
             _ => Err(unexpected(self.about.pid)),
         }
+    }
+
+    /// Ends the VM after a snapshot, and waits until it has ended: what it used is free then.
+    pub fn end(&mut self) -> Result<(), ClientError> {
+        self.request(&Request::End)?;
+        self.stream.get_mut().allow(TIMEOUT);
+        // It has nothing more to say. That it takes longer is no failure.
+        let _ = self.stream.read(&mut [0]);
+        Ok(())
     }
 
     /// Requests a snapshot, and returns the state. The parts of the memory follow.

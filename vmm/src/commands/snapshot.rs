@@ -8,7 +8,6 @@ use anyhow::{Result, bail};
 use crate::cli::Snapshot;
 use crate::commands::client;
 use crate::host::{printer, signals};
-use crate::protocol::message::Request;
 use crate::run::start::snapshot::folder::Writer;
 
 /// `tally snapshot`: the VM goes on, or ends.
@@ -39,7 +38,7 @@ fn save(vm: &str, folder: &Path, stop: bool) -> Result<()> {
     writer.finish(&state)?;
     if stop {
         // What was saved is complete, and continues where this VM stands still.
-        vm.request(&Request::End)?;
+        vm.end()?;
     }
     Ok(())
 }

@@ -88,9 +88,11 @@ impl Savable {
         message::send(answers, &Answer::Snapshot(state.len() as u64))?;
         stream::send(&mut *answers, &state, &saving.saver.ram, &saving.pages)?;
         if stop && matches!(message::receive(requests), Ok(Some(Request::End))) {
+            // Once its end is reported, this process may be gone before it answers.
+            let answered = message::send(answers, &Answer::Done);
             saving.reporter.report(Ending::Saved);
-            message::send(answers, &Answer::Done)?;
             held.never_go_on();
+            return answered;
         }
         Ok(())
     }
