@@ -1,8 +1,9 @@
 //! The event log of a run: everything that happens to the guest's counters, in a file.
 //!
-//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads ([`show()`]): a
-//! header, then [`record`]s, in the order in which they happened. A guest decides how many there are, so the file has
-//! a maximum size, and one older [`file`] is kept beside it. Call chains of samples are not in it: those are perf's.
+//! The file is what `tally run --pmu-log FILE` writes ([`EventLog`]) and `tally log --show FILE` reads
+//! ([`crate::commands::log`]): a header, then records ([`crate::protocol::record`]), in the order in which they
+//! happened. A guest decides how many there are, so the file has a maximum size, and one older [`mod@file`] is kept
+//! beside it. Call chains of samples are not in it: those are perf's.
 
 pub mod file;
 mod queue;

@@ -1,6 +1,6 @@
-//! A running VM's control socket, a unix socket by which other commands look at the VM and change it: where the sockets
-//! are ([`socket_dir`]), the protocol ([`message`]), the server in the VM ([`serve`]), the clients ([`client`]),
-//! and the limits of what these take from a VM ([`limits`]).
+//! A running VM's control socket, a unix socket by which other commands look at the VM and change it. Where the sockets
+//! are and what is said over them is in [`crate::protocol`], the server in [`super::serve`], the clients in
+//! [`crate::commands::client`].
 
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};

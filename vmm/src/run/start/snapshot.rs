@@ -1,8 +1,8 @@
 //! Snapshots of VMs: folders from which `tally run --restore` continues a guest.
 //!
 //! A VM may not open files while it runs. It sends its state and its memory to `tally snapshot` over the control socket
-//! ([`stream`]), which writes them into a folder ([`folder`]). A restored guest is another VM, with streams of its own,
-//! but with the same folders and disks.
+//! ([`crate::protocol::stream`]), which writes them into a folder ([`folder`]). A restored guest is another VM, with
+//! streams of its own, but with the same folders and disks.
 
 pub mod folder;
 
