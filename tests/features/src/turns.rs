@@ -10,8 +10,7 @@ use std::thread;
 
 use perf_event_open_sys::bindings;
 
-use crate::code::Codes;
-use crate::code::{codes, in_pairs, instructions, spin};
+use crate::code::{Codes, in_pairs, instructions, spin};
 use crate::event::{Counter, Event};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 
@@ -91,7 +90,7 @@ impl Counters {
     /// Opens the counters of a thread. The first two have events by themselves only, the third has a pinned and a
     /// sampled one beside them, and the last a sampled one and a group.
     fn open(thread: usize, which: Which) -> Result<Self, Failure> {
-        let codes = codes().ok_or(Failure::Unknown("the raw event codes of this processor are not known"))?;
+        let codes = Codes::of_this_processor()?;
         let pinned = (thread == 2).then(|| Event::instructions().pinned().open()).transpose()?;
         let mut others = Vec::new();
         if thread >= 2 {
