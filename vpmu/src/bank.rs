@@ -1,9 +1,9 @@
 //! A vCPU's counters: their values, which of them run, and which have overflowed.
 //!
 //! The host event that backs a counter is shared by all counters that select the same, lives as long as one of them
-//! does, and never stops: a counter that stands still does not add what its event counts meanwhile. So stopping,
-//! starting and reading a counter cost the host no more than a read of the count. Only an alarm, for the next overflow,
-//! is a request to the host. It is made as seldom as possible: an alarm that expires early does no harm, because an
+//! does (while all counters stand still, until they start again), and never stops: a counter that stands still does not
+//! add what its event counts meanwhile. So stopping, starting and reading a counter cost the host no more than a read
+//! of the count. Only an alarm, for the next overflow, is a request to the host. It is made as seldom as possible: an alarm that expires early does no harm, because an
 //! overflow is computed from the value.
 
 mod alarm;
@@ -217,6 +217,8 @@ impl<S: Source> Bank<S> {
 
     /// Releases the host events of counters that have stood still since the last call.
     pub fn release_idle(&mut self) {
+        self.close_vacant();
+        self.source.release_idle();
         let stand_still = self.backed() & !self.running;
         for counter in members(stand_still & self.idle) {
             debug!("counter {counter} stands still: released its host event");
@@ -278,6 +280,8 @@ impl<S: Source> Bank<S> {
 
     /// Updates all counters after an alarm has expired, unless that was done since the guest ran.
     pub fn alarm(&mut self, is_updated: bool) {
+        // It may be the alarm of an event that nobody would set again.
+        self.close_vacant();
         self.coalescing.accessed();
         if !is_updated {
             self.coalescing.alarm_begins();
@@ -352,7 +356,11 @@ impl<S: Source> Bank<S> {
         }
         self.interrupting = self.interrupting & !(1 << counter) | u64::from(interrupts) << counter;
         if self.counters[counter].selection != selection {
-            self.release(counter);
+            // While all stand still, as at a switch of tasks, others may come to select the same.
+            self.leave(counter);
+            if self.running != 0 {
+                self.close_vacant();
+            }
             self.counters[counter].selection = selection;
         }
         if self.runs(counter) {

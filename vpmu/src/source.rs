@@ -19,6 +19,15 @@ pub trait Source {
     /// Starts to count a selection from zero, with an alarm after `distance` counts.
     fn start(&mut self, selection: Selection, distance: u64) -> Result<Self::Backing, Refusal>;
 
+    /// Stops to count a selection. A source may keep the backing for the next start of this selection, as long as it
+    /// takes no hardware meanwhile.
+    fn stop(&mut self, _selection: Selection, backing: Self::Backing) {
+        drop(backing);
+    }
+
+    /// Closes what [`Self::stop`] has kept since before the last call of this.
+    fn release_idle(&mut self) {}
+
     /// Returns whether the host has the event, even if others hold the hardware for it.
     fn can_count(&mut self, event: Event) -> bool;
 
@@ -92,6 +101,15 @@ pub enum Count {
 }
 
 impl Count {
+    /// Changes the number.
+    #[must_use]
+    pub fn map(self, change: impl FnOnce(u64) -> u64) -> Self {
+        match self {
+            Self::Exact(count) => Self::Exact(change(count)),
+            Self::Starved(count) => Self::Starved(change(count)),
+        }
+    }
+
     /// Returns the number, exact or not.
     pub fn number(self) -> u64 {
         let (Self::Exact(count) | Self::Starved(count)) = self;

@@ -27,9 +27,9 @@ struct Starvation {
 }
 
 impl Estimate {
-    /// Creates the estimate of an event that was just opened.
-    pub fn new() -> Self {
-        Self { base: thread_time(), past: 0, open: None }
+    /// Creates the estimate of an event that counts and has been enabled for so many nanoseconds.
+    pub fn new(enabled: u64) -> Self {
+        Self { base: thread_time().saturating_sub(enabled), past: 0, open: None }
     }
 
     /// Records that the event has no hardware. `state` is its state when it lost the hardware.

@@ -14,7 +14,7 @@ use crate::page::{Page, ScheduledOut};
 use crate::request::{Encoded, Precedence, Purpose, Request, this_thread};
 use vpmu::event::{Event, Selection};
 use vpmu::report::BackingReport;
-use vpmu::source::{Count, Place};
+use vpmu::source::{Count, FAR, Place};
 
 /// Number of system calls made for the events of a thread, which share it.
 #[derive(Clone, Default)]
@@ -36,7 +36,11 @@ pub struct PerfEvent {
     fd: OwnedFd,
     /// The event's page, or why it could not be mapped.
     page: io::Result<Page>,
-    /// Count at the last read.
+    /// The period that was set last.
+    period: u64,
+    /// What it had counted when it was enabled last.
+    base: u64,
+    /// What it had counted at the last read.
     last_count: u64,
     /// Time for which the event was enabled but not on the PMU, at the last read by system call, in nanoseconds.
     unscheduled: u64,
@@ -90,6 +94,8 @@ impl PerfEvent {
         Ok(Self {
             fd,
             page,
+            period: if let Purpose::Counter { period, .. } = purpose { period } else { 0 },
+            base: 0,
             last_count: 0,
             unscheduled: 0,
             attempts: Attempts::default(),
@@ -104,15 +110,47 @@ impl PerfEvent {
         self.page.as_ref().err()
     }
 
+    /// Maps the event's page if it is not mapped.
+    pub fn map(&mut self) {
+        if self.page.is_err() {
+            self.page = Page::map(&self.fd);
+            self.system_calls.add(1);
+        }
+    }
+
     /// Adds to the count, from now on, an estimate of what the event misses without hardware.
     pub fn estimate(&mut self) {
-        self.estimate = Some(Estimate::new());
+        let enabled = if self.base == 0 { None } else { self.read_by_system_call() };
+        self.estimate = Some(Estimate::new(enabled.map_or(0, |reading| reading.enabled)));
+    }
+
+    /// Stops counting: the event takes no counter until it is enabled.
+    pub fn disable(&self) -> io::Result<()> {
+        // SAFETY: `PERF_EVENT_IOC_DISABLE` takes no pointer.
+        let result = unsafe { sys::ioctls::DISABLE(self.fd.as_raw_fd(), 0) };
+        self.system_calls.add(1);
+        to_result(result)
+    }
+
+    /// Starts to count from zero again, as an event that was just opened does.
+    pub fn restart(&mut self, period: u64) -> io::Result<()> {
+        let state = self.scheduled_out().ok_or(io::ErrorKind::InvalidInput)?;
+        // The rest of a period that is that long never ends.
+        if (period, self.period) != (FAR, FAR) {
+            self.set_period(period)?;
+        }
+        (self.base, self.last_count) = (state.count, state.count);
+        (self.attempts, self.was_in_error, self.estimate) = (Attempts::default(), false, None);
+        self.unscheduled = state.enabled.saturating_sub(state.running);
+        self.enable();
+        Ok(())
     }
 
     /// Returns what was counted so far, plus the estimate of what was missed, if there is one.
     pub fn read(&mut self) -> Count {
         let count = self.read_exactly();
-        if self.estimate.is_some() { self.with_estimate(count) } else { count }
+        let count = if self.estimate.is_some() { self.with_estimate(count) } else { count };
+        count.map(|number| number.saturating_sub(self.base))
     }
 
     fn read_exactly(&mut self) -> Count {
@@ -171,10 +209,7 @@ impl PerfEvent {
             }
         }
         let missed = self.estimate.insert(estimate).missed();
-        match count {
-            Count::Exact(count) => Count::Exact(count.saturating_add(missed)),
-            Count::Starved(count) => Count::Starved(count.saturating_add(missed)),
-        }
+        count.map(|count| count.saturating_add(missed))
     }
 
     /// Returns how much of the count is an estimate.
@@ -202,11 +237,12 @@ impl PerfEvent {
     }
 
     /// Sets the period: the event overflows after `period` more counts, and then every `period` counts.
-    pub fn set_period(&self, period: u64) -> io::Result<()> {
+    pub fn set_period(&mut self, period: u64) -> io::Result<()> {
         // SAFETY: `PERF_EVENT_IOC_PERIOD` takes a pointer to a `u64`, which the kernel only reads.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
         self.system_calls.add(1);
+        self.period = period;
         to_result(result)
     }
 

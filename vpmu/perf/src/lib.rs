@@ -55,6 +55,7 @@ mod obstacle;
 mod page;
 mod page_limits;
 mod pairs;
+mod parked;
 mod probe;
 mod request;
 mod reservation;
@@ -68,6 +69,7 @@ use std::time::{Duration, Instant};
 
 use self::event::{PerfEvent, SystemCalls};
 use self::pairs::Pairs;
+use self::parked::Parked;
 use vpmu::event::{Event, Selection};
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu::report::BackingReport;
@@ -93,6 +95,7 @@ pub struct PerfEvents {
     least_interval_read: Duration,
     system_calls: SystemCalls,
     pairs: Pairs,
+    parked: Parked,
     /// Events estimate what they miss without hardware.
     estimates: bool,
     /// Events for which the host was asked, and whether it has them.
@@ -139,6 +142,7 @@ impl PerfEvents {
             least_interval_read: Duration::ZERO,
             system_calls: SystemCalls::default(),
             pairs: Pairs::of_this_host(),
+            parked: Parked::new(),
             estimates: false,
             existing: HashMap::new(),
             on_unmapped: |_| {},
@@ -153,22 +157,53 @@ impl PerfEvents {
     }
 }
 
+impl PerfEvents {
+    /// Starts a parked event, if there is one that counts this selection.
+    fn restart(&mut self, selection: Selection, distance: u64) -> Option<PerfEvent> {
+        let mut event = self.parked.take(selection)?;
+        with_period(distance, |period| event.restart(period)).ok()?;
+        Some(event)
+    }
+
+    /// Opens an event. Parked ones are given up if they may be why that fails, or why its page cannot be mapped.
+    fn open(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
+        let open = || {
+            with_period(distance, |period| {
+                PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
+            })
+        };
+        let opened = open();
+        let opened = if opened.is_err() && self.parked.close_all() { open() } else { opened };
+        let mut event = opened.map_err(|error| Refusal(error.to_string()))?;
+        if event.unmapped().is_some() && self.parked.close_all() {
+            event.map();
+        }
+        if let Some(reason) = event.unmapped() {
+            (self.on_unmapped)(reason);
+        }
+        Ok(event)
+    }
+}
+
 impl Source for PerfEvents {
     type Backing = PerfEvent;
 
     fn start(&mut self, selection: Selection, distance: u64) -> Result<PerfEvent, Refusal> {
-        let mut event = with_period(distance, |period| {
-            PerfEvent::open(self.pmu, selection, period, self.system_calls.clone())
-        })
-        .map_err(|error| Refusal(error.to_string()))?;
+        let mut event =
+            self.restart(selection, distance).map_or_else(|| self.open(selection, distance), Ok)?;
         event.settle();
-        if let Some(reason) = event.unmapped() {
-            (self.on_unmapped)(reason);
-        }
         if self.estimates {
             event.estimate();
         }
         Ok(event)
+    }
+
+    fn stop(&mut self, selection: Selection, event: PerfEvent) {
+        self.parked.park(selection, event);
+    }
+
+    fn release_idle(&mut self) {
+        self.parked.close_idle();
     }
 
     /// Returns whether the host takes the event. A kernel that does not check an encoding before the event is scheduled

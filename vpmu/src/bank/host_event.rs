@@ -47,10 +47,7 @@ pub struct HostEvent<B> {
 impl<B: Backing> HostEvent<B> {
     /// Reads the count.
     pub fn count(&mut self) -> Count {
-        let count = match self.backing.count() {
-            Count::Exact(count) => Count::Exact(count.saturating_add(self.completed)),
-            Count::Starved(count) => Count::Starved(count.saturating_add(self.completed)),
-        };
+        let count = self.backing.count().map(|count| count.saturating_add(self.completed));
         self.last_count = count.number();
         count
     }
@@ -109,10 +106,25 @@ impl<S: Source> Bank<S> {
             }
         }
         let mut left = counters & !backed;
+        // Those first whose events are there: to open the others may close events that nothing counts for.
+        for index in 0..self.events.len() {
+            let selection = self.events[index].selection;
+            let alike = self.selecting(selection, left);
+            if alike != 0 {
+                self.join(index, alike);
+                left &= !alike;
+            }
+        }
         while left != 0 {
             let counter = left.trailing_zeros() as usize;
             left &= !self.back(counter, left);
         }
+        self.close_vacant();
+    }
+
+    /// Returns which of these counters select this.
+    fn selecting(&self, selection: Selection, counters: u64) -> u64 {
+        mask::of(members(counters).filter(|counter| self.counters[*counter].selection == Some(selection)))
     }
 
     /// Starts counters of one host event together, so that its alarm is set at most once.
@@ -131,24 +143,18 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Finds or opens a host event for a counter, and for those of `others` that select the same. Returns all of these.
+    /// Opens a host event for a counter, and for those of `others` that select the same. Returns all of these.
     fn back(&mut self, counter: usize, others: u64) -> u64 {
         let Some(selection) = self.counters[counter].selection else { return 1 << counter };
-        let same = |counter: &usize| self.counters[*counter].selection == Some(selection);
-        let alike = mask::of(members(others).filter(same));
-        match self.events.iter().position(|event| event.selection == selection) {
-            Some(index) => {
-                for counter in members(alike) {
-                    debug!("counter {counter} counts {selection}, as others do");
-                }
-                self.join(index, alike);
-            }
-            None => self.start(selection, alike),
-        }
+        let alike = self.selecting(selection, others);
+        self.start(selection, alike);
         alike
     }
 
     fn join(&mut self, index: usize, counters: u64) {
+        for counter in members(counters) {
+            debug!("counter {counter} counts {}, for which there is an event", self.events[index].selection);
+        }
         let reading = self.count(index);
         self.share(counters, reading.count);
         self.events[index].users |= counters;
@@ -157,6 +163,10 @@ impl<S: Source> Bank<S> {
 
     fn start(&mut self, selection: Selection, counters: u64) {
         let hardware = self.source.hardware_counters(selection.event);
+        // Whoever left that event now wants another one: this or, in the end, none.
+        if let Some(vacant) = self.events.iter().position(|event| event.users == 0) {
+            self.close(vacant);
+        }
         self.make_room(hardware);
         self.share(counters, 0);
         let first = self.nearest(counters, 0);
@@ -205,13 +215,20 @@ impl<S: Source> Bank<S> {
     /// pair, it gives the second counter to another event at once, and the first one keeps its event and stands still.
     fn make_room(&mut self, hardware: usize) {
         while self.taken() + hardware > self.guests {
-            let stand_still = self.events.iter().filter(|event| event.users & self.running == 0);
-            let Some(event) = stand_still.max_by_key(|event| event.hardware) else { return };
+            let stand_still =
+                (0..self.events.len()).filter(|index| self.events[*index].users & self.running == 0);
+            let event = |index: &usize| &self.events[*index];
+            let Some(index) =
+                stand_still.max_by_key(|index| (event(index).users == 0, event(index).hardware))
+            else {
+                return;
+            };
             debug!(
                 "closed the event of {}, whose counters stand still: others need its hardware",
-                event.selection
+                self.events[index].selection
             );
-            members(event.users).for_each(|counter| self.release(counter));
+            members(self.events[index].users).for_each(|counter| self.leave(counter));
+            self.close(index);
         }
     }
 
@@ -250,13 +267,31 @@ impl<S: Source> Bank<S> {
         }
     }
 
-    /// Takes a counter's share from it, and closes a host event without counters. The counter keeps its value.
+    /// Takes a counter's share from it, and closes its host event if that has no other counters. The counter keeps its
+    /// value.
     pub(super) fn release(&mut self, counter: usize) {
+        self.leave(counter);
+        self.close_vacant();
+    }
+
+    /// Takes a counter's share from it. Its host event stays, also without counters.
+    pub(super) fn leave(&mut self, counter: usize) {
         self.counters[counter].share = None;
         for event in &mut self.events {
             event.users &= !(1 << counter);
         }
-        self.events.retain(|event| event.users != 0);
         self.needs_no_hardware(counter);
+    }
+
+    /// Closes the host events without counters.
+    pub(super) fn close_vacant(&mut self) {
+        while let Some(index) = self.events.iter().position(|event| event.users == 0) {
+            self.close(index);
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let HostEvent { selection, backing, .. } = self.events.remove(index);
+        self.source.stop(selection, backing);
     }
 }

@@ -142,6 +142,14 @@ impl Counters {
         (read, interrupts)
     }
 
+    /// What host events count for counters. There are no others but those that counters have left, and that the banks
+    /// know.
+    fn selections(&self) -> Vec<Selection> {
+        let events = || self.banks.iter().flat_map(|bank| &bank.events);
+        assert_eq!(events().count(), self.host.selections().len());
+        events().filter(|event| event.users != 0).map(|event| event.selection).collect()
+    }
+
     /// What the operator is told of a counter.
     fn report(&mut self, counter: usize) -> (u64, State, u64) {
         let (bank, number) = self.of(counter);
@@ -161,11 +169,11 @@ proptest! {
         let (mut sharing, mut apart) = (Counters::new(1, width), Counters::new(COUNTERS, width));
         for step in &steps {
             prop_assert_eq!(sharing.does(step), apart.does(step), "{:?}", step);
-            let held = sharing.host.selections();
+            let held = sharing.selections();
             for (number, selection) in held.iter().enumerate() {
                 prop_assert!(!held[..number].contains(selection), "{:?}", held);
             }
-            let apart = apart.host.selections();
+            let apart = apart.selections();
             prop_assert!(held.iter().all(|selection| apart.contains(selection)), "{:?} {:?}", held, apart);
             prop_assert!(apart.iter().all(|selection| held.contains(selection)), "{:?} {:?}", held, apart);
         }
@@ -202,4 +210,31 @@ fn counters_of_any_width_overflow_at_their_very_count_however_far_that_is() {
             assert_eq!(bank.read(0), u64::MAX >> (64 - width));
         }
     }
+}
+
+#[test]
+fn events_that_change_counters_while_all_stand_still_go_on() {
+    let of = |event| Some(Selection { event: Event::Raw(event), filter: Filter::User, scope: Scope::Guest });
+    let host = Script::with_counters(2);
+    let mut bank = Bank::new(host.clone(), 2, 48);
+    (0..2).for_each(|counter| bank.configure(counter, of(counter as u64), Alarm::Off));
+    bank.run(3);
+    host.guest_runs(100, |_| {});
+    host.take_started();
+    bank.run(0);
+    bank.configure(0, of(1), Alarm::Off);
+    bank.configure(1, of(0), Alarm::Off);
+    bank.run(3);
+    host.guest_runs(10, |_| {});
+    assert_eq!((host.take_started(), bank.read(0), bank.read(1)), (vec![], 110, 110));
+    // What nothing counts for any more is closed, and never stands in the way.
+    bank.run(0);
+    bank.configure(0, of(2), Alarm::Off);
+    bank.run(1);
+    assert_eq!((host.take_started(), host.take_without_room()), (of(2).into_iter().collect(), vec![]));
+    assert_eq!(host.selections(), [of(0), of(2)].map(Option::unwrap));
+    bank.run(0);
+    bank.configure(0, None, Alarm::Off);
+    bank.release_idle();
+    assert_eq!(host.selections(), [of(0).unwrap()]);
 }
