@@ -3,8 +3,8 @@
 //! The host event that backs a counter is shared by all counters that select the same, lives as long as one of them
 //! does (while all counters stand still, until they start again), and never stops: a counter that stands still does not
 //! add what its event counts meanwhile. So stopping, starting and reading a counter cost the host no more than a read
-//! of the count. Only an alarm, for the next overflow, is a request to the host. It is made as seldom as possible: an alarm that expires early does no harm, because an
-//! overflow is computed from the value.
+//! of the count. Only an alarm, for the next overflow, is a request to the host. It is made as seldom as possible: an
+//! alarm that expires early does no harm, because an overflow is computed from the value.
 
 mod alarm;
 mod alarms;
