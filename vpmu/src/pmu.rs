@@ -59,7 +59,7 @@ pub enum Cause {
     Guest,
     /// An alarm of the [`Source`] has expired.
     Alarm,
-    /// The timer of [`Next::wake`] has expired, or another thread kicked the vCPU.
+    /// The timer of [`BeforeEntry::wake`] has expired, or another thread kicked the vCPU.
     Kick,
     /// An alarm has expired and the vCPU was kicked.
     AlarmAndKick,
@@ -106,7 +106,7 @@ pub enum Injected {
 /// What the VMM has to do before it enters the guest again.
 #[derive(Debug)]
 #[must_use]
-pub struct Next {
+pub struct BeforeEntry {
     /// How to set the timer that kicks the vCPU.
     pub wake: Wake,
     /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
@@ -153,8 +153,8 @@ impl<S: Source + 'static> VirtualPmu<S> {
 
 impl<S: Source> VirtualPmu<S> {
     fn new(mut model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
-        let instructions = model.instructions();
-        model.unit().set_instructions(instructions);
+        let instruction_events = model.instruction_events();
+        model.unit().set_instruction_events(instruction_events);
         let inexact = model.inexact();
         model.unit().set_inexact(inexact);
         // Where there is a status, the kernel's handler looks for the overflows of all counters.
@@ -237,7 +237,11 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit,
     /// before the guest is entered again. If injecting fails, the vCPU must not be entered again.
-    pub fn after_exit<P: Platform>(&mut self, cause: Cause, platform: &mut P) -> Result<Next, P::Error> {
+    pub fn after_exit<P: Platform>(
+        &mut self,
+        cause: Cause,
+        platform: &mut P,
+    ) -> Result<BeforeEntry, P::Error> {
         let is_updated = self.apply_page();
         let (is_alarm, is_kick) = match cause {
             Cause::Guest => (false, false),
@@ -296,7 +300,7 @@ impl<S: Source> VirtualPmu<S> {
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
         self.model.activate_page(is_alarm && is_interrupted);
-        Ok(Next { wake, pause, interrupts_soon, branches_soon, notices })
+        Ok(BeforeEntry { wake, pause, interrupts_soon, branches_soon, notices })
     }
 
     /// Sets the policy. The registers keep their contents and the counters their values.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bank::held::Held;
+use crate::bank::exit_mark::Marked;
 use crate::bank::{Alarm, Bank, Handled};
 use crate::event::{Event, Selection};
 use crate::journal::Entry;
@@ -259,14 +259,14 @@ impl<S: Source> Unit<S> {
     /// false, and does nothing, if that would make a difference. All counters must have been updated since the guest
     /// ran.
     pub fn defer(&mut self) -> bool {
-        let holds = !self.frozen && !self.branches.are_started() && self.bank.defer();
-        if holds {
+        let defers = !self.frozen && !self.branches.are_started() && self.bank.defer();
+        if defers {
             self.bank.kernel_is_not_observed();
             // Overflows until the kernel stops the counters belong to the interrupt.
             let overflowed = self.take_overflowed();
             self.note_overflows(overflowed, false);
         }
-        holds
+        defers
     }
 
     /// Ends a deferral, and updates all counters.
@@ -275,26 +275,26 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and holds their values until
+    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and marks their counts until
     /// the next exit. Returns the counters whose changes can then be made as of now.
-    pub fn hold(&mut self, with_time: bool) -> Held {
-        let held = self.bank.hold(with_time);
+    pub fn mark_exit(&mut self, with_time: bool) -> Marked {
+        let marked = self.bank.mark_exit(with_time);
         self.take_overflows();
-        held
+        marked
     }
 
-    /// Makes all changes until [`Self::commit`] as of the last call of [`Self::hold`].
+    /// Makes all changes until [`Self::commit`] as of the last call of [`Self::mark_exit`].
     pub fn rewind(&mut self) {
         self.bank.rewind();
     }
 
-    /// Ends what [`Self::hold`] has begun, without a change.
-    pub fn release_held(&mut self) {
-        self.bank.release_held();
+    /// Forgets the counts that [`Self::mark_exit`] has marked, without a change.
+    pub fn forget_marks(&mut self) {
+        self.bank.forget_marks();
     }
 
-    /// Returns the values with which a held counter can be started without a request to the host: this one, and all up
-    /// to the second.
+    /// Returns the values with which a marked counter can be started without a request to the host: this one, and all
+    /// up to the second.
     pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
         self.bank.start_values(counter)
     }
@@ -328,8 +328,8 @@ impl<S: Source> Unit<S> {
     }
 
     /// Sets which events count all retired instructions.
-    pub fn set_instructions(&mut self, instructions: &'static [Event]) {
-        self.bank.set_instructions(instructions);
+    pub fn set_instruction_events(&mut self, events: &'static [Event]) {
+        self.bank.set_instruction_events(events);
     }
 
     /// Adds an instruction that the VMM completes. See [`Bank::complete`].

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
-use vpmu::{Cause, Next, VirtualPmu};
+use vpmu::{BeforeEntry, Cause, VirtualPmu};
 use vpmu_perf::PerfEvents;
 
 use crate::error::MachineError;
@@ -303,7 +303,7 @@ pub trait EmulatedPmu: Sized {
     /// Returns the virtual PMU.
     fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents>;
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError>;
+    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError>;
 }
 
 /// The PMUs of machines that run kernels of format `F`.

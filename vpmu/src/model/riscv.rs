@@ -361,7 +361,7 @@ impl<S: Source> Model<S> for Riscv<S> {
     }
 
     fn prepare_page(&mut self) {
-        self.hold_for_page();
+        self.mark_for_page();
     }
 
     fn activate_page(&mut self, is_interrupted: bool) {

@@ -102,11 +102,11 @@ fn a_policy_and_its_changes_can_be_serialized() {
     assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
     let told = serde_json::from_str::<Policy>(&text.replace("cycles", "cyclse")).unwrap_err().to_string();
     assert!(told.contains("did you mean `cycles`?"), "{told}");
-    let none = Change { from: From::Present, settings: vec![Setting::MaxInterruptsPerSecond(None)] };
+    let none = Change { from: Base::Present, settings: vec![Setting::MaxInterruptsPerSecond(None)] };
     let read: Change = serde_json::from_str(&serde_json::to_string(&none).unwrap()).unwrap();
     assert_eq!(read, none);
     assert_eq!(with_limit(5).changed_by(&read), Policy::default());
-    let from_default = Change { from: From::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
+    let from_default = Change { from: Base::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
     assert_eq!(policy.changed_by(&from_default), Policy { freeze: Freeze::Host, ..Policy::default() });
 }
 

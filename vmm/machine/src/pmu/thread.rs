@@ -6,7 +6,7 @@ use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 use vpmu::report::Report;
 use vpmu::state::{Mismatch, PmuState};
-use vpmu::{Cause, Next, Switch, VirtualPmu, Wake};
+use vpmu::{BeforeEntry, Cause, Switch, VirtualPmu, Wake};
 use vpmu_perf::PerfEvents;
 
 use super::Pmu;
@@ -134,7 +134,7 @@ impl ThreadPmu {
         };
         // A branch changes it.
         let instruction = self.log.is_some().then(|| arch::Run::synced_instruction_pointer(fd));
-        let Next { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
+        let BeforeEntry { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
         if let Some(timer) = &mut self.wake_timer {
             match wake {
                 Wake::Unchanged => {}

@@ -15,7 +15,7 @@ use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
 use vpmu::sbi_page::{Page, Shared};
-use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
+use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
@@ -157,7 +157,7 @@ impl EmulatedPmu for Emulated {
         &mut self.pmu
     }
 
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
         let Self { pmu, vcpu, controllers } = self;
         pmu.after_exit(cause, &mut Exited { vm, fd, vcpu: *vcpu, controllers })
     }

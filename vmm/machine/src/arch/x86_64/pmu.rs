@@ -29,7 +29,7 @@ use vpmu::translation::Translation;
 use vpmu::x86::{
     DEBUGCTL, DEBUGCTL_IGNORED, DEBUGCTL_OF_KVM, FREEZE_PERFMON_ON_PMI, Leaf, NOT_PERMITTED, Vendor, is_rdpmc,
 };
-use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
+use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
 use super::host::Processor;
@@ -295,7 +295,7 @@ impl EmulatedPmu for Emulated {
         &mut self.pmu
     }
 
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
+    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
         let Self { pmu, lvt, confirmation, memory, stored } = self;
         let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
