@@ -64,7 +64,7 @@ pub trait PmuModel: Copy + Debug + Display + Eq {
     /// A value of `--pmu`.
     type Choice: Copy;
     /// The host PMU that backs the counters.
-    type Host: Copy + Debug + Eq;
+    type BackingPmu: Copy + Debug + Eq;
     /// The properties of the host's processor that matter to PMUs.
     type Processor: Copy + Display;
     /// Why this host cannot offer a PMU.
@@ -100,7 +100,7 @@ pub trait PmuModel: Copy + Debug + Display + Eq {
     /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
     fn kernel_parameters(pmu: Pmu<Self>, processor: Self::Processor) -> Option<&'static str>;
     /// Describes a selected event in the guest's terms.
-    fn describe(self, host: Self::Host, selection: Selection) -> String;
+    fn describe(self, host: Self::BackingPmu, selection: Selection) -> String;
 }
 
 /// Format of a kernel file.
@@ -162,7 +162,7 @@ pub trait Board: Clone {
     /// What KVM holds of a vCPU, in a snapshot.
     type VcpuState: Serialize + DeserializeOwned + Send;
     /// What a machine shows its guest of the processor, in a snapshot.
-    type Identity: Debug + Serialize + DeserializeOwned;
+    type Fingerprint: Debug + Serialize + DeserializeOwned;
 
     /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     fn ram(size: u64) -> Vec<(u64, u64)>;
@@ -217,16 +217,20 @@ pub trait Board: Clone {
         Self::VcpuState: 'a;
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
     /// same finds everything as it was.
-    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu<ModelOf<Self::Format>>) -> Result<Self::Identity, KvmError>;
-    /// Returns [`Self::identity`] while machines run, given the first vCPU of one that is saved.
-    fn saved_identity(
+    fn fingerprint(
+        kvm: &Kvm,
+        cpus: u8,
+        pmu: Pmu<ModelOf<Self::Format>>,
+    ) -> Result<Self::Fingerprint, KvmError>;
+    /// Returns [`Self::fingerprint`] while machines run, given the first vCPU of one that is saved.
+    fn saved_fingerprint(
         kvm: &Kvm,
         cpus: u8,
         pmu: Pmu<ModelOf<Self::Format>>,
         first: &Self::VcpuState,
-    ) -> Result<Self::Identity, KvmError>;
+    ) -> Result<Self::Fingerprint, KvmError>;
     /// Returns in what this host differs from the one where a guest was saved, if its guest would see it.
-    fn difference(saved: &Self::Identity, here: &Self::Identity) -> Option<String>;
+    fn difference(saved: &Self::Fingerprint, here: &Self::Fingerprint) -> Option<String>;
     /// Returns what a vCPU's emulated PMU needs from the board.
     fn pmu_link(&self) -> Self::PmuLink;
     /// Handles a guest's read from a device's register in memory (MMIO).
@@ -295,7 +299,7 @@ pub trait EmulatedPmu: Sized {
     /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
     fn new(
         model: Self::Model,
-        host: <Self::Model as PmuModel>::Host,
+        host: <Self::Model as PmuModel>::BackingPmu,
         vcpu: u8,
         link: Self::Link,
         ram: &GuestRam,
@@ -345,7 +349,7 @@ pub enum Pmu<M: PmuModel> {
     /// KVM's own in-kernel vPMU.
     Kvm,
     /// A PMU that Tally emulates, and the host PMU that backs it.
-    Emulated(M, M::Host),
+    Emulated(M, M::BackingPmu),
 }
 
 /// The PMU that a host can offer for a choice.

@@ -29,7 +29,7 @@ use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{DeviceServer, Virtio};
 
 /// What a machine shows its guest of the processor.
-pub type Identity = <arch::Board as Board>::Identity;
+pub type Fingerprint = <arch::Board as Board>::Fingerprint;
 
 /// Configuration of a machine.
 pub struct Config<'a> {
@@ -103,12 +103,12 @@ impl Machine {
 
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
     /// same finds everything as it was.
-    pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
-        arch::Board::identity(kvm, cpus, pmu)
+    pub fn fingerprint(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
+        arch::Board::fingerprint(kvm, cpus, pmu)
     }
 
     /// Returns in what this host's processor differs from the one where a guest was saved, if the guest would see it.
-    pub fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+    pub fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
         arch::Board::difference(saved, here)
     }
 

@@ -2,11 +2,11 @@
 //!
 //! [`offer`] turns the user's [`Choice`] into a [`Pmu`] that the host can provide. Each vCPU's thread handles the
 //! accesses of its vCPU to the PMU, with perf events of its own (`thread`). Two signals make the thread leave the
-//! guest: one when a counter's alarm expires (`alarm`), the other when the virtual PMU's timer expires (`timer`) or
-//! another thread has a request. The architecture defines how the guest accesses the PMU and how the PMU interrupts
-//! the guest (`architecture.rs`).
+//! guest (`exit_signals`): one when a counter's alarm expires, the other when the virtual PMU's timer expires
+//! (`timer`) or another thread has a request. The architecture defines how the guest accesses the PMU and how the PMU
+//! interrupts the guest (`architecture.rs`).
 
-pub(crate) mod alarm;
+pub(crate) mod exit_signals;
 pub(crate) mod journal;
 pub(crate) mod thread;
 mod timer;

@@ -3,9 +3,9 @@
 
 pub mod exits;
 pub mod mailbox;
-pub mod pause;
 pub mod report;
 pub mod saved;
+pub mod starvation_pause;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
 use exits::{Exits, Stopwatch};
-use mailbox::{Hold, Mailbox, VcpuHandles, VcpuRequest};
+use mailbox::{Mailbox, PauseRequest, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
 use saved::{SaveError, VcpuState};
 
@@ -200,7 +200,7 @@ impl VcpuThread {
             }
         }
         if kicked || pauses {
-            self.pause_if_required(pmu, pauses);
+            self.pause_if_starved(pmu, pauses);
         }
         Ok(())
     }
@@ -227,7 +227,7 @@ impl VcpuThread {
                     pmu.set_policy(&policy);
                     let _ = answer.send(());
                 }
-                VcpuRequest::Hold(hold) => self.stand_still(pmu, &hold),
+                VcpuRequest::Pause(request) => self.pause_for_snapshot(pmu, &request),
                 VcpuRequest::Switch(counter, to, answer) => {
                     let _ = answer.send(pmu.set_counter_switch(counter, to));
                 }
@@ -236,13 +236,13 @@ impl VcpuThread {
         handled
     }
 
-    /// Stands still outside of the guest, and saves the state when it is ordered to.
-    fn stand_still(&mut self, pmu: &mut ThreadPmu, Hold { stopped, orders }: &Hold) {
+    /// Pauses outside of the guest, and saves the state when it is ordered to.
+    fn pause_for_snapshot(&mut self, pmu: &mut ThreadPmu, request: &PauseRequest) {
         let mut settled = self.settle(pmu);
         // An error means that the requester has stopped waiting, and so do the others.
-        let _ = stopped.send(());
+        let _ = request.stopped.send(());
         pmu.paused();
-        while let Ok(answer) = orders.recv() {
+        while let Ok(answer) = request.orders.recv() {
             let state = std::mem::replace(&mut settled, Ok(())).and_then(|()| {
                 let kvm = self.board.save_vcpu(self.run.fd())?;
                 Ok(VcpuState { kvm, pmu: pmu.save() })
@@ -281,21 +281,21 @@ impl VcpuThread {
 
     /// Waits while the machine is paused, because counters of a vCPU have no hardware and the policy demands the pause.
     /// `is_cause` is true if this vCPU's counters are the cause.
-    fn pause_if_required(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
+    fn pause_if_starved(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
         let vcpus = Arc::clone(&self.vcpus);
-        if is_cause && vcpus.pause.request(self.id) {
+        if is_cause && vcpus.starvation_pause.request(self.id) {
             log_notices(&pmu.add_notice(Notice::Paused));
             vcpus.kick();
         }
         let mut since = None;
-        while !vcpus.pause.wait_for_resume() {
+        while !vcpus.starvation_pause.wait_for_resume() {
             if since.is_none() {
                 since = Some(Instant::now());
                 pmu.paused();
             }
             self.handle_requests(pmu);
             if is_cause && pmu.may_resume() {
-                vcpus.pause.release(self.id);
+                vcpus.starvation_pause.release(self.id);
             }
         }
         if let Some(since) = since {

@@ -26,14 +26,14 @@ use crate::protocol::status::Summary;
 use crate::run::clients::control::Control;
 use crate::run::clients::metrics::{self, Metrics, Socket};
 use crate::run::clients::running::{self, Running};
-use crate::run::clients::saving::Savable;
+use crate::run::clients::snapshots::SnapshotService;
 use crate::run::event_log::{EventLog, VcpuLog};
 use crate::run::event_loop::EventLoop;
 use crate::run::flamegraph::FlameGraph;
 use crate::run::signal_thread::Signals;
-use crate::run::start::source::At;
-use crate::run::start::template::{self, Saves};
-use crate::run::streams::agent::Holds;
+use crate::run::start::source::GuestPhase;
+use crate::run::start::template::{self, TemplateDestination};
+use crate::run::streams::agent::PauseRequests;
 use crate::run::streams::console::{FlushTimer, Output};
 use crate::run::talk::AgentStart;
 use crate::sandbox::{self, Confinement};
@@ -56,12 +56,12 @@ pub struct Assembled<'a> {
     pub graph: Option<FlameGraph>,
     /// The agent's device, if the guest has an agent.
     pub agent: Option<Console>,
-    /// What the guest does, to begin with.
-    pub at: At,
-    /// The agent's end of what makes it stand still.
-    pub holds: Option<Holds>,
+    /// What the guest does when it first runs here.
+    pub phase: GuestPhase,
+    /// The agent's end of its pauser.
+    pub pause_requests: Option<PauseRequests>,
     /// Where the guest is saved when it waits for its command, instead of running it.
-    pub saves: Option<Saves>,
+    pub template_destination: Option<TemplateDestination>,
     /// Saves it there.
     pub saver: Option<Saver>,
     pub machine: Machine,
@@ -75,16 +75,30 @@ impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, pmu, remarks, shares, network, working_dir, mut graph, .. } = self;
-        let Self { agent, at, holds, saves, saver, machine, device_threads, client_sockets, .. } = self;
+        let Self {
+            agent,
+            phase,
+            pause_requests,
+            template_destination,
+            saver,
+            machine,
+            device_threads,
+            client_sockets,
+            ..
+        } = self;
         let Self { signals, mut events, output, .. } = self;
         let (mut handle, mut thread, mut raw) = (None, None, None);
-        if let Some(((console, transport), holds)) = agent.zip(machine.external_transport).zip(holds) {
-            let save =
-                saves.zip(saver).map(|(saves, saver)| template::save_into(saves, saver)).transpose()?;
+        if let Some(((console, transport), pause_requests)) =
+            agent.zip(machine.external_transport).zip(pause_requests)
+        {
+            let save = template_destination
+                .zip(saver)
+                .map(|(destination, saver)| template::save_into(destination, saver))
+                .transpose()?;
             let graph = graph.as_mut();
             let command = &options.command;
-            let agent = AgentStart { command, shares, network, working_dir, graph, at, save };
-            let started = agent.start(console, transport, holds, events.reporter()?)?;
+            let agent = AgentStart { command, shares, network, working_dir, graph, phase, save };
+            let started = agent.start(console, transport, pause_requests, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
         events.add_signals(signals, handle);
@@ -165,20 +179,20 @@ pub fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
 }
 
 /// What clients are told of a VM, and what they may do with it.
-pub struct ForClients<'a> {
+pub struct ClientServices<'a> {
     pub options: &'a Run,
     pub pmu: Pmu,
     pub policy: Policy,
     pub memory: u64,
     pub log: Option<&'a Arc<EventLog>>,
     pub metrics: Option<(Metrics, Socket)>,
-    pub savable: Savable,
+    pub snapshots: SnapshotService,
 }
 
-impl ForClients<'_> {
+impl ClientServices<'_> {
     /// Serves the control socket and the metrics until the result is dropped.
     pub fn serve(self, machine: &Machine) -> Result<ClientSockets> {
-        let Self { options, pmu, policy, memory, log, metrics, savable } = self;
+        let Self { options, pmu, policy, memory, log, metrics, snapshots } = self;
         let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
         let running = Running {
             about: Summary::of_this(options, pmu, cpus, memory),
@@ -189,7 +203,7 @@ impl ForClients<'_> {
             host: running::host_pmu(pmu),
             policy: Mutex::new(policy),
             log: log.cloned(),
-            savable,
+            snapshots,
         };
         let socket = match metrics {
             Some((server, socket)) => {

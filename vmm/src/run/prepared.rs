@@ -13,7 +13,7 @@ use tally_machine::target::COUNTERS;
 use tally_machine::{EmptyMachine, GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
-use super::assembled::{self, Assembled, ForClients};
+use super::assembled::{self, Assembled, ClientServices};
 use super::host_resources::{self, HostResources};
 use super::started::ClientSockets;
 use crate::cli::Run;
@@ -21,14 +21,14 @@ use crate::cli::policy;
 use crate::host::kvm::{self, MediatedPmu, SYS_MODULE};
 use crate::host::signals;
 use crate::run::clients::metrics::{Metrics, Socket};
-use crate::run::clients::saving::Savable;
+use crate::run::clients::snapshots::SnapshotService;
 use crate::run::event_log::EventLog;
 use crate::run::event_loop::EventLoop;
 use crate::run::flamegraph::FlameGraph;
 use crate::run::signal_thread::Signals;
 use crate::run::start::snapshot::Opened;
-use crate::run::start::source::{Blueprint, Built, Parts, Source};
-use crate::run::streams::agent::Holder;
+use crate::run::start::source::{Blueprint, BuiltMachine, MachineParts, Source};
+use crate::run::streams::agent::AgentPauser;
 use crate::sandbox;
 
 /// Everything that a machine is built from.
@@ -108,17 +108,18 @@ impl<'a> Prepared<'a> {
         events.add_output(timer, output.clone());
 
         let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
-        let Built { machine, saver, agent, at } =
-            blueprint.build(Parts { machine, devices, output: &output }, source, ram)?;
-        let saves = blueprint.saves();
-        let (holder, holds) = agent.is_some().then(Holder::new).transpose()?.unzip();
+        let BuiltMachine { machine, saver, agent, phase } =
+            blueprint.build(MachineParts { machine, devices, output: &output }, source, ram)?;
+        let template_destination = blueprint.destination();
+        let (agent_pauser, pause_requests) = agent.is_some().then(AgentPauser::new).transpose()?.unzip();
         let (mut client_sockets, mut own_saver) = (ClientSockets::default(), None);
-        if saves.is_some() {
+        if template_destination.is_some() {
             // A guest that becomes a template is nobody's.
             own_saver = Some(saver);
         } else {
-            let savable = Savable::new(options, kvm, pmu, &policy, saver, holder, events.reporter()?);
-            let clients = ForClients { options, pmu, policy, memory, log, metrics, savable };
+            let snapshots =
+                SnapshotService::new(options, kvm, pmu, &policy, saver, agent_pauser, events.reporter()?);
+            let clients = ClientServices { options, pmu, policy, memory, log, metrics, snapshots };
             client_sockets = clients.serve(&machine)?;
         }
         Ok(Assembled {
@@ -132,9 +133,9 @@ impl<'a> Prepared<'a> {
             working_dir,
             graph,
             agent,
-            at,
-            holds,
-            saves,
+            phase,
+            pause_requests,
+            template_destination,
             saver: own_saver,
             machine,
             client_sockets,

@@ -6,19 +6,19 @@ mod coalescing;
 mod cpuid;
 mod cr;
 mod exit;
+mod fingerprint;
 mod firmware;
-mod generation;
 mod host;
-mod identity;
 mod kvm;
+mod layout;
 mod loader;
-mod machine;
 mod memory;
 mod msr;
 mod paging;
 mod pmu;
 mod registers;
 mod state;
+mod vmgenid;
 
 use crate::architecture::{Architecture, KvmRequirements};
 

@@ -10,7 +10,7 @@ use vpmu::{BeforeEntry, Cause, Switch, VirtualPmu, Wake};
 use vpmu_perf::PerfEvents;
 
 use super::Pmu;
-use super::alarm::{self, ExitSignals};
+use super::exit_signals::{self, ExitSignals};
 use super::journal::Journal;
 use super::timer::Timer;
 use crate::arch::{self, Board, Emulated};
@@ -72,7 +72,7 @@ impl ThreadPmu {
         let exit_signals = ExitSignals::unblock_in_run(vcpu.fd)?;
         let warn_no_timer =
             |error| warn!("cannot create the poll timer ({error}): starvation is reported late");
-        let wake_timer = Timer::new(alarm::kick_signal()).map_err(warn_no_timer).ok();
+        let wake_timer = Timer::new(exit_signals::kick_signal()).map_err(warn_no_timer).ok();
         Ok(Self { pmu, exit_signals, wake_timer, log: None })
     }
 

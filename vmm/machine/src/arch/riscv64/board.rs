@@ -13,9 +13,9 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
-use super::identity::Identity;
+use super::fingerprint::Fingerprint;
+use super::layout::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO, VMGENID_GSI};
 use super::loader::{Entry, Format, Kernel};
-use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, GENERATION_GSI, VIRTIO};
 use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
 use super::state::VcpuState;
@@ -23,8 +23,8 @@ use super::{fdt, isa, memory, state};
 use crate::architecture::{self, FirstVirtio, PmuModel};
 use crate::entropy::entropy;
 use crate::error::MachineError;
-use crate::generation;
 use crate::kvm_error::{KvmError, KvmResultExt};
+use crate::vmgenid;
 
 type Plan<'a> = architecture::Plan<'a, Model>;
 
@@ -59,7 +59,7 @@ impl architecture::Board for Board {
     type PmuLink = Link;
     type State = aia::State;
     type VcpuState = VcpuState;
-    type Identity = Identity;
+    type Fingerprint = Fingerprint;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -108,7 +108,7 @@ impl architecture::Board for Board {
             .into_iter()
             .filter(|(extension, ..)| has(*extension))
             .filter_map(|(_, name, register)| Some((name, u32::try_from(register.get(first).ok()?).ok()?)));
-        let machine = fdt::Machine {
+        let machine = fdt::MachineProperties {
             cpus: plan.cpus.into(),
             mmu: MMUS.iter().find(|(number, _)| *number == mode).map_or(MMUS[0].1, |(_, name)| name),
             blocks: &blocks.collect::<Vec<_>>(),
@@ -129,9 +129,9 @@ impl architecture::Board for Board {
             )));
         }
         let written = plan.ram.mapped.write_slice(&tree, GuestAddress(address));
-        let id = memory::generation(plan.ram.size());
+        let id = memory::vmgenid(plan.ram.size());
         written
-            .and_then(|()| generation::write_new(&plan.ram.mapped, id))
+            .and_then(|()| vmgenid::write_new(&plan.ram.mapped, id))
             .map_err(|error| MachineError::Firmware(error.to_string()))
     }
 
@@ -196,25 +196,30 @@ impl architecture::Board for Board {
         }
         self.controllers.restore(state)?;
         // Its random generator is that of every other guest that was restored from this state.
-        generation::write_new(&plan.ram.mapped, memory::generation(plan.ram.size()))
+        vmgenid::write_new(&plan.ram.mapped, memory::vmgenid(plan.ram.size()))
             .expect("the last page of RAM is mapped");
-        generation::announce(vm, GENERATION_GSI)
+        vmgenid::announce(vm, VMGENID_GSI)
     }
 
     /// Creates a vCPU to ask: KVM says nothing about the processor otherwise.
-    fn identity(kvm: &Kvm, _cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
+    fn fingerprint(kvm: &Kvm, _cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
         let vm = kvm.create_vm().operation("create a VM")?;
         let vcpu = vm.create_vcpu(0).operation("create a vCPU")?;
         show_processor(&vcpu, pmu)?;
-        Ok(Identity::new(&state::read_all(&vcpu)?))
+        Ok(Fingerprint::new(&state::read_all(&vcpu)?))
     }
 
     /// A thread that saves may not create a vCPU, and need not.
-    fn saved_identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu, first: &VcpuState) -> Result<Identity, KvmError> {
-        Ok(Identity::new(&first.registers))
+    fn saved_fingerprint(
+        _kvm: &Kvm,
+        _cpus: u8,
+        _pmu: Pmu,
+        first: &VcpuState,
+    ) -> Result<Fingerprint, KvmError> {
+        Ok(Fingerprint::new(&first.registers))
     }
 
-    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+    fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
         saved.difference(here)
     }
 

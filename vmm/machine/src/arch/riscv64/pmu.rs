@@ -46,14 +46,14 @@ pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
 
 /// The host's side of an emulated PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Host {
+pub struct BackingPmu {
     /// The host PMU that backs the counters.
     pub pmu: HostPmu,
 }
 
 impl PmuModel for Model {
     type Choice = Choice;
-    type Host = Host;
+    type BackingPmu = BackingPmu;
     type Processor = Processor;
     type Unavailable = Unavailable;
 
@@ -104,7 +104,7 @@ impl PmuModel for Model {
         (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
     }
 
-    fn describe(self, _host: Host, selection: Selection) -> String {
+    fn describe(self, _host: BackingPmu, selection: Selection) -> String {
         selection.to_string()
     }
 }
@@ -143,7 +143,7 @@ impl EmulatedPmu for Emulated {
     type Model = Model;
     type Link = Link;
 
-    fn new(model: Model, host: Host, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
+    fn new(model: Model, host: BackingPmu, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
         let Link { controllers, pages } = link;
         let mut pmu = VirtualPmu::riscv(model.0, perf_events(host.pmu));
         let address = pages.and_then(|first| first.checked_add(u64::from(vcpu) * Page::STRIDE as u64));

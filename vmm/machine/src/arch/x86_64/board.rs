@@ -10,16 +10,16 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
-use super::identity::Identity;
+use super::fingerprint::Fingerprint;
+use super::layout::{COM, VIRTIO, port};
 use super::loader::{Entry, Format, Kernel};
-use super::machine::{COM, VIRTIO, port};
 use super::pmu::{Model, Pmu};
 use super::state::{MachineState, VcpuState};
 use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
-use crate::generation;
 use crate::kvm_error::{KvmError, KvmResultExt};
+use crate::vmgenid;
 
 /// Guest-physical addresses of the three pages of the TSS and the one page of the identity map, which KVM needs on
 /// Intel hosts. They are below 4 GiB, where the guest has neither RAM nor devices.
@@ -56,7 +56,7 @@ impl architecture::Board for Board {
     type PmuLink = bool;
     type State = MachineState;
     type VcpuState = VcpuState;
-    type Identity = Identity;
+    type Fingerprint = Fingerprint;
 
     fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
@@ -121,12 +121,12 @@ impl architecture::Board for Board {
         kernel: &Kernel,
         entry: Entry,
     ) -> Result<(), KvmError> {
-        let identity = plan.pmu.identity();
+        let shown = plan.pmu.shown_processor();
         let supported = show_processor(kvm, plan, vcpus)?;
-        let immunities = cpuid::immunities(&supported, identity);
+        let immunities = cpuid::immunities(&supported, shown);
         for (id, fd) in (0..).zip(vcpus) {
             registers::prepare(fd, id == 0, entry, &plan.ram.mapped, plan.pmu, immunities)?;
-            if cpuid::is_intels_on_amd(&supported, identity)
+            if cpuid::is_intels_on_amd(&supported, shown)
                 && let Some(sysret) = kernel.sysret()
             {
                 registers::ignore_narrow_syscalls(fd, sysret)?;
@@ -161,21 +161,20 @@ impl architecture::Board for Board {
         // Last: what is pending in the I/O APIC is delivered to the local APICs.
         state.restore(vm)?;
         // Its random generator is that of every other guest that was restored from this state.
-        generation::write_new(&plan.ram.mapped, memory::low::GENERATION)
-            .expect("every guest has the first MiB");
-        generation::announce(vm, super::generation::GSI)
+        vmgenid::write_new(&plan.ram.mapped, memory::low::VMGENID).expect("every guest has the first MiB");
+        vmgenid::announce(vm, super::vmgenid::GSI)
     }
 
-    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
-        let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.identity())?;
-        Ok(Identity::new(&cpuid, state::msrs(kvm)?))
+    fn fingerprint(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
+        let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.shown_processor())?;
+        Ok(Fingerprint::new(&cpuid, state::msrs(kvm)?))
     }
 
-    fn saved_identity(kvm: &Kvm, cpus: u8, pmu: Pmu, _first: &VcpuState) -> Result<Identity, KvmError> {
-        Self::identity(kvm, cpus, pmu)
+    fn saved_fingerprint(kvm: &Kvm, cpus: u8, pmu: Pmu, _first: &VcpuState) -> Result<Fingerprint, KvmError> {
+        Self::fingerprint(kvm, cpus, pmu)
     }
 
-    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+    fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
         saved.difference(here)
     }
 
@@ -196,10 +195,10 @@ impl architecture::Board for Board {
 
 /// Sets each vCPU's CPUID. Returns what KVM supports.
 fn show_processor(kvm: &Kvm, plan: &Plan, vcpus: &[VcpuFd]) -> Result<CpuId, KvmError> {
-    let identity = plan.pmu.identity();
+    let shown = plan.pmu.shown_processor();
     let supported = cpuid::supported(kvm)?;
     for (id, fd) in (0..).zip(vcpus) {
-        let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, identity)?;
+        let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, shown)?;
         fd.set_cpuid2(&cpuid).operation("set a vCPU's CPUID")?;
     }
     Ok(supported)

@@ -42,7 +42,7 @@ use crate::perf_events::perf_events;
 use crate::target::ACCESSES;
 use branch::{Branching, StoredRegisters};
 use guest_page::{Confirmation, guest_page};
-use interrupt::{Delivery, LvtEntry, StoredEvents};
+use interrupt::{Delivery, LvtEntry, PendingExceptions};
 
 pub use self::offer::{Choice, Unavailable};
 
@@ -69,7 +69,7 @@ pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
 
 /// The host's PMU, which counts for the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Host {
+pub struct BackingPmu {
     /// Vendor of the processor.
     pub vendor: Vendor,
     /// The processor's PMU.
@@ -94,7 +94,7 @@ impl Model {
     }
 
     /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
-    fn virtual_pmu(self, host: Host) -> VirtualPmu<PerfEvents> {
+    fn virtual_pmu(self, host: BackingPmu) -> VirtualPmu<PerfEvents> {
         let source = perf_events(host.pmu);
         match self {
             Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
@@ -105,7 +105,7 @@ impl Model {
 
 impl PmuModel for Model {
     type Choice = Choice;
-    type Host = Host;
+    type BackingPmu = BackingPmu;
     type Processor = Processor;
     type Unavailable = Unavailable;
 
@@ -158,10 +158,10 @@ impl PmuModel for Model {
     }
 
     fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
-        pmu.identity().kernel_parameters(processor.0)
+        pmu.shown_processor().kernel_parameters(processor.0)
     }
 
-    fn describe(self, host: Host, selection: Selection) -> String {
+    fn describe(self, host: BackingPmu, selection: Selection) -> String {
         Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 }
@@ -190,14 +190,14 @@ impl fmt::Display for Model {
 
 /// Vendor and model of the processor that CPUID shows to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Identity {
+pub enum ShownProcessor {
     /// The host's processor.
     Host,
-    /// A fixed model of this vendor, independent of the host's model (see `cpuid::identity`).
+    /// A fixed model of this vendor, independent of the host's model (see `cpuid::shown_vendor`).
     Generic(Vendor),
 }
 
-impl Identity {
+impl ShownProcessor {
     /// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit
     /// programs then make system calls by INT 0x80.
     ///
@@ -255,13 +255,17 @@ impl Pmu {
         matches!(self, Self::Emulated(Model::Intel(_), _))
     }
 
-    /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The identity of a hybrid
+    /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The model of a hybrid
     /// processor would make the kernel expect PMUs of two kinds.
-    pub fn identity(self) -> Identity {
+    pub fn shown_processor(self) -> ShownProcessor {
         match self {
-            Self::Emulated(model, host) if model.vendor() != host.vendor => Identity::Generic(model.vendor()),
-            Self::Emulated(Model::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
-            _ => Identity::Host,
+            Self::Emulated(model, host) if model.vendor() != host.vendor => {
+                ShownProcessor::Generic(model.vendor())
+            }
+            Self::Emulated(Model::Intel(_), host) if host.pmu.is_hybrid() => {
+                ShownProcessor::Generic(Vendor::Intel)
+            }
+            _ => ShownProcessor::Host,
         }
     }
 }
@@ -280,7 +284,7 @@ impl EmulatedPmu for Emulated {
     /// True if the guest's kernel can access registers on a shared page.
     type Link = bool;
 
-    fn new(model: Model, host: Host, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
+    fn new(model: Model, host: BackingPmu, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
         let mut pmu = model.virtual_pmu(host);
         let page = has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
         if let Some(page) = page.flatten() {
@@ -299,8 +303,9 @@ impl EmulatedPmu for Emulated {
         let Self { pmu, lvt, confirmation, memory, stored } = self;
         let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
-        let events = if next.interrupts_soon { StoredEvents::Stored } else { StoredEvents::NotStored };
-        lvt.store_events(fd, events);
+        let exceptions =
+            if next.interrupts_soon { PendingExceptions::Stored } else { PendingExceptions::NotStored };
+        lvt.store_pending_exceptions(fd, exceptions);
         stored.store(fd, next.branches_soon);
         Ok(next)
     }
@@ -333,7 +338,8 @@ impl Platform for Exited<'_> {
     }
 
     fn thread(&mut self) -> Option<Thread<'_>> {
-        self.branching = Branching::find(self.fd, self.memory, self.stored, || self.lvt.events(self.fd));
+        self.branching =
+            Branching::find(self.fd, self.memory, self.stored, || self.lvt.pending_exceptions(self.fd));
         self.branching.as_ref().map(Branching::thread)
     }
 
@@ -416,7 +422,7 @@ mod tests {
     fn what_tally_cannot_serve_is_not_in_cpuid() {
         let shape = intel::Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
         let (host_pmu, _) = HostPmu::bind_thread().expect("the thread may run");
-        let host = |vendor| Host { vendor, pmu: host_pmu };
+        let host = |vendor| BackingPmu { vendor, pmu: host_pmu };
         let amd = Pmu::Emulated(Model::Amd(amd::Version::V2(6)), host(Vendor::Amd));
         let intel = Pmu::Emulated(Model::Intel(shape), host(Vendor::Intel));
         let hidden = |pmu: Pmu, index| {
