@@ -251,13 +251,11 @@ pub trait Run: Sized {
 
     /// Wraps the file descriptor. Must be called on the thread that runs the vCPU.
     fn new(fd: VcpuFd) -> Self;
-    /// Runs the guest until its next exit.
-    fn run(&mut self) -> Exit<Self::ArchExit>;
+    /// Runs the guest until its next exit. The writes that KVM has coalesced are passed to their devices before the exit
+    /// is handled, so that the devices see all accesses in order.
+    fn run(&mut self, board: &Self::Board) -> Exit<Self::ArchExit>;
     /// Returns the vCPU's file descriptor, for all operations except `KVM_RUN`.
     fn fd(&mut self) -> &mut VcpuFd;
-    /// Passes the writes that KVM has coalesced to their devices. Must be called after every exit, before the exit is
-    /// handled, so that the devices see all accesses in order.
-    fn drain(&mut self, exit: &Exit<Self::ArchExit>, board: &Self::Board);
     /// Returns the kind under which an exit is counted.
     fn kind(exit: &Self::ArchExit) -> exit::ExitKind;
     /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.

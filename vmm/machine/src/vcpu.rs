@@ -131,8 +131,7 @@ impl VcpuThread {
         self.handle_requests(pmu);
         loop {
             self.stopwatch.enters();
-            let exit = self.run.run();
-            self.run.drain(&exit, &self.board);
+            let exit = self.run.run(&self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             let ending = self.handle(exit, pmu);
             self.after_exit(pmu, was_interrupted)?;
@@ -261,8 +260,7 @@ impl VcpuThread {
         let mut quiet = 0;
         for _ in 0..MAX_EXITS {
             self.run.fd().set_kvm_immediate_exit(1);
-            let exit = self.run.run();
-            self.run.drain(&exit, &self.board);
+            let exit = self.run.run(&self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             if self.handle(exit, pmu).is_some() {
                 return Err(SaveError::Ended);

@@ -70,7 +70,8 @@ impl Run for KvmRun {
         &mut self.fd
     }
 
-    fn run(&mut self) -> Exit {
+    /// KVM coalesces no writes here.
+    fn run(&mut self, _board: &Board) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Arch(ArchExit::Call(self.call())),
             Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Arch(ArchExit::Csr(self.csr())),
@@ -78,9 +79,6 @@ impl Run for KvmRun {
             Err(error) => Exit::from_run_error(error),
         }
     }
-
-    /// Does nothing: KVM coalesces no writes here.
-    fn drain(&mut self, _exit: &Exit, _board: &Board) {}
 
     fn kind(exit: &ArchExit) -> ExitKind {
         match exit {

@@ -67,6 +67,36 @@ impl Items {
 }
 
 impl KvmRun {
+    /// Runs the guest until its next exit.
+    fn enter(&mut self) -> Exit {
+        self.items = None;
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Arch(ArchExit::PortRead(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Arch(ArchExit::PortWrite(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Arch(ArchExit::ReadMsr(exit.index)),
+            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Arch(ArchExit::WriteMsr(exit.index, exit.data)),
+            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
+            Err(error) => Exit::from_run_error(error),
+        }
+    }
+
+    /// Passes the writes that KVM has coalesced to their devices.
+    fn drain(&mut self, exit: &Exit, board: &Board) {
+        // Of these, an access may be one of the console's registers, and the others end the guest.
+        let is_ordered = matches!(
+            exit,
+            Exit::Arch(ArchExit::PortRead(_) | ArchExit::PortWrite(_)) | Exit::End(_) | Exit::Fatal(_)
+        );
+        let next = || self.fd.coalesced_mmio_read().ok().flatten();
+        board.coalescing.drain(next, &board.ports, is_ordered);
+    }
+
     fn port_access(&mut self, port: u16, data: NonNull<[u8]>) -> PortAccess {
         let width = item_width(self.fd.get_kvm_run());
         self.items = Some(Items { data, width, at: 0 });
@@ -78,8 +108,8 @@ impl KvmRun {
         let items = self.items.as_mut()?;
         let item = items.next()?;
         // SAFETY: KVM reported this slice of the vCPU's shared pages at the last exit. The pages are mapped as long as
-        // `self.fd` is open. Since that exit `self.fd` was neither run nor borrowed by a caller, because both `run` and
-        // `fd` clear `items`. So there is no other reference to the slice, and KVM does not access it.
+        // `self.fd` is open. Since that exit `self.fd` was neither run nor borrowed by a caller, because both `enter`
+        // and `fd` clear `items`. So there is no other reference to the slice, and KVM does not access it.
         let data = unsafe { items.data.as_ref() };
         Some(Bytes::copy_of(&data[item]))
     }
@@ -128,32 +158,10 @@ impl Run for KvmRun {
         &mut self.fd
     }
 
-    fn run(&mut self) -> Exit {
-        self.items = None;
-        match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Arch(ArchExit::PortRead(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::IoOut(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Arch(ArchExit::PortWrite(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Arch(ArchExit::ReadMsr(exit.index)),
-            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Arch(ArchExit::WriteMsr(exit.index, exit.data)),
-            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
-            Err(error) => Exit::from_run_error(error),
-        }
-    }
-
-    fn drain(&mut self, exit: &Exit, board: &Board) {
-        // Of these, an access may be one of the console's registers, and the others end the guest.
-        let is_ordered = matches!(
-            exit,
-            Exit::Arch(ArchExit::PortRead(_) | ArchExit::PortWrite(_)) | Exit::End(_) | Exit::Fatal(_)
-        );
-        let next = || self.fd.coalesced_mmio_read().ok().flatten();
-        board.coalescing.drain(next, &board.ports, is_ordered);
+    fn run(&mut self, board: &Board) -> Exit {
+        let exit = self.enter();
+        self.drain(&exit, board);
+        exit
     }
 
     fn kind(exit: &ArchExit) -> ExitKind {
