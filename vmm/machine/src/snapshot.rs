@@ -14,8 +14,8 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use vpmu::state::PmuState;
 
-use crate::arch;
-use crate::architecture::{Board, KernelFacts, Plan};
+use crate::arch::{Board, Fingerprint, KvmState, Plan};
+use crate::architecture::KernelFacts;
 use crate::error::MachineError;
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
@@ -25,9 +25,6 @@ use crate::vcpu::saved::{SaveError, VcpuState};
 
 /// Time in which a device has to complete the request that it processes.
 const LIMIT: Duration = Duration::from_secs(5);
-
-type KvmState = <arch::Board as Board>::State;
-type Fingerprint = <arch::Board as Board>::Fingerprint;
 
 /// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,7 +51,7 @@ pub(crate) struct SavedDevice {
 /// Saves a machine that runs.
 pub struct Saver {
     pub(crate) vm: Arc<VmFd>,
-    pub(crate) board: arch::Board,
+    pub(crate) board: Board,
     pub(crate) kernel: KernelFacts,
     pub(crate) vcpus: Arc<VcpuHandles>,
     pub(crate) console: Serial,
@@ -127,8 +124,8 @@ impl MachineState {
         self,
         kvm: &Kvm,
         vm: &VmFd,
-        board: &arch::Board,
-        plan: &Plan<arch::Model>,
+        board: &Board,
+        plan: &Plan,
         vcpus: &mut [VcpuFd],
         transports: &[Arc<Transport>],
     ) -> Result<Vec<Option<PmuState>>, MachineError> {
@@ -148,7 +145,7 @@ impl MachineState {
     /// Returns what the saved guest sees of the processor.
     pub fn processor(&self, kvm: &Kvm, pmu: Pmu) -> Result<Fingerprint, KvmError> {
         let cpus = u8::try_from(self.vcpus.len()).expect("vCPUs have 8-bit numbers");
-        arch::Board::saved_fingerprint(kvm, cpus, pmu, &self.vcpus[0].kvm)
+        Board::saved_fingerprint(kvm, cpus, pmu, &self.vcpus[0].kvm)
     }
 
     /// Accepts other disks in the place of those that were saved: the user knows that they are as these were.

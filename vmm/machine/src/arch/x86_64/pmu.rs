@@ -35,7 +35,7 @@ use vpmu_perf::{HostPmu, PerfEvents};
 use super::host::Processor;
 use super::kvm;
 use super::msr::{self, Written};
-use crate::architecture::{self, EmulatedPmu, PmuModel};
+use crate::architecture;
 use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::perf_events::perf_events;
@@ -61,11 +61,11 @@ pub enum Model {
 }
 
 /// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Model>;
+pub type Pmu = architecture::Pmu<Model, BackingPmu>;
 /// The PMU for a choice, with remarks for the user.
 pub type Offer = architecture::Offer<Pmu>;
 /// The PMU of a vCPU.
-pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
+pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 
 /// The host's PMU, which counts for the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,21 +103,20 @@ impl Model {
     }
 }
 
-impl PmuModel for Model {
-    type Choice = Choice;
-    type BackingPmu = BackingPmu;
-    type Processor = Processor;
-    type Unavailable = Unavailable;
-
-    fn processor() -> Processor {
+impl Model {
+    /// Returns the host's processor.
+    pub(crate) fn processor() -> Processor {
         Processor::of_this_host()
     }
 
-    fn host_counters() -> Option<usize> {
+    /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be
+    /// found out.
+    pub(crate) fn host_counters() -> Option<usize> {
         counters::host_counters()
     }
 
-    fn offer(
+    /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
+    pub(crate) fn offer(
         choice: Choice,
         counters: Option<u32>,
         processor: Processor,
@@ -126,18 +125,22 @@ impl PmuModel for Model {
         offer::offer(choice, counters, processor.0, policy)
     }
 
-    fn offer_saved(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the
+    /// guest has, the policy decides.
+    pub(crate) fn offer_saved(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
         offer::saved(self, processor.0, policy)
     }
 
-    fn required_capabilities(choice: Choice) -> &'static [Capability] {
+    /// Returns the KVM capabilities that a machine with this PMU needs beyond those of all machines.
+    pub(crate) fn required_capabilities(choice: Choice) -> &'static [Capability] {
         match choice {
             Choice::Kvm => &[],
             _ => &kvm::PMU_REQUIRED,
         }
     }
 
-    fn kvm_pmu_state(kvm: &Kvm) -> &'static str {
+    /// Returns a sentence for the user about the state of KVM's own PMU.
+    pub(crate) fn kvm_pmu_state(kvm: &Kvm) -> &'static str {
         if kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0 {
             "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
         } else {
@@ -145,7 +148,8 @@ impl PmuModel for Model {
         }
     }
 
-    fn configure(pmu: Pmu, vm: &VmFd) -> Result<(), KvmError> {
+    /// Configures KVM for this PMU. Must be called before the first vCPU is created.
+    pub(crate) fn configure(pmu: Pmu, vm: &VmFd) -> Result<(), KvmError> {
         match pmu {
             Pmu::Kvm => Ok(()),
             Pmu::None => filter::take_registers(vm, None),
@@ -153,15 +157,18 @@ impl PmuModel for Model {
         }
     }
 
-    fn needs_retargeting(pmu: Pmu) -> bool {
+    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`super::loader::Format::retarget`].
+    pub(crate) fn needs_retargeting(pmu: Pmu) -> bool {
         matches!(pmu, Pmu::Emulated(..))
     }
 
-    fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
+    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
+    pub(crate) fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
         pmu.shown_processor().kernel_parameters(processor.0)
     }
 
-    fn describe(self, host: BackingPmu, selection: Selection) -> String {
+    /// Describes a selected event in the guest's terms.
+    pub(crate) fn describe(self, host: BackingPmu, selection: Selection) -> String {
         Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 }
@@ -270,21 +277,22 @@ impl Pmu {
     }
 }
 
-/// An emulated PMU as one vCPU sees it: its registers, and the LVT entry that its overflow interrupt goes through.
-pub struct Emulated {
-    pmu: VirtualPmu<PerfEvents>,
+/// A vCPU's emulated PMU.
+pub type Emulated = architecture::Emulated<PmuWiring>;
+
+/// What connects an emulated PMU to its vCPU: the LVT entry that its overflow interrupt goes through, and the guest's
+/// memory.
+pub struct PmuWiring {
     lvt: LvtEntry,
     confirmation: Confirmation,
     memory: GuestMemoryMmap,
     stored: StoredRegisters,
 }
 
-impl EmulatedPmu for Emulated {
-    type Model = Model;
-    /// True if the guest's kernel can access registers on a shared page.
-    type Link = bool;
-
-    fn new(model: Model, host: BackingPmu, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
+impl Emulated {
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread. `has_shared_pages` says that the
+    /// guest's kernel can access registers on a shared page.
+    pub fn new(model: Model, host: BackingPmu, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
         let mut pmu = model.virtual_pmu(host);
         let page = has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
         if let Some(page) = page.flatten() {
@@ -292,15 +300,12 @@ impl EmulatedPmu for Emulated {
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
         let (confirmation, memory) = (Confirmation::new(vcpu), ram.mapped.clone());
-        Self { pmu, lvt, confirmation, memory, stored: StoredRegisters::default() }
+        Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored: StoredRegisters::default() } }
     }
 
-    fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
-        &mut self.pmu
-    }
-
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
-        let Self { pmu, lvt, confirmation, memory, stored } = self;
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
+        let Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored } } = self;
         let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
         let exceptions =
