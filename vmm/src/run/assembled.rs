@@ -1,6 +1,5 @@
 //! The second stage of a run: the machine is built and clients can connect to it, but its vCPUs do not run yet.
 
-use std::ffi::OsString;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -8,15 +7,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use devices::virtio::Console;
-use guest_agent::protocol::{self, Share};
 use log::warn;
-use tally_machine::pmu::Pmu;
+use tally_machine::pmu::{Offer, Pmu};
 use tally_machine::target::COUNTERS;
 use tally_machine::{Journal, Machine, Saver, Vcpu};
 use vpmu::policy::Policy;
 
 use super::gate::Gate;
-use super::host_resources::DeviceThread;
+use super::host_resources::{DeviceThread, GuestSetup};
 use super::started::{ClientSockets, Guards, Started};
 use crate::cli::Run;
 use crate::host::terminal::Raw;
@@ -42,62 +40,51 @@ use crate::sandbox::{self, Confinement};
 pub struct Assembled<'a> {
     pub options: &'a Run,
     pub log: Option<&'a Arc<EventLog>>,
-    pub pmu: Pmu,
-    /// Remarks for the user about the PMU.
-    pub remarks: Vec<String>,
+    /// The PMU, and remarks for the user about it.
+    pub offer: Offer,
+    pub machine: Machine,
     /// The threads of the machine's devices.
     pub device_threads: Vec<DeviceThread>,
-    /// Shares that the agent mounts.
-    pub shares: Vec<Share>,
-    /// The network that the agent sets up.
-    pub network: Option<protocol::Network>,
-    /// Working directory of the command.
-    pub working_dir: Option<OsString>,
+    /// What the agent needs, if the guest has an agent.
+    pub agent: Option<AgentLink>,
     pub graph: Option<FlameGraph>,
-    /// The agent's device, if the guest has an agent.
-    pub agent: Option<Console>,
+    pub surroundings: Surroundings,
+}
+
+/// The host's side of the agent, before it is started.
+pub struct AgentLink {
+    /// The agent's device.
+    pub console: Console,
+    /// The end of the agent's thread by which it is paused.
+    pub pause_requests: PauseRequests,
     /// What the guest does when it first runs here.
     pub phase: GuestPhase,
-    /// The agent's end of its pauser.
-    pub pause_requests: Option<PauseRequests>,
-    /// Where the guest is saved when it waits for its command, instead of running it.
-    pub template_destination: Option<TemplateDestination>,
-    /// Saves it there.
-    pub saver: Option<Saver>,
-    pub machine: Machine,
+    /// What the agent sets up before it runs the command.
+    pub setup: GuestSetup,
+    /// Where the guest is saved when it waits for its command, instead of running it, and what saves it.
+    pub template: Option<(TemplateDestination, Saver)>,
+}
+
+/// What this process has around the machine.
+pub struct Surroundings {
     pub client_sockets: ClientSockets,
     pub signals: Signals,
     pub events: EventLoop,
+    /// The console's output.
     pub output: Output,
 }
 
 impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
-        let Self { options, log, pmu, remarks, shares, network, working_dir, mut graph, .. } = self;
-        let Self {
-            agent,
-            phase,
-            pause_requests,
-            template_destination,
-            saver,
-            machine,
-            device_threads,
-            client_sockets,
-            ..
-        } = self;
-        let Self { signals, mut events, output, .. } = self;
+        let Self { options, log, offer, machine, device_threads, agent, mut graph, surroundings } = self;
+        let Surroundings { client_sockets, signals, mut events, output } = surroundings;
         let (mut handle, mut thread, mut raw) = (None, None, None);
-        if let Some(((console, transport), pause_requests)) =
-            agent.zip(machine.external_transport).zip(pause_requests)
-        {
-            let save = template_destination
-                .zip(saver)
-                .map(|(destination, saver)| template::save_into(destination, saver))
-                .transpose()?;
-            let graph = graph.as_mut();
-            let command = &options.command;
-            let agent = AgentStart { command, shares, network, working_dir, graph, phase, save };
+        if let Some((link, transport)) = agent.zip(machine.external_transport) {
+            let AgentLink { console, pause_requests, phase, setup, template } = link;
+            let save =
+                template.map(|(destination, saver)| template::save_into(destination, saver)).transpose()?;
+            let agent = AgentStart { command: &options.command, setup, graph: graph.as_mut(), phase, save };
             let started = agent.start(console, transport, pause_requests, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
@@ -106,6 +93,7 @@ impl<'a> Assembled<'a> {
             events.add_input(machine.console, machine.console_room);
             raw = Raw::enter().context("cannot make the terminal raw")?;
         }
+        let Offer { pmu, remarks } = offer;
         for remark in remarks {
             warn!(target: COUNTERS, "{remark}");
         }

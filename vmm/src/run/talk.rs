@@ -7,11 +7,12 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
-use guest_agent::protocol::{self, Share, Start, Terminals};
+use guest_agent::protocol::{self, Start, Terminals};
 
 use crate::host::terminal::{self, Raw};
 use crate::protocol::ending::Reporter;
 use crate::run::flamegraph::{self, FlameGraph};
+use crate::run::host_resources::GuestSetup;
 use crate::run::start::source::GuestPhase;
 use crate::run::streams::agent::{
     Agent, FirstTask, Handle, OnClose, PauseRequests, Sink, Streams, TemplateSaver,
@@ -22,12 +23,8 @@ use crate::run::streams::choose::{self, Chosen};
 pub struct AgentStart<'a> {
     /// Command that the agent runs. If it is empty, the console gets a shell.
     pub command: &'a [OsString],
-    /// Shares that the agent mounts first.
-    pub shares: Vec<Share>,
-    /// The network that the agent sets up.
-    pub network: Option<protocol::Network>,
-    /// Working directory of the command.
-    pub working_dir: Option<OsString>,
+    /// What the agent sets up first.
+    pub setup: GuestSetup,
     /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
     /// What the guest does when it first runs here.
@@ -70,10 +67,11 @@ impl AgentStart<'_> {
             streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Discard)));
             command = flamegraph::wrap(&command);
         }
+        let GuestSetup { shares, network, working_dir } = self.setup;
         let start = Start {
-            shares: self.shares,
-            network: self.network,
-            folder: self.working_dir,
+            shares,
+            network,
+            folder: working_dir,
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),

@@ -42,11 +42,11 @@ pub enum GuestPhase {
 /// The machine to build, beside what its guest starts from.
 pub struct Blueprint<'a> {
     pub options: &'a Run,
-    pub kvm: &'a Kvm,
+    pub kvm: Kvm,
     pub cpus: u8,
     pub processor: Processor,
     pub pmu: Pmu,
-    pub policy: &'a Policy,
+    pub policy: Policy,
 }
 
 /// What a machine is built from, whatever its guest starts from.
@@ -65,11 +65,11 @@ pub struct BuiltMachine {
     pub phase: GuestPhase,
 }
 
-impl<'a> Blueprint<'a> {
+impl Blueprint<'_> {
     /// Finds what the guest starts from, and checks that it can run here.
     pub fn source(&self, saved: Option<Opened>) -> Result<Source> {
         if let Some(saved) = saved {
-            let here = Machine::fingerprint(self.kvm, self.cpus, self.pmu)?;
+            let here = Machine::fingerprint(&self.kvm, self.cpus, self.pmu)?;
             if let Some(difference) = Machine::difference(&saved.state.processor, &here) {
                 bail!("this host's processor is not the one that the guest was saved on: {difference}");
             }
@@ -86,13 +86,12 @@ impl<'a> Blueprint<'a> {
         self.template().destination()
     }
 
-    fn template(&self) -> TemplateRequest<'a> {
-        TemplateRequest { options: self.options, machine: self.target_machine(), policy: self.policy }
+    fn template(&self) -> TemplateRequest<'_> {
+        TemplateRequest { options: self.options, machine: self.target_machine(), policy: &self.policy }
     }
 
-    fn target_machine(&self) -> TargetMachine<'a> {
-        let Self { kvm, pmu, cpus, .. } = *self;
-        TargetMachine { kvm, pmu, cpus }
+    fn target_machine(&self) -> TargetMachine<'_> {
+        TargetMachine { kvm: &self.kvm, pmu: self.pmu, cpus: self.cpus }
     }
 
     /// Returns the files to boot.
@@ -114,7 +113,7 @@ impl<'a> Blueprint<'a> {
                 info!("the guest boots: the template cannot be used: {error:#}");
                 place.give_up(&error);
                 let devices = host_resources::devices(self.options)?.devices;
-                let parts = MachineParts { machine: Machine::empty(self.kvm)?, devices, output };
+                let parts = MachineParts { machine: Machine::empty(&self.kvm)?, devices, output };
                 self.boot(parts, self.files()?, ram)
             }
         }
@@ -183,6 +182,6 @@ impl<'a> Blueprint<'a> {
             external_device: agent.map(|console| console as &dyn Device),
             devices,
         };
-        Machine::new(self.kvm, machine, config)
+        Machine::new(&self.kvm, machine, config)
     }
 }
