@@ -120,7 +120,7 @@ fn a_denied_event_stands_still_and_is_reported_once() {
         pmu.write(SELECT + 2, 0);
     }
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 2)), (Value(300), Value(0)));
-    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told, ["counter 1 stands still: the policy denies r40:uk (L1-dcache-loads)"]);
 }
 
@@ -139,7 +139,7 @@ fn a_fixed_counter_is_denied_too() {
     run(&mut pmu, &host, 10);
     let mut counts = || [0, 1, 2].map(|counter| pmu.read(FIXED + counter));
     assert_eq!(counts(), [Value(10), Value(100), Value(0)]);
-    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert!(told[0].ends_with("the policy denies rc0:uk (instructions)"), "{told:?}");
 }
 
@@ -384,7 +384,7 @@ proptest! {
             }
         }
         if let Some(until) = pmu.unit().throttled_until() {
-            let left = until.saturating_sub(pmu.unit().now());
+            let left = until.saturating_sub(pmu.unit().bank.now());
             host.time_passes(left);
             prop_assert!(pmu.unit().take_interrupt());
         }

@@ -94,12 +94,12 @@ impl<S: Source> Riscv<S> {
         if [&memory.active, &memory.tail_guard].map(|end| end.load(Relaxed)) != [ACTIVE, IDLE] {
             // Another kernel has taken over the memory.
             page.is_in_use = false;
-            self.unit.forget_marks();
+            self.unit.bank.forget_marks();
             return false;
         }
         memory.active.store(IDLE, Relaxed);
         if memory.changed.load(Relaxed) == 0 {
-            self.unit.forget_marks();
+            self.unit.bank.forget_marks();
             return false;
         }
         let all = self.shape.programmable();
@@ -113,7 +113,7 @@ impl<S: Source> Riscv<S> {
         let values: Vec<_> =
             members(written).map(|counter| (counter, memory.values[counter].load(Relaxed))).collect();
         trace!("calls without an exit: {shown:x?} became {running:#x} running, {used:#x} used, {values:x?}");
-        self.unit.rewind();
+        self.unit.bank.rewind();
         let control = self.unit.control();
         let changed = (running ^ shown.running) | (used ^ shown.used) | written;
         self.unit.set_control(control & !changed);
@@ -157,7 +157,7 @@ impl<S: Source> Riscv<S> {
         let cause = match announced {
             Some(_) => NO_TRAP,
             None if is_interrupted => OVERFLOW,
-            None => return self.unit.forget_marks(),
+            None => return self.unit.bank.forget_marks(),
         };
         let Some(marked) = marked else { return };
         // A kernel that starts one counter after the other starts those of time with the one before, and the same for
@@ -169,18 +169,18 @@ impl<S: Source> Riscv<S> {
         let is_ours = [&memory.active, &memory.tail_guard].map(|end| end.load(Relaxed)) == [IDLE; 2];
         if cause == OVERFLOW && !is_ours {
             page.is_in_use = false;
-            return self.unit.forget_marks();
+            return self.unit.bank.forget_marks();
         }
         page.shows_configurations &= is_ours;
         // The value of a counter that is not used stays the same.
         let changing = if is_ours { state.used | page.last_used } else { all };
         page.last_used = state.used;
         for counter in members(changing) {
-            memory.values[counter].store(self.unit.value(counter), Relaxed);
+            memory.values[counter].store(self.unit.bank.value(counter), Relaxed);
         }
         let mut may_start = 0;
         for counter in members(startable) {
-            if let Some(values) = self.unit.start_values(counter) {
+            if let Some(values) = self.unit.bank.start_values(counter) {
                 may_start |= 1 << counter;
                 for (word, value) in memory.no_exit_values[counter].iter().zip(values) {
                     word.store(value, Relaxed);
