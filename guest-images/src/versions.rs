@@ -19,7 +19,7 @@ const RECORD: &str = "version";
 
 /// An entry of the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Built {
+pub struct CacheEntry {
     /// The entry's directory.
     pub path: PathBuf,
     /// The version of its package. `None` if an earlier version of Tally made it, which did not record that.
@@ -28,7 +28,7 @@ pub struct Built {
     pub at: SystemTime,
 }
 
-impl Built {
+impl CacheEntry {
     /// Returns an entry in this directory.
     pub fn at(path: PathBuf) -> Option<Self> {
         let at = fs::metadata(&path).and_then(|entry| entry.modified()).ok()?;
@@ -52,8 +52,8 @@ pub(crate) fn kernel_key(of: Release) -> Key {
 }
 
 /// Returns the kernel of a release in the cache, if it was built.
-pub fn built_kernel(cache: &Cache, of: Release) -> Option<Built> {
-    Built::at(cache.find(&kernel_key(of))?)
+pub fn built_kernel(cache: &Cache, of: Release) -> Option<CacheEntry> {
+    CacheEntry::at(cache.find(&kernel_key(of))?)
 }
 
 /// Returns the kernel's version in the package lists as they are, or `None` if they were never fetched.
@@ -99,9 +99,9 @@ mod tests {
     #[test]
     fn an_entry_from_before_versions_were_recorded_has_none() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Built::at(folder.path().into()).unwrap().version, None);
+        assert_eq!(CacheEntry::at(folder.path().into()).unwrap().version, None);
         record(folder.path(), Some("6.1.176-1".into())).unwrap();
-        assert_eq!(Built::at(folder.path().into()).unwrap().version.as_deref(), Some("6.1.176-1"));
-        assert_eq!(Built::at(folder.path().join("none")), None);
+        assert_eq!(CacheEntry::at(folder.path().into()).unwrap().version.as_deref(), Some("6.1.176-1"));
+        assert_eq!(CacheEntry::at(folder.path().join("none")), None);
     }
 }

@@ -22,7 +22,7 @@ use crate::protocol::ending::{Ending, Reporter};
 use crate::protocol::message::{self, Answer, Request};
 use crate::protocol::status::Summary;
 use crate::run::start::snapshot::GuestState;
-use crate::run::streams::agent::{self, AgentState, Input, Next, OnClose, Sink, Streams, Wanted};
+use crate::run::streams::agent::{self, AgentState, Directive, Input, NextStep, OnClose, Sink, Streams};
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the
 /// other, up to its first error. `None` if the VM said nothing.
@@ -92,7 +92,7 @@ impl Agent {
         [output, errors]: [File; 2],
     ) -> io::Result<(Self, Arc<Transport>)> {
         let start = Start { command: vec!["true".into()], ..Start::default() };
-        Self::begin(agent::console(), agent::Begin::WhenReady(start), memory, input, [output, errors])
+        Self::begin(agent::console(), agent::FirstTask::WhenReady(start), memory, input, [output, errors])
     }
 
     /// Creates the host's side of an agent that was saved in this state, as JSON. `None` if it is refused.
@@ -107,14 +107,14 @@ impl Agent {
         if console.restore(&state.console).is_err() {
             return Ok(None);
         }
-        let begin = agent::Begin::Continued(Box::new(state), None);
+        let first_task = agent::FirstTask::Continued(Box::new(state), None);
         // As with a run, an error is that of the state.
-        Ok(Self::begin(console, begin, memory, input, outputs).ok())
+        Ok(Self::begin(console, first_task, memory, input, outputs).ok())
     }
 
     fn begin(
         console: Console,
-        begin: agent::Begin,
+        first_task: agent::FirstTask,
         memory: GuestMemoryMmap,
         input: File,
         [output, errors]: [File; 2],
@@ -132,9 +132,9 @@ impl Agent {
         let (host, handle) = agent::Agent::new(
             Arc::clone(&transport),
             console,
-            begin,
+            first_task,
             streams,
-            agent::Holder::new()?.1,
+            agent::AgentPauser::new()?.1,
             reporter,
         )?;
         Ok((Self { host, handle: Some(handle), endings }, transport))
@@ -142,9 +142,9 @@ impl Agent {
 
     /// Does what the agent's thread does each time it wakes up. Returns false at the thread's end.
     pub fn turn(&mut self) -> bool {
-        let is_ending = self.host.wanted() != Wanted::Work;
+        let is_ending = self.host.directive() != Directive::Work;
         self.host.read_input();
-        self.host.work() != Next::End && !is_ending
+        self.host.work() != NextStep::End && !is_ending
     }
 
     /// Passes on a signal. Returns false if it ends the machine.

@@ -6,18 +6,18 @@
 //! of the count. Only an alarm, for the next overflow, is a request to the host. It is made as seldom as possible: an
 //! alarm that expires early does no harm, because an overflow is computed from the value.
 
-mod alarm;
-mod alarms;
+mod arming;
 mod coalescing;
 mod completed;
 mod counter;
 mod deferral;
 mod estimate;
+pub mod exit_mark;
 mod floor;
 mod handler;
 mod hardware;
-pub mod held;
 mod host_event;
+mod next_alarm;
 mod record;
 mod reload;
 mod report;
@@ -71,7 +71,7 @@ pub struct Bank<S: Source> {
     /// The policy's minimum distance between two overflows that interrupt.
     min_period: u64,
     /// The events that count all retired instructions.
-    instructions: &'static [Event],
+    instruction_events: &'static [Event],
     /// The events that count what no processor counts twice alike.
     inexact: &'static [Event],
     /// Overflows at a rate that are near each other are reported together.
@@ -108,7 +108,7 @@ impl<S: Source> Bank<S> {
             overflowed: 0,
             idle: 0,
             min_period: 1,
-            instructions: &[],
+            instruction_events: &[],
             inexact: &[],
             gathers: false,
             has_late_alarms: false,

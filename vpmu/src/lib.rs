@@ -91,5 +91,5 @@ mod unit;
 pub mod x86;
 
 pub use outcome::Outcome;
-pub use pmu::{Access, Cause, Injected, Next, Platform, VirtualPmu, Wake};
+pub use pmu::{Access, BeforeEntry, Cause, Injected, Platform, VirtualPmu, Wake};
 pub use unit::Switch;

@@ -59,7 +59,7 @@ pub(crate) trait Model<S: Source> {
     fn activate_page(&mut self, _is_interrupted: bool) {}
 
     /// Returns the events that count all retired instructions.
-    fn instructions(&self) -> &'static [Event] {
+    fn instruction_events(&self) -> &'static [Event] {
         &[Event::Generic(GenericEvent::Instructions)]
     }
 

@@ -59,7 +59,7 @@ pub enum Cause {
     Guest,
     /// An alarm of the [`Source`] has expired.
     Alarm,
-    /// The timer of [`Next::wake`] has expired, or another thread kicked the vCPU.
+    /// The timer of [`BeforeEntry::wake`] has expired, or another thread kicked the vCPU.
     Kick,
     /// An alarm has expired and the vCPU was kicked.
     AlarmAndKick,
@@ -106,7 +106,7 @@ pub enum Injected {
 /// What the VMM has to do before it enters the guest again.
 #[derive(Debug)]
 #[must_use]
-pub struct Next {
+pub struct BeforeEntry {
     /// How to set the timer that kicks the vCPU.
     pub wake: Wake,
     /// The policy demands that the whole machine pauses, because a counter has no hardware. See [`VirtualPmu::paused`].
@@ -153,13 +153,13 @@ impl<S: Source + 'static> VirtualPmu<S> {
 
 impl<S: Source> VirtualPmu<S> {
     fn new(mut model: Box<dyn Model<S>>, page_registers: Option<Registers>) -> Self {
-        let instructions = model.instructions();
-        model.unit().set_instructions(instructions);
+        let instruction_events = model.instruction_events();
+        model.unit().bank.set_instruction_events(instruction_events);
         let inexact = model.inexact();
-        model.unit().set_inexact(inexact);
+        model.unit().bank.set_inexact(inexact);
         // Where there is a status, the kernel's handler looks for the overflows of all counters.
         if page_registers.is_some() {
-            model.unit().gather();
+            model.unit().bank.gather();
         }
         Self {
             model,
@@ -195,7 +195,7 @@ impl<S: Source> VirtualPmu<S> {
                 let counted = self.complete(|| false);
                 let outcome = self.model.write(register, value);
                 if outcome != Outcome::Handled {
-                    self.model.unit().take_back(counted);
+                    self.model.unit().bank.take_back(counted);
                 }
                 outcome
             }
@@ -220,7 +220,7 @@ impl<S: Source> VirtualPmu<S> {
     }
 
     fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {
-        self.model.unit().complete(is_user)
+        self.model.unit().bank.complete(is_user)
     }
 
     /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the
@@ -237,7 +237,11 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit,
     /// before the guest is entered again. If injecting fails, the vCPU must not be entered again.
-    pub fn after_exit<P: Platform>(&mut self, cause: Cause, platform: &mut P) -> Result<Next, P::Error> {
+    pub fn after_exit<P: Platform>(
+        &mut self,
+        cause: Cause,
+        platform: &mut P,
+    ) -> Result<BeforeEntry, P::Error> {
         let is_updated = self.apply_page();
         let (is_alarm, is_kick) = match cause {
             Cause::Guest => (false, false),
@@ -251,14 +255,14 @@ impl<S: Source> VirtualPmu<S> {
         }
         unit.settle_completed();
         if is_kick {
-            match self.schedule.take(unit.now()) {
+            match self.schedule.take(unit.bank.now()) {
                 // The alarm has updated all counters already.
                 Due::Nothing if is_alarm => {}
                 Due::Nothing => unit.update_all(),
                 Due::Poll => unit.poll(),
                 Due::PollAndRelease => {
                     unit.poll();
-                    unit.release_idle();
+                    unit.bank.release_idle();
                 }
             }
         }
@@ -283,12 +287,12 @@ impl<S: Source> VirtualPmu<S> {
             is_interrupted = true;
         }
         if is_alarm {
-            unit.alarm_delivered(at_next_entry);
+            unit.bank.alarm_delivered(at_next_entry);
         }
         let wake = self.schedule.plan(unit);
-        let pause = self.on_starvation == OnStarvation::Stop && unit.is_starved();
-        let (interrupts_soon, branches_soon) = (unit.interrupts_soon(), unit.branches_soon());
-        let notices = unit.take_notices();
+        let pause = self.on_starvation == OnStarvation::Stop && unit.bank.is_starved();
+        let (interrupts_soon, branches_soon) = (unit.bank.interrupts_soon(), unit.branches_soon());
+        let notices = unit.bank.take_notices();
         if let Some(page) = &mut self.page {
             if is_alarm && at_next_entry {
                 page.activate_in_handler(&mut *self.model);
@@ -296,7 +300,7 @@ impl<S: Source> VirtualPmu<S> {
             page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
         }
         self.model.activate_page(is_alarm && is_interrupted);
-        Ok(Next { wake, pause, interrupts_soon, branches_soon, notices })
+        Ok(BeforeEntry { wake, pause, interrupts_soon, branches_soon, notices })
     }
 
     /// Sets the policy. The registers keep their contents and the counters their values.
@@ -338,28 +342,28 @@ impl<S: Source> VirtualPmu<S> {
 
     /// Records that the vCPU is paused: the pause does not count as starvation.
     pub fn paused(&mut self) {
-        self.model.unit().vm_paused();
+        self.model.unit().bank.vm_paused();
     }
 
     /// Returns true if the policy no longer demands that the machine pauses.
     pub fn may_resume(&mut self) -> bool {
-        self.on_starvation != OnStarvation::Stop || self.model.unit().retry_scheduling()
+        self.on_starvation != OnStarvation::Stop || self.model.unit().bank.retry_scheduling()
     }
 
     /// Adds a notice, and takes all notices for the operator.
     pub fn add_notice(&mut self, notice: Notice) -> Vec<Notice> {
-        self.model.unit().add_notice(notice);
-        self.model.unit().take_notices()
+        self.model.unit().bank.add_notice(notice);
+        self.model.unit().bank.take_notices()
     }
 
     /// Starts or stops recording journal entries, for [`Self::take_journal`].
     pub fn enable_journal(&mut self, enabled: bool) {
-        self.model.unit().enable_journal(enabled);
+        self.model.unit().bank.journal().enable(enabled);
     }
 
     /// Takes the journal's entries since the last call, if entries are recorded.
     pub fn take_journal(&mut self) -> Vec<Entry> {
-        self.model.unit().take_entries()
+        self.model.unit().bank.journal().take()
     }
 
     /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all

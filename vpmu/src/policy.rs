@@ -21,7 +21,7 @@ use crate::translation;
 use crate::x86::Vendor;
 
 pub use crate::tier::Tier;
-pub use change::{Change, From, Setting};
+pub use change::{Base, Change, Setting};
 pub use rule::{Name, Rule, UnknownEvent};
 pub use suggestion::suggestion;
 

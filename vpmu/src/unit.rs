@@ -6,17 +6,15 @@ mod rate_limiter;
 mod state;
 
 use std::num::NonZeroU64;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bank::held::Held;
+use crate::bank::exit_mark::Marked;
 use crate::bank::{Alarm, Bank, Handled};
-use crate::event::{Event, Selection};
+use crate::event::Selection;
 use crate::journal::Entry;
 use crate::mask::first;
-use crate::notice::Notice;
 use crate::policy::Policy;
 use crate::report::{Report, State, Statistics};
 use crate::source::Source;
@@ -54,7 +52,8 @@ enum Interrupt {
 
 /// The counters of a vCPU, numbered from 0. Sets of counters are masks.
 pub struct Unit<S: Source> {
-    bank: Bank<S>,
+    /// The counters' values and host events. What may find overflows is called through the unit, which takes them.
+    pub bank: Bank<S>,
     configs: Vec<CounterConfig>,
     /// Counters whose own enable bit is set.
     enabled: u64,
@@ -171,11 +170,6 @@ impl<S: Source> Unit<S> {
         value
     }
 
-    /// Returns a counter's value as of its last update. That is its current value if it stands still or is deferred.
-    pub fn value(&self, counter: usize) -> u64 {
-        self.bank.value(counter)
-    }
-
     /// Writes a counter; bits beyond its width are dropped.
     pub fn write(&mut self, counter: usize, value: u64) {
         self.bank.kernel_accesses();
@@ -239,11 +233,6 @@ impl<S: Source> Unit<S> {
         self.freezes = freezes;
     }
 
-    /// Returns whether the host has this event, even if others hold the hardware for it.
-    pub fn can_count(&mut self, event: Event) -> bool {
-        self.bank.can_count(event)
-    }
-
     /// Returns whether all counters are frozen.
     pub fn is_frozen(&self) -> bool {
         self.frozen
@@ -259,14 +248,14 @@ impl<S: Source> Unit<S> {
     /// false, and does nothing, if that would make a difference. All counters must have been updated since the guest
     /// ran.
     pub fn defer(&mut self) -> bool {
-        let holds = !self.frozen && !self.branches.are_started() && self.bank.defer();
-        if holds {
+        let defers = !self.frozen && !self.branches.are_started() && self.bank.defer();
+        if defers {
             self.bank.kernel_is_not_observed();
             // Overflows until the kernel stops the counters belong to the interrupt.
             let overflowed = self.take_overflowed();
             self.note_overflows(overflowed, false);
         }
-        holds
+        defers
     }
 
     /// Ends a deferral, and updates all counters.
@@ -275,43 +264,12 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and holds their values until
+    /// Updates all counters of user mode, if `with_time` also those of time in the kernel, and marks their counts until
     /// the next exit. Returns the counters whose changes can then be made as of now.
-    pub fn hold(&mut self, with_time: bool) -> Held {
-        let held = self.bank.hold(with_time);
+    pub fn mark_exit(&mut self, with_time: bool) -> Marked {
+        let marked = self.bank.mark_exit(with_time);
         self.take_overflows();
-        held
-    }
-
-    /// Makes all changes until [`Self::commit`] as of the last call of [`Self::hold`].
-    pub fn rewind(&mut self) {
-        self.bank.rewind();
-    }
-
-    /// Ends what [`Self::hold`] has begun, without a change.
-    pub fn release_held(&mut self) {
-        self.bank.release_held();
-    }
-
-    /// Returns the values with which a held counter can be started without a request to the host: this one, and all up
-    /// to the second.
-    pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
-        self.bank.start_values(counter)
-    }
-
-    /// Sets which events count what no processor counts twice alike.
-    pub fn set_inexact(&mut self, inexact: &'static [Event]) {
-        self.bank.set_inexact(inexact);
-    }
-
-    /// Lets overflows of counters that sample at a rate wait for those that are near.
-    pub fn gather(&mut self) {
-        self.bank.gather();
-    }
-
-    /// Returns the values that a deferred counter can be written without a request to the host.
-    pub fn no_exit_values(&self, counter: usize) -> Option<RangeInclusive<u64>> {
-        self.bank.no_exit_values(counter)
+        marked
     }
 
     /// Sets the policy.
@@ -327,21 +285,6 @@ impl<S: Source> Unit<S> {
         self.take_overflows();
     }
 
-    /// Sets which events count all retired instructions.
-    pub fn set_instructions(&mut self, instructions: &'static [Event]) {
-        self.bank.set_instructions(instructions);
-    }
-
-    /// Adds an instruction that the VMM completes. See [`Bank::complete`].
-    pub fn complete(&mut self, is_user: impl FnOnce() -> bool) -> u64 {
-        self.bank.complete(is_user)
-    }
-
-    /// Takes back what [`Self::complete`] has just added.
-    pub fn take_back(&mut self, events: u64) {
-        self.bank.take_back(events);
-    }
-
     /// Finds overflows at instructions that were completed.
     pub fn settle_completed(&mut self) {
         if self.bank.settle_completed() {
@@ -353,36 +296,6 @@ impl<S: Source> Unit<S> {
     pub fn poll(&mut self) {
         self.bank.poll();
         self.take_overflows();
-    }
-
-    /// Releases the host's events that no counter has used since the last call.
-    pub fn release_idle(&mut self) {
-        self.bank.release_idle();
-    }
-
-    /// Returns whether a running counter has no hardware.
-    pub fn is_starved(&self) -> bool {
-        self.bank.is_starved()
-    }
-
-    /// Returns the running counters that have no hardware.
-    pub fn starved(&self) -> u64 {
-        self.bank.starved()
-    }
-
-    /// Returns whether it holds events of the host.
-    pub fn holds_counters(&self) -> bool {
-        self.bank.is_backed()
-    }
-
-    /// Returns whether counters have lost their hardware or got it back since that was last cleared.
-    pub fn hardware_changed(&mut self) -> bool {
-        self.bank.hardware().changed()
-    }
-
-    /// Sets whether [`Self::hardware_changed`] returns true.
-    pub fn set_hardware_changed(&mut self, changed: bool) {
-        self.bank.hardware().set_changed(changed);
     }
 
     /// Returns whether an interrupt is to be injected, unless the rate limiter withholds it.
@@ -405,12 +318,6 @@ impl<S: Source> Unit<S> {
         is_pending
     }
 
-    /// Records whether the guest takes the interrupt of an alarm at the next entry. Called after every alarm, also if
-    /// no interrupt was injected.
-    pub fn alarm_delivered(&mut self, at_next_entry: bool) {
-        self.bank.alarm_delivered(at_next_entry);
-    }
-
     /// Returns the time at which the rate limiter permits a throttled interrupt or branch.
     pub fn throttled_until(&self) -> Option<Duration> {
         let of_interrupt = match self.interrupt {
@@ -421,41 +328,6 @@ impl<S: Source> Unit<S> {
             None => of_interrupt,
             Some(until) => Some(of_interrupt.map_or(until, |other| other.min(until))),
         }
-    }
-
-    /// Returns the source's monotonic time.
-    pub fn now(&self) -> Duration {
-        self.bank.now()
-    }
-
-    /// Takes the notices for the operator.
-    pub fn take_notices(&mut self) -> Vec<Notice> {
-        self.bank.take_notices()
-    }
-
-    /// Records that the VM is paused until the counters have their hardware again.
-    pub fn vm_paused(&mut self) {
-        self.bank.vm_paused();
-    }
-
-    /// Retries scheduling. Returns true once every counter is on hardware.
-    pub fn retry_scheduling(&mut self) -> bool {
-        self.bank.retry_scheduling()
-    }
-
-    /// Adds a notice for the operator.
-    pub fn add_notice(&mut self, notice: Notice) {
-        self.bank.add_notice(notice);
-    }
-
-    /// Starts or stops recording journal entries, for [`Self::take_entries`].
-    pub fn enable_journal(&mut self, enabled: bool) {
-        self.bank.journal().enable(enabled);
-    }
-
-    /// Takes the journal's entries.
-    pub fn take_entries(&mut self) -> Vec<Entry> {
-        self.bank.journal().take()
     }
 
     /// Enables or disables a counter for the guest. Returns false if there is no such counter. The host's event of a
@@ -494,11 +366,6 @@ impl<S: Source> Unit<S> {
     fn update_running(&mut self) {
         self.bank.update_running();
         self.take_overflows();
-    }
-
-    /// Returns whether a running counter is going to interrupt the guest before long.
-    pub fn interrupts_soon(&self) -> bool {
-        self.bank.interrupts_soon()
     }
 
     /// Returns the counters that run.

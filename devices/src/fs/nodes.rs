@@ -1,6 +1,6 @@
 //! The inodes that the guest has looked up, by FUSE node ID.
 //!
-//! A node ID refers to the same inode for ever (see [`Identity`]), but the inode's path descriptor may be closed to
+//! A node ID refers to the same inode for ever (see [`InodeId`]), but the inode's path descriptor may be closed to
 //! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
 //! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference many inodes
 //! with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
@@ -19,7 +19,7 @@ mod state;
 mod table;
 
 pub use state::NodesState;
-use table::{Identity, Kind, Table};
+use table::{InodeId, Kind, Table};
 
 /// Limits for one share. See [`super`].
 #[derive(Debug, Clone, Copy)]
@@ -62,10 +62,10 @@ impl Nodes {
     pub fn has_name(&mut self, id: u64) -> bool {
         let found = |nodes: &mut Self| {
             let node = nodes.table.get(id).ok_or(Errno::STALE)?;
-            let ((parent, name), identity) = (node.location(), node.identity);
+            let ((parent, name), inode_id) = (node.location(), node.inode_id);
             let name = name.to_owned();
             let found = Host::find(&*nodes.path_fd(parent)?, Name::new(&name)?)?;
-            Ok::<_, Errno>(identify(&mut nodes.file_systems, &host::stat(&found)?) == identity)
+            Ok::<_, Errno>(identify(&mut nodes.file_systems, &host::stat(&found)?) == inode_id)
         };
         id == ROOT || found(self).unwrap_or(false)
     }
@@ -73,10 +73,10 @@ impl Nodes {
     pub fn new(root: PathFd, limits: Limits) -> Result<Self, Errno> {
         let stat = host::stat(&root)?;
         let mut file_systems = Vec::new();
-        let identity = identify(&mut file_systems, &stat);
+        let inode_id = identify(&mut file_systems, &stat);
         Ok(Self {
             limits,
-            table: Table::new(limits, identity, root.into()),
+            table: Table::new(limits, inode_id, root.into()),
             open_order: VecDeque::new(),
             file_systems,
             devices: vec![device(&stat)],
@@ -119,7 +119,7 @@ impl Nodes {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
             found => found,
         }?;
-        if identify(&mut self.file_systems, &host::stat(&path_fd)?) != node.identity {
+        if identify(&mut self.file_systems, &host::stat(&path_fd)?) != node.inode_id {
             return Err(Errno::STALE);
         }
         let path_fd = Arc::new(path_fd);
@@ -144,12 +144,12 @@ impl Nodes {
 
     /// Counts a lookup of the inode that has this name in a directory. Creates its node if necessary.
     pub fn register(&mut self, path_fd: PathFd, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
-        let (identity, stat) = self.identify_entry(&path_fd, parent)?;
-        if !self.is_at(&identity, parent, name) {
+        let (inode_id, stat) = self.identify_entry(&path_fd, parent)?;
+        if !self.is_at(&inode_id, parent, name) {
             self.table.reserve(name)?;
         }
         // It may have been evicted just now.
-        let known = self.table.find(&identity);
+        let known = self.table.find(&inode_id);
         let is_closed = known.and_then(|id| self.table.get(id)).is_none_or(|node| node.path_fd.is_none());
         if is_closed {
             self.reserve_descriptor()?;
@@ -157,7 +157,7 @@ impl Nodes {
         let id = known.unwrap_or_else(|| {
             let file_type = FileType::from_raw_mode(stat.stx_mode.into());
             let kind = if file_type == FileType::Directory { Kind::Directory } else { Kind::Other };
-            self.table.insert(identity, kind, parent, name.as_c_str())
+            self.table.insert(inode_id, kind, parent, name.as_c_str())
         });
         self.table.set_location(id, parent, name);
         let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
@@ -174,20 +174,20 @@ impl Nodes {
 
     /// Returns the identity of an inode in a directory. Fails if the guest may not access it. Must be called before the
     /// inode is opened.
-    pub fn identify_entry(&mut self, path_fd: &PathFd, parent: u64) -> Result<(Identity, Statx), Errno> {
+    pub fn identify_entry(&mut self, path_fd: &PathFd, parent: u64) -> Result<(InodeId, Statx), Errno> {
         let stat = host::stat(path_fd)?;
-        let identity = identify(&mut self.file_systems, &stat);
+        let inode_id = identify(&mut self.file_systems, &stat);
         let parent = self.table.get(parent).ok_or(Errno::STALE)?;
         // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
-        if parent.identity.file_system != identity.file_system && host::is_proc(path_fd)? {
+        if parent.inode_id.file_system != inode_id.file_system && host::is_proc(path_fd)? {
             return Err(Errno::ACCESS);
         }
-        Ok((identity, stat))
+        Ok((inode_id, stat))
     }
 
     /// Returns true if the inode has a node, and the guest last saw it there.
-    fn is_at(&self, identity: &Identity, parent: u64, name: Name) -> bool {
-        let node = self.table.find(identity).and_then(|id| self.table.get(id));
+    fn is_at(&self, inode_id: &InodeId, parent: u64, name: Name) -> bool {
+        let node = self.table.find(inode_id).and_then(|id| self.table.get(id));
         node.is_some_and(|node| node.location() == (parent, name.as_c_str()))
     }
 
@@ -195,9 +195,9 @@ impl Nodes {
     pub fn record_rename(&mut self, parent: u64, name: Name) -> Result<(), Errno> {
         let parent_fd = self.path_fd(parent)?;
         let path_fd = Host::find(&parent_fd, name)?;
-        let identity = identify(&mut self.file_systems, &host::stat(&path_fd)?);
+        let inode_id = identify(&mut self.file_systems, &host::stat(&path_fd)?);
         self.table.reserve(name)?;
-        if let Some(id) = self.table.find(&identity) {
+        if let Some(id) = self.table.find(&inode_id) {
             self.table.set_location(id, parent, name);
         }
         Ok(())
@@ -254,14 +254,14 @@ fn device(stat: &Statx) -> (u32, u32) {
 }
 
 /// Returns the identity of an inode. Adds its file system to the known ones if necessary.
-fn identify(known: &mut Vec<FileSystem>, stat: &Statx) -> Identity {
+fn identify(known: &mut Vec<FileSystem>, stat: &Statx) -> InodeId {
     let file_system = FileSystem { mount: stat.stx_mnt_id, device: device(stat) };
     let index = known.iter().position(|other| *other == file_system).unwrap_or_else(|| {
         known.push(file_system);
         known.len() - 1
     });
     let seconds = stat.stx_btime.tv_sec.wrapping_mul(1_000_000_000);
-    Identity {
+    InodeId {
         inode: stat.stx_ino,
         created: seconds.wrapping_add(stat.stx_btime.tv_nsec.into()),
         file_system: u32::try_from(index).expect("a host has fewer mounts"),

@@ -17,11 +17,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::Device;
 use crate::interrupt::Interrupt;
 
-mod hold;
+mod pause;
 mod session;
 mod state;
 
-use hold::Hold;
+use pause::PauseState;
 pub use session::{InvalidRing, Session};
 pub use state::TransportState;
 
@@ -77,7 +77,7 @@ pub struct Transport {
     features: u64,
     memory: GuestMemoryMmap,
     state: Mutex<State>,
-    /// Signalled when the device stands still.
+    /// Signalled when the device is paused.
     stopped: Condvar,
     interrupt_status: AtomicU32,
     interrupt: Box<dyn Interrupt>,
@@ -98,8 +98,8 @@ struct State {
     session: u64,
     /// The driver has reset the device, and [`Device::reset`] has not been called yet.
     was_reset: bool,
-    /// The device is to stand still while the machine is saved.
-    hold: Hold,
+    /// Whether the device is paused, while the machine is saved.
+    pause: PauseState,
 }
 
 impl Transport {
@@ -134,7 +134,7 @@ impl Transport {
                 queue_select: 0,
                 session: 0,
                 was_reset: false,
-                hold: Hold::No,
+                pause: PauseState::Running,
             }),
             stopped: Condvar::new(),
             interrupt_status: AtomicU32::new(0),
@@ -163,13 +163,13 @@ impl Transport {
         let mut state = self.state();
         let (session, is_running) = (Session::new(self, state.session), state.is_running());
         let was_reset = std::mem::take(&mut state.was_reset);
-        let is_to_stop = state.hold == Hold::Wanted;
+        let is_to_pause = state.pause == PauseState::Requested;
         drop(state);
         if was_reset {
             device.reset();
         }
-        if is_to_stop {
-            self.stand_still(device.save());
+        if is_to_pause {
+            self.set_paused(device.save());
         }
         is_running.then(|| work(device, session))
     }

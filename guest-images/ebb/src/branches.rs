@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::block::Mapped;
-use crate::counter::{Counter, Event, Wanted};
+use crate::counter::{Counter, Event, SlotClaim};
 use crate::entry::{self, Handler};
 use crate::error::Error;
 
@@ -41,8 +41,8 @@ impl Branches {
     }
 
     /// Takes branches for an event that somebody else opens for this thread.
-    pub fn want(&self, event: Event, period: u64) -> Result<Wanted<'_>, Error> {
-        Wanted::new(self.page.page(), event, period)
+    pub fn want(&self, event: Event, period: u64) -> Result<SlotClaim<'_>, Error> {
+        SlotClaim::new(self.page.page(), event, period)
     }
 
     /// Enables branches. An overflow that came while they were disabled is handled now.

@@ -69,9 +69,9 @@ pub fn check(attr: &perf_event_attr, task: i32, cpu: i32, leads: bool) -> Result
 }
 
 /// A slot of the thread's block: the thread wants branches for an event, whoever opens that for it.
-pub struct Wanted<'a>(&'a Slot);
+pub struct SlotClaim<'a>(&'a Slot);
 
-impl<'a> Wanted<'a> {
+impl<'a> SlotClaim<'a> {
     pub(crate) fn new(page: &'a Page, event: Event, period: u64) -> Result<Self, Error> {
         if period < SHORTEST_PERIOD {
             return Err(Error::Refused("a period is 1,000 events at least"));
@@ -105,7 +105,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for SlotClaim<'_> {
     fn drop(&mut self) {
         self.0.event.store(0, Relaxed);
     }
@@ -115,7 +115,7 @@ impl Drop for Wanted<'_> {
 pub struct Counter<'a> {
     file: OwnedFd,
     /// Its slot, which is freed after the event was closed.
-    wanted: Wanted<'a>,
+    claim: SlotClaim<'a>,
 }
 
 impl<'a> Counter<'a> {
@@ -133,7 +133,7 @@ impl<'a> Counter<'a> {
             attr.set_disabled(0);
         }
         check(&attr, 0, -1, leader.is_none())?;
-        let wanted = Wanted::new(page, event, period)?;
+        let claim = SlotClaim::new(page, event, period)?;
         let group = leader.map_or(-1, |leader| leader.file.as_raw_fd());
         // SAFETY: `attr` is a valid description of its own size.
         let fd =
@@ -143,7 +143,7 @@ impl<'a> Counter<'a> {
         }
         // SAFETY: the kernel has just returned this file, which nobody else owns.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { file, wanted })
+        Ok(Self { file, claim })
     }
 
     /// Starts counting, with the other events of the group. Fails if nobody serves the thread's block.
@@ -183,10 +183,10 @@ impl<'a> Counter<'a> {
 }
 
 impl<'a> Deref for Counter<'a> {
-    type Target = Wanted<'a>;
+    type Target = SlotClaim<'a>;
 
-    fn deref(&self) -> &Wanted<'a> {
-        &self.wanted
+    fn deref(&self) -> &SlotClaim<'a> {
+        &self.claim
     }
 }
 

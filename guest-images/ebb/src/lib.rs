@@ -29,7 +29,7 @@ pub mod sample;
 mod sampler;
 
 pub use branches::Branches;
-pub use counter::{Counter, Event, Wanted, check};
+pub use counter::{Counter, Event, SlotClaim, check};
 pub use entry::{Branch, Handler};
 pub use error::Error;
 pub use perf_event_open_sys::bindings::perf_event_attr as Attr;

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use tally_ebb::{Attr, Branches, Event, Wanted};
+use tally_ebb::{Attr, Branches, Event, SlotClaim};
 
 use crate::code::spin;
 use crate::event::{self, DISABLE, ENABLE, REFRESH, count, request};
@@ -30,11 +30,11 @@ fn open(change: impl FnOnce(&mut Attr), task: i32, cpu: i32) -> Result<OwnedFd, 
 }
 
 /// Counts twenty periods, and checks that there was a branch for each.
-fn twenty_branches(branches: &Branches, wanted: &Wanted) -> Result<(), Failure> {
-    let before = [SEEN.branches(), wanted.overflows()];
+fn twenty_branches(branches: &Branches, claim: &SlotClaim) -> Result<(), Failure> {
+    let before = [SEEN.branches(), claim.overflows()];
     spin(TWENTY);
     let taken = SEEN.branches() + u64::from(branches.is_pending()) - before[0];
-    equal("branches", taken, wanted.overflows() - before[1])?;
+    equal("branches", taken, claim.overflows() - before[1])?;
     holds("there were branches", taken >= 20)
 }
 
@@ -51,38 +51,38 @@ fn child_that_did_not_ask() -> Result<(), Failure> {
 /// A child has the event, too: it is branched if it asks for that.
 pub fn inherited() -> Verdict {
     let branches = branched()?;
-    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let claim = branches.want(Event::INSTRUCTIONS, PERIOD)?;
     let event = open(|attr| attr.set_inherit(1), 0, -1)?;
     request(&event, ENABLE, 0)?;
-    twenty_branches(&branches, &wanted)?;
+    twenty_branches(&branches, &claim)?;
     child_that_did_not_ask()?;
     let child = Child::spawn(|| {
         end((|| {
             let branches = branched()?;
-            let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+            let claim = branches.want(Event::INSTRUCTIONS, PERIOD)?;
             // A counter that runs without branches is looked at when the kernel starts it anew.
             std::thread::sleep(std::time::Duration::from_millis(1));
-            twenty_branches(&branches, &wanted)
+            twenty_branches(&branches, &claim)
         })());
     })?;
     equal("status of a child that has asked", child.wait()?, 0)?;
     request(&event, DISABLE, 0)?;
     request(&event, ENABLE, 0)?;
-    twenty_branches(&branches, &wanted)?;
+    twenty_branches(&branches, &claim)?;
     Ok("branched where it was asked for".into())
 }
 
 /// An event of the CPU counts all threads, of which the one that asks is branched.
 pub fn for_a_cpu() -> Verdict {
     let branches = branched()?;
-    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let claim = branches.want(Event::INSTRUCTIONS, PERIOD)?;
     let event = open(|_| {}, -1, 0)?;
     request(&event, ENABLE, 0)?;
-    twenty_branches(&branches, &wanted)?;
+    twenty_branches(&branches, &claim)?;
     child_that_did_not_ask()?;
     request(&event, DISABLE, 0)?;
     request(&event, ENABLE, 0)?;
-    twenty_branches(&branches, &wanted)?;
+    twenty_branches(&branches, &claim)?;
     Ok("branched where it was asked for".into())
 }
 
@@ -91,14 +91,14 @@ pub fn sampled() -> Verdict {
     const SAMPLES: i32 = 3;
     const SAMPLES_APART: u64 = 50_021;
     let branches = branched()?;
-    let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+    let claim = branches.want(Event::INSTRUCTIONS, PERIOD)?;
     let event = open(|attr| attr.__bindgen_anon_1.sample_period = SAMPLES_APART, 0, -1)?;
     request(&event, REFRESH, SAMPLES)?;
     spin(TWENTY);
     let counted = count(&event)?;
     equal("count in periods of the kernel", counted / SAMPLES_APART, SAMPLES.cast_unsigned().into())?;
-    equal("count", counted, wanted.overflows() * PERIOD + PERIOD - wanted.left())?;
-    equal("branches", SEEN.branches() + u64::from(branches.is_pending()), wanted.overflows())?;
+    equal("count", counted, claim.overflows() * PERIOD + PERIOD - claim.left())?;
+    equal("branches", SEEN.branches() + u64::from(branches.is_pending()), claim.overflows())?;
     Ok(format!("{SAMPLES} samples, {} branches", SEEN.branches()))
 }
 
@@ -107,7 +107,7 @@ pub fn with_the_kernel() -> Verdict {
     let branches = branched()?;
     let mut counts = [0; 2];
     for (counted, excluded) in counts.iter_mut().zip([1, 0]) {
-        let wanted = branches.want(Event::INSTRUCTIONS, PERIOD)?;
+        let claim = branches.want(Event::INSTRUCTIONS, PERIOD)?;
         let event = open(|attr| attr.set_exclude_kernel(excluded), 0, -1)?;
         request(&event, ENABLE, 0)?;
         for _ in 0..100 {
@@ -116,7 +116,7 @@ pub fn with_the_kernel() -> Verdict {
         }
         request(&event, DISABLE, 0)?;
         *counted = count(&event)?;
-        equal("count", *counted, wanted.overflows() * PERIOD + PERIOD - wanted.left())?;
+        equal("count", *counted, claim.overflows() * PERIOD + PERIOD - claim.left())?;
     }
     equal("count with the kernel", counts[1], counts[0])?;
     Ok(format!("{} instructions", counts[0]))

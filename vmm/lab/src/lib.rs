@@ -50,7 +50,7 @@ pub fn build(processor: Processor, progress: &mut Progress) -> Result<()> {
 
 /// Returns the names of the parts of a simulated host, which is built if needed. They change with everything that a
 /// program's counts on the host depend on, except the program.
-pub fn identity(host: Release, processor: Processor, progress: &mut Progress) -> Result<String> {
+pub fn parts_of_host(host: Release, processor: Processor, progress: &mut Progress) -> Result<String> {
     let cache = Cache::open()?;
     let cpu = cpu::build(&cache, processor, progress)?;
     let image = image::build(&cache, host, processor, progress)?;

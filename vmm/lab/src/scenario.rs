@@ -29,7 +29,9 @@ use crate::error::{Error, Result};
 use crate::simulator::board::{HostPmu, Processor};
 use crate::simulator::cpu::LabCpu;
 use crate::simulator::image::{HostImage, default_host};
-use crate::simulator::machine::{BOOT_LIMIT, Machine, Output, Parts, Saved, Shape, Start, Tracer, pipe};
+use crate::simulator::machine::{
+    BOOT_LIMIT, HostParts, Machine, Output, SavedHost, Shape, Start, Tracer, pipe,
+};
 use crate::simulator::{cpu, image};
 use cores::Core;
 use end::{End, Place, WaitDisplay, watch};
@@ -240,7 +242,7 @@ impl Scenario {
     /// Returns whether the host starts from where one was saved.
     pub fn starts_saved(&self) -> bool {
         // A saved host has already said what a host says while it boots.
-        !self.show_console && Saved::exists_for(self.host, self.shape)
+        !self.show_console && SavedHost::exists_for(self.host, self.shape)
     }
 
     /// Sets the directory of this machine to which what the script leaves in `$OUT` is copied.
@@ -331,8 +333,8 @@ impl Scenario {
         Ok((cpu, image::build(cache, self.host, processor, progress)?))
     }
 
-    fn parts<'a>(&self, cpu: &'a LabCpu, image: &'a HostImage) -> Parts<'a> {
-        Parts { cpu, release: self.host, image, shape: self.shape }
+    fn parts<'a>(&self, cpu: &'a LabCpu, image: &'a HostImage) -> HostParts<'a> {
+        HostParts { cpu, release: self.host, image, shape: self.shape }
     }
 
     /// Runs the script on these streams. Returns the script's status.
@@ -346,7 +348,7 @@ impl Scenario {
         let channels = Channels { input: input.is_some(), out: out.is_some() || self.out_folder.is_some() };
         let (archive, saved) = self.fitting(channels, saved)?;
         let files = match saved {
-            Some(_) => in_memory(None, &archive, Some(Saved::FILES_SIZE))?,
+            Some(_) => in_memory(None, &archive, Some(SavedHost::FILES_SIZE))?,
             None => in_memory(Some(&image.initrd), &archive, None)?,
         };
         let start = match &saved {
@@ -398,7 +400,7 @@ impl Scenario {
     }
 
     /// Returns the saved host to start from, and whether it was prepared. Returns `None` if the host has to boot.
-    fn saved(&self, cache: &Cache, parts: Parts, progress: &mut Progress) -> Option<(Saved, bool)> {
+    fn saved(&self, cache: &Cache, parts: HostParts, progress: &mut Progress) -> Option<(SavedHost, bool)> {
         if !self.starts_saved() {
             return None;
         }
@@ -409,21 +411,30 @@ impl Scenario {
             .ok()
     }
 
-    fn find_saved(&self, cache: &Cache, parts: Parts, progress: &mut Progress) -> Result<(Saved, bool)> {
-        let host = Saved::of(cache, parts, progress)?;
+    fn find_saved(
+        &self,
+        cache: &Cache,
+        parts: HostParts,
+        progress: &mut Progress,
+    ) -> Result<(SavedHost, bool)> {
+        let host = SavedHost::of(cache, parts, progress)?;
         let Some(preparation) = &self.preparation else { return Ok((host, false)) };
-        let archive = || in_memory(None, &preparation.preparing_archive()?, Some(Saved::FILES_SIZE));
+        let archive = || in_memory(None, &preparation.preparing_archive()?, Some(SavedHost::FILES_SIZE));
         // If the preparation fails, so will the script, and says why.
         let prepared = host.prepared(cache, parts, (&preparation.inputs()?, self.limit), archive, progress);
         Ok(prepared.map_or((host, false), |prepared| (prepared, true)))
     }
 
     /// Returns the archive of this run's files, and the saved host if the archive fits into its memory for that.
-    fn fitting(&self, channels: Channels, saved: Option<(Saved, bool)>) -> Result<(Vec<u8>, Option<Saved>)> {
+    fn fitting(
+        &self,
+        channels: Channels,
+        saved: Option<(SavedHost, bool)>,
+    ) -> Result<(Vec<u8>, Option<SavedHost>)> {
         let is_prepared = saved.as_ref().is_some_and(|(_, is_prepared)| *is_prepared);
         let archive = self.archive(channels, is_prepared)?;
         match saved {
-            Some((host, _)) if archive.len() as u64 <= Saved::FILES_SIZE => Ok((archive, Some(host))),
+            Some((host, _)) if archive.len() as u64 <= SavedHost::FILES_SIZE => Ok((archive, Some(host))),
             Some(_) => Ok((self.archive(channels, false)?, None)),
             None => Ok((archive, None)),
         }

@@ -14,7 +14,7 @@ use guest_images::{Progress, Suite};
 
 use crate::error::{Error, Result};
 use crate::scenario::Scenario;
-use crate::scenario::peer::{self, Machine};
+use crate::scenario::peer::{self, MachineType};
 use crate::scenario::programs::{
     GUEST_EXITS_CPUID, GUEST_EXITS_INJECTED, GUEST_EXITS_INTERRUPTS, GUEST_EXITS_MSR, GUEST_EXITS_ROM,
     GUEST_EXITS_WBINVD, GUEST_LOOP_INSTRUCTIONS, GUEST_LOOP_ROM, KNOWN, LIST_FUNCTIONS_ONLY, LOOP,
@@ -226,7 +226,7 @@ fn guest_of_the_peer(plan: &Plan, progress: &mut Progress) -> Result<Scenario> {
     let mut files: Vec<(String, &[u8])> = programs().collect();
     files.push(("plan".to_owned(), plan.script.as_bytes()));
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (&**name, *content)).collect();
-    let script = peer::linux(Machine::Default, &command);
+    let script = peer::linux(MachineType::Default, &command);
     Scenario::with_all_counters(script).guest_with(Suite::default(), &files, progress)
 }
 

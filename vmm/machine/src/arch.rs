@@ -1,27 +1,34 @@
-//! Chooses the architecture that this program is compiled for. Each architecture implements the traits of
-//! [`crate::architecture`].
+//! What depends on the processor's architecture: a module for each architecture, with the same items. A program has
+//! those of the architecture that it is compiled for, which is its host's and its guests'.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | `REQUIREMENTS`, `Processor` | what machines need from KVM; the host's processor |
+//! | `Model`, `Choice`, `Offer`, `Unavailable` | PMUs that Tally can emulate; a value of `--pmu`, and what the host offers for it |
+//! | `Pmu`, `VcpuPmu`, `Emulated` | the PMU that a guest sees; that of a vCPU on its thread |
+//! | `Format`, `Kernel`, `Entry`, `SavedFormat` | kernels; the first vCPU at a kernel's entry; what is kept of a patched kernel |
+//! | `Board`, `Plan` | everything around the processors; the part of a machine's configuration that it needs |
+//! | `KvmRun`, `ArchExit` | a vCPU's file descriptor on its thread; exits that only this architecture has |
+//! | `KvmState`, `KvmVcpuState`, `Fingerprint` | what KVM holds, and what a guest sees of the processor, in a snapshot |
+//! | `INSTRUCTION_POINTER`, `ticks` | the register's name; the processor's clock |
 
 #[cfg(target_arch = "riscv64")]
+#[expect(
+    clippy::needless_pass_by_value,
+    clippy::unnecessary_wraps,
+    clippy::unused_self,
+    reason = "the signatures are those of all architectures"
+)]
 mod riscv64;
 #[cfg(target_arch = "x86_64")]
+#[expect(
+    clippy::unnecessary_wraps,
+    clippy::unused_self,
+    reason = "the signatures are those of all architectures"
+)]
 mod x86_64;
 
-use crate::architecture::{self, Architecture};
-
-/// Architecture of this host, which is also the guests' architecture.
 #[cfg(target_arch = "riscv64")]
-pub type Arch = riscv64::Riscv64;
-/// Architecture of this host, which is also the guests' architecture.
+pub use self::riscv64::*;
 #[cfg(target_arch = "x86_64")]
-pub type Arch = x86_64::X86_64;
-
-/// See [`Architecture::Model`].
-pub type Model = <Arch as Architecture>::Model;
-/// See [`Architecture::Format`].
-pub type Format = <Arch as Architecture>::Format;
-/// See [`Architecture::Board`].
-pub type Board = <Arch as Architecture>::Board;
-/// See [`Architecture::Run`].
-pub type Run = <Arch as Architecture>::Run;
-/// A vCPU's emulated PMU.
-pub type Emulated = <Run as architecture::Run>::Emulated;
+pub use self::x86_64::*;

@@ -7,41 +7,39 @@ use kvm_ioctls::Kvm;
 use log::info;
 use serde::{Deserialize, Serialize};
 
-use crate::arch;
-use crate::architecture::{EntryOf, Format, KernelFacts};
+use crate::arch::{Entry, Format, SavedFormat};
+use crate::architecture::KernelFacts;
 use crate::loader::error::LoadError;
 use crate::loader::file::UserFile;
-use crate::loader::kernel::{self, Boot};
+use crate::loader::kernel::Boot;
 use crate::pmu::Pmu;
 use crate::target::COUNTERS;
+
+pub use crate::arch::Kernel;
 
 /// A kernel that was read and patched, without its image.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedKernel {
-    format: <arch::Format as Format>::Saved,
+    format: SavedFormat,
     release: Option<String>,
     changes: Vec<String>,
 }
 
-/// A kernel for this architecture.
-pub type Kernel = kernel::Kernel<arch::Format>;
-
 impl Kernel {
     /// Kernels are worth keeping as they are when they were patched.
-    pub const IS_KEPT: bool = <arch::Format as Format>::IS_KEPT;
+    pub const IS_KEPT: bool = Format::IS_KEPT;
 
     /// Reads a kernel from a file and detects its format.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let mut user = UserFile::open(path)?;
-        let (format, image) =
-            arch::Format::read(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
+        let (format, image) = Format::read(&mut user.file, user.len).map_err(|problem| problem.with(path))?;
         Ok(Self::new(path, image, format))
     }
 
     /// Patches the kernel's PMU accesses so that they exit to Tally.
     pub fn retarget(&mut self, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        arch::Format::retarget(self, kvm, pmu, cpus)
+        Format::retarget(self, kvm, pmu, cpus)
     }
 
     /// Logs what was changed in the kernel.
@@ -53,7 +51,7 @@ impl Kernel {
 
     /// Returns what [`Self::restored`] needs beside the image, or `None` if kernels of this format are not saved.
     pub fn saved(&self) -> Option<SavedKernel> {
-        let format = arch::Format::saved(self)?;
+        let format = Format::saved(self)?;
         let release = self.release().map(str::to_owned);
         Some(SavedKernel { format, release, changes: self.changes.clone() })
     }
@@ -61,7 +59,7 @@ impl Kernel {
     /// Returns a kernel that was saved after it had been patched.
     pub fn restored(path: &Path, image: Vec<u8>, saved: SavedKernel) -> Option<Self> {
         let SavedKernel { format, release, changes } = saved;
-        let mut kernel = Self::new(path, image, arch::Format::restored(format)?);
+        let mut kernel = Self::new(path, image, Format::restored(format)?);
         (kernel.release, kernel.changes) = (release.into(), changes);
         Some(kernel)
     }
@@ -72,7 +70,7 @@ impl Kernel {
     }
 
     /// Loads the kernel and its initrd into the guest's memory, on x86 also the command line.
-    pub fn load(&self, boot: &Boot) -> Result<EntryOf<arch::Format>, LoadError> {
+    pub fn load(&self, boot: &Boot) -> Result<Entry, LoadError> {
         self.format.load(&self.path, &self.image, boot)
     }
 
@@ -83,7 +81,7 @@ impl Kernel {
 
     /// Returns what the board has to know of the kernel.
     pub(crate) fn facts(&self) -> KernelFacts {
-        arch::Format::facts(self)
+        Format::facts(self)
     }
 
     /// Returns true if the kernel is Linux.

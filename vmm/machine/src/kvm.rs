@@ -7,8 +7,7 @@ use std::io;
 use kvm_ioctls::{Cap, Kvm};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::arch::{Arch, Model};
-use crate::architecture::{Architecture, PmuModel};
+use crate::arch::{Model, REQUIREMENTS};
 use crate::pmu::Choice;
 
 pub use self::stats::KvmStats;
@@ -17,9 +16,9 @@ pub use crate::kvm_error::{API_VERSION, Capability, KvmError};
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 
 /// KVM capabilities that are used if KVM has them.
-pub const OPTIONAL: &[Capability] = Arch::KVM.optional;
+pub const OPTIONAL: &[Capability] = REQUIREMENTS.optional;
 /// KVM's kernel modules, each with the kind of virtualisation that it uses, for messages.
-pub const MODULES: &[(&str, &str)] = Arch::KVM.modules;
+pub const MODULES: &[(&str, &str)] = REQUIREMENTS.modules;
 
 /// Returns a sentence for the user about the state of KVM's own PMU.
 pub fn own_pmu_state(kvm: &Kvm) -> &'static str {
@@ -50,13 +49,13 @@ pub fn open_any() -> Result<Kvm, KvmError> {
 
 /// Returns the KVM capabilities that a machine with this PMU needs.
 pub fn required_capabilities(pmu: Choice) -> impl Iterator<Item = &'static Capability> {
-    Arch::KVM.required.iter().chain(Model::required_capabilities(pmu))
+    REQUIREMENTS.required.iter().chain(Model::required_capabilities(pmu))
 }
 
 /// Returns the commands that load a KVM module, each with a prefix (such as `sudo `).
 pub fn modprobe_commands(prefix: &str) -> String {
     let commands: Vec<String> =
-        Arch::KVM.modprobe.iter().map(|command| format!("`{prefix}{command}`")).collect();
+        REQUIREMENTS.modprobe.iter().map(|command| format!("`{prefix}{command}`")).collect();
     commands.join(" or ")
 }
 

@@ -5,14 +5,13 @@
 //! ([`VcpuHandles`]). Events of the guest's counters are passed to a [`Journal`]. Other messages are logged with the
 //! crate `log` (see [`target`]).
 //!
-//! Everything that depends on the processor's architecture is behind the traits of `architecture.rs`.
+//! Everything that depends on the processor's architecture is in `arch`.
 
 mod arch;
 mod architecture;
 mod entropy;
 mod error;
 mod exit;
-mod generation;
 mod kernel;
 pub mod kvm;
 mod kvm_error;
@@ -29,16 +28,18 @@ mod teardown;
 pub mod untrusted;
 mod vcpu;
 mod virtio;
+mod vmgenid;
 
+pub use arch::Fingerprint;
 pub use error::MachineError;
 pub use exit::Reason;
 pub use kernel::{Kernel, SavedKernel};
 pub use loader::error::LoadError;
-pub use machine::{Config, EmptyMachine, Identity, Machine, Start};
+pub use machine::{Config, EmptyMachine, Machine, Start};
 pub use memory::{GuestRam, MemoryError, PART, PageMap, Size, extents};
-pub use pmu::alarm::block_exit_signals;
+pub use pmu::exit_signals::block_exit_signals;
 pub use pmu::journal::Journal;
-pub use snapshot::{HeldMachine, MachineState, Saver};
+pub use snapshot::{MachineState, PausedMachine, Saver};
 pub use vcpu::exits::{Exits, Share};
 pub use vcpu::mailbox::VcpuHandles;
 pub use vcpu::report::VcpuReport;
@@ -47,4 +48,4 @@ pub use vcpu::{Vcpu, VcpuError};
 pub use virtio::{DeviceServer, MAX_VIRTIO_DEVICES};
 
 /// Parameters that every Linux kernel gets on its command line, whatever the user's options.
-pub const KERNEL_PARAMETERS: &str = <arch::Board as architecture::Board>::KERNEL_PARAMETERS;
+pub const KERNEL_PARAMETERS: &str = arch::Board::KERNEL_PARAMETERS;

@@ -2,7 +2,7 @@
 //!
 //! A kernel is read into Tally's memory, uncompressed, and later loaded into the guest's memory. In between its code
 //! can be patched. This is why Tally decompresses a kernel itself, instead of letting the kernel's own stub do so in
-//! the guest. Each architecture has kernel formats of its own ([`crate::architecture::Format::read`]).
+//! the guest. Each architecture has kernel formats of its own ([`crate::arch::Format::read`]).
 
 pub mod bytes;
 pub mod error;

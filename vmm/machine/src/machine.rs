@@ -14,8 +14,8 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
-use crate::arch::{self, Model};
-use crate::architecture::{Board, KernelFacts, Plan, PmuModel};
+use crate::arch::{Board, Fingerprint, Model, Plan};
+use crate::architecture::KernelFacts;
 use crate::error::MachineError;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
@@ -27,9 +27,6 @@ use crate::teardown::Keeper;
 use crate::vcpu::Vcpu;
 use crate::vcpu::mailbox::VcpuHandles;
 use crate::virtio::{DeviceServer, Virtio};
-
-/// What a machine shows its guest of the processor.
-pub type Identity = <arch::Board as Board>::Identity;
 
 /// Configuration of a machine.
 pub struct Config<'a> {
@@ -103,23 +100,23 @@ impl Machine {
 
     /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
     /// same finds everything as it was.
-    pub fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
-        arch::Board::identity(kvm, cpus, pmu)
+    pub fn fingerprint(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
+        Board::fingerprint(kvm, cpus, pmu)
     }
 
     /// Returns in what this host's processor differs from the one where a guest was saved, if the guest would see it.
-    pub fn difference(saved: &Identity, here: &Identity) -> Option<String> {
-        arch::Board::difference(saved, here)
+    pub fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
+        Board::difference(saved, here)
     }
 
     /// Maps a guest's memory of this size.
     pub fn memory(size: &Size) -> Result<GuestRam, MemoryError> {
-        GuestRam::new(size, arch::Board::ram)
+        GuestRam::new(size, Board::ram)
     }
 
     /// Maps a guest's saved memory of this size.
     pub fn saved_memory(size: &Size, file: &File) -> Result<GuestRam, MemoryError> {
-        GuestRam::restored(size, arch::Board::ram, file)
+        GuestRam::restored(size, Board::ram, file)
     }
 
     /// Creates the machine, and loads the kernel or restores the state. Nothing runs yet. The second result saves the
@@ -132,11 +129,11 @@ impl Machine {
         let EmptyMachine { vm, keeper } = machine;
         let vm = Arc::new(vm);
         Model::configure(pmu, &vm)?;
-        arch::Board::before_vcpus(&vm)?;
+        Board::before_vcpus(&vm)?;
         add_memory(&vm, &ram)?;
         let vcpu = |id: u8| vm.create_vcpu(id.into()).operation("create a vCPU");
         let mut fds = (0..cpus).map(vcpu).collect::<Result<Vec<_>, _>>()?;
-        let controllers = arch::Board::after_vcpus(&vm, &fds)?;
+        let controllers = Board::after_vcpus(&vm, &fds)?;
 
         let num_virtio = devices.len() + usize::from(external_device.is_some());
         let kernel = start.kernel();
@@ -146,7 +143,7 @@ impl Machine {
             Start::Restore(state) => (None, Some(state)),
             Start::Boot { kernel, initrd, initrd_prefix, command_line } => {
                 let entry = kernel.load(&Boot { ram: &ram, command_line, initrd, initrd_prefix })?;
-                arch::Board::write_tables(&plan, &fds, num_virtio, command_line, entry)?;
+                Board::write_tables(&plan, &fds, num_virtio, command_line, entry)?;
                 (Some((kernel, entry)), None)
             }
         };
@@ -162,7 +159,7 @@ impl Machine {
         };
         let device_servers = devices.into_iter().map(attach).collect::<Result<_, MachineError>>()?;
         let mut transports = virtio.transports();
-        let board = arch::Board::new(kvm, &vm, &plan, &serial, virtio.bus(), controllers)?;
+        let board = Board::new(kvm, &vm, &plan, &serial, virtio.bus(), controllers)?;
         if let Some((kernel, entry)) = entry {
             board.set_up_vcpus(kvm, &plan, &mut fds, kernel, entry)?;
         }
@@ -236,7 +233,7 @@ fn serial_port(
 ) -> Result<(Serial, EventFd), MachineError> {
     let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
     let signalled = room.try_clone().map_err(MachineError::Event)?;
-    let line = arch::Board::interrupt(vm, arch::Board::CONSOLE_GSI)?;
+    let line = Board::interrupt(vm, Board::CONSOLE_GSI)?;
     let serial = match saved {
         Some(saved) => Serial::restored(saved, line, signalled, output).map_err(MachineError::Restore)?,
         None => Serial::new(line, signalled, output),

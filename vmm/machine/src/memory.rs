@@ -1,5 +1,5 @@
 //! The guest's memory. The architecture defines its guest-physical addresses
-//! ([`crate::architecture::Board::ram`]).
+//! ([`crate::arch::Board::ram`]).
 
 mod saved;
 mod shared;

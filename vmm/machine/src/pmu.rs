@@ -2,11 +2,11 @@
 //!
 //! [`offer`] turns the user's [`Choice`] into a [`Pmu`] that the host can provide. Each vCPU's thread handles the
 //! accesses of its vCPU to the PMU, with perf events of its own (`thread`). Two signals make the thread leave the
-//! guest: one when a counter's alarm expires (`alarm`), the other when the virtual PMU's timer expires (`timer`) or
-//! another thread has a request. The architecture defines how the guest accesses the PMU and how the PMU interrupts
-//! the guest (`architecture.rs`).
+//! guest (`exit_signals`): one when a counter's alarm expires, the other when the virtual PMU's timer expires
+//! (`timer`) or another thread has a request. The architecture defines how the guest accesses the PMU and how the PMU
+//! interrupts the guest (`arch`).
 
-pub(crate) mod alarm;
+pub(crate) mod exit_signals;
 pub(crate) mod journal;
 pub(crate) mod thread;
 mod timer;
@@ -17,20 +17,7 @@ use vpmu::event::Selection;
 use vpmu::policy::Policy;
 use vpmu_perf::Reservation;
 
-use crate::architecture::{self, PmuModel};
-
-pub use crate::arch::Model;
-
-/// A value of `--pmu`.
-pub type Choice = <Model as PmuModel>::Choice;
-/// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Model>;
-/// The PMU that this host can offer for a choice.
-pub type Offer = architecture::Offer<Pmu>;
-/// Why this host cannot offer a PMU.
-pub type Unavailable = <Model as PmuModel>::Unavailable;
-/// The properties of the host's processor that matter to PMUs.
-pub type Processor = <Model as PmuModel>::Processor;
+pub use crate::arch::{Choice, Model, Offer, Pmu, Processor, Unavailable};
 
 /// Returns the host's processor.
 pub fn processor() -> Processor {

@@ -1,8 +1,8 @@
 //! Saves machines, so that others can continue from there.
 //!
-//! All vCPUs stand still while a machine is saved: first all of them stop, so that none sends another one an interrupt
+//! All vCPUs are paused while a machine is saved: first all of them stop, so that none sends another one an interrupt
 //! any more, and then each is saved by its own thread, which alone can read its counters. A state has what KVM holds,
-//! the PMUs, the console and the virtio devices, which stand still as well. The guest's memory ([`GuestRam::save`]) and
+//! the PMUs, the console and the virtio devices, which are paused as well. The guest's memory ([`GuestRam::save`]) and
 //! what the device of the caller's knows beyond its registers are saved by the caller.
 
 use std::sync::Arc;
@@ -14,20 +14,17 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use vpmu::state::PmuState;
 
-use crate::arch;
-use crate::architecture::{Board, KernelFacts, Plan};
+use crate::arch::{Board, Fingerprint, KvmState, Plan};
+use crate::architecture::KernelFacts;
 use crate::error::MachineError;
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
 use crate::pmu::Pmu;
-use crate::vcpu::mailbox::{Held, VcpuHandles};
+use crate::vcpu::mailbox::{PausedVcpus, VcpuHandles};
 use crate::vcpu::saved::{SaveError, VcpuState};
 
 /// Time in which a device has to complete the request that it processes.
 const LIMIT: Duration = Duration::from_secs(5);
-
-type KvmState = <arch::Board as Board>::State;
-type Identity = <arch::Board as Board>::Identity;
 
 /// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,7 +51,7 @@ pub(crate) struct SavedDevice {
 /// Saves a machine that runs.
 pub struct Saver {
     pub(crate) vm: Arc<VmFd>,
-    pub(crate) board: arch::Board,
+    pub(crate) board: Board,
     pub(crate) kernel: KernelFacts,
     pub(crate) vcpus: Arc<VcpuHandles>,
     pub(crate) console: Serial,
@@ -64,32 +61,32 @@ pub struct Saver {
     pub ram: GuestRam,
 }
 
-/// A machine that stands still until this is dropped.
-pub struct HeldMachine<'a> {
+/// A machine that is paused until this is dropped.
+pub struct PausedMachine<'a> {
     saver: &'a Saver,
-    vcpus: Held,
-    _devices: HeldDevices<'a>,
+    vcpus: PausedVcpus,
+    _devices: PausedDevices<'a>,
 }
 
 /// Devices that take no request until this is dropped.
-struct HeldDevices<'a>(&'a [Arc<Transport>]);
+struct PausedDevices<'a>(&'a [Arc<Transport>]);
 
 impl Saver {
     /// Stops all vCPUs, and then the devices that have threads of their own. The caller does not serve its own device
     /// meanwhile.
-    pub fn hold(&self) -> Result<HeldMachine<'_>, SaveError> {
-        let vcpus = self.vcpus.hold().ok_or(SaveError::NoAnswer)?;
-        self.devices.iter().for_each(|device| device.hold());
-        Ok(HeldMachine { saver: self, vcpus, _devices: HeldDevices(&self.devices) })
+    pub fn pause(&self) -> Result<PausedMachine<'_>, SaveError> {
+        let vcpus = self.vcpus.pause().ok_or(SaveError::NoAnswer)?;
+        self.devices.iter().for_each(|device| device.pause());
+        Ok(PausedMachine { saver: self, vcpus, _devices: PausedDevices(&self.devices) })
     }
 }
 
-impl HeldMachine<'_> {
+impl PausedMachine<'_> {
     /// Saves the machine without its memory.
     pub fn save(&self) -> Result<MachineState, SaveError> {
         let Saver { vm, board, kernel, console, external_device, devices, .. } = self.saver;
         let device = |device: &Arc<Transport>| {
-            let own = device.wait_until_held(LIMIT).ok_or(SaveError::BusyDevice)??;
+            let own = device.wait_until_paused(LIMIT).ok_or(SaveError::BusyDevice)??;
             Ok(SavedDevice { transport: device.save().ok_or(SaveError::BusyDevice)?, own })
         };
         let external_device = external_device.as_ref();
@@ -106,9 +103,9 @@ impl HeldMachine<'_> {
     }
 }
 
-impl Drop for HeldDevices<'_> {
+impl Drop for PausedDevices<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|device| device.release());
+        self.0.iter().for_each(|device| device.resume());
     }
 }
 
@@ -127,8 +124,8 @@ impl MachineState {
         self,
         kvm: &Kvm,
         vm: &VmFd,
-        board: &arch::Board,
-        plan: &Plan<arch::Model>,
+        board: &Board,
+        plan: &Plan,
         vcpus: &mut [VcpuFd],
         transports: &[Arc<Transport>],
     ) -> Result<Vec<Option<PmuState>>, MachineError> {
@@ -146,9 +143,9 @@ impl MachineState {
     }
 
     /// Returns what the saved guest sees of the processor.
-    pub fn processor(&self, kvm: &Kvm, pmu: Pmu) -> Result<Identity, KvmError> {
+    pub fn processor(&self, kvm: &Kvm, pmu: Pmu) -> Result<Fingerprint, KvmError> {
         let cpus = u8::try_from(self.vcpus.len()).expect("vCPUs have 8-bit numbers");
-        arch::Board::saved_identity(kvm, cpus, pmu, &self.vcpus[0].kvm)
+        Board::saved_fingerprint(kvm, cpus, pmu, &self.vcpus[0].kvm)
     }
 
     /// Accepts other disks in the place of those that were saved: the user knows that they are as these were.

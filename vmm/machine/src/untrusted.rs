@@ -9,7 +9,6 @@ use vmm_sys_util::eventfd::EventFd;
 use vpmu::state::PmuState;
 
 use crate::arch;
-use crate::architecture::{Board as _, Format as _};
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::image;
 use crate::loader::kernel::{Boot, Kernel};

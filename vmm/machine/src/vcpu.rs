@@ -1,11 +1,11 @@
-//! A vCPU's loop: it enters the guest, and handles each exit ([`crate::exit`]). The architecture's [`Run`] converts
+//! A vCPU's loop: it enters the guest, and handles each exit ([`crate::exit`]). The architecture's [`KvmRun`] converts
 //! what `KVM_RUN` returns.
 
 pub mod exits;
 pub mod mailbox;
-pub mod pause;
 pub mod report;
 pub mod saved;
+pub mod starvation_pause;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,14 +14,14 @@ use devices::End;
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 use rustix::thread::sched_getcpu;
+use vpmu::VirtualPmu;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
 use vpmu::state::PmuState;
 use vpmu_perf::Reservation;
 
-use crate::arch::{self, Arch, Board};
-use crate::architecture::{Architecture, Board as _, Run};
-use crate::exit::{Bytes, Exit, ExitKind, Reason};
+use crate::arch::{self, ArchExit, Board, KvmRun};
+use crate::exit::{Bytes, Exit, ExitKind, Reason, complete_read};
 use crate::kvm::KvmStats;
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
@@ -29,11 +29,9 @@ use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
 use exits::{Exits, Stopwatch};
-use mailbox::{Hold, Mailbox, VcpuHandles, VcpuRequest};
+use mailbox::{Mailbox, PauseRequest, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
 use saved::{SaveError, VcpuState};
-
-type ArchExit = <arch::Run as Run>::ArchExit;
 
 /// A vCPU, ready to run on a thread of its own.
 pub struct Vcpu {
@@ -63,7 +61,7 @@ pub struct Vcpu {
 
 /// Why a vCPU cannot run any further.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {vcpu} at {} {instruction_pointer:#x}: {reason}", Arch::INSTRUCTION_POINTER)]
+#[error("vCPU {vcpu} at {} {instruction_pointer:#x}: {reason}", arch::INSTRUCTION_POINTER)]
 pub struct VcpuError {
     /// Number of the vCPU.
     pub vcpu: u8,
@@ -91,12 +89,12 @@ impl Vcpu {
         let _in_use = reservation;
         let pmu =
             ThreadPmu::new(&VcpuPmuContext { id, fd: &fd, pmu, policy: &policy, board: &board, ram: &ram });
-        let run = arch::Run::new(fd);
+        let run = KvmRun::new(fd);
         let (exits, stopwatch) = (Exits::default(), Stopwatch::default());
         let mut thread = VcpuThread { id, run, board, mailbox, vcpus, exits, stopwatch, vm, ram };
         let result = pmu.map_err(|error| thread.error(Reason::Kvm(error))).and_then(|mut pmu| {
-            if let Some(saved) = &saved_pmu {
-                pmu.restore(saved).map_err(|error| thread.error(Reason::Restore(error)))?;
+            if let (Some(saved), Some(emulated)) = (&saved_pmu, pmu.pmu.emulated()) {
+                emulated.restore(saved).map_err(|error| thread.error(Reason::Restore(error)))?;
             }
             before_guest();
             thread.run(&mut pmu, journal)
@@ -110,7 +108,7 @@ impl Vcpu {
 /// A vCPU on its own thread.
 struct VcpuThread {
     id: u8,
-    run: arch::Run,
+    run: KvmRun,
     board: Board,
     mailbox: Mailbox,
     vcpus: Arc<VcpuHandles>,
@@ -131,8 +129,7 @@ impl VcpuThread {
         self.handle_requests(pmu);
         loop {
             self.stopwatch.enters();
-            let exit = self.run.run();
-            self.run.drain(&exit, &self.board);
+            let exit = self.run.run(&self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             let ending = self.handle(exit, pmu);
             self.after_exit(pmu, was_interrupted)?;
@@ -148,7 +145,7 @@ impl VcpuThread {
     fn handle(&mut self, exit: Exit<ArchExit>, pmu: &mut ThreadPmu) -> Option<Result<End, Reason>> {
         match exit {
             Exit::Arch(exit) => {
-                self.count(arch::Run::kind(&exit));
+                self.count(KvmRun::kind(&exit));
                 self.run.handle(exit, &mut pmu.pmu, &self.board, &self.ram).map(Ok)
             }
             Exit::MemoryRead { address, width } => {
@@ -156,7 +153,7 @@ impl VcpuThread {
                 self.completes_instruction(pmu);
                 let mut data = Bytes::zeroes(width);
                 self.board.read(address, &mut data);
-                self.run.complete_read(data);
+                complete_read(self.run.fd(), data);
                 None
             }
             Exit::MemoryWrite { address, data } => {
@@ -175,7 +172,7 @@ impl VcpuThread {
 
     /// Counts the instruction that has accessed a device's register in memory.
     fn completes_instruction(&mut self, pmu: &mut ThreadPmu) {
-        pmu.pmu.completes_instruction(|| arch::Run::is_in_user_mode(self.run.fd()));
+        pmu.pmu.completes_instruction(|| KvmRun::is_in_user_mode(self.run.fd()));
     }
 
     fn count(&mut self, kind: ExitKind) {
@@ -200,7 +197,7 @@ impl VcpuThread {
             }
         }
         if kicked || pauses {
-            self.pause_if_required(pmu, pauses);
+            self.pause_if_starved(pmu, pauses);
         }
         Ok(())
     }
@@ -214,7 +211,8 @@ impl VcpuThread {
                 VcpuRequest::Report(answer) => {
                     let thread = self.mailbox.thread_id();
                     let (exits, share) = (self.exits, self.stopwatch.share());
-                    let report = pmu.report().map(|report| (report.counters, report.statistics));
+                    let report = pmu.pmu.emulated().map(VirtualPmu::report);
+                    let report = report.map(|report| (report.counters, report.statistics));
                     let (counters, statistics) = report.unzip();
                     let counters = counters.unwrap_or_default();
                     let cpu = sched_getcpu();
@@ -224,33 +222,37 @@ impl VcpuThread {
                     let _ = answer.send(report);
                 }
                 VcpuRequest::SetPolicy(policy, answer) => {
-                    pmu.set_policy(&policy);
+                    if let Some(emulated) = pmu.pmu.emulated() {
+                        emulated.set_policy(&policy);
+                    }
                     let _ = answer.send(());
                 }
-                VcpuRequest::Hold(hold) => self.stand_still(pmu, &hold),
+                VcpuRequest::Pause(request) => self.pause_for_snapshot(pmu, &request),
                 VcpuRequest::Switch(counter, to, answer) => {
-                    let _ = answer.send(pmu.set_counter_switch(counter, to));
+                    let is_set =
+                        pmu.pmu.emulated().is_some_and(|emulated| emulated.set_counter_switch(counter, to));
+                    let _ = answer.send(is_set);
                 }
             }
         }
         handled
     }
 
-    /// Stands still outside of the guest, and saves the state when it is ordered to.
-    fn stand_still(&mut self, pmu: &mut ThreadPmu, Hold { stopped, orders }: &Hold) {
+    /// Pauses outside of the guest, and saves the state when it is ordered to.
+    fn pause_for_snapshot(&mut self, pmu: &mut ThreadPmu, request: &PauseRequest) {
         let mut settled = self.settle(pmu);
         // An error means that the requester has stopped waiting, and so do the others.
-        let _ = stopped.send(());
-        pmu.paused();
-        while let Ok(answer) = orders.recv() {
+        let _ = request.stopped.send(());
+        pmu.pmu.paused();
+        while let Ok(answer) = request.orders.recv() {
             let state = std::mem::replace(&mut settled, Ok(())).and_then(|()| {
                 let kvm = self.board.save_vcpu(self.run.fd())?;
-                Ok(VcpuState { kvm, pmu: pmu.save() })
+                Ok(VcpuState { kvm, pmu: pmu.pmu.emulated().map(VirtualPmu::save) })
             });
             let _ = answer.send(state);
         }
         // So that its watchdogs do not take the time for their own.
-        arch::Run::notify_paused(self.run.fd());
+        KvmRun::notify_paused(self.run.fd());
     }
 
     /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry,
@@ -261,8 +263,7 @@ impl VcpuThread {
         let mut quiet = 0;
         for _ in 0..MAX_EXITS {
             self.run.fd().set_kvm_immediate_exit(1);
-            let exit = self.run.run();
-            self.run.drain(&exit, &self.board);
+            let exit = self.run.run(&self.board);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             if self.handle(exit, pmu).is_some() {
                 return Err(SaveError::Ended);
@@ -281,36 +282,43 @@ impl VcpuThread {
 
     /// Waits while the machine is paused, because counters of a vCPU have no hardware and the policy demands the pause.
     /// `is_cause` is true if this vCPU's counters are the cause.
-    fn pause_if_required(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
+    fn pause_if_starved(&mut self, pmu: &mut ThreadPmu, is_cause: bool) {
         let vcpus = Arc::clone(&self.vcpus);
-        if is_cause && vcpus.pause.request(self.id) {
-            log_notices(&pmu.add_notice(Notice::Paused));
+        if is_cause && vcpus.starvation_pause.request(self.id) {
+            add_notice(pmu, Notice::Paused);
             vcpus.kick();
         }
         let mut since = None;
-        while !vcpus.pause.wait_for_resume() {
+        while !vcpus.starvation_pause.wait_for_resume() {
             if since.is_none() {
                 since = Some(Instant::now());
-                pmu.paused();
+                pmu.pmu.paused();
             }
             self.handle_requests(pmu);
-            if is_cause && pmu.may_resume() {
-                vcpus.pause.release(self.id);
+            if is_cause && pmu.pmu.emulated().is_none_or(VirtualPmu::may_resume) {
+                vcpus.starvation_pause.release(self.id);
             }
         }
         if let Some(since) = since {
             if is_cause {
-                log_notices(&pmu.add_notice(Notice::Resumed { after: since.elapsed() }));
+                add_notice(pmu, Notice::Resumed { after: since.elapsed() });
             }
-            arch::Run::notify_paused(self.run.fd());
+            KvmRun::notify_paused(self.run.fd());
             // Exit again at once, so that the PMU updates its counters before the guest executes anything.
             self.run.fd().set_kvm_immediate_exit(1);
         }
     }
 
     fn error(&mut self, reason: Reason) -> VcpuError {
-        let instruction_pointer = arch::Run::instruction_pointer(self.run.fd());
+        let instruction_pointer = KvmRun::instruction_pointer(self.run.fd());
         VcpuError { vcpu: self.id, instruction_pointer, reason }
+    }
+}
+
+/// Adds a notice for the operator, and logs all that were not logged before.
+fn add_notice(pmu: &mut ThreadPmu, notice: Notice) {
+    if let Some(emulated) = pmu.pmu.emulated() {
+        log_notices(&emulated.add_notice(notice));
     }
 }
 

@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use vm_memory::GuestMemoryMmap;
 
 use crate::arch;
-use crate::architecture::Board;
 use crate::error::MachineError;
 use crate::kvm_error::KvmResultExt;
 

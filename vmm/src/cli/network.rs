@@ -9,14 +9,14 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
     /// passt.
-    User(Host),
+    User(HostReach),
     /// A tap device of this name.
     Tap(String),
 }
 
 /// What a guest can reach of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Host {
+pub enum HostReach {
     /// What does not listen on loopback addresses alone.
     WithoutLoopback,
     /// That, and what does, at the address of the guest's gateway.
@@ -30,9 +30,9 @@ impl FromStr for Network {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "user" => Ok(Self::User(Host::WithoutLoopback)),
-            "user,host-loopback" => Ok(Self::User(Host::WithLoopback)),
-            "user,host=no" => Ok(Self::User(Host::Closed)),
+            "user" => Ok(Self::User(HostReach::WithoutLoopback)),
+            "user,host-loopback" => Ok(Self::User(HostReach::WithLoopback)),
+            "user,host=no" => Ok(Self::User(HostReach::Closed)),
             _ => match text.strip_prefix("tap=") {
                 Some(name) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
                 _ => Err("user, user,host-loopback, user,host=no or tap=NAME".into()),
@@ -44,9 +44,9 @@ impl FromStr for Network {
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::User(Host::WithoutLoopback) => f.write_str("user"),
-            Self::User(Host::WithLoopback) => f.write_str("user,host-loopback"),
-            Self::User(Host::Closed) => f.write_str("user,host=no"),
+            Self::User(HostReach::WithoutLoopback) => f.write_str("user"),
+            Self::User(HostReach::WithLoopback) => f.write_str("user,host-loopback"),
+            Self::User(HostReach::Closed) => f.write_str("user,host=no"),
             Self::Tap(name) => write!(f, "tap={name}"),
         }
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use vpmu::policy::{
-    Allowed, Change, Freeze, From, OnStarvation, Policy, Rule, Setting, Tier, UnknownEvent, suggestion,
+    Allowed, Base, Change, Freeze, OnStarvation, Policy, Rule, Setting, Tier, UnknownEvent, suggestion,
 };
 
 /// A file that cannot be read as a policy.
@@ -226,7 +226,7 @@ pub fn of_file(path: &Path) -> Result<Policy, PolicyError> {
 /// Returns the change that `tally policy` with these arguments makes. A file replaces the whole policy; settings apply
 /// after it.
 pub fn change(file: Option<&Path>, settings: &[Setting]) -> Result<Change, PolicyError> {
-    let from = if file.is_some() { From::Default } else { From::Present };
+    let from = if file.is_some() { Base::Default } else { Base::Present };
     let mut all = file.map(settings_of_file).transpose()?.unwrap_or_default();
     all.extend_from_slice(settings);
     Ok(Change { from, settings: all })

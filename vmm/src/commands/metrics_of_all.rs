@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::cli::address::Address;
 use crate::commands::client::{self, ClientError, Found, Vm};
-use crate::protocol::exposition::{Labels, Machine, Machines};
+use crate::protocol::exposition::{AllMetrics, Labels, VmMetrics};
 use crate::protocol::printable::shorter;
 use crate::protocol::socket_dir::user;
 use crate::protocol::status::{Report, Summary};
@@ -25,7 +25,7 @@ use crate::run::clients::metrics::{Metrics, facts};
 const TIMEOUT: Duration = Duration::from_secs(9);
 /// Maximum length of a name in a label, in characters.
 const MAX_NAME: usize = 100;
-/// Maximum size of the answer, as [`Machine::size`] estimates it.
+/// Maximum size of the answer, as [`VmMetrics::size`] estimates it.
 const MAX_BODY: usize = 64 << 20;
 /// Maximum size of what one other user's VMs have of the answer.
 const MAX_OF_ANOTHER: usize = 16 << 20;
@@ -40,7 +40,7 @@ pub fn serve_all(address: &Address) -> Result<ExitCode> {
 }
 
 /// Asks all VMs at once.
-fn machines() -> Machines {
+fn machines() -> AllMetrics {
     let end = Instant::now() + TIMEOUT;
     let Found { mut vms, silent, .. } = client::find();
     let asked = vms.len() + silent.len();
@@ -48,7 +48,7 @@ fn machines() -> Machines {
     let room = Room::new(user());
     // Each group has what the one before it has left.
     let others = vms.extract_if(.., |vm| vm.other_owner().is_some()).collect::<Vec<_>>();
-    let answering: Vec<Machine> = [vms, others]
+    let answering: Vec<VmMetrics> = [vms, others]
         .into_iter()
         .flat_map(|vms| {
             let vms = vms.into_iter().map(|vm| (vm.about.pid, vm));
@@ -58,30 +58,30 @@ fn machines() -> Machines {
         .filter_map(|answer| answer.ok().flatten())
         .collect();
     let silent = asked.saturating_sub(answering.len());
-    Machines { answering, silent: Some(silent) }
+    AllMetrics { answering, silent: Some(silent) }
 }
 
 /// Returns what is served for a report of the VM that says so of itself.
 pub fn shown(about: &Summary, report: Report) -> String {
     let machine = labelled(about, "root", report);
-    Machines { answering: vec![machine], silent: Some(0) }.write().expect("memory can be written")
+    AllMetrics { answering: vec![machine], silent: Some(0) }.write().expect("memory can be written")
 }
 
 /// Returns a VM's metrics, if there is room for them.
-fn ask(mut vm: Vm, end: Instant, users: &Users, room: &Room) -> Result<Option<Machine>, ClientError> {
+fn ask(mut vm: Vm, end: Instant, users: &Users, room: &Room) -> Result<Option<VmMetrics>, ClientError> {
     let report = vm.report_within(end.saturating_duration_since(Instant::now()))?;
     let machine = labelled(&vm.about, &users.name(vm.owner()), report);
     Ok(room.take(vm.owner(), machine.size()).then_some(machine))
 }
 
 /// Gives each metric of a VM its labels: several VMs may have the same name, and another user may give a VM any name.
-fn labelled(about: &Summary, user: &str, report: Report) -> Machine {
+fn labelled(about: &Summary, user: &str, report: Report) -> VmMetrics {
     let about =
         Summary { name: shorter(&about.name, MAX_NAME), pmu: shorter(&about.pmu, MAX_NAME), ..about.clone() };
     let (mut labels, facts): (Labels, Labels) =
         facts(&about).into_iter().partition(|(label, _)| ["name", "pid"].contains(label));
     labels.insert(0, ("user", user.to_owned()));
-    Machine { labels, facts, report }
+    VmMetrics { labels, facts, report }
 }
 
 /// The names of this host's users, from `/etc/passwd`.
@@ -170,7 +170,7 @@ mod tests {
             age: 0.0,
         };
         let machine = labelled(&about, "mallory", Report { stands_still: false, vcpus: Vec::new() });
-        let text = Machines { answering: vec![machine], silent: None }.write().unwrap();
+        let text = AllMetrics { answering: vec![machine], silent: None }.write().unwrap();
         let line = "tally_stands_still{user=\"mallory\",name=\"web\\\",user=\\\"root\",pid=\"7\"} 0";
         assert!(text.lines().any(|found| found == line), "{text}");
     }

@@ -23,7 +23,7 @@ pub type Labels = Vec<(&'static str, String)>;
 
 /// State of a machine.
 #[derive(Debug)]
-pub struct Machine {
+pub struct VmMetrics {
     /// Labels of all of its metrics, which tell it from other machines.
     pub labels: Labels,
     /// What never changes: the labels of `tally_machine_info`.
@@ -32,7 +32,7 @@ pub struct Machine {
     pub report: Report,
 }
 
-impl Machine {
+impl VmMetrics {
     /// Returns a size that the machine's text does not exceed.
     pub fn size(&self) -> usize {
         /// The longest line without the machine's labels, and its share of the line's end.
@@ -51,14 +51,14 @@ impl Machine {
 
 /// Machines whose metrics are rendered together.
 #[derive(Debug)]
-pub struct Machines {
+pub struct AllMetrics {
     /// Those that have answered.
-    pub answering: Vec<Machine>,
+    pub answering: Vec<VmMetrics>,
     /// Number of those that have not, where several are asked.
     pub silent: Option<usize>,
 }
 
-impl Machines {
+impl AllMetrics {
     /// Renders their state.
     pub fn write(self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("tally");
@@ -145,12 +145,12 @@ fn traps(exits: &Exits) -> Vec<(&'static str, u64)> {
     vec![("read", exits.pmu_reads), ("write", exits.pmu_writes)]
 }
 
-impl Machines {
+impl AllMetrics {
     /// Writes a metric's value of each machine.
     fn encode_each<V: EncodeMetric>(
         &self,
         mut metric: MetricEncoder<'_>,
-        value: impl Fn(&Machine) -> V,
+        value: impl Fn(&VmMetrics) -> V,
     ) -> fmt::Result {
         match &self.answering[..] {
             // A family without labels would be written with empty braces.
@@ -162,7 +162,7 @@ impl Machines {
     }
 }
 
-impl Collector for Machines {
+impl Collector for AllMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let metric = encoder.encode_descriptor("machine", "What runs", None, MetricType::Info)?;
         self.encode_each(metric, |machine| Info::new(machine.facts.clone()))?;
@@ -173,7 +173,7 @@ impl Collector for Machines {
                 Source::State(_) => (None, MetricType::Gauge),
             };
             let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
-            for Machine { labels, report, .. } in &self.answering {
+            for VmMetrics { labels, report, .. } in &self.answering {
                 report.vcpus.iter().try_for_each(|vcpu| encode(source, labels, vcpu, &mut metric))?;
             }
         }
@@ -252,8 +252,8 @@ mod tests {
     #[test]
     fn a_machine_is_rendered_in_the_format() {
         let facts = vec![("name", "a \"b\"\n".to_owned())];
-        let machine = |labels| Machine { labels, facts: facts.clone(), report: report() };
-        let text = Machines { answering: vec![machine(vec![])], silent: None }.write().unwrap();
+        let machine = |labels| VmMetrics { labels, facts: facts.clone(), report: report() };
+        let text = AllMetrics { answering: vec![machine(vec![])], silent: None }.write().unwrap();
         for line in [
             "# TYPE tally_exits counter",
             "tally_exits_total{vcpu=\"3\",reason=\"pmu-read\"} 12",
@@ -271,7 +271,7 @@ mod tests {
         assert!(text.ends_with("# EOF\n"));
 
         let two = ["web", "db"].map(|name| machine(vec![("vm", name.to_owned())]));
-        let text = Machines { answering: two.into(), silent: Some(1) }.write().unwrap();
+        let text = AllMetrics { answering: two.into(), silent: Some(1) }.write().unwrap();
         for line in [
             "tally_machine_info{name=\"a \\\"b\\\"\\n\",vm=\"db\"} 1",
             "tally_pmu_overflows_total{vm=\"web\",vcpu=\"3\",counter=\"0\"} 7",
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn the_text_of_a_machine_does_not_exceed_its_size() {
-        let head = Machines { answering: vec![], silent: None }.write().unwrap().len();
+        let head = AllMetrics { answering: vec![], silent: None }.write().unwrap().len();
         for name in ["", "web", &"\"\\\n".repeat(100), &"\u{10ffff}".repeat(100)] {
             for vcpus in [0, 1, 254] {
                 let mut report = report();
@@ -300,9 +300,9 @@ mod tests {
                     vcpu.exits.port_reads = u64::MAX;
                 }
                 let labels = vec![("user", name.to_owned()), ("name", name.to_owned()), ("pid", "7".into())];
-                let machine = Machine { labels, facts: vec![("pmu", name.to_owned())], report };
+                let machine = VmMetrics { labels, facts: vec![("pmu", name.to_owned())], report };
                 let size = machine.size();
-                let text = Machines { answering: vec![machine], silent: None }.write().unwrap();
+                let text = AllMetrics { answering: vec![machine], silent: None }.write().unwrap();
                 assert!(text.len() - head <= size, "{}: {size}", text.len() - head);
             }
         }
@@ -311,8 +311,8 @@ mod tests {
     #[test]
     fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
         let labels = ["user", "name", "pid"].map(|label| (label, "7".to_owned())).to_vec();
-        let machine = Machine { labels, facts: Vec::new(), report: report() };
-        let text = Machines { answering: vec![machine], silent: Some(0) }.write().unwrap();
+        let machine = VmMetrics { labels, facts: Vec::new(), report: report() };
+        let text = AllMetrics { answering: vec![machine], silent: Some(0) }.write().unwrap();
         let names = |text: &str| -> BTreeSet<String> {
             let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
             words.filter(|word| word.starts_with("tally_")).map(str::to_owned).collect()

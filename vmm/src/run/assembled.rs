@@ -1,6 +1,5 @@
 //! The second stage of a run: the machine is built and clients can connect to it, but its vCPUs do not run yet.
 
-use std::ffi::OsString;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -8,15 +7,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use devices::virtio::Console;
-use guest_agent::protocol::{self, Share};
 use log::warn;
-use tally_machine::pmu::Pmu;
+use tally_machine::pmu::{Offer, Pmu};
 use tally_machine::target::COUNTERS;
 use tally_machine::{Journal, Machine, Saver, Vcpu};
 use vpmu::policy::Policy;
 
 use super::gate::Gate;
-use super::host_resources::DeviceThread;
+use super::host_resources::{DeviceThread, GuestSetup};
 use super::started::{ClientSockets, Guards, Started};
 use crate::cli::Run;
 use crate::host::terminal::Raw;
@@ -26,14 +24,14 @@ use crate::protocol::status::Summary;
 use crate::run::clients::control::Control;
 use crate::run::clients::metrics::{self, Metrics, Socket};
 use crate::run::clients::running::{self, Running};
-use crate::run::clients::saving::Savable;
+use crate::run::clients::snapshots::SnapshotService;
 use crate::run::event_log::{EventLog, VcpuLog};
 use crate::run::event_loop::EventLoop;
 use crate::run::flamegraph::FlameGraph;
 use crate::run::signal_thread::Signals;
-use crate::run::start::source::At;
-use crate::run::start::template::{self, Saves};
-use crate::run::streams::agent::Holds;
+use crate::run::start::source::GuestPhase;
+use crate::run::start::template::{self, TemplateDestination};
+use crate::run::streams::agent::PauseRequests;
 use crate::run::streams::console::{FlushTimer, Output};
 use crate::run::talk::AgentStart;
 use crate::sandbox::{self, Confinement};
@@ -42,49 +40,52 @@ use crate::sandbox::{self, Confinement};
 pub struct Assembled<'a> {
     pub options: &'a Run,
     pub log: Option<&'a Arc<EventLog>>,
-    pub pmu: Pmu,
-    /// Remarks for the user about the PMU.
-    pub remarks: Vec<String>,
+    /// The PMU, and remarks for the user about it.
+    pub offer: Offer,
+    pub machine: Machine,
     /// The threads of the machine's devices.
     pub device_threads: Vec<DeviceThread>,
-    /// Shares that the agent mounts.
-    pub shares: Vec<Share>,
-    /// The network that the agent sets up.
-    pub network: Option<protocol::Network>,
-    /// Working directory of the command.
-    pub working_dir: Option<OsString>,
+    /// What the agent needs, if the guest has an agent.
+    pub agent: Option<AgentLink>,
     pub graph: Option<FlameGraph>,
-    /// The agent's device, if the guest has an agent.
-    pub agent: Option<Console>,
-    /// What the guest does, to begin with.
-    pub at: At,
-    /// The agent's end of what makes it stand still.
-    pub holds: Option<Holds>,
-    /// Where the guest is saved when it waits for its command, instead of running it.
-    pub saves: Option<Saves>,
-    /// Saves it there.
-    pub saver: Option<Saver>,
-    pub machine: Machine,
+    pub surroundings: Surroundings,
+}
+
+/// The host's side of the agent, before it is started.
+pub struct AgentLink {
+    /// The agent's device.
+    pub console: Console,
+    /// The end of the agent's thread by which it is paused.
+    pub pause_requests: PauseRequests,
+    /// What the guest does when it first runs here.
+    pub phase: GuestPhase,
+    /// What the agent sets up before it runs the command.
+    pub setup: GuestSetup,
+    /// Where the guest is saved when it waits for its command, instead of running it, and what saves it.
+    pub template: Option<(TemplateDestination, Saver)>,
+}
+
+/// What this process has around the machine.
+pub struct Surroundings {
     pub client_sockets: ClientSockets,
     pub signals: Signals,
     pub events: EventLoop,
+    /// The console's output.
     pub output: Output,
 }
 
 impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
-        let Self { options, log, pmu, remarks, shares, network, working_dir, mut graph, .. } = self;
-        let Self { agent, at, holds, saves, saver, machine, device_threads, client_sockets, .. } = self;
-        let Self { signals, mut events, output, .. } = self;
+        let Self { options, log, offer, machine, device_threads, agent, mut graph, surroundings } = self;
+        let Surroundings { client_sockets, signals, mut events, output } = surroundings;
         let (mut handle, mut thread, mut raw) = (None, None, None);
-        if let Some(((console, transport), holds)) = agent.zip(machine.external_transport).zip(holds) {
+        if let Some((link, transport)) = agent.zip(machine.external_transport) {
+            let AgentLink { console, pause_requests, phase, setup, template } = link;
             let save =
-                saves.zip(saver).map(|(saves, saver)| template::save_into(saves, saver)).transpose()?;
-            let graph = graph.as_mut();
-            let command = &options.command;
-            let agent = AgentStart { command, shares, network, working_dir, graph, at, save };
-            let started = agent.start(console, transport, holds, events.reporter()?)?;
+                template.map(|(destination, saver)| template::save_into(destination, saver)).transpose()?;
+            let agent = AgentStart { command: &options.command, setup, graph: graph.as_mut(), phase, save };
+            let started = agent.start(console, transport, pause_requests, events.reporter()?)?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
         events.add_signals(signals, handle);
@@ -92,6 +93,7 @@ impl<'a> Assembled<'a> {
             events.add_input(machine.console, machine.console_room);
             raw = Raw::enter().context("cannot make the terminal raw")?;
         }
+        let Offer { pmu, remarks } = offer;
         for remark in remarks {
             warn!(target: COUNTERS, "{remark}");
         }
@@ -165,20 +167,20 @@ pub fn console(options: &Run) -> io::Result<(Output, Arc<FlushTimer>)> {
 }
 
 /// What clients are told of a VM, and what they may do with it.
-pub struct ForClients<'a> {
+pub struct ClientServices<'a> {
     pub options: &'a Run,
     pub pmu: Pmu,
     pub policy: Policy,
     pub memory: u64,
     pub log: Option<&'a Arc<EventLog>>,
     pub metrics: Option<(Metrics, Socket)>,
-    pub savable: Savable,
+    pub snapshots: SnapshotService,
 }
 
-impl ForClients<'_> {
+impl ClientServices<'_> {
     /// Serves the control socket and the metrics until the result is dropped.
     pub fn serve(self, machine: &Machine) -> Result<ClientSockets> {
-        let Self { options, pmu, policy, memory, log, metrics, savable } = self;
+        let Self { options, pmu, policy, memory, log, metrics, snapshots } = self;
         let cpus = u8::try_from(machine.vcpus.len()).unwrap_or(u8::MAX);
         let running = Running {
             about: Summary::of_this(options, pmu, cpus, memory),
@@ -189,7 +191,7 @@ impl ForClients<'_> {
             host: running::host_pmu(pmu),
             policy: Mutex::new(policy),
             log: log.cloned(),
-            savable,
+            snapshots,
         };
         let socket = match metrics {
             Some((server, socket)) => {

@@ -5,5 +5,5 @@ pub mod hardware;
 pub mod measurement;
 pub mod metrics;
 pub mod running;
-pub mod saving;
 pub mod serve;
+pub mod snapshots;

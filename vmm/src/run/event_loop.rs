@@ -188,7 +188,7 @@ enum Stdin {
     /// The loop waits for it.
     Watched,
     /// The guest has not taken all input: no more is read.
-    Held,
+    WaitsForRoom,
     /// A regular file, which is always ready and cannot be waited for.
     File,
     /// Standard input has ended.
@@ -253,10 +253,10 @@ impl Input {
                 (Stdin::File, true) => self.read(ops),
                 (Stdin::Watched, false) if self.escape.is_none() => {
                     self.unwatch(ops);
-                    self.stdin = Stdin::Held;
+                    self.stdin = Stdin::WaitsForRoom;
                     return;
                 }
-                (Stdin::Held, true) => {
+                (Stdin::WaitsForRoom, true) => {
                     self.stdin = if watch(ops, libc::STDIN_FILENO) { Stdin::Watched } else { Stdin::Ended };
                     return;
                 }

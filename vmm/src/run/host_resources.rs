@@ -35,9 +35,15 @@ pub struct HostResources {
     pub devices: Vec<Box<dyn Device>>,
     /// The thread of each device.
     pub threads: Vec<DeviceThread>,
-    /// Shares that the agent mounts.
+    /// The agent's part.
+    pub setup: GuestSetup,
+}
+
+/// What the agent sets up before it runs the command.
+pub struct GuestSetup {
+    /// Shares that it mounts.
     pub shares: Vec<protocol::Share>,
-    /// The network that the agent sets up.
+    /// The network that it sets up.
     pub network: Option<protocol::Network>,
     /// Working directory of the command, if this process's working directory is in a share.
     pub working_dir: Option<OsString>,
@@ -97,7 +103,7 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     let working_dir =
         env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
     let working_dir = working_dir.map(PathBuf::into_os_string);
-    Ok(HostResources { devices, threads, shares, network, working_dir })
+    Ok(HostResources { devices, threads, setup: GuestSetup { shares, network, working_dir } })
 }
 
 /// Opens the network, unless the guest is only to be saved: then nobody is there whom it could reach.

@@ -21,7 +21,7 @@ use guest_images::distribution;
 use log::info;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::cli::network::{Host, Network, Protocol, Published};
+use crate::cli::network::{HostReach, Network, Protocol, Published};
 
 /// Where passt answers the guest's requests for names. It asks the host's own name server, which may be on a loopback
 /// address.
@@ -81,11 +81,11 @@ fn random_mac() -> io::Result<Mac> {
 
 /// Returns which of the guest's frames passt sees. It would connect to any address of this host, its loopback addresses
 /// included.
-fn filter(host: Host) -> Result<Filter> {
+fn filter(host: HostReach) -> Result<Filter> {
     Ok(match host {
-        Host::WithoutLoopback => Filter::WithoutLoopback,
-        Host::WithLoopback => Filter::Open,
-        Host::Closed => Filter::WithoutHost(addresses::of_this_host()?),
+        HostReach::WithoutLoopback => Filter::WithoutLoopback,
+        HostReach::WithLoopback => Filter::Open,
+        HostReach::Closed => Filter::WithoutHost(addresses::of_this_host()?),
     })
 }
 
@@ -100,12 +100,12 @@ fn option(published: &Published) -> [String; 2] {
 }
 
 /// Starts passt, and waits until it is ready. Returns its socket.
-fn start_passt(host: Host, published: &[Published]) -> Result<OwnedFd> {
+fn start_passt(host: HostReach, published: &[Published]) -> Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
     let mut passt = Command::new("passt");
     passt.args(["--quiet", "--fd", &theirs.as_raw_fd().to_string()]);
     passt.args(["--dns-forward", &NAME_SERVER.to_string()]);
-    if host != Host::WithLoopback {
+    if host != HostReach::WithLoopback {
         passt.arg("--no-map-gw");
     }
     passt.args(published.iter().flat_map(option)).stdin(Stdio::null());

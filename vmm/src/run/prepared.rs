@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::kvm::{MAX_CPUS, check_cpus, raise_file_limit};
-use tally_machine::pmu::{self, Offer, Pmu, Processor, offer};
+use tally_machine::pmu::{self, Offer, offer};
 use tally_machine::target::COUNTERS;
 use tally_machine::{EmptyMachine, GuestRam, Machine, block_exit_signals};
 use vpmu::policy::Policy;
 
-use super::assembled::{self, Assembled, ForClients};
+use super::assembled::{self, AgentLink, Assembled, ClientServices, Surroundings};
 use super::host_resources::{self, HostResources};
 use super::started::ClientSockets;
 use crate::cli::Run;
@@ -21,32 +20,27 @@ use crate::cli::policy;
 use crate::host::kvm::{self, MediatedPmu, SYS_MODULE};
 use crate::host::signals;
 use crate::run::clients::metrics::{Metrics, Socket};
-use crate::run::clients::saving::Savable;
+use crate::run::clients::snapshots::SnapshotService;
 use crate::run::event_log::EventLog;
 use crate::run::event_loop::EventLoop;
 use crate::run::flamegraph::FlameGraph;
 use crate::run::signal_thread::Signals;
 use crate::run::start::snapshot::Opened;
-use crate::run::start::source::{Blueprint, Built, Parts, Source};
-use crate::run::streams::agent::Holder;
+use crate::run::start::source::{Blueprint, BuiltMachine, MachineParts, Source};
+use crate::run::streams::agent::AgentPauser;
 use crate::sandbox;
 
 /// Everything that a machine is built from.
 pub struct Prepared<'a> {
-    options: &'a Run,
-    policy: Policy,
-    kvm: Kvm,
-    cpus: u8,
-    ram: GuestRam,
-    metrics: Option<(Metrics, Socket)>,
-    resources: HostResources,
-    graph: Option<FlameGraph>,
-    machine: EmptyMachine,
+    blueprint: Blueprint<'a>,
     source: Source,
-    processor: Processor,
-    pmu: Pmu,
+    machine: EmptyMachine,
+    ram: GuestRam,
+    resources: HostResources,
     /// Remarks for the user about the PMU.
     remarks: Vec<String>,
+    metrics: Option<(Metrics, Socket)>,
+    graph: Option<FlameGraph>,
 }
 
 impl<'a> Prepared<'a> {
@@ -74,30 +68,17 @@ impl<'a> Prepared<'a> {
             .map_or(String::new(), |mediated| format!(" where {mediated}"));
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor}{mediated})");
         let machine = Machine::empty(&kvm)?;
-        let source = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy }.source(saved)?;
-        Ok(Self {
-            options,
-            policy,
-            kvm,
-            cpus,
-            ram,
-            metrics,
-            resources,
-            graph,
-            machine,
-            source,
-            processor,
-            pmu,
-            remarks,
-        })
+        let blueprint = Blueprint { options, kvm, cpus, processor, pmu, policy };
+        let source = blueprint.source(saved)?;
+        Ok(Self { blueprint, source, machine, ram, resources, remarks, metrics, graph })
     }
 
     /// Builds the machine. From here on, signals are blocked in this thread and in all threads that it starts, and are
     /// handled by the event loop.
     pub fn assemble(self, log: Option<&'a Arc<EventLog>>) -> Result<Assembled<'a>> {
-        let Self { options, policy, kvm, cpus, ram, metrics, graph, machine, source, processor, pmu, .. } =
-            self;
-        let HostResources { devices, threads, shares, network, working_dir } = self.resources;
+        let Self { blueprint, source, machine, ram, resources, remarks, metrics, graph } = self;
+        let HostResources { devices, threads: device_threads, setup } = resources;
+        let options = blueprint.options;
         let memory = ram.size();
 
         sandbox::begin(options.sandbox).map_err(|error| anyhow!(sandbox::refusal(&error)))?;
@@ -107,41 +88,32 @@ impl<'a> Prepared<'a> {
         let (output, timer) = assembled::console(options).context("cannot prepare the console")?;
         events.add_output(timer, output.clone());
 
-        let blueprint = Blueprint { options, kvm: &kvm, cpus, processor, pmu, policy: &policy };
-        let Built { machine, saver, agent, at } =
-            blueprint.build(Parts { machine, devices, output: &output }, source, ram)?;
-        let saves = blueprint.saves();
-        let (holder, holds) = agent.is_some().then(Holder::new).transpose()?.unzip();
-        let (mut client_sockets, mut own_saver) = (ClientSockets::default(), None);
-        if saves.is_some() {
+        let BuiltMachine { machine, saver, agent, phase } =
+            blueprint.build(MachineParts { machine, devices, output: &output }, source, ram)?;
+        let template_destination = blueprint.destination();
+        let (agent_pauser, pause_requests) = agent.is_some().then(AgentPauser::new).transpose()?.unzip();
+        let Blueprint { kvm, pmu, policy, .. } = blueprint;
+        let (mut client_sockets, mut template) = (ClientSockets::default(), None);
+        if let Some(destination) = template_destination {
             // A guest that becomes a template is nobody's.
-            own_saver = Some(saver);
+            template = Some((destination, saver));
         } else {
-            let savable = Savable::new(options, kvm, pmu, &policy, saver, holder, events.reporter()?);
-            let clients = ForClients { options, pmu, policy, memory, log, metrics, savable };
+            let snapshots =
+                SnapshotService::new(options, kvm, pmu, &policy, saver, agent_pauser, events.reporter()?);
+            let clients = ClientServices { options, pmu, policy, memory, log, metrics, snapshots };
             client_sockets = clients.serve(&machine)?;
         }
-        Ok(Assembled {
-            options,
-            log,
-            pmu,
-            remarks: self.remarks,
-            device_threads: threads,
-            shares,
-            network,
-            working_dir,
-            graph,
-            agent,
-            at,
-            holds,
-            saves,
-            saver: own_saver,
-            machine,
-            client_sockets,
-            signals,
-            events,
-            output,
-        })
+        let agent = agent.zip(pause_requests);
+        let agent = agent.map(|(console, pause_requests)| AgentLink {
+            console,
+            pause_requests,
+            phase,
+            setup,
+            template,
+        });
+        let surroundings = Surroundings { client_sockets, signals, events, output };
+        let offer = Offer { pmu, remarks };
+        Ok(Assembled { options, log, offer, machine, device_threads, agent, graph, surroundings })
     }
 }
 

@@ -7,31 +7,30 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use devices::virtio::{Console, Transport};
-use guest_agent::protocol::{self, Share, Start, Terminals};
+use guest_agent::protocol::{self, Start, Terminals};
 
 use crate::host::terminal::{self, Raw};
 use crate::protocol::ending::Reporter;
 use crate::run::flamegraph::{self, FlameGraph};
-use crate::run::start::source::At;
-use crate::run::streams::agent::{Agent, Begin, Handle, Holds, OnClose, Save, Sink, Streams};
+use crate::run::host_resources::GuestSetup;
+use crate::run::start::source::GuestPhase;
+use crate::run::streams::agent::{
+    Agent, FirstTask, Handle, OnClose, PauseRequests, Sink, Streams, TemplateSaver,
+};
 use crate::run::streams::choose::{self, Chosen};
 
 /// Parameters of the agent's start.
 pub struct AgentStart<'a> {
     /// Command that the agent runs. If it is empty, the console gets a shell.
     pub command: &'a [OsString],
-    /// Shares that the agent mounts first.
-    pub shares: Vec<Share>,
-    /// The network that the agent sets up.
-    pub network: Option<protocol::Network>,
-    /// Working directory of the command.
-    pub working_dir: Option<OsString>,
+    /// What the agent sets up first.
+    pub setup: GuestSetup,
     /// Flame graph for which the command is sampled.
     pub graph: Option<&'a mut FlameGraph>,
-    /// What the guest does, to begin with.
-    pub at: At,
+    /// What the guest does when it first runs here.
+    pub phase: GuestPhase,
     /// Saves the machine when the agent is ready, instead of running the command.
-    pub save: Option<Save>,
+    pub save: Option<TemplateSaver>,
 }
 
 /// A connection to the agent.
@@ -50,15 +49,15 @@ impl AgentStart<'_> {
         self,
         console: Console,
         transport: Arc<Transport>,
-        holds: Holds,
+        pause_requests: PauseRequests,
         reporter: Reporter,
     ) -> Result<AgentStarted> {
-        let chosen = match &self.at {
+        let chosen = match &self.phase {
             _ if self.command.is_empty() => {
                 Ok(Chosen { streams: Streams::default(), terminals: Terminals::default(), raw: None })
             }
-            At::Work(state) => choose::continued(state.terminals(), state.has_input),
-            At::Boot | At::Command => choose::choose(),
+            GuestPhase::RunsCommand(state) => choose::continued(state.terminals(), state.has_input),
+            GuestPhase::Boots | GuestPhase::AwaitsCommand => choose::choose(),
         };
         let Chosen { mut streams, terminals, raw } =
             chosen.context("cannot prepare the command's streams")?;
@@ -68,10 +67,11 @@ impl AgentStart<'_> {
             streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Discard)));
             command = flamegraph::wrap(&command);
         }
+        let GuestSetup { shares, network, working_dir } = self.setup;
         let start = Start {
-            shares: self.shares,
-            network: self.network,
-            folder: self.working_dir,
+            shares,
+            network,
+            folder: working_dir,
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
@@ -79,13 +79,13 @@ impl AgentStart<'_> {
             restored: None,
             command,
         };
-        let begin = match (self.save, self.at) {
-            (Some(save), _) => Begin::Save(save),
-            (None, At::Work(state)) => Begin::Continued(state, start.size),
-            (None, At::Command) => Begin::Restored(start),
-            (None, At::Boot) => Begin::WhenReady(start),
+        let first_task = match (self.save, self.phase) {
+            (Some(save), _) => FirstTask::Save(save),
+            (None, GuestPhase::RunsCommand(state)) => FirstTask::Continued(state, start.size),
+            (None, GuestPhase::AwaitsCommand) => FirstTask::Restored(start),
+            (None, GuestPhase::Boots) => FirstTask::WhenReady(start),
         };
-        let (agent, handle) = Agent::new(transport, console, begin, streams, holds, reporter)
+        let (agent, handle) = Agent::new(transport, console, first_task, streams, pause_requests, reporter)
             .context("cannot prepare to talk to the guest")?;
         let thread = agent.spawn().context("cannot start a thread")?;
         Ok(AgentStarted { handle, thread, raw })

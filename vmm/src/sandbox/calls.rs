@@ -262,7 +262,7 @@ fn control(calls: &mut Calls) {
     calls.allow_if(libc::SYS_sched_setaffinity, &[Argument { number: 0, is: Is::Equal(THIS_THREAD) }]);
     // Snapshots.
     requests(calls, arch::SAVE);
-    requests(calls, arch::IDENTITY);
+    requests(calls, arch::FINGERPRINT);
 }
 
 /// Starting threads, but no processes. The C library tries clone3 first, whose flags are in memory, where a filter
@@ -453,7 +453,7 @@ mod tests {
         for (thread, requests) in [
             (Thread::Vcpu, requests(&of_vcpus)),
             (Thread::Saver, requests(&[arch::SAVE, arch::INTERRUPT])),
-            (Thread::Control, requests(&[arch::SAVE, arch::IDENTITY, &PERF_REQUESTS])),
+            (Thread::Control, requests(&[arch::SAVE, arch::FINGERPRINT, &PERF_REQUESTS])),
         ] {
             let calls = of(thread, &[]);
             for request in &requests {

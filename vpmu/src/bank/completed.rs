@@ -11,8 +11,8 @@ use crate::source::Source;
 
 impl<S: Source> Bank<S> {
     /// Sets which events count all retired instructions. Must be called before any counter counts.
-    pub fn set_instructions(&mut self, instructions: &'static [Event]) {
-        self.instructions = instructions;
+    pub fn set_instruction_events(&mut self, events: &'static [Event]) {
+        self.instruction_events = events;
     }
 
     /// Adds an instruction to the running events that count instructions in its mode. `is_user` is called only if that

@@ -9,8 +9,8 @@
 use std::ops::RangeInclusive;
 
 use super::Bank;
-use super::alarm::AlarmKind;
 use super::estimate::{Estimate, Handler};
+use super::next_alarm::AlarmKind;
 use crate::mask::members;
 use crate::source::Source;
 

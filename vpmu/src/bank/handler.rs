@@ -18,11 +18,11 @@
 //! reports each overflow a little late, and all counts stay exact. This holds for all events.
 
 use super::Bank;
-use super::alarm::{AlarmKind, Armed, MIN_REPEAT_DISTANCE, Next};
-use super::alarms::SOON;
+use super::arming::SOON;
 use super::counter::{Counter, Share};
 use super::estimate::{Estimate, Handler};
 use super::host_event::HostEvent;
+use super::next_alarm::{AlarmKind, Armed, MIN_REPEAT_DISTANCE, NextOverflow};
 use crate::event::Event;
 use crate::mask::members;
 use crate::source::{Backing, Source};
@@ -129,7 +129,7 @@ impl<S: Source> Bank<S> {
 
     /// Returns the next overflow after those that interrupt now, if the kernel handles these as it did before: the
     /// counters that have overflowed get the same period again. `count` is that of the last update.
-    pub(super) fn predict(&self, index: usize, count: u64) -> Option<Next> {
+    pub(super) fn predict(&self, index: usize, count: u64) -> Option<NextOverflow> {
         let event = &self.events[index];
         let Estimate { during, .. } = event.handler.as_ref()?.estimate()?;
         let at = |counter: usize| {
@@ -139,7 +139,7 @@ impl<S: Source> Bank<S> {
             } else {
                 count.checked_sub(this.value)?.checked_add(this.rate.period)?
             };
-            Some(Next { at: at.checked_add(during)?, counter })
+            Some(NextOverflow { at: at.checked_add(during)?, counter })
         };
         let next = members(event.users & self.running & self.interrupting)
             .filter_map(at)
@@ -149,7 +149,7 @@ impl<S: Source> Bank<S> {
     }
 
     /// Lets the alarm repeat for this overflow, if it is then early by about half of what it may be, or sets it so.
-    pub(super) fn set_early_alarm(&mut self, index: usize, count: u64, next: Next, may_repeat: bool) {
+    pub(super) fn set_early_alarm(&mut self, index: usize, count: u64, next: NextOverflow, may_repeat: bool) {
         let early = self.may_be_early(index, next.at.saturating_sub(count));
         let event = &mut self.events[index];
         let Armed { at, distance, kind, .. } = event.alarm;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use log::debug;
 
 use super::Bank;
-use super::alarm::{AlarmKind, Armed};
 use super::counter::Share;
 use super::deferral::Deferred;
 use super::estimate::Handler;
 use super::hardware::Reading;
+use super::next_alarm::{AlarmKind, Armed};
 use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};
 use crate::notice::Notice;
@@ -30,8 +30,8 @@ pub struct HostEvent<B> {
     pub last_alarm: Duration,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
-    /// Count at the last exit, while the guest may make changes as of then.
-    pub held: Option<u64>,
+    /// Count at the last exit, as long as the guest may make changes as of then.
+    pub exit_mark: Option<u64>,
     /// It counts all retired instructions.
     pub counts_instructions: bool,
     /// Instructions that the VMM has completed, which are counted in addition to what the backing has counted.
@@ -184,8 +184,8 @@ impl<S: Source> Bank<S> {
                     alarm,
                     last_alarm,
                     deferred: None,
-                    held: None,
-                    counts_instructions: self.instructions.contains(&selection.event),
+                    exit_mark: None,
+                    counts_instructions: self.instruction_events.contains(&selection.event),
                     completed: 0,
                     is_alarm_late: false,
                     last_count: 0,

@@ -175,7 +175,7 @@ impl<S: Source> Model<S> for Amd<S> {
         self.unit.set_policy(policy);
     }
 
-    fn instructions(&self) -> &'static [Event] {
+    fn instruction_events(&self) -> &'static [Event] {
         &x86::INSTRUCTIONS
     }
 

@@ -214,7 +214,7 @@ impl<S: Source> Intel<S> {
     fn status(&mut self) -> u64 {
         let status = self.unit.status();
         let frozen = if self.has_frozen_bit() && self.unit.is_frozen() { FROZEN } else { 0 };
-        let changed = if self.unit.hardware_changed() { CONDITION_CHANGED } else { 0 };
+        let changed = if self.unit.bank.hardware().changed() { CONDITION_CHANGED } else { 0 };
         self.shape.bits(status) | frozen | changed
     }
 
@@ -224,7 +224,7 @@ impl<S: Source> Intel<S> {
             self.unit.set_frozen(false);
         }
         if bits & CONDITION_CHANGED != 0 {
-            self.unit.set_hardware_changed(false);
+            self.unit.bank.hardware().set_changed(false);
         }
     }
 
@@ -344,7 +344,7 @@ impl<S: Source> Model<S> for Intel<S> {
         self.unit.set_policy(policy);
     }
 
-    fn instructions(&self) -> &'static [Event] {
+    fn instruction_events(&self) -> &'static [Event] {
         &x86::INSTRUCTIONS
     }
 
@@ -354,7 +354,7 @@ impl<S: Source> Model<S> for Intel<S> {
             selects: self.selects.iter().map(|select| select.value()).collect(),
             fixed_control: self.fixed_control.value(),
             debug_control: self.debug_control,
-            hardware_changed: self.unit.hardware_changed(),
+            hardware_changed: self.unit.bank.hardware().changed(),
         }
     }
 
@@ -383,7 +383,7 @@ impl<S: Source> Model<S> for Intel<S> {
         self.control_fixed(FixedControl::from(*fixed_control));
         self.debug_control = *debug_control;
         self.unit.set_freeze_on_pmi(*debug_control != 0);
-        self.unit.set_hardware_changed(*hardware_changed);
+        self.unit.bank.hardware().set_changed(*hardware_changed);
         self.unit.resume(unit);
     }
 

@@ -158,7 +158,7 @@ impl<S: Source> Riscv<S> {
 
     fn countable(&mut self, index: u64, data: u64) -> Option<Event> {
         let event = event::decode(index, data)?;
-        (self.policy.allows_event(event) && self.unit.can_count(event)).then_some(event)
+        (self.policy.allows_event(event) && self.unit.bank.can_count(event)).then_some(event)
     }
 
     /// Chooses the counter of a set for a configuration: the first counter with the `SKIP_MATCH` flag, or else a free
@@ -361,7 +361,7 @@ impl<S: Source> Model<S> for Riscv<S> {
     }
 
     fn prepare_page(&mut self) {
-        self.hold_for_page();
+        self.mark_for_page();
     }
 
     fn activate_page(&mut self, is_interrupted: bool) {

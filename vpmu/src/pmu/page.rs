@@ -158,7 +158,7 @@ impl State {
     ) {
         match self.used {
             Use::None => {}
-            Use::Frozen if self.hardware_changed != model.unit().hardware_changed() => {
+            Use::Frozen if self.hardware_changed != model.unit().bank.hardware().changed() => {
                 return self.show(page, model);
             }
             Use::Frozen | Use::InHandler => return,
@@ -211,15 +211,15 @@ impl State {
 
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
-        self.hardware_changed = unit.hardware_changed();
+        self.hardware_changed = unit.bank.hardware().changed();
         let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.no_exit_range));
         // A counter that stands still has the value that the page shows.
         let have_run = std::mem::take(&mut self.have_run) | unit.running();
         let changed = if is_shown { have_run } else { unit.all() };
         for (slot, (shown, range)) in slots() {
             if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
-                shown.store(unit.value(counter), Relaxed);
-                if let Some(values) = unit.no_exit_values(counter) {
+                shown.store(unit.bank.value(counter), Relaxed);
+                if let Some(values) = unit.bank.no_exit_values(counter) {
                     range[0].store(*values.start(), Relaxed);
                     range[1].store(*values.end(), Relaxed);
                 }

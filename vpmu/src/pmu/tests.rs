@@ -281,12 +281,12 @@ fn a_starved_counter_is_polled_more_often_and_may_pause_the_machine() {
 fn expires_until(guest: &mut Guest, until: Duration) -> Vec<Duration> {
     let mut expired = Vec::new();
     while let Wake::After(time) = guest.wake
-        && guest.pmu.model.unit().now() + time <= until
+        && guest.pmu.model.unit().bank.now() + time <= until
     {
         guest.host.time_passes(time);
         guest.wake = Wake::Never;
         guest.exits(Cause::Kick);
-        expired.push(guest.pmu.model.unit().now());
+        expired.push(guest.pmu.model.unit().bank.now());
     }
     expired
 }
@@ -297,10 +297,10 @@ fn an_event_that_is_refused_for_a_moment_misses_little_more_than_that() {
         let mut guest = Guest::amd();
         guest.host.starve(true);
         guest.write(SELECT, SAMPLING);
-        assert!(guest.pmu.model.unit().is_starved(), "it is known at once");
+        assert!(guest.pmu.model.unit().bank.is_starved(), "it is known at once");
         let refused = Duration::from_micros(microseconds);
         expires_until(&mut guest, refused);
-        let now = guest.pmu.model.unit().now();
+        let now = guest.pmu.model.unit().bank.now();
         guest.host.time_passes(refused.saturating_sub(now));
         guest.host.starve(false);
         let Wake::After(time) = guest.wake else { panic!("{:?}", guest.wake) };
@@ -324,7 +324,7 @@ fn an_event_that_is_refused_for_long_is_seldom_tried_for() {
     assert_eq!(first, [100, 300, 700, 1500]);
     assert_eq!(tried.len(), 105);
     // One more that is refused is tried for as soon as the first one was.
-    let before = guest.pmu.model.unit().now();
+    let before = guest.pmu.model.unit().bank.now();
     guest.write(SELECT + 2, SAMPLING_PROGRAMS);
     let next = expires_until(&mut guest, before + Duration::from_millis(50));
     assert_eq!(next[0].saturating_sub(before).as_micros(), 100);

@@ -98,11 +98,11 @@ impl Schedule {
 
     /// Plans the next poll as the counters need it. Returns how to set the timer.
     pub fn plan<S: Source>(&mut self, unit: &Unit<S>) -> Wake {
-        let retry = self.retry.interval(unit.starved());
-        let interval = unit.holds_counters().then(|| retry.unwrap_or(POLL));
+        let retry = self.retry.interval(unit.bank.starved());
+        let interval = unit.bank.is_backed().then(|| retry.unwrap_or(POLL));
         if self.poll.map(|poll| poll.interval) != interval {
             self.poll = interval.map(|interval| {
-                let now = unit.now();
+                let now = unit.bank.now();
                 let release_at = self.poll.map_or(now + IDLE, |poll| poll.release_at);
                 Poll { interval, at: now + interval, release_at }
             });
@@ -120,7 +120,7 @@ impl Schedule {
             return Wake::Unchanged;
         }
         self.armed = Some(at);
-        Wake::After(at.saturating_sub(unit.now()))
+        Wake::After(at.saturating_sub(unit.bank.now()))
     }
 
     fn disarm(&mut self) -> Wake {

@@ -10,7 +10,7 @@ use super::{Allowed, Freeze, OnStarvation, Policy};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// The policy to which the settings are applied.
-    pub from: From,
+    pub from: Base,
     /// The settings, applied in order. Of several for the same field the last one counts.
     pub settings: Vec<Setting>,
 }
@@ -18,7 +18,7 @@ pub struct Change {
 /// The policy to which a [`Change`] applies its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum From {
+pub enum Base {
     /// The guest's present policy.
     Present,
     /// The default policy.
@@ -52,8 +52,8 @@ impl Policy {
     #[must_use]
     pub fn changed_by(&self, change: &Change) -> Self {
         let start = match change.from {
-            From::Present => self.clone(),
-            From::Default => Self::default(),
+            Base::Present => self.clone(),
+            Base::Default => Self::default(),
         };
         Self { spare_counters: self.spare_counters, ..change.settings.iter().fold(start, Self::with) }
     }

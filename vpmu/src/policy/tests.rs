@@ -102,11 +102,11 @@ fn a_policy_and_its_changes_can_be_serialized() {
     assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
     let told = serde_json::from_str::<Policy>(&text.replace("cycles", "cyclse")).unwrap_err().to_string();
     assert!(told.contains("did you mean `cycles`?"), "{told}");
-    let none = Change { from: From::Present, settings: vec![Setting::MaxInterruptsPerSecond(None)] };
+    let none = Change { from: Base::Present, settings: vec![Setting::MaxInterruptsPerSecond(None)] };
     let read: Change = serde_json::from_str(&serde_json::to_string(&none).unwrap()).unwrap();
     assert_eq!(read, none);
     assert_eq!(with_limit(5).changed_by(&read), Policy::default());
-    let from_default = Change { from: From::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
+    let from_default = Change { from: Base::Default, settings: vec![Setting::Freeze(Freeze::Host)] };
     assert_eq!(policy.changed_by(&from_default), Policy { freeze: Freeze::Host, ..Policy::default() });
 }
 
@@ -120,7 +120,7 @@ fn a_denied_event_stands_still_and_is_reported_once() {
         pmu.write(SELECT + 2, 0);
     }
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 2)), (Value(300), Value(0)));
-    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told, ["counter 1 stands still: the policy denies r40:uk (L1-dcache-loads)"]);
 }
 
@@ -139,7 +139,7 @@ fn a_fixed_counter_is_denied_too() {
     run(&mut pmu, &host, 10);
     let mut counts = || [0, 1, 2].map(|counter| pmu.read(FIXED + counter));
     assert_eq!(counts(), [Value(10), Value(100), Value(0)]);
-    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert!(told[0].ends_with("the policy denies rc0:uk (instructions)"), "{told:?}");
 }
 
@@ -384,7 +384,7 @@ proptest! {
             }
         }
         if let Some(until) = pmu.unit().throttled_until() {
-            let left = until.saturating_sub(pmu.unit().now());
+            let left = until.saturating_sub(pmu.unit().bank.now());
             host.time_passes(left);
             prop_assert!(pmu.unit().take_interrupt());
         }

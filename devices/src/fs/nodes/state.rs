@@ -93,8 +93,8 @@ impl Nodes {
         let name = Name::new(name)?;
         let parent_fd = self.path_fd(*parent)?;
         let path_fd = Host::find(&parent_fd, name)?;
-        let (identity, stat) = self.identify_entry(&path_fd, *parent)?;
-        if self.table.find(&identity).is_some() {
+        let (inode_id, stat) = self.identify_entry(&path_fd, *parent)?;
+        if self.table.find(&inode_id).is_some() {
             // Two nodes were two inodes, and are links to one now.
             return Err(Errno::STALE);
         }
@@ -102,7 +102,7 @@ impl Nodes {
         self.reserve_descriptor()?;
         let file_type = FileType::from_raw_mode(stat.stx_mode.into());
         let kind = if file_type == FileType::Directory { Kind::Directory } else { Kind::Other };
-        let node = self.table.put(*id, identity, kind, *parent, name.as_c_str());
+        let node = self.table.put(*id, inode_id, kind, *parent, name.as_c_str());
         node.lookups = *lookups;
         node.path_fd = Some(path_fd.into());
         self.open_order.push_back(*id);

@@ -20,7 +20,7 @@ use super::Limits;
 /// Identifies an inode on one of the file systems that [`super::Nodes`] has numbered. The creation time distinguishes a
 /// new file from a deleted one that had the same inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Identity {
+pub struct InodeId {
     pub inode: u64,
     /// Nanoseconds, or 0 if the file system does not provide it.
     pub created: i64,
@@ -40,7 +40,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Node {
     id: u64,
-    pub identity: Identity,
+    pub inode_id: InodeId,
     /// Node ID of the directory in which the guest last saw the inode. The root has none, 0.
     parent: u64,
     /// The inode's name there.
@@ -99,7 +99,7 @@ impl Node {
 
 impl Table {
     /// Creates a table with the root.
-    pub fn new(limits: Limits, identity: Identity, path_fd: Arc<PathFd>) -> Self {
+    pub fn new(limits: Limits, inode_id: InodeId, path_fd: Arc<PathFd>) -> Self {
         let mut table = Self {
             limits,
             slots: Vec::new(),
@@ -110,7 +110,7 @@ impl Table {
             removed: 0,
             hand: 0,
         };
-        let root = table.insert(identity, Kind::Directory, 0, c"");
+        let root = table.insert(inode_id, Kind::Directory, 0, c"");
         debug_assert_eq!(root, ROOT);
         table.slots[0].as_mut().expect("the root").path_fd = Some(path_fd);
         table
@@ -125,14 +125,14 @@ impl Table {
     }
 
     /// Returns the node ID of an inode.
-    pub fn find(&self, identity: &Identity) -> Option<u64> {
-        let is_same = |&at: &u32| self.identity(at) == *identity;
-        let at = self.index.find(self.hasher.hash_one(identity), is_same)?;
+    pub fn find(&self, inode_id: &InodeId) -> Option<u64> {
+        let is_same = |&at: &u32| self.inode_id(at) == *inode_id;
+        let at = self.index.find(self.hasher.hash_one(inode_id), is_same)?;
         self.slots[*at as usize].as_ref().map(|node| node.id)
     }
 
-    fn identity(&self, at: u32) -> Identity {
-        self.slots[at as usize].as_ref().expect("the index has no empty slots").identity
+    fn inode_id(&self, at: u32) -> InodeId {
+        self.slots[at as usize].as_ref().expect("the index has no empty slots").inode_id
     }
 
     /// Ensures that there is room for one more node of this name, by evicting others if necessary.
@@ -145,7 +145,7 @@ impl Table {
     }
 
     /// Adds a node, for which there must be room. Returns its ID, which no other node ever had.
-    pub fn insert(&mut self, identity: Identity, kind: Kind, parent: u64, name: &CStr) -> u64 {
+    pub fn insert(&mut self, inode_id: InodeId, kind: Kind, parent: u64, name: &CStr) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             if self.slots.len() == self.slots.capacity() {
                 // Never beyond the limit, which `Vec` by itself might double.
@@ -156,14 +156,14 @@ impl Table {
             u32::try_from(self.slots.len() - 1).expect("at most the limit")
         });
         let id = self.removed << SLOT_BITS | u64::from(at + 1);
-        self.fill(at, id, identity, kind, parent, name);
+        self.fill(at, id, inode_id, kind, parent, name);
         id
     }
 
-    fn fill(&mut self, at: u32, id: u64, identity: Identity, kind: Kind, parent: u64, name: &CStr) {
+    fn fill(&mut self, at: u32, id: u64, inode_id: InodeId, kind: Kind, parent: u64, name: &CStr) {
         self.slots[at as usize] = Some(Node {
             id,
-            identity,
+            inode_id,
             parent,
             name: name.into(),
             path_fd: None,
@@ -174,8 +174,8 @@ impl Table {
             kind,
         });
         let (slots, hasher) = (&self.slots, &self.hasher);
-        self.index.insert_unique(hasher.hash_one(identity), at, |&at| {
-            hasher.hash_one(slots[at as usize].as_ref().expect("the index has no empty slots").identity)
+        self.index.insert_unique(hasher.hash_one(inode_id), at, |&at| {
+            hasher.hash_one(slots[at as usize].as_ref().expect("the index has no empty slots").inode_id)
         });
         self.name_bytes += allocated(name);
         self.count_child(parent, 1);
@@ -200,7 +200,7 @@ impl Table {
             return;
         };
         let at = u32::try_from(at).expect("at most the limit");
-        if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(node.identity), |&other| other == at) {
+        if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(node.inode_id), |&other| other == at) {
             entry.remove();
         }
         self.name_bytes -= allocated(&node.name);
@@ -242,7 +242,7 @@ impl Table {
     pub fn clear(&mut self) {
         let Some(root) = self.slots[0].take() else { return };
         let removed = self.removed + self.slots.len() as u64;
-        *self = Self::new(self.limits, root.identity, root.path_fd.expect("the root is never closed"));
+        *self = Self::new(self.limits, root.inode_id, root.path_fd.expect("the root is never closed"));
         self.removed = removed;
     }
 
@@ -278,12 +278,12 @@ impl Table {
 
     /// Adds a node with the ID that it had in another table ([`Self::may_have`]). Then [`Self::find_free`] must be
     /// called.
-    pub fn put(&mut self, id: u64, identity: Identity, kind: Kind, parent: u64, name: &CStr) -> &mut Node {
+    pub fn put(&mut self, id: u64, inode_id: InodeId, kind: Kind, parent: u64, name: &CStr) -> &mut Node {
         let at = slot(id).expect("such a node can be here");
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);
         }
-        self.fill(u32::try_from(at).expect("at most the limit"), id, identity, kind, parent, name);
+        self.fill(u32::try_from(at).expect("at most the limit"), id, inode_id, kind, parent, name);
         self.slots[at].as_mut().expect("it was put there")
     }
 

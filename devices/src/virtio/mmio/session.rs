@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Hold, State, Transport, interrupt, status};
+use super::{PauseState, State, Transport, interrupt, status};
 
 /// A ring or a descriptor of the driver is invalid, and the device needs a reset.
 #[derive(Debug)]
@@ -55,10 +55,10 @@ impl<'a> Session<'a> {
         self.work(self.transport.state(), work)
     }
 
-    /// Does the same, but not while the device is to stand still: for work that begins a request.
+    /// Does the same, but not while the device is to pause: for work that begins a request.
     pub fn begin_with_rings<T>(self, work: impl FnOnce(&mut [Queue]) -> Result<T, InvalidRing>) -> Option<T> {
         let state = self.transport.state();
-        if state.hold == Hold::No { self.work(state, work) } else { None }
+        if state.pause == PauseState::Running { self.work(state, work) } else { None }
     }
 
     fn work<T>(

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState, QueueT};
 use vm_memory::GuestMemoryMmap;
 
-use super::{Hold, State, Transport, status};
+use super::{PauseState, State, Transport, status};
 use crate::state::{Mismatch, check};
 
 /// What the driver has set up, and how far both sides are in the queues.
@@ -80,7 +80,7 @@ impl Ring {
 
 impl Transport {
     /// Returns the state, or `None` if the device processes a request. No vCPU may run meanwhile, and the device takes
-    /// no request: its thread calls this, or it stands still.
+    /// no request: its thread calls this, or it is paused.
     pub fn save(&self) -> Option<TransportState> {
         let state = self.state();
         let processes = |queue: &Queue| queue.ready() && queue.next_avail() != queue.next_used();
@@ -121,7 +121,7 @@ impl Transport {
             queue_select: saved.queue_select,
             session,
             was_reset: false,
-            hold: Hold::No,
+            pause: PauseState::Running,
         };
         self.interrupt_status.store(saved.interrupt_status, Ordering::Release);
         drop(state);

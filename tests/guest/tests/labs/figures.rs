@@ -246,7 +246,7 @@ fn a_command_answers_in_a_seventh_of_a_second() {
 fn a_snapshot_is_written_and_restored_in_half_a_second() {
     let [_, restored, ..] = &USE.hellos[..] else { panic!("nothing was measured") };
     assert_eq!(restored.monitor, "tally,restored");
-    let commands::Saving { seconds, kib } = USE.saving;
+    let commands::SnapshotCost { seconds, kib } = USE.saving;
     assert!(
         seconds <= SAVING_SECONDS && restored.first.seconds <= RESTORING_SECONDS,
         "{:?} {restored:?}",

@@ -25,7 +25,7 @@ const FUNCTIONS: usize = 24;
 const COUNTED: usize = 3;
 
 /// A host that can be profiled.
-struct Host {
+struct ProfiledHost {
     processor: Processor,
     /// Where a guest's kernel begins to handle an overflow.
     handler: &'static str,
@@ -103,7 +103,12 @@ pub fn measure(
 }
 
 /// Traces a host and a guest of Tally while a workload is sampled.
-fn trace(host: &Host, symbols: &Symbols, scenario: &Scenario, progress: &mut Progress) -> Result<Trace> {
+fn trace(
+    host: &ProfiledHost,
+    symbols: &Symbols,
+    scenario: &Scenario,
+    progress: &mut Progress,
+) -> Result<Trace> {
     let flags =
         (host.flags)(symbols).ok_or_else(|| Error::NotProfiled("its kernel has no KVM".to_owned()))?;
     let (mut trace, mut stdout, mut stderr) = (Trace::new(TRACED, flags), Vec::new(), Vec::new());
@@ -120,7 +125,7 @@ fn trace(host: &Host, symbols: &Symbols, scenario: &Scenario, progress: &mut Pro
 
 /// What overflows cost.
 struct Profile<'a> {
-    host: &'static Host,
+    host: &'static ProfiledHost,
     /// Number of interrupts for overflows that the guest handled.
     interrupts: u64,
     counted: [u64; COUNTED],
@@ -137,7 +142,7 @@ struct Cost {
 }
 
 impl<'a> Profile<'a> {
-    fn new(host: &'static Host, trace: &Trace, symbols: &'a Symbols) -> Result<Self> {
+    fn new(host: &'static ProfiledHost, trace: &Trace, symbols: &'a Symbols) -> Result<Self> {
         let calls = |side, name| {
             let address = symbols.address(name);
             address

@@ -6,14 +6,14 @@ use guest_images::command;
 
 /// A machine type of the peer on an x86-64 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Machine {
+pub enum MachineType {
     /// The default PC.
     Default,
     /// `microvm`, which has few devices and boots quickly.
     Microvm,
 }
 
-impl Machine {
+impl MachineType {
     /// Returns the machine's name for `-machine`.
     pub fn name(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ const COMMON: &str = "qemu-system-x86_64 -L /usr/share/seabios -L /usr/share/qem
 
 /// Returns the shell command that boots the default guest and runs the command `arguments` in it; see
 /// [`crate::Scenario::guest`]. The command's output is printed on standard output, followed by `tally: status N`.
-pub fn linux(machine: Machine, arguments: &[impl AsRef<OsStr>]) -> String {
+pub fn linux(machine: MachineType, arguments: &[impl AsRef<OsStr>]) -> String {
     linux_of(machine, "guest/kernel", arguments)
 }
 
@@ -52,7 +52,7 @@ pub struct Folder<'a> {
 }
 
 /// Returns the command of [`linux`] with a read-only directory, which the guest's command has to mount.
-pub fn linux_with_folder(machine: Machine, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
+pub fn linux_with_folder(machine: MachineType, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
     let bus = machine.virtio_bus();
     let Folder { kernel, path, tag } = folder;
     format!(
@@ -82,7 +82,7 @@ impl Net {
 }
 
 /// Returns the command of [`linux`] with a network, which the guest's command has to set up.
-pub fn linux_with_network(machine: Machine, net: Net, arguments: &[impl AsRef<OsStr>]) -> String {
+pub fn linux_with_network(machine: MachineType, net: Net, arguments: &[impl AsRef<OsStr>]) -> String {
     let options = match net {
         Net::User => ",hostfwd=tcp:127.0.0.1:8080-:80,hostfwd=tcp:127.0.0.1:8099-:99",
         Net::Tap => ",ifname=tap0,script=no,downscript=no",
@@ -103,7 +103,7 @@ pub fn linux_on_riscv(arguments: &[impl AsRef<OsStr>]) -> String {
     )
 }
 
-fn linux_of(machine: Machine, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
+fn linux_of(machine: MachineType, kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
     format!("{COMMON} -machine {} {}", machine.name(), guest_options(kernel, arguments))
 }
 
@@ -117,7 +117,7 @@ fn guest_options(kernel: &str, arguments: &[impl AsRef<OsStr>]) -> String {
 
 /// Returns the command that boots the default guest's kernel and initrd with this command line. A write to port 0xf4
 /// ends the machine.
-pub fn to_debug_exit(machine: Machine, command_line: &str) -> String {
+pub fn to_debug_exit(machine: MachineType, command_line: &str) -> String {
     format!(
         "{COMMON} -machine {} -m 512 -kernel guest/kernel -initrd guest/initrd \
          -device isa-debug-exit,iobase=0xf4,iosize=4 -append '{command_line}'",

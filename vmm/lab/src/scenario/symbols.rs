@@ -38,9 +38,9 @@ impl Symbols {
     ) -> Result<Self> {
         let cache = Cache::open()?;
         let image = image::build(&cache, release, processor, progress)?;
-        let identity = image.initrd.as_os_str().as_encoded_bytes();
+        let initrd = image.initrd.as_os_str().as_encoded_bytes();
         let key = Key::new(&format!("lab-symbols-{}", release.label()))
-            .with(identity)
+            .with(initrd)
             .with(image.kernel.as_os_str().as_encoded_bytes());
         let entry = cache.entry(&key, progress, |progress, entry| {
             let path = entry.join("kallsyms");

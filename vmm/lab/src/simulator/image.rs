@@ -21,7 +21,7 @@ const INIT: &str = include_str!("../../host/init");
 const RECIPE: &str = "3";
 
 /// The parts of a host of one architecture, except its kernel.
-struct Parts {
+struct ImageParts {
     /// The release of the packages.
     suite: Suite,
     packages: &'static [&'static str],
@@ -33,7 +33,7 @@ struct Parts {
     acpi_table: Option<fn() -> Vec<u8>>,
 }
 
-const AMD: Parts = Parts {
+const AMD: ImageParts = ImageParts {
     suite: Suite::Bookworm,
     packages: &[
         "busybox-static",
@@ -61,14 +61,14 @@ const AMD: Parts = Parts {
 };
 
 /// The console is not on PCI, as Bochs' own devices are; see `cpu/bochs/console.cc`.
-const INTEL: Parts = Parts {
+const INTEL: ImageParts = ImageParts {
     modules: &["virtio_mmio", "virtio_console", "kvm-intel"],
     acpi_table: Some(console_table),
     ..AMD
 };
 
 /// Trixie is the first release for RISC-V.
-const RISCV64: Parts = Parts {
+const RISCV64: ImageParts = ImageParts {
     suite: Suite::Trixie,
     packages: &["busybox-static", "linux-perf", "qemu-system-riscv"],
     programs: &["usr/bin/perf", "usr/bin/qemu-system-riscv64"],
@@ -113,7 +113,7 @@ pub fn build(
     let kernel = kernel(cache, release, progress)?;
     let mut key = Key::new(&format!("{name}-{}", release.label())).with(RECIPE).with(INIT);
     key = key.with(parts.suite.name()).with(stamp(&kernel.image)?);
-    let Parts { packages, programs, firmware, modules, .. } = parts;
+    let ImageParts { packages, programs, firmware, modules, .. } = parts;
     key = packages.iter().chain(*programs).chain(*firmware).chain(*modules).fold(key, Key::with);
     let table = parts.acpi_table.map(|table| table());
     key = table.iter().fold(key, Key::with);
@@ -126,7 +126,7 @@ pub fn build(
 
 fn pack(
     cache: &Cache,
-    parts: &Parts,
+    parts: &ImageParts,
     programs: Release,
     modules: &path::Path,
     entry: &path::Path,

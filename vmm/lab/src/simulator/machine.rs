@@ -22,7 +22,7 @@ use crate::simulator::board::{HostPmu, Processor};
 use crate::simulator::cpu::LabCpu;
 use qemu::Monitor;
 
-pub use saved::{Parts, Saved};
+pub use saved::{HostParts, SavedHost};
 
 /// Timeout of the simulated host's boot, in real time. It is long enough for a machine that is busy with other work
 /// too.
@@ -50,10 +50,10 @@ pub enum Start<'a> {
     Boot { initrd: &'a File },
     /// It boots with this initrd, with its memory in this file, until it stops itself.
     ToSave { initrd: &'a Path, memory: &'a Path },
-    /// It goes on from where it was saved, and finds its files in an archive of [`Saved::FILES_SIZE`] bytes.
-    Saved { host: &'a Saved, files: &'a File },
+    /// It goes on from where it was saved, and finds its files in an archive of [`SavedHost::FILES_SIZE`] bytes.
+    Saved { host: &'a SavedHost, files: &'a File },
     /// It does that with its memory in this file, a copy of the saved one, until it stops itself again.
-    ToSaveAgain { host: &'a Saved, files: &'a File, memory: &'a Path },
+    ToSaveAgain { host: &'a SavedHost, files: &'a File, memory: &'a Path },
 }
 
 /// The channels that a machine writes to.

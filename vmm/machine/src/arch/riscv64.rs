@@ -4,12 +4,12 @@ mod aia;
 mod board;
 mod exit;
 mod fdt;
+mod fingerprint;
 mod host;
-mod identity;
 mod isa;
 mod kvm;
+mod layout;
 mod loader;
-mod machine;
 mod memory;
 mod pmu;
 mod register;
@@ -18,23 +18,23 @@ mod state;
 
 use std::arch::asm;
 
-use crate::architecture::{Architecture, KvmRequirements};
+pub use self::aia::State as KvmState;
+pub use self::board::{Board, Plan};
+pub use self::exit::{ArchExit, KvmRun};
+pub use self::fingerprint::Fingerprint;
+pub use self::host::Processor;
+pub use self::kvm::REQUIREMENTS;
+pub use self::loader::{Entry, Format, Kernel, Nothing as SavedFormat};
+pub use self::pmu::{Choice, Emulated, Model, Offer, Pmu, Unavailable, VcpuPmu};
+pub use self::state::VcpuState as KvmVcpuState;
 
-/// A machine with 64-bit RISC-V processors.
-pub struct Riscv64;
+/// Name of the instruction pointer.
+pub const INSTRUCTION_POINTER: &str = "PC";
 
-impl Architecture for Riscv64 {
-    const INSTRUCTION_POINTER: &'static str = "PC";
-    const KVM: KvmRequirements = kvm::REQUIREMENTS;
-    type Model = pmu::Model;
-    type Format = loader::Format;
-    type Board = board::Board;
-    type Run = exit::KvmRun;
-
-    fn ticks() -> u64 {
-        let now;
-        // SAFETY: the instruction reads a register that Linux lets programs read, and has no other effect.
-        unsafe { asm!("rdtime {}", out(reg) now, options(nomem, nostack)) };
-        now
-    }
+/// Reads the register `time`.
+pub fn ticks() -> u64 {
+    let now;
+    // SAFETY: the instruction reads a register that Linux lets programs read, and has no other effect.
+    unsafe { asm!("rdtime {}", out(reg) now, options(nomem, nostack)) };
+    now
 }

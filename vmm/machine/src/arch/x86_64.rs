@@ -6,35 +6,34 @@ mod coalescing;
 mod cpuid;
 mod cr;
 mod exit;
+mod fingerprint;
 mod firmware;
-mod generation;
 mod host;
-mod identity;
 mod kvm;
+mod layout;
 mod loader;
-mod machine;
 mod memory;
 mod msr;
 mod paging;
 mod pmu;
 mod registers;
 mod state;
+mod vmgenid;
 
-use crate::architecture::{Architecture, KvmRequirements};
+pub use self::board::{Board, Plan};
+pub use self::exit::{ArchExit, KvmRun};
+pub use self::fingerprint::Fingerprint;
+pub use self::host::Processor;
+pub use self::kvm::REQUIREMENTS;
+pub use self::loader::{Entry, Format, Kernel, SavedLinux as SavedFormat};
+pub use self::pmu::{Choice, Emulated, Model, Offer, Pmu, Unavailable, VcpuPmu};
+pub use self::state::{MachineState as KvmState, VcpuState as KvmVcpuState};
 
-/// A PC with AMD or Intel processors.
-pub struct X86_64;
+/// Name of the instruction pointer.
+pub const INSTRUCTION_POINTER: &str = "RIP";
 
-impl Architecture for X86_64 {
-    const INSTRUCTION_POINTER: &'static str = "RIP";
-    const KVM: KvmRequirements = kvm::REQUIREMENTS;
-    type Model = pmu::Model;
-    type Format = loader::Format;
-    type Board = board::Board;
-    type Run = exit::KvmRun;
-
-    fn ticks() -> u64 {
-        // SAFETY: every processor that runs guests has a time-stamp counter, and Linux lets programs read it.
-        unsafe { std::arch::x86_64::_rdtsc() }
-    }
+/// Reads the time-stamp counter.
+pub fn ticks() -> u64 {
+    // SAFETY: every processor that runs guests has a time-stamp counter, and Linux lets programs read it.
+    unsafe { std::arch::x86_64::_rdtsc() }
 }

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::arch::Arch;
-use crate::architecture::Architecture;
+use crate::arch::ticks;
 use crate::exit::ExitKind;
 
 /// Numbers of exits to Tally (returns of `KVM_RUN`), by reason.
@@ -90,7 +89,7 @@ impl Stopwatch {
     /// Records an exit for the PMU.
     pub fn exits_for_pmu(&mut self) {
         if let Some(watched) = &mut self.watched {
-            watched.exit = Some(Arch::ticks());
+            watched.exit = Some(ticks());
         }
     }
 
@@ -99,13 +98,13 @@ impl Stopwatch {
         if let Some(watched) = &mut self.watched
             && let Some(exit) = watched.exit.take()
         {
-            watched.pmu += Arch::ticks().saturating_sub(exit);
+            watched.pmu += ticks().saturating_sub(exit);
         }
     }
 
     /// Returns the share so far, and starts to measure it at the first call.
     pub fn share(&mut self) -> Share {
-        let now = Arch::ticks();
+        let now = ticks();
         let asked = Instant::now();
         let watched = self.watched.get_or_insert(Watched { since: now, pmu: 0, exit: None, asked });
         watched.asked = asked;
@@ -131,8 +130,8 @@ mod tests {
 
     /// Waits for the next tick; on some processors a tick is longer than many instructions.
     fn tick() {
-        let now = Arch::ticks();
-        while Arch::ticks() == now {}
+        let now = ticks();
+        while ticks() == now {}
     }
 
     #[test]

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use vpmu::Switch;
 use vpmu::policy::Policy;
 
-use super::pause::Pause;
 use super::report::VcpuReport;
 use super::saved::{SaveError, VcpuState};
-use crate::pmu::alarm;
+use super::starvation_pause::StarvationPause;
+use crate::pmu::exit_signals;
 
 /// Timeout for the answers to a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,28 +24,28 @@ pub enum VcpuRequest {
     Report(Sender<VcpuReport>),
     /// Set the policy.
     SetPolicy(Policy, Sender<()>),
-    /// Stand still outside of the guest, and save the state.
-    Hold(Hold),
+    /// Pause outside of the guest, and save the state.
+    Pause(PauseRequest),
     /// Disable or enable a counter. The answer is false if there is no counter of this number.
     Switch(usize, Switch, Sender<bool>),
 }
 
-/// Request to stand still outside of the guest, until the sender of the orders is dropped.
+/// Request to pause outside of the guest, until the sender of the orders is dropped.
 #[derive(Debug)]
-pub struct Hold {
-    /// Is told when the vCPU stands still.
+pub struct PauseRequest {
+    /// Is told when the vCPU is paused.
     pub stopped: Sender<()>,
     /// Requests for the state.
     pub orders: Receiver<Sender<Result<VcpuState, SaveError>>>,
 }
 
-/// vCPUs that stand still until this is dropped.
+/// vCPUs that are paused until this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct PausedVcpus {
     orders: Vec<Sender<Sender<Result<VcpuState, SaveError>>>>,
 }
 
-impl Held {
+impl PausedVcpus {
     /// Returns the states of all vCPUs.
     pub fn save(&self) -> Result<Vec<VcpuState>, SaveError> {
         let order = |vcpu: &Sender<Sender<_>>| {
@@ -62,7 +62,7 @@ impl Held {
 pub struct VcpuHandles {
     handles: Vec<VcpuHandle>,
     /// The pause of the whole machine for starved counters.
-    pub pause: Pause,
+    pub starvation_pause: StarvationPause,
 }
 
 /// Sender's end of a vCPU's mailbox.
@@ -88,7 +88,7 @@ impl VcpuHandles {
             (VcpuHandle { requests: sender, thread: Arc::clone(&thread) }, Mailbox { requests, thread })
         };
         let (handles, mailboxes) = (0..vcpus).map(pair).unzip();
-        (Arc::new(Self { handles, pause: Pause::default() }), mailboxes)
+        (Arc::new(Self { handles, starvation_pause: StarvationPause::default() }), mailboxes)
     }
 
     /// Returns the reports of all vCPUs that still run.
@@ -109,16 +109,16 @@ impl VcpuHandles {
         answer.recv_timeout(TIMEOUT).unwrap_or(false)
     }
 
-    /// Makes all vCPUs stand still outside of the guest. Returns `None` if one does not answer.
-    pub fn hold(&self) -> Option<Held> {
-        let hold = |handle: &VcpuHandle| {
+    /// Pauses all vCPUs outside of the guest. Returns `None` if one does not answer.
+    pub fn pause(&self) -> Option<PausedVcpus> {
+        let pause = |handle: &VcpuHandle| {
             let ((stopped, has_stopped), (sender, orders)) = (channel(), channel());
-            handle.post(VcpuRequest::Hold(Hold { stopped, orders }));
+            handle.post(VcpuRequest::Pause(PauseRequest { stopped, orders }));
             (sender, has_stopped)
         };
-        let (orders, stopped): (Vec<_>, Vec<_>) = self.handles.iter().map(hold).unzip();
+        let (orders, stopped): (Vec<_>, Vec<_>) = self.handles.iter().map(pause).unzip();
         let all = stopped.len();
-        (answers_until(stopped, Instant::now() + TIMEOUT).len() == all).then_some(Held { orders })
+        (answers_until(stopped, Instant::now() + TIMEOUT).len() == all).then_some(PausedVcpus { orders })
     }
 
     /// Makes all vCPUs leave the guest.
@@ -159,7 +159,7 @@ impl VcpuHandle {
         if let Some(thread) = self.thread.get() {
             let process = std::process::id();
             // SAFETY: the system call has no pointer arguments. It returns an error if the thread has ended.
-            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, alarm::kick_signal()) };
+            unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, exit_signals::kick_signal()) };
         }
     }
 }

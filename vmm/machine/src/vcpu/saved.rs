@@ -4,11 +4,8 @@ use devices::DeviceError;
 use serde::{Deserialize, Serialize};
 use vpmu::state::PmuState;
 
-use crate::arch;
-use crate::architecture::Board;
+use crate::arch::KvmVcpuState;
 use crate::kvm_error::KvmError;
-
-type KvmVcpuState = <arch::Board as Board>::VcpuState;
 
 /// The state of a vCPU.
 #[derive(Debug, Serialize, Deserialize)]

@@ -28,7 +28,7 @@ pub const SAVE: &[u32] = &[
     0x4018_aee2, // KVM_GET_DEVICE_ATTR, of the interrupt controller
 ];
 /// What is asked of KVM about the processor that guests see: nothing, as the vCPUs' registers tell.
-pub const IDENTITY: &[u32] = &[];
+pub const FINGERPRINT: &[u32] = &[];
 /// Requests by which a device interrupts the guest.
 pub const INTERRUPT: &[u32] = &[
     0x4008_ae61, // KVM_IRQ_LINE

@@ -35,7 +35,7 @@ pub const SAVE: &[u32] = &[
     0x8070_ae9f, // KVM_GET_PIT2
 ];
 /// What is asked of KVM about the processor that guests see.
-pub const IDENTITY: &[u32] = &[
+pub const FINGERPRINT: &[u32] = &[
     0xc004_ae02, // KVM_GET_MSR_INDEX_LIST
     0xae03,      // KVM_CHECK_EXTENSION
     0xc008_ae05, // KVM_GET_SUPPORTED_CPUID

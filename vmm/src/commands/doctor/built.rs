@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use guest_images::Release;
 use guest_images::cache::Cache;
-use guest_images::versions::{self, Built};
+use guest_images::versions::{self, CacheEntry};
 
 use crate::host::fact::Fact;
 use crate::host::lab;
@@ -52,11 +52,11 @@ fn lab(cache: &Path) -> Fact {
 }
 
 /// Returns the complete entries in a directory whose names start with a prefix.
-pub fn entries(folder: &Path, prefix: &str) -> Vec<Built> {
+pub fn entries(folder: &Path, prefix: &str) -> Vec<CacheEntry> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     entries
         .filter(|entry| is_entry(&entry.file_name().to_string_lossy(), prefix))
-        .filter_map(|entry| Built::at(entry.path()))
+        .filter_map(|entry| CacheEntry::at(entry.path()))
         .collect()
 }
 
@@ -70,7 +70,7 @@ fn is_entry(name: &str, prefix: &str) -> bool {
 }
 
 /// Returns which version an entry has, and how old it is.
-pub fn described(what: &str, built: &Built) -> String {
+pub fn described(what: &str, built: &CacheEntry) -> String {
     let version = built.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
     format!("{what}{version}, downloaded {}", ago(built.at))
 }

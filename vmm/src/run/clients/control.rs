@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use log::{info, warn};
 
-pub use super::serve::Machine;
+pub use super::serve::ServedVm;
 
 use crate::protocol::socket_dir::{Socket, SocketDir, SocketDirError};
 use crate::sandbox::{Access, Reach};
@@ -21,7 +21,7 @@ pub struct Control(());
 
 impl Control {
     /// Creates the control socket and serves it. If that fails, the guest runs all the same.
-    pub fn open(machine: impl Machine) -> Self {
+    pub fn open(machine: impl ServedVm) -> Self {
         match open(machine) {
             Ok(()) => {}
             Err(error) if error.is_somebodys_fault() => warn!("{}", not_found(&error)),
@@ -41,7 +41,7 @@ fn not_found(error: &SocketDirError) -> String {
     format!("`tally list`, `stat`, `snapshot`, `policy` and `log` will not find this VM: {error}")
 }
 
-fn open(machine: impl Machine) -> Result<(), SocketDirError> {
+fn open(machine: impl ServedVm) -> Result<(), SocketDirError> {
     let (listener, socket) = SocketDir::own()?.listen(process::id())?;
     super::serve::serve(listener, Arc::new(machine)).map_err(SocketDirError::Thread)?;
     *SOCKET.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::cli::address::Address;
 use crate::protocol::deadline::{Deadlined, Timed};
-use crate::protocol::exposition::{CONTENT_TYPE, Labels, Machine, Machines};
+use crate::protocol::exposition::{AllMetrics, CONTENT_TYPE, Labels, VmMetrics};
 use crate::protocol::socket_dir::connect_at_once;
 use crate::protocol::status::{Report, Summary};
 use crate::sandbox::{Access, Confinement, Reach, Thread};
@@ -109,8 +109,8 @@ impl Metrics {
         report: impl Fn() -> Report + Send + Sync + 'static,
     ) -> io::Result<()> {
         let machines = move || {
-            let machine = Machine { labels: Labels::new(), facts: facts.clone(), report: report() };
-            Machines { answering: vec![machine], silent: None }
+            let machine = VmMetrics { labels: Labels::new(), facts: facts.clone(), report: report() };
+            AllMetrics { answering: vec![machine], silent: None }
         };
         let confinement = Confinement::new(Thread::Metrics, Vec::new());
         self.serve(machines, move || confinement.enter())
@@ -120,7 +120,7 @@ impl Metrics {
     /// `enter`.
     pub fn serve(
         self,
-        machines: impl Fn() -> Machines + Send + Sync + 'static,
+        machines: impl Fn() -> AllMetrics + Send + Sync + 'static,
         enter: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<()> {
         let cache = Cache::default();

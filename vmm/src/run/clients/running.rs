@@ -19,13 +19,13 @@ use vpmu_perf::{Attribution, HostPmu};
 
 use super::hardware::{self, CpuCounters};
 use super::measurement::{VcpuMeasurement, VmMeasurement, ratio};
-use super::saving::Savable;
+use super::snapshots::SnapshotService;
 use crate::cli::Run;
 use crate::cli::policy;
 use crate::protocol::message::{Answer, CounterSwitch, Request};
 use crate::protocol::record::MAX_TEXT;
 use crate::protocol::status::{Report, Summary, VmStatus};
-use crate::run::clients::control::Machine;
+use crate::run::clients::control::ServedVm;
 use crate::run::event_log::EventLog;
 
 /// Interval between two probes of a CPU's counters. A probe costs more than the rest of a measurement.
@@ -50,7 +50,7 @@ pub struct Running {
     /// The event log, if there is one.
     pub log: Option<Arc<EventLog>>,
     /// Saves the VM.
-    pub savable: Savable,
+    pub snapshots: SnapshotService,
 }
 
 /// State that is kept for a client between its requests.
@@ -107,7 +107,12 @@ impl Running {
         let reports = self.vcpus.report();
         let at = self.begun.elapsed();
         let vcpus = reports.into_iter().map(|report| self.measure(report, session)).collect();
-        let now = VmMeasurement { about: self.summary(), at, paused_by: self.vcpus.pause.causes(), vcpus };
+        let now = VmMeasurement {
+            about: self.summary(),
+            at,
+            paused_by: self.vcpus.starvation_pause.causes(),
+            vcpus,
+        };
         let status = now.since(session.last.as_ref().unwrap_or(&now));
         session.last = Some(now);
         status
@@ -178,7 +183,7 @@ impl Running {
     }
 }
 
-impl Machine for Running {
+impl ServedVm for Running {
     type Session = ClientSession;
 
     fn answer(&self, session: &mut ClientSession, request: Request) -> Answer {
@@ -202,13 +207,13 @@ impl Machine for Running {
         answers: &mut impl Write,
     ) -> io::Result<()> {
         let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.savable.send(stop, policy, requests, answers)
+        self.snapshots.send(stop, policy, requests, answers)
     }
 }
 
 /// Returns the vCPUs' counters and exits.
 pub fn report(vcpus: &VcpuHandles) -> Report {
-    let stands_still = !vcpus.pause.causes().is_empty();
+    let stands_still = !vcpus.starvation_pause.causes().is_empty();
     Report { stands_still, vcpus: vcpus.report() }
 }
 

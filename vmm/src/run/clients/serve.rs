@@ -23,7 +23,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// A machine that answers clients' requests.
-pub trait Machine: Send + Sync + 'static {
+pub trait ServedVm: Send + Sync + 'static {
     /// State that is kept for a client while it is connected.
     type Session: Default;
 
@@ -40,7 +40,7 @@ pub trait Machine: Send + Sync + 'static {
 }
 
 /// Starts a thread that accepts clients until the process ends.
-pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<()> {
+pub fn serve<M: ServedVm>(listener: UnixListener, machine: Arc<M>) -> io::Result<()> {
     let clients = Arc::new(AtomicUsize::new(0));
     let confinement = Confinement::new(Thread::Control, Vec::new());
     let wait = move || {
@@ -60,7 +60,7 @@ pub fn serve<M: Machine>(listener: UnixListener, machine: Arc<M>) -> io::Result<
 }
 
 /// Starts a thread for a client, unless there are too many clients.
-fn accept<M: Machine>(mut stream: UnixStream, machine: &Arc<M>, clients: &Arc<AtomicUsize>) {
+fn accept<M: ServedVm>(mut stream: UnixStream, machine: &Arc<M>, clients: &Arc<AtomicUsize>) {
     let slot = Slot::take(clients);
     let limits = stream
         .set_read_timeout(Some(READ_TIMEOUT))
@@ -83,7 +83,7 @@ fn refuse(stream: &mut UnixStream) -> io::Result<()> {
     message::send(stream, &Answer::Error(format!("{MAX_CLIENTS} clients are connected already")))
 }
 
-fn converse<M: Machine>(stream: &UnixStream, machine: &M) -> io::Result<()> {
+fn converse<M: ServedVm>(stream: &UnixStream, machine: &M) -> io::Result<()> {
     let mut session = M::Session::default();
     let (mut requests, mut answers) = (BufReader::new(stream), stream);
     loop {
@@ -129,7 +129,7 @@ mod tests {
     /// Answers with the number of requests on this connection.
     struct Counts;
 
-    impl Machine for Counts {
+    impl ServedVm for Counts {
         type Session = usize;
 
         fn answer(&self, session: &mut usize, _request: Request) -> Answer {

@@ -11,28 +11,28 @@ use kvm_ioctls::Kvm;
 use tally_machine::Machine;
 use tally_machine::pmu::Pmu;
 
-/// The machine that something is for.
+/// The machine for which something is kept.
 #[derive(Clone, Copy)]
-pub struct For<'a> {
+pub struct TargetMachine<'a> {
     pub kvm: &'a Kvm,
     pub pmu: Pmu,
     pub cpus: u8,
 }
 
 /// Returns a key for something that this program makes on this host for a machine.
-pub fn key(kind: &str, version: &str, For { kvm, pmu, cpus }: For) -> Result<Key> {
+pub fn key(kind: &str, version: &str, TargetMachine { kvm, pmu, cpus }: TargetMachine) -> Result<Key> {
     let host = rustix::system::uname();
     Ok(Key::new(kind)
         .with(version)
-        .with(identity(Path::new("/proc/self/exe"))?)
+        .with(file_stamp(Path::new("/proc/self/exe"))?)
         .with(host.release().to_bytes())
         .with(host.version().to_bytes())
-        .with(format!("{:?}", Machine::identity(kvm, cpus, pmu)?))
+        .with(format!("{:?}", Machine::fingerprint(kvm, cpus, pmu)?))
         .with(format!("{cpus} vCPUs, {pmu:?}")))
 }
 
 /// Returns what changes when a file does.
-pub fn identity(path: &Path) -> Result<String> {
+pub fn file_stamp(path: &Path) -> Result<String> {
     let file = fs::metadata(path).with_context(|| path.display().to_string())?;
     let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
     let inode = (file.dev(), file.ino());

@@ -10,7 +10,7 @@ use guest_images::cache::{Cache, Key};
 use log::debug;
 use tally_machine::{Kernel, SavedKernel};
 
-use super::kept::{self, For};
+use super::kept::{self, TargetMachine};
 
 /// Version of what is in an entry's folder.
 const VERSION: &str = "1";
@@ -19,7 +19,7 @@ const IMAGE: &str = "image";
 
 /// Kernels for a machine.
 #[derive(Clone, Copy)]
-pub struct Kernels<'a>(pub For<'a>);
+pub struct Kernels<'a>(pub TargetMachine<'a>);
 
 impl Kernels<'_> {
     /// Returns the kernel in a file, patched. `check` may refuse it before.
@@ -39,7 +39,7 @@ impl Kernels<'_> {
         } else {
             let mut kernel = Kernel::read(path)?;
             check(&kernel)?;
-            let For { kvm, pmu, cpus } = self.0;
+            let TargetMachine { kvm, pmu, cpus } = self.0;
             if pmu.needs_retargeting() {
                 kernel.retarget(kvm, pmu, cpus)?;
             }
@@ -56,7 +56,7 @@ impl Kernels<'_> {
     /// Returns the cache, and the key in it of the kernel in a file.
     fn cache(self, path: &Path) -> Result<(Cache, Key)> {
         let path = fs::canonicalize(path)?;
-        let key = kept::key("patched-kernel", VERSION, self.0)?.with(kept::identity(&path)?);
+        let key = kept::key("patched-kernel", VERSION, self.0)?.with(kept::file_stamp(&path)?);
         Ok((Cache::open()?, key))
     }
 }

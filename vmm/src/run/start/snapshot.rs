@@ -13,7 +13,7 @@ use anyhow::Result;
 use devices::Access;
 use serde::{Deserialize, Serialize};
 use tally_machine::pmu::{Choice, SavedPmu};
-use tally_machine::{Identity, MachineState, Size};
+use tally_machine::{Fingerprint, MachineState, Size};
 use vpmu::policy::Policy;
 
 use crate::cli::network::{Network, Published};
@@ -29,7 +29,7 @@ pub struct GuestState {
     /// What the guest was started with.
     pub setup: Setup,
     /// What it sees of the host's processor.
-    pub processor: Identity,
+    pub processor: Fingerprint,
     /// The machine.
     pub machine: MachineState,
     /// The host's side of its agent, if it has one.

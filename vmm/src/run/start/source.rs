@@ -9,9 +9,9 @@ use tally_machine::{Config, EmptyMachine, GuestRam, Machine, MachineError, Saver
 use vpmu::policy::Policy;
 
 use super::boot::{self, Files};
-use super::kept::For;
+use super::kept::TargetMachine;
 use super::kernels::Kernels;
-use super::template::{Saves, Template, TemplateFor};
+use super::template::{Template, TemplateDestination, TemplateRequest};
 use crate::cli::Run;
 use crate::run::host_resources;
 use crate::run::lost_memory;
@@ -30,27 +30,27 @@ pub enum Source {
 }
 
 /// What a guest does when its machine has been built.
-pub enum At {
+pub enum GuestPhase {
     /// It boots.
-    Boot,
+    Boots,
     /// Its agent waits for a command.
-    Command,
+    AwaitsCommand,
     /// It goes on with its command.
-    Work(Box<AgentState>),
+    RunsCommand(Box<AgentState>),
 }
 
 /// The machine to build, beside what its guest starts from.
 pub struct Blueprint<'a> {
     pub options: &'a Run,
-    pub kvm: &'a Kvm,
+    pub kvm: Kvm,
     pub cpus: u8,
     pub processor: Processor,
     pub pmu: Pmu,
-    pub policy: &'a Policy,
+    pub policy: Policy,
 }
 
 /// What a machine is built from, whatever its guest starts from.
-pub struct Parts<'a> {
+pub struct MachineParts<'a> {
     pub machine: EmptyMachine,
     pub devices: Vec<Box<dyn Device>>,
     /// Where the console's output goes.
@@ -58,18 +58,18 @@ pub struct Parts<'a> {
 }
 
 /// A machine, and the agent's device if its guest has an agent.
-pub struct Built {
+pub struct BuiltMachine {
     pub machine: Machine,
     pub saver: Saver,
     pub agent: Option<Console>,
-    pub at: At,
+    pub phase: GuestPhase,
 }
 
-impl<'a> Blueprint<'a> {
+impl Blueprint<'_> {
     /// Finds what the guest starts from, and checks that it can run here.
     pub fn source(&self, saved: Option<Opened>) -> Result<Source> {
         if let Some(saved) = saved {
-            let here = Machine::identity(self.kvm, self.cpus, self.pmu)?;
+            let here = Machine::fingerprint(&self.kvm, self.cpus, self.pmu)?;
             if let Some(difference) = Machine::difference(&saved.state.processor, &here) {
                 bail!("this host's processor is not the one that the guest was saved on: {difference}");
             }
@@ -82,26 +82,25 @@ impl<'a> Blueprint<'a> {
     }
 
     /// Returns where the machine is saved, if it is.
-    pub fn saves(&self) -> Option<Saves> {
-        self.template().saves()
+    pub fn destination(&self) -> Option<TemplateDestination> {
+        self.template().destination()
     }
 
-    fn template(&self) -> TemplateFor<'a> {
-        TemplateFor { options: self.options, machine: self.kept_for(), policy: self.policy }
+    fn template(&self) -> TemplateRequest<'_> {
+        TemplateRequest { options: self.options, machine: self.target_machine(), policy: &self.policy }
     }
 
-    fn kept_for(&self) -> For<'a> {
-        let Self { kvm, pmu, cpus, .. } = *self;
-        For { kvm, pmu, cpus }
+    fn target_machine(&self) -> TargetMachine<'_> {
+        TargetMachine { kvm: &self.kvm, pmu: self.pmu, cpus: self.cpus }
     }
 
     /// Returns the files to boot.
     fn files(&self) -> Result<Files> {
-        boot::files(self.options, Kernels(self.kept_for()))
+        boot::files(self.options, Kernels(self.target_machine()))
     }
 
     /// Builds the machine. If a template cannot be used, the guest boots.
-    pub fn build(&self, parts: Parts, source: Source, ram: GuestRam) -> Result<Built> {
+    pub fn build(&self, parts: MachineParts, source: Source, ram: GuestRam) -> Result<BuiltMachine> {
         let template = match source {
             Source::Kernel(files) => return self.boot(parts, *files, ram),
             Source::Snapshot(saved) => return self.continued(parts, *saved),
@@ -114,13 +113,13 @@ impl<'a> Blueprint<'a> {
                 info!("the guest boots: the template cannot be used: {error:#}");
                 place.give_up(&error);
                 let devices = host_resources::devices(self.options)?.devices;
-                let parts = Parts { machine: Machine::empty(self.kvm)?, devices, output };
+                let parts = MachineParts { machine: Machine::empty(&self.kvm)?, devices, output };
                 self.boot(parts, self.files()?, ram)
             }
         }
     }
 
-    fn boot(&self, parts: Parts, files: Files, ram: GuestRam) -> Result<Built> {
+    fn boot(&self, parts: MachineParts, files: Files, ram: GuestRam) -> Result<BuiltMachine> {
         let Files { kernel, initrd, initrd_prefix } = files;
         let agent = boot::has_agent(self.options, &kernel).then(agent::console);
         let command_line = boot::command_line(self.options, &kernel, self.pmu, self.processor);
@@ -133,10 +132,10 @@ impl<'a> Blueprint<'a> {
         };
         // The unpacked image is large, and is copied into the guest's memory: it is dropped here.
         let (machine, saver) = self.machine(parts, start, ram, agent.as_ref())?;
-        Ok(Built { machine, saver, agent, at: At::Boot })
+        Ok(BuiltMachine { machine, saver, agent, phase: GuestPhase::Boots })
     }
 
-    fn continued(&self, parts: Parts, Opened { state, memory }: Opened) -> Result<Built> {
+    fn continued(&self, parts: MachineParts, Opened { state, memory }: Opened) -> Result<BuiltMachine> {
         let GuestState { mut machine, agent: state, .. } = state;
         if self.options.has_other_disks {
             machine.accept_copies_of_disks();
@@ -150,11 +149,11 @@ impl<'a> Blueprint<'a> {
         let agent = state.as_ref().map(console).transpose()?;
         let start = Start::Restore(Box::new(machine));
         let (machine, saver) = self.machine(parts, start, ram, agent.as_ref())?;
-        let at = state.map_or(At::Boot, |state| At::Work(Box::new(state)));
-        Ok(Built { machine, saver, agent, at })
+        let phase = state.map_or(GuestPhase::Boots, |state| GuestPhase::RunsCommand(Box::new(state)));
+        Ok(BuiltMachine { machine, saver, agent, phase })
     }
 
-    fn restore(&self, parts: Parts, template: Template) -> Result<Built> {
+    fn restore(&self, parts: MachineParts, template: Template) -> Result<BuiltMachine> {
         let Template { machine, console, memory, .. } = template;
         let ram = Machine::saved_memory(&self.options.memory, &memory)?;
         lost_memory::watch(&ram, &memory)?;
@@ -162,17 +161,17 @@ impl<'a> Blueprint<'a> {
         agent.restore(&console)?;
         let start = Start::Restore(Box::new(machine));
         let (machine, saver) = self.machine(parts, start, ram, Some(&agent))?;
-        Ok(Built { machine, saver, agent: Some(agent), at: At::Command })
+        Ok(BuiltMachine { machine, saver, agent: Some(agent), phase: GuestPhase::AwaitsCommand })
     }
 
     fn machine(
         &self,
-        parts: Parts,
+        parts: MachineParts,
         start: Start,
         ram: GuestRam,
         agent: Option<&Console>,
     ) -> Result<(Machine, Saver), MachineError> {
-        let Parts { machine, devices, output } = parts;
+        let MachineParts { machine, devices, output } = parts;
         let config = Config {
             start,
             cpus: self.cpus,
@@ -183,6 +182,6 @@ impl<'a> Blueprint<'a> {
             external_device: agent.map(|console| console as &dyn Device),
             devices,
         };
-        Machine::new(self.kvm, machine, config)
+        Machine::new(&self.kvm, machine, config)
     }
 }

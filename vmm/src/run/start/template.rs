@@ -26,10 +26,10 @@ use tally_machine::pmu::Pmu;
 use tally_machine::{MachineState, PageMap, Saver};
 use vpmu::policy::Policy;
 
-use super::kept::{self, For};
+use super::kept::{self, TargetMachine};
 use crate::cli::Run;
 use crate::run::network;
-use crate::run::streams::agent::Save;
+use crate::run::streams::agent::TemplateSaver;
 
 /// Version of what is in a template's folder.
 const VERSION: &str = "1";
@@ -72,21 +72,21 @@ enum Age {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
-    /// [`TemplateFor::counters`] of the process that saved it.
+struct TemplateState {
+    /// [`TemplateRequest::counters`] of the process that saved it.
     counters: String,
     machine: MachineState,
     console: ConsoleState,
 }
 
 /// The machine that a template is for, beside its options.
-pub struct TemplateFor<'a> {
+pub struct TemplateRequest<'a> {
     pub options: &'a Run,
-    pub machine: For<'a>,
+    pub machine: TargetMachine<'a>,
     pub policy: &'a Policy,
 }
 
-impl TemplateFor<'_> {
+impl TemplateRequest<'_> {
     /// Returns a template for this machine. The first call for a machine makes it. Returns `None` if a run with these
     /// options boots, or if there can be no template here.
     pub fn find(&self) -> Option<Template> {
@@ -138,16 +138,16 @@ impl TemplateFor<'_> {
         let Run { memory, share, net, cpus, .. } = self.options;
         let offer = net.as_ref().map(|net| network::offer(net, *cpus)).transpose()?;
         Ok(kept::key("template", VERSION, self.machine)?
-            .with(kept::identity(&guest.kernel)?)
-            .with(kept::identity(&guest.initrd)?)
+            .with(kept::file_stamp(&guest.kernel)?)
+            .with(kept::file_stamp(&guest.initrd)?)
             .with(self.counters())
             .with(format!("{} bytes, {} shares, network {offer:?}", memory.bytes, share.len())))
     }
 
     /// Returns where the machine is saved, if it is.
-    pub fn saves(&self) -> Option<Saves> {
+    pub fn destination(&self) -> Option<TemplateDestination> {
         let folder = self.options.save_template.clone()?;
-        Some(Saves { folder, counters: self.counters() })
+        Some(TemplateDestination { folder, counters: self.counters() })
     }
 
     /// Describes the counters that the guest has. Another process may find others, if somebody takes some in between.
@@ -253,7 +253,7 @@ impl Template {
                 bail!("{why}; remove it to try again");
             }
             let state = fs::read(folder.join(STATE))?;
-            let Saved { counters: saved, machine, console } = serde_json::from_slice(&state)?;
+            let TemplateState { counters: saved, machine, console } = serde_json::from_slice(&state)?;
             if saved != counters {
                 bail!("the host's counters or the policy were others when it was made");
             }
@@ -267,7 +267,7 @@ impl Template {
 }
 
 /// Where a machine is saved.
-pub struct Saves {
+pub struct TemplateDestination {
     folder: PathBuf,
     counters: String,
 }
@@ -278,15 +278,18 @@ fn new_file(path: &Path) -> io::Result<File> {
 }
 
 /// Prepares to save a machine into a folder, before this process confines itself.
-pub fn save_into(Saves { folder, counters }: Saves, saver: Saver) -> Result<Save> {
+pub fn save_into(
+    TemplateDestination { folder, counters }: TemplateDestination,
+    saver: Saver,
+) -> Result<TemplateSaver> {
     let create = |name| new_file(&folder.join(name)).with_context(|| folder.display().to_string());
     let (state, memory, pages) = (create(STATE)?, create(MEMORY)?, PageMap::open()?);
     Ok(Box::new(move |console| {
         let save = || -> Result<()> {
-            let held = saver.hold()?;
-            let machine = held.save()?;
+            let paused = saver.pause()?;
+            let machine = paused.save()?;
             let mut to = BufWriter::new(&state);
-            serde_json::to_writer(&mut to, &Saved { counters, machine, console: console.clone() })?;
+            serde_json::to_writer(&mut to, &TemplateState { counters, machine, console: console.clone() })?;
             to.flush()?;
             saver.ram.save(&pages, &memory)?;
             // A template that is complete only in the host's memory would be found after a crash.

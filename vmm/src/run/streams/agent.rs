@@ -4,7 +4,7 @@
 //! stream that nobody reads holds up neither other streams nor signals.
 
 mod handle;
-mod hold;
+mod pause;
 mod streams;
 
 use std::io;
@@ -24,7 +24,7 @@ use crate::protocol::ending::{Ending, Reporter};
 use crate::sandbox::{self, Thread};
 
 pub use handle::Handle;
-pub use hold::{AgentState, HeldAgent, Holder, Holds};
+pub use pause::{AgentPauser, AgentState, PauseRequests, PausedAgent};
 pub use streams::{Input, OnClose, Sink};
 
 /// Number of ports of the agent's console.
@@ -58,19 +58,19 @@ pub struct Streams {
 }
 
 /// What is done when the guest waits for its command.
-pub enum Begin {
+pub enum FirstTask {
     /// The guest has booted, or is going to: it says when it is ready, and then is told its command.
     WhenReady(Start),
     /// The guest was restored, and waits for its command.
     Restored(Start),
     /// The guest says when it is ready, and then is saved.
-    Save(Save),
+    Save(TemplateSaver),
     /// The guest was restored, and goes on with its command. The state is not the console's alone.
     Continued(Box<AgentState>, Option<Size>),
 }
 
 /// Saves a machine whose agent has a console in this state.
-pub type Save = Box<dyn FnOnce(&ConsoleState) -> Result<(), String> + Send>;
+pub type TemplateSaver = Box<dyn FnOnce(&ConsoleState) -> Result<(), String> + Send>;
 
 /// The thread's state.
 pub struct Agent {
@@ -81,9 +81,9 @@ pub struct Agent {
     /// The guest was restored: it has to be told how much time has passed.
     is_restored: bool,
     start: Option<Start>,
-    save: Option<Save>,
+    save: Option<TemplateSaver>,
     streams: Streams,
-    holds: Holds,
+    pause_requests: PauseRequests,
     /// Which of the command's streams are terminals.
     terminals: Terminals,
     shared: Arc<handle::Shared>,
@@ -100,7 +100,7 @@ pub struct Agent {
 
 /// What another thread wants of the agent's.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Directive {
     /// To go on.
     Work,
     /// To pass on what the guest has said, for the machine has ended.
@@ -111,7 +111,7 @@ pub enum Wanted {
 
 /// What the thread does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// Wait until something can go on.
     Wait,
     /// Continue: it has stopped only to let others have their turn.
@@ -125,12 +125,12 @@ impl Agent {
     pub fn new(
         transport: Arc<Transport>,
         console: Console,
-        begin: Begin,
+        first_task: FirstTask,
         streams: Streams,
-        holds: Holds,
+        pause_requests: PauseRequests,
         reporter: Reporter,
     ) -> io::Result<(Self, Handle)> {
-        let (handle, shared) = Handle::new(holds.wake.try_clone()?);
+        let (handle, shared) = Handle::new(pause_requests.wake.try_clone()?);
         let mut agent = Self {
             transport,
             console,
@@ -139,7 +139,7 @@ impl Agent {
             is_ready: false,
             is_restored: false,
             streams,
-            holds,
+            pause_requests,
             terminals: Terminals::default(),
             shared,
             reporter,
@@ -148,14 +148,14 @@ impl Agent {
             status: None,
             passed: 0,
         };
-        match begin {
-            Begin::WhenReady(start) => agent.set_start(start),
-            Begin::Restored(start) => {
+        match first_task {
+            FirstTask::WhenReady(start) => agent.set_start(start),
+            FirstTask::Restored(start) => {
                 agent.set_start(start);
                 (agent.is_ready, agent.is_restored) = (true, true);
             }
-            Begin::Save(save) => agent.save = Some(save),
-            Begin::Continued(state, size) => agent.continue_from(*state, size)?,
+            FirstTask::Save(save) => agent.save = Some(save),
+            FirstTask::Continued(state, size) => agent.continue_from(*state, size)?,
         }
         Ok((agent, handle))
     }
@@ -178,13 +178,13 @@ impl Agent {
         let mut most = None;
         let mut warn_after = Some(BOOT_WARNING);
         loop {
-            let wanted = self.wanted();
-            if wanted == Wanted::Leave {
+            let directive = self.directive();
+            if directive == Directive::Leave {
                 return;
             }
-            let ending = wanted == Wanted::End;
+            let ending = directive == Directive::End;
             let next = self.work();
-            if next == Next::End {
+            if next == NextStep::End {
                 return;
             }
             if let Some(save) = self.save.take_if(|_| self.is_ready) {
@@ -197,7 +197,7 @@ impl Agent {
             }
             warn_after = warn_after.filter(|_| !self.is_ready);
             let limit = match next {
-                Next::Continue => Some(Duration::ZERO),
+                NextStep::Continue => Some(Duration::ZERO),
                 _ if ending => Some(ENDING_POLL),
                 _ => warn_after,
             };
@@ -210,14 +210,14 @@ impl Agent {
         }
     }
 
-    /// Returns what another thread wants now, and stands still if the machine is saved.
-    pub fn wanted(&mut self) -> Wanted {
+    /// Returns what another thread wants now, and pauses if the machine is saved.
+    pub fn directive(&mut self) -> Directive {
         // Non-blocking: an error means that it was read already.
-        let _ = (self.holds.wake.read(), self.transport.kick().read());
-        if self.stand_still_if_wanted() {
-            return Wanted::Leave;
+        let _ = (self.pause_requests.wake.read(), self.transport.kick().read());
+        if self.pause_if_requested() {
+            return Directive::Leave;
         }
-        if self.shared.is_over() { Wanted::End } else { Wanted::Work }
+        if self.shared.is_over() { Directive::End } else { Directive::Work }
     }
 
     fn is_done(&mut self) -> bool {
@@ -229,7 +229,7 @@ impl Agent {
     }
 
     /// Does all work that is possible without waiting.
-    pub fn work(&mut self) -> Next {
+    pub fn work(&mut self) -> NextStep {
         let transport = Arc::clone(&self.transport);
         let mut console = std::mem::replace(&mut self.console, Console::new(0));
         let next = transport.serve(&mut console, |console, queues| {
@@ -241,7 +241,7 @@ impl Agent {
                 match self.pass_output(console, queues, port) {
                     Passed::All => {}
                     Passed::Blocked => pending = true,
-                    Passed::Turn => (pending, next) = (true, Next::Continue),
+                    Passed::Turn => (pending, next) = (true, NextStep::Continue),
                 }
             }
             self.take_orders();
@@ -255,18 +255,18 @@ impl Agent {
                 });
             let messages = !self.outgoing.is_empty() || !self.shared.orders().is_empty();
             if input || messages && console.has_room(queues, CONTROL) {
-                next = Next::Continue;
+                next = NextStep::Continue;
             }
             match self.status {
                 Some(status) if !pending => {
                     self.reporter.report(Ending::Command(status));
-                    Next::End
+                    NextStep::End
                 }
                 _ => next,
             }
         });
         self.console = console;
-        next.unwrap_or(Next::Wait)
+        next.unwrap_or(NextStep::Wait)
     }
 
     /// Sends the event loop's orders, after all that the guest was sent before.
@@ -286,12 +286,12 @@ impl Agent {
         }
     }
 
-    fn receive(&mut self, console: &mut Console, queues: &mut Queues) -> Next {
+    fn receive(&mut self, console: &mut Console, queues: &mut Queues) -> NextStep {
         let mut received = 0;
         while received < TURN {
             let bytes = console.output(queues, CONTROL);
             if bytes.is_empty() {
-                return Next::Wait;
+                return NextStep::Wait;
             }
             // In chunks: the decoder moves the rest of its bytes for each message.
             let chunk = &bytes[..bytes.len().min(CHUNK)];
@@ -303,7 +303,7 @@ impl Agent {
             received += count;
             self.decode();
         }
-        Next::Continue
+        NextStep::Continue
     }
 
     fn decode(&mut self) {
@@ -413,7 +413,7 @@ impl Agent {
     /// Waits until something can go on, at most for this time. Returns true if something can.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut fds = vec![
-            poll_for(self.holds.wake.as_raw_fd(), libc::POLLIN),
+            poll_for(self.pause_requests.wake.as_raw_fd(), libc::POLLIN),
             poll_for(self.transport.kick().as_raw_fd(), libc::POLLIN),
         ];
         let input = self.streams.input.as_ref().filter(|(_, input)| input.wanted);

@@ -133,9 +133,9 @@ fn a_starved_counter_that_the_operator_disables_is_not_waited_for() {
     pmu.write(SELECT, COUNTING);
     host.starve(true);
     pmu.unit().poll();
-    assert!(pmu.unit().is_starved() && !pmu.unit().retry_scheduling());
+    assert!(pmu.unit().bank.is_starved() && !pmu.unit().bank.retry_scheduling());
     pmu.unit().set_counter_switch(0, Switch::Off);
-    assert!(!pmu.unit().is_starved() && pmu.unit().retry_scheduling());
+    assert!(!pmu.unit().bank.is_starved() && pmu.unit().bank.retry_scheduling());
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn sample(pmu: &mut Amd<Script>, host: &Script, counts: u64, period: u64, in_han
         alarms += 1;
         if pmu.unit().take_interrupt() {
             interrupts.push(left);
-            pmu.unit().alarm_delivered(true);
+            pmu.unit().bank.alarm_delivered(true);
         }
     });
     assert_eq!(interrupts, [0]);
@@ -335,7 +335,7 @@ fn overflows_between_an_interrupt_and_the_freeze_belong_to_that_interrupt() {
             pmu.unit().alarm(false);
             if pmu.unit().take_interrupt() {
                 interrupts.push(left);
-                pmu.unit().alarm_delivered(true);
+                pmu.unit().bank.alarm_delivered(true);
             }
         });
     };
@@ -364,7 +364,7 @@ fn a_guest_that_is_not_interrupted_or_reads_before_it_freezes_has_its_next_inter
         host.guest_runs(20_000, |left| {
             pmu.unit().alarm(false);
             alarms.push((left, pmu.unit().take_interrupt()));
-            pmu.unit().alarm_delivered(is_interrupted);
+            pmu.unit().bank.alarm_delivered(is_interrupted);
             if is_interrupted {
                 assert!(matches!(pmu.read(COUNTER), Value(_)));
             }
@@ -411,7 +411,7 @@ fn a_flood_of_interrupts_meets_the_rate_floor_and_the_operator_is_told() {
         host.time_passes(Duration::from_micros(1));
     }
     assert!((1000..1050).contains(&interrupts), "{interrupts}");
-    let notices = pmu.unit().take_notices();
+    let notices = pmu.unit().bank.take_notices();
     assert_eq!(notices.len(), 1);
     assert!(notices[0].to_string().contains("rate floor"), "{}", notices[0]);
 }
@@ -428,7 +428,7 @@ fn overflows_of_several_counters_are_no_flood_however_close_they_are() {
         pmu.write(COUNTER + 2 * status.ilog2(), 18_000_u64.wrapping_neg());
         host.time_passes(Duration::from_micros(3));
     }
-    assert_eq!(pmu.unit().take_notices(), []);
+    assert_eq!(pmu.unit().bank.take_notices(), []);
 }
 
 #[test]
@@ -441,13 +441,13 @@ fn an_event_that_the_host_refuses_stands_still_and_the_operator_is_told_once() {
     }
     run(&mut pmu, &host, 100);
     assert_eq!(pmu.read(COUNTER), Value(0));
-    let notices = pmu.unit().take_notices();
+    let notices = pmu.unit().bank.take_notices();
     assert_eq!(notices.len(), 1, "one notice");
     assert!(notices[0].to_string().contains("it does not exist"), "{}", notices[0]);
     pmu.write(SELECT, COUNTING);
     pmu.write(SELECT, BAD);
     assert_eq!(
-        pmu.unit().take_notices().len(),
+        pmu.unit().bank.take_notices().len(),
         1,
         "another notice after the counter has counted something else"
     );
@@ -463,10 +463,10 @@ fn a_guest_that_asks_for_one_impossible_event_after_the_other_does_not_flood_the
             pmu.write(SELECT, select);
         }
     }
-    assert_eq!(pmu.unit().take_notices().len(), 16 + 1, "16, and one that says that more are dropped");
+    assert_eq!(pmu.unit().bank.take_notices().len(), 16 + 1, "16, and one that says that more are dropped");
     host.time_passes(Duration::from_secs(10));
     pmu.write(SELECT, BAD[0]);
-    assert!(pmu.unit().take_notices()[0].to_string().contains("it does not exist"));
+    assert!(pmu.unit().bank.take_notices()[0].to_string().contains("it does not exist"));
 }
 
 #[test]
@@ -477,9 +477,9 @@ fn an_event_that_a_guest_has_stopped_using_is_released() {
     pmu.write(SELECT + 2, COUNTING_IN_USER_MODE);
     run(&mut pmu, &host, 100);
     pmu.write(SELECT, COUNTING & !(1 << 22));
-    pmu.unit().release_idle();
+    pmu.unit().bank.release_idle();
     assert_eq!(host.counters(), 2, "the guest may use it again at once");
-    pmu.unit().release_idle();
+    pmu.unit().bank.release_idle();
     assert_eq!(host.counters(), 1);
     run(&mut pmu, &host, 100);
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 2)), (Value(100), Value(205)));
@@ -498,7 +498,7 @@ fn starvation_is_reported_with_its_length() {
     host.starve(false);
     pmu.read(COUNTER);
     pmu.read(COUNTER);
-    let told: Vec<String> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told.len(), 2, "{told:?}");
     assert!(told[0].contains("counter 0 (rc0:uk) is starved"), "{told:?}");
     assert!(told[1].contains("30.000ms"), "{told:?}");

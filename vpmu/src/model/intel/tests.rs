@@ -268,7 +268,7 @@ fn an_event_that_the_host_lacks_stands_still_and_the_operator_is_told_its_name()
     pmu.write(SELECT + 1, 0x43_00c4);
     run(&mut pmu, &host, 100);
     assert_eq!((pmu.read(COUNTER), pmu.read(COUNTER + 1)), (Value(0), Value(100)));
-    let notices = pmu.unit().take_notices();
+    let notices = pmu.unit().bank.take_notices();
     assert_eq!(notices.len(), 1);
     assert!(notices[0].to_string().contains("LLC misses"), "{}", notices[0]);
 }

@@ -7,7 +7,7 @@ use log::trace;
 
 use super::{Riscv, Use, sbi};
 use crate::bank::Handled;
-use crate::bank::held::Held;
+use crate::bank::exit_mark::Marked;
 use crate::mask::{self, members};
 use crate::sbi_page::{ACTIVE, COUNTERS, IDLE, NO_CONFIGURATION, NO_TRAP, OVERFLOW, Page, Shared};
 use crate::source::Source;
@@ -20,7 +20,7 @@ pub struct SharedPage {
     /// The function of the call that is being handled, if it is such a call.
     announced: Option<u64>,
     /// Counters whose changes can be made as of this exit, if the page is going to be made available.
-    held: Option<Held>,
+    marked: Option<Marked>,
     /// Counters that were used when the page was last shown, or since.
     last_used: u64,
     /// What the page shows; `None` while it is not available.
@@ -43,8 +43,8 @@ pub type Configuration = [u64; 3];
 impl SharedPage {
     /// Creates a page that is not in use yet.
     pub fn new(shared: Shared) -> Self {
-        let (is_in_use, announced, held, shown, shows_configurations) = (false, None, None, None, false);
-        Self { shared, is_in_use, announced, held, last_used: 0, shown, shows_configurations }
+        let (is_in_use, announced, marked, shown, shows_configurations) = (false, None, None, None, false);
+        Self { shared, is_in_use, announced, marked, last_used: 0, shown, shows_configurations }
     }
 
     /// Notes a call of a function with this last argument.
@@ -94,12 +94,12 @@ impl<S: Source> Riscv<S> {
         if [&memory.active, &memory.tail_guard].map(|end| end.load(Relaxed)) != [ACTIVE, IDLE] {
             // Another kernel has taken over the memory.
             page.is_in_use = false;
-            self.unit.release_held();
+            self.unit.bank.forget_marks();
             return false;
         }
         memory.active.store(IDLE, Relaxed);
         if memory.changed.load(Relaxed) == 0 {
-            self.unit.release_held();
+            self.unit.bank.forget_marks();
             return false;
         }
         let all = self.shape.programmable();
@@ -113,7 +113,7 @@ impl<S: Source> Riscv<S> {
         let values: Vec<_> =
             members(written).map(|counter| (counter, memory.values[counter].load(Relaxed))).collect();
         trace!("calls without an exit: {shown:x?} became {running:#x} running, {used:#x} used, {values:x?}");
-        self.unit.rewind();
+        self.unit.bank.rewind();
         let control = self.unit.control();
         let changed = (running ^ shown.running) | (used ^ shown.used) | written;
         self.unit.set_control(control & !changed);
@@ -140,46 +140,47 @@ impl<S: Source> Riscv<S> {
         Some(Use { event, filter: sbi::Config(flags).filter() })
     }
 
-    /// Holds the counts of this exit, if the page is going to be made available.
-    pub(super) fn hold_for_page(&mut self) {
+    /// Marks the counts of this exit, if the page is going to be made available.
+    pub(super) fn mark_for_page(&mut self) {
         let Some(page) = &mut self.page else { return };
         let is_wanted = page.announced.is_some() || page.is_in_use && self.unit.is_interrupt_pending();
         let with_time = matches!(page.announced, Some(sbi::START | sbi::STOP));
-        page.held = is_wanted.then(|| self.unit.hold(with_time));
+        page.marked = is_wanted.then(|| self.unit.mark_exit(with_time));
     }
 
     /// Makes the page available at the next entry, after a call or after an alarm whose interrupt was injected.
     pub(super) fn show_page(&mut self, is_interrupted: bool) {
         let (state, all) = (self.state(), self.on_page());
         let Some(page) = &mut self.page else { return };
-        let held = page.held.take();
+        let marked = page.marked.take();
         let announced = page.announced.take();
         let cause = match announced {
             Some(_) => NO_TRAP,
             None if is_interrupted => OVERFLOW,
-            None => return self.unit.release_held(),
+            None => return self.unit.bank.forget_marks(),
         };
-        let Some(held) = held else { return };
+        let Some(marked) = marked else { return };
         // A kernel that starts one counter after the other starts those of time with the one before, and the same for
         // stops.
-        let held_for = |function| held.programs | if announced == Some(function) { held.time } else { 0 };
-        let startable = held_for(sbi::START) & all;
+        let marked_for =
+            |function| marked.programs | if announced == Some(function) { marked.time } else { 0 };
+        let startable = marked_for(sbi::START) & all;
         let memory = &*page.shared.memory;
         let is_ours = [&memory.active, &memory.tail_guard].map(|end| end.load(Relaxed)) == [IDLE; 2];
         if cause == OVERFLOW && !is_ours {
             page.is_in_use = false;
-            return self.unit.release_held();
+            return self.unit.bank.forget_marks();
         }
         page.shows_configurations &= is_ours;
         // The value of a counter that is not used stays the same.
         let changing = if is_ours { state.used | page.last_used } else { all };
         page.last_used = state.used;
         for counter in members(changing) {
-            memory.values[counter].store(self.unit.value(counter), Relaxed);
+            memory.values[counter].store(self.unit.bank.value(counter), Relaxed);
         }
         let mut may_start = 0;
         for counter in members(startable) {
-            if let Some(values) = self.unit.start_values(counter) {
+            if let Some(values) = self.unit.bank.start_values(counter) {
                 may_start |= 1 << counter;
                 for (word, value) in memory.no_exit_values[counter].iter().zip(values) {
                     word.store(value, Relaxed);
@@ -199,7 +200,7 @@ impl<S: Source> Riscv<S> {
             (&memory.all, all),
             (&memory.running, state.running),
             (&memory.used, state.used),
-            (&memory.may_stop, state.running & held_for(sbi::STOP)),
+            (&memory.may_stop, state.running & marked_for(sbi::STOP)),
             (&memory.may_start, may_start),
             (&memory.may_resume, state.running & may_start),
             (&memory.overflows, state.overflows),

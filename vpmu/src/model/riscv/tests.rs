@@ -428,7 +428,7 @@ fn task_switches_need_no_request_to_the_host() {
     assert_eq!(host.requests(), before);
     pmu.sbi_call(sbi::STOP, &[0, ALL, RESET]);
     for _ in 0..2 {
-        pmu.unit().release_idle();
+        pmu.unit().bank.release_idle();
     }
     assert_eq!(host.counters(), 0, "idle events are released");
 }
@@ -467,7 +467,7 @@ fn a_denied_event_is_not_supported_and_stands_still_if_it_counted_before() {
     pmu.set_policy(&of_events(&["cpu-cycles", "r55"]));
     run(&mut pmu, &host, 10);
     assert_eq!([pmu.shows(counters[0]), pmu.shows(counters[1]), pmu.shows(5)], [10, 0, 10]);
-    let told: Vec<_> = pmu.unit().take_notices().iter().map(ToString::to_string).collect();
+    let told: Vec<_> = pmu.unit().bank.take_notices().iter().map(ToString::to_string).collect();
     assert_eq!(told, ["counter 4 stands still: the policy denies r10019:uk (dTLB-load-misses)"]);
     assert_eq!(pmu.config(ALL, 0, INSTRUCTIONS), (NOT_SUPPORTED, 0));
     pmu.set_policy(&of_events(&["dTLB-load-misses"]));

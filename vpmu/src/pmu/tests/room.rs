@@ -372,7 +372,7 @@ impl Guest {
                 self.host.time_passes(std::time::Duration::from_millis(*milliseconds));
                 self.exit(Cause::Kick);
             }
-            Step::ReleaseIdle => self.pmu.model.unit().release_idle(),
+            Step::ReleaseIdle => self.pmu.model.unit().bank.release_idle(),
             Step::Policy(freeze, ebb) => {
                 self.pmu.set_policy(&Policy { freeze: *freeze, ebb: *ebb, ..Policy::default() });
             }

@@ -5,13 +5,13 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-fn identity(inode: u64) -> Identity {
-    Identity { inode, created: 0, file_system: 0 }
+fn inode_id(inode: u64) -> InodeId {
+    InodeId { inode, created: 0, file_system: 0 }
 }
 
 fn table(limits: Limits) -> Table {
     let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-    Table::new(limits, identity(0), root.into())
+    Table::new(limits, inode_id(0), root.into())
 }
 
 fn name(number: u64, length: usize) -> CString {
@@ -21,7 +21,7 @@ fn name(number: u64, length: usize) -> CString {
 fn add(table: &mut Table, inode: u64, length: usize) -> Result<u64, Errno> {
     let name = name(inode, length);
     table.reserve(Name::new(&name).unwrap())?;
-    Ok(table.insert(identity(inode), Kind::Other, ROOT, &name))
+    Ok(table.insert(inode_id(inode), Kind::Other, ROOT, &name))
 }
 
 /// Returns the number of bytes that a table has allocated.
@@ -69,20 +69,20 @@ fn node_ids_are_never_reused() {
         }
         table.remove(id + 1);
     }
-    assert_eq!(table.find(&identity(0)), Some(ROOT));
+    assert_eq!(table.find(&inode_id(0)), Some(ROOT));
 }
 
 #[test]
 fn directories_are_evicted_last() {
     let mut table = table(Limits { nodes: 10, ..MEMORY });
-    let directory = table.insert(identity(1), Kind::Directory, ROOT, c"current");
+    let directory = table.insert(inode_id(1), Kind::Directory, ROOT, c"current");
     for inode in 10..100 {
         add(&mut table, inode, 5).unwrap();
     }
     assert!(table.get(directory).is_some());
     for inode in 100..200 {
         table.reserve(Name::new(c"name").unwrap()).unwrap();
-        table.insert(identity(inode), Kind::Directory, ROOT, c"name");
+        table.insert(inode_id(inode), Kind::Directory, ROOT, c"name");
     }
     assert!(table.get(directory).is_none());
 }
@@ -91,7 +91,7 @@ fn directories_are_evicted_last() {
 fn nodes_that_are_used_or_have_children_stay() {
     let mut table = table(Limits { nodes: 10, ..MEMORY });
     let directory = add(&mut table, 1, 5).unwrap();
-    let child = table.insert(identity(2), Kind::Other, directory, c"child");
+    let child = table.insert(inode_id(2), Kind::Other, directory, c"child");
     let used = add(&mut table, 3, 5).unwrap();
     for inode in 10..100 {
         for id in [child, used] {

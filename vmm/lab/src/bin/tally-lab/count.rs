@@ -101,7 +101,7 @@ impl Count {
         {
             return failed(format!("was ended by a signal ({signal})"));
         }
-        let lab = tally_lab::identity(host, processor, progress)?;
+        let lab = tally_lab::parts_of_host(host, processor, progress)?;
         let mut report =
             Report::new(processor.name(), place, lab, &self.command, &String::from_utf8_lossy(&printed))?;
         if let Some(baseline) = &baseline {

@@ -13,7 +13,7 @@ use tally_lab::figures::fleet::{CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::figures::net::Transfer;
 use tally_lab::figures::pmu::{Programs, UNCONFINED};
 use tally_lab::figures::watch::attention;
-use tally_lab::peer::{self, Machine};
+use tally_lab::peer::{self, MachineType};
 use tally_lab::{Processor, Result, Scenario, published};
 
 use crate::beside;
@@ -73,7 +73,7 @@ fn boot(progress: &mut Progress) -> Result<String> {
         timed(|| figures::run(&Scenario::with_all_counters("cut -d' ' -f1 /proc/uptime"), progress))?;
     progress.step("booting the simulated host and a guest in it");
     let command = ["sh", "-c", "perf stat true; perf record -q -o /tmp/data true"];
-    let both = Scenario::with_all_counters(peer::linux(Machine::Default, &command))
+    let both = Scenario::with_all_counters(peer::linux(MachineType::Default, &command))
         .guest(Suite::default(), progress)?;
     let (scenario, _) = timed(|| figures::run(&both, progress))?;
     progress.step("booting Tally's guest and the peer's");
@@ -216,7 +216,7 @@ fn commands(progress: &mut Progress) -> Result<String> {
         let instructions = total.instructions.div_ceil(1_000_000);
         line(format!("| {monitor} | {} | {} | {instructions} | {} |", cost(first), cost(end), total.pages));
     }
-    let figures::commands::Saving { seconds, kib } = figures.saving;
+    let figures::commands::SnapshotCost { seconds, kib } = figures.saving;
     line(format!(
         "\nThe guest of `tally,restored` was written by `tally snapshot` in {seconds:.3} s, and takes {} MiB.",
         kib >> 10

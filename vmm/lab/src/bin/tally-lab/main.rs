@@ -43,7 +43,7 @@ enum Subcommands {
     #[command(after_help = "Examples:\n  tally-lab build\n  tally-lab build --host intel")]
     Build {
         #[command(flatten)]
-        host: Host,
+        host: HostOption,
     },
     /// Run a shell script on the simulated host
     Exec(Exec),
@@ -131,7 +131,7 @@ struct Exec {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
-    machine: Machine,
+    machine: MachineOptions,
     #[arg(hide = true)]
     script: PathBuf,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
@@ -139,7 +139,7 @@ struct Exec {
 }
 
 #[derive(Args)]
-struct Machine {
+struct MachineOptions {
     /// Kill the script after this time
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
@@ -164,7 +164,7 @@ struct Machine {
 
 /// The simulated host.
 #[derive(Args)]
-struct Host {
+struct HostOption {
     /// The host: amd, intel or riscv64
     #[arg(long, value_name = "HOST")]
     host: Option<Processor>,
@@ -173,7 +173,7 @@ struct Host {
     arch: Option<Arch>,
 }
 
-impl Host {
+impl HostOption {
     fn processor(&self) -> Processor {
         let of_arch = |arch| Processor::of(arch, HostPmu::default());
         self.host.unwrap_or_else(|| of_arch(self.arch.unwrap_or_default()))
@@ -184,7 +184,7 @@ impl Host {
 #[derive(Args)]
 struct Kind {
     #[command(flatten)]
-    host: Host,
+    host: HostOption,
     /// The Debian release of the host's kernel
     #[arg(long, value_name = "SUITE")]
     host_suite: Option<Suite>,
@@ -235,7 +235,7 @@ impl Kind {
     }
 }
 
-impl Machine {
+impl MachineOptions {
     fn check(&self) -> Result<()> {
         let processor = self.kind.host.processor();
         self.kind.check()?;

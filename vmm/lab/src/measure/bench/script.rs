@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::plan::{Column, Events, Measure, Row};
-use crate::scenario::peer::{self, Machine};
+use crate::scenario::peer::{self, MachineType};
 use crate::scenario::programs::ON_INTEL;
 use crate::simulator::board::Processor;
 
@@ -153,7 +153,7 @@ fn command(column: Column, limit: Limit, extra: &str) -> String {
         Column::Mediated => format!("mediated {}", command(Column::Tally("kvm"), limit, extra)),
         // With `debug-threads`, the vCPU's thread has a name, by which the main script finds it.
         Column::Kvm => {
-            peer::linux(Machine::Default, &["sh", &script, extra]) + " -name bench,debug-threads=on"
+            peer::linux(MachineType::Default, &["sh", &script, extra]) + " -name bench,debug-threads=on"
         }
     }
 }

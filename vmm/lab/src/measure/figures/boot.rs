@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::scenario::Scenario;
-use crate::scenario::peer::{self, Machine};
+use crate::scenario::peer::{self, MachineType};
 use guest_images::payloads::BARE_METAL;
 use guest_images::{Progress, Suite};
 
@@ -95,7 +95,7 @@ fn run(command: &str) -> String {
 /// `resident KIB`, and `start INSTRUCTIONS` without the sandbox and with it.
 fn script() -> String {
     let line = format!("console=ttyS0 cryptomgr.notests panic=-1 {INIT}");
-    let peers: String = [Machine::Microvm, Machine::Default]
+    let peers: String = [MachineType::Microvm, MachineType::Default]
         .map(|machine| format!("boot {} {}\n", machine.name(), peer::to_debug_exit(machine, &line)))
         .concat();
     let completed: String = [format!("./tally run --append '{INIT}'"), run("true"), run("perf stat true")]

@@ -13,7 +13,7 @@ use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
 
 use crate::error::{Error, Result};
 use crate::scenario::Scenario;
-use crate::scenario::peer::{self, Folder, Machine};
+use crate::scenario::peer::{self, Folder, MachineType};
 use crate::simulator::tools;
 
 /// Size of the file that is read from a shared directory.
@@ -46,7 +46,7 @@ pub struct Total {
 
 /// Cost of saving a running guest of 512 MiB.
 #[derive(Debug)]
-pub struct Saving {
+pub struct SnapshotCost {
     /// Virtual time of `tally snapshot`.
     pub seconds: f64,
     /// Space that the folder takes on the disk.
@@ -86,7 +86,7 @@ pub struct Figures {
     /// The command with each monitor.
     pub hellos: Vec<Hello>,
     /// The snapshot that one of them was restored from.
-    pub saving: Saving,
+    pub saving: SnapshotCost,
     /// The reads with each monitor.
     pub readings: Vec<Reading>,
     /// Size of the program `tally`.
@@ -195,7 +195,7 @@ hello tally,kernel ./tally run --kernel vmlinuz --initrd guest/initrd -- echo he
     let mut line = |text: std::fmt::Arguments| {
         writeln!(script, "{text}").expect("writing to a string cannot fail");
     };
-    for machine in [Machine::Microvm, Machine::Default] {
+    for machine in [MachineType::Microvm, MachineType::Default] {
         line(format_args!("hello {} {}", machine.name(), peer::linux(machine, &["echo", "hello"])));
     }
     let folder = "/scenario/shared";
@@ -205,7 +205,7 @@ hello tally,kernel ./tally run --kernel vmlinuz --initrd guest/initrd -- echo he
         let options = format!("trans=virtio,version=9p2000.L,msize=524288,ro,cache={cache}");
         let mount = format!("mkdir /shared && mount -t 9p -o {options} shared /shared && cd /shared");
         let folder = Folder { kernel: "small", path: folder, tag: "shared" };
-        let command = peer::linux_with_folder(Machine::Microvm, &folder, &["sh", "-c", &read(&mount)]);
+        let command = peer::linux_with_folder(MachineType::Microvm, &folder, &["sh", "-c", &read(&mount)]);
         line(format_args!("reading microvm,9p,cache={cache} {command}"));
     }
     script
@@ -245,9 +245,9 @@ fn total(line: &str) -> Option<(&str, Total)> {
     Some((monitor, Total { instructions: instructions.parse().ok()?, pages }))
 }
 
-fn saving(line: &str) -> Option<Saving> {
+fn saving(line: &str) -> Option<SnapshotCost> {
     let (seconds, kib) = line.split_once(' ')?;
-    Some(Saving { seconds: seconds.parse().ok()?, kib: kib.parse().ok()? })
+    Some(SnapshotCost { seconds: seconds.parse().ok()?, kib: kib.parse().ok()? })
 }
 
 fn reading(line: &str) -> Option<Reading> {

@@ -11,7 +11,7 @@ use guest_images::{Progress, Suite};
 use crate::error::Result;
 use crate::scenario::Scenario;
 use crate::scenario::passt;
-use crate::scenario::peer::{self, Machine, Net};
+use crate::scenario::peer::{self, MachineType, Net};
 
 /// Number of requests.
 const REQUESTS: u32 = 100;
@@ -115,7 +115,7 @@ measure() {{
     line("tally,user", user, &tally("--net user --publish 8080:80 --publish 8099:99"));
     line("tally,tap", tap, &tally("--net tap=tap0"));
     for (net, at) in [(Net::User, user), (Net::Tap, tap)] {
-        let command = peer::linux_with_network(Machine::Microvm, net, &["sh", "-c", &*served_by_peer]);
+        let command = peer::linux_with_network(MachineType::Microvm, net, &["sh", "-c", &*served_by_peer]);
         line(
             &format!("microvm,{}", net.name()),
             at,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use guest_images::payloads::riscv64;
 use guest_images::{Arch, Progress, Release};
 
-use super::{Host, OVERFLOWS_BEFORE};
+use super::{OVERFLOWS_BEFORE, ProfiledHost};
 use crate::error::{Error, Result};
 use crate::measure::bench::{Events, Programs, Row};
 use crate::scenario::Scenario;
@@ -16,7 +16,7 @@ use crate::scenario::trace::{Flags, MARK};
 use crate::simulator::board::{HostPmu, Processor};
 use crate::simulator::image::default_host;
 
-pub const AMD: Host = Host {
+pub const AMD: ProfiledHost = ProfiledHost {
     processor: Processor::Amd,
     handler: "asm_exc_nmi",
     counted: [
@@ -28,7 +28,7 @@ pub const AMD: Host = Host {
     scenario: on_amd,
 };
 
-pub const RISCV: Host = Host {
+pub const RISCV: ProfiledHost = ProfiledHost {
     processor: Processor::Riscv64,
     handler: "pmu_sbi_ovf_handler",
     counted: [
@@ -43,7 +43,7 @@ pub const RISCV: Host = Host {
 /// The function by which a RISC-V host enters a guest.
 const GUEST_ENTRY: &str = "__kvm_riscv_switch_to";
 
-impl Host {
+impl ProfiledHost {
     /// The release whose kernel the host and the guest have: the symbols are those of both.
     fn release(&self) -> Release {
         default_host(self.processor.arch())
@@ -87,7 +87,7 @@ fn on_riscv(row: Row, _: &Programs, progress: &mut Progress) -> Result<Scenario>
 }
 
 /// Runs a guest, and begins the trace when it has taken some overflows. `interrupts` is in the host's line of these.
-fn scenario(host: &Host, interrupts: &str, command: &str) -> Scenario {
+fn scenario(host: &ProfiledHost, interrupts: &str, command: &str) -> Scenario {
     let script = format!(
         "taken() {{ awk '/{interrupts}/ {{ print $2 }}' /proc/interrupts; }}
         first=$(taken)
@@ -103,7 +103,7 @@ fn scenario(host: &Host, interrupts: &str, command: &str) -> Scenario {
 }
 
 /// Returns the host for an architecture.
-pub fn of(arch: Arch) -> &'static Host {
+pub fn of(arch: Arch) -> &'static ProfiledHost {
     match arch {
         Arch::X86_64 => &AMD,
         Arch::Riscv64 => &RISCV,

@@ -3,7 +3,7 @@
 //!
 //! A saved host is the same for all runs: its files and its script come after that, in an archive ([`super::Start`]).
 //! It stops itself, so that it is always at the same instruction, whatever this machine is doing meanwhile. What many
-//! runs begin with can be executed before that, and is saved with the host ([`Saved::prepared`]).
+//! runs begin with can be executed before that, and is saved with the host ([`SavedHost::prepared`]).
 
 use std::fs::File;
 use std::io::Read;
@@ -27,20 +27,20 @@ const KEPT: usize = 3;
 
 /// A saved host.
 #[derive(Debug)]
-pub struct Saved {
+pub struct SavedHost {
     folder: PathBuf,
 }
 
 /// What a host is started with.
 #[derive(Clone, Copy)]
-pub struct Parts<'a> {
+pub struct HostParts<'a> {
     pub cpu: &'a LabCpu,
     pub release: Release,
     pub image: &'a HostImage,
     pub shape: Shape,
 }
 
-impl Saved {
+impl SavedHost {
     /// Size of the archive with a run's files.
     pub const FILES_SIZE: u64 = qemu::FILES_MIB << 20;
 
@@ -51,7 +51,7 @@ impl Saved {
     }
 
     /// Returns the saved host, and saves it if needed.
-    pub fn of(cache: &Cache, parts: Parts, progress: &mut Progress) -> Result<Self> {
+    pub fn of(cache: &Cache, parts: HostParts, progress: &mut Progress) -> Result<Self> {
         let folder = cache.entry(&parts.key("lab-saved")?, progress, |progress, entry| {
             progress.step("booting a simulated host once, to start from there");
             let host = Self { folder: entry.to_owned() };
@@ -66,7 +66,7 @@ impl Saved {
     pub fn prepared(
         &self,
         cache: &Cache,
-        parts: Parts,
+        parts: HostParts,
         (inputs, limit): (&[impl AsRef<[u8]>], Duration),
         archive: impl FnOnce() -> Result<File>,
         progress: &mut Progress,
@@ -86,8 +86,8 @@ impl Saved {
     }
 
     /// Starts a host, and saves it when it has stopped itself.
-    fn save(&self, start: &Start, parts: Parts, limit: Duration) -> Result<()> {
-        let Parts { cpu, release, image, shape } = parts;
+    fn save(&self, start: &Start, parts: HostParts, limit: Duration) -> Result<()> {
+        let HostParts { cpu, release, image, shape } = parts;
         let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None, None)?;
         thread::scope(|scope| {
             let console = scope.spawn(|| {
@@ -114,7 +114,7 @@ impl Saved {
     }
 }
 
-impl Parts<'_> {
+impl HostParts<'_> {
     /// Returns the key of a saved host that starts from these parts.
     fn key(&self, kind: &str) -> Result<Key> {
         let Self { cpu, image, .. } = self;

@@ -13,7 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{DeviceFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-use super::machine::aia;
+use super::layout::aia;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Number of interrupt identities of each IMSIC, as the guest is told: the minimum of the specification.

@@ -13,20 +13,20 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::aia::{self, Controllers};
-use super::identity::Identity;
-use super::loader::{Entry, Format, Kernel};
-use super::machine::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, GENERATION_GSI, VIRTIO};
+use super::fingerprint::Fingerprint;
+use super::layout::{COM, DEBUG_EXIT, DEBUG_EXIT_LEN, VIRTIO, VMGENID_GSI};
+use super::loader::{Entry, Kernel};
 use super::pmu::{Link, Model, Pmu};
 use super::register::Register;
 use super::state::VcpuState;
 use super::{fdt, isa, memory, state};
-use crate::architecture::{self, FirstVirtio, PmuModel};
+use crate::architecture::{self, FirstVirtio};
 use crate::entropy::entropy;
 use crate::error::MachineError;
-use crate::generation;
 use crate::kvm_error::{KvmError, KvmResultExt};
+use crate::vmgenid;
 
-type Plan<'a> = architecture::Plan<'a, Model>;
+pub type Plan<'a> = architecture::Plan<'a, Pmu>;
 
 /// The devices, and other state that all vCPUs share.
 #[derive(Clone)]
@@ -47,40 +47,37 @@ impl Board {
         // If the output fails, the text is lost, as on a serial line.
         let _ = output.write_all(text);
     }
-}
 
-impl architecture::Board for Board {
-    /// The console, from the first message on; and a panic resets the machine, which ends it.
-    const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
-    const CONSOLE_GSI: u32 = COM.gsi;
-    const VIRTIO: FirstVirtio = VIRTIO;
-    type Format = Format;
-    type Controllers = Controllers;
-    type PmuLink = Link;
-    type State = aia::State;
-    type VcpuState = VcpuState;
-    type Identity = Identity;
+    /// Parameters that every Linux kernel gets: the console, from the first message on; and a panic resets the machine,
+    /// which ends it.
+    pub const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
+    /// Interrupt line of the serial port.
+    pub const CONSOLE_GSI: u32 = COM.gsi;
+    /// Address and interrupt line of the first virtio device.
+    pub const VIRTIO: FirstVirtio = VIRTIO;
 
-    fn ram(size: u64) -> Vec<(u64, u64)> {
+    /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
+    pub fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
     }
 
-    fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
+    /// Creates the object through which a device raises this interrupt line.
+    pub fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
         Ok(Line { vm: Arc::clone(vm), gsi })
     }
 
     /// Does nothing: KVM requires no part of the VM before the first vCPU here.
-    fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
+    pub fn before_vcpus(_vm: &VmFd) -> Result<(), KvmError> {
         Ok(())
     }
 
     /// Creates the interrupt controllers, for which KVM requires that all vCPUs exist.
-    fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
+    pub fn after_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
         aia::create(vm, u32::try_from(vcpus.len()).unwrap_or(u32::MAX))
     }
 
-    /// Writes the device tree into the guest's memory.
-    fn write_tables(
+    /// Writes the device tree into the guest's memory. `virtio` is the number of virtio devices.
+    pub fn write_tables(
         plan: &Plan,
         vcpus: &[VcpuFd],
         virtio: usize,
@@ -108,7 +105,7 @@ impl architecture::Board for Board {
             .into_iter()
             .filter(|(extension, ..)| has(*extension))
             .filter_map(|(_, name, register)| Some((name, u32::try_from(register.get(first).ok()?).ok()?)));
-        let machine = fdt::Machine {
+        let machine = fdt::MachineProperties {
             cpus: plan.cpus.into(),
             mmu: MMUS.iter().find(|(number, _)| *number == mode).map_or(MMUS[0].1, |(_, name)| name),
             blocks: &blocks.collect::<Vec<_>>(),
@@ -129,13 +126,14 @@ impl architecture::Board for Board {
             )));
         }
         let written = plan.ram.mapped.write_slice(&tree, GuestAddress(address));
-        let id = memory::generation(plan.ram.size());
+        let id = memory::vmgenid(plan.ram.size());
         written
-            .and_then(|()| generation::write_new(&plan.ram.mapped, id))
+            .and_then(|()| vmgenid::write_new(&plan.ram.mapped, id))
             .map_err(|error| MachineError::Firmware(error.to_string()))
     }
 
-    fn new(
+    /// Creates the buses with all devices on them.
+    pub fn new(
         _kvm: &Kvm,
         _vm: &Arc<VmFd>,
         plan: &Plan,
@@ -148,8 +146,8 @@ impl architecture::Board for Board {
         Ok(Self { serial: console.clone(), virtio: Arc::new(virtio), output, controllers, pages })
     }
 
-    /// Sets what each vCPU can do, and its registers.
-    fn set_up_vcpus(
+    /// Sets what each vCPU can do, and its registers. All but the first wait until the guest's kernel starts them.
+    pub fn set_up_vcpus(
         &self,
         _kvm: &Kvm,
         plan: &Plan,
@@ -173,15 +171,18 @@ impl architecture::Board for Board {
         Ok(())
     }
 
-    fn save(&self, _vm: &VmFd) -> Result<aia::State, KvmError> {
+    /// Reads what KVM holds of the machine. No vCPU may run meanwhile.
+    pub fn save(&self, _vm: &VmFd) -> Result<aia::State, KvmError> {
         self.controllers.save()
     }
 
-    fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
+    /// Reads what KVM holds of a vCPU, whose last exit has been completed.
+    pub fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
         VcpuState::save(vcpu)
     }
 
-    fn restore<'a>(
+    /// Sets what KVM holds of a new machine and its vCPUs. The guest's memory has been restored before.
+    pub fn restore<'a>(
         &self,
         _kvm: &Kvm,
         vm: &VmFd,
@@ -196,34 +197,42 @@ impl architecture::Board for Board {
         }
         self.controllers.restore(state)?;
         // Its random generator is that of every other guest that was restored from this state.
-        generation::write_new(&plan.ram.mapped, memory::generation(plan.ram.size()))
+        vmgenid::write_new(&plan.ram.mapped, memory::vmgenid(plan.ram.size()))
             .expect("the last page of RAM is mapped");
-        generation::announce(vm, GENERATION_GSI)
+        vmgenid::announce(vm, VMGENID_GSI)
     }
 
-    /// Creates a vCPU to ask: KVM says nothing about the processor otherwise.
-    fn identity(kvm: &Kvm, _cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
+    /// same finds everything as it was. Creates a vCPU to ask: KVM says nothing about the processor otherwise.
+    pub fn fingerprint(kvm: &Kvm, _cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
         let vm = kvm.create_vm().operation("create a VM")?;
         let vcpu = vm.create_vcpu(0).operation("create a vCPU")?;
         show_processor(&vcpu, pmu)?;
-        Ok(Identity::new(&state::read_all(&vcpu)?))
+        Ok(Fingerprint::new(&state::read_all(&vcpu)?))
     }
 
-    /// A thread that saves may not create a vCPU, and need not.
-    fn saved_identity(_kvm: &Kvm, _cpus: u8, _pmu: Pmu, first: &VcpuState) -> Result<Identity, KvmError> {
-        Ok(Identity::new(&first.registers))
+    /// Returns [`Self::fingerprint`] of a machine that runs. A thread that saves may not create a vCPU, and need not.
+    pub fn saved_fingerprint(
+        _kvm: &Kvm,
+        _cpus: u8,
+        _pmu: Pmu,
+        first: &VcpuState,
+    ) -> Result<Fingerprint, KvmError> {
+        Ok(Fingerprint::new(&first.registers))
     }
 
-    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+    /// Returns in what this host differs from the one where a guest was saved, if its guest would see it.
+    pub fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
         saved.difference(here)
     }
 
-    fn pmu_link(&self) -> Link {
+    /// Returns what a vCPU's emulated PMU needs from the board.
+    pub fn pmu_link(&self) -> Link {
         Link { controllers: self.controllers.clone(), pages: self.pages }
     }
 
     /// Handles a load from an address that is not RAM.
-    fn read(&self, address: u64, data: &mut [u8]) {
+    pub fn read(&self, address: u64, data: &mut [u8]) {
         match within(address, COM.base, Serial::PORTS.into(), data.len()) {
             Some(offset) => self.serial.read(offset, data),
             None => self.virtio.read(address, data),
@@ -231,7 +240,7 @@ impl architecture::Board for Board {
     }
 
     /// Handles a store to an address that is not RAM. Returns how the machine ends if the store ends it.
-    fn write(&self, address: u64, data: &[u8]) -> Option<End> {
+    pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
         if let Some(offset) = within(address, COM.base, Serial::PORTS.into(), data.len()) {
             return self.serial.write(offset, data);
         }

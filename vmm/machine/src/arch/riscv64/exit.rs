@@ -8,10 +8,9 @@ use vpmu::model::riscv::Answer;
 use vpmu_retarget::riscv::{EXTENSION, READ_COUNTER, READ_OVERFLOWS};
 
 use super::board::Board;
-use super::pmu::{Emulated, VcpuPmu};
+use super::pmu::VcpuPmu;
 use super::register::Register;
 use super::sbi::{self, Call};
-use crate::architecture::Run;
 use crate::entropy::entropy;
 use crate::exit::{self, ExitKind};
 use crate::memory::GuestRam;
@@ -55,22 +54,19 @@ impl KvmRun {
     fn answer_csr(&mut self, value: u64) {
         self.fd.get_kvm_run().__bindgen_anon_1.riscv_csr.ret_value = value;
     }
-}
 
-impl Run for KvmRun {
-    type ArchExit = ArchExit;
-    type Board = Board;
-    type Emulated = Emulated;
-
-    fn new(fd: VcpuFd) -> Self {
+    /// Wraps the file descriptor. Must be called on the thread that runs the vCPU.
+    pub fn new(fd: VcpuFd) -> Self {
         Self { fd }
     }
 
-    fn fd(&mut self) -> &mut VcpuFd {
+    /// Returns the vCPU's file descriptor, for all operations except `KVM_RUN`.
+    pub fn fd(&mut self) -> &mut VcpuFd {
         &mut self.fd
     }
 
-    fn run(&mut self) -> Exit {
+    /// Runs the guest until its next exit. KVM coalesces no writes here, which the board would have to see.
+    pub fn run(&mut self, _board: &Board) -> Exit {
         match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_SBI)) => Exit::Arch(ArchExit::Call(self.call())),
             Ok(VcpuExit::Unsupported(KVM_EXIT_RISCV_CSR)) => Exit::Arch(ArchExit::Csr(self.csr())),
@@ -79,10 +75,8 @@ impl Run for KvmRun {
         }
     }
 
-    /// Does nothing: KVM coalesces no writes here.
-    fn drain(&mut self, _exit: &Exit, _board: &Board) {}
-
-    fn kind(exit: &ArchExit) -> ExitKind {
+    /// Returns the kind under which an exit is counted.
+    pub fn kind(exit: &ArchExit) -> ExitKind {
         match exit {
             ArchExit::Call(Call {
                 extension: EXTENSION, function: READ_COUNTER | READ_OVERFLOWS, ..
@@ -92,7 +86,14 @@ impl Run for KvmRun {
         }
     }
 
-    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, ram: &GuestRam) -> Option<End> {
+    /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.
+    pub fn handle(
+        &mut self,
+        exit: ArchExit,
+        pmu: &mut VcpuPmu,
+        board: &Board,
+        ram: &GuestRam,
+    ) -> Option<End> {
         match exit {
             ArchExit::Call(call) => self.answer_call(sbi::answer(call, pmu, board, ram)),
             ArchExit::Csr(number) => self.answer_csr(csr(number)),
@@ -100,26 +101,27 @@ impl Run for KvmRun {
         None
     }
 
-    fn is_in_user_mode(fd: &VcpuFd) -> bool {
+    /// Returns whether a vCPU is in user mode.
+    pub fn is_in_user_mode(fd: &VcpuFd) -> bool {
         const USER: u64 = 0;
         Register::MODE.get(fd).is_ok_and(|mode| mode == USER)
     }
 
     /// Returns a vCPU's program counter.
-    fn instruction_pointer(fd: &VcpuFd) -> u64 {
+    pub fn instruction_pointer(fd: &VcpuFd) -> u64 {
         Register::PC.get(fd).unwrap_or_default()
     }
 
     /// Does nothing: [`Self::synced_instruction_pointer`] reads the register with a system call.
-    fn sync_instruction_pointer(_fd: &mut VcpuFd) {}
+    pub fn sync_instruction_pointer(_fd: &mut VcpuFd) {}
 
     /// Returns the program counter at the last exit.
-    fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
+    pub fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
         Self::instruction_pointer(fd)
     }
 
     /// Does nothing: the guest has no interface to learn that a vCPU was paused.
-    fn notify_paused(_fd: &VcpuFd) {}
+    pub fn notify_paused(_fd: &VcpuFd) {}
 }
 
 /// Returns the value of a CSR that KVM does not have: entropy for `seed` (Zkr), and 0 for all others.

@@ -7,12 +7,12 @@ use kvm_bindings::{KVM_DEV_RISCV_APLIC_SIZE, KVM_DEV_RISCV_IMSIC_SIZE};
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
 use super::aia::{self, imsic};
-use super::machine::{COM, GENERATION_GSI, VIRTIO, aia as place};
+use super::layout::{COM, VIRTIO, VMGENID_GSI, aia as place};
 use super::memory;
-use crate::generation;
+use crate::vmgenid;
 
 /// The properties in which machines differ.
-pub struct Machine<'a> {
+pub struct MachineProperties<'a> {
     /// Number of CPUs.
     pub cpus: u32,
     /// Names of each CPU's ISA extensions.
@@ -49,7 +49,7 @@ const IMSIC: u32 = 2;
 const FIRST_CPU: u32 = 16;
 
 /// Returns the device tree blob.
-pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
+pub fn tree(machine: &MachineProperties) -> FdtWriterResult<Vec<u8>> {
     let mut fdt = FdtWriter::new()?;
     let root = fdt.begin_node("")?;
     fdt.property_u32("#address-cells", 2)?;
@@ -69,7 +69,7 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     fdt.property_null("ranges")?;
     interrupts(&mut fdt, machine.cpus)?;
     serial(&mut fdt)?;
-    generation(&mut fdt, memory::generation(machine.memory))?;
+    vmgenid(&mut fdt, memory::vmgenid(machine.memory))?;
     for index in 0..machine.virtio {
         let address = VIRTIO.address(index);
         let node = fdt.begin_node(&format!("virtio@{address:x}"))?;
@@ -83,7 +83,7 @@ pub fn tree(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     fdt.finish()
 }
 
-fn chosen(fdt: &mut FdtWriter, machine: &Machine) -> FdtWriterResult<()> {
+fn chosen(fdt: &mut FdtWriter, machine: &MachineProperties) -> FdtWriterResult<()> {
     let node = fdt.begin_node("chosen")?;
     fdt.property_string("bootargs", machine.command_line)?;
     fdt.property_string("stdout-path", &format!("/soc/serial@{:x}", COM.base))?;
@@ -95,7 +95,7 @@ fn chosen(fdt: &mut FdtWriter, machine: &Machine) -> FdtWriterResult<()> {
     fdt.end_node(node)
 }
 
-fn cpus(fdt: &mut FdtWriter, machine: &Machine) -> FdtWriterResult<()> {
+fn cpus(fdt: &mut FdtWriter, machine: &MachineProperties) -> FdtWriterResult<()> {
     let node = fdt.begin_node("cpus")?;
     fdt.property_u32("#address-cells", 1)?;
     fdt.property_u32("#size-cells", 0)?;
@@ -162,11 +162,11 @@ fn serial(fdt: &mut FdtWriter) -> FdtWriterResult<()> {
 }
 
 /// The VM generation ID. Linux has a driver since 6.10.
-fn generation(fdt: &mut FdtWriter, address: u64) -> FdtWriterResult<()> {
+fn vmgenid(fdt: &mut FdtWriter, address: u64) -> FdtWriterResult<()> {
     let node = fdt.begin_node(&format!("generation@{address:x}"))?;
     fdt.property_string("compatible", "microsoft,vmgenid")?;
-    fdt.property_array_u64("reg", &[address, generation::LEN as u64])?;
-    line(fdt, GENERATION_GSI)?;
+    fdt.property_array_u64("reg", &[address, vmgenid::LEN as u64])?;
+    line(fdt, VMGENID_GSI)?;
     fdt.end_node(node)
 }
 

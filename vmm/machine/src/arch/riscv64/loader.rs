@@ -12,8 +12,8 @@ use vpmu::sbi_page::Page;
 use vpmu_retarget::riscv::{Refusal, Retargeted};
 
 use super::memory::{RAM, device_tree};
-use super::pmu::{Model, Pmu};
-use crate::architecture::{self, KernelFacts};
+use super::pmu::Pmu;
+use crate::architecture::KernelFacts;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::UserFile;
 use crate::loader::image::{self, Place};
@@ -54,7 +54,7 @@ impl Format {
         RAM.saturating_add(self.place.offset)
     }
 
-    fn retarget(kernel: &mut Kernel, cpus: u8) -> Result<Retargeted, Refusal> {
+    fn patch(kernel: &mut Kernel, cpus: u8) -> Result<Retargeted, Refusal> {
         let retargeted = vpmu_retarget::riscv::retarget(&mut kernel.image, cpus)?;
         let len = u64::from(cpus) * Page::STRIDE as u64;
         kernel.format.pages = retargeted.pages.map(|start| start..start.saturating_add(len));
@@ -75,38 +75,41 @@ pub struct Entry {
     pub initrd: (u64, u64),
 }
 
-impl architecture::Format for Format {
-    type Model = Model;
-    type Entry = Entry;
-    type Saved = Nothing;
-    const IS_KEPT: bool = false;
+impl Format {
+    /// Kernels of this architecture are worth keeping as they are when they were patched.
+    pub const IS_KEPT: bool = false;
 
-    fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
+    /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
+    /// is loaded.
+    pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (place, image) = image::read(file, len)?;
         Ok((Self { place, pages: None }, image))
     }
 
     /// Returns true: only Linux is supported.
-    fn is_linux(&self) -> bool {
+    pub fn is_linux(&self) -> bool {
         true
     }
 
-    fn saved(_kernel: &Kernel) -> Option<Nothing> {
+    /// Returns what to keep of a kernel that was patched, or `None` if such kernels are not kept.
+    pub fn saved(_kernel: &Kernel) -> Option<Nothing> {
         None
     }
 
-    fn restored(saved: Nothing) -> Option<Self> {
+    /// Returns the format of a kernel that was kept, or `None` if it cannot be one.
+    pub fn restored(saved: Nothing) -> Option<Self> {
         match saved {}
     }
 
-    fn facts(kernel: &Kernel) -> KernelFacts {
+    /// Returns what the board has to know of the kernel. Must be called after [`Self::retarget`].
+    pub fn facts(kernel: &Kernel) -> KernelFacts {
         KernelFacts { is_linux: true, pages: kernel.format.pages() }
     }
 
     /// Patches the kernel's PMU accesses so that they become calls to Tally, and logs the changes. For a guest without
     /// a PMU, a kernel that cannot be patched is left as it is.
-    fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
-        let retargeted = match Self::retarget(kernel, cpus) {
+    pub fn retarget(kernel: &mut Kernel, _kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+        let retargeted = match Self::patch(kernel, cpus) {
             Ok(retargeted) => retargeted,
             Err(refusal) if pmu == Pmu::None => {
                 debug!("{refusal}: it is left as it is");
@@ -123,18 +126,21 @@ impl architecture::Format for Format {
         Ok(())
     }
 
-    fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
-        Self::retarget(kernel, 2)
+    /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them
+    /// are possible. Needs no KVM: [`crate::untrusted`] calls this.
+    pub fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
+        Self::patch(kernel, 2)
             .map(drop)
             .map_err(|refusal| Problem::Retarget(refusal.to_string()).with(&kernel.path))
     }
 
     /// Returns false: KVM reads `cycle` and `instret` of a program as 0 and tells nobody.
-    fn lets_programs_read_counters(&self) -> bool {
+    pub fn lets_programs_read_counters(&self) -> bool {
         false
     }
 
-    fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
+    /// Loads a kernel and its initrd into the guest's memory.
+    pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         let (tree, _) = device_tree(boot.ram.size());
         let pc = self.begin();
         let pages = self.pages.as_ref().map_or(0, |pages| pages.end);
@@ -215,7 +221,6 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
-    use crate::architecture::Format as _;
 
     fn image(len: usize) -> Vec<u8> {
         let mut image = vec![0x13; len];

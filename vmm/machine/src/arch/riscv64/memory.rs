@@ -25,7 +25,7 @@ pub fn usable(size: u64) -> u64 {
 }
 
 /// Returns the address of the VM generation ID.
-pub fn generation(size: u64) -> u64 {
+pub fn vmgenid(size: u64) -> u64 {
     low_end(usable(size))
 }
 

@@ -15,14 +15,14 @@ use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
 use vpmu::sbi_page::{Page, Shared};
-use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
-use vpmu_perf::{HostPmu, PerfEvents};
+use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
+use vpmu_perf::HostPmu;
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
 use super::host::Processor;
 use super::register::Register;
-use crate::architecture::{self, EmulatedPmu, PmuModel};
+use crate::architecture;
 use crate::kvm_error::{Capability, KvmError, KvmResultExt};
 use crate::memory::{GuestRam, InGuest, OfAtomics};
 use crate::perf_events::perf_events;
@@ -38,35 +38,32 @@ pub const OVERFLOW: u64 = 1 << 13;
 pub struct Model(pub Shape);
 
 /// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Model>;
+pub type Pmu = architecture::Pmu<Model, BackingPmu>;
 /// The PMU that this host can offer for a choice.
 pub type Offer = architecture::Offer<Pmu>;
 /// A vCPU's PMU on the vCPU's thread.
-pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
+pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 
 /// The host's side of an emulated PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Host {
+pub struct BackingPmu {
     /// The host PMU that backs the counters.
     pub pmu: HostPmu,
 }
 
-impl PmuModel for Model {
-    type Choice = Choice;
-    type Host = Host;
-    type Processor = Processor;
-    type Unavailable = Unavailable;
-
-    fn processor() -> Processor {
+impl Model {
+    /// Returns the host's processor.
+    pub(crate) fn processor() -> Processor {
         Processor
     }
 
     /// Returns `None`: there is no way to find out the number of the processor's counters.
-    fn host_counters() -> Option<usize> {
+    pub(crate) fn host_counters() -> Option<usize> {
         None
     }
 
-    fn offer(
+    /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
+    pub(crate) fn offer(
         choice: Choice,
         counters: Option<u32>,
         _: Processor,
@@ -75,36 +72,42 @@ impl PmuModel for Model {
         offer::offer(choice, counters, policy)
     }
 
-    fn offer_saved(self, _: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the
+    /// guest has, the policy decides.
+    pub(crate) fn offer_saved(self, _: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
         offer::saved::offer(self, policy)
     }
 
-    fn required_capabilities(_choice: Choice) -> &'static [Capability] {
+    /// Returns the KVM capabilities that a machine with this PMU needs beyond those of all machines.
+    pub(crate) fn required_capabilities(_choice: Choice) -> &'static [Capability] {
         &[]
     }
 
-    fn kvm_pmu_state(_kvm: &Kvm) -> &'static str {
+    /// Returns a sentence for the user about the state of KVM's own PMU.
+    pub(crate) fn kvm_pmu_state(_kvm: &Kvm) -> &'static str {
         "KVM's own PMU is switched off for each guest"
     }
 
     /// Does nothing: KVM's own PMU is configured for each vCPU, when the vCPU is set up.
-    fn configure(_pmu: Pmu, _vm: &VmFd) -> Result<(), KvmError> {
+    pub(crate) fn configure(_pmu: Pmu, _vm: &VmFd) -> Result<(), KvmError> {
         Ok(())
     }
 
-    /// The code is also patched for a guest without counters. Linux' PMU driver then finds a PMU with no counters and
-    /// lets programs read the clock: KVM resets that permission (`scounteren`) on CPUs that the guest starts.
-    fn needs_retargeting(pmu: Pmu) -> bool {
+    /// Returns true if the kernel's accesses to this PMU reach Tally only once its code was patched. It is also patched
+    /// for a guest without counters. Linux' PMU driver then finds a PMU with no counters and lets programs read the
+    /// clock: KVM resets that permission (`scounteren`) on CPUs that the guest starts.
+    pub(crate) fn needs_retargeting(pmu: Pmu) -> bool {
         pmu != Pmu::Kvm
     }
 
-    /// If the SBI has no PMU extension, Linux' legacy PMU driver assumes that `cycle` and `instret` can be read. The
-    /// kernel dies if they cannot, so the driver is disabled.
-    fn kernel_parameters(pmu: Pmu, _processor: Processor) -> Option<&'static str> {
+    /// Returns a kernel parameter for a guest without a PMU. If the SBI has no PMU extension, Linux' legacy PMU driver
+    /// assumes that `cycle` and `instret` can be read. The kernel dies if they cannot, so the driver is disabled.
+    pub(crate) fn kernel_parameters(pmu: Pmu, _processor: Processor) -> Option<&'static str> {
         (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
     }
 
-    fn describe(self, _host: Host, selection: Selection) -> String {
+    /// Describes a selected event in the guest's terms.
+    pub(crate) fn describe(self, _host: BackingPmu, selection: Selection) -> String {
         selection.to_string()
     }
 }
@@ -132,33 +135,30 @@ pub struct Link {
 // SAFETY: all its fields are atomic integers, or arrays of them.
 unsafe impl OfAtomics for Page {}
 
-/// A vCPU's emulated PMU, and the interrupt controllers.
-pub struct Emulated {
-    pmu: VirtualPmu<PerfEvents>,
+/// A vCPU's emulated PMU.
+pub type Emulated = architecture::Emulated<PmuWiring>;
+
+/// What connects an emulated PMU to its vCPU: the interrupt controllers.
+pub struct PmuWiring {
     vcpu: u8,
     controllers: Controllers,
 }
 
-impl EmulatedPmu for Emulated {
-    type Model = Model;
-    type Link = Link;
-
-    fn new(model: Model, host: Host, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
+impl Emulated {
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
+    pub fn new(model: Model, host: BackingPmu, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
         let Link { controllers, pages } = link;
         let mut pmu = VirtualPmu::riscv(model.0, perf_events(host.pmu));
         let address = pages.and_then(|first| first.checked_add(u64::from(vcpu) * Page::STRIDE as u64));
         if let Some(page) = address.and_then(|address| InGuest::<Page>::at(address, &ram.mapped)) {
             pmu.share_sbi_page(Shared { memory: Box::new(page), number: vcpu });
         }
-        Self { pmu, vcpu, controllers }
+        Self { pmu, wiring: PmuWiring { vcpu, controllers } }
     }
 
-    fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
-        &mut self.pmu
-    }
-
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
-        let Self { pmu, vcpu, controllers } = self;
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
+        let Self { pmu, wiring: PmuWiring { vcpu, controllers } } = self;
         pmu.after_exit(cause, &mut Exited { vm, fd, vcpu: *vcpu, controllers })
     }
 }

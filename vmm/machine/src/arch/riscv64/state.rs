@@ -1,8 +1,8 @@
 //! What KVM holds of a vCPU, in a snapshot: all registers that KVM lists.
 //!
 //! What the vCPU can do (`config`, ISA and SBI extensions) is set up before, and must be the same
-//! ([`super::identity`]). The clock belongs to the whole machine. The timer comes after it, because it expires by it,
-//! and after `sip`, because it may interrupt at once.
+//! ([`super::fingerprint`]). The clock belongs to the whole machine. The timer comes after the clock, by which it
+//! expires, and after `sip`, because it may interrupt at once.
 
 use kvm_bindings::{
     KVM_MP_STATE_RUNNABLE, KVM_REG_RISCV_CONFIG, KVM_REG_RISCV_CORE, KVM_REG_RISCV_ISA_EXT,

@@ -18,9 +18,9 @@ use devices::virtio::Transport;
 use devices::{AcpiSleep, ResetOn};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use super::generation;
-use super::machine::{COM, VIRTIO, port};
+use super::layout::{COM, VIRTIO, port};
 use super::memory::low;
+use super::vmgenid;
 
 const OEM: [u8; 6] = *b"TALLY ";
 const OEM_TABLE: [u8; 8] = *b"TALLYVMM";
@@ -72,7 +72,7 @@ fn dsdt(virtio_devices: usize) -> Vec<u8> {
             [resources, vec![&interrupt]].concat(),
         );
     }
-    generation::describe(&mut body);
+    vmgenid::describe(&mut body);
     let s5 = Package::new(vec![&AcpiSleep::S5, &ZERO, &ZERO, &ZERO]);
     Name::new(Path::new("_S5_"), &s5).to_aml_bytes(&mut body);
 

@@ -10,23 +10,23 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
-use super::identity::Identity;
-use super::loader::{Entry, Format, Kernel};
-use super::machine::{COM, VIRTIO, port};
-use super::pmu::{Model, Pmu};
+use super::fingerprint::Fingerprint;
+use super::layout::{COM, VIRTIO, port};
+use super::loader::{Entry, Kernel};
+use super::pmu::Pmu;
 use super::state::{MachineState, VcpuState};
 use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
 use crate::error::MachineError;
-use crate::generation;
 use crate::kvm_error::{KvmError, KvmResultExt};
+use crate::vmgenid;
 
 /// Guest-physical addresses of the three pages of the TSS and the one page of the identity map, which KVM needs on
 /// Intel hosts. They are below 4 GiB, where the guest has neither RAM nor devices.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-type Plan<'a> = architecture::Plan<'a, Model>;
+pub type Plan<'a> = architecture::Plan<'a, Pmu>;
 
 /// Device buses of a machine, and other state that its vCPUs share.
 #[derive(Clone)]
@@ -46,29 +46,29 @@ pub struct Board {
 /// Interrupt controllers that are created after the vCPUs: none, as KVM's are created before.
 pub struct Controllers;
 
-impl architecture::Board for Board {
-    /// The console; a panic resets the machine, which ends it; and there is no PCI bus to probe.
-    const KERNEL_PARAMETERS: &'static str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
-    const CONSOLE_GSI: u32 = COM.gsi;
-    const VIRTIO: FirstVirtio = VIRTIO;
-    type Format = Format;
-    type Controllers = Controllers;
-    type PmuLink = bool;
-    type State = MachineState;
-    type VcpuState = VcpuState;
-    type Identity = Identity;
+impl Board {
+    /// Parameters that every Linux kernel gets: the console; a panic resets the machine, which ends it; and there is no
+    /// PCI bus to probe.
+    pub const KERNEL_PARAMETERS: &'static str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
+    /// Interrupt line of the serial port.
+    pub const CONSOLE_GSI: u32 = COM.gsi;
+    /// Address and interrupt line of the first virtio device.
+    pub const VIRTIO: FirstVirtio = VIRTIO;
 
-    fn ram(size: u64) -> Vec<(u64, u64)> {
+    /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
+    pub fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
     }
 
-    fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
+    /// Creates the object through which a device raises this interrupt line.
+    pub fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
         let event = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
         vm.register_irqfd(&event, gsi).operation("connect a device's interrupt")?;
         Ok(event)
     }
 
-    fn before_vcpus(vm: &VmFd) -> Result<(), KvmError> {
+    /// Creates the parts of the VM that KVM requires before the first vCPU is created.
+    pub fn before_vcpus(vm: &VmFd) -> Result<(), KvmError> {
         vm.set_tss_address(TSS_ADDRESS).operation("place the TSS")?;
         vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).operation("place the identity map")?;
         vm.create_irq_chip().operation("create the interrupt controllers")?;
@@ -77,11 +77,12 @@ impl architecture::Board for Board {
     }
 
     /// Does nothing: KVM's interrupt controllers are created before the vCPUs.
-    fn after_vcpus(_vm: &VmFd, _vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
+    pub fn after_vcpus(_vm: &VmFd, _vcpus: &[VcpuFd]) -> Result<Controllers, KvmError> {
         Ok(Controllers)
     }
 
-    fn write_tables(
+    /// Writes the ACPI tables into the guest's memory. `virtio` is the number of virtio devices.
+    pub fn write_tables(
         plan: &Plan,
         _vcpus: &[VcpuFd],
         virtio: usize,
@@ -92,7 +93,8 @@ impl architecture::Board for Board {
             .map_err(|error| MachineError::Firmware(error.to_string()))
     }
 
-    fn new(
+    /// Creates the buses with all devices on them.
+    pub fn new(
         kvm: &Kvm,
         vm: &Arc<VmFd>,
         plan: &Plan,
@@ -112,8 +114,9 @@ impl architecture::Board for Board {
         })
     }
 
-    /// Sets each vCPU's CPUID, registers, and ring of coalesced writes.
-    fn set_up_vcpus(
+    /// Sets each vCPU's CPUID, registers, and ring of coalesced writes. All but the first wait until the guest's kernel
+    /// starts them.
+    pub fn set_up_vcpus(
         &self,
         kvm: &Kvm,
         plan: &Plan,
@@ -121,12 +124,12 @@ impl architecture::Board for Board {
         kernel: &Kernel,
         entry: Entry,
     ) -> Result<(), KvmError> {
-        let identity = plan.pmu.identity();
+        let shown = plan.pmu.shown_processor();
         let supported = show_processor(kvm, plan, vcpus)?;
-        let immunities = cpuid::immunities(&supported, identity);
+        let immunities = cpuid::immunities(&supported, shown);
         for (id, fd) in (0..).zip(vcpus) {
             registers::prepare(fd, id == 0, entry, &plan.ram.mapped, plan.pmu, immunities)?;
-            if cpuid::is_intels_on_amd(&supported, identity)
+            if cpuid::is_intels_on_amd(&supported, shown)
                 && let Some(sysret) = kernel.sysret()
             {
                 registers::ignore_narrow_syscalls(fd, sysret)?;
@@ -136,15 +139,18 @@ impl architecture::Board for Board {
         Ok(())
     }
 
-    fn save(&self, vm: &VmFd) -> Result<MachineState, KvmError> {
+    /// Reads what KVM holds of the machine. No vCPU may run meanwhile.
+    pub fn save(&self, vm: &VmFd) -> Result<MachineState, KvmError> {
         MachineState::save(vm)
     }
 
-    fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
+    /// Reads what KVM holds of a vCPU, whose last exit has been completed.
+    pub fn save_vcpu(&self, vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
         VcpuState::save(vcpu, &self.msrs)
     }
 
-    fn restore<'a>(
+    /// Sets what KVM holds of a new machine and its vCPUs. The guest's memory has been restored before.
+    pub fn restore<'a>(
         &self,
         kvm: &Kvm,
         vm: &VmFd,
@@ -161,34 +167,44 @@ impl architecture::Board for Board {
         // Last: what is pending in the I/O APIC is delivered to the local APICs.
         state.restore(vm)?;
         // Its random generator is that of every other guest that was restored from this state.
-        generation::write_new(&plan.ram.mapped, memory::low::GENERATION)
-            .expect("every guest has the first MiB");
-        generation::announce(vm, super::generation::GSI)
+        vmgenid::write_new(&plan.ram.mapped, memory::low::VMGENID).expect("every guest has the first MiB");
+        vmgenid::announce(vm, super::vmgenid::GSI)
     }
 
-    fn identity(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Identity, KvmError> {
-        let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.identity())?;
-        Ok(Identity::new(&cpuid, state::msrs(kvm)?))
+    /// Returns what a machine on this host shows its guest of the processor: a guest that was saved on a host with the
+    /// same finds everything as it was.
+    pub fn fingerprint(kvm: &Kvm, cpus: u8, pmu: Pmu) -> Result<Fingerprint, KvmError> {
+        let cpuid = cpuid::for_vcpu(&cpuid::supported(kvm)?, 0, cpus, pmu, pmu.shown_processor())?;
+        Ok(Fingerprint::new(&cpuid, state::msrs(kvm)?))
     }
 
-    fn saved_identity(kvm: &Kvm, cpus: u8, pmu: Pmu, _first: &VcpuState) -> Result<Identity, KvmError> {
-        Self::identity(kvm, cpus, pmu)
+    /// Returns [`Self::fingerprint`] while machines run, given the first vCPU of one that is saved.
+    pub fn saved_fingerprint(
+        kvm: &Kvm,
+        cpus: u8,
+        pmu: Pmu,
+        _first: &VcpuState,
+    ) -> Result<Fingerprint, KvmError> {
+        Self::fingerprint(kvm, cpus, pmu)
     }
 
-    fn difference(saved: &Identity, here: &Identity) -> Option<String> {
+    /// Returns in what this host differs from the one where a guest was saved, if its guest would see it.
+    pub fn difference(saved: &Fingerprint, here: &Fingerprint) -> Option<String> {
         saved.difference(here)
     }
 
-    fn pmu_link(&self) -> bool {
+    /// Returns what a vCPU's emulated PMU needs from the board.
+    pub fn pmu_link(&self) -> bool {
         self.has_shared_pages
     }
 
-    fn read(&self, address: u64, data: &mut [u8]) {
+    /// Handles a guest's read from a device's register in memory (MMIO).
+    pub fn read(&self, address: u64, data: &mut [u8]) {
         self.memory.read(address, data);
     }
 
-    /// Such a write never ends the machine.
-    fn write(&self, address: u64, data: &[u8]) -> Option<End> {
+    /// Handles a guest's write to a device's register in memory (MMIO), which never ends the machine here.
+    pub fn write(&self, address: u64, data: &[u8]) -> Option<End> {
         self.memory.write(address, data);
         None
     }
@@ -196,10 +212,10 @@ impl architecture::Board for Board {
 
 /// Sets each vCPU's CPUID. Returns what KVM supports.
 fn show_processor(kvm: &Kvm, plan: &Plan, vcpus: &[VcpuFd]) -> Result<CpuId, KvmError> {
-    let identity = plan.pmu.identity();
+    let shown = plan.pmu.shown_processor();
     let supported = cpuid::supported(kvm)?;
     for (id, fd) in (0..).zip(vcpus) {
-        let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, identity)?;
+        let cpuid = cpuid::for_vcpu(&supported, id, plan.cpus, plan.pmu, shown)?;
         fd.set_cpuid2(&cpuid).operation("set a vCPU's CPUID")?;
     }
     Ok(supported)

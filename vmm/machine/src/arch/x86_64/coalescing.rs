@@ -8,7 +8,7 @@ use devices::PortBus;
 use kvm_bindings::kvm_coalesced_mmio;
 use kvm_ioctls::{IoEventAddress, VcpuFd, VmFd};
 
-use crate::arch::x86_64::machine::COM;
+use crate::arch::x86_64::layout::COM;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
 /// Controls whether KVM coalesces writes to the console's transmit register.

@@ -1,8 +1,8 @@
 //! The CPUID of each vCPU: what KVM supports on this host, without the features that Tally hides, with the guest's own
-//! topology, and in the format of the other vendor if the emulated PMU is that vendor's ([`identity`]).
+//! topology, and in the format of the other vendor if the emulated PMU is that vendor's ([`shown_vendor`]).
 
 mod caches;
-mod identity;
+mod shown_vendor;
 mod topology;
 
 use std::arch::x86_64::{__cpuid_count, CpuidResult};
@@ -11,10 +11,10 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES
 use kvm_ioctls::Kvm;
 use vpmu::x86::{Leaf, Vendor};
 
-use super::pmu::{Identity, Pmu};
+use super::pmu::{Pmu, ShownProcessor};
 use crate::kvm_error::{KvmError, KvmResultExt};
 
-pub use self::identity::{ARCH_CAPABILITIES, immunities, is_intels_on_amd};
+pub use self::shown_vendor::{ARCH_CAPABILITIES, immunities, is_intels_on_amd};
 
 mod function {
     pub const VENDOR: u32 = 0;
@@ -44,7 +44,7 @@ pub fn for_vcpu(
     apic_id: u8,
     cpus: u8,
     pmu: Pmu,
-    identity: Identity,
+    shown: ShownProcessor,
 ) -> Result<CpuId, KvmError> {
     // Versions of KVM differ in which topology subleaves they report. All are replaced below.
     let mut entries: Vec<_> = supported
@@ -53,7 +53,7 @@ pub fn for_vcpu(
         .copied()
         .filter(|entry| !matches!(entry.function, function::TOPOLOGY | function::TOPOLOGY_V2))
         .collect();
-    identity::assume(&mut entries, identity);
+    shown_vendor::assume(&mut entries, shown);
     let vendor = vendor(&entries);
     if let Some(last) = pmu.last_function() {
         extend(&mut entries, last);
@@ -183,7 +183,7 @@ mod tests {
     use vpmu::model::amd;
     use vpmu_perf::HostPmu;
 
-    use super::super::pmu::{Host, Model};
+    use super::super::pmu::{BackingPmu, Model};
     use super::*;
 
     fn entry(function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -192,7 +192,7 @@ mod tests {
 
     fn seen(entries: &[kvm_cpuid_entry2], apic_id: u8, cpus: u8) -> Vec<kvm_cpuid_entry2> {
         let supported = CpuId::from_entries(entries).unwrap();
-        for_vcpu(&supported, apic_id, cpus, Pmu::None, Identity::Host).unwrap().as_slice().to_vec()
+        for_vcpu(&supported, apic_id, cpus, Pmu::None, ShownProcessor::Host).unwrap().as_slice().to_vec()
     }
 
     /// Leaf 0 of an AMD processor with leaves up to `last`.
@@ -251,7 +251,7 @@ mod tests {
         const PV_TLB_FLUSH: u32 = 1 << 9;
         const INVLPGB: u32 = 1 << 3;
         let (pmu, _) = HostPmu::bind_thread().unwrap();
-        let host = Host { vendor: Vendor::Amd, pmu };
+        let host = BackingPmu { vendor: Vendor::Amd, pmu };
         let supported =
             CpuId::from_entries(&[amds(0xd), entry(0x4000_0001, 0), entry(0x8000_0008, 0)]).unwrap();
         for (pmu, expected) in [
@@ -259,7 +259,7 @@ mod tests {
             (Pmu::Kvm, (!0, !0)),
             (Pmu::Emulated(Model::Amd(amd::Version::Core), host), (!PV_TLB_FLUSH, !INVLPGB)),
         ] {
-            let seen = for_vcpu(&supported, 0, 1, pmu, Identity::Host).unwrap();
+            let seen = for_vcpu(&supported, 0, 1, pmu, ShownProcessor::Host).unwrap();
             let leaf = |function| seen.as_slice().iter().find(|leaf| leaf.function == function).unwrap();
             assert_eq!((leaf(0x4000_0001).eax, leaf(0x8000_0008).ebx), expected, "{pmu}");
         }

@@ -10,8 +10,7 @@ use vpmu::Outcome;
 use vpmu::x86::rdpmc_in_program;
 
 use super::board::Board;
-use super::pmu::{Emulated, VcpuPmu};
-use crate::architecture::Run;
+use super::pmu::VcpuPmu;
 use crate::exit::{self, Bytes, ExitKind};
 use crate::memory::GuestRam;
 
@@ -67,6 +66,36 @@ impl Items {
 }
 
 impl KvmRun {
+    /// Runs the guest until its next exit.
+    fn enter(&mut self) -> Exit {
+        self.items = None;
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Arch(ArchExit::PortRead(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                let data = NonNull::from(data);
+                Exit::Arch(ArchExit::PortWrite(self.port_access(port, data)))
+            }
+            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Arch(ArchExit::ReadMsr(exit.index)),
+            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Arch(ArchExit::WriteMsr(exit.index, exit.data)),
+            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
+            Err(error) => Exit::from_run_error(error),
+        }
+    }
+
+    /// Passes the writes that KVM has coalesced to their devices.
+    fn drain(&mut self, exit: &Exit, board: &Board) {
+        // Of these, an access may be one of the console's registers, and the others end the guest.
+        let is_ordered = matches!(
+            exit,
+            Exit::Arch(ArchExit::PortRead(_) | ArchExit::PortWrite(_)) | Exit::End(_) | Exit::Fatal(_)
+        );
+        let next = || self.fd.coalesced_mmio_read().ok().flatten();
+        board.coalescing.drain(next, &board.ports, is_ordered);
+    }
+
     fn port_access(&mut self, port: u16, data: NonNull<[u8]>) -> PortAccess {
         let width = item_width(self.fd.get_kvm_run());
         self.items = Some(Items { data, width, at: 0 });
@@ -78,8 +107,8 @@ impl KvmRun {
         let items = self.items.as_mut()?;
         let item = items.next()?;
         // SAFETY: KVM reported this slice of the vCPU's shared pages at the last exit. The pages are mapped as long as
-        // `self.fd` is open. Since that exit `self.fd` was neither run nor borrowed by a caller, because both `run` and
-        // `fd` clear `items`. So there is no other reference to the slice, and KVM does not access it.
+        // `self.fd` is open. Since that exit `self.fd` was neither run nor borrowed by a caller, because both `enter`
+        // and `fd` clear `items`. So there is no other reference to the slice, and KVM does not access it.
         let data = unsafe { items.data.as_ref() };
         Some(Bytes::copy_of(&data[item]))
     }
@@ -111,52 +140,29 @@ impl KvmRun {
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
         }
     }
-}
 
-impl Run for KvmRun {
-    type ArchExit = ArchExit;
-    type Board = Board;
-    type Emulated = Emulated;
-
-    fn new(fd: VcpuFd) -> Self {
+    /// Wraps the file descriptor. Must be called on the thread that runs the vCPU.
+    pub fn new(fd: VcpuFd) -> Self {
         Self { fd, items: None }
     }
 
-    /// Discards the items of a port access that are left, because the caller may invalidate them.
-    fn fd(&mut self) -> &mut VcpuFd {
+    /// Returns the vCPU's file descriptor, for all operations except `KVM_RUN`. Discards the items of a port access
+    /// that are left, because the caller may invalidate them.
+    pub fn fd(&mut self) -> &mut VcpuFd {
         self.items = None;
         &mut self.fd
     }
 
-    fn run(&mut self) -> Exit {
-        self.items = None;
-        match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Arch(ArchExit::PortRead(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::IoOut(port, data)) => {
-                let data = NonNull::from(data);
-                Exit::Arch(ArchExit::PortWrite(self.port_access(port, data)))
-            }
-            Ok(VcpuExit::X86Rdmsr(exit)) => Exit::Arch(ArchExit::ReadMsr(exit.index)),
-            Ok(VcpuExit::X86Wrmsr(exit)) => Exit::Arch(ArchExit::WriteMsr(exit.index, exit.data)),
-            Ok(other) => Exit::from_vcpu_exit(&other).unwrap_or_else(|| Exit::from_kvm_run(&mut self.fd)),
-            Err(error) => Exit::from_run_error(error),
-        }
+    /// Runs the guest until its next exit. Writes that KVM has coalesced are then passed to their devices, which so see
+    /// all accesses in order.
+    pub fn run(&mut self, board: &Board) -> Exit {
+        let exit = self.enter();
+        self.drain(&exit, board);
+        exit
     }
 
-    fn drain(&mut self, exit: &Exit, board: &Board) {
-        // Of these, an access may be one of the console's registers, and the others end the guest.
-        let is_ordered = matches!(
-            exit,
-            Exit::Arch(ArchExit::PortRead(_) | ArchExit::PortWrite(_)) | Exit::End(_) | Exit::Fatal(_)
-        );
-        let next = || self.fd.coalesced_mmio_read().ok().flatten();
-        board.coalescing.drain(next, &board.ports, is_ordered);
-    }
-
-    fn kind(exit: &ArchExit) -> ExitKind {
+    /// Returns the kind under which an exit is counted.
+    pub fn kind(exit: &ArchExit) -> ExitKind {
         match exit {
             ArchExit::PortRead(_) => ExitKind::PortRead,
             ArchExit::PortWrite(_) => ExitKind::PortWrite,
@@ -165,7 +171,14 @@ impl Run for KvmRun {
         }
     }
 
-    fn handle(&mut self, exit: ArchExit, pmu: &mut VcpuPmu, board: &Board, ram: &GuestRam) -> Option<End> {
+    /// Handles an exit that only this architecture has. Returns how the machine ends if the exit ends it.
+    pub fn handle(
+        &mut self,
+        exit: ArchExit,
+        pmu: &mut VcpuPmu,
+        board: &Board,
+        ram: &GuestRam,
+    ) -> Option<End> {
         if let ArchExit::PortRead(_) | ArchExit::PortWrite(_) = exit {
             pmu.completes_instruction(|| Self::is_in_user_mode(&self.fd));
         }
@@ -201,31 +214,31 @@ impl Run for KvmRun {
         None
     }
 
-    /// The privilege level is in SS: in CS the kernel may have conforming code.
-    fn is_in_user_mode(fd: &VcpuFd) -> bool {
+    /// Returns whether a vCPU is in user mode. The privilege level is in SS: in CS the kernel may have conforming code.
+    pub fn is_in_user_mode(fd: &VcpuFd) -> bool {
         fd.get_sregs().is_ok_and(|sregs| sregs.ss.dpl == 3)
     }
 
     /// Returns a vCPU's instruction pointer. After a triple fault on AMD processors, KVM reports the value after a
     /// reset instead.
-    fn instruction_pointer(fd: &VcpuFd) -> u64 {
+    pub fn instruction_pointer(fd: &VcpuFd) -> u64 {
         fd.get_regs().map_or(0, |regs| regs.rip)
     }
 
     /// Makes KVM store the registers in `struct kvm_run` at each exit, for [`Self::synced_instruction_pointer`]. A
     /// separate `KVM_GET_REGS` would cost more than the rest of the logging.
-    fn sync_instruction_pointer(fd: &mut VcpuFd) {
+    pub fn sync_instruction_pointer(fd: &mut VcpuFd) {
         fd.set_sync_valid_reg(SyncReg::Register);
     }
 
     /// Returns the instruction pointer at the last exit, as KVM stored it.
-    fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
+    pub fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
         fd.sync_regs().regs.rip
     }
 
     /// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a
     /// lockup. The ioctl fails if the guest does not use kvmclock; there is no other way to tell the guest.
-    fn notify_paused(fd: &VcpuFd) {
+    pub fn notify_paused(fd: &VcpuFd) {
         let _ = fd.kvmclock_ctrl();
     }
 }

@@ -4,7 +4,7 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::arch::x86_64::{acpi, memory::low};
-use crate::generation;
+use crate::vmgenid;
 
 /// F000:FFF0, the BIOS entry point. Some kernels jump here to restart. Linux does so on a hardware-reduced machine,
 /// where it expects EFI to have restarted the machine before.
@@ -17,6 +17,6 @@ const RESET: [u8; 7] = [0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd];
 /// Writes the firmware for a machine with `cpus` CPUs and `virtio` virtio devices.
 pub fn write(memory: &GuestMemoryMmap, cpus: u8, virtio: usize) -> Result<(), GuestMemoryError> {
     acpi::write(memory, cpus, virtio)?;
-    generation::write_new(memory, low::GENERATION)?;
+    vmgenid::write_new(memory, low::VMGENID)?;
     memory.write_slice(&RESET, GuestAddress(RESET_VECTOR))
 }

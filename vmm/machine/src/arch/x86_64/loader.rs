@@ -23,17 +23,19 @@ use std::path::Path;
 use kvm_ioctls::Kvm;
 use vpmu::model::intel;
 
-use self::linux::{Linux, SavedLinux};
+use self::linux::Linux;
 use self::multiboot::Multiboot;
 use self::sections::Sections;
 use super::host::Processor;
 use super::memory;
-use super::pmu::{Model, Pmu, filter};
-use crate::architecture::{self, KernelFacts};
+use super::pmu::{Pmu, filter};
+use crate::architecture::KernelFacts;
 use crate::loader::error::{LoadError, Problem};
 use crate::loader::file::read_range;
 use crate::loader::foreign;
 use crate::loader::kernel::{self, Boot};
+
+pub use self::linux::SavedLinux;
 
 /// Name of the architecture in messages.
 const NAME: &str = "x86-64";
@@ -85,15 +87,14 @@ impl Entry {
     pub const MULTIBOOT_MAGIC: u32 = 0x2bad_b002;
 }
 
-impl architecture::Format for Format {
-    type Model = Model;
-    type Entry = Entry;
-    type Saved = SavedLinux;
-    const IS_KEPT: bool = true;
+impl Format {
+    /// Kernels of this architecture are worth keeping as they are when they were patched.
+    pub const IS_KEPT: bool = true;
 
-    /// For ELF the image ends with the last segment. Offsets in the image are offsets in the file, or in the vmlinux
-    /// that a bzImage contains.
-    fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
+    /// Detects the format of a kernel file of this length. Also returns the unpacked image, which may contain more than
+    /// is loaded. For ELF the image ends with the last segment. Offsets in the image are offsets in the file, or in the
+    /// vmlinux that a bzImage contains.
+    pub fn read(file: &mut (impl Read + Seek), len: u64) -> Result<(Self, Vec<u8>), Problem> {
         let (kind, image) = classify(file, len)?;
         // A bzImage is not ELF, but the vmlinux in it may have sections.
         let packed = || Sections::read(&mut Cursor::new(&image), image.len() as u64);
@@ -101,42 +102,51 @@ impl architecture::Format for Format {
         Ok((Self { kind, sections }, image))
     }
 
-    fn is_linux(&self) -> bool {
+    /// Returns whether a kernel is Linux.
+    pub fn is_linux(&self) -> bool {
         matches!(self.kind, Kind::Linux(_))
     }
 
-    fn facts(kernel: &Kernel) -> KernelFacts {
+    /// Returns what the board has to know of the kernel. Must be called after [`Self::retarget`].
+    pub fn facts(kernel: &Kernel) -> KernelFacts {
         let pages = kernel.has_shared_pages().then(|| memory::shared_page(0));
         KernelFacts { is_linux: kernel.is_linux(), pages }
     }
 
-    fn retarget(kernel: &mut Kernel, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
+    /// Patches the kernel's PMU accesses so that they exit to Tally, and notes or logs the changes.
+    pub fn retarget(kernel: &mut Kernel, kvm: &Kvm, pmu: Pmu, cpus: u8) -> Result<(), LoadError> {
         let rdpmc_faults = filter::makes_rdpmc_fault(kvm, Processor::of_this_host().0);
         retarget::retarget(kernel, pmu.page_registers().as_ref(), cpus, rdpmc_faults)
     }
 
-    fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
+    /// Patches a kernel as [`Self::retarget`] does for the PMU with the most changes, on a host on which all of them
+    /// are possible. Needs no KVM: [`crate::untrusted`] calls this.
+    pub fn retarget_without_kvm(kernel: &mut Kernel) -> Result<(), LoadError> {
         let shape = intel::Shape { version: intel::Version::V5, general: 8, fixed: 3, absent: 0 };
         retarget::retarget(kernel, shape.page_registers().as_ref(), 2, true)
     }
 
-    /// Multiboot images are small.
-    fn saved(kernel: &Kernel) -> Option<SavedLinux> {
+    /// Returns what to keep of a kernel that was patched. Multiboot images are small, and are not kept.
+    pub fn saved(kernel: &Kernel) -> Option<SavedLinux> {
         match &kernel.format.kind {
             Kind::Linux(linux) => Some(linux.saved(kernel.sysret())),
             Kind::Multiboot(_) => None,
         }
     }
 
-    fn restored(saved: SavedLinux) -> Option<Self> {
+    /// Returns the format of a kernel that was kept, or `None` if it cannot be one.
+    pub fn restored(saved: SavedLinux) -> Option<Self> {
         Some(Self { kind: Kind::Linux(Linux::restored(saved)?), sections: Sections::default() })
     }
 
-    fn lets_programs_read_counters(&self) -> bool {
+    /// Returns whether programs in the guest can read the counters of an emulated PMU by an instruction. True only
+    /// after [`Self::retarget`].
+    pub fn lets_programs_read_counters(&self) -> bool {
         matches!(&self.kind, Kind::Linux(linux) if linux.has_rdpmc_in_programs)
     }
 
-    fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
+    /// Loads a kernel, its initrd and its command line into the guest's memory.
+    pub fn load(&self, path: &Path, image: &[u8], boot: &Boot) -> Result<Entry, LoadError> {
         match &self.kind {
             Kind::Linux(linux) => linux.load(path, image, boot),
             Kind::Multiboot(multiboot) => multiboot.load(path, image, boot),

@@ -27,7 +27,7 @@ pub mod low {
     /// [`vpmu::shared_page`]).
     pub const SHARED_PAGES: u64 = 0x3_0000;
     /// The VM generation ID, in the BIOS area.
-    pub const GENERATION: u64 = 0xd_f000;
+    pub const VMGENID: u64 = 0xd_f000;
     /// ACPI tables, in the BIOS area. The root pointer (RSDP) is the first.
     pub const ACPI: u64 = 0xe_0000;
 }

@@ -29,20 +29,20 @@ use vpmu::translation::Translation;
 use vpmu::x86::{
     DEBUGCTL, DEBUGCTL_IGNORED, DEBUGCTL_OF_KVM, FREEZE_PERFMON_ON_PMI, Leaf, NOT_PERMITTED, Vendor, is_rdpmc,
 };
-use vpmu::{Access, Cause, Injected, Next, Outcome, Platform, VirtualPmu};
+use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
 use vpmu_perf::{HostPmu, PerfEvents};
 
 use super::host::Processor;
 use super::kvm;
 use super::msr::{self, Written};
-use crate::architecture::{self, EmulatedPmu, PmuModel};
+use crate::architecture;
 use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::perf_events::perf_events;
 use crate::target::ACCESSES;
 use branch::{Branching, StoredRegisters};
 use guest_page::{Confirmation, guest_page};
-use interrupt::{Delivery, LvtEntry, StoredEvents};
+use interrupt::{Delivery, LvtEntry, PendingExceptions};
 
 pub use self::offer::{Choice, Unavailable};
 
@@ -61,15 +61,15 @@ pub enum Model {
 }
 
 /// The PMU that the guest sees.
-pub type Pmu = architecture::Pmu<Model>;
+pub type Pmu = architecture::Pmu<Model, BackingPmu>;
 /// The PMU for a choice, with remarks for the user.
 pub type Offer = architecture::Offer<Pmu>;
 /// The PMU of a vCPU.
-pub type VcpuPmu = architecture::VcpuPmu<Emulated>;
+pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 
 /// The host's PMU, which counts for the emulated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Host {
+pub struct BackingPmu {
     /// Vendor of the processor.
     pub vendor: Vendor,
     /// The processor's PMU.
@@ -94,7 +94,7 @@ impl Model {
     }
 
     /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
-    fn virtual_pmu(self, host: Host) -> VirtualPmu<PerfEvents> {
+    fn virtual_pmu(self, host: BackingPmu) -> VirtualPmu<PerfEvents> {
         let source = perf_events(host.pmu);
         match self {
             Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
@@ -103,21 +103,20 @@ impl Model {
     }
 }
 
-impl PmuModel for Model {
-    type Choice = Choice;
-    type Host = Host;
-    type Processor = Processor;
-    type Unavailable = Unavailable;
-
-    fn processor() -> Processor {
+impl Model {
+    /// Returns the host's processor.
+    pub(crate) fn processor() -> Processor {
         Processor::of_this_host()
     }
 
-    fn host_counters() -> Option<usize> {
+    /// Returns the number of general-purpose counters of the CPU on which this thread runs, or `None` if it cannot be
+    /// found out.
+    pub(crate) fn host_counters() -> Option<usize> {
         counters::host_counters()
     }
 
-    fn offer(
+    /// Determines the PMU that this host can offer the guest for a choice, a number of counters and a policy.
+    pub(crate) fn offer(
         choice: Choice,
         counters: Option<u32>,
         processor: Processor,
@@ -126,18 +125,22 @@ impl PmuModel for Model {
         offer::offer(choice, counters, processor.0, policy)
     }
 
-    fn offer_saved(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
+    /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the
+    /// guest has, the policy decides.
+    pub(crate) fn offer_saved(self, processor: Processor, policy: &Policy) -> Result<Offer, Unavailable> {
         offer::saved(self, processor.0, policy)
     }
 
-    fn required_capabilities(choice: Choice) -> &'static [Capability] {
+    /// Returns the KVM capabilities that a machine with this PMU needs beyond those of all machines.
+    pub(crate) fn required_capabilities(choice: Choice) -> &'static [Capability] {
         match choice {
             Choice::Kvm => &[],
             _ => &kvm::PMU_REQUIRED,
         }
     }
 
-    fn kvm_pmu_state(kvm: &Kvm) -> &'static str {
+    /// Returns a sentence for the user about the state of KVM's own PMU.
+    pub(crate) fn kvm_pmu_state(kvm: &Kvm) -> &'static str {
         if kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into()) > 0 {
             "KVM_CAP_PMU_CAPABILITY is there: KVM's own PMU is switched off for each guest"
         } else {
@@ -145,7 +148,8 @@ impl PmuModel for Model {
         }
     }
 
-    fn configure(pmu: Pmu, vm: &VmFd) -> Result<(), KvmError> {
+    /// Configures KVM for this PMU. Must be called before the first vCPU is created.
+    pub(crate) fn configure(pmu: Pmu, vm: &VmFd) -> Result<(), KvmError> {
         match pmu {
             Pmu::Kvm => Ok(()),
             Pmu::None => filter::take_registers(vm, None),
@@ -153,15 +157,18 @@ impl PmuModel for Model {
         }
     }
 
-    fn needs_retargeting(pmu: Pmu) -> bool {
+    /// Returns true if the kernel's accesses to this PMU reach Tally only after [`super::loader::Format::retarget`].
+    pub(crate) fn needs_retargeting(pmu: Pmu) -> bool {
         matches!(pmu, Pmu::Emulated(..))
     }
 
-    fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
-        pmu.identity().kernel_parameters(processor.0)
+    /// Returns kernel parameters that a guest with this PMU needs on this processor, if there are any.
+    pub(crate) fn kernel_parameters(pmu: Pmu, processor: Processor) -> Option<&'static str> {
+        pmu.shown_processor().kernel_parameters(processor.0)
     }
 
-    fn describe(self, host: Host, selection: Selection) -> String {
+    /// Describes a selected event in the guest's terms.
+    pub(crate) fn describe(self, host: BackingPmu, selection: Selection) -> String {
         Translation { guest: self.vendor(), host: host.vendor }.describe(selection)
     }
 }
@@ -190,14 +197,14 @@ impl fmt::Display for Model {
 
 /// Vendor and model of the processor that CPUID shows to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Identity {
+pub enum ShownProcessor {
     /// The host's processor.
     Host,
-    /// A fixed model of this vendor, independent of the host's model (see `cpuid::identity`).
+    /// A fixed model of this vendor, independent of the host's model (see `cpuid::shown_vendor`).
     Generic(Vendor),
 }
 
-impl Identity {
+impl ShownProcessor {
     /// Returns the parameter that a Linux guest with an Intel processor on an AMD host needs in addition: 32-bit
     /// programs then make system calls by INT 0x80.
     ///
@@ -255,32 +262,37 @@ impl Pmu {
         matches!(self, Self::Emulated(Model::Intel(_), _))
     }
 
-    /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The identity of a hybrid
+    /// Returns the processor that CPUID has to show so that the guest's kernel finds this PMU. The model of a hybrid
     /// processor would make the kernel expect PMUs of two kinds.
-    pub fn identity(self) -> Identity {
+    pub fn shown_processor(self) -> ShownProcessor {
         match self {
-            Self::Emulated(model, host) if model.vendor() != host.vendor => Identity::Generic(model.vendor()),
-            Self::Emulated(Model::Intel(_), host) if host.pmu.is_hybrid() => Identity::Generic(Vendor::Intel),
-            _ => Identity::Host,
+            Self::Emulated(model, host) if model.vendor() != host.vendor => {
+                ShownProcessor::Generic(model.vendor())
+            }
+            Self::Emulated(Model::Intel(_), host) if host.pmu.is_hybrid() => {
+                ShownProcessor::Generic(Vendor::Intel)
+            }
+            _ => ShownProcessor::Host,
         }
     }
 }
 
-/// An emulated PMU as one vCPU sees it: its registers, and the LVT entry that its overflow interrupt goes through.
-pub struct Emulated {
-    pmu: VirtualPmu<PerfEvents>,
+/// A vCPU's emulated PMU.
+pub type Emulated = architecture::Emulated<PmuWiring>;
+
+/// What connects an emulated PMU to its vCPU: the LVT entry that its overflow interrupt goes through, and the guest's
+/// memory.
+pub struct PmuWiring {
     lvt: LvtEntry,
     confirmation: Confirmation,
     memory: GuestMemoryMmap,
     stored: StoredRegisters,
 }
 
-impl EmulatedPmu for Emulated {
-    type Model = Model;
-    /// True if the guest's kernel can access registers on a shared page.
-    type Link = bool;
-
-    fn new(model: Model, host: Host, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
+impl Emulated {
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread. `has_shared_pages` says that the
+    /// guest's kernel can access registers on a shared page.
+    pub fn new(model: Model, host: BackingPmu, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
         let mut pmu = model.virtual_pmu(host);
         let page = has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
         if let Some(page) = page.flatten() {
@@ -288,19 +300,17 @@ impl EmulatedPmu for Emulated {
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
         let (confirmation, memory) = (Confirmation::new(vcpu), ram.mapped.clone());
-        Self { pmu, lvt, confirmation, memory, stored: StoredRegisters::default() }
+        Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored: StoredRegisters::default() } }
     }
 
-    fn pmu(&mut self) -> &mut VirtualPmu<PerfEvents> {
-        &mut self.pmu
-    }
-
-    fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<Next, KvmError> {
-        let Self { pmu, lvt, confirmation, memory, stored } = self;
+    /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
+    pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
+        let Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored } } = self;
         let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
-        let events = if next.interrupts_soon { StoredEvents::Stored } else { StoredEvents::NotStored };
-        lvt.store_events(fd, events);
+        let exceptions =
+            if next.interrupts_soon { PendingExceptions::Stored } else { PendingExceptions::NotStored };
+        lvt.store_pending_exceptions(fd, exceptions);
         stored.store(fd, next.branches_soon);
         Ok(next)
     }
@@ -333,7 +343,8 @@ impl Platform for Exited<'_> {
     }
 
     fn thread(&mut self) -> Option<Thread<'_>> {
-        self.branching = Branching::find(self.fd, self.memory, self.stored, || self.lvt.events(self.fd));
+        self.branching =
+            Branching::find(self.fd, self.memory, self.stored, || self.lvt.pending_exceptions(self.fd));
         self.branching.as_ref().map(Branching::thread)
     }
 
@@ -416,7 +427,7 @@ mod tests {
     fn what_tally_cannot_serve_is_not_in_cpuid() {
         let shape = intel::Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
         let (host_pmu, _) = HostPmu::bind_thread().expect("the thread may run");
-        let host = |vendor| Host { vendor, pmu: host_pmu };
+        let host = |vendor| BackingPmu { vendor, pmu: host_pmu };
         let amd = Pmu::Emulated(Model::Amd(amd::Version::V2(6)), host(Vendor::Amd));
         let intel = Pmu::Emulated(Model::Intel(shape), host(Vendor::Intel));
         let hidden = |pmu: Pmu, index| {

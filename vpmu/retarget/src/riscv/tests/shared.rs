@@ -174,7 +174,7 @@ impl Outside for Host<'_> {
 }
 
 /// How the kernel reaches its PMU.
-enum By {
+enum Route {
     /// Every call exits.
     Direct,
     /// By the code that was added to it.
@@ -184,7 +184,7 @@ enum By {
 /// A guest's kernel, with what it knows of its counters.
 struct Guest {
     vcpu: Vcpu,
-    by: By,
+    route: Route,
     /// The counters that it has configured, and those that run.
     used: u64,
     running: u64,
@@ -197,7 +197,7 @@ const PERIOD: u64 = 10_000;
 
 impl Guest {
     fn direct() -> Self {
-        Self::new(Vcpu::new(), By::Direct)
+        Self::new(Vcpu::new(), Route::Direct)
     }
 
     fn with_page() -> Self {
@@ -206,16 +206,16 @@ impl Guest {
         let page: &'static Page = Box::leak(Box::default());
         let mut vcpu = Vcpu::new();
         vcpu.pmu.share_sbi_page(Shared { memory: Box::new(page), number: CPU_NUMBER });
-        Self::new(vcpu, By::Stub { image, call, sites, page, pages, cause: SYSTEM_CALL })
+        Self::new(vcpu, Route::Stub { image, call, sites, page, pages, cause: SYSTEM_CALL })
     }
 
-    fn new(vcpu: Vcpu, by: By) -> Self {
-        Self { vcpu, by, used: 0, running: 0, programs_ran: 0, seen: Vec::new() }
+    fn new(vcpu: Vcpu, route: Route) -> Self {
+        Self { vcpu, route, used: 0, running: 0, programs_ran: 0, seen: Vec::new() }
     }
 
     /// The kernel is entered by a trap.
     fn traps(&mut self, with: u64) {
-        if let By::Stub { cause, .. } = &mut self.by {
+        if let Route::Stub { cause, .. } = &mut self.route {
             *cause = with;
         }
     }
@@ -223,7 +223,7 @@ impl Guest {
     /// Runs code of the kernel from an offset to another, or to its return.
     fn runs(&mut self, from: usize, to: Option<usize>, set: &[(usize, u64)]) -> [u64; 32] {
         const INTERRUPTS_ENABLED: u64 = 0x8000_0000_0000_0002;
-        let By::Stub { image, page, pages, cause, .. } = &mut self.by else { unreachable!() };
+        let Route::Stub { image, page, pages, cause, .. } = &mut self.route else { unreachable!() };
         let mut machine = Machine::new(image, BASE);
         machine.registers[4] = TASK;
         machine.csrs.extend([(SCAUSE, *cause), (SSTATUS, INTERRUPTS_ENABLED)]);
@@ -243,9 +243,9 @@ impl Guest {
 
     fn call(&mut self, function: u64, arguments: [u64; 5]) -> [u64; 2] {
         let [a0, a1, a2, a3, a4] = arguments;
-        let result = match &self.by {
-            By::Direct => self.vcpu.call(function, [a0, a1, a2, a3, a4, 0]),
-            By::Stub { call, .. } => {
+        let result = match &self.route {
+            Route::Direct => self.vcpu.call(function, [a0, a1, a2, a3, a4, 0]),
+            Route::Stub { call, .. } => {
                 let (from, to) = (*call, *call + 8);
                 let registers = [
                     (10, a0),
@@ -267,9 +267,9 @@ impl Guest {
 
     fn reads(&mut self, counter: u32) -> u64 {
         let csr = 0xc00 + counter;
-        let value = match &self.by {
-            By::Direct => self.vcpu.call(READ_COUNTER, [csr.into(), 0, 0, 0, 0, 0])[1],
-            By::Stub { sites: [switch, _], .. } => {
+        let value = match &self.route {
+            Route::Direct => self.vcpu.call(READ_COUNTER, [csr.into(), 0, 0, 0, 0, 0])[1],
+            Route::Stub { sites: [switch, _], .. } => {
                 let pair = CSRS.iter().position(|known| u32::from(*known) == csr).unwrap();
                 let from = switch + 6 * pair;
                 self.runs(from, None, &[])[10]
@@ -280,9 +280,9 @@ impl Guest {
     }
 
     fn overflows(&mut self) -> u64 {
-        let value = match &self.by {
-            By::Direct => self.vcpu.call(READ_OVERFLOWS, [0; 6])[1],
-            By::Stub { sites: [_, overflow], .. } => {
+        let value = match &self.route {
+            Route::Direct => self.vcpu.call(READ_OVERFLOWS, [0; 6])[1],
+            Route::Stub { sites: [_, overflow], .. } => {
                 let from = *overflow;
                 self.runs(from, Some(from + 4), &[])[13]
             }
@@ -584,7 +584,7 @@ fn another_kernel_in_the_memory_of_the_page_is_left_alone() {
     let mut guest = Guest::with_page();
     let counter = guest.configures(NOT_IN_THE_KERNEL, INSTRUCTIONS).unwrap();
     guest.starts(counter, PERIOD.wrapping_neg());
-    let By::Stub { page, .. } = guest.by else { unreachable!() };
+    let Route::Stub { page, .. } = guest.route else { unreachable!() };
     for offset in (0..size_of::<Page>()).step_by(8) {
         word(page, offset).unwrap().store(0x5555, Relaxed);
     }
@@ -595,7 +595,7 @@ fn another_kernel_in_the_memory_of_the_page_is_left_alone() {
         assert_eq!(word(page, offset).unwrap().load(Relaxed), 0x5555, "{offset:#x}");
     }
     // Its calls do not announce the page.
-    guest.by = By::Direct;
+    guest.route = Route::Direct;
     guest.handles_overflow();
     assert_eq!(page.active.load(Relaxed), 0x5555);
 }
@@ -634,7 +634,7 @@ proptest! {
         let mut writes = writes.into_iter().cycle();
         for step in &steps {
             guest.does(step);
-            let By::Stub { page, .. } = guest.by else { unreachable!() };
+            let Route::Stub { page, .. } = guest.route else { unreachable!() };
             for (index, value) in writes.by_ref().take(3) {
                 // The VMM would take the page back otherwise.
                 if ![offset_of!(Page, active), offset_of!(Page, tail_guard)].contains(&(index * 8)) {

@@ -274,7 +274,7 @@ proptest! {
                     let allowed = if reference.denied { Allowed::These(Vec::new()) } else { Policy::default().allowed };
                     pmu.set_policy(&Policy { allowed, freeze, ..Policy::default() });
                 }
-                Step::ReleaseIdle => pmu.unit().release_idle(),
+                Step::ReleaseIdle => pmu.unit().bank.release_idle(),
             }
             prop_assert!(!pmu.unit().take_interrupt(), "only running raises interrupts");
             let overflows = if shape.overflows { Value(reference.overflows()) } else { Fault };

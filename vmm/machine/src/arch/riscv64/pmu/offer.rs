@@ -11,7 +11,7 @@ use vpmu_perf::{HostPmu, Obstacle, free_counters};
 use super::super::host;
 use super::super::isa;
 use super::super::register::Register;
-use super::{Host, Model, OVERFLOW, Offer, Pmu};
+use super::{BackingPmu, Model, OVERFLOW, Offer, Pmu};
 use crate::saved_counters::TooFew;
 
 /// Maximum number of programmable counters, beside the two fixed ones.
@@ -168,7 +168,7 @@ fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Of
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape { programmable: programmable(choice, counters, free.general, policy)?, overflows };
     let remarks = binding.into_iter().chain(remark).collect();
-    Ok(Offer { pmu: Pmu::Emulated(Model(shape), Host { pmu }), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(Model(shape), BackingPmu { pmu }), remarks })
 }
 
 /// Checks that the host's PMU can back a guest's. Returns why its interrupts cannot be delivered, if they are wanted

@@ -7,7 +7,6 @@ use vpmu_retarget::x86::{exceptions, rdpmc_in_programs};
 
 use super::added::Added;
 use super::{Kernel, Kind};
-use crate::architecture::Format as _;
 
 impl Kernel {
     /// Adds the code for RDPMC in programs. Returns `None` and changes nothing if the kernel has no known

@@ -7,7 +7,6 @@ use vpmu_retarget::x86::{Content, Image, Section, Site, Symbol};
 use super::added::Added;
 use super::segment::Segment;
 use super::{Kernel, Kind};
-use crate::architecture::Format as _;
 use crate::loader::error::{LoadError, Problem};
 
 /// Result of [`Kernel::retarget_rdpmc`].

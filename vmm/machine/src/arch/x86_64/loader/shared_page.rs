@@ -9,7 +9,6 @@ use super::added::Added;
 use super::linux::SETUP_DATA_HEADER;
 use super::{Kernel, Kind};
 use crate::arch::x86_64::memory::{linux_address, low, shared_page};
-use crate::architecture::Format as _;
 
 const _: () = assert!(SETUP_DATA_HEADER <= Page::STRIDE);
 

@@ -4,7 +4,6 @@ use std::io::{Cursor, Write as _};
 use std::path::Path;
 
 use super::{Format, Kernel};
-use crate::architecture::Format as _;
 use crate::loader::error::LoadError;
 use crate::memory::GuestRam;
 

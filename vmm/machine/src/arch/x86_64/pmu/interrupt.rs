@@ -9,7 +9,7 @@
 //! written by its MSR. In xAPIC mode the guest finds its entry unchanged. While software has disabled the APIC, all
 //! entries are masked, which KVM implements.
 //!
-//! An NMI needs no system call if KVM has stored the vCPU's pending events at the exit: Tally makes the NMI pending
+//! An NMI needs no system call if KVM has stored the vCPU's pending exceptions at the exit: Tally makes the NMI pending
 //! there, and KVM takes it over at the next entry (`KVM_SYNC_X86_EVENTS`).
 
 use std::sync::atomic::AtomicU64;
@@ -67,12 +67,13 @@ pub struct LvtEntry {
     /// Last value that both KVM and the note of the guest's kernel had for the entry. While the note has this value,
     /// KVM need not be asked.
     known: Option<u64>,
-    events: StoredEvents,
+    pending_exceptions: PendingExceptions,
 }
 
-/// Whether KVM stores the vCPU's pending events in `struct kvm_run` at each exit.
+/// Whether KVM stores the vCPU's pending exceptions, interrupts and NMIs (`struct kvm_vcpu_events`) in `struct kvm_run`
+/// at each exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoredEvents {
+pub enum PendingExceptions {
     /// It does.
     Stored,
     /// It does not, which makes an exit cheaper.
@@ -87,27 +88,27 @@ impl LvtEntry {
             vcpu,
             request: msr::read_request(X2APIC_LVTPC),
             known: None,
-            events: StoredEvents::NotStored,
+            pending_exceptions: PendingExceptions::NotStored,
         }
     }
 
-    /// Sets whether KVM stores the vCPU's pending events at the next exits. An NMI then costs no system call.
-    pub fn store_events(&mut self, fd: &mut VcpuFd, events: StoredEvents) {
-        if self.events == events {
+    /// Sets whether KVM stores the vCPU's pending exceptions at the next exits. An NMI then costs no system call.
+    pub fn store_pending_exceptions(&mut self, fd: &mut VcpuFd, exceptions: PendingExceptions) {
+        if self.pending_exceptions == exceptions {
             return;
         }
-        self.events = events;
-        match events {
-            StoredEvents::Stored => fd.set_sync_valid_reg(SyncReg::VcpuEvents),
-            StoredEvents::NotStored => fd.clear_sync_valid_reg(SyncReg::VcpuEvents),
+        self.pending_exceptions = exceptions;
+        match exceptions {
+            PendingExceptions::Stored => fd.set_sync_valid_reg(SyncReg::VcpuEvents),
+            PendingExceptions::NotStored => fd.clear_sync_valid_reg(SyncReg::VcpuEvents),
         }
     }
 
-    /// Returns the vCPU's pending events, as of the last exit. `None` if they cannot be found out.
-    pub fn events(&self, fd: &VcpuFd) -> Option<kvm_vcpu_events> {
-        match self.events {
-            StoredEvents::Stored => Some(fd.sync_regs().events),
-            StoredEvents::NotStored => fd.get_vcpu_events().ok(),
+    /// Returns the vCPU's pending exceptions, as of the last exit. `None` if they cannot be found out.
+    pub fn pending_exceptions(&self, fd: &VcpuFd) -> Option<kvm_vcpu_events> {
+        match self.pending_exceptions {
+            PendingExceptions::Stored => Some(fd.sync_regs().events),
+            PendingExceptions::NotStored => fd.get_vcpu_events().ok(),
         }
     }
 
@@ -145,7 +146,7 @@ impl LvtEntry {
         let data = match delivery {
             Delivery::None => return Ok(delivery),
             Delivery::Nmi
-                if self.events == StoredEvents::Stored
+                if self.pending_exceptions == PendingExceptions::Stored
                     && make_nmi_pending(&mut fd.sync_regs_mut().events) =>
             {
                 fd.set_sync_dirty_reg(SyncReg::VcpuEvents);

@@ -10,7 +10,7 @@ use vpmu::policy::Policy;
 use vpmu::x86::Vendor;
 use vpmu_perf::{HostPmu, Obstacle, watchdog_hint};
 
-use super::{Host, Model, Offer, Pmu};
+use super::{BackingPmu, Model, Offer, Pmu};
 use crate::saved_counters::TooFew;
 
 pub use saved::offer as saved;
@@ -157,7 +157,7 @@ fn emulated(
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
     let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
-    let host = Host { vendor, pmu };
+    let host = BackingPmu { vendor, pmu };
     let (model, remark) = match choice {
         Choice::Intel => intel::model(Version::V5, choice.name(), counters, host, policy)?,
         Choice::IntelV2 => intel::model(Version::V2, choice.name(), counters, host, policy)?,

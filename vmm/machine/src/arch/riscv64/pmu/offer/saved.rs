@@ -4,7 +4,7 @@ use vpmu::model::riscv::Shape;
 use vpmu::policy::Policy;
 use vpmu_perf::{Free, HostPmu, NotFree, Obstacle, free_counters};
 
-use super::super::{Host, Model, Offer, Pmu};
+use super::super::{BackingPmu, Model, Offer, Pmu};
 use super::{FIXED, MAX, Unavailable, check_host};
 use crate::saved_counters::compare;
 
@@ -24,7 +24,7 @@ pub fn offer(Model(shape): Model, policy: &Policy) -> Result<Offer, Unavailable>
     // A guest without programmable counters does not need the one that was looked for.
     let free = Free { general: free.general.min(wanted.general), ..free };
     let remark = compare(wanted, free, policy)?;
-    let pmu = Pmu::Emulated(Model(shape), Host { pmu });
+    let pmu = Pmu::Emulated(Model(shape), BackingPmu { pmu });
     Ok(Offer { pmu, remarks: binding.into_iter().chain(remark).collect() })
 }
 

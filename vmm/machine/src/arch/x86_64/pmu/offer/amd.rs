@@ -4,13 +4,13 @@ use vpmu::model::amd::{K7_COUNTERS, MAX_COUNTERS, Version};
 use vpmu::policy::Policy;
 use vpmu_perf::{Obstacle, free_counters, watchdog_hint};
 
-use super::{Choice, Host, Model, Unavailable};
+use super::{BackingPmu, Choice, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
 pub fn model(
     choice: Choice,
     asked: Option<u32>,
-    host: Host,
+    host: BackingPmu,
     policy: &Policy,
 ) -> Result<(Model, Option<String>), Unavailable> {
     let free = free_counters(host.pmu, MAX_COUNTERS, &[], MAX_COUNTERS).map_err(Obstacle::from)?.general;

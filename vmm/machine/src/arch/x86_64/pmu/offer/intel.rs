@@ -8,14 +8,14 @@ use vpmu::translation::Translation;
 use vpmu::x86::Vendor;
 use vpmu_perf::{Free, Obstacle, exists, free_counters, watchdog_hint};
 
-use super::{Host, Model, Unavailable};
+use super::{BackingPmu, Model, Unavailable};
 
 /// Returns the PMU to emulate, and a remark for the user if there is one.
 pub fn model(
     version: Version,
     choice: &'static str,
     asked: Option<u32>,
-    host: Host,
+    host: BackingPmu,
     policy: &Policy,
 ) -> Result<(Model, Option<String>), Unavailable> {
     let wanted = wanted(choice, asked)?;
@@ -59,7 +59,7 @@ fn of(
 }
 
 /// Returns a bit for each architectural event that the host cannot count.
-pub fn absent_events(host: Host) -> u32 {
+pub fn absent_events(host: BackingPmu) -> u32 {
     if host.vendor == Vendor::Intel {
         let leaf = __cpuid(Shape::FUNCTION);
         return absent_of_leaf(leaf.eax, leaf.ebx);

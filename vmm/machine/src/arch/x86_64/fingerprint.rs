@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// CPUID as the first vCPU has it, and the MSRs that KVM lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity {
+pub struct Fingerprint {
     leaves: Vec<Leaf>,
     msrs: Vec<u32>,
 }
@@ -23,7 +23,7 @@ struct Leaf {
 
 const REGISTERS: [&str; 4] = ["EAX", "EBX", "ECX", "EDX"];
 
-impl Identity {
+impl Fingerprint {
     /// Describes what a vCPU with this CPUID sees, on a KVM that lists these MSRs.
     pub fn new(cpuid: &CpuId, msrs: Vec<u32>) -> Self {
         let leaves = cpuid.as_slice().iter().map(|leaf| Leaf {
@@ -66,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    fn identity(leaves: &[(u32, u32, u32)]) -> Identity {
+    fn fingerprint(leaves: &[(u32, u32, u32)]) -> Fingerprint {
         let entry = |(function, index, ebx): &(u32, u32, u32)| kvm_cpuid_entry2 {
             function: *function,
             index: *index,
@@ -74,20 +74,20 @@ mod tests {
             ..Default::default()
         };
         let entries: Vec<_> = leaves.iter().map(entry).collect();
-        Identity::new(&CpuId::from_entries(&entries).unwrap(), vec![0x10])
+        Fingerprint::new(&CpuId::from_entries(&entries).unwrap(), vec![0x10])
     }
 
     #[test]
     fn a_guest_is_told_what_a_host_lacks_or_has_in_addition() {
-        let saved = identity(&[(1, 0, 0x10), (7, 0, 0x30)]);
-        let difference = |leaves: &[(u32, u32, u32)]| saved.difference(&identity(leaves));
+        let saved = fingerprint(&[(1, 0, 0x10), (7, 0, 0x30)]);
+        let difference = |leaves: &[(u32, u32, u32)]| saved.difference(&fingerprint(leaves));
         assert_eq!(difference(&[(7, 0, 0x30), (1, 0, 0x10)]), None);
         let said = |leaves: &[(u32, u32, u32)]| difference(leaves).unwrap();
         assert_eq!(said(&[(1, 0, 0x10), (7, 0, 0x10)]), "its CPUID 0x7.0x0 EBX lacks 0x20");
         assert_eq!(said(&[(1, 0, 0x11), (7, 0, 0x30)]), "its CPUID 0x1.0x0 EBX is 0x11, and was 0x10");
         assert_eq!(said(&[(1, 0, 0x10)]), "it has no CPUID 0x7.0x0");
         assert_eq!(said(&[(1, 0, 0x10), (7, 0, 0x30), (7, 1, 0)]), "it has CPUID 0x7.0x1 as well");
-        let elsewhere = Identity { msrs: Vec::new(), ..saved.clone() };
+        let elsewhere = Fingerprint { msrs: Vec::new(), ..saved.clone() };
         assert_eq!(saved.difference(&elsewhere), None);
     }
 }

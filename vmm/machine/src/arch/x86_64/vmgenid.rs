@@ -15,7 +15,7 @@ const CHANGED: u8 = 0x80;
 
 /// Adds both devices to the table of devices.
 pub fn describe(body: &mut Vec<u8>) {
-    let address = u32::try_from(low::GENERATION).expect("it is in the first MiB");
+    let address = u32::try_from(low::VMGENID).expect("it is in the first MiB");
     let address = Package::new(vec![&address, &ZERO]);
     let name = |name, value| Name::new(Path::new(name), value);
     let (id, kind) = (name("_HID", &"TALY0001"), name("_CID", &"VM_Gen_Counter"));

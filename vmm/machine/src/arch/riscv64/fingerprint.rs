@@ -11,9 +11,9 @@ use super::register::{Register, Value};
 /// The registers of a vCPU that say what it can do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity(Vec<(Register, u64)>);
+pub struct Fingerprint(Vec<(Register, u64)>);
 
-impl Identity {
+impl Fingerprint {
     /// Describes what a vCPU with these registers can do.
     pub fn new(registers: &[(Register, Value)]) -> Self {
         let word =
@@ -29,8 +29,8 @@ impl Identity {
     /// Returns in what this host's processor differs for a guest. KVM does not list what a host does not know: that is
     /// like having 0.
     pub fn difference(&self, here: &Self) -> Option<String> {
-        let of = |identity: &Self, wanted: Register| {
-            identity.0.iter().find(|(register, _)| *register == wanted).map_or(0, |(_, value)| *value)
+        let of = |fingerprint: &Self, wanted: Register| {
+            fingerprint.0.iter().find(|(register, _)| *register == wanted).map_or(0, |(_, value)| *value)
         };
         let all: BTreeSet<Register> = self.0.iter().chain(&here.0).map(|(register, _)| *register).collect();
         let different = all.into_iter().map(|register| (register, of(self, register), of(here, register)));
@@ -62,16 +62,16 @@ fn name(register: Register) -> String {
 mod tests {
     use super::*;
 
-    fn identity(registers: &[(Register, u64)]) -> Identity {
+    fn fingerprint(registers: &[(Register, u64)]) -> Fingerprint {
         let bytes = |(register, value): &(Register, u64)| (*register, value.to_le_bytes().to_vec());
-        Identity::new(&registers.iter().map(bytes).collect::<Vec<_>>())
+        Fingerprint::new(&registers.iter().map(bytes).collect::<Vec<_>>())
     }
 
     #[test]
     fn a_guest_is_told_what_a_host_lacks_or_has_in_addition() {
         let (c, zba) = (Register::extension(1), Register::extension(17));
-        let saved = identity(&[(Register::SATP_MODE, 9), (Register::PC, 7), (c, 1), (zba, 0)]);
-        let difference = |registers: &[(Register, u64)]| saved.difference(&identity(registers));
+        let saved = fingerprint(&[(Register::SATP_MODE, 9), (Register::PC, 7), (c, 1), (zba, 0)]);
+        let difference = |registers: &[(Register, u64)]| saved.difference(&fingerprint(registers));
         assert_eq!(difference(&[(c, 1), (Register::SATP_MODE, 9)]), None);
         let said = |registers: &[(Register, u64)]| difference(registers).unwrap();
         assert_eq!(said(&[(Register::SATP_MODE, 9)]), "it lacks the ISA extension c");

@@ -8,13 +8,13 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// A pause of the whole machine. It lasts while any vCPU requires it.
 #[derive(Debug, Default)]
-pub struct Pause {
+pub struct StarvationPause {
     /// Numbers of the vCPUs that require the pause. The machine runs if there are none.
     causes: Mutex<Vec<u8>>,
     over: Condvar,
 }
 
-impl Pause {
+impl StarvationPause {
     /// Pauses the machine for this vCPU. Returns true if it was running.
     pub fn request(&self, vcpu: u8) -> bool {
         let mut vcpus = self.vcpus();
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_machine_resumes_when_no_vcpu_pauses_it_any_more() {
-        let pause = Pause::default();
+        let pause = StarvationPause::default();
         assert!(pause.wait_for_resume(), "it runs");
         assert!(pause.request(1) && !pause.request(0) && !pause.request(1));
         assert!(!pause.wait_for_resume());

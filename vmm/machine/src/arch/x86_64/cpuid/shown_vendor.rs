@@ -1,7 +1,7 @@
 //! The vendor and model that CPUID shows to the guest.
 //!
 //! A kernel drives the PMU of the vendor that CPUID names. A guest whose emulated PMU is the other vendor's therefore
-//! sees that vendor's identity too, and all other leaves have to follow that vendor's format.
+//! sees that vendor's processor too, and all other leaves have to follow that vendor's format.
 //!
 //! CPUID claims no feature that the host's processor lacks and denies no vulnerability that it has. But kernels
 //! recognise some vulnerabilities by vendor or model alone, and they cannot recognise those in such a guest. The guest
@@ -19,7 +19,7 @@ use vpmu::x86::{Leaf, Vendor};
 
 use super::caches::{caches, legacy_caches};
 use super::{function, put};
-use crate::arch::x86_64::pmu::Identity;
+use crate::arch::x86_64::pmu::ShownProcessor;
 
 /// `IA32_ARCH_CAPABILITIES` (SDM volume 4, table 2-2): the vulnerabilities that an Intel processor does not have.
 pub const ARCH_CAPABILITIES: u32 = 0x10a;
@@ -38,21 +38,21 @@ const fn signature(family: u32, model: u32, stepping: u32) -> u32 {
     extended << 20 | (model >> 4) << 16 | base << 8 | (model & 0xf) << 4 | stepping
 }
 
-/// Changes the host's entries so that they describe a processor of this identity.
-pub fn assume(entries: &mut Vec<kvm_cpuid_entry2>, identity: Identity) {
-    match (super::vendor(entries), identity) {
+/// Changes the host's entries so that they describe this processor.
+pub fn assume(entries: &mut Vec<kvm_cpuid_entry2>, shown: ShownProcessor) {
+    match (super::vendor(entries), shown) {
         // AMD's events depend on the family, so the guest has to see the host's.
-        (_, Identity::Host) | (Some(Vendor::Amd), Identity::Generic(Vendor::Amd)) => {}
-        (Some(Vendor::Intel), Identity::Generic(Vendor::Intel)) => {
+        (_, ShownProcessor::Host) | (Some(Vendor::Amd), ShownProcessor::Generic(Vendor::Amd)) => {}
+        (Some(Vendor::Intel), ShownProcessor::Generic(Vendor::Intel)) => {
             for entry in entries.iter_mut().filter(|entry| entry.function == function::FEATURES) {
                 entry.eax = GENERIC_INTEL;
             }
         }
-        (_, Identity::Generic(Vendor::Intel)) => {
+        (_, ShownProcessor::Generic(Vendor::Intel)) => {
             hide_hypercalls(entries);
             become_intel(entries);
         }
-        (_, Identity::Generic(Vendor::Amd)) => {
+        (_, ShownProcessor::Generic(Vendor::Amd)) => {
             hide_hypercalls(entries);
             become_amd(entries);
         }
@@ -74,7 +74,7 @@ fn hide_hypercalls(entries: &mut [kvm_cpuid_entry2]) {
 /// the guest would assume vulnerabilities that only Intel processors have.
 ///
 /// KVM sets the bits that the host's kernel knows of its processor, but not all that hold for every AMD processor.
-pub fn immunities(supported: &CpuId, identity: Identity) -> Option<u64> {
+pub fn immunities(supported: &CpuId, shown: ShownProcessor) -> Option<u64> {
     /// `RDCL_NO` (Meltdown, L1TF), `MDS_NO`, `PSCHANGE_MC_NO`, `SBDR_SSDP_NO`, `FBSDP_NO`, `PSDP_NO`, `BHI_NO`,
     /// `PBRSB_NO`, `GDS_NO`, `RFDS_NO`, `ITS_NO`.
     const NOT_ON_AMD: u64 = 1 << 0
@@ -88,12 +88,13 @@ pub fn immunities(supported: &CpuId, identity: Identity) -> Option<u64> {
         | 1 << 26
         | 1 << 27
         | 1 << 62;
-    is_intels_on_amd(supported, identity).then_some(NOT_ON_AMD)
+    is_intels_on_amd(supported, shown).then_some(NOT_ON_AMD)
 }
 
 /// Returns true if the guest sees an Intel processor on an AMD host.
-pub fn is_intels_on_amd(supported: &CpuId, identity: Identity) -> bool {
-    identity == Identity::Generic(Vendor::Intel) && super::vendor(supported.as_slice()) == Some(Vendor::Amd)
+pub fn is_intels_on_amd(supported: &CpuId, shown: ShownProcessor) -> bool {
+    shown == ShownProcessor::Generic(Vendor::Intel)
+        && super::vendor(supported.as_slice()) == Some(Vendor::Amd)
 }
 
 fn become_intel(entries: &mut Vec<kvm_cpuid_entry2>) {

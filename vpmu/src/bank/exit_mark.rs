@@ -1,17 +1,16 @@
-//! Counts that are held from an exit to the next. A counter of user mode stands still as long as no program runs. So a
-//! change that the guest's kernel makes before a program runs is made as of the exit before it, however late the VMM
-//! learns of it.
+//! Counts that are marked at an exit. A counter of user mode stands still as long as no program runs. So a change that
+//! the guest's kernel makes before a program runs is made as of the exit before it, however late the VMM learns of it.
 
 use super::Bank;
-use super::alarm::AlarmKind;
 use super::counter::Share;
 use super::deferral::Deferred;
+use super::next_alarm::AlarmKind;
 use crate::mask::members;
 use crate::source::Source;
 
-/// Masks of the counters whose host events' counts are held.
+/// Masks of the counters whose host events' counts were marked at an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct Marked {
     /// They count user mode only.
     pub programs: u64,
     /// They count time, also in the kernel.
@@ -19,13 +18,13 @@ pub struct Held {
 }
 
 impl<S: Source> Bank<S> {
-    /// Updates all counters of user mode, if `with_time` also those of the time that passes in the kernel, and holds
+    /// Updates all counters of user mode, if `with_time` also those of the time that passes in the kernel, and marks
     /// what their host events have counted. Counters without hardware are left out.
-    pub fn hold(&mut self, with_time: bool) -> Held {
-        let mut held = Held::default();
+    pub fn mark_exit(&mut self, with_time: bool) -> Marked {
+        let mut marked = Marked::default();
         for index in 0..self.events.len() {
             let event = &mut self.events[index];
-            event.held = None;
+            event.exit_mark = None;
             let user_only = event.user_only();
             if !(user_only || with_time && event.counts_time()) {
                 continue;
@@ -42,33 +41,34 @@ impl<S: Source> Bank<S> {
             let is_exact = users & self.hardware.starved() == 0
                 && members(users).all(|counter| !self.counters[counter].overflow_delayed);
             if is_exact {
-                self.events[index].held = Some(reading.count);
-                *(if user_only { &mut held.programs } else { &mut held.time }) |= users;
+                self.events[index].exit_mark = Some(reading.count);
+                *(if user_only { &mut marked.programs } else { &mut marked.time }) |= users;
             }
         }
-        held
+        marked
     }
 
-    /// Makes all changes until [`Self::commit`] as of the counts that are held.
+    /// Makes all changes until [`Self::commit`] as of the marked counts.
     pub fn rewind(&mut self) {
         for event in &mut self.events {
-            event.deferred = event.held.take().map(|count| Deferred { count, written: false, stop: None });
+            event.deferred =
+                event.exit_mark.take().map(|count| Deferred { count, written: false, stop: None });
         }
     }
 
-    /// Forgets the counts that are held.
-    pub fn release_held(&mut self) {
+    /// Forgets the marked counts.
+    pub fn forget_marks(&mut self) {
         for event in &mut self.events {
-            event.held = None;
+            event.exit_mark = None;
         }
     }
 
     /// Returns the values with which a counter may be started without a request to the host: with this value, and with
     /// all values up to the second one, an alarm is set for its next overflow. Returns `None` if its event's count is
-    /// not held.
+    /// not marked.
     pub fn start_values(&self, counter: usize) -> Option<[u64; 2]> {
         let event = &self.events[self.event_of(counter)?];
-        let (count, alarm) = (event.held?, event.alarm);
+        let (count, alarm) = (event.exit_mark?, event.alarm);
         if !self.interrupts(counter) {
             return Some([0, self.mask()]);
         }

@@ -1,10 +1,10 @@
-//! Carries out what [`super::alarm`] decides: finds the nearest overflow, and sets the host event's alarm.
+//! Carries out what [`super::next_alarm`] decides: finds the nearest overflow, and sets the host event's alarm.
 
 use std::time::Duration;
 
 use super::Bank;
-use super::alarm::{AlarmKind, Armed, Expired, Interrupting, Next, NextAlarm};
 use super::floor;
+use super::next_alarm::{AlarmKind, Armed, Expired, Interrupting, NextAlarm, NextOverflow};
 use crate::mask::{self, members};
 use crate::notice::Notice;
 use crate::source::{Backing, FAR, Refusal, Source};
@@ -101,11 +101,11 @@ impl<S: Source> Bank<S> {
     }
 
     /// Returns the nearest overflow of these counters that needs an alarm, at the next count or later.
-    pub(super) fn nearest(&mut self, counters: u64, count: u64) -> Option<Next> {
+    pub(super) fn nearest(&mut self, counters: u64, count: u64) -> Option<NextOverflow> {
         let least = self.floor.distance(|| self.source.now());
         let all = || {
             members(counters & self.running & self.interrupting)
-                .filter_map(|counter| Some(Next { at: self.wanted(counter, least)?, counter }))
+                .filter_map(|counter| Some(NextOverflow { at: self.wanted(counter, least)?, counter }))
         };
         let mut next = all().min_by_key(|next| next.at)?;
         let late = self.may_be_late(counters, next.counter);
@@ -114,7 +114,7 @@ impl<S: Source> Bank<S> {
             next = all().filter(|other| other.at - next.at <= late).max_by_key(|other| other.at)?;
         }
         let (soonest, latest) = (count.saturating_add(1), count.saturating_add(FAR));
-        Some(Next { at: next.at.clamp(soonest, latest), ..next })
+        Some(NextOverflow { at: next.at.clamp(soonest, latest), ..next })
     }
 
     /// Returns the count at which a running counter that interrupts needs an alarm, at least `least` after its last.
@@ -129,7 +129,7 @@ impl<S: Source> Bank<S> {
     }
 
     /// Sets the alarm for an overflow, early by half of what it may be.
-    pub(super) fn arm(&mut self, index: usize, count: u64, next: Next, kind: AlarmKind) {
+    pub(super) fn arm(&mut self, index: usize, count: u64, next: NextOverflow, kind: AlarmKind) {
         let early = self.may_be_early(index, next.at.saturating_sub(count));
         let kind = if early == 0 { kind } else { AlarmKind::OneShot };
         self.ask(

@@ -1,4 +1,4 @@
-//! Saves a VM while it runs, for `tally snapshot`. The command's streams stand still first, then the vCPUs, then the
+//! Saves a VM while it runs, for `tally snapshot`. The command's streams pause first, then the vCPUs, then the
 //! devices.
 
 use std::io::{self, BufRead, Write};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, TryLockError};
 use kvm_ioctls::Kvm;
 use log::info;
 use tally_machine::pmu::{Pmu, SavedPmu};
-use tally_machine::{HeldMachine, PageMap, Saver};
+use tally_machine::{PageMap, PausedMachine, Saver};
 use vpmu::policy::Policy;
 
 use crate::cli::Run;
@@ -15,14 +15,14 @@ use crate::protocol::ending::{Ending, Reporter};
 use crate::protocol::message::{self, Answer, Request};
 use crate::protocol::stream;
 use crate::run::start::snapshot::{GuestState, Setup};
-use crate::run::streams::agent::{HeldAgent, Holder};
+use crate::run::streams::agent::{AgentPauser, PausedAgent};
 
 /// What saving a VM needs, opened before the process confines itself.
-pub struct Saving {
+pub struct SnapshotSaver {
     kvm: Kvm,
-    saver: Saver,
+    machine: Saver,
     /// Stops the thread of the command's streams, if there is one.
-    agent: Option<Holder>,
+    agent: Option<AgentPauser>,
     setup: Setup,
     pmu: Pmu,
     pages: PageMap,
@@ -30,15 +30,15 @@ pub struct Saving {
 }
 
 /// A VM that can be saved, by one client at a time; or why it cannot be.
-pub struct Savable(Result<Mutex<Saving>, String>);
+pub struct SnapshotService(Result<Mutex<SnapshotSaver>, String>);
 
-/// A VM that stands still.
-struct Held<'a> {
-    agent: Option<HeldAgent>,
-    machine: HeldMachine<'a>,
+/// A VM that is paused.
+struct PausedVm<'a> {
+    agent: Option<PausedAgent>,
+    machine: PausedMachine<'a>,
 }
 
-impl Savable {
+impl SnapshotService {
     /// Prepares to save a VM with these options.
     pub fn new(
         options: &Run,
@@ -46,7 +46,7 @@ impl Savable {
         pmu: Pmu,
         policy: &Policy,
         saver: Saver,
-        agent: Option<Holder>,
+        agent: Option<AgentPauser>,
         reporter: Reporter,
     ) -> Self {
         let prepare = || {
@@ -57,7 +57,7 @@ impl Savable {
             let setup =
                 Setup::new(options, saved_pmu, policy.clone()).map_err(|error| format!("{error:#}"))?;
             let pages = PageMap::open().map_err(|error| format!("/proc/self/pagemap: {error}"))?;
-            Ok(Mutex::new(Saving { kvm, saver, agent, setup, pmu, pages, reporter }))
+            Ok(Mutex::new(SnapshotSaver { kvm, machine: saver, agent, setup, pmu, pages, reporter }))
         };
         Self(prepare())
     }
@@ -72,37 +72,37 @@ impl Savable {
         answers: &mut impl Write,
     ) -> io::Result<()> {
         let refuse = |answers: &mut _, why: &str| message::send(answers, &Answer::Error(why.to_owned()));
-        let saving = match &self.0 {
+        let saver = match &self.0 {
             Err(why) => return refuse(answers, why),
-            Ok(saving) => match saving.try_lock() {
-                Ok(saving) => saving,
+            Ok(saver) => match saver.try_lock() {
+                Ok(saver) => saver,
                 Err(TryLockError::Poisoned(error)) => error.into_inner(),
                 Err(TryLockError::WouldBlock) => return refuse(answers, "it is being saved already"),
             },
         };
-        let (held, state) = match saving.hold(policy) {
-            Ok(held) => held,
+        let (paused, state) = match saver.pause(policy) {
+            Ok(paused) => paused,
             Err(why) => return refuse(answers, &why),
         };
         info!("the machine stands still while it is saved");
         message::send(answers, &Answer::Snapshot(state.len() as u64))?;
-        stream::send(&mut *answers, &state, &saving.saver.ram, &saving.pages)?;
+        stream::send(&mut *answers, &state, &saver.machine.ram, &saver.pages)?;
         if stop && matches!(message::receive(requests), Ok(Some(Request::End))) {
             // Once its end is reported, this process may be gone before it answers.
             let answered = message::send(answers, &Answer::Done);
-            saving.reporter.report(Ending::Saved);
-            held.never_go_on();
+            saver.reporter.report(Ending::Saved);
+            paused.never_go_on();
             return answered;
         }
         Ok(())
     }
 }
 
-impl Saving {
-    /// Makes the VM stand still, and returns its state. The error is why it cannot be saved now.
-    fn hold(&self, policy: Policy) -> Result<(Held<'_>, Vec<u8>), String> {
-        let agent = self.agent.as_ref().map(Holder::hold).transpose()?;
-        let machine = self.saver.hold().map_err(|error| error.to_string())?;
+impl SnapshotSaver {
+    /// Pauses the VM, and returns its state. The error is why it cannot be saved now.
+    fn pause(&self, policy: Policy) -> Result<(PausedVm<'_>, Vec<u8>), String> {
+        let agent = self.agent.as_ref().map(AgentPauser::pause).transpose()?;
+        let machine = self.machine.pause().map_err(|error| error.to_string())?;
         let saved = machine.save().map_err(|error| error.to_string())?;
         let state = GuestState {
             setup: self.setup.with(policy),
@@ -111,11 +111,11 @@ impl Saving {
             agent: agent.as_ref().map(|agent| agent.state.clone()),
         };
         let state = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
-        Ok((Held { agent, machine }, state))
+        Ok((PausedVm { agent, machine }, state))
     }
 }
 
-impl Held<'_> {
+impl PausedVm<'_> {
     /// Leaves the VM as it is until the process ends.
     fn never_go_on(self) {
         if let Some(agent) = self.agent {

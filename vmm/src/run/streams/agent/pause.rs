@@ -1,4 +1,4 @@
-//! The host's side of the agent in a snapshot. The thread stands still while the machine is saved, and its state goes
+//! The host's side of the agent in a snapshot. The thread is paused while the machine is saved, and its state goes
 //! on in another process.
 
 use std::io;
@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{Agent, since_saved};
 
-/// Time in which the thread has to stand still: it never waits for long.
+/// Time in which the thread has to pause: it never waits for long.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the host's side knows while a command runs.
@@ -41,34 +41,34 @@ impl AgentState {
     }
 }
 
-/// Makes the agent's thread stand still.
-pub struct Holder {
-    holds: Sender<Hold>,
+/// Pauses the agent's thread.
+pub struct AgentPauser {
+    requests: Sender<PauseRequest>,
     wake: EventFd,
 }
 
-/// The thread's end of a [`Holder`].
-pub struct Holds {
-    holds: Receiver<Hold>,
+/// The thread's end of an [`AgentPauser`].
+pub struct PauseRequests {
+    requests: Receiver<PauseRequest>,
     /// Wakes the thread.
     pub wake: EventFd,
 }
 
-struct Hold {
+struct PauseRequest {
     /// Is told the state, or why there is none.
     state: Sender<Result<AgentState, &'static str>>,
     /// Is dropped when the thread may go on, or else says that it has to end.
     leave: Receiver<()>,
 }
 
-/// The agent's thread stands still until this is dropped.
-pub struct HeldAgent {
+/// The agent's thread is paused until this is dropped.
+pub struct PausedAgent {
     /// What it knows.
     pub state: AgentState,
     leave: Sender<()>,
 }
 
-impl HeldAgent {
+impl PausedAgent {
     /// Ends the thread.
     pub fn end(self) {
         // An error means that it has ended.
@@ -76,30 +76,30 @@ impl HeldAgent {
     }
 }
 
-impl Holder {
+impl AgentPauser {
     /// Creates both ends.
-    pub fn new() -> io::Result<(Self, Holds)> {
+    pub fn new() -> io::Result<(Self, PauseRequests)> {
         let wake = EventFd::new(libc::EFD_NONBLOCK)?;
-        let (sender, holds) = channel();
-        Ok((Self { holds: sender, wake: wake.try_clone()? }, Holds { holds, wake }))
+        let (sender, requests) = channel();
+        Ok((Self { requests: sender, wake: wake.try_clone()? }, PauseRequests { requests, wake }))
     }
 
-    /// Makes the thread stand still. The error is why it cannot be saved now.
-    pub fn hold(&self) -> Result<HeldAgent, &'static str> {
+    /// Pauses the thread. The error is why it cannot be saved now.
+    pub fn pause(&self) -> Result<PausedAgent, &'static str> {
         const SILENT: &str = "the thread of its command's streams does not answer";
         let ((state, told), (leave, left)) = (channel(), channel());
         // Errors mean that the thread has ended.
-        let _ = self.holds.send(Hold { state, leave: left });
+        let _ = self.requests.send(PauseRequest { state, leave: left });
         let _ = self.wake.write(1);
         let state = told.recv_timeout(LIMIT).unwrap_or(Err(SILENT))?;
-        Ok(HeldAgent { state, leave })
+        Ok(PausedAgent { state, leave })
     }
 }
 
 impl Agent {
-    /// Stands still if another thread wants that. Returns true if the thread has to end.
-    pub(super) fn stand_still_if_wanted(&mut self) -> bool {
-        while let Ok(Hold { state, leave }) = self.holds.holds.try_recv() {
+    /// Pauses if another thread requests that. Returns true if the thread has to end.
+    pub(super) fn pause_if_requested(&mut self) -> bool {
+        while let Ok(PauseRequest { state, leave }) = self.pause_requests.requests.try_recv() {
             // An error means that the other thread has given up.
             if state.send(self.state()).is_ok() && leave.recv().is_ok() {
                 return true;
@@ -131,7 +131,7 @@ impl Agent {
         })
     }
 
-    /// Goes on where another thread stood still. The command's terminal, if it has one, has this size now.
+    /// Goes on where another thread was paused. The command's terminal, if it has one, has this size now.
     pub(super) fn continue_from(&mut self, state: AgentState, size: Option<Size>) -> io::Result<()> {
         self.terminals = state.terminals();
         let AgentState { input, outgoing, incoming, .. } = state;

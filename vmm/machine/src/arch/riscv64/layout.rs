@@ -30,7 +30,7 @@ pub mod aia {
 }
 
 /// Interrupt line of the VM generation ID, beyond those of devices.
-pub const GENERATION_GSI: u32 = aia::SOURCES - 1;
+pub const VMGENID_GSI: u32 = aia::SOURCES - 1;
 
 /// Address and interrupt line of the first virtio device.
 pub const VIRTIO: FirstVirtio = FirstVirtio { base: 0x1100_0000, gsi: 2 };

@@ -1,4 +1,4 @@
-//! Decides which alarm to set next. `alarms.rs` sets it. A host event has one alarm, for the nearest overflow of its
+//! Decides which alarm to set next. `arming.rs` sets it. A host event has one alarm, for the nearest overflow of its
 //! counters that interrupts. Setting it is a request to the host, so an alarm that will expire early is kept: whether a
 //! counter has overflowed is computed from its value.
 //!
@@ -44,7 +44,7 @@ pub enum AlarmKind {
 
 /// An overflow to come that needs an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Next {
+pub struct NextOverflow {
     /// Count of the host event at which the alarm has to expire.
     pub at: u64,
     /// The counter that overflows.
@@ -58,7 +58,7 @@ pub struct Expired {
     /// Count of the host event now.
     pub count: u64,
     /// The nearest overflow to come.
-    pub next: Option<Next>,
+    pub next: Option<NextOverflow>,
     /// The host event counts user mode only, so it stands still in the guest's handler.
     pub user_only: bool,
     /// Set if one of its counters interrupts the guest now.
@@ -80,7 +80,7 @@ pub enum NextAlarm {
     /// The host repeats it.
     Repeat(Armed),
     /// It is set for this overflow.
-    Set(Next, AlarmKind),
+    Set(NextOverflow, AlarmKind),
     /// It is set as far away as possible: no counter needs one.
     Off,
 }
@@ -126,7 +126,7 @@ impl Expired {
 
 impl Armed {
     /// Returns whether this alarm serves an overflow, so that none has to be set.
-    pub fn serves(&self, next: Next) -> bool {
+    pub fn serves(&self, next: NextOverflow) -> bool {
         let expires_late = next.at < self.at;
         // An alarm a single count too early would leave a distance of 1, which Linux changes to 2.
         let expires_a_count_early = self.at.checked_add(1) == Some(next.at);
@@ -143,7 +143,7 @@ mod tests {
         Armed { at: 10_000, distance: 10_000, counter_mask: 1, kind: AlarmKind::Kept, early: 0 };
 
     fn expired(next: Option<u64>, interrupt: Option<Interrupting>) -> Expired {
-        let next = next.map(|at| Next { at, counter: 1 });
+        let next = next.map(|at| NextOverflow { at, counter: 1 });
         Expired { alarm: ALARM, count: 10_003, next, user_only: false, interrupt }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     const STOPS: Option<Interrupting> = Some(Interrupting { stops_first: true, may_repeat: true });
 
     fn set(at: u64, kind: AlarmKind) -> NextAlarm {
-        NextAlarm::Set(Next { at, counter: 1 }, kind)
+        NextAlarm::Set(NextOverflow { at, counter: 1 }, kind)
     }
 
     fn repeat(counter_mask: u64) -> NextAlarm {
@@ -206,12 +206,12 @@ mod tests {
 
     #[test]
     fn an_early_alarm_is_kept_and_a_late_one_is_not() {
-        let serves = |kind, at| Armed { kind, ..ALARM }.serves(Next { at, counter: 0 });
+        let serves = |kind, at| Armed { kind, ..ALARM }.serves(NextOverflow { at, counter: 0 });
         assert!(serves(AlarmKind::Kept, 10_000) && serves(AlarmKind::Kept, 10_002));
         assert!(!serves(AlarmKind::Kept, 9_999) && !serves(AlarmKind::Kept, 10_001));
         let early = Armed { kind: AlarmKind::OneShot, early: 100, ..ALARM };
-        assert!([10_000, 10_100].iter().all(|at| early.serves(Next { at: *at, counter: 0 })));
-        assert!(!early.serves(Next { at: 10_101, counter: 0 }));
+        assert!([10_000, 10_100].iter().all(|at| early.serves(NextOverflow { at: *at, counter: 0 })));
+        assert!(!early.serves(NextOverflow { at: 10_101, counter: 0 }));
         for kind in [AlarmKind::OneShot, AlarmKind::Repeating] {
             assert!(serves(kind, 10_000) && !serves(kind, 10_002));
         }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
-use super::{Identity, immunities};
+use super::{ShownProcessor, immunities};
 use crate::arch::x86_64::cpuid::for_vcpu;
 use crate::arch::x86_64::pmu::Pmu;
 
-const AS_INTEL: Identity = Identity::Generic(Vendor::Intel);
-const AS_AMD: Identity = Identity::Generic(Vendor::Amd);
+const AS_INTEL: ShownProcessor = ShownProcessor::Generic(Vendor::Intel);
+const AS_AMD: ShownProcessor = ShownProcessor::Generic(Vendor::Amd);
 
 type Row = (u32, u32, [u32; 4]);
 
@@ -79,8 +79,8 @@ fn supported(rows: &[Row]) -> CpuId {
 struct Guest(BTreeMap<(u32, u32), kvm_cpuid_entry2>);
 
 impl Guest {
-    fn on(host: &[Row], identity: Identity) -> Self {
-        let cpuid = for_vcpu(&supported(host), 3, 4, Pmu::None, identity).unwrap();
+    fn on(host: &[Row], shown: ShownProcessor) -> Self {
+        let cpuid = for_vcpu(&supported(host), 3, 4, Pmu::None, shown).unwrap();
         let entries = cpuid.as_slice();
         let seen: BTreeMap<_, _> =
             entries.iter().map(|entry| ((entry.function, entry.index), *entry)).collect();
@@ -180,10 +180,10 @@ fn an_intel_on_amd_is_immune_to_vulnerabilities_that_only_intel_has() {
 #[test]
 fn an_intel_on_amd_makes_32_bit_system_calls_by_interrupt() {
     assert_eq!(AS_INTEL.kernel_parameters(Some(Vendor::Amd)), Some("vdso32=0"));
-    for (host, identity) in
-        [(Vendor::Amd, Identity::Host), (Vendor::Intel, AS_INTEL), (Vendor::Intel, AS_AMD)]
+    for (host, shown) in
+        [(Vendor::Amd, ShownProcessor::Host), (Vendor::Intel, AS_INTEL), (Vendor::Intel, AS_AMD)]
     {
-        assert_eq!(identity.kernel_parameters(Some(host)), None, "{host:?} as {identity:?}");
+        assert_eq!(shown.kernel_parameters(Some(host)), None, "{host:?} as {shown:?}");
     }
 }
 
@@ -191,7 +191,7 @@ fn an_intel_on_amd_makes_32_bit_system_calls_by_interrupt() {
 fn immunities_are_added_only_for_an_intel_on_amd() {
     assert_eq!(immunities(&supported(&ICE_LAKE), AS_INTEL), None);
     assert_eq!(immunities(&supported(&ICE_LAKE), AS_AMD), None);
-    assert_eq!(immunities(&supported(&ZEN_2), Identity::Host), None);
+    assert_eq!(immunities(&supported(&ZEN_2), ShownProcessor::Host), None);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn an_amd_on_intel_is_one_package_of_four_cores() {
 
 #[test]
 fn a_generic_intel_on_intel_differs_in_its_model_only() {
-    let (host, guest) = (Guest::on(&ICE_LAKE, Identity::Host), Guest::on(&ICE_LAKE, AS_INTEL));
+    let (host, guest) = (Guest::on(&ICE_LAKE, ShownProcessor::Host), Guest::on(&ICE_LAKE, AS_INTEL));
     assert_eq!((host.model(), guest.model()), ((6, 0x6a), (6, 0x20)));
     let differing: Vec<_> =
         host.0.iter().filter(|(at, entry)| guest.0[at] != **entry).map(|(at, _)| *at).collect();
@@ -274,5 +274,5 @@ fn a_generic_intel_on_intel_differs_in_its_model_only() {
 
 #[test]
 fn an_amd_guest_on_amd_has_the_hosts_identity() {
-    assert_eq!(Guest::on(&ZEN_2, AS_AMD).0, Guest::on(&ZEN_2, Identity::Host).0);
+    assert_eq!(Guest::on(&ZEN_2, AS_AMD).0, Guest::on(&ZEN_2, ShownProcessor::Host).0);
 }
