@@ -2,11 +2,12 @@
 //!
 //! A target panics if Tally does what it never must: panic itself, work without bound, or let somebody reach what is
 //! not theirs. The program of this package runs a target with libFuzzer, which looks for such bytes; `cargo fuzz`
-//! builds and starts it. The ordinary tests run each target on its corpus, the folder `../corpus/NAME`.
+//! builds and starts it. The ordinary tests run each target on its [corpus].
 //!
 //! A target has no state between two calls, so that an input does the same each time.
 
 mod agent;
+pub mod corpus;
 mod kernels;
 mod mirror;
 mod operator;
