@@ -22,7 +22,7 @@ use guest_images::{Progress, Suite};
 pub use figures::{Cost, Counts, Figures, Model, Samples, Spread};
 pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Way, Workload};
 pub use script::{Limit, Plan};
-pub use table::table;
+pub use table::{summary, table};
 
 use crate::error::{Error, Result};
 use crate::scenario::Scenario;

@@ -26,7 +26,7 @@ pub use crate::scenario::programs::ON_INTEL;
 pub use mark::host_is_intel;
 pub use mark::{END, Mark, Work, tell_host};
 pub use per_unit::PerUnit;
-pub use table::{costs, overflow_calls};
+pub use table::costs;
 pub use windows::Quantity;
 
 use crate::error::{Error, Result};
