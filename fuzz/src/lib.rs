@@ -62,43 +62,17 @@ pub enum Error {
     /// A committed corpus cannot be used.
     #[error(transparent)]
     Corpus(#[from] CorpusError),
-    /// A pack has no input of this number.
     #[error("{} has {inputs} inputs, with the numbers 1 to {inputs}", pack.display())]
-    NoInput {
-        /// The pack.
-        pack: PathBuf,
-        /// The number of its inputs.
-        inputs: usize,
-    },
-    /// The targets do not compile.
+    NoInput { pack: PathBuf, inputs: usize },
     #[error("the fuzz targets do not compile: {0}")]
     Build(String),
     /// A file cannot be used.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// A file has no row for a target.
+    File { path: PathBuf, source: io::Error },
     #[error("{} has no row for {target}: add `{}`", path.display(), record::empty_row(target))]
-    NoRow {
-        /// The file.
-        path: PathBuf,
-        /// Name of the target.
-        target: &'static str,
-    },
-    /// libFuzzer has failed, which is not a finding.
+    NoRow { path: PathBuf, target: &'static str },
     #[error("{target}: libFuzzer ended with {status}; its last words are in {}", log.display())]
-    Failed {
-        /// Name of the target.
-        target: &'static str,
-        /// Status of the program.
-        status: String,
-        /// What it has printed.
-        log: PathBuf,
-    },
+    Failed { target: &'static str, status: String, log: PathBuf },
 }
 
 type Result<T> = std::result::Result<T, Error>;

@@ -230,7 +230,6 @@ fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> 
     missing
 }
 
-/// For [`crate::untrusted`].
 pub(crate) mod untrusted {
     pub use super::deb::unpack;
     pub use super::index::Index;

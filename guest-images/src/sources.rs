@@ -29,7 +29,6 @@ pub struct Archive {
     pub expiry: Expiry,
 }
 
-/// What an archive has.
 #[derive(Clone, Copy)]
 enum Kind {
     /// The releases.

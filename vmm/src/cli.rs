@@ -227,7 +227,6 @@ pub struct Run {
 /// A host path that the guest may access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPath {
-    /// The path on the host.
     pub path: PathBuf,
     /// What the guest may do with it.
     pub access: Access,

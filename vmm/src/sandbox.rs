@@ -74,13 +74,10 @@ static MODE: OnceLock<Mode> = OnceLock::new();
 /// The sandbox cannot be used on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// Privileges cannot be given up.
     #[error("privileges cannot be given up: {0}")]
     Privileges(#[from] rustix::io::Errno),
-    /// The system calls cannot be restricted.
     #[error("system calls cannot be restricted: {0}")]
     Calls(#[from] filter::FilterError),
-    /// The paths cannot be restricted.
     #[error("paths cannot be restricted: {0}")]
     Paths(#[from] landlock::RulesetError),
 }

@@ -15,29 +15,16 @@ use crate::Target;
 pub enum Error {
     /// A file or folder cannot be used.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// A pack is not what [`write`] makes.
+    File { path: PathBuf, source: io::Error },
     #[error("{} is broken: {broken}", path.display())]
-    Broken {
-        /// The pack.
-        path: PathBuf,
-        /// What is wrong.
-        broken: Broken,
-    },
+    Broken { path: PathBuf, broken: Broken },
 }
 
 /// What is wrong with a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// It ends within an input.
     #[error("it ends within input {0}")]
     Short(usize),
-    /// An input does not come after the one before it.
     #[error("input {0} should be further to the front, or is there twice")]
     Order(usize),
 }

@@ -62,7 +62,6 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-/// All targets.
 #[rustfmt::skip]
 pub const TARGETS: [Target; 10] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
@@ -77,7 +76,6 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "virtio",   about: "registers and rings of disks, shares, consoles and networks",     max_len: 4 << 10,  run: virtio::run },
 ];
 
-/// Returns the target with this name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

@@ -254,7 +254,6 @@ impl Served {
     }
 }
 
-/// The guest.
 struct Guest {
     driver: Driver,
     /// Number of orderly requests.

@@ -37,7 +37,6 @@ pub enum Unmet {
     NoPackage(String),
     /// A package depends on one that is not there.
     Dependency {
-        /// The package.
         package: String,
         /// What it depends on.
         on: String,

@@ -38,7 +38,6 @@ pub enum List {
 /// A suite of an archive.
 struct Part {
     archive: Archive,
-    /// The suite's name.
     suite: &'static str,
 }
 

@@ -163,7 +163,6 @@ pub fn with_installed_kernel(steps: Steps, name: &'static str, suite: Suite) -> 
 }
 
 impl Results {
-    /// Returns the result of the step `name`.
     pub fn of(&self, name: &str) -> &StepOutput {
         self.0.get(name).unwrap_or_else(|| panic!("there is no step `{name}`"))
     }

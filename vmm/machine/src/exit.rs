@@ -54,7 +54,6 @@ pub enum ExitKind {
     PmuRead,
     /// A write to a PMU register.
     PmuWrite,
-    /// A signal.
     Signal,
     /// Any other exit.
     Other,
@@ -113,7 +112,6 @@ pub enum Reason {
     InternalError(u32),
     /// The processor refused to enter the guest (`KVM_EXIT_FAIL_ENTRY`), for this hardware-specific reason.
     EntryFailed(u64),
-    /// The ioctl `KVM_RUN` failed.
     RunFailed(kvm_ioctls::Error),
     /// A KVM operation failed that the vCPU needs before it can enter the guest.
     Kvm(KvmError),

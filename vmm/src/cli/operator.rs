@@ -139,7 +139,6 @@ pub struct Log {
 pub struct CounterName {
     /// Number of the vCPU.
     pub vcpu: u8,
-    /// Number of the counter.
     pub counter: usize,
 }
 

@@ -43,7 +43,6 @@ pub enum Request {
 pub struct CounterSwitch {
     /// Number of the vCPU.
     pub vcpu: u8,
-    /// Number of the counter.
     pub counter: usize,
     /// Whether to enable or disable the counter.
     pub to: Switch,
@@ -73,7 +72,6 @@ pub enum Answer {
 /// Longest line that is accepted.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Sends a message.
 pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

@@ -40,13 +40,10 @@ pub enum SocketDirError {
     /// The directory cannot be created or opened.
     #[error("{0}: {1}")]
     Refused(PathBuf, io::Error),
-    /// Another user has what is at the directory's path.
     #[error("{0} belongs to user {1}, who must remove it")]
     Taken(PathBuf, u32),
-    /// Other users can access the directory.
     #[error("{0} is not a folder of this user's alone: `chmod 700 {0}`")]
     NotPrivate(PathBuf),
-    /// The thread that serves the socket cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }

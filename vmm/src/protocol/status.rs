@@ -99,7 +99,6 @@ pub struct Work {
 /// Who holds a host CPU's counters. General-purpose counters only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// Number of the CPU.
     pub cpu: usize,
     /// Number of counters that the CPU has.
     pub counters: usize,

@@ -31,9 +31,7 @@ const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
 /// Devices for disks, shares and a network, and the agent's part in mounting them.
 pub struct HostResources {
-    /// The devices.
     pub devices: Vec<Box<dyn Device>>,
-    /// The thread of each device.
     pub threads: Vec<DeviceThread>,
     /// Shares that the agent mounts.
     pub shares: Vec<protocol::Share>,
@@ -45,9 +43,7 @@ pub struct HostResources {
 
 /// The thread that serves a device.
 pub struct DeviceThread {
-    /// Its name.
     pub name: String,
-    /// Its kind.
     pub kind: Thread,
     /// What it may open.
     pub reach: Vec<Reach>,

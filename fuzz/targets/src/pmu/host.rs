@@ -38,7 +38,6 @@ struct State {
 pub struct Later {
     /// Looks that are left.
     pub looks: u8,
-    /// Number of the word.
     pub word: u8,
     /// The new value.
     pub value: u64,

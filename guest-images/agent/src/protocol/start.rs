@@ -62,7 +62,6 @@ pub struct Share {
     pub tag: OsString,
     /// Mount point.
     pub path: OsString,
-    /// Access of the guest.
     pub access: Access,
 }
 

@@ -37,7 +37,6 @@ pub const READ_EVERY: u64 = 20_000;
 
 /// Paths of the programs that the benchmark runs.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `bench-workload`.
     pub workload: PathBuf,

@@ -30,7 +30,6 @@ pub struct Writer<W> {
     header: Header,
     /// Number of the file, from 1 on.
     number: u64,
-    /// Size of the file.
     size: u64,
     /// Number of records in this file and those before it, without [`What::Continued`].
     records: u64,
@@ -117,7 +116,6 @@ impl<W: Output> Writer<W> {
         }
     }
 
-    /// Returns the file.
     pub fn file(&mut self) -> &mut W {
         &mut self.file
     }

@@ -42,7 +42,6 @@ pub const SPACING: u32 = 20_000;
 
 /// The programs under test.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `pmu-workload`, which runs in the guest.
     pub workload: PathBuf,

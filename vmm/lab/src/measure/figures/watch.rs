@@ -32,7 +32,6 @@ const CASES: [Case; 2] =
 /// Time of a guest's sampling with one way of monitoring.
 #[derive(Debug)]
 pub struct Figure {
-    /// The guest's PMU.
     pub pmu: &'static str,
     /// The way of monitoring.
     pub case: &'static str,
@@ -97,7 +96,6 @@ echo $(($(tail -n 1 times) - $(head -n 1 times))) $(($(wc -l <times) - 1))"
     script
 }
 
-/// Returns the figures as a table.
 pub fn table(figures: &[Vec<Figure>]) -> String {
     let mut table =
         String::from("| monitoring | `--pmu` | instructions per overflow | at 10,000 overflows a second |\n");

@@ -20,7 +20,6 @@ pub const SEPARATOR: char = ';';
 pub enum Place {
     /// On the simulated host.
     Host,
-    /// In a guest.
     Guest,
 }
 
@@ -132,7 +131,6 @@ impl Report {
         Ok(Self { version: VERSION, host: host.to_owned(), place, lab, command, counts })
     }
 
-    /// Compares with a baseline.
     pub fn compare(&mut self, baseline: &Baseline, threshold: Threshold) -> Result<()> {
         if baseline.report.lab != self.lab {
             eprintln!(

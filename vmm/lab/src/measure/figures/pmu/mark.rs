@@ -63,9 +63,7 @@ impl Work {
 pub struct Mark {
     /// The kind of work.
     pub work: Work,
-    /// Number of events.
     pub events: u8,
-    /// Number of units.
     pub units: u8,
 }
 

@@ -18,7 +18,6 @@ use crate::scenario::Scenario;
 
 /// The programs under test.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `counter-thief`, which runs on the host.
     pub thief: PathBuf,
@@ -209,7 +208,6 @@ pub const MAX_PER_SECOND: i64 = 1_000_000;
 /// Maximum time from a theft to its report.
 pub const SOON: Duration = Duration::from_millis(100);
 
-/// Returns the figures as a table.
 pub fn table(Figures { prices, reports }: &Figures) -> String {
     let mut table = String::from("| | counters held | measured | wanted |\n|---|---:|---:|---:|\n");
     let mut row = |what: &str, counters: u64, measured: &str, wanted: &str| {

@@ -30,7 +30,6 @@ pub enum Class {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Elf {
-    /// Class of the file.
     pub class: Class,
     /// Address of the first instruction.
     pub entry: u64,
