@@ -85,7 +85,6 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// The compiled targets.
 pub struct Fuzzer {
     program: PathBuf,
-    /// The project's folder.
     project: PathBuf,
 }
 

@@ -26,7 +26,6 @@ pub struct Outcome {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
     pub input: PathBuf,
-    /// What happens.
     pub what: String,
 }
 

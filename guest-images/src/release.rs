@@ -148,7 +148,6 @@ impl FromStr for Arch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Release {
     pub suite: Suite,
-    /// The architecture.
     pub arch: Arch,
 }
 

@@ -14,7 +14,6 @@ use tar::{Builder, EntryType, Header};
 pub enum Entry {
     File(Vec<u8>),
     Program(Vec<u8>),
-    /// A symbolic link.
     Link(&'static str),
 }
 

@@ -44,13 +44,10 @@ pub enum Thread {
     Broker,
     /// The main thread, which runs the event loop, and at the end writes the flame graph and removes sockets.
     Main,
-    /// Waits for signals.
     Signals,
     /// Runs a vCPU, with its counters.
     Vcpu,
-    /// Serves a disk.
     Disk,
-    /// Serves a shared folder.
     Share,
     /// Carries the frames of a network.
     Network,

@@ -54,9 +54,7 @@ fn repetitions(number: u8, part: usize, image: usize) -> usize {
 pub struct Target {
     /// Name of the target, and of its corpus.
     pub name: &'static str,
-    /// What it checks.
     pub about: &'static str,
-    /// Length of the longest input.
     pub max_len: usize,
     /// Runs the target on an input.
     pub run: fn(&[u8]),

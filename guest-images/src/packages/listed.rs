@@ -11,7 +11,6 @@ use sha2::{Digest, Sha256};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
     pub size: u64,
-    /// Its SHA-256.
     pub sha256: [u8; 32],
 }
 

@@ -29,9 +29,7 @@ const UNUSED: &str = "InRelease.unused";
 /// A list of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
-    /// Packages for one architecture.
     Packages,
-    /// Source packages.
     Sources,
 }
 

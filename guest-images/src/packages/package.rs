@@ -12,7 +12,6 @@ pub struct Package {
     pub version: String,
     /// The name of the `.deb` file.
     pub file: String,
-    /// The file's address.
     pub(super) uri: String,
     pub(super) listed: Listed,
 }

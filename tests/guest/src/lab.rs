@@ -21,11 +21,8 @@ use crate::{payload, program, suite};
 /// Exit status and output of one step.
 #[derive(Debug, Clone)]
 pub struct StepOutput {
-    /// Exit status.
     pub status: i32,
-    /// Standard output.
     pub out: Vec<u8>,
-    /// Standard error.
     pub err: String,
 }
 

@@ -90,5 +90,4 @@ impl Error {
     }
 }
 
-/// Result of the lab's functions.
 pub type Result<T> = std::result::Result<T, Error>;

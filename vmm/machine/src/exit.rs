@@ -26,7 +26,6 @@ pub enum Exit<A> {
     MemoryWrite {
         /// Guest-physical address of the register.
         address: u64,
-        /// The data written.
         data: Bytes,
     },
     /// An exit that only this architecture has.
@@ -55,7 +54,6 @@ pub enum ExitKind {
     /// A write to a PMU register.
     PmuWrite,
     Signal,
-    /// Any other exit.
     Other,
 }
 

@@ -137,7 +137,6 @@ pub struct Log {
 /// A vCPU's counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterName {
-    /// Number of the vCPU.
     pub vcpu: u8,
     pub counter: usize,
 }

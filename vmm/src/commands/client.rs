@@ -39,7 +39,6 @@ type Stream = BufReader<Deadlined<UnixStream>>;
 #[derive(Debug)]
 pub struct Vm {
     pub about: Summary,
-    /// The user that runs it.
     owner: u32,
     stream: Stream,
 }

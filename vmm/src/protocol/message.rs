@@ -41,7 +41,6 @@ pub enum Request {
 /// A counter to disable or enable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterSwitch {
-    /// Number of the vCPU.
     pub vcpu: u8,
     pub counter: usize,
     /// Whether to enable or disable the counter.
@@ -59,7 +58,6 @@ pub enum Answer {
     Status(Box<VmStatus>),
     /// The VM's counters and exits.
     Report(Report),
-    /// The VM's policy.
     Policy(Policy),
     /// A state of this many bytes follows, and then the memory.
     Snapshot(u64),

@@ -46,9 +46,7 @@ pub struct Header {
 pub struct Record<T> {
     /// Time since the log's beginning.
     pub time: Duration,
-    /// Location of the event.
     pub location: Location,
-    /// The event.
     pub what: What<T>,
 }
 

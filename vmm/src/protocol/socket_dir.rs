@@ -19,7 +19,6 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Suffix of the sockets' names.
 const SUFFIX: &str = ".sock";
 /// Maximum number of a directory's entries that are read.
 const MAX_ENTRIES: usize = 4096;
@@ -66,7 +65,6 @@ pub struct Socket {
 /// Result of connecting to a VM's socket.
 #[derive(Debug)]
 pub enum Connection {
-    /// The VM accepts the connection.
     Vm(UnixStream),
     /// Nobody listens: the process was killed.
     Stale,

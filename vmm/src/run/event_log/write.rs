@@ -79,7 +79,6 @@ struct Lost {
 /// State of failed writes.
 #[derive(Debug, Default)]
 struct WriteError {
-    /// The last error.
     cause: Option<String>,
     /// Time of the next attempt, while writing fails.
     again: Option<Duration>,
@@ -91,7 +90,6 @@ struct WriteError {
 pub struct Failure {
     /// Number of lost records. If it is zero, the buffer may still be written later.
     pub lost: u64,
-    /// The last error.
     pub cause: String,
 }
 

@@ -136,7 +136,6 @@ pub struct Row {
     pub workload: Workload,
     /// Length of the workload.
     pub units: u64,
-    /// How the workload is measured.
     pub measure: Measure,
 }
 

@@ -10,9 +10,7 @@ use crate::error::Result;
 use crate::scenario::Scenario;
 
 pub const GUESTS: usize = 100;
-/// Number of the host's CPUs.
 pub const CPUS: u32 = 16;
-/// Memory of a guest.
 pub const GUEST_MIB: u32 = 256;
 const HOST_MIB: u32 = 8 << 10;
 

@@ -21,7 +21,6 @@ pub const PERIOD: u64 = 100_000;
 /// A way to monitor a guest.
 struct Case {
     name: &'static str,
-    /// Options of `tally run`.
     options: &'static str,
 }
 
@@ -33,7 +32,6 @@ const CASES: [Case; 2] =
 #[derive(Debug)]
 pub struct Figure {
     pub pmu: &'static str,
-    /// The way of monitoring.
     pub case: &'static str,
     /// The time from the first sample to the last, in nanoseconds of the guest's clock.
     pub nanoseconds: u64,

@@ -50,7 +50,6 @@ pub struct Holder {
 /// The thread's end of a [`Holder`].
 pub struct Holds {
     holds: Receiver<Hold>,
-    /// Wakes the thread.
     pub wake: EventFd,
 }
 

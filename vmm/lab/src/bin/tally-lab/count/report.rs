@@ -28,7 +28,6 @@ pub enum Place {
 #[serde(deny_unknown_fields)]
 pub struct Report {
     version: u32,
-    /// Name of the simulated host.
     host: String,
     place: Place,
     /// The lab's parts: with others, the kernel executes something else.

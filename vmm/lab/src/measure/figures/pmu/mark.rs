@@ -61,7 +61,6 @@ impl Work {
 /// A mark: what the program does until the next mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
-    /// The kind of work.
     pub work: Work,
     pub events: u8,
     pub units: u8,

@@ -46,7 +46,6 @@ pub enum Attention {
 /// Cost of monitoring for a guest.
 #[derive(Debug)]
 pub struct Price {
-    /// The kind of monitoring.
     pub of: Attention,
     /// Number of counters that the guest holds.
     pub counters: u64,
@@ -58,7 +57,6 @@ pub struct Price {
 /// All measurements.
 #[derive(Debug)]
 pub struct Figures {
-    /// Costs of monitoring.
     pub prices: Vec<Price>,
     /// Time from each theft of counters to the report of each stolen counter.
     pub reports: Vec<Duration>,

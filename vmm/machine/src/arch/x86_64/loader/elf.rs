@@ -20,9 +20,7 @@ const PT_LOAD: u32 = 1;
 /// Class of an ELF file, on which the layout of its headers depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Class {
-    /// ELF32.
     Bits32,
-    /// ELF64.
     Bits64,
 }
 
