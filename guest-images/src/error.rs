@@ -51,7 +51,7 @@ pub enum Error {
     NotSigned { uri: String, reason: String },
     #[error("{uri} is not used: the index {what}. Set TALLY_MIRROR to another mirror")]
     Index { uri: String, what: String },
-    #[error("there are no package lists of {0} in the cache: `tally doctor --update` fetches them")]
+    #[error("there are no package lists of {0} in the cache")]
     NoLists(&'static str),
     #[error("{suite} has no package {name}")]
     NoPackage { suite: &'static str, name: String },
