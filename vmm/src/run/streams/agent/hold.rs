@@ -50,6 +50,7 @@ pub struct Holder {
 /// The thread's end of a [`Holder`].
 pub struct Holds {
     holds: Receiver<Hold>,
+    /// Wakes the thread.
     pub wake: EventFd,
 }
 
