@@ -2,6 +2,7 @@
 //!
 //! A device models registers only. It does not use KVM and starts no threads. If a register access ends the virtual
 //! machine, the device returns an [`End`], and the vCPU thread that made the access acts on it.
+#![deny(missing_docs)]
 
 mod access;
 mod bus;

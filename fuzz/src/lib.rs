@@ -3,19 +3,20 @@
 //! `cargo fuzz run` of the crate cargo-fuzz does much the same. It would be one more tool to install, and it needs an
 //! unstable compiler for what it does by default. What is left without that is the compiler's flags below.
 //!
-//! Three folders belong to each target. Its corpus is committed, and small: `fuzz/targets/corpus/NAME`. Inputs that
-//! reach something new are kept between runs in `target/fuzz/corpus/NAME`, and findings in `target/fuzz/findings/NAME`.
+//! The corpus of each target is committed, and small: [`fuzz_targets::corpus`]. Inputs that reach something new are
+//! kept between runs in `target/fuzz/corpus/NAME`, and findings in `target/fuzz/findings/NAME`. libFuzzer reads
+//! folders, so the inputs of a pack are written to `target/fuzz/unpacked/NAME` before each run.
 
 mod outcome;
 mod record;
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use fuzz_targets::corpus::{self, Error as CorpusError};
 use fuzz_targets::{REPLAY_VARIABLE, TARGET_VARIABLE, Target};
 use guest_images::Progress;
 use guest_images::child::{Death, die_with_this_process, processor_time};
@@ -47,8 +48,8 @@ const TRIPLE: &str =
 const INPUT_LIMIT: &str = "-timeout=60";
 /// The same time, below which an input is not slow: libFuzzer would keep one as if it were a finding.
 const SLOW: &str = "-report_slow_units=60";
-/// Most bytes of a target's committed corpus, without those that people have named.
-const MAX_CORPUS: u64 = 64 << 10;
+/// Most bytes of the inputs of a target's pack.
+const MAX_CORPUS: usize = 64 << 10;
 /// Memory with which a run counts as a finding, in MiB: more than the largest kernel, packed and unpacked.
 const MEMORY_LIMIT: &str = "-rss_limit_mb=3072";
 
@@ -58,35 +59,20 @@ pub enum Error {
     /// A package cannot be installed.
     #[error(transparent)]
     Lab(#[from] tally_lab::Error),
-    /// The targets do not compile.
+    /// A committed corpus cannot be used.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    #[error("{} has {inputs} inputs, with the numbers 1 to {inputs}", pack.display())]
+    NoInput { pack: PathBuf, inputs: usize },
     #[error("the fuzz targets do not compile: {0}")]
     Build(String),
     /// A file cannot be used.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// A file has no row for a target.
+    File { path: PathBuf, source: io::Error },
     #[error("{} has no row for {target}: add `{}`", path.display(), record::empty_row(target))]
-    NoRow {
-        /// The file.
-        path: PathBuf,
-        /// Name of the target.
-        target: &'static str,
-    },
-    /// libFuzzer has failed, which is not a finding.
+    NoRow { path: PathBuf, target: &'static str },
     #[error("{target}: libFuzzer ended with {status}; its last words are in {}", log.display())]
-    Failed {
-        /// Name of the target.
-        target: &'static str,
-        /// Status of the program.
-        status: String,
-        /// What it has printed.
-        log: PathBuf,
-    },
+    Failed { target: &'static str, status: String, log: PathBuf },
 }
 
 type Result<T> = std::result::Result<T, Error>;
@@ -99,7 +85,6 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// The compiled targets.
 pub struct Fuzzer {
     program: PathBuf,
-    /// The project's folder.
     project: PathBuf,
 }
 
@@ -131,16 +116,27 @@ impl Fuzzer {
         Ok(Self { program, project })
     }
 
-    /// Returns the committed corpus of a target.
-    pub fn corpus(&self, target: &Target) -> PathBuf {
-        self.project.join("fuzz/targets/corpus").join(target.name)
-    }
-
     /// Returns a folder below `target/fuzz`, and creates it.
     fn folder(&self, kind: &str, name: &str) -> Result<PathBuf> {
         let folder = self.project.join("target/fuzz").join(kind).join(name);
         fs::create_dir_all(&folder).map_err(file(&folder))?;
         Ok(folder)
+    }
+
+    /// Returns a folder below `target/fuzz` in which there is nothing.
+    fn empty_folder(&self, kind: &str, name: &str) -> Result<PathBuf> {
+        let folder = self.folder(kind, name)?;
+        fs::remove_dir_all(&folder).and_then(|()| fs::create_dir(&folder)).map_err(file(&folder))?;
+        Ok(folder)
+    }
+
+    /// Returns the folders with the committed corpus of a target.
+    fn committed(&self, target: &Target) -> Result<Vec<PathBuf>> {
+        let unpacked = self.empty_folder("unpacked", target.name)?;
+        for (input, number) in corpus::read(&target.pack())?.iter().zip(1..) {
+            unpack(&unpacked, number, input)?;
+        }
+        Ok([unpacked, target.named()].into_iter().filter(|folder| folder.is_dir()).collect())
     }
 
     /// Returns a command that runs a target, and its folder for temporary files, which is removed after it: a target
@@ -159,11 +155,10 @@ impl Fuzzer {
 
     /// Runs a target for this time, or until its first finding.
     pub fn run(&self, target: &'static Target, time: Duration) -> Result<Outcome> {
-        let (working, committed) = (self.folder("corpus", target.name)?, self.corpus(target));
+        let (working, committed) = (self.folder("corpus", target.name)?, self.committed(target)?);
         let findings = self.folder("findings", target.name)?;
-        fs::create_dir_all(&committed).map_err(file(&committed))?;
         let (mut command, _temporary) = self.command(target)?;
-        command.args([&working, &committed]);
+        command.arg(&working).args(&committed);
         command.arg(format!("-max_total_time={}", time.as_secs()));
         command.arg(format!("-max_len={}", target.max_len));
         command.arg(format!("-artifact_prefix={}/", findings.display()));
@@ -193,61 +188,91 @@ impl Fuzzer {
         Ok((log, status, ran))
     }
 
-    /// Runs a target on one input. Returns whether it went well; what it prints goes to the terminal.
+    /// Runs a target on one input, which is a file or `PACK#NUMBER`, or all of a pack. Returns whether all went well.
+    /// What the target prints goes to the terminal.
     pub fn replay(&self, target: &Target, input: &Path) -> Result<bool> {
-        let input = fs::canonicalize(input).map_err(file(input))?;
+        let inputs = self.replayed(target, input)?;
         let (mut command, _temporary) = self.command(target)?;
-        let status = command.env(REPLAY_VARIABLE, "1").arg(input).status().map_err(file(&self.program))?;
+        let status = command.env(REPLAY_VARIABLE, "1").args(inputs).status().map_err(file(&self.program))?;
         Ok(status.success())
+    }
+
+    /// Returns the files with what is to be replayed. Those from a pack are written to `target/fuzz/replayed`.
+    fn replayed(&self, target: &Target, input: &Path) -> Result<Vec<PathBuf>> {
+        let Some((pack, number)) = in_pack(input) else {
+            return Ok(vec![fs::canonicalize(input).map_err(file(input))?]);
+        };
+        let pack = fs::canonicalize(&pack).map_err(file(&pack))?;
+        let folder = self.empty_folder("replayed", target.name)?;
+        let inputs = corpus::read(&pack)?;
+        let mut files = Vec::new();
+        for (input, of) in inputs.iter().zip(1..) {
+            if number.is_none_or(|number| number == of) {
+                files.push(unpack(&folder, of, input)?);
+            }
+        }
+        if files.is_empty() { Err(Error::NoInput { pack, inputs: inputs.len() }) } else { Ok(files) }
     }
 
     /// Adds inputs that were kept to a target's committed corpus: of the few that reach as much as all of them, the
     /// shortest, up to [`MAX_CORPUS`] bytes. Inputs with a name that a person has given stay.
     pub fn merge(&self, target: &'static Target) -> Result<()> {
-        let (working, committed) = (self.folder("corpus", target.name)?, self.corpus(target));
-        let merged = self.folder("merged", target.name)?;
-        fs::remove_dir_all(&merged).and_then(|()| fs::create_dir(&merged)).map_err(file(&merged))?;
-        fs::create_dir_all(&committed).map_err(file(&committed))?;
+        let (working, committed) = (self.folder("corpus", target.name)?, self.committed(target)?);
+        let merged = self.empty_folder("merged", target.name)?;
         let (mut command, _temporary) = self.command(target)?;
-        let folders: [OsString; 3] = [merged.clone().into(), committed.clone().into(), working.into()];
-        command.args(["-set_cover_merge=1".into(), OsString::from(format!("-max_len={}", target.max_len))]);
-        command.args(folders);
+        command.args(["-set_cover_merge=1".into(), format!("-max_len={}", target.max_len)]);
+        command.arg(&merged).args(&committed).arg(&working);
         let (log, status, _) = self.log(target, command)?;
         if !status.success() {
             return Err(Error::Failed { target: target.name, status: status.to_string(), log });
         }
+        let named = target.named();
+        let named = if named.is_dir() { inputs(&named)? } else { Vec::new() };
         let mut room = MAX_CORPUS;
-        for (len, input) in inputs(&committed)? {
-            if is_named(&input) {
-                room = room.saturating_sub(len);
-            } else {
-                fs::remove_file(&input).map_err(file(&input))?;
-            }
-        }
-        for (len, input) in inputs(&merged)? {
-            let Some(left) = room.checked_sub(len) else { break };
-            room = left;
-            let name = input.file_name().unwrap_or_default();
-            fs::copy(&input, committed.join(name)).map_err(file(&input))?;
-        }
-        Ok(())
+        let fits = |input: &Vec<u8>| room.checked_sub(input.len()).map(|left| room = left).is_some();
+        let packed = inputs(&merged)?.into_iter().filter(|input| !named.contains(input)).take_while(fits);
+        Ok(corpus::write(&target.pack(), packed.collect())?)
     }
 }
 
-/// Returns the inputs in a folder with their lengths, the shortest first.
-fn inputs(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let read = || -> io::Result<Vec<(u64, PathBuf)>> {
-        fs::read_dir(folder)?
-            .map(|input| input.and_then(|input| Ok((input.metadata()?.len(), input.path()))))
-            .collect()
+/// Writes an input of a pack into a folder, by its number.
+fn unpack(folder: &Path, number: usize, input: &[u8]) -> Result<PathBuf> {
+    let path = folder.join(number.to_string());
+    fs::write(&path, input).map_err(file(&path))?;
+    Ok(path)
+}
+
+/// Returns the pack that is meant, and the number of the input in it if there is one. Returns `None` for other files.
+fn in_pack(input: &Path) -> Option<(PathBuf, Option<usize>)> {
+    let (pack, number) = match input.to_str()?.rsplit_once('#') {
+        Some((pack, number)) => (Path::new(pack), Some(number.parse().ok()?)),
+        None => (input, None),
+    };
+    (pack.extension()? == "inputs").then(|| (pack.to_owned(), number))
+}
+
+/// Returns the inputs in a folder, the shortest first.
+fn inputs(folder: &Path) -> Result<Vec<Vec<u8>>> {
+    let read = || -> io::Result<Vec<Vec<u8>>> {
+        fs::read_dir(folder)?.map(|input| fs::read(input?.path())).collect()
     };
     let mut inputs = read().map_err(file(folder))?;
     inputs.sort();
+    inputs.sort_by_key(Vec::len);
     Ok(inputs)
 }
 
-/// Returns whether a person has given an input its name. libFuzzer names inputs by their SHA-1.
-fn is_named(input: &Path) -> bool {
-    let name = input.file_name().unwrap_or_default().to_string_lossy();
-    name.len() != 40 || !name.bytes().all(|byte| byte.is_ascii_hexdigit())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_of_a_pack_are_named_by_their_number() {
+        let pack = |name: &str, number| Some((PathBuf::from(name), number));
+        assert_eq!(in_pack(Path::new("corpus/pmu.inputs#17")), pack("corpus/pmu.inputs", Some(17)));
+        assert_eq!(in_pack(Path::new("corpus/pmu.inputs")), pack("corpus/pmu.inputs", None));
+        for file in ["corpus/pmu/whole", "crash-0123", "folder#1/whole", "whole#1", "pmu.inputs#x"] {
+            assert_eq!(in_pack(Path::new(file)), None, "{file}");
+        }
+    }
 }

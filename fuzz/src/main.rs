@@ -45,7 +45,7 @@ struct Arguments {
     /// Put the kept inputs into the committed corpus, as few of them as reach all, instead of a run
     #[arg(long)]
     merge: bool,
-    /// Run a target on this input alone
+    /// Run a target on this input alone; inputs of a pack are `PACK#NUMBER`, and a pack is all of them
     #[arg(long, value_name = "FILE", conflicts_with_all = ["merge", "write"])]
     replay: Option<PathBuf>,
     /// Print the targets

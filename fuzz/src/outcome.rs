@@ -8,7 +8,6 @@ use fuzz_targets::Target;
 /// Result of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Name of the target.
     pub target: &'static str,
     /// Time for which it ran on a processor.
     pub ran: Duration,
@@ -26,9 +25,7 @@ pub struct Outcome {
 /// An input with which something happens that must not.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The input.
     pub input: PathBuf,
-    /// What happens.
     pub what: String,
 }
 
@@ -80,7 +77,6 @@ fn finding(log: &str) -> Option<Finding> {
     Some(Finding { input: written.1.trim().into(), what: panic.or_else(error).unwrap_or_default() })
 }
 
-/// Returns a table of outcomes.
 pub fn table(outcomes: &[Outcome]) -> String {
     let title = ["target", "CPU minutes", "executions", "edges", "new inputs", "findings"].map(str::to_owned);
     let row = |outcome: &Outcome| {

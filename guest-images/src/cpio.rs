@@ -70,7 +70,6 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), &[]);
     }
 
-    /// Returns the finished archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes

@@ -14,116 +14,61 @@ pub enum Error {
     Io {
         /// The action that failed, as a verb.
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
         /// The error of the system call.
         source: io::Error,
     },
-    /// None of the environment variables that determine the cache's directory is set.
     #[error("no place for the cache: set TALLY_CACHE, XDG_CACHE_HOME or HOME")]
     NoCacheFolder,
-    /// The cache's directory, or one above it, belongs to another user.
     #[error(
         "the cache {cache} is not used, for programs are run from it and {folder} belongs to user {owner}: \
          set TALLY_CACHE to a folder of your own"
     )]
     CacheOfOther {
-        /// The cache's directory.
         cache: PathBuf,
         /// The directory that belongs to another user.
         folder: PathBuf,
-        /// That user's number.
         owner: u32,
     },
-    /// Other users may write to the cache's directory or to one above it.
     #[error(
         "the cache {cache} is not used, for programs are run from it and others may write to {folder} \
          (mode {mode:o}): `chmod go-w {folder}`, or set TALLY_CACHE to a folder of your own"
     )]
     CacheWritable {
-        /// The cache's directory.
         cache: PathBuf,
         /// The directory to which others may write.
         folder: PathBuf,
-        /// Its mode.
         mode: u32,
     },
-    /// There is no connection to the mirror or to the proxy.
     #[error(
         "{what} of {suite} cannot be fetched: {uri}: {failure}. Without a network, copy the cache of a machine that has \
          them (~/.cache/tally or TALLY_CACHE), or set TALLY_GUEST to a folder with the files `kernel` and `initrd`"
     )]
-    NoNetwork {
-        /// What is missing.
-        what: String,
-        /// The suite.
-        suite: &'static str,
-        /// The address.
-        uri: String,
-        /// The reason.
-        failure: Failure,
-    },
-    /// A file could not be fetched.
+    NoNetwork { what: String, suite: &'static str, uri: String, failure: Failure },
     #[error("cannot fetch {uri}: {failure}: set TALLY_MIRROR to another mirror, or http_proxy and no_proxy")]
-    Download {
-        /// The address.
-        uri: String,
-        /// The reason.
-        failure: Failure,
-    },
-    /// The signature of an archive's index cannot be verified.
+    Download { uri: String, failure: Failure },
     #[error("{uri} is not used: {reason}. Set TALLY_MIRROR to another mirror")]
-    NotSigned {
-        /// The index's address.
-        uri: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// An archive's index is signed, but cannot be used.
+    NotSigned { uri: String, reason: String },
     #[error("{uri} is not used: the index {what}. Set TALLY_MIRROR to another mirror")]
-    Index {
-        /// The index's address.
-        uri: String,
-        /// What is wrong.
-        what: String,
-    },
-    /// There are no package lists in the cache.
-    #[error("there are no package lists of {0} in the cache: `tally doctor --update` fetches them")]
+    Index { uri: String, what: String },
+    #[error("there are no package lists of {0} in the cache")]
     NoLists(&'static str),
-    /// There is no package of this name.
     #[error("{suite} has no package {name}")]
-    NoPackage {
-        /// The suite.
-        suite: &'static str,
-        /// The package's name.
-        name: String,
-    },
-    /// A package depends on one that is not there.
+    NoPackage { suite: &'static str, name: String },
     #[error(
         "{suite} has no package for `{on}`, which {package} depends on: set TALLY_MIRROR to another mirror"
     )]
-    Unmet {
-        /// The suite.
-        suite: &'static str,
-        /// The package.
-        package: String,
-        /// What it depends on.
-        on: String,
-    },
-    /// A downloaded file is not the one that the signed index names.
+    Unmet { suite: &'static str, package: String, on: String },
     #[error(
         "{uri}: the SHA-256 is not that of the mirror's signed index: set TALLY_MIRROR to another mirror"
     )]
     WrongHash {
-        /// The file's address.
         uri: String,
         /// A part of the file was here before.
         is_continued: bool,
     },
-    /// A required program is not installed.
     #[error("`{program}` is not installed: {}", distribution::advice(&[package]))]
     MissingProgram {
-        /// The program.
         program: String,
         /// Debian's name of the package that contains it.
         package: &'static str,
@@ -131,36 +76,19 @@ pub enum Error {
     /// A program that was run failed.
     #[error("`{command}` failed ({status}): {tail}")]
     Command {
-        /// The command line.
         command: String,
-        /// The program's exit status.
         status: String,
         /// The last lines of its output.
         tail: String,
     },
-    /// There is no such architecture.
     #[error("unknown architecture `{0}`: x86_64 or riscv64")]
     UnknownArch(String),
-    /// The packages do not contain a file that the image needs.
     #[error("{suite}: {what} not found in the unpacked packages")]
-    NotInPackages {
-        /// The suite of the packages.
-        suite: &'static str,
-        /// The missing file.
-        what: String,
-    },
-    /// A file has the name of a kernel module but is not a valid one.
+    NotInPackages { suite: &'static str, what: String },
     #[error("{0}: not a kernel module of 64 bits")]
     NotAModule(PathBuf),
-    /// The directory in `TALLY_GUEST` does not contain a guest.
     #[error("TALLY_GUEST={} has no file `{file}`", folder.display())]
-    GuestFolder {
-        /// The directory.
-        folder: PathBuf,
-        /// The missing file.
-        file: &'static str,
-    },
-    /// There is no suite of this name.
+    GuestFolder { folder: PathBuf, file: &'static str },
     #[error("unknown suite `{0}`: bookworm, trixie or sid")]
     UnknownSuite(String),
 }

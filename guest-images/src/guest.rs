@@ -33,7 +33,6 @@ const FRONT_RECIPE: &str = "3";
 pub struct Guest {
     /// The kernel image: a bzImage, or the architecture's equivalent.
     pub kernel: PathBuf,
-    /// The initrd.
     pub initrd: PathBuf,
 }
 

@@ -41,7 +41,6 @@ pub struct Response<R = TcpStream> {
     pub from: u64,
     /// The size of the body, if the server says it.
     pub length: Option<u64>,
-    /// The body.
     pub body: Body<R>,
 }
 

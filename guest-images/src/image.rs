@@ -27,7 +27,6 @@ pub struct Unpacked<'a> {
 
 /// What a program or a library says of the libraries that it needs.
 struct Dynamic {
-    /// Their names.
     needed: Vec<String>,
     /// The directories in which they are looked for before the system's.
     directories: Vec<String>,

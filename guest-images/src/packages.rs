@@ -18,7 +18,7 @@ mod version;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::cache::{Cache, Guard};
 use crate::error::{Error, Result};
@@ -59,29 +59,10 @@ impl Repository {
         Ok(repository)
     }
 
-    /// Updates the package lists of a release, however old they are, with those of source packages.
-    pub fn update_lists(cache: &Cache, release: Release, progress: &mut Progress) -> Result<()> {
-        let repository = Self::locked(cache, release, progress)?;
-        repository.update(progress)?;
-        repository.lists.fetch(List::Sources, &repository.downloads, progress)
-    }
-
-    /// Returns the packages by the lists as they are, and the time at which these were updated. They are only for
-    /// information: another process may be updating them.
-    pub fn as_updated(cache: &Cache, release: Release) -> Result<Option<(Self, SystemTime)>> {
-        let repository = Self::of_this_machine(cache, release, None)?;
-        let updated = repository.lists.updated();
-        Ok(updated.map(|at| (repository, at)))
-    }
-
     fn locked(cache: &Cache, release: Release, progress: &mut Progress) -> Result<Self> {
         let guard = cache.lock(&format!("packages-{}", release.label()), progress)?;
-        Self::of_this_machine(cache, release, Some(guard))
-    }
-
-    fn of_this_machine(cache: &Cache, release: Release, guard: Option<Guard>) -> Result<Self> {
         let lists = Lists::of_this_machine(cache, release)?;
-        Self::new(cache, lists, Client::from_environment(), guard)
+        Self::new(cache, lists, Client::from_environment(), Some(guard))
     }
 
     fn new(cache: &Cache, lists: Lists, client: Client, guard: Option<Guard>) -> Result<Self> {
@@ -122,16 +103,6 @@ impl Repository {
         sources.max_by(|one, other| compare_versions(&one[0].version, &other[0].version)).ok_or_else(|| {
             Error::NoPackage { suite: self.release.suite.name(), name: format!("{name} (source)") }
         })
-    }
-
-    /// Returns the newest version of a source package, without its epoch, or `None` if the lists of sources were never
-    /// fetched.
-    pub fn source_version(&self, name: &str) -> Result<Option<String>> {
-        if self.lists.read(List::Sources)?.is_none() {
-            return Ok(None);
-        }
-        let version = &self.resolve_source(name)?[0].version;
-        Ok(Some(version.split_once(':').map_or(version.as_str(), |(_, rest)| rest).to_owned()))
     }
 
     /// Downloads packages, unless that has been done before, and unpacks them into one directory.
@@ -230,7 +201,6 @@ fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> 
     missing
 }
 
-/// For [`crate::untrusted`].
 pub(crate) mod untrusted {
     pub use super::deb::unpack;
     pub use super::index::Index;

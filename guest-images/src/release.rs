@@ -147,9 +147,7 @@ impl FromStr for Arch {
 /// A release for one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Release {
-    /// The release.
     pub suite: Suite,
-    /// The architecture.
     pub arch: Arch,
 }
 

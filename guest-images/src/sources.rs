@@ -21,7 +21,6 @@ const DEBIAN: &str = "http://deb.debian.org/debian";
 /// An archive and the keys with which its index is signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Archive {
-    /// The archive's address.
     pub uri: String,
     /// The value of `Signed-By`, as written in the machine's sources.
     pub signed_by: Option<String>,
@@ -29,7 +28,6 @@ pub struct Archive {
     pub expiry: Expiry,
 }
 
-/// What an archive has.
 #[derive(Clone, Copy)]
 enum Kind {
     /// The releases.

@@ -1,4 +1,4 @@
-//! Versions of what is in the cache, and of what the package lists have.
+//! Versions of what is in the cache.
 //!
 //! An entry of the cache stays as it is when the distribution gets newer packages, so that a guest's kernel changes
 //! only when the user wants it: by removing the entry.
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
-use crate::packages::{Package, Repository, compare_versions};
+use crate::packages::Package;
 use crate::release::Release;
 
 /// Part of the key of a kernel's entry. Must change when what is unpacked of the same package changes.
@@ -37,15 +37,6 @@ impl CacheEntry {
     }
 }
 
-/// A version in the package lists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// The version.
-    pub version: String,
-    /// The time at which the lists were fetched.
-    pub fetched: SystemTime,
-}
-
 /// Returns the key of a kernel's entry in the cache.
 pub(crate) fn kernel_key(of: Release) -> Key {
     Key::new(&format!("kernel-{}", of.label())).with(RECIPE)
@@ -54,19 +45,6 @@ pub(crate) fn kernel_key(of: Release) -> Key {
 /// Returns the kernel of a release in the cache, if it was built.
 pub fn built_kernel(cache: &Cache, of: Release) -> Option<CacheEntry> {
     CacheEntry::at(cache.find(&kernel_key(of))?)
-}
-
-/// Returns the kernel's version in the package lists as they are, or `None` if they were never fetched.
-pub fn listed_kernel(cache: &Cache, of: Release) -> Result<Option<Listed>> {
-    let Some((repository, fetched)) = Repository::as_updated(cache, of)? else { return Ok(None) };
-    let version = of_package(&repository.resolve(&[of.arch.kernel()])?, of.arch.kernel());
-    Ok(version.map(|version| Listed { version, fetched }))
-}
-
-/// Returns the version of a source package in the package lists as they are, or `None` if they were never fetched.
-pub fn listed_source(cache: &Cache, of: Release, name: &str) -> Result<Option<Listed>> {
-    let Some((repository, fetched)) = Repository::as_updated(cache, of)? else { return Ok(None) };
-    Ok(repository.source_version(name)?.map(|version| Listed { version, fetched }))
 }
 
 /// Returns the version of the package of this name.
@@ -81,20 +59,9 @@ pub fn record(entry: &Path, version: Option<String>) -> Result<()> {
     fs::write(&path, version).map_err(Error::io("write", path))
 }
 
-/// Returns true if the first version is newer than the second, by the distribution's rules.
-pub fn is_newer(one: &str, other: &str) -> bool {
-    compare_versions(one, other).is_gt()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_compared_by_the_distributions_rules() {
-        assert!(is_newer("6.1.192-2", "6.1.99-1") && is_newer("6.1.176-1", "6.1.176-1~deb12u1"));
-        assert!(!is_newer("6.1.176-1", "6.1.176-1"));
-    }
 
     #[test]
     fn an_entry_from_before_versions_were_recorded_has_none() {

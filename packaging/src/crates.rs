@@ -14,12 +14,9 @@ use crate::build::project;
 /// Targets of the programs.
 const PLATFORMS: [&str; 2] = ["x86_64-unknown-linux-gnu", "riscv64gc-unknown-linux-gnu"];
 
-/// A crate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Crate {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// The licences of which one can be chosen, as an SPDX expression.
     pub licence: Option<String>,
@@ -37,7 +34,6 @@ impl Crate {
         (self.name.clone(), self.version.clone())
     }
 
-    /// Returns the texts of its licences.
     pub fn licence_texts(&self) -> Result<Vec<String>> {
         const NAMES: [&str; 7] =
             ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "THIRD-PARTY", "UNLICENSE"];

@@ -12,11 +12,8 @@ use tar::{Builder, EntryType, Header};
 /// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// A file.
     File(Vec<u8>),
-    /// A program.
     Program(Vec<u8>),
-    /// A symbolic link.
     Link(&'static str),
 }
 

@@ -227,7 +227,6 @@ pub struct Run {
 /// A host path that the guest may access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPath {
-    /// The path on the host.
     pub path: PathBuf,
     /// What the guest may do with it.
     pub access: Access,
@@ -306,15 +305,11 @@ last line is the result. The exit status is 1 if any fact is BAD.
 
 Examples:
   tally doctor
-  tally doctor --update
   tally doctor --json")]
 pub struct Doctor {
     /// Print JSON: a list of {about, state, says, commands}
     #[arg(long)]
     pub json: bool,
-    /// Fetch the package lists first, to see whether there are newer packages
-    #[arg(long)]
-    pub update: bool,
 }
 
 /// The options of `tally check`.

@@ -44,13 +44,10 @@ pub enum Thread {
     Broker,
     /// The main thread, which runs the event loop, and at the end writes the flame graph and removes sockets.
     Main,
-    /// Waits for signals.
     Signals,
     /// Runs a vCPU, with its counters.
     Vcpu,
-    /// Serves a disk.
     Disk,
-    /// Serves a shared folder.
     Share,
     /// Carries the frames of a network.
     Network,
@@ -74,13 +71,10 @@ static MODE: OnceLock<Mode> = OnceLock::new();
 /// The sandbox cannot be used on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// Privileges cannot be given up.
     #[error("privileges cannot be given up: {0}")]
     Privileges(#[from] rustix::io::Errno),
-    /// The system calls cannot be restricted.
     #[error("system calls cannot be restricted: {0}")]
     Calls(#[from] filter::FilterError),
-    /// The paths cannot be restricted.
     #[error("paths cannot be restricted: {0}")]
     Paths(#[from] landlock::RulesetError),
 }

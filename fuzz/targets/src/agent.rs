@@ -108,7 +108,6 @@ fn temporary() -> File {
 struct Guest {
     driver: Driver,
     agent: Agent,
-    /// Requests in each queue.
     requests: [usize; QUEUES],
     /// What the guest has written to its standard output.
     written: Vec<u8>,

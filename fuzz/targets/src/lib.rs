@@ -2,11 +2,12 @@
 //!
 //! A target panics if Tally does what it never must: panic itself, work without bound, or let somebody reach what is
 //! not theirs. The program of this package runs a target with libFuzzer, which looks for such bytes; `cargo fuzz`
-//! builds and starts it. The ordinary tests run each target on its corpus, the folder `../corpus/NAME`.
+//! builds and starts it. The ordinary tests run each target on its [corpus].
 //!
 //! A target has no state between two calls, so that an input does the same each time.
 
 mod agent;
+pub mod corpus;
 mod kernels;
 mod mirror;
 mod operator;
@@ -53,15 +54,12 @@ fn repetitions(number: u8, part: usize, image: usize) -> usize {
 pub struct Target {
     /// Name of the target, and of its corpus.
     pub name: &'static str,
-    /// What it checks.
     pub about: &'static str,
-    /// Length of the longest input.
     pub max_len: usize,
     /// Runs the target on an input.
     pub run: fn(&[u8]),
 }
 
-/// All targets.
 #[rustfmt::skip]
 pub const TARGETS: [Target; 10] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
@@ -76,7 +74,6 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "virtio",   about: "registers and rings of disks, shares, consoles and networks",     max_len: 4 << 10,  run: virtio::run },
 ];
 
-/// Returns the target with this name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

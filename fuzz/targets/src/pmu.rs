@@ -148,7 +148,6 @@ enum Register {
 #[derive(Debug, Clone, Copy, Arbitrary)]
 enum Value {
     Small(u8),
-    /// A bit.
     Bit(u8),
     /// A counter that overflows soon.
     Before(u8),
@@ -235,7 +234,6 @@ impl Rules {
     }
 }
 
-/// Returns a word of the page.
 fn word(page: &Page, number: u8) -> &AtomicU64 {
     let slot = usize::from(number / 12) % MAX_SLOTS;
     match number % 12 {

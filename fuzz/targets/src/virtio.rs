@@ -46,7 +46,6 @@ enum Step {
     /// Writes a register, of four bytes or of another width.
     Write(Register, Number),
     WriteBytes(u16, Vec<u8>),
-    /// Reads a register.
     Read(u16, u8),
     /// Writes the guest's memory, at most in the rings and in the first buffers.
     Memory(u16, Vec<u8>),
@@ -106,13 +105,11 @@ enum Address {
 #[derive(Debug, Arbitrary)]
 enum Content {
     Any(Vec<u8>),
-    /// A request to a disk.
     Disk {
         kind: u8,
         sector: Number,
         data: u16,
     },
-    /// A FUSE request.
     Fuse {
         opcode: u8,
         node: u8,
@@ -254,7 +251,6 @@ impl Served {
     }
 }
 
-/// The guest.
 struct Guest {
     driver: Driver,
     /// Number of orderly requests.

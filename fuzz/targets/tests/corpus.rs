@@ -1,30 +1,25 @@
 //! Runs each fuzz target on its corpus, so that what was once found stays mended.
 
 use std::fs;
-use std::path::Path;
 
 use fuzz_targets::{TARGETS, target};
-
-fn corpus() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")
-}
 
 /// Runs a target on its corpus.
 fn replay(name: &str) {
     let target = target(name).expect("there is a target with this name");
-    let folder = corpus().join(name);
-    let mut inputs: Vec<_> = fs::read_dir(&folder)
-        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
-        .map(|input| input.expect("it can be read").path())
-        .collect();
-    inputs.sort();
-    assert!(!inputs.is_empty(), "{} is empty", folder.display());
-    for input in inputs {
-        let bytes = fs::read(&input).unwrap_or_else(|error| panic!("{}: {error}", input.display()));
-        assert!(bytes.len() <= target.max_len, "{} is too long", input.display());
+    let inputs = target.inputs().unwrap_or_else(|error| panic!("{error}"));
+    assert!(!inputs.is_empty(), "{name} has no corpus");
+    for (input, bytes) in inputs {
+        assert!(bytes.len() <= target.max_len, "{input} is too long");
         let result = std::panic::catch_unwind(|| (target.run)(&bytes));
-        assert!(result.is_ok(), "cargo fuzz {name} --replay {}", input.display());
+        assert!(result.is_ok(), "cargo fuzz {name} --replay {input}");
     }
+}
+
+/// Returns an input that a person has named.
+fn named(target: &str, input: &str) -> Vec<u8> {
+    let target = fuzz_targets::target(target).expect("there is a target with this name");
+    fs::read(target.named().join(input)).expect("it is in the corpus")
 }
 
 /// Defines tests, each of a target.
@@ -61,11 +56,27 @@ fn every_target_has_a_test() {
     assert_eq!(names, TESTED);
 }
 
+/// The project has few files, and each has a name that says something.
+#[test]
+fn every_file_in_the_corpora_is_a_pack_or_has_a_name() {
+    let is_hash = |name: &str| name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    for target in &TARGETS {
+        for (input, _) in target.inputs().unwrap_or_else(|error| panic!("{error}")) {
+            let name = input.rsplit('/').next().unwrap_or_default();
+            assert!(
+                !is_hash(name),
+                "{input}: `cargo fuzz --merge` puts such inputs into {}.inputs",
+                target.name
+            );
+        }
+    }
+}
+
 /// Answers that nobody understands do no harm either, so the ones from which runs begin have to be real.
 #[test]
 fn answers_in_the_corpus_are_understood() {
     for (name, says) in [("look-many", "instructions:u"), ("report-many", "tally_")] {
-        let input = fs::read(corpus().join("operator").join(name)).expect("it is in the corpus");
+        let input = named("operator", name);
         let shown = tally::untrusted::answers(&input[1..]).unwrap_or_default();
         assert!(shown.contains(says), "{name}: {shown}");
     }
@@ -75,7 +86,7 @@ fn answers_in_the_corpus_are_understood() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn the_guest_in_the_corpus_is_understood() {
-    let input = fs::read(corpus().join("snapshot/guest")).expect("it is in the corpus");
+    let input = named("snapshot", "guest");
     let machine = tally::untrusted::saved_guest(&input[1..]).expect("it is a guest's state");
     assert_eq!(tally_machine::untrusted::saved_devices(&machine).len(), 3);
     assert_eq!(tally_machine::untrusted::saved_pmus(&machine).len(), 1);

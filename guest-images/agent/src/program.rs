@@ -18,7 +18,6 @@ use crate::ports::Ports;
 use crate::sys;
 use crate::terminal::{self, Terminal};
 
-/// The value of `PATH`.
 const PATH: &str = "/bin:/usr/bin:/sbin:/usr/sbin";
 /// The default working directory.
 const HOME: &str = "/root";

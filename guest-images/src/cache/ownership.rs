@@ -22,7 +22,6 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 enum Risk {
     /// It belongs to this user.
     Owner(u32),
-    /// It has this mode.
     Mode(u32),
 }
 

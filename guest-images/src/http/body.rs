@@ -12,7 +12,6 @@ pub struct Body<R = TcpStream> {
     left: Left,
 }
 
-/// What is left of a body.
 enum Left {
     /// A known number of bytes.
     Bytes(u64),

@@ -5,35 +5,26 @@ use std::io;
 /// The reason why a file could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// There is no connection to the host.
     #[error("no connection to {host}: {source}")]
     Unreachable {
-        /// The host or the proxy.
         host: String,
         /// The error of the last attempt.
         source: io::Error,
     },
-    /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(io::Error),
-    /// The server does not have the file.
     #[error("the server has no such file")]
     NotFound,
-    /// The server answered with an error.
     #[error("the server answered with status {status}{}", if *.is_html { " and a web page, as a proxy does" } else { "" })]
     Status {
-        /// The status.
         status: u16,
         /// The body is a web page.
         is_html: bool,
     },
-    /// The server redirects for ever.
     #[error("the server has redirected more than {0} times")]
     Redirects(usize),
-    /// The server sends more than the signed index or the bound on indexes allows.
     #[error("the server sends more than {0} bytes")]
     TooLarge(u64),
-    /// The server sends a file of another size than the signed index says.
     #[error("the server sends {sent} bytes instead of {expected}, so it is another file or a proxy's page")]
     OtherSize {
         /// The size that the server says.
@@ -41,10 +32,8 @@ pub enum Failure {
         /// The size in the signed index.
         expected: u64,
     },
-    /// What the server sends is not HTTP.
     #[error("the server's answer is not HTTP")]
     NotHttp,
-    /// The address is not one of this kind.
     #[error(
         "`{0}` is not an address that starts with http:// (packages are verified by signatures, not by TLS)"
     )]

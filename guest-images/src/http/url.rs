@@ -9,7 +9,6 @@ pub struct Url {
     pub user: Option<String>,
     /// The host's name or IP address.
     pub host: String,
-    /// The port.
     pub port: u16,
     /// The path, with the query.
     pub path: String,

@@ -36,12 +36,7 @@ pub enum Unmet {
     /// There is no package of this name.
     NoPackage(String),
     /// A package depends on one that is not there.
-    Dependency {
-        /// The package.
-        package: String,
-        /// What it depends on.
-        on: String,
-    },
+    Dependency { package: String, on: String },
 }
 
 /// One of the alternatives of a dependency.

@@ -45,7 +45,6 @@ pub enum Refusal {
 }
 
 impl Keys {
-    /// Returns Debian's keys.
     pub fn of_debian() -> Self {
         Self { certificates: EMBEDDED.clone() }
     }

@@ -10,9 +10,7 @@ use sha2::{Digest, Sha256};
 /// A file that a signed index names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
-    /// Its size.
     pub size: u64,
-    /// Its SHA-256.
     pub sha256: [u8; 32],
 }
 

@@ -29,16 +29,13 @@ const UNUSED: &str = "InRelease.unused";
 /// A list of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
-    /// Packages for one architecture.
     Packages,
-    /// Source packages.
     Sources,
 }
 
 /// A suite of an archive.
 struct Part {
     archive: Archive,
-    /// The suite's name.
     suite: &'static str,
 }
 

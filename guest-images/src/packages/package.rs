@@ -8,13 +8,10 @@ use super::stanza::Stanza;
 /// A package in the archive, or one of the files of a source package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// The package's name.
     pub name: String,
-    /// The package's version.
     pub version: String,
     /// The name of the `.deb` file.
     pub file: String,
-    /// The file's address.
     pub(super) uri: String,
     pub(super) listed: Listed,
 }

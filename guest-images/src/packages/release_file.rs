@@ -12,7 +12,6 @@ use crate::date;
 pub struct ReleaseFile {
     /// The suite's name, which stays when it becomes stable.
     pub codename: String,
-    /// The time at which it was made.
     pub date: SystemTime,
     /// The time from which on it may be used no more.
     pub valid_until: Option<SystemTime>,

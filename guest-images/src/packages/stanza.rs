@@ -1,6 +1,5 @@
 //! The format of package lists: stanzas of fields (deb822(5)).
 
-/// A stanza.
 #[derive(Clone, Copy)]
 pub struct Stanza<'a> {
     text: &'a str,

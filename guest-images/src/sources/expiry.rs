@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 /// What is done about an index that has expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
-    /// It is refused.
     Refused,
     /// It is used: the machine's administrator has told apt to.
     Accepted,

@@ -30,7 +30,6 @@ pub fn request(event: &OwnedFd, request: u64, argument: i32) -> Result<(), Failu
     }
 }
 
-/// Returns an event's count.
 pub fn count(event: &OwnedFd) -> Result<u64, Failure> {
     let mut count = 0_u64;
     // SAFETY: `count` has room for what is read.

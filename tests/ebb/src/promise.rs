@@ -36,7 +36,6 @@ pub fn holds(what: &str, is_true: bool) -> Result<(), Failure> {
 
 /// What the handler has seen.
 pub struct Seen {
-    /// Number of branches.
     pub branches: AtomicU64,
     /// Number of handlers that have begun and not ended.
     pub depth: AtomicU64,
@@ -47,7 +46,6 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Nothing has been seen.
     pub const fn nothing() -> Self {
         let [branches, depth, deepest, instruction] = [const { AtomicU64::new(0) }; 4];
         Self { branches, depth, deepest, instruction }
@@ -75,7 +73,6 @@ impl Seen {
     }
 }
 
-/// Notes a branch.
 extern "C" fn note(branch: &Branch, seen: usize) {
     note_with(branch, seen, |_| {});
 }

@@ -65,7 +65,6 @@ impl Event {
         Self::new(bindings::PERF_TYPE_RAW, number)
     }
 
-    /// Returns a software event.
     pub fn software(name: u32) -> Self {
         Self::new(bindings::PERF_TYPE_SOFTWARE, name.into())
     }
@@ -253,7 +252,6 @@ pub fn count_loop_with_all(rounds: u64) -> Result<Loop, Failure> {
     code::run(Call::enable_all(), rounds, Call::disable_all())
 }
 
-/// Returns the values of counters.
 pub fn values(counters: &[Counter]) -> Result<Vec<u64>, Failure> {
     counters.iter().map(Counter::value).collect()
 }

@@ -28,7 +28,6 @@ pub enum Record {
     Other(u32, Vec<u8>),
 }
 
-/// A sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     pub ip: u64,

@@ -14,7 +14,6 @@ use crate::code::{Codes, in_pairs, instructions, spin};
 use crate::event::{Counter, Event};
 use crate::failure::{Failure, Verdict, checked, equal, within};
 
-/// Number of threads.
 const THREADS: usize = 4;
 /// Number of counts from one overflow of the sampled event to the next.
 const PERIOD: u64 = 100_000;

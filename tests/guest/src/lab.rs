@@ -21,11 +21,8 @@ use crate::{payload, program, suite};
 /// Exit status and output of one step.
 #[derive(Debug, Clone)]
 pub struct StepOutput {
-    /// Exit status.
     pub status: i32,
-    /// Standard output.
     pub out: Vec<u8>,
-    /// Standard error.
     pub err: String,
 }
 
@@ -163,7 +160,6 @@ pub fn with_installed_kernel(steps: Steps, name: &'static str, suite: Suite) -> 
 }
 
 impl Results {
-    /// Returns the result of the step `name`.
     pub fn of(&self, name: &str) -> &StepOutput {
         self.0.get(name).unwrap_or_else(|| panic!("there is no step `{name}`"))
     }

@@ -116,9 +116,7 @@ impl Sections {
 pub struct Count {
     /// The field before the value: a CPU (`-A`) or a time (`-I`). Empty without these options.
     pub label: String,
-    /// Name of the event.
     pub event: String,
-    /// Its count.
     pub value: Value,
     /// Percentage of the enabled time in which the event was on a counter.
     pub running: f64,

@@ -132,7 +132,6 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked")

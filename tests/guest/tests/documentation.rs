@@ -12,7 +12,6 @@ fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project is there")
 }
 
-/// Returns the paths of all pages.
 fn pages() -> Vec<PathBuf> {
     let mut pages: Vec<_> = [
         "README.md",

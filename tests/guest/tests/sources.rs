@@ -1,19 +1,31 @@
 //! Checks of the sources that rustfmt and clippy leave alone: how imports are grouped, that lines of comments have at
-//! most 120 characters, and that one place prints.
+//! most 120 characters, that one place prints, and that the project does not grow to more files than people can list.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).expect("the project can be read") {
         let path = entry.expect("it can be read").path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        if !path.is_dir() {
             found.push(path);
+        } else if name != "target" && !name.starts_with('.') {
+            files(&path, found);
         }
     }
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    files(directory, found);
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+}
+
+#[test]
+fn the_project_has_at_most_1000_files() {
+    let mut found = Vec::new();
+    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), &mut found);
+    assert!(found.len() <= 1000, "{} files", found.len());
 }
 
 /// Returns the blocks of consecutive imports at the left margin, up to the first item of another kind.

@@ -14,29 +14,18 @@ pub enum Error {
     Image(#[from] guest_images::Error),
     /// An operation on a file or directory failed.
     #[error("cannot {action} {path}: {source}")]
-    File {
-        /// The operation, as a verb.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    File { action: &'static str, path: PathBuf, source: io::Error },
     /// An operation failed that has no file name.
     #[error("cannot {action}: {source}")]
     System {
         /// The operation, as a verb and its object.
         action: &'static str,
-        /// The system's error.
         source: io::Error,
     },
-    /// Packages with which the lab CPU is built are missing, and this user cannot install them.
     #[error("building the lab CPU needs packages that are not installed; as root: {}", distribution::advice(.0))]
     MissingPackages(Vec<&'static str>),
-    /// The lab CPU does not compile.
     #[error("the lab CPU does not compile: {0}")]
     Compile(String),
-    /// The simulated host ended before the script did.
     #[error("the simulated host ended before the script did ({cause})\n{console}")]
     HostDied {
         /// Exit status of the lab CPU.
@@ -44,94 +33,43 @@ pub enum Error {
         /// The last lines of its console.
         console: String,
     },
-    /// The script was still running at its timeout.
     #[error("the script was still running after {} s and has been killed; it hung here:\n{place}", limit.as_secs())]
-    Hung {
-        /// The timeout.
-        limit: Duration,
-        /// Where the script hung.
-        place: String,
-    },
-    /// The simulated host did not start the script in time.
+    Hung { limit: Duration, place: String },
     #[error("the simulated host did not boot within {} s; it hung here:\n{place}", limit.as_secs())]
-    NotBooted {
-        /// The timeout.
-        limit: Duration,
-        /// Where the host hung.
-        place: String,
-    },
-    /// A program of this machine cannot run on the simulated host.
+    NotBooted { limit: Duration, place: String },
     #[error("cannot count {program}: {why}")]
-    Uncountable {
-        /// The program.
-        program: PathBuf,
-        /// The reason.
-        why: String,
-    },
+    Uncountable { program: PathBuf, why: String },
     /// There are no counts, or nothing to compare them with.
     #[error("{0}")]
     Counts(String),
-    /// An option does not exist for this host.
     #[error("{option} is not available on {host} hosts")]
-    NotOnThisHost {
-        /// The option.
-        option: &'static str,
-        /// The host.
-        host: &'static str,
-    },
-    /// The host's files do not fit into its memory.
+    NotOnThisHost { option: &'static str, host: &'static str },
     #[error("the simulated host's files do not fit into its {mib} MiB of memory")]
-    NoMemory {
-        /// The host's memory.
-        mib: u64,
-    },
-    /// The host's kernel is not in the format for boot loaders.
+    NoMemory { mib: u64 },
     #[error("{0} is no Linux kernel for boot loaders (a bzImage)")]
     NoKernel(PathBuf),
-    /// The benchmark needs something that this machine does not have.
     #[error("the benchmark cannot run on this machine: {0}")]
     NotHere(String),
-    /// Cargo's output names no executable.
     #[error("cargo has compiled no program: its output names no executable")]
     NoProgram,
-    /// The program was compiled for a package, and something has to be compiled.
     #[error("programs for RISC-V hosts are compiled from Tally's source: use `tally-lab` of a checkout")]
     NoSource,
-    /// The options leave nothing to measure.
     #[error(
         "there is nothing to measure: `read` works with the workload `loop` only, and `kvm` needs qemu-system-x86_64"
     )]
     NothingToMeasure,
-    /// One of this project's programs is not in the directory of `tally-lab`.
     #[error(
         "there is no program `{program}` in {}; build it with cargo build --release --package {package}",
         folder.display()
     )]
-    MissingProgram {
-        /// The program.
-        program: &'static str,
-        /// The program's package.
-        package: &'static str,
-        /// The directory of `tally-lab`.
-        folder: PathBuf,
-    },
+    MissingProgram { program: &'static str, package: &'static str, folder: PathBuf },
     /// An option names something that cannot be copied to the simulated host or back.
     #[error("{option} {path}: {why}")]
-    Refused {
-        /// The option.
-        option: &'static str,
-        /// The option's value.
-        path: PathBuf,
-        /// The reason.
-        why: String,
-    },
-    /// The archive of what a guest changed is not complete.
+    Refused { option: &'static str, path: PathBuf, why: String },
     #[error("the guest's changes did not come back completely from the simulated host, and are lost")]
     Lost,
-    /// A row of the benchmark without samples was to be profiled.
     #[error("{0} takes no samples that could be profiled")]
     NoSamples(String),
-    /// A guest that samples could not be profiled.
     #[error("cannot profile the guest: {0}")]
     NotProfiled(String),
     /// A program failed.
@@ -152,5 +90,4 @@ impl Error {
     }
 }
 
-/// Result of the lab's functions.
 pub type Result<T> = std::result::Result<T, Error>;

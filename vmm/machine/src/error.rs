@@ -26,7 +26,6 @@ pub enum MachineError {
     /// A device's saved state is not one of this machine.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The description of the hardware (ACPI tables or device tree) cannot be written into the guest's memory.
     #[error("cannot write the firmware: {0}")]
     Firmware(String),
 }

@@ -26,7 +26,6 @@ pub enum Exit<A> {
     MemoryWrite {
         /// Guest-physical address of the register.
         address: u64,
-        /// The data written.
         data: Bytes,
     },
     /// An exit that only this architecture has.
@@ -54,9 +53,7 @@ pub enum ExitKind {
     PmuRead,
     /// A write to a PMU register.
     PmuWrite,
-    /// A signal.
     Signal,
-    /// Any other exit.
     Other,
 }
 
@@ -113,7 +110,6 @@ pub enum Reason {
     InternalError(u32),
     /// The processor refused to enter the guest (`KVM_EXIT_FAIL_ENTRY`), for this hardware-specific reason.
     EntryFailed(u64),
-    /// The ioctl `KVM_RUN` failed.
     RunFailed(kvm_ioctls::Error),
     /// A KVM operation failed that the vCPU needs before it can enter the guest.
     Kvm(KvmError),

@@ -9,7 +9,6 @@ pub const API_VERSION: i32 = 12;
 
 /// A KVM capability that Tally needs or can use.
 pub struct Capability {
-    /// The capability.
     pub cap: Cap,
     /// Name of the capability in KVM's documentation.
     pub name: &'static str,
@@ -24,37 +23,26 @@ impl Capability {
     }
 }
 
-/// Errors of KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// `/dev/kvm` does not exist.
     #[error("no /dev/kvm: this host has no KVM, or its module is not loaded ({modprobe})")]
     Absent {
         /// Commands that load a KVM module.
         modprobe: String,
     },
-    /// This user may not open `/dev/kvm`.
     #[error(
         "/dev/kvm: permission denied: join the group that owns it (`sudo usermod -aG kvm $USER`, then log in again)"
     )]
     Forbidden,
-    /// `/dev/kvm` cannot be opened for another reason.
     #[error("/dev/kvm: {0}")]
     Open(io::Error),
     /// KVM has another API version than [`API_VERSION`].
     #[error("/dev/kvm speaks version {0} of its interface, not {API_VERSION}")]
     Version(i32),
-    /// KVM lacks these capabilities.
     #[error("this host's KVM lacks {0}")]
     Lacks(String),
-    /// The number of vCPUs is outside of KVM's and Tally's limits.
     #[error("--cpus {requested}: this host's KVM allows 1 to {max}")]
-    Cpus {
-        /// Requested number.
-        requested: u32,
-        /// Maximum number.
-        max: u32,
-    },
+    Cpus { requested: u32, max: u32 },
     /// A vCPU cannot be saved at this moment (RISC-V).
     #[error("the guest is starting a vCPU, and KVM does not show where: try again")]
     Starting,
@@ -63,7 +51,6 @@ pub enum KvmError {
     Operation {
         /// The operation. Completes the sentence "KVM cannot ...".
         what: &'static str,
-        /// KVM's error.
         source: kvm_ioctls::Error,
     },
 }

@@ -19,26 +19,16 @@ const SMALLEST: u64 = 2 << 20;
 /// Why a guest cannot have memory of a size.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The size is below the minimum.
     #[error("--memory {0}: a guest needs at least 2M")]
     TooSmall(String),
-    /// The size exceeds the host's memory.
     #[error("--memory {asked}: this host has only {has} MiB")]
     TooLarge {
-        /// Requested size.
         asked: String,
         /// Size of the host's memory in MiB.
         has: u64,
     },
-    /// The host refused to map the memory.
     #[error("--memory {asked}: cannot map the guest's memory: {source}")]
-    Map {
-        /// Requested size.
-        asked: String,
-        /// The host's error.
-        source: vm_memory::mmap::FromRangesError,
-    },
-    /// Saved memory cannot be mapped.
+    Map { asked: String, source: vm_memory::mmap::FromRangesError },
     #[error("cannot map the saved memory: {0}")]
     Restore(io::Error),
 }

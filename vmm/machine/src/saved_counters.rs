@@ -11,7 +11,6 @@ use vpmu_perf::{Free, watchdog_hint};
     watchdog_hint()
 )]
 pub struct TooFew {
-    /// Number of the guest's counters.
     has: usize,
     /// Number of the host's free counters.
     free: usize,

@@ -9,7 +9,6 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 use crate::entropy::entropy;
 use crate::kvm_error::{KvmError, KvmResultExt};
 
-/// Length of the ID.
 pub const LEN: usize = 16;
 
 /// Gives the guest an ID that no other one has.

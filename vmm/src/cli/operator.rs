@@ -137,9 +137,7 @@ pub struct Log {
 /// A vCPU's counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterName {
-    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Number of the counter.
     pub counter: usize,
 }
 

@@ -21,22 +21,10 @@ use vpmu::policy::{
 pub enum PolicyError {
     /// The file cannot be read.
     #[error("{file}: {error}")]
-    File {
-        /// Path of the file.
-        file: String,
-        /// What the host reports.
-        error: io::Error,
-    },
+    File { file: String, error: io::Error },
     /// The file has a mistake.
     #[error("{file}, line {line}: {mistake}")]
-    Line {
-        /// Path of the file.
-        file: String,
-        /// Number of the line.
-        line: usize,
-        /// The mistake.
-        mistake: Mistake,
-    },
+    Line { file: String, line: usize, mistake: Mistake },
 }
 
 /// A mistake in a policy.
@@ -45,15 +33,11 @@ pub enum Mistake {
     /// The text is not TOML.
     #[error("{0}")]
     Syntax(String),
-    /// The key does not exist.
     #[error("unknown key `{0}`{hint}", hint = hint(.0, KEYS.iter().map(|key| key.name)))]
     Key(String),
-    /// The word is not one of those that the key takes.
     #[error("{key}: unknown word `{word}`{hint}", hint = hint(word, words.iter().copied()))]
     Word {
-        /// Name of the key.
         key: &'static str,
-        /// The word.
         word: String,
         /// The words that the key takes.
         words: &'static [&'static str],
@@ -64,10 +48,8 @@ pub enum Mistake {
     /// The value is of a wrong type.
     #[error("{0} is {1}")]
     Kind(&'static str, &'static str),
-    /// The text is not `KEY=VALUE`.
     #[error("`{0}` is no KEY=VALUE; the keys are {keys}", keys = KEYS.map(|key| key.name).join(", "))]
     Assignment(String),
-    /// Two keys that exclude each other.
     #[error("`{0}` and `{1}` both say which events are allowed: leave one of them out")]
     Both(&'static str, &'static str),
 }

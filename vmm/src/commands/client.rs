@@ -38,9 +38,7 @@ type Stream = BufReader<Deadlined<UnixStream>>;
 /// A running VM, and a connection to it.
 #[derive(Debug)]
 pub struct Vm {
-    /// What the VM is.
     pub about: Summary,
-    /// The user that runs it.
     owner: u32,
     stream: Stream,
 }
@@ -66,37 +64,26 @@ pub struct Found {
 /// A VM that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No VM runs.
     #[error("no VM of this user's runs here")]
     NoneRuns,
-    /// No VM has this name; those that run are these.
     #[error("no VM `{0}` runs here; those that do: {1}")]
     NoSuch(String, String),
-    /// Several VMs have this name; their processes are these.
     #[error("several VMs are called `{0}`: {1}; name one by its process")]
     Ambiguous(String, String),
-    /// The VM has ended.
     #[error("the VM {0} has ended")]
     Ended(u32),
-    /// The VM does not answer.
     #[error("the VM {0} does not answer: {1}")]
     Silent(u32, io::Error),
-    /// The VM has too many clients.
     #[error("the VM {0} has too many clients")]
     Busy(u32),
-    /// The VM refuses the request.
     #[error("the VM {0} says: {1}")]
     Refused(u32, String),
-    /// What answers is no VM.
     #[error("the VM {0} answers with {1}")]
     Excessive(u32, Exceeded),
-    /// Another user has too many VMs.
     #[error("user {0} has more sockets than {1} of VMs; the others are not asked")]
     TooMany(u32, usize),
-    /// Another user has sockets that lead to no VM.
     #[error("user {0} has more sockets that lead to no VM")]
     MoreSilent(u32),
-    /// Only another user's VM has this name; the user and the process.
     #[error("no VM `{0}` of this user's runs here; user {1} has one: name it by its process, {2}")]
     Anothers(String, u32, u32),
 }

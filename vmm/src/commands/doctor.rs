@@ -3,13 +3,14 @@
 
 mod built;
 pub mod holders;
+mod keys;
 mod kvm;
 mod perf;
 mod process;
-mod updates;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use anyhow::Result;
 use guest_images::cache::Cache;
@@ -31,7 +32,7 @@ pub fn doctor(options: &Doctor) -> Result<ExitCode> {
         Err(error) => facts.push(Fact::bad(SANDBOX, format!("{error:#}"))),
     }
     facts.extend(match Cache::open() {
-        Ok(cache) => [built::facts(&cache), updates::facts(&cache, options.update)].concat(),
+        Ok(cache) => [built::facts(&cache), vec![keys::fact(SystemTime::now())]].concat(),
         Err(error) => vec![Fact::note("cache", format!("what is built cannot be kept: {error}"))],
     });
     facts.push(verdict(&facts));

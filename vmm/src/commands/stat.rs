@@ -138,7 +138,6 @@ struct Looked {
     gone: Vec<ClientError>,
 }
 
-/// Returns the statuses of all VMs.
 fn statuses(vms: &mut [Vm]) -> Vec<Result<VmStatus, ClientError>> {
     client::at_once(vms.iter_mut().map(|vm| (vm.about.pid, vm)), status)
 }

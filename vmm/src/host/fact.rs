@@ -18,11 +18,9 @@ pub enum State {
 /// A fact about the host. Commands in its text stand between backticks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// What the fact means.
     pub state: State,
     /// Subject of the fact, in a word.
     pub about: &'static str,
-    /// Text of the fact.
     pub says: String,
 }
 

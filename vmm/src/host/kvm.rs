@@ -45,7 +45,6 @@ pub struct MediatedPmu {
 }
 
 impl MediatedPmu {
-    /// Name of the parameter.
     pub const NAME: &str = "enable_mediated_pmu";
 
     /// Finds the parameter among those of the modules in a folder.

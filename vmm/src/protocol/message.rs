@@ -41,9 +41,7 @@ pub enum Request {
 /// A counter to disable or enable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterSwitch {
-    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Number of the counter.
     pub counter: usize,
     /// Whether to enable or disable the counter.
     pub to: Switch,
@@ -60,7 +58,6 @@ pub enum Answer {
     Status(Box<VmStatus>),
     /// The VM's counters and exits.
     Report(Report),
-    /// The VM's policy.
     Policy(Policy),
     /// A state of this many bytes follows, and then the memory.
     Snapshot(u64),
@@ -73,7 +70,6 @@ pub enum Answer {
 /// Longest line that is accepted.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Sends a message.
 pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

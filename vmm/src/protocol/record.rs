@@ -42,14 +42,11 @@ pub struct Header {
     pub monotonic: Duration,
 }
 
-/// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record<T> {
     /// Time since the log's beginning.
     pub time: Duration,
-    /// Location of the event.
     pub location: Location,
-    /// The event.
     pub what: What<T>,
 }
 
@@ -74,46 +71,62 @@ pub enum What<T> {
     /// The machine has ended in this way; no record follows.
     End(T),
     /// The log continues here: this is its file of this number, from 1 on, and so many records are in those before it.
-    Continued { file: u64, before: u64 },
-    /// The guest has configured a counter.
-    Configured { counter: u8, interrupts: bool, event: T },
+    Continued {
+        file: u64,
+        before: u64,
+    },
+    Configured {
+        counter: u8,
+        interrupts: bool,
+        event: T,
+    },
     /// The guest has configured a counter to count nothing.
-    Unconfigured { counter: u8 },
+    Unconfigured {
+        counter: u8,
+    },
     /// These counters have overflowed (a mask).
-    Overflowed { counters: u64, interrupts: bool },
+    Overflowed {
+        counters: u64,
+        interrupts: bool,
+    },
     /// A counter has lost its hardware.
-    Starved { counter: u8, event: T },
+    Starved {
+        counter: u8,
+        event: T,
+    },
     /// A starved counter has hardware again.
-    Recovered { counter: u8, missed: Duration, event: T },
+    Recovered {
+        counter: u8,
+        missed: Duration,
+        event: T,
+    },
     /// The guest does not use a starved counter any more.
-    GivenUp { counter: u8, missed: Duration, event: T },
+    GivenUp {
+        counter: u8,
+        missed: Duration,
+        event: T,
+    },
 }
 
 /// Bytes that are no header or no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Another kind of file.
     #[error("not an event log of `tally run --pmu-log`")]
     NotALog,
-    /// A log of another version of the format.
     #[error("an event log of version {0}: this program reads version {VERSION}")]
     Version(u32),
-    /// A damaged record.
     #[error("the record is damaged")]
     Record,
 }
 
 impl Header {
-    /// Size of a header.
     pub const SIZE: usize = MAGIC.len() + 4 + 8 + 8;
 
-    /// Encodes the header.
     pub fn encode(&self) -> Vec<u8> {
         let times = [self.wall, self.monotonic].map(|time| nanoseconds(time).to_le_bytes());
         [&MAGIC[..], &VERSION.to_le_bytes(), times.as_flattened()].concat()
     }
 
-    /// Decodes a header.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, DecodeError> {
         let mut rest = Rest(bytes);
         if rest.take() != Ok(MAGIC) {

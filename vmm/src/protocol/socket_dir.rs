@@ -19,7 +19,6 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Suffix of the sockets' names.
 const SUFFIX: &str = ".sock";
 /// Maximum number of a directory's entries that are read.
 const MAX_ENTRIES: usize = 4096;
@@ -40,13 +39,10 @@ pub enum SocketDirError {
     /// The directory cannot be created or opened.
     #[error("{0}: {1}")]
     Refused(PathBuf, io::Error),
-    /// Another user has what is at the directory's path.
     #[error("{0} belongs to user {1}, who must remove it")]
     Taken(PathBuf, u32),
-    /// Other users can access the directory.
     #[error("{0} is not a folder of this user's alone: `chmod 700 {0}`")]
     NotPrivate(PathBuf),
-    /// The thread that serves the socket cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -69,7 +65,6 @@ pub struct Socket {
 /// Result of connecting to a VM's socket.
 #[derive(Debug)]
 pub enum Connection {
-    /// The VM accepts the connection.
     Vm(UnixStream),
     /// Nobody listens: the process was killed.
     Stale,

@@ -13,7 +13,6 @@ use tally_machine::{Exits, VcpuReport};
 /// What a VM is, which `tally list` shows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Process id of the VM.
     pub pid: u32,
     /// Name that the user gave with `--name`, or else the name of what the VM runs.
     pub name: String,
@@ -99,7 +98,6 @@ pub struct Work {
 /// Who holds a host CPU's counters. General-purpose counters only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// Number of the CPU.
     pub cpu: usize,
     /// Number of counters that the CPU has.
     pub counters: usize,

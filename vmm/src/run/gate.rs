@@ -11,7 +11,6 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate for this many threads.
     pub fn new(threads: usize) -> Self {
         Self { missing: AtomicUsize::new(threads), opened: OnceLock::new() }
     }

@@ -31,9 +31,7 @@ const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
 /// Devices for disks, shares and a network, and the agent's part in mounting them.
 pub struct HostResources {
-    /// The devices.
     pub devices: Vec<Box<dyn Device>>,
-    /// The thread of each device.
     pub threads: Vec<DeviceThread>,
     /// The agent's part.
     pub setup: GuestSetup,
@@ -51,9 +49,7 @@ pub struct GuestSetup {
 
 /// The thread that serves a device.
 pub struct DeviceThread {
-    /// Its name.
     pub name: String,
-    /// Its kind.
     pub kind: Thread,
     /// What it may open.
     pub reach: Vec<Reach>,

@@ -35,14 +35,12 @@ impl From<seccompiler::BackendError> for FilterError {
 pub struct Argument {
     /// Number of the argument, from 0.
     pub number: u8,
-    /// What it has to be.
     pub is: Is,
 }
 
 /// What an argument has to be: its lower 32 bits, unless it says otherwise.
 #[derive(Debug, Clone, Copy)]
 pub enum Is {
-    /// This value.
     Equal(u32),
     /// Any value with all of these bits.
     With(u32),
@@ -133,7 +131,6 @@ impl Calls {
         Ok(Filters { denied: self.compile_denied()?, allowed: self.compile_allowed(mode)? })
     }
 
-    /// Compiles the filter of what is allowed.
     fn compile_allowed(&self, mode: Mode) -> Result<BpfProgram, FilterError> {
         let otherwise = match mode {
             Mode::Log => SeccompAction::Log,

@@ -18,7 +18,6 @@ const KNOWN: ABI = ABI::V6;
 /// A folder that a thread may use, with all that is in it.
 #[derive(Debug)]
 pub struct Reach {
-    /// The folder.
     pub folder: OwnedFd,
     /// What may be done with files and folders in it.
     pub access: Access,

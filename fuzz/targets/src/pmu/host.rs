@@ -21,7 +21,6 @@ struct State {
     /// Vendors of the guest's and the host's PMU; none on RISC-V.
     vendors: Option<(Vendor, Vendor)>,
     policy: Policy,
-    /// Number of the guest's counters.
     most: usize,
     counters: Vec<Weak<RefCell<Counter>>>,
     now: Duration,
@@ -38,9 +37,7 @@ struct State {
 pub struct Later {
     /// Looks that are left.
     pub looks: u8,
-    /// Number of the word.
     pub word: u8,
-    /// The new value.
     pub value: u64,
 }
 

@@ -62,7 +62,6 @@ pub struct Share {
     pub tag: OsString,
     /// Mount point.
     pub path: OsString,
-    /// Access of the guest.
     pub access: Access,
 }
 
@@ -78,11 +77,8 @@ pub enum Access {
 /// The streams of the command that are its terminal. The others are pipes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terminals {
-    /// Standard input.
     pub stdin: bool,
-    /// Standard output.
     pub stdout: bool,
-    /// Standard error.
     pub stderr: bool,
 }
 

@@ -1,5 +1,7 @@
 //! Indexes: who has signed them, and when.
 
+use std::time::SystemTime;
+
 use super::*;
 
 /// Replaces a text in the index of a mirror's suite, without a new signature.

@@ -32,7 +32,6 @@ pub enum Answer {
     Stalled(Vec<u8>, usize),
     /// A status with a page.
     Page(u16),
-    /// A redirect.
     Redirect(String),
     /// Bytes without an end, and without a size.
     Endless,

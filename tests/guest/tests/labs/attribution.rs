@@ -305,31 +305,26 @@ fn a_guests_loop_is_counted_as_guest_and_not_as_host() {
     }
 }
 
-fn a_guest_and_its_host_count_the_same() {
+/// Checks that in this step each of so many guests counts exactly what it executes.
+fn assert_exact(step: &str, guests: usize) {
     let host = host(&PLAIN);
     for pmu in pmus() {
-        let name = format!("alone, {pmu}");
-        assert_worked(pmu, host.text(&name), 1);
+        let name = format!("{step}, {pmu}");
+        assert_worked(pmu, host.text(&name), guests);
         assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
     }
+}
+
+fn a_guest_and_its_host_count_the_same() {
+    assert_exact("alone", 1);
 }
 
 fn a_busy_neighbour_on_the_same_cpu_changes_no_count() {
-    let host = host(&PLAIN);
-    for pmu in pmus() {
-        let name = format!("beside a program, {pmu}");
-        assert_worked(pmu, host.text(&name), 1);
-        assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
-    }
+    assert_exact("beside a program", 1);
 }
 
 fn two_guests_on_one_cpu_do_not_change_each_others_counts() {
-    let host = host(&PLAIN);
-    for pmu in pmus() {
-        let name = format!("beside a guest, {pmu}");
-        assert_worked(pmu, host.text(&name), 2);
-        assert_eq!(host.values(&name), [WORK_INSTRUCTIONS], "{pmu}");
-    }
+    assert_exact("beside a guest", 2);
 }
 
 fn the_hosts_perf_counts_while_a_guest_counts() {

@@ -88,6 +88,11 @@ fn the_table_is_complete_and_marks_unknown_values() {
     }
     assert_eq!(row("exits for a sampling point")[0], "-");
     assert!(table.contains("540 ns for each exit") && table.contains("https://lkml"), "{table}");
+    let summary = bench::summary(&PLAN, &FIGURES, Some(Model::PUBLISHED));
+    let cells = summary.lines().find(|line| line.contains("loop, `record:")).expect("the row is there");
+    let percents = cells.split('|').map(|cell| cell.matches(" %").count());
+    assert_eq!(percents.collect::<Vec<_>>(), [0, 0, 1, 2, 2, 0], "{summary}");
+    assert!(cells.contains(" %; 3,000 of 3,000 |"), "{summary}");
 }
 
 fn an_unused_pmu_costs_nothing() {

@@ -80,7 +80,6 @@ fn verdict(place: &str, promise: &str) -> (i32, String) {
 /// Defines a test for each promise. `every_promise_has_its_test` checks that the list is complete.
 macro_rules! promises {
     ($($test:ident: $promise:literal,)*) => {
-        /// All promises with a test.
         const TESTED: &[&str] = &[$($promise),*];
 
         mod kept {

@@ -120,7 +120,6 @@ macro_rules! features {
         features!(@place on_a_riscv_host, ["host"], |_| &super::ON_RISCV, $($test: $feature,)*);
         features!(@place in_a_riscv_guest, ["guest"], |_| &super::ON_RISCV, $($test: $feature,)*);
 
-        /// All features with a test.
         const TESTED: &[&str] = &[$($feature),*];
     };
     (@place $name:ident, $places:expr, $results:expr, $($test:ident: $feature:literal,)*) => {

@@ -43,7 +43,6 @@ enum Pmu {
 
 const AMD: [Pmu; 3] = [Pmu::V2, Pmu::Core, Pmu::K7];
 const INTEL: [Pmu; 2] = [Pmu::Intel, Pmu::IntelV2];
-/// The PMUs that Tally emulates.
 const EMULATED: [Pmu; 5] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Intel, Pmu::IntelV2];
 /// All PMUs of guests on the AMD host.
 const ALL: [Pmu; 6] = [Pmu::V2, Pmu::Core, Pmu::K7, Pmu::Kvm, Pmu::Intel, Pmu::IntelV2];
@@ -82,7 +81,6 @@ impl Pmu {
         if self.is_intel() { 2 } else { 0 }
     }
 
-    /// Returns the name of a step for this PMU.
     fn step(self, name: &str) -> String {
         format!("{name}-{self:?}")
     }

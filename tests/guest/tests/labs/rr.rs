@@ -55,7 +55,6 @@ static GUESTS: OnEachHost = OnEachHost::new(|| match host::current() {
 static LONGER_ON_INTEL: OnEachHost =
     OnEachHost::new(|| unpacked("rr long").step("stable", &run("", ONCE, LONGER)).run());
 
-/// Returns the results of a case.
 fn of(case: &str) -> &'static Results {
     if host::current() == Host::Intel && case != FIRST { &LONGER_ON_INTEL } else { &GUESTS }
 }

@@ -31,11 +31,9 @@ const ELSEWHERE: &str = "elsewhere";
 struct Module {
     /// The file's name from the project on.
     file: String,
-    /// Names of its items.
     items: BTreeSet<String>,
     /// Names that it has from elsewhere, with what they stand for.
     imported: BTreeMap<String, Names>,
-    /// Modules of which it has all names.
     globs: Vec<Names>,
     /// All paths in it that are of this crate.
     paths: BTreeSet<Names>,
@@ -144,7 +142,6 @@ impl Tree {
 struct Reader<'a> {
     module: &'a mut Module,
     children: &'a mut Vec<String>,
-    /// The file's path.
     file: &'a [String],
 }
 

@@ -22,7 +22,7 @@ use guest_images::{Progress, Suite};
 pub use figures::{Cost, Counts, Figures, Model, Samples, Spread};
 pub use plan::{ALL, Column, Events, Length, Measure, Modes, QUICK, Row, Way, Workload};
 pub use script::{Limit, Plan};
-pub use table::table;
+pub use table::{summary, table};
 
 use crate::error::{Error, Result};
 use crate::scenario::Scenario;
@@ -37,7 +37,6 @@ pub const READ_EVERY: u64 = 20_000;
 
 /// Paths of the programs that the benchmark runs.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `bench-workload`.
     pub workload: PathBuf,

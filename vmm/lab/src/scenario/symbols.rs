@@ -21,7 +21,6 @@ pub struct Symbols(Vec<Function>);
 pub struct Function {
     /// Its first address.
     pub start: u64,
-    /// Its name.
     pub name: String,
     /// The module that it is from, if any.
     pub module: Option<String>,
@@ -66,7 +65,6 @@ impl Symbols {
         Self(symbols)
     }
 
-    /// Returns the function at an address.
     pub fn function(&self, address: u64) -> Option<&Function> {
         let after = self.0.partition_point(|function| function.start <= address);
         self.0.get(after.checked_sub(1)?)

@@ -15,13 +15,9 @@ pub const MARK: &str = "tally-lab: trace";
 /// Who executes an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
-    /// The host's kernel.
     Host,
-    /// A program of the host.
     HostProgram,
-    /// A guest's kernel.
     Guest,
-    /// A program in a guest.
     GuestProgram,
     /// The firmware, on RISC-V.
     Firmware,

@@ -33,7 +33,6 @@ const APPLIED: &str = "hooks.patch";
 
 /// A simulator's source, and how it is compiled.
 struct Simulator {
-    /// The source package.
     package: &'static str,
     /// The release for whose source the patch is made.
     suite: Suite,
@@ -77,9 +76,7 @@ struct Firmware {
 /// The program that simulates a processor.
 #[derive(Debug, Clone)]
 pub struct LabCpu {
-    /// The simulator.
     pub program: PathBuf,
-    /// The directory of its firmware.
     pub firmware: PathBuf,
 }
 

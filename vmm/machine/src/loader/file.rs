@@ -13,7 +13,6 @@ use crate::memory::GuestRam;
 /// A file that the user has named, open for reading.
 pub struct UserFile<'a> {
     path: &'a Path,
-    /// The file.
     pub file: File,
     /// Length of the file when it was opened.
     pub len: u64,

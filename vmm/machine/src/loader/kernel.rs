@@ -9,11 +9,9 @@ use crate::memory::GuestRam;
 
 /// A kernel in Tally's memory, decompressed.
 pub struct Kernel<F> {
-    /// Path of the kernel's file.
     pub path: PathBuf,
     /// The decompressed image. Not all of it has to be loaded.
     pub image: Vec<u8>,
-    /// Format of the kernel.
     pub format: F,
     /// Its release, once it was looked for.
     pub release: OnceCell<Option<String>>,

@@ -30,7 +30,6 @@ impl Timer {
         self.set(after.max(Duration::from_nanos(1)));
     }
 
-    /// Disarms the timer.
     pub fn disarm(&mut self) {
         self.set(Duration::ZERO);
     }

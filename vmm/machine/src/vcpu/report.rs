@@ -11,9 +11,7 @@ use super::exits::{Exits, Share};
 /// Report of a vCPU, made by its own thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuReport {
-    /// Number of the vCPU.
     pub vcpu: u8,
-    /// Thread id.
     pub thread: i32,
     /// Counters of the guest's PMU. Empty if Tally does not emulate the PMU.
     pub counters: Vec<CounterReport>,

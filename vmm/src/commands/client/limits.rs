@@ -10,7 +10,6 @@ use crate::protocol::message::Answer;
 use crate::protocol::printable::{short, shorter};
 use crate::protocol::status::{Hardware, VcpuStatus, VmStatus};
 
-/// Maximum number of vCPUs.
 const MAX_VCPUS: usize = MAX_CPUS as usize;
 /// Maximum number of counters of a vCPU, and of a host CPU.
 const MAX_COUNTERS: usize = 64;

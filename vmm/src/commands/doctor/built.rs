@@ -76,7 +76,7 @@ pub fn described(what: &str, built: &CacheEntry) -> String {
 }
 
 /// Returns how long ago a time was.
-pub fn ago(at: SystemTime) -> String {
+fn ago(at: SystemTime) -> String {
     let hours = at.elapsed().map_or(0, |age| age.as_secs() / 3600);
     match (hours / 24, hours) {
         (0, 0) => "less than an hour ago".to_owned(),

@@ -13,7 +13,6 @@ use crate::run::event_log::file::older_name;
 
 /// A log's files.
 pub struct Files {
-    /// The header, which is that of all of them.
     pub header: Header,
     /// The files, the oldest first.
     pub parts: Vec<LogPart>,
@@ -21,11 +20,8 @@ pub struct Files {
     pub missing: Option<String>,
 }
 
-/// A file of a log.
 pub struct LogPart<R: Read = BufReader<File>> {
-    /// Its path.
     pub path: PathBuf,
-    /// Its records.
     pub records: Peekable<Reader<R>>,
 }
 

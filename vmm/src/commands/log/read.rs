@@ -14,25 +14,20 @@ pub struct Reader<R> {
 /// Reading cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The file cannot be read.
     #[error("cannot be read")]
     File(#[from] io::Error),
-    /// The file is empty.
     #[error("empty: nothing has been written to it yet")]
     Empty,
     /// The file has no header that can be read.
     #[error(transparent)]
     Header(DecodeError),
-    /// The file ends within a record.
     #[error("the log breaks off in the record at byte {0}: it was cut, or is being written")]
     Cut(u64),
-    /// A record is damaged.
     #[error("the log is damaged from byte {0} on")]
     Damaged(u64),
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the header.
     pub fn new(mut file: R) -> Result<(Header, Self), ReadError> {
         let bytes = read(&mut file, Header::SIZE)?;
         if bytes.is_empty() {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-/// The counters of a set.
 pub fn counters(set: u64) -> impl Iterator<Item = u8> {
     (0..64).filter(move |counter| set & 1 << counter != 0)
 }

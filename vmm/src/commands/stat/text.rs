@@ -98,7 +98,6 @@ fn vcpu_lines(vcpu: &VcpuStatus, seconds: f64) -> Vec<String> {
     lines
 }
 
-/// Returns exits by reason.
 fn by_reason(exits: &Exits) -> [(&'static str, u64); 8] {
     [
         ("PMU reads", exits.pmu_reads),

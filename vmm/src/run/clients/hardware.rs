@@ -25,9 +25,7 @@ static PROBES: AtomicUsize = AtomicUsize::new(0);
 /// A host CPU's counters, as they were when the CPU was probed.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuCounters {
-    /// Number of the CPU.
     pub cpu: usize,
-    /// Number of counters that the CPU has.
     pub counters: usize,
     /// Number of counters that others do not hold. The guest may hold some of these.
     pub available: usize,

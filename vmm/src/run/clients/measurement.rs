@@ -12,7 +12,6 @@ use crate::protocol::status::{Interval, Summary, VcpuStatus, VmStatus, Work};
 /// The measurement of a VM for one request of a client.
 #[derive(Debug, Clone)]
 pub struct VmMeasurement {
-    /// Description of the VM.
     pub about: Summary,
     /// Time since the VM was started.
     pub at: Duration,

@@ -32,7 +32,6 @@ pub trait Output: Write {
     fn begin_next(&mut self) -> io::Result<()>;
 }
 
-/// The file of a log.
 #[derive(Debug)]
 pub struct LogFile {
     file: File,

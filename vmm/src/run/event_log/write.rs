@@ -30,7 +30,6 @@ pub struct Writer<W> {
     header: Header,
     /// Number of the file, from 1 on.
     number: u64,
-    /// Size of the file.
     size: u64,
     /// Number of records in this file and those before it, without [`What::Continued`].
     records: u64,
@@ -80,7 +79,6 @@ struct Lost {
 /// State of failed writes.
 #[derive(Debug, Default)]
 struct WriteError {
-    /// The last error.
     cause: Option<String>,
     /// Time of the next attempt, while writing fails.
     again: Option<Duration>,
@@ -92,7 +90,6 @@ struct WriteError {
 pub struct Failure {
     /// Number of lost records. If it is zero, the buffer may still be written later.
     pub lost: u64,
-    /// The last error.
     pub cause: String,
 }
 
@@ -117,7 +114,6 @@ impl<W: Output> Writer<W> {
         }
     }
 
-    /// Returns the file.
     pub fn file(&mut self) -> &mut W {
         &mut self.file
     }

@@ -62,7 +62,6 @@ struct Sample {
     is_too_large: bool,
 }
 
-/// Folds a report.
 pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
     let (mut stacks, mut sample, mut line) = (Stacks::default(), Sample::default(), Vec::new());
     while report.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? > 0 {

@@ -14,7 +14,6 @@ use crate::host::lab;
 
 /// The files that are booted.
 pub struct Files {
-    /// The kernel.
     pub kernel: Kernel,
     /// The initrd, or a multiboot kernel's modules.
     pub initrd: Option<PathBuf>,

@@ -12,7 +12,6 @@ use crate::run::streams::agent::{Input, OnClose, Sink, Streams};
 
 /// The streams for a command.
 pub struct Chosen {
-    /// Streams for the agent's thread.
     pub streams: Streams,
     /// Which of the command's streams are terminals in the guest.
     pub terminals: Terminals,

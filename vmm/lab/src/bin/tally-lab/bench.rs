@@ -52,7 +52,7 @@ pub struct Bench {
     /// Model: a system call
     #[arg(long, value_name = "N", default_value_t = Model::PUBLISHED.syscall_ns)]
     syscall_ns: u64,
-    /// Write the tables into this Markdown file
+    /// Write a summary into this Markdown file
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }
@@ -89,7 +89,8 @@ impl Bench {
                 bench::in_the_lab(&plan, &programs, progress)?
             };
             progress.done();
-            Ok(bench::table(&plan, &figures, (!self.here).then_some(model)))
+            let shown = if self.write.is_some() { bench::summary } else { bench::table };
+            Ok(shown(&plan, &figures, (!self.here).then_some(model)))
         })?;
         Ok(0)
     }

@@ -131,11 +131,7 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
     let tally = beside::program("tally", progress)?;
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let figures = figures::pmu::measure(processor, pmus, &programs, progress)?;
-    Ok(format!(
-        "{}\n{}",
-        figures::pmu::costs(&figures, |_, _, _| true),
-        figures::pmu::overflow_calls(&figures)
-    ))
+    Ok(figures::pmu::costs(&figures, |_, _, _| true))
 }
 
 /// Measures event-based branches, on hosts of both vendors.

@@ -34,7 +34,6 @@ pub struct Figures {
 /// Median and range of a number that was measured several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// The median.
     pub median: f64,
     /// Difference of the largest and the smallest.
     pub range: f64,

@@ -20,7 +20,6 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// All workloads.
     pub const ALL: [Self; 5] = [Self::Loop, Self::Syscalls, Self::Switches, Self::Memory, Self::Compile];
 
     fn name(self) -> &'static str {
@@ -134,11 +133,9 @@ impl Events {
 /// A row of the table: a workload of some length, measured in some way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Row {
-    /// The workload.
     pub workload: Workload,
     /// Length of the workload.
     pub units: u64,
-    /// How the workload is measured.
     pub measure: Measure,
 }
 
@@ -266,7 +263,6 @@ pub enum Column {
 }
 
 impl Column {
-    /// All columns.
     pub const ALL: [Self; 8] = [
         Self::Host,
         Self::Tally("auto"),

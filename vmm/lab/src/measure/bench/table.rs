@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figures, Model};
+use super::figures::{Figures, Model, Samples};
 use super::plan::{Column, Row};
 use super::script::{Limit, Plan};
 
@@ -18,6 +18,34 @@ pub fn table(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
         text.push('\n');
     }
     footnotes(&mut text, plan, model);
+    text
+}
+
+/// Returns what users of the counters notice, with a line for each row: how much slower a program is, and whether
+/// samples are missing. The documentation has it, and explains it.
+pub fn summary(plan: &Plan, figures: &Figures, model: Option<Model>) -> String {
+    let mut text = String::new();
+    for limit in plan.used_limits() {
+        let limited = if limit == Limit::Default { "" } else { ", without the kernels' limit" };
+        let what = format!("slowdown, modelled; samples of those implied{limited}");
+        header(&mut text, &what, &plan.columns);
+        for &row in plan.runs(limit).iter().filter(|row| plan.rows.contains(row)) {
+            let cells = plan.columns.iter().map(|column| {
+                let key = (limit, *column, row);
+                let slowdown = figures.slowdown(key).map(|slowdown| percent(slowdown.median));
+                let model = model.filter(|_| *column != Column::Host);
+                let modelled = model.and_then(|model| figures.modelled_slowdown(key, model)).map(percent);
+                let slowdowns = slowdown.into_iter().chain(modelled).collect::<Vec<_>>().join(", ");
+                let samples = figures.samples(key);
+                let samples = samples.map(|Samples { taken, implied, .. }| {
+                    format!("; {} of {}", whole(taken), whole(implied))
+                });
+                slowdowns + &samples.unwrap_or_default()
+            });
+            write_line(&mut text, &format!("{}, `{}`", row.workload, row.measure), cells);
+        }
+        text.push('\n');
+    }
     text
 }
 

@@ -9,11 +9,8 @@ use guest_images::{Progress, Suite};
 use crate::error::Result;
 use crate::scenario::Scenario;
 
-/// Number of guests.
 pub const GUESTS: usize = 100;
-/// Number of the host's CPUs.
 pub const CPUS: u32 = 16;
-/// Memory of a guest.
 pub const GUEST_MIB: u32 = 256;
 const HOST_MIB: u32 = 8 << 10;
 
@@ -22,7 +19,6 @@ const HOST_MIB: u32 = 8 << 10;
 pub struct Figures {
     /// Names of the VMs that `tally list` shows.
     pub names: BTreeSet<String>,
-    /// Their processes.
     pub processes: BTreeSet<u32>,
     /// Memory that the host has less with all of them, for each, in KiB.
     pub kib_each: u64,
@@ -39,7 +35,6 @@ pub struct Figures {
 /// Cost of looking at all guests.
 #[derive(Debug)]
 pub struct Look {
-    /// The command.
     pub command: String,
     /// Instructions that it executes, in the kernel too.
     pub instructions: u64,

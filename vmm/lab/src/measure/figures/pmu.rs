@@ -26,7 +26,7 @@ pub use crate::scenario::programs::ON_INTEL;
 pub use mark::host_is_intel;
 pub use mark::{END, Mark, Work, tell_host};
 pub use per_unit::PerUnit;
-pub use table::{costs, overflow_calls};
+pub use table::costs;
 pub use windows::Quantity;
 
 use crate::error::{Error, Result};
@@ -42,7 +42,6 @@ pub const SPACING: u32 = 20_000;
 
 /// The programs under test.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `pmu-workload`, which runs in the guest.
     pub workload: PathBuf,

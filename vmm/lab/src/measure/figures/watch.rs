@@ -21,7 +21,6 @@ pub const PERIOD: u64 = 100_000;
 /// A way to monitor a guest.
 struct Case {
     name: &'static str,
-    /// Options of `tally run`.
     options: &'static str,
 }
 
@@ -32,9 +31,7 @@ const CASES: [Case; 2] =
 /// Time of a guest's sampling with one way of monitoring.
 #[derive(Debug)]
 pub struct Figure {
-    /// The guest's PMU.
     pub pmu: &'static str,
-    /// The way of monitoring.
     pub case: &'static str,
     /// The time from the first sample to the last, in nanoseconds of the guest's clock.
     pub nanoseconds: u64,
@@ -97,7 +94,6 @@ echo $(($(tail -n 1 times) - $(head -n 1 times))) $(($(wc -l <times) - 1))"
     script
 }
 
-/// Returns the figures as a table.
 pub fn table(figures: &[Vec<Figure>]) -> String {
     let mut table =
         String::from("| monitoring | `--pmu` | instructions per overflow | at 10,000 overflows a second |\n");

@@ -22,9 +22,7 @@ pub use monitor::Monitor;
 
 /// A simulated machine.
 struct Board {
-    /// Value of `-machine`.
     machine: &'static str,
-    /// Value of `-cpu`.
     cpu: String,
     /// Value of `-bios`.
     firmware: &'static str,

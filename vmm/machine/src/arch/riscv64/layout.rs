@@ -2,7 +2,6 @@
 
 use crate::architecture::FirstVirtio;
 
-/// A serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
     /// Address of the registers.

@@ -34,7 +34,6 @@ ioctl_iowr_nr!(KVM_GET_REG_LIST, KVMIO, 0xb0, kvm_reg_list);
 pub type Value = Vec<u8>;
 
 impl Register {
-    /// The program counter.
     pub const PC: Self = Self::new(KVM_REG_RISCV_CORE, 0);
     /// The privilege mode of the guest.
     pub const MODE: Self = Self::word(KVM_REG_RISCV_CORE, std::mem::offset_of!(kvm_riscv_core, mode));

@@ -27,9 +27,7 @@ const MAX_WRITE: u64 = 4096;
 /// An SBI call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Extension id.
     pub extension: u64,
-    /// Function id.
     pub function: u64,
     /// The arguments, from `a0` to `a5`.
     pub arguments: [u64; 6],

@@ -10,7 +10,6 @@ use vpmu::x86::{Leaf, Vendor};
 pub struct Processor(pub Option<Vendor>);
 
 impl Processor {
-    /// Returns the host's processor.
     pub fn of_this_host() -> Self {
         let CpuidResult { eax, ebx, ecx, edx } = __cpuid(0);
         Self(Vendor::of(Leaf { eax, ebx, ecx, edx }))

@@ -2,7 +2,6 @@
 
 use crate::architecture::FirstVirtio;
 
-/// One serial port.
 #[derive(Debug, Clone, Copy)]
 pub struct SerialPort {
     /// First I/O port.

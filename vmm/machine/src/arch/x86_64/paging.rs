@@ -63,7 +63,6 @@ impl<'a> Tables<'a> {
         self.root
     }
 
-    /// The guest's memory.
     pub fn memory(&self) -> &'a GuestMemoryMmap {
         self.memory
     }

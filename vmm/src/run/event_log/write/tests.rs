@@ -67,7 +67,6 @@ fn write_if_due(writer: &mut Writer<Disk>, time: u64) {
     }
 }
 
-/// Returns all records on the disk.
 fn read(writer: &Writer<Disk>) -> Vec<Record<String>> {
     let (_, reader) = Reader::new(&*writer.file.bytes).unwrap();
     reader.collect::<Result<_, _>>().unwrap()

@@ -33,7 +33,6 @@ impl Orders {
         self.signals.is_empty() && self.size.is_none()
     }
 
-    /// Returns the messages for the guest.
     pub fn messages(&self) -> impl Iterator<Item = ToGuest> {
         let signals = self.signals.iter().map(|signal| ToGuest::Signal(*signal));
         self.size.map(ToGuest::Size).into_iter().chain(signals)

@@ -20,7 +20,6 @@ pub const SEPARATOR: char = ';';
 pub enum Place {
     /// On the simulated host.
     Host,
-    /// In a guest.
     Guest,
 }
 
@@ -29,7 +28,6 @@ pub enum Place {
 #[serde(deny_unknown_fields)]
 pub struct Report {
     version: u32,
-    /// Name of the simulated host.
     host: String,
     place: Place,
     /// The lab's parts: with others, the kernel executes something else.
@@ -132,7 +130,6 @@ impl Report {
         Ok(Self { version: VERSION, host: host.to_owned(), place, lab, command, counts })
     }
 
-    /// Compares with a baseline.
     pub fn compare(&mut self, baseline: &Baseline, threshold: Threshold) -> Result<()> {
         if baseline.report.lab != self.lab {
             eprintln!(

@@ -49,7 +49,6 @@ pub struct Share {
 /// A file that is copied between this machine and the host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CopiedFile {
-    /// Path on this machine.
     pub here: PathBuf,
     /// Path on the host: in the script's working directory, or in `$OUT` for a file that is created there.
     pub there: String,

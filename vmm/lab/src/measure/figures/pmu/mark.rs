@@ -61,11 +61,8 @@ impl Work {
 /// A mark: what the program does until the next mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
-    /// The kind of work.
     pub work: Work,
-    /// Number of events.
     pub events: u8,
-    /// Number of units.
     pub units: u8,
 }
 

@@ -9,7 +9,6 @@ pub struct PerUnit {
 }
 
 impl PerUnit {
-    /// Returns a whole number.
     pub fn whole(number: i64) -> Self {
         Self { halves: number * 2 }
     }

@@ -1,6 +1,5 @@
-//! The results as Markdown tables.
+//! The results as a Markdown table.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::Figures;
@@ -19,58 +18,38 @@ const WORKS: [(Work, u8, &str); 5] = [
 /// Returns the table of costs, with a column for each PMU. A cell is empty if `is_valid` returns false for it, or if
 /// the cost was not measured.
 pub fn costs(figures: &[Figures], is_valid: impl Fn(&Figures, Work, u8) -> bool) -> String {
-    let mut table = header("", figures);
+    let mut table = header(figures);
     for (work, events, name) in WORKS {
-        let mut add = |what: &str, cost: &dyn Fn(&Figures) -> Option<PerUnit>| {
-            let cost = |pmu| cost(pmu).filter(|_| is_valid(pmu, work, events));
-            let cells: Vec<_> = figures.iter().map(cost).collect();
+        let mut add = |what: &str, costs: &dyn Fn(&Figures) -> Option<Vec<PerUnit>>| {
+            let costs = |pmu| costs(pmu).filter(|_| is_valid(pmu, work, events));
+            let cells: Vec<_> = figures.iter().map(costs).collect();
             if cells.iter().any(Option::is_some) {
-                let cell = |cost: Option<PerUnit>| cost.map(|cost| cost.to_string()).unwrap_or_default();
-                row(&mut table, &format!("{name}: {what}"), cells.into_iter().map(cell));
+                row(&mut table, &format!("{name}: {what}"), cells.into_iter().map(Option::unwrap_or_default));
             }
         };
-        let plain = |quantity: Quantity| move |pmu: &Figures| pmu.cost(work, events, &quantity);
-        add("exits", &plain(Quantity::Exits));
-        add("of these to user space", &plain(Quantity::Runs));
-        add("system calls beside `KVM_RUN`", &plain(Quantity::OtherCalls));
-        add("instructions, host and guest", &|pmu| pmu.instructions(work, events));
+        add("exits, of these to user space, system calls", &|pmu| {
+            let quantities = [Quantity::Exits, Quantity::Runs, Quantity::OtherCalls];
+            quantities.iter().map(|quantity| pmu.cost(work, events, quantity)).collect()
+        });
+        add("instructions, host and guest", &|pmu| Some(vec![pmu.instructions(work, events)?]));
         if events == 1 {
-            add("of these in the guest", &|pmu| {
-                Some(pmu.cost(work, events, &Quantity::GuestInstructions)? - work.own_instructions())
+            add("of these in the guest, in Tally", &|pmu| {
+                let guest = pmu.cost(work, events, &Quantity::GuestInstructions)?;
+                let tally = pmu.cost(work, events, &Quantity::HostUserInstructions)?;
+                Some(vec![guest - work.own_instructions(), tally])
             });
-            add("in Tally", &plain(Quantity::HostUserInstructions));
         }
     }
     table
 }
 
-/// Returns the table of the system calls of the vCPU's thread for an overflow, with a column for each PMU.
-pub fn overflow_calls(figures: &[Figures]) -> String {
-    let mut table = header("a sample, one event", figures);
-    let mut calls: BTreeMap<String, Vec<PerUnit>> = BTreeMap::new();
-    for (column, pmu) in figures.iter().enumerate() {
-        let runs = pmu.cost(Work::Overflow, 1, &Quantity::Runs).map(|runs| ("KVM_RUN".to_owned(), runs));
-        for (name, cost) in pmu.calls(Work::Overflow, 1).into_iter().chain(runs) {
-            calls.entry(name).or_insert_with(|| vec![PerUnit::default(); figures.len()])[column] = cost;
-        }
-    }
-    for (name, costs) in calls {
-        row(&mut table, &format!("`{name}`"), costs.iter().map(PerUnit::to_string));
-    }
-    table
+fn header(figures: &[Figures]) -> String {
+    let columns: Vec<&str> = figures.iter().map(|pmu| pmu.pmu).collect();
+    format!("|  | `{}` |\n| --- |{}\n", columns.join("` | `"), " ---: |".repeat(columns.len()))
 }
 
-fn header(what: &str, figures: &[Figures]) -> String {
-    let mut table = String::new();
-    row(&mut table, what, figures.iter().map(|pmu| format!("`{}`", pmu.pmu)));
-    row(&mut table, "---", figures.iter().map(|_| "---:".to_owned()));
-    table
-}
-
-fn row(table: &mut String, name: &str, cells: impl Iterator<Item = String>) {
-    write!(table, "| {name} |").expect("writing to a string cannot fail");
-    for cell in cells {
-        write!(table, " {cell} |").expect("writing to a string cannot fail");
-    }
-    table.push('\n');
+fn row(table: &mut String, name: &str, cells: impl Iterator<Item = Vec<PerUnit>>) {
+    let cell = |costs: Vec<PerUnit>| costs.iter().map(PerUnit::to_string).collect::<Vec<_>>().join(", ");
+    let cells: Vec<String> = cells.map(cell).collect();
+    writeln!(table, "| {name} | {} |", cells.join(" | ")).expect("writing to a string cannot fail");
 }

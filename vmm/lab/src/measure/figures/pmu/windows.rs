@@ -21,7 +21,6 @@ pub enum Quantity {
     Nanoseconds,
     /// Instructions of the vCPU's thread in user mode of the host.
     HostUserInstructions,
-    /// Instructions in the guest.
     GuestInstructions,
 }
 

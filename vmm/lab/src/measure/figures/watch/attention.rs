@@ -18,7 +18,6 @@ use crate::scenario::Scenario;
 
 /// The programs under test.
 pub struct Programs {
-    /// `tally`.
     pub tally: PathBuf,
     /// `counter-thief`, which runs on the host.
     pub thief: PathBuf,
@@ -47,7 +46,6 @@ pub enum Attention {
 /// Cost of monitoring for a guest.
 #[derive(Debug)]
 pub struct Price {
-    /// The kind of monitoring.
     pub of: Attention,
     /// Number of counters that the guest holds.
     pub counters: u64,
@@ -59,7 +57,6 @@ pub struct Price {
 /// All measurements.
 #[derive(Debug)]
 pub struct Figures {
-    /// Costs of monitoring.
     pub prices: Vec<Price>,
     /// Time from each theft of counters to the report of each stolen counter.
     pub reports: Vec<Duration>,
@@ -209,7 +206,6 @@ pub const MAX_PER_SECOND: i64 = 1_000_000;
 /// Maximum time from a theft to its report.
 pub const SOON: Duration = Duration::from_millis(100);
 
-/// Returns the figures as a table.
 pub fn table(Figures { prices, reports }: &Figures) -> String {
     let mut table = String::from("| | counters held | measured | wanted |\n|---|---:|---:|---:|\n");
     let mut row = |what: &str, counters: u64, measured: &str, wanted: &str| {

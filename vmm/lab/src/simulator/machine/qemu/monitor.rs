@@ -80,7 +80,6 @@ impl<'a> Monitor<'a> {
         Ok(answer["status"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Executes a command and returns its result.
     fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         // In one piece: QEMU carries a command out when its last brace has come, and may be gone then.
         let request = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";

@@ -41,16 +41,13 @@ const NO_MODES: &str = "this host's PMU cannot tell guests from the host, as its
 /// Why this host cannot offer a PMU.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
-    /// The host provides no counters.
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(Obstacle),
-    /// The host's PMU cannot count by privilege mode.
     #[error("{NO_MODES}; run without a PMU: --pmu none")]
     NoModes,
     /// The host cannot deliver overflow interrupts to the guest. Contains the reason.
     #[error("--pmu riscv needs overflow interrupts, and {0}: --pmu auto and --pmu riscv-base count without")]
     NoInterrupt(&'static str),
-    /// The guest was saved with a PMU that cannot be.
     #[error("the saved PMU cannot have been saved: the file was changed")]
     Saved,
     /// The guest was saved with overflow interrupts, and this host cannot deliver them. Contains the reason.
@@ -59,28 +56,12 @@ pub enum Unavailable {
     /// The host has fewer free counters than a guest that was saved, and the policy does not allow that.
     #[error(transparent)]
     SavedBusy(#[from] TooFew),
-    /// The PMU cannot have this number of counters.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
-    Model {
-        /// Requested number.
-        asked: u32,
-        /// The PMU.
-        choice: &'static str,
-        /// The possible numbers.
-        has: &'static str,
-    },
-    /// The host has fewer free counters.
+    Model { asked: u32, choice: &'static str, has: &'static str },
     #[error("--counters {asked}: this host has {free} free")]
-    Busy {
-        /// Requested number.
-        asked: u32,
-        /// Number of free counters.
-        free: usize,
-    },
-    /// A number of counters was requested for a PMU that Tally does not emulate.
+    Busy { asked: u32, free: usize },
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotEmulated(&'static str),
-    /// The thread cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
 }

@@ -5,6 +5,5 @@
 pub struct Added {
     /// Address of the first entry of the kernel's table that leads to the code.
     pub table: u64,
-    /// Address of the code.
     pub code: u64,
 }

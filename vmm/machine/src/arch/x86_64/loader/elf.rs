@@ -20,9 +20,7 @@ const PT_LOAD: u32 = 1;
 /// Class of an ELF file, on which the layout of its headers depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Class {
-    /// ELF32.
     Bits32,
-    /// ELF64.
     Bits64,
 }
 
@@ -30,7 +28,6 @@ pub enum Class {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Elf {
-    /// Class of the file.
     pub class: Class,
     /// Address of the first instruction.
     pub entry: u64,

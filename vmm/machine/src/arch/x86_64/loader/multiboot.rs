@@ -32,7 +32,6 @@ const HAS_ADDRESSES: u32 = 1 << 16;
 /// Multiboot header of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Offset of the header in the file.
     offset: usize,
     flags: u32,
 }

@@ -30,7 +30,6 @@ pub struct Sections {
     class: Option<Class>,
 }
 
-/// A section header.
 #[derive(Debug, Clone)]
 struct Header {
     name: usize,

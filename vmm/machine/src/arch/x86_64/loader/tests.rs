@@ -202,7 +202,6 @@ fn survive(content: &[u8], ram: &GuestRam) {
     }
 }
 
-/// Returns the range of a file's headers.
 fn headers(file: &[u8]) -> Range<usize> {
     if bzimage::is_bzimage(file) { 0x1f1..0x26c } else { 0..ElfFile::CONTENT.min(file.len()) }
 }

@@ -37,26 +37,14 @@ pub enum Choice {
 /// Reason why the requested PMU is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
-    /// Tally cannot use the host's counters.
     #[error("{0}; or run without a PMU: --pmu none")]
     Host(Obstacle),
-    /// The host's processor has events that Tally does not know.
     #[error("--pmu {0} needs a processor of AMD's or Intel's, and this host's is another vendor's")]
     Vendor(&'static str),
-    /// More counters were requested than the model has.
     #[error("--counters {asked}: --pmu {choice} has {has}")]
-    Model {
-        /// Requested number of counters.
-        asked: u32,
-        /// Name of the chosen PMU.
-        choice: &'static str,
-        /// Possible numbers of counters.
-        has: &'static str,
-    },
-    /// More counters were requested than the host has free.
+    Model { asked: u32, choice: &'static str, has: &'static str },
     #[error("--counters {asked}: this host has {free} free{}", watchdog_hint())]
     Busy {
-        /// Requested number of counters.
         asked: u32,
         /// Number of the host's free counters.
         free: usize,
@@ -66,7 +54,6 @@ pub enum Unavailable {
         "--pmu amd-legacy has at least 4 counters, and this host has {0} free: --pmu amd does with fewer"
     )]
     TooFew(usize),
-    /// A number of counters was requested for a PMU that Tally does not emulate.
     #[error("--counters is for Tally's own PMUs, not for --pmu {0}")]
     NotEmulated(&'static str),
     /// The host has fewer free counters than a guest that was saved, and the policy does not allow that.
@@ -75,10 +62,8 @@ pub enum Unavailable {
     /// The guest was saved on a host that could count these events, as masks of CPUID leaf 0xa.
     #[error("the guest was saved on a host that counts architectural events that this one does not: {0:#x}")]
     SavedEvents(u32),
-    /// The guest was saved with a PMU that cannot be.
     #[error("the saved PMU cannot have been saved: the file was changed")]
     Saved,
-    /// The threads cannot be bound to the cores whose PMU counts.
     #[error("cannot keep the guest on the cores whose PMU counts: {0}")]
     Cores(std::io::Error),
 }
