@@ -69,7 +69,7 @@ impl PerfEvent {
         Self::of_this_thread(pmu.encode(event)?, Purpose::Counter { filter, scope, period }, calls)
     }
 
-    /// Opens an event of the guest that raises no signal, to find out whether a counter is free for it.
+    /// Opens a disabled event of the guest that raises no signal, to find out whether a counter is free for it.
     pub fn open_probe(pmu: HostPmu, event: Event, precedence: Precedence) -> io::Result<Self> {
         Self::of_this_thread(pmu.encode(event)?, Purpose::Probe(precedence), SystemCalls::default())
     }
@@ -268,7 +268,8 @@ impl PerfEvent {
         }
     }
 
-    fn enable(&self) {
+    /// Enables the event.
+    pub fn enable(&self) {
         // SAFETY: `PERF_EVENT_IOC_ENABLE` takes no pointer.
         unsafe { sys::ioctls::ENABLE(self.fd.as_raw_fd(), 0) };
         self.system_calls.add(1);

@@ -67,7 +67,10 @@ fn take_counters(
     let hold = |event, held: &mut _| hold(pmu, event, precedence, held);
     let mut general = Vec::new();
     let mut of_fixed = Vec::new();
-    while general.len() < least && hold(GENERAL, &mut general)? {}
+    let mut has_more = true;
+    while has_more && general.len() < least {
+        has_more = hold(GENERAL, &mut general)?;
+    }
     if general.is_empty() {
         return Err(NotFree::NoneFree);
     }
@@ -79,7 +82,9 @@ fn take_counters(
             Err(error) => return Err(error),
         }
     }
-    while general.len() < most && hold(GENERAL, &mut general)? {}
+    while has_more && general.len() < most {
+        has_more = hold(GENERAL, &mut general)?;
+    }
     Ok(Free { general: general.len(), fixed: of_fixed.len() })
 }
 
@@ -115,6 +120,10 @@ fn is_missing(error: &io::Error) -> bool {
 }
 
 /// Opens an event and adds it to `held`. Returns false if no counter is free for it.
+///
+/// Then there are more events of this thread than counters. As long as that is so, a tick of Linux's rotation takes the
+/// counter from the first of them, which may be one of the host's own perf. So the event is enabled for as short a time
+/// as can be: it is opened before, and closed afterwards.
 fn hold(
     pmu: HostPmu,
     event: Event,
@@ -122,13 +131,15 @@ fn hold(
     held: &mut Vec<PerfEvent>,
 ) -> Result<bool, NotFree> {
     let event = PerfEvent::open_probe(pmu, event, precedence)?;
-    match event.counted() {
-        None => Ok(false),
-        Some(0) => {
-            held.push(event);
-            Ok(true)
-        }
+    event.enable();
+    let Some(counted) = event.counted() else {
+        event.disable()?;
+        return Ok(false);
+    };
+    if counted != 0 {
         // This thread is in no guest, so an event that counts guests only must be 0.
-        Some(_) => Err(NotFree::CountsHost),
+        return Err(NotFree::CountsHost);
     }
+    held.push(event);
+    Ok(true)
 }

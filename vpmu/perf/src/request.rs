@@ -38,7 +38,7 @@ pub enum Purpose {
         /// Number of counts from one signal to the next.
         period: u64,
     },
-    /// It finds out whether a counter is free.
+    /// It finds out whether a counter is free, once it is enabled.
     Probe(Precedence),
     /// It finds out whether the host has the event, and takes no counter.
     Existence,
@@ -114,6 +114,7 @@ impl Purpose {
             }
             Self::Probe(precedence) => {
                 attr.sample_period = FAR;
+                attr.set_disabled(1);
                 attr.set_pinned((precedence == Precedence::Pinned).into());
                 attr.set_exclude_host(1);
             }
