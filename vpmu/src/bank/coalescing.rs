@@ -43,8 +43,9 @@ impl Coalescing {
     /// Records another access, or an alarm. Returns true if it is the first since the interrupt.
     pub fn accessed(&mut self) -> bool {
         let first = std::mem::take(&mut self.phase) == Phase::Interrupted;
-        // Rust 1.95 with LTO compiles `self.stops_first &= !first`, before a branch on `first`, to a store of false
-        // that is made in both cases: nothing was ever predicted. Here it compiles to a store behind the branch.
+        // Of `self.stops_first &= !first`, before a branch on `first` where this is inlined, Rust 1.95 removes the
+        // comparison, and false is stored in both cases (rust-lang/rust#158206): nothing was ever predicted.
+        // `tests/guest/tests/compiler.rs` has the case, and looks for others.
         if first {
             self.stops_first = false;
         }

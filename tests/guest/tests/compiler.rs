@@ -1,0 +1,130 @@
+//! Whether the compiler has kept what it needed. Rust 1.95 removes a comparison whose result is still used, if the
+//! block that uses it ends with a branch on it (<https://github.com/rust-lang/rust/issues/158206>, mended by its pull
+//! request 158214): what is used then is a variable that nothing has written. A program reads whatever the optimiser
+//! makes of that. So these tests look for such variables in what the compiler has made of a program ("MIR").
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A variable of a function, by its number.
+type Variable = u32;
+
+/// Returns the functions that read a variable that they never write, each with the variable.
+fn reads_of_nothing(mir: &str) -> Vec<(&str, Variable)> {
+    let mut found = Vec::new();
+    let mut lines = mir.lines();
+    while let Some(head) = lines.find(|line| !line.starts_with([' ', '}']) && line.ends_with('{')) {
+        // Arguments are written by the caller; the variable 0 is the result.
+        let mut written: BTreeSet<_> = variables(head).chain([0]).collect();
+        let mut read = BTreeSet::new();
+        for line in lines.by_ref().take_while(|line| *line != "}").map(str::trim_start) {
+            let (target, value) = line.split_once(" = ").unwrap_or(("", line));
+            written.extend(variables(target).next());
+            written.extend(line.split('&').skip(1).filter_map(|reference| variables(reference).next()));
+            let operands =
+                ["copy ", "move ", "discriminant("].iter().flat_map(|how| value.split(how).skip(1));
+            read.extend(operands.filter_map(place));
+        }
+        found.extend(read.difference(&written).map(|variable| (head, *variable)));
+    }
+    found
+}
+
+/// Returns the variables that a text names.
+fn variables(text: &str) -> impl Iterator<Item = Variable> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split(move |c| !is_part(c)).filter_map(|word| word.strip_prefix('_')?.parse().ok())
+}
+
+/// Returns the variable at the beginning of a text, which may be in parentheses and behind pointers.
+fn place(text: &str) -> Option<Variable> {
+    let text = text.trim_start_matches(['(', '*']);
+    let name = text.strip_prefix('_')?;
+    name[..name.find(|c: char| !c.is_ascii_digit()).unwrap_or(name.len())].parse().ok()
+}
+
+/// Compiles a program of one file with optimisation.
+fn compile(source: &str, folder: &Path, options: &[&str]) {
+    let file = folder.join("program.rs");
+    fs::write(&file, source).expect("it is a folder of this test");
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let compiled = Command::new(rustc)
+        .args(["-O", "--edition=2024"])
+        .args(options)
+        .arg(file)
+        .current_dir(folder)
+        .status()
+        .expect("there is a compiler");
+    assert!(compiled.success());
+}
+
+/// With Rust 1.95, `flag` is printed as false: nothing writes `two` where it is used.
+const CASE: &str = "\
+fn clear_if_two(number: u8, flag: &mut bool) -> bool {
+    let two = number == 2;
+    *flag &= !two;
+    two
+}
+
+fn main() {
+    let mut flag = true;
+    if clear_if_two(std::hint::black_box(1), &mut flag) {
+        println!(\"two\");
+    }
+    print!(\"{flag}\");
+}
+";
+
+#[test]
+fn a_comparison_that_the_compiler_has_removed_is_found() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    compile(CASE, folder.path(), &["--emit=mir,link"]);
+    let mir = fs::read_to_string(folder.path().join("program.mir")).expect("it was made");
+    let run = Command::new(folder.path().join("program")).output().expect("it was made");
+    let is_right = String::from_utf8_lossy(&run.stdout) == "true";
+    let found = reads_of_nothing(&mir);
+    assert_eq!(found.is_empty(), is_right, "{found:?}");
+    assert!(found.iter().all(|(function, _)| function.starts_with("fn main()")), "{found:?}");
+}
+
+/// Compiles all that is in `tally` once more: two minutes of a core.
+#[test]
+#[ignore = "it compiles everything anew"]
+fn nothing_in_tally_reads_a_variable_that_was_never_written() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--profile=lab", "--package=tally", "--bin=tally"])
+        .env("CARGO_TARGET_DIR", folder.path())
+        .env("RUSTFLAGS", "--emit=mir -C target-feature=+crt-static")
+        .current_dir(project)
+        .status()
+        .expect("there is cargo");
+    assert!(built.success());
+    let files = mir_files(folder.path());
+    assert!(files.len() > 50, "{}", files.len());
+    for file in files {
+        let mir = fs::read_to_string(&file).expect("it is text");
+        assert_eq!(reads_of_nothing(&mir), [], "{}", file.display());
+    }
+}
+
+fn mir_files(folder: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![folder.to_path_buf()];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for path in
+            fs::read_dir(folder).expect("it can be read").map(|entry| entry.expect("it can be read").path())
+        {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "mir") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
