@@ -174,12 +174,13 @@ impl Cache {
         Ok(directory)
     }
 
-    /// Takes the lock `name`. Waits while another process holds it.
+    /// Takes the lock `name`. Waits while another process holds it, and says so where a person reads it: nobody else can
+    /// do anything about it.
     pub fn lock(&self, name: &str, progress: &mut Progress) -> Result<Guard> {
         let path = self.folder("locks")?.join(name);
         let file = File::create(&path).map_err(Error::io("create", &path))?;
         if file.try_lock().is_err() {
-            progress.long_step(format!("waiting for another process to finish {name}"));
+            progress.step(format!("waiting for another process to finish {name}"));
             file.lock().map_err(Error::io("lock", &path))?;
         }
         Ok(Guard { _file: file })
