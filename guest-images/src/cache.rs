@@ -174,8 +174,8 @@ impl Cache {
         Ok(directory)
     }
 
-    /// Takes the lock `name`. Waits while another process holds it, and says so where a person reads it: nobody else can
-    /// do anything about it.
+    /// Takes the lock `name`. Waits while another process holds it, and says so where a person reads it: nobody else
+    /// can do anything about it.
     pub fn lock(&self, name: &str, progress: &mut Progress) -> Result<Guard> {
         let path = self.folder("locks")?.join(name);
         let file = File::create(&path).map_err(Error::io("create", &path))?;

@@ -12,15 +12,17 @@ use std::process::Command;
 /// A variable of a function, by its number.
 type Variable = u32;
 
-/// Returns the functions that read a variable that they never write, each with the variable.
+/// Returns the functions that read a truth value that they never write, each with the variable. Other variables may
+/// have a type without values or without a size.
 fn reads_of_nothing(mir: &str) -> Vec<(&str, Variable)> {
     let mut found = Vec::new();
     let mut lines = mir.lines();
     while let Some(head) = lines.find(|line| !line.starts_with([' ', '}']) && line.ends_with('{')) {
         // Arguments are written by the caller; the variable 0 is the result.
         let mut written: BTreeSet<_> = variables(head).chain([0]).collect();
-        let mut read = BTreeSet::new();
+        let (mut read, mut truths) = (BTreeSet::new(), BTreeSet::new());
         for line in lines.by_ref().take_while(|line| *line != "}").map(str::trim_start) {
+            truths.extend(line.strip_suffix(": bool;").and_then(|line| variables(line).last()));
             let (target, value) = line.split_once(" = ").unwrap_or(("", line));
             written.extend(variables(target).next());
             written.extend(line.split('&').skip(1).filter_map(|reference| variables(reference).next()));
@@ -28,7 +30,8 @@ fn reads_of_nothing(mir: &str) -> Vec<(&str, Variable)> {
                 ["copy ", "move ", "discriminant("].iter().flat_map(|how| value.split(how).skip(1));
             read.extend(operands.filter_map(place));
         }
-        found.extend(read.difference(&written).map(|variable| (head, *variable)));
+        let of_nothing = read.difference(&written).filter(|variable| truths.contains(variable));
+        found.extend(of_nothing.map(|variable| (head, *variable)));
     }
     found
 }
