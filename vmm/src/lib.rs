@@ -35,7 +35,7 @@ use run::{inherited, logging};
 
 /// Runs the command line. Returns the status of the process.
 pub fn main() -> ExitCode {
-    end_on_panic();
+    install_panic_hook();
     let arguments: Vec<OsString> = env::args_os().collect();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -81,12 +81,12 @@ fn init_logging(command: &Command) -> Result<Option<Arc<EventLog>>> {
 }
 
 /// Installs a panic hook: a panic in any thread prints one line and exits with FAILURE.
-fn end_on_panic() {
+fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         terminal::restore();
         if thread::current().name() == Some("main") {
-            // Other threads may not be allowed to. Clients remove the socket of a process that has ended.
-            control::close();
+            // The filters of other threads may not let them. Clients remove the socket of a process that has ended.
+            control::remove_socket();
         }
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
         let what = info.payload_as_str().unwrap_or("no message");

@@ -125,7 +125,7 @@ pub struct Registers {
 
 impl Registers {
     /// Returns the runs of registers with consecutive numbers: first number, first slot, length.
-    pub fn runs(&self) -> Vec<(u32, u32, u32)> {
+    pub fn number_ranges(&self) -> Vec<(u32, u32, u32)> {
         let mut runs: Vec<(u32, u32, u32)> = Vec::new();
         for (index, slot) in (0..).zip(&self.slots) {
             match runs.last_mut() {

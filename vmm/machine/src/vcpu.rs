@@ -241,7 +241,7 @@ impl VcpuThread {
     /// Pauses outside of the guest, and saves the state when it is ordered to.
     fn pause_for_snapshot(&mut self, pmu: &mut ThreadPmu, request: &PauseRequest) {
         let mut settled = self.settle(pmu);
-        // An error means that the requester has stopped waiting, and so do the others.
+        // An error means that the requester has stopped waiting. An error of the other sends means the same.
         let _ = request.stopped.send(());
         pmu.pmu.paused();
         while let Ok(answer) = request.orders.recv() {
@@ -251,8 +251,8 @@ impl VcpuThread {
             });
             let _ = answer.send(state);
         }
-        // So that its watchdogs do not take the time for their own.
-        KvmRun::notify_paused(self.run.fd());
+        // So that the guest's watchdogs do not take this time for the guest's own.
+        KvmRun::tell_guest_of_pause(self.run.fd());
     }
 
     /// Lets KVM complete the last exit, and take over what was made pending since: it does both at the next entry,
@@ -303,7 +303,7 @@ impl VcpuThread {
             if is_cause {
                 add_notice(pmu, Notice::Resumed { after: since.elapsed() });
             }
-            KvmRun::notify_paused(self.run.fd());
+            KvmRun::tell_guest_of_pause(self.run.fd());
             // Exit again at once, so that the PMU updates its counters before the guest executes anything.
             self.run.fd().set_kvm_immediate_exit(1);
         }

@@ -201,7 +201,7 @@ impl<S: Source> Bank<S> {
             }
             Err(Refusal(why)) => {
                 for counter in members(counters) {
-                    self.refuse(counter, selection, why.clone());
+                    self.note_refusal(counter, selection, why.clone());
                 }
             }
         }
@@ -237,9 +237,9 @@ impl<S: Source> Bank<S> {
         self.events.iter().map(|event| event.hardware).sum()
     }
 
-    /// Records that the host refuses a counter's event, and tells the operator once: the guest's kernel asks again
-    /// whenever the task that has the event is scheduled.
-    fn refuse(&mut self, counter: usize, selection: Selection, why: String) {
+    /// Records that the source refuses a counter's event (the host does, or the policy), and tells the operator once:
+    /// the guest's kernel asks again whenever the task that has the event is scheduled.
+    fn note_refusal(&mut self, counter: usize, selection: Selection, why: String) {
         let this = &mut self.counters[counter];
         this.share = None;
         let before = this.refused.replace((selection, why.clone()));

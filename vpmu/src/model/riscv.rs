@@ -123,13 +123,13 @@ impl<S: Source> Riscv<S> {
     }
 
     fn info(&self, counter: u64) -> Result<u64, Error> {
-        self.set(counter, 1)?;
+        self.counter_set(counter, 1)?;
         Ok(sbi::info(counter + u64::from(CYCLE), WIDTH))
     }
 
     /// Returns the mask of the counters that a call is about.
-    fn set(&self, base: u64, mask: u64) -> Result<u64, Error> {
-        sbi::set(base, mask, self.shape.counters())
+    fn counter_set(&self, base: u64, mask: u64) -> Result<u64, Error> {
+        sbi::counter_set(base, mask, self.shape.counters())
     }
 
     fn configure_matching(
@@ -140,7 +140,7 @@ impl<S: Source> Riscv<S> {
         index: u64,
         data: u64,
     ) -> Result<u64, Error> {
-        let set = self.set(base, mask)?;
+        let set = self.counter_set(base, mask)?;
         let event = self.countable(index, data).ok_or(Error::NotSupported)?;
         let wanted = Use { event, filter: config.filter() };
         let counter = self.choose(set, config, wanted).ok_or(Error::NotSupported)?;
@@ -211,7 +211,7 @@ impl<S: Source> Riscv<S> {
 
     /// Starts the stopped counters of a set. Fails if some were not stopped, but starts the others all the same.
     fn start(&mut self, base: u64, mask: u64, flags: u64, value: u64) -> Result<u64, Error> {
-        let set = self.set(base, mask)?;
+        let set = self.counter_set(base, mask)?;
         let sets_value = sbi::start_flags(flags)?;
         let unused = set & !self.used();
         if unused & self.shape.programmable() != 0 {
@@ -233,7 +233,7 @@ impl<S: Source> Riscv<S> {
 
     /// Stops the running counters of a set. Fails if some were not running, but stops the others all the same.
     fn stop(&mut self, base: u64, mask: u64, flags: u64) -> Result<u64, Error> {
-        let set = self.set(base, mask)?;
+        let set = self.counter_set(base, mask)?;
         let resets = sbi::stop_flags(flags)?;
         let control = self.unit.control();
         self.unit.set_control(control & !set);

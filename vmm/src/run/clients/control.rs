@@ -50,12 +50,12 @@ fn open(machine: impl ServedVm) -> Result<(), SocketDirError> {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        close();
+        remove_socket();
     }
 }
 
 /// Removes the control socket when the process ends.
-pub fn close() {
+pub fn remove_socket() {
     // The panic hook calls this too: a thread that panics while it has the lock must not wait for itself.
     if let Ok(mut socket) = SOCKET.try_lock() {
         socket.take();

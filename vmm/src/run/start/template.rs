@@ -36,7 +36,7 @@ const VERSION: &str = "1";
 const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
 /// Why there can be none: instead of the other files.
-const FAILURE: &str = "failure";
+const FAILURE_FILE: &str = "failure";
 /// Time after which the process that makes a template is ended.
 const LIMIT: Duration = Duration::from_mins(5);
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -220,7 +220,7 @@ fn leave_reason(folder: &Path, why: &anyhow::Error) -> io::Result<()> {
     for file in [STATE, MEMORY] {
         let _ = fs::remove_file(folder.join(file));
     }
-    fs::write(folder.join(FAILURE), format!("{why:#}"))
+    fs::write(folder.join(FAILURE_FILE), format!("{why:#}"))
 }
 
 impl Place {
@@ -238,7 +238,7 @@ impl Place {
 
     /// Removes a template that cannot be used, so that the next run makes another one. One that cannot be made stays.
     fn remove(&self) {
-        if !self.folder.join(FAILURE).exists() {
+        if !self.folder.join(FAILURE_FILE).exists() {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
@@ -249,7 +249,7 @@ impl Template {
     fn load(place: &Place, counters: &str) -> Result<Self> {
         let folder = &place.folder;
         let load = || -> Result<Self> {
-            if let Ok(why) = fs::read_to_string(folder.join(FAILURE)) {
+            if let Ok(why) = fs::read_to_string(folder.join(FAILURE_FILE)) {
                 bail!("{why}; remove it to try again");
             }
             let state = fs::read(folder.join(STATE))?;

@@ -264,7 +264,7 @@ fn find_slot(
     found: CodeLabel,
     or_else: impl FnOnce(&mut CodeAssembler) -> Result,
 ) -> Result {
-    let mut runs: Vec<_> = registers.runs().into_iter().map(|run| (run, a.create_label())).collect();
+    let mut runs: Vec<_> = registers.number_ranges().into_iter().map(|run| (run, a.create_label())).collect();
     for ((first, _, count), label) in &runs {
         compare_index(a, *first, *count)?;
         a.jb(*label)?;

@@ -113,9 +113,9 @@ fn first_flag(flags: u64) -> Result<bool, Error> {
     Ok(flags & FIRST != 0)
 }
 
-/// Returns `mask`, shifted by `base`, if all of its counters exist (`counters`). In other extensions a base of all ones
-/// means everything; here it does not. An empty set is refused, as OpenSBI and KVM do.
-pub fn set(base: u64, mask: u64, counters: u64) -> Result<u64, Error> {
+/// Returns the set of counters that `base` and `mask` name, if all of them exist (`counters`). In other extensions a
+/// base of all ones means everything; here it does not. An empty set is refused, as OpenSBI and KVM do.
+pub fn counter_set(base: u64, mask: u64, counters: u64) -> Result<u64, Error> {
     let base = u32::try_from(base).map_err(|_| Error::InvalidParameter)?;
     match mask.checked_shl(base) {
         Some(set) if set != 0 && set >> base == mask && set & !counters == 0 => Ok(set),
@@ -152,7 +152,7 @@ mod tests {
             (u64::MAX, 0b10, Err(Error::InvalidParameter)),
             (u64::MAX, u64::MAX, Err(Error::InvalidParameter)),
         ] {
-            assert_eq!(set(base, mask, counters), expected, "{base:#x} {mask:#x}");
+            assert_eq!(counter_set(base, mask, counters), expected, "{base:#x} {mask:#x}");
         }
     }
 

@@ -121,7 +121,7 @@ impl KvmRun {
     }
 
     /// Does nothing: the guest has no interface to learn that a vCPU was paused.
-    pub fn notify_paused(_fd: &VcpuFd) {}
+    pub fn tell_guest_of_pause(_fd: &VcpuFd) {}
 }
 
 /// Returns the value of a CSR that KVM does not have: entropy for `seed` (Zkr), and 0 for all others.

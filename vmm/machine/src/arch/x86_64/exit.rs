@@ -238,7 +238,7 @@ impl KvmRun {
 
     /// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a
     /// lockup. The ioctl fails if the guest does not use kvmclock; there is no other way to tell the guest.
-    pub fn notify_paused(fd: &VcpuFd) {
+    pub fn tell_guest_of_pause(fd: &VcpuFd) {
         let _ = fd.kvmclock_ctrl();
     }
 }

@@ -40,8 +40,8 @@ use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::perf_events::perf_events;
 use crate::target::ACCESSES;
-use branch::{Branching, StoredRegisters};
-use guest_page::{Confirmation, guest_page};
+use branch::{Branching, RegisterSync};
+use guest_page::{PageCheck, guest_page};
 use interrupt::{Delivery, LvtEntry, PendingExceptions};
 
 pub use self::offer::{Choice, Unavailable};
@@ -284,9 +284,9 @@ pub type Emulated = architecture::Emulated<PmuWiring>;
 /// memory.
 pub struct PmuWiring {
     lvt: LvtEntry,
-    confirmation: Confirmation,
+    page_check: PageCheck,
     memory: GuestMemoryMmap,
-    stored: StoredRegisters,
+    register_sync: RegisterSync,
 }
 
 impl Emulated {
@@ -299,19 +299,19 @@ impl Emulated {
             pmu.share_page(Box::new(page));
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
-        let (confirmation, memory) = (Confirmation::new(vcpu), ram.mapped.clone());
-        Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored: StoredRegisters::default() } }
+        let (page_check, memory) = (PageCheck::new(vcpu), ram.mapped.clone());
+        Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync: RegisterSync::default() } }
     }
 
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
-        let Self { pmu, wiring: PmuWiring { lvt, confirmation, memory, stored } } = self;
-        let mut exited = Exited { vm, fd, lvt, confirmation, memory, stored, branching: None };
+        let Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync } } = self;
+        let mut exited = Exited { vm, fd, lvt, page_check, memory, register_sync, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
         let exceptions =
             if next.interrupts_soon { PendingExceptions::Stored } else { PendingExceptions::NotStored };
         lvt.store_pending_exceptions(fd, exceptions);
-        stored.store(fd, next.branches_soon);
+        register_sync.store(fd, next.branches_soon);
         Ok(next)
     }
 }
@@ -321,9 +321,9 @@ struct Exited<'a> {
     vm: &'a VmFd,
     fd: &'a mut VcpuFd,
     lvt: &'a mut LvtEntry,
-    confirmation: &'a mut Confirmation,
+    page_check: &'a mut PageCheck,
     memory: &'a GuestMemoryMmap,
-    stored: &'a mut StoredRegisters,
+    register_sync: &'a mut RegisterSync,
     /// The thread that the virtual PMU has asked for.
     branching: Option<Branching<'a>>,
 }
@@ -339,12 +339,13 @@ impl Platform for Exited<'_> {
     }
 
     fn uses_shared_page(&mut self) -> bool {
-        self.confirmation.confirm(self.fd)
+        self.page_check.confirm(self.fd)
     }
 
     fn thread(&mut self) -> Option<Thread<'_>> {
-        self.branching =
-            Branching::find(self.fd, self.memory, self.stored, || self.lvt.pending_exceptions(self.fd));
+        self.branching = Branching::find(self.fd, self.memory, self.register_sync, || {
+            self.lvt.pending_exceptions(self.fd)
+        });
         self.branching.as_ref().map(Branching::thread)
     }
 

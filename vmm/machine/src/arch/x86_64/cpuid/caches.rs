@@ -11,10 +11,10 @@ const DATA: u32 = 1;
 const INSTRUCTIONS: u32 = 2;
 const UNIFIED: u32 = 3;
 
-/// Returns the caches that a function describes: the fields that Intel's leaf 4 and AMD's leaf 0x8000001d have in
-/// common. Returns `None` if there are none. The number of cores that share a cache is left out, since
+/// Returns the caches that a function of CPUID describes: the fields that Intel's leaf 4 and AMD's leaf 0x8000001d have
+/// in common. Returns `None` if there are none. The number of cores that share a cache is left out, since
 /// [`super::topology`] sets it.
-pub fn caches(entries: &[kvm_cpuid_entry2], function: u32) -> Option<Vec<Leaf>> {
+pub fn cache_leaves(entries: &[kvm_cpuid_entry2], function: u32) -> Option<Vec<Leaf>> {
     /// Type, level, self-initialising, fully associative.
     const EAX: u32 = 0x3ff;
     /// Whether WBINVD acts on the caches of lower levels, and whether the cache includes them.
@@ -100,7 +100,7 @@ pub fn add_hosts(entries: &mut Vec<kvm_cpuid_entry2>, host: impl Fn(u32, u32) ->
             put(entries, function, &[leaf]);
         }
     }
-    if caches(entries, function::CACHES_AMD).is_none() {
+    if cache_leaves(entries, function::CACHES_AMD).is_none() {
         let found: Vec<Leaf> = if host(function::EXTENDED_FEATURES, 0).ecx & TOPOLOGY_EXTENSIONS == 0 {
             from_legacy(legacy[0].1, legacy[1].1)
         } else {
@@ -137,7 +137,7 @@ mod tests {
     fn the_legacy_leaves_describe_all_caches_if_the_host_has_no_others() {
         let mut entries = amd();
         add_hosts(&mut entries, host(&[LAST, (0x8000_0005, 0, FIRST), (0x8000_0006, 0, OTHERS)]));
-        let found = caches(&entries, function::CACHES_AMD).expect("there are some");
+        let found = cache_leaves(&entries, function::CACHES_AMD).expect("there are some");
         let kinds: Vec<_> =
             found.iter().map(|leaf| (leaf.eax >> 5 & 7, leaf.eax & TYPE, leaf.ecx + 1)).collect();
         assert_eq!(kinds, [(1, DATA, 512), (1, INSTRUCTIONS, 512), (2, UNIFIED, 512), (3, UNIFIED, 16_384)]);
@@ -150,7 +150,7 @@ mod tests {
         let features = (0x8000_0001, 0, Leaf { ecx: 1 << 22, ..Leaf::default() });
         let mut entries = amd();
         add_hosts(&mut entries, host(&[LAST, features, cache(0), cache(1), cache(3)]));
-        assert_eq!(caches(&entries, function::CACHES_AMD).map(|caches| caches.len()), Some(2));
+        assert_eq!(cache_leaves(&entries, function::CACHES_AMD).map(|caches| caches.len()), Some(2));
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
         put(&mut entries, function::CACHES_AMD, &[own]);
         put(&mut entries, function::CACHE_L2, &[OTHERS]);
         add_hosts(&mut entries, host(&[LAST, (0x8000_0006, 0, FIRST)]));
-        assert_eq!(caches(&entries, function::CACHES_AMD), Some(vec![own]));
+        assert_eq!(cache_leaves(&entries, function::CACHES_AMD), Some(vec![own]));
         assert!(entries.iter().any(|entry| entry.function == 0x8000_0006 && entry.ecx == OTHERS.ecx));
     }
 }

@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::{Leaf, Vendor};
 
-use super::caches::{caches, legacy_caches};
+use super::caches::{cache_leaves, legacy_caches};
 use super::{function, put};
 use crate::arch::x86_64::pmu::ShownProcessor;
 
@@ -112,7 +112,7 @@ fn become_intel(entries: &mut Vec<kvm_cpuid_entry2>) {
     /// Execute CPUID leaf 2 once; leaf 4 describes the caches; 64-byte prefetching.
     const DESCRIPTORS: Leaf = Leaf { eax: 0xff01, ebx: 0xf0, ecx: 0, edx: 0 };
 
-    if let Some(caches) = caches(entries, function::CACHES_AMD) {
+    if let Some(caches) = cache_leaves(entries, function::CACHES_AMD) {
         put(entries, function::CACHES, &caches);
     }
     entries.retain(|entry| !AMD_ONLY.contains(&entry.function));
@@ -171,7 +171,7 @@ fn become_amd(entries: &mut Vec<kvm_cpuid_entry2>) {
     /// both kinds of TSA, which are AMD's vulnerabilities.
     const FEATURES: Leaf = Leaf { eax: 1 << 2 | 1 << 6 | 1 << 29, ebx: 0, ecx: 1 << 1 | 1 << 2, edx: 0 };
 
-    if let Some(caches) = caches(entries, function::CACHES) {
+    if let Some(caches) = cache_leaves(entries, function::CACHES) {
         let (first, others) = legacy_caches(&caches);
         put(entries, function::CACHE_L1_AMD, &[first]);
         put(entries, function::CACHE_L2, &[others]);

@@ -20,7 +20,7 @@ const KERNEL_GS_BASE: u32 = 0xc000_0102;
 /// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the
 /// two system calls for a branch.
 #[derive(Debug, Default)]
-pub struct StoredRegisters {
+pub struct RegisterSync {
     are_stored: bool,
     /// An event log wants the general registers at each exit.
     are_logged: bool,
@@ -28,7 +28,7 @@ pub struct StoredRegisters {
     last_block: u64,
 }
 
-impl StoredRegisters {
+impl RegisterSync {
     /// Sets whether KVM stores the registers at the next exits.
     pub fn store(&mut self, fd: &mut VcpuFd, stored: bool) {
         if std::mem::replace(&mut self.are_stored, stored) == stored {
@@ -72,19 +72,19 @@ impl<'a> Branching<'a> {
     pub fn find(
         fd: &VcpuFd,
         memory: &'a GuestMemoryMmap,
-        stored: &mut StoredRegisters,
+        register_sync: &mut RegisterSync,
         events: impl FnOnce() -> Option<kvm_vcpu_events>,
     ) -> Option<Self> {
-        let sregs = stored.system(fd)?;
+        let sregs = register_sync.system(fd)?;
         let tables = Tables::of(&sregs, memory)?;
         let is_user = is_user(&sregs);
-        let bases = bases(&sregs, || msr::read(fd, KERNEL_GS_BASE).ok().flatten(), stored.last_block)?;
+        let bases = bases(&sregs, || msr::read(fd, KERNEL_GS_BASE).ok().flatten(), register_sync.last_block)?;
         let (address, block) =
             bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?;
-        stored.last_block = address;
+        register_sync.last_block = address;
         let owner = [tables.root() & !KERNEL_TABLES, address, sregs.fs.base];
         let can_branch = is_user && events().is_some_and(|events| has_no_exception(&events));
-        let registers = if can_branch { stored.general(fd) } else { None };
+        let registers = if can_branch { register_sync.general(fd) } else { None };
         Some(Self { owner, block, highest: tables.highest(), registers })
     }
 

@@ -17,13 +17,13 @@ pub fn guest_page(vcpu: u8, memory: &GuestMemoryMmap) -> Option<InGuest<Page>> {
 }
 
 /// Checks that the guest's kernel uses the page of this vCPU. Linux may number its CPUs differently.
-pub struct Confirmation {
+pub struct PageCheck {
     /// Virtual address of the page in the guest's kernel.
     address: u64,
     is_confirmed: bool,
 }
 
-impl Confirmation {
+impl PageCheck {
     /// Creates the check for a vCPU. Nothing is confirmed yet.
     pub fn new(vcpu: u8) -> Self {
         Self { address: linux_address(shared_page(vcpu)), is_confirmed: false }
