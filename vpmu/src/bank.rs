@@ -217,14 +217,15 @@ impl<S: Source> Bank<S> {
 
     /// Releases the host events of counters that have stood still since the last call.
     pub fn release_idle(&mut self) {
-        self.close_vacant();
         self.source.release_idle();
         let stand_still = self.backed() & !self.running;
         for counter in members(stand_still & self.idle) {
             debug!("counter {counter} stands still: released its host event");
-            self.release(counter);
+            self.leave(counter);
         }
         self.idle = stand_still;
+        // Nobody has wanted them for long: the source need not keep them.
+        self.events.retain(|event| event.users != 0);
     }
 
     /// Returns whether the host has this event.
