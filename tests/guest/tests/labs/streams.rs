@@ -86,14 +86,15 @@ fn pipes(steps: Steps) -> Steps {
         )
 }
 
-/// Adds commands on terminals.
+/// Adds commands on terminals. The shell that waits for the terminal's new size is none with job control: that would be
+/// told only if the size changed while none of its commands was running.
 fn terminals(steps: Steps) -> Steps {
     steps
         .step(
             "terminal",
             &format!(
                 "./typist size:31x97 'expect:# ' 'type:tty; stty size\\r' expect:/dev/pts 'expect:31 97' 'expect:# ' \
-                 'type:trap \"stty size\" WINCH; while :; do sleep 0.1; echo wait\"\"ing; done\\r' \
+                 'type:sh -c \"size() {{ stty size; }}; trap size WINCH; while :; do sleep 0.1; echo wait\"\"ing; done\"\\r' \
                  expect:waiting size:40x120 'expect:40 120' 'type:\\x03' 'expect:# ' \
                  'type:echo cat\"\"ting; cat\\r' expect:catting 'type:echoed\\r' 'expect:echoed\\r\\nechoed' 'type:\\x03' 'expect:# ' \
                  'type:echo $?-$TERM\\r' expect:130-xterm 'type:exit 9\\r' -- env TERM=xterm {RUN} -- sh -i"
