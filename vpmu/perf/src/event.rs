@@ -40,6 +40,8 @@ pub struct PerfEvent {
     period: u64,
     /// What it had counted when it was enabled last.
     base: u64,
+    /// For how long it had been enabled until then, in nanoseconds.
+    enabled_before: u64,
     /// What it had counted at the last read.
     last_count: u64,
     /// Time for which the event was enabled but not on the PMU, at the last read by system call, in nanoseconds.
@@ -96,6 +98,7 @@ impl PerfEvent {
             page,
             period: if let Purpose::Counter { period, .. } = purpose { period } else { 0 },
             base: 0,
+            enabled_before: 0,
             last_count: 0,
             unscheduled: 0,
             attempts: Attempts::default(),
@@ -120,8 +123,7 @@ impl PerfEvent {
 
     /// Adds to the count, from now on, an estimate of what the event misses without hardware.
     pub fn estimate(&mut self) {
-        let enabled = if self.base == 0 { None } else { self.read_by_system_call() };
-        self.estimate = Some(Estimate::new(enabled.map_or(0, |reading| reading.enabled)));
+        self.estimate = Some(Estimate::new(self.enabled_before));
     }
 
     /// Stops counting: the event takes no counter until it is enabled.
@@ -139,7 +141,7 @@ impl PerfEvent {
         if (period, self.period) != (FAR, FAR) {
             self.set_period(period)?;
         }
-        (self.base, self.last_count) = (state.count, state.count);
+        (self.base, self.last_count, self.enabled_before) = (state.count, state.count, state.enabled);
         (self.attempts, self.was_in_error, self.estimate) = (Attempts::default(), false, None);
         self.unscheduled = state.enabled.saturating_sub(state.running);
         self.enable();
