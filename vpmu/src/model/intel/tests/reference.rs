@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::testing::counts_in_a_mode;
 
 /// The PMU as the manual describes it. Counters 0 to 3 are general, 4 to 6 are fixed.
 struct Reference {
@@ -39,7 +40,7 @@ impl Reference {
 
     fn counts(&self, counter: usize) -> bool {
         let enabled = if counter < 4 {
-            self.selects[counter] & 1 << 22 != 0 && self.selects[counter] & 3 << 16 != 0
+            self.selects[counter] & 1 << 22 != 0 && counts_in_a_mode(self.selects[counter])
         } else {
             self.fixed_control >> (4 * (counter - 4)) & 3 != 0
         };

@@ -307,7 +307,7 @@ proptest! {
             let is_mine = matches!(csr, 0xc00 | 0xc02..=0xc1f | 0xda0);
             prop_assert_eq!(pmu.read(csr) != NotHandled, is_mine);
             prop_assert_eq!(pmu.write(csr, data), if is_mine { Fault } else { NotHandled });
-            host.guest_runs(data >> 16, |_| pmu.unit().update_all());
+            host.guest_runs(data >> 16, |_| pmu.unit().alarm(false));
             prop_assert!(host.counters() <= programmable + 2);
         }
     }
