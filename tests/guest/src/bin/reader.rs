@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use tally_lab::bench::here::count_instructions;
+use tally_lab::bench::here::{count_instructions, interrupt_the_kernel};
 use vpmu_perf::Page;
 
 fn main() -> io::Result<()> {
@@ -29,6 +29,7 @@ fn main() -> io::Result<()> {
     let (before, narrow, after) = (rdpmc(number), in_32_bit_mode(number)?, rdpmc(number));
     println!("32-bit code: {}", if (before..after).contains(&narrow) { "read" } else { "misread" });
     println!("threads: {}", threads()?);
+    println!("beside overflows in the kernel: {}", beside_overflows(number)?);
     println!("steps: {:?}", steps()?);
     drop(page);
     println!("unmapped: {}", outcome(|| rdpmc(number)));
@@ -226,6 +227,16 @@ fn threads() -> io::Result<&'static str> {
         }
         Ok("read")
     })
+}
+
+/// Reads the counter again and again while an event of the kernel's instructions overflows. In a guest, it is the
+/// kernel that reads for the program: overflows interrupt it wherever it is.
+fn beside_overflows(number: u32) -> io::Result<&'static str> {
+    /// A prime, so that no place is left out for long.
+    const PERIOD: u64 = 1009;
+    let _overflows = interrupt_the_kernel(PERIOD)?;
+    let exact = (0..5000).all(|_| around_loop(number, 1) == 6);
+    Ok(if exact { "read" } else { "misread" })
 }
 
 global_asm!(

@@ -94,6 +94,7 @@ fn programs_see_what_they_see_on_the_host() {
         "privileged instruction: fault",
         "32-bit code: read",
         "threads: read",
+        "beside overflows in the kernel: read",
         "steps: [3, 4, 6, 7, 8]",
         "unmapped: fault",
     ];

@@ -94,13 +94,31 @@ fn in_path(program: &str) -> bool {
 
 /// Opens a counter of this process's instructions.
 pub fn count_instructions() -> io::Result<File> {
-    let mut attr = perf_event_attr {
+    let mut attr = instructions();
+    attr.set_exclude_kernel(1);
+    open(attr)
+}
+
+/// Opens an event of this thread that overflows at every `period` instructions that the kernel executes for it. Nobody
+/// takes the samples.
+pub fn interrupt_the_kernel(period: u64) -> io::Result<File> {
+    let mut attr = instructions();
+    attr.set_exclude_user(1);
+    attr.__bindgen_anon_1.sample_period = period;
+    open(attr)
+}
+
+fn instructions() -> perf_event_attr {
+    perf_event_attr {
         size: u32::try_from(size_of::<perf_event_attr>()).expect("the structure is small"),
         type_: PERF_TYPE_HARDWARE,
         config: PERF_COUNT_HW_INSTRUCTIONS.into(),
         ..Default::default()
-    };
-    attr.set_exclude_kernel(1);
+    }
+}
+
+/// Opens an event of this thread.
+fn open(mut attr: perf_event_attr) -> io::Result<File> {
     // SAFETY: `attr` is initialised and its size is correct. The call writes to no memory of this process.
     let fd = unsafe { sys::perf_event_open(&raw mut attr, 0, -1, -1, 0) };
     if fd < 0 {
