@@ -1,6 +1,7 @@
 //! Runs a program with fewer privileges.
 //!
 //! - `restricted unprivileged PROGRAM ARGUMENTS...` runs it as an ordinary user.
+//! - `restricted as-mallory PROGRAM ARGUMENTS...` runs it as another ordinary user.
 //! - `restricted setcap PROGRAM ARGUMENTS...` does what `setcap cap_perfmon+ep PROGRAM` does, and then the same.
 //! - `restricted seccomp PROGRAM ARGUMENTS...` runs it under a seccomp filter that forbids `perf_event_open`, as
 //!   containers do.
@@ -18,6 +19,7 @@ use std::process::Command;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 const NOBODY: u32 = 65534;
+const MALLORY: u32 = 1001;
 
 fn main() {
     let mut words = env::args_os().skip(1);
@@ -27,6 +29,9 @@ fn main() {
     command.args(words);
     match how.to_str() {
         Some("unprivileged") => unprivileged(&mut command),
+        Some("as-mallory") => {
+            command.uid(MALLORY).gid(NOBODY);
+        }
         Some("setcap") => {
             give_perfmon(&program).expect("the file system has capabilities");
             unprivileged(&mut command);

@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
             doctors_verdict_is_what_a_run_does,
             counts_are_exact_where_pages_cannot_be_mapped_and_one_line_says_so,
             no_command_that_helps_makes_a_user_an_administrator,
+            whatever_sockets_other_users_make_roots_commands_find_roots_vm,
         ],
         second_tier(tests![
             a_hundred_guests_of_four_vcpus_count_exactly_without_pages,
@@ -267,9 +268,31 @@ fn with_users(name: &'static str) -> Steps {
 /// The least number of pages: one.
 const ONE_PAGE: &str = "echo 4 >/proc/sys/kernel/perf_event_mlock_kb";
 
+/// Root, and two users with hundreds of links to a socket, each have a VM of the same name. Root uses the one of that
+/// name, without knowing of the others.
+const NAMESAKES: &str = "\
+level 1; cp payload /tmp/payload; chmod 644 /tmp/payload
+vm() { \"$@\" run --name web --kernel /tmp/payload --append timer=100000 >&2 </dev/null 2>>vm.err & }
+up() { until ls $1/*.sock >/dev/null 2>&1; do sleep 0.02; done; }
+vm ./tally; mine=$!; up /run/tally
+vm ./restricted unprivileged /tmp/bin/tally; nobodys=$!; up /tmp/tally-65534
+vm ./restricted as-mallory /tmp/bin/tally; mallorys=$!; up /tmp/tally-1001
+links() { socket=$(ls /tmp/tally-$1/*.sock); for link in $(seq $2); do ln $socket /tmp/tally-$1/$((4000000 + link)).sock; done; }
+links 65534 100; links 1001 300
+echo == list; ./tally list
+./tally stat --metrics 127.0.0.1:9100 2>/dev/null & metrics=$!
+until wget -q -O metrics http://127.0.0.1:9100/metrics 2>/dev/null; do sleep 0.02; done; kill $metrics
+echo == roots; grep '^tally_machine_info.*user=\"root\"' metrics | sed \"s/pid=.$mine./pid=mine/\"
+echo == others; grep '^tally_machine_info' metrics | grep -v 'user=\"root\"'
+./tally snapshot web saved --stop 2>/dev/null; wait $mine
+echo == after; ls saved | grep -c .; kill $nobodys $mallorys && echo both ran
+rm -rf saved /tmp/tally-65534 /tmp/tally-1001
+";
+
 static PAGES: LazyLock<Results> = LazyLock::new(|| {
     let steps = users_guests(with_users("stock::pages"), "none", 2, 2, ONE_PAGE);
     users_guests(steps, "more", 2, 2, &format!("{ONE_PAGE}; {MORE_PAGES} >/dev/null"))
+        .step("namesakes", &format!("{FUNCTIONS}{NAMESAKES}"))
         .step(
             "doctor",
             &format!("{FUNCTIONS}{ONE_PAGE}; ulimit -l 64; user /tmp/bin/tally doctor | grep pages"),
@@ -302,6 +325,23 @@ fn counts_are_exact_where_pages_cannot_be_mapped_and_one_line_says_so() {
     let doctor = PAGES.of("doctor").text();
     assert!(doctor.contains("the counters of 2 vCPUs of a VM can be read without a system call"), "{doctor}");
     assert!(doctor.contains(MORE_PAGES), "{doctor}");
+}
+
+fn whatever_sockets_other_users_make_roots_commands_find_roots_vm() {
+    let done = PAGES.of("namesakes");
+    let text = done.text();
+    assert_eq!(done.status, 0, "{text}{}", done.err);
+    let sections: Vec<&str> = text.split("== ").skip(1).collect();
+    let [list, roots, others, after] = sections[..] else { panic!("{text}{}", done.err) };
+    assert!(list.lines().any(|line| line.contains(" web ")), "{text}");
+    // Four errors of each user's sockets, a line that there are more, and one that not all are asked.
+    let errors = done.err.lines().filter(|line| line.contains(" does not answer: ")).count();
+    let summaries = done.err.lines().filter(|line| line.contains(" has more sockets ")).count();
+    assert_eq!((errors, summaries), (8, 3), "{}", done.err);
+    let roots: Vec<&str> = roots.lines().skip(1).collect();
+    assert!(matches!(roots[..], [line] if line.contains("name=\"web\",pid=mine")), "{text}");
+    assert!(others.lines().skip(1).all(|line| !line.contains("user=\"root\"")), "{text}");
+    assert_eq!(after, "after\n2\nboth ran\n", "{text}{}", done.err);
 }
 
 fn a_hundred_guests_of_four_vcpus_count_exactly_without_pages() {
