@@ -232,10 +232,10 @@ fn threads() -> io::Result<&'static str> {
 /// Reads the counter again and again while an event of the kernel's instructions overflows. In a guest, it is the
 /// kernel that reads for the program: overflows interrupt it wherever it is.
 fn beside_overflows(number: u32) -> io::Result<&'static str> {
-    /// A prime, so that no place is left out for long.
-    const PERIOD: u64 = 1009;
+    /// A prime, so that no place is left out for long, and long enough for a guest not to be slowed down.
+    const PERIOD: u64 = 10_007;
     let _overflows = interrupt_the_kernel(PERIOD)?;
-    let exact = (0..5000).all(|_| around_loop(number, 1) == 6);
+    let exact = (0..10_000).all(|_| around_loop(number, 1) == 6);
     Ok(if exact { "read" } else { "misread" })
 }
 
