@@ -17,6 +17,7 @@ mod floor;
 mod handler;
 mod hardware;
 mod host_event;
+mod load;
 mod next_alarm;
 mod record;
 mod reload;

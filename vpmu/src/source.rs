@@ -39,8 +39,9 @@ pub trait Source {
     /// Returns monotonic time.
     fn now(&self) -> Duration;
 
-    /// Returns whether an alarm may repeat by itself at this interval: hosts throttle events that interrupt too often.
-    fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool;
+    /// Returns how long two alarms of an event have to be apart on average: hosts throttle events that interrupt too
+    /// often. It is twice what the host permits.
+    fn least_interval(&mut self, now: Duration) -> Duration;
 
     /// Sets the policy. Returns which backings it applies to.
     fn set_policy(&mut self, policy: &Policy) -> PolicyEffect;

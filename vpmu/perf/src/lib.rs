@@ -89,7 +89,7 @@ pub struct PerfEvents {
     pmu: HostPmu,
     epoch: Instant,
     max_rate: MaxRate,
-    /// Least time between two overflows of an event that the host does not throttle, when it was last read.
+    /// Twice the least average time between two overflows of an event that is not throttled, when it was last read.
     least_interval: Duration,
     /// Time at which `least_interval` was last read.
     least_interval_read: Duration,
@@ -112,6 +112,9 @@ const MAX_REMEMBERED: usize = 1024;
 struct MaxRate(Option<File>);
 
 impl MaxRate {
+    /// The limit may sink at any moment.
+    const READ_EVERY: Duration = Duration::from_millis(100);
+
     fn open() -> Self {
         Self(File::open("/proc/sys/kernel/perf_event_max_sample_rate").ok())
     }
@@ -229,11 +232,11 @@ impl Source for PerfEvents {
         self.epoch.elapsed()
     }
 
-    fn may_repeat(&mut self, now: Duration, interval: Duration) -> bool {
-        if now.saturating_sub(self.least_interval_read) >= Duration::from_secs(1) {
+    fn least_interval(&mut self, now: Duration) -> Duration {
+        if now.saturating_sub(self.least_interval_read) >= MaxRate::READ_EVERY {
             (self.least_interval, self.least_interval_read) = (self.max_rate.least_interval(), now);
         }
-        interval >= self.least_interval
+        self.least_interval
     }
 
     fn set_policy(&mut self, policy: &Policy) -> PolicyEffect {

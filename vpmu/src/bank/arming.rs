@@ -1,7 +1,5 @@
 //! Carries out what [`super::next_alarm`] decides: finds the nearest overflow, and sets the host event's alarm.
 
-use std::time::Duration;
-
 use super::Bank;
 use super::floor;
 use super::next_alarm::{AlarmKind, Armed, Expired, Interrupting, NextAlarm, NextOverflow};
@@ -9,12 +7,11 @@ use crate::mask::{self, members};
 use crate::notice::Notice;
 use crate::source::{Backing, FAR, Refusal, Source};
 
-/// When an alarm has expired.
+/// What is known of an alarm that has expired.
 #[derive(Debug, Clone, Copy)]
 pub struct Expiry {
-    now: Duration,
-    /// Time since the last expiry.
-    interval: Duration,
+    /// The host does not throttle the event if the alarm repeats.
+    may_repeat: bool,
 }
 
 /// Greatest distance of an alarm that expires before long. The overflow of a counter that only counts is farther away.
@@ -34,9 +31,11 @@ impl<S: Source> Bank<S> {
     pub(super) fn expire(&mut self, index: usize, count: u64) -> Expiry {
         let now = self.source.now();
         let least = self.floor.distance(|| now);
+        let least_interval = self.source.least_interval(now);
         let event = &mut self.events[index];
         let (users, alarm) = (event.users, event.alarm);
-        let interval = now.saturating_sub(std::mem::replace(&mut event.last_alarm, now));
+        event.last_alarm = now;
+        let may_repeat = event.load.adds_alarm(now, least_interval);
         let is_due = |counter: &usize| self.wanted(*counter, least).is_some_and(|wanted| wanted <= count);
         let interrupting = members(users & self.running & self.interrupting);
         let due = mask::of(interrupting.filter(is_due)) | alarm.counter_mask & users;
@@ -53,7 +52,7 @@ impl<S: Source> Bank<S> {
         if let Some(times) = raised {
             self.add_notice(Notice::RateFloor { period: floor::PERIOD, times });
         }
-        Expiry { now, interval }
+        Expiry { may_repeat }
     }
 
     /// Sets the next alarm of a host event whose last one has expired, after its counters were updated. `interrupts`
@@ -61,14 +60,11 @@ impl<S: Source> Bank<S> {
     /// again if it has to be.
     pub(super) fn renew_alarm(&mut self, index: usize, count: u64, expiry: Expiry, interrupts: bool) {
         if interrupts && let Some(next) = self.predict(index, count) {
-            let may_repeat = self.source.may_repeat(expiry.now, expiry.interval);
-            return self.set_early_alarm(index, count, next, may_repeat);
+            return self.set_early_alarm(index, count, next, expiry.may_repeat);
         }
         let next = self.nearest(self.events[index].users, count);
-        let interrupt = interrupts.then(|| Interrupting {
-            stops_first: self.coalescing.can_wait(),
-            may_repeat: self.source.may_repeat(expiry.now, expiry.interval),
-        });
+        let interrupt = interrupts
+            .then(|| Interrupting { stops_first: self.coalescing.can_wait(), may_repeat: expiry.may_repeat });
         let event = &mut self.events[index];
         let user_only = event.user_only();
         let expired = Expired { alarm: event.alarm, count, next, user_only, interrupt };

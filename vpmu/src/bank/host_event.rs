@@ -11,6 +11,7 @@ use super::counter::Share;
 use super::deferral::Deferred;
 use super::estimate::Handler;
 use super::hardware::Reading;
+use super::load::Load;
 use super::next_alarm::{AlarmKind, Armed};
 use crate::event::{Filter, Scope, Selection};
 use crate::mask::{self, members};
@@ -28,6 +29,7 @@ pub struct HostEvent<B> {
     pub alarm: Armed,
     /// Time at which its last alarm expired.
     pub last_alarm: Duration,
+    pub load: Load,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
     /// Count at the last exit, as long as the guest may make changes as of then.
@@ -183,6 +185,7 @@ impl<S: Source> Bank<S> {
                     users: counters,
                     alarm,
                     last_alarm,
+                    load: Load::default(),
                     deferred: None,
                     exit_mark: None,
                     counts_instructions: self.instruction_events.contains(&selection.event),

@@ -70,7 +70,7 @@ pub struct Expired {
 pub struct Interrupting {
     /// The kernel is predicted to stop its counters first.
     pub stops_first: bool,
-    /// The host lets an alarm expire again so soon.
+    /// The host does not throttle the event if the alarm repeats.
     pub may_repeat: bool,
 }
 

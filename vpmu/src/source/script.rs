@@ -27,6 +27,8 @@ struct Host {
     now: Duration,
     requests: u64,
     starved: bool,
+    /// No event may interrupt twice in a tick.
+    throttles: bool,
     /// Number of hardware counters, if that is limited.
     hardware: Option<usize>,
     /// Everything that was to be started.
@@ -120,6 +122,11 @@ impl Script {
         self.0.borrow_mut().starved = starved;
     }
 
+    /// Lets the host throttle events whose alarms repeat.
+    pub fn throttle(&self) {
+        self.0.borrow_mut().throttles = true;
+    }
+
     /// Returns the number of running events.
     pub fn counters(&self) -> usize {
         self.selections().len()
@@ -191,8 +198,8 @@ impl Source for Script {
         self.0.borrow().now
     }
 
-    fn may_repeat(&mut self, _now: Duration, interval: Duration) -> bool {
-        interval >= Duration::from_micros(20)
+    fn least_interval(&mut self, _now: Duration) -> Duration {
+        if self.0.borrow().throttles { Duration::from_secs(1) } else { Duration::from_micros(20) }
     }
 
     fn set_policy(&mut self, _policy: &Policy) -> PolicyEffect {

@@ -208,8 +208,8 @@ impl Source for Host {
         self.0.borrow().now
     }
 
-    fn may_repeat(&mut self, _now: Duration, interval: Duration) -> bool {
-        interval >= Duration::from_micros(20)
+    fn least_interval(&mut self, _now: Duration) -> Duration {
+        Duration::from_micros(20)
     }
 
     fn set_policy(&mut self, _policy: &Policy) -> PolicyEffect {

@@ -29,6 +29,7 @@ mod parameters;
 mod pmu;
 mod pmu_offer;
 mod policy;
+mod pressure;
 mod progress;
 mod public_suites;
 mod rdpmc;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         pmu::tests,
         pmu_offer::tests,
         policy::tests,
+        pressure::tests,
         progress::tests,
         public_suites::tests,
         rdpmc::tests,
