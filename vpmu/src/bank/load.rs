@@ -1,6 +1,6 @@
-//! How near an event of the host is to being throttled. Linux counts an event's overflows from one tick to the next, and
-//! stops the event until the next tick when they are as many as its limit permits in a tick. To set an alarm starts the
-//! event again. To let an alarm repeat does not, and the event would stand still without anybody knowing.
+//! How near an event of the host is to being throttled. Linux counts an event's overflows from one tick to the next,
+//! and stops the event until the next tick when they are as many as its limit permits in a tick. To set an alarm starts
+//! the event again. To let an alarm repeat does not, and the event would stand still without anybody knowing.
 
 use std::time::Duration;
 
