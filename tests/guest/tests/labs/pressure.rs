@@ -24,7 +24,7 @@ const OVERFLOWS: &str =
     "pmi 1000 interrupts, 4000 overflows, at 0..0, value 0..0, status 0f, left 00, entry 00000400, 0 late";
 
 /// Shell functions: `under COMMAND` executes a command again and again while a guest runs, whose vCPU's thread is
-/// `$vcpu`. `$n` says how often it was executed.
+/// `$vcpu`. `$n` says how often it has succeeded.
 const UNDER: &str = "\
 limit() { echo $1 >/proc/sys/kernel/perf_event_max_sample_rate; }
 find_vcpu() {
@@ -35,28 +35,29 @@ under() {
     ./tally run --kernel payload --append \"$work\" & tally=$!
     find_vcpu
     n=0
-    while kill -0 $tally 2>/dev/null; do \"$@\" 2>/dev/null; n=$((n + 1)); done
+    while kill -0 $tally 2>/dev/null; do \"$@\" 2>/dev/null && n=$((n + 1)); done
     wait $tally
     [ $? = 1 ] && [ $n -gt 3 ]
 }
-sinks() { limit $((20000 - n * 200 > 500 ? 20000 - n * 200 : 500)); sleep 0.004; }
-moves() { taskset -p $((n % 2 + 1)) $vcpu >/dev/null; sleep 0.004; }
+sinks() { limit $((20000 - n * 200 > 500 ? 20000 - n * 200 : 500)) && sleep 0.004; }
+moves() { taskset -p $((n % 2 + 1)) $vcpu >/dev/null && sleep 0.004; }
 unplugs() {
-    taskset -p 3 $vcpu >/dev/null
-    for online in 0 1; do echo $online >/sys/devices/system/cpu/cpu1/online; sleep 0.01; done
+    taskset -p 3 $vcpu >/dev/null && echo 0 >/sys/devices/system/cpu/cpu1/online && sleep 0.01 &&
+        echo 1 >/sys/devices/system/cpu/cpu1/online && sleep 0.01
 }
-stops() { kill -STOP $tally; sleep 0.004; kill -CONT $tally; sleep 0.004; }
+stops() { kill -STOP $tally && sleep 0.004 && kill -CONT $tally && sleep 0.004; }
 slows() {
-    if [ $n = 0 ]; then
-        mount -t cgroup2 none /tmp; echo +cpu >/tmp/cgroup.subtree_control; mkdir /tmp/slow
-        echo '2000 10000' >/tmp/slow/cpu.max; echo $tally >/tmp/slow/cgroup.procs
+    if ! [ -e /tmp/slow ]; then
+        mkdir /tmp/slow; mount -t cgroup2 none /tmp/slow; echo +cpu >/tmp/slow/cgroup.subtree_control
+        mkdir /tmp/slow/part; echo '2000 10000' >/tmp/slow/part/cpu.max; echo $tally >/tmp/slow/part/cgroup.procs
     fi
-    sleep 0.01
+    sleep 0.01; ! grep -q '^nr_throttled 0' /tmp/slow/part/cpu.stat
 }
-turns() { date -s @$(($(date +%s) + 3600)) >/dev/null; sleep 0.01; }
+turns() { date -s @$(($(date +%s) + 3600)) >/dev/null && sleep 0.01; }
 ";
 
-/// The limits for overflows a second that are tried. The last permits one in each tick of the host's kernel.
+/// The limits for overflows a second that are tried. The last permits one in each tick of the host's kernel, which has
+/// 250 a second.
 const LIMITS: [u32; 4] = [2000, 1000, 500, 250];
 /// What is done again and again while a guest runs.
 const DONE: [&str; 6] = ["sinks", "moves", "unplugs", "stops", "slows", "turns"];
