@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use guest_tests::lab::{Results, Steps};
+use guest_tests::lab::{PAUSED_GUESTS, Results, Steps};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
 
@@ -27,17 +27,12 @@ const OVERFLOWS: &str =
 /// `$vcpu`. `$n` says how often it has succeeded.
 const UNDER: &str = "\
 limit() { echo $1 >/proc/sys/kernel/perf_event_max_sample_rate; }
-find_vcpu() {
-    until comm=$(grep -ls '^vcpu0' /proc/$tally/task/*/comm) || ! kill -0 $tally; do sleep 0.001; done
-    vcpu=${comm%/comm} vcpu=${vcpu##*/}
-}
 under() {
     ./tally run --kernel payload --append \"$work\" & tally=$!
     find_vcpu
     n=0
     while kill -0 $tally 2>/dev/null; do \"$@\" 2>/dev/null && n=$((n + 1)); done
-    wait $tally
-    [ $? = 1 ] && [ $n -gt 3 ]
+    ended $tally && [ $n -gt 3 ]
 }
 sinks() { limit $((20000 - n * 200 > 500 ? 20000 - n * 200 : 500)) && sleep 0.004; }
 moves() { taskset -p $((n % 2 + 1)) $vcpu >/dev/null && sleep 0.004; }
@@ -63,7 +58,7 @@ const LIMITS: [u32; 4] = [2000, 1000, 500, 250];
 const DONE: [&str; 6] = ["sinks", "moves", "unplugs", "stops", "slows", "turns"];
 
 static HOST: LazyLock<Results> = LazyLock::new(|| {
-    let prepared = format!("{UNDER}work='{WORK}'; ");
+    let prepared = format!("{PAUSED_GUESTS}{UNDER}work='{WORK}'; ");
     let steps = Steps::new("pressure").configure_host(|host| host.processors(2));
     let steps = LIMITS.iter().fold(steps, |steps, limit| {
         steps.step(&format!("limit-{limit}"), &format!("{prepared}limit {limit}; under sleep 0.01"))
