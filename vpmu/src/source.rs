@@ -39,8 +39,8 @@ pub trait Source {
     /// Returns monotonic time.
     fn now(&self) -> Duration;
 
-    /// Returns how long two alarms of an event have to be apart on average: hosts throttle events that interrupt too
-    /// often. It is twice what the host permits.
+    /// Returns how long alarms that are left to repeat have to be apart on average, which is twice what the host's
+    /// limit asks for: hosts throttle events that interrupt too often.
     fn least_interval(&mut self, now: Duration) -> Duration;
 
     /// Sets the policy. Returns which backings it applies to.

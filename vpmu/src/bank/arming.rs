@@ -10,7 +10,7 @@ use crate::source::{Backing, FAR, Refusal, Source};
 /// What is known of an alarm that has expired.
 #[derive(Debug, Clone, Copy)]
 pub struct Expiry {
-    /// The host does not throttle the event if the alarm repeats.
+    /// The host has not stopped the event at this alarm, so the event counts on if the alarm is left to repeat.
     may_repeat: bool,
 }
 

@@ -9,8 +9,8 @@ const TICK: Duration = Duration::from_millis(1);
 /// Twice the longest one: what was longer ago is in no tick of now.
 const REMEMBERED: Duration = Duration::from_millis(20);
 
-/// How often an event's alarms have expired of late: a bucket that time empties, and to which each alarm adds the least
-/// interval of two.
+/// How often an event's alarms have expired of late: a bucket of time that drains as time passes, and to which each
+/// alarm adds the source's least interval.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
     level: Duration,

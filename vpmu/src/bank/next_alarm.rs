@@ -70,7 +70,7 @@ pub struct Expired {
 pub struct Interrupting {
     /// The kernel is predicted to stop its counters first.
     pub stops_first: bool,
-    /// The host does not throttle the event if the alarm repeats.
+    /// The host has not stopped the event at this alarm, so the event counts on if the alarm is left to repeat.
     pub may_repeat: bool,
 }
 

@@ -27,8 +27,8 @@ struct Host {
     now: Duration,
     requests: u64,
     starved: bool,
-    /// No event may interrupt twice in a tick.
-    throttles: bool,
+    /// The limit for overflows is so low that no alarm may repeat.
+    has_low_limit: bool,
     /// Number of hardware counters, if that is limited.
     hardware: Option<usize>,
     /// Everything that was to be started.
@@ -122,9 +122,9 @@ impl Script {
         self.0.borrow_mut().starved = starved;
     }
 
-    /// Lets the host throttle events whose alarms repeat.
-    pub fn throttle(&self) {
-        self.0.borrow_mut().throttles = true;
+    /// Lowers the limit for overflows, so that no alarm may repeat.
+    pub fn lower_limit(&self) {
+        self.0.borrow_mut().has_low_limit = true;
     }
 
     /// Returns the number of running events.
@@ -199,7 +199,7 @@ impl Source for Script {
     }
 
     fn least_interval(&mut self, _now: Duration) -> Duration {
-        if self.0.borrow().throttles { Duration::from_secs(1) } else { Duration::from_micros(20) }
+        if self.0.borrow().has_low_limit { Duration::from_secs(1) } else { Duration::from_micros(20) }
     }
 
     fn set_policy(&mut self, _policy: &Policy) -> PolicyEffect {

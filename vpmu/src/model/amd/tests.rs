@@ -346,7 +346,7 @@ fn overflows_between_an_interrupt_and_the_freeze_belong_to_that_interrupt() {
     assert_eq!(pmu.read(STATUS), Value(0b1_1110));
     pmu.write(STATUS_CLEAR, 0b1_1110);
     // Now the handler no longer freezes. All overflows still interrupt, but one of them 65,536 counts late.
-    host.throttle();
+    host.lower_limit();
     pmu.write(COUNTER + 2, 29_980_u64.wrapping_neg());
     pmu.write(CONTROL, 0x3f);
     go_on(&mut pmu, 200_000);
