@@ -40,9 +40,11 @@ impl<S: Source> Bank<S> {
         let interrupting = members(users & self.running & self.interrupting);
         let due = mask::of(interrupting.filter(is_due)) | alarm.counter_mask & users;
         let mut raised = None;
+        // Processors interrupt thousands of counts after the overflow. Overflows are as far apart all the same.
+        let expired_at = alarm.at.min(count);
         for counter in members(due) {
             let Some(share) = &mut self.counters[counter].share else { continue };
-            let before = std::mem::replace(&mut share.last_alarm, count);
+            let before = std::mem::replace(&mut share.last_alarm, expired_at);
             if alarm.at.saturating_sub(before) < floor::PERIOD
                 && let Some(times) = self.floor.short_alarm(now)
             {

@@ -433,6 +433,30 @@ fn overflows_of_several_counters_are_no_flood_however_close_they_are() {
 }
 
 #[test]
+fn interrupts_that_come_late_are_no_flood() {
+    const PERIOD: u64 = 10_000;
+    /// Counts from an overflow to its interrupt. The kernel takes them off the next period.
+    const LATE: u64 = 3000;
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(SELECT, SAMPLING);
+    pmu.write(COUNTER, PERIOD.wrapping_neg());
+    let mut distance = PERIOD;
+    for _ in 0..1200 {
+        host.guest_runs(distance + LATE, |_| {});
+        pmu.unit().alarm(false);
+        assert!(pmu.unit().take_interrupt());
+        pmu.write(CONTROL, 0);
+        assert_eq!(pmu.read(COUNTER), Value(LATE));
+        pmu.write(STATUS_CLEAR, 1);
+        distance = PERIOD - LATE;
+        pmu.write(COUNTER, distance.wrapping_neg());
+        pmu.write(CONTROL, 0x3f);
+        host.time_passes(Duration::from_micros(10));
+    }
+    assert_eq!(pmu.unit().bank.take_notices(), []);
+}
+
+#[test]
 fn an_event_that_the_host_refuses_stands_still_and_the_operator_is_told_once() {
     const BAD: u64 = COUNTING & !0xffff | 0xbad;
     let (mut pmu, host) = pmu(Version::V2(6));
