@@ -25,6 +25,7 @@ pub use scenario::{Outcome, Scenario, Streams, cores, cross, guest, packed, pass
 pub use shell::quoted;
 pub use simulator::board::{HostPmu, Perfmon, Processor};
 pub use simulator::image::default_host;
+pub use simulator::silicon::Silicon;
 pub use simulator::source::source;
 pub use simulator::tools::ensure;
 use simulator::{cpu, image};

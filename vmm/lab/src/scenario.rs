@@ -32,6 +32,7 @@ use crate::simulator::image::{HostImage, default_host};
 use crate::simulator::machine::{
     BOOT_LIMIT, HostParts, Machine, Output, SavedHost, Shape, Start, Tracer, pipe,
 };
+use crate::simulator::silicon::Silicon;
 use crate::simulator::{cpu, image};
 use cores::Core;
 use end::{End, Place, WaitDisplay, watch};
@@ -277,6 +278,13 @@ impl Scenario {
     #[must_use]
     pub fn pmu(mut self, pmu: HostPmu) -> Self {
         self.shape.pmu = pmu;
+        self
+    }
+
+    /// Has an AMD host's PMU misbehave as those of real processors do.
+    #[must_use]
+    pub fn silicon(mut self, silicon: Silicon) -> Self {
+        self.shape.silicon = silicon;
         self
     }
 

@@ -4,5 +4,6 @@ pub mod board;
 pub mod cpu;
 pub mod image;
 pub mod machine;
+pub mod silicon;
 pub mod source;
 pub mod tools;

@@ -45,12 +45,13 @@ static int counters_of(CPUX86State *env)
 }
 
 /*
- * Raises the overflow interrupt, which is taken before the next instruction.
+ * Raises the overflow interrupt, which is taken before the next instruction;
+ * pmu-silicon.c decides when that is.
  * icount requires that only the last instruction of a block raises interrupts,
  * so that their time is exact. Every caller is at such an instruction or
  * outside of a block.
  */
-static void deliver_pmi(CPUX86State *env)
+void x86_pmu_deliver(CPUX86State *env)
 {
     CPUState *cs = env_cpu(env);
     bool locked = qemu_mutex_iothread_locked();
@@ -76,7 +77,7 @@ static void add(CPUX86State *env, int i, uint64_t n)
     if (sum != c->value) {
         env->pmu.global_status |= 1u << i;
         if (c->select & SEL_INT) {
-            deliver_pmi(env);
+            x86_pmu_overflowed(env);
         }
     }
 }
@@ -337,7 +338,7 @@ static void arm_timer(CPUX86State *env)
         timer_del(cpu->pmu_timer);
         return;
     }
-    /* The clock is exact here; see deliver_pmi(). */
+    /* The clock is exact here; see x86_pmu_deliver(). */
     cs->can_do_io = 1;
     timer_mod(cpu->pmu_timer, qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
                               icount_to_ns(left));
@@ -384,6 +385,29 @@ void x86_pmu_update_mode(CPUX86State *env)
     if (env->pmu.running != before) {
         arm_timer(env);
     }
+}
+
+/*
+ * Counts an entry into the guest as instructions and as branches. Nobody has
+ * seen what it is to counters with CNT_MASK or EDGE: here it is nothing.
+ */
+void x86_pmu_tick(CPUX86State *env, uint64_t n)
+{
+    int i;
+
+    account(env);
+    for (i = 0; i < X86_PMU_COUNTERS; i++) {
+        uint64_t select = env->pmu.counter[i].select;
+
+        if ((env->pmu.running & 1u << i) && !count_mask_of(select) &&
+            !(select & SEL_EDGE) &&
+            (class_of(select) == CLASS_INSTRUCTIONS ||
+             (class_of(select) == CLASS_BRANCH &&
+              branch_matches(select, X86_PMU_FAR, false)))) {
+            add(env, i, n);
+        }
+    }
+    arm_timer(env);
 }
 
 /* Computes which counters are enabled, after a control register has changed. */
@@ -528,7 +552,8 @@ bool x86_pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
     if (i >= 0) {
         *val = is_select ? pmu->counter[i].select : pmu->counter[i].value;
     } else if (msr == MSR_GLOBAL_STATUS) {
-        *val = pmu->global_status;
+        *val = pmu->global_status |
+               env_archcpu(env)->pmu_silicon.status_junk;
     } else if (msr == MSR_GLOBAL_CTL) {
         *val = ~pmu->global_off & ALL_COUNTERS;
     } else {

@@ -4,13 +4,14 @@
  * SPDX-License-Identifier: GPL-2.0-or-later
  *
  * cpu.h includes this file, so it has only what code outside the PMU needs. The
- * rest is in pmu.c (registers, counting, overflow) and pmu-model.c (branch
- * predictor and caches).
+ * rest is in pmu.c (registers, counting, overflow), pmu-silicon.c (when overflow
+ * interrupts come) and pmu-model.c (branch predictor and caches).
  */
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H
 
 #include "pmu-branch.h"
+#include "pmu-silicon.h"
 
 #define X86_PMU_COUNTERS 6
 

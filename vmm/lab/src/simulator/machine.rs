@@ -20,6 +20,7 @@ use guest_images::{Arch, child};
 use crate::error::{Error, Result};
 use crate::simulator::board::{HostPmu, Processor};
 use crate::simulator::cpu::LabCpu;
+use crate::simulator::silicon::Silicon;
 use qemu::Monitor;
 
 pub use saved::{HostParts, SavedHost};
@@ -36,11 +37,12 @@ pub struct Shape {
     pub processors: u32,
     pub memory_mib: u32,
     pub pmu: HostPmu,
+    pub silicon: Silicon,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { processors: 1, memory_mib: 2048, pmu: HostPmu::default() }
+        Self { processors: 1, memory_mib: 2048, pmu: HostPmu::default(), silicon: Silicon::default() }
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::self_test::{self, Check};
-use tally_lab::{Error, HostPmu, Perfmon, Processor, Result, Scenario, cross};
+use tally_lab::{Error, HostPmu, Perfmon, Processor, Result, Scenario, Silicon, cross};
 
 /// Exit status of failures of the lab itself, which differs from that of a script.
 const LAB_FAILED: u8 = 125;
@@ -155,6 +155,9 @@ struct MachineOptions {
     /// Version of the host's PMU: 2 (amd), or 2, 4 or 5 (intel)
     #[arg(long, value_name = "VERSION", value_parser = perfmon)]
     perfmon: Option<Perfmon>,
+    /// Let an AMD host's PMU misbehave as real ones do: zen2, zen4, or KNOB=VALUE
+    #[arg(long, value_name = "PROFILE[,KNOB=VALUE]...")]
+    silicon: Option<Silicon>,
     #[command(flatten)]
     kind: Kind,
     /// Show the host's console
@@ -239,7 +242,8 @@ impl MachineOptions {
     fn check(&self) -> Result<()> {
         let processor = self.kind.host.processor();
         self.kind.check()?;
-        self.kind.refuse(&[(self.perfmon_v2, "--perfmon-v2")], processor == Processor::Amd)?;
+        let of_amd = [(self.perfmon_v2, "--perfmon-v2"), (self.silicon.is_some(), "--silicon")];
+        self.kind.refuse(&of_amd, processor == Processor::Amd)?;
         let has_it = match processor {
             Processor::Amd => self.perfmon.is_none_or(|version| version == Perfmon::V2),
             Processor::Intel => true,
@@ -260,6 +264,7 @@ impl MachineOptions {
             .processors(self.smp)
             .memory_mib(self.memory)
             .pmu(pmu)
+            .silicon(self.silicon.unwrap_or_default())
             .host(self.kind.host())
             .show_console(self.verbose)
     }

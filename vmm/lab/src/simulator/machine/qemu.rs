@@ -10,6 +10,7 @@ use std::process::Command;
 use super::{Channels, Shape, Start, fd_path};
 use crate::simulator::board::{HostPmu, Processor};
 use crate::simulator::cpu::LabCpu;
+use crate::simulator::silicon::Silicon;
 
 /// Request to the monitor for the first CPU's registers.
 pub const REGISTERS: &str = "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"human-monitor-command\", \
@@ -36,7 +37,7 @@ const ZEN: &str = "max,family=23,model=49,stepping=0,+svm,-hypervisor,+perfctr-c
 /// AIA, which is an option of the machine.
 const RISCV: &str = "rv64,h=true,sscofpmf=true,pmu-num=8";
 
-fn board(processor: Processor, pmu: HostPmu) -> Board {
+fn board(processor: Processor, pmu: HostPmu, silicon: Silicon) -> Board {
     if processor == Processor::Riscv64 {
         return Board {
             machine: "virt,aia=aplic-imsic,aia-guests=3",
@@ -45,7 +46,7 @@ fn board(processor: Processor, pmu: HostPmu) -> Board {
         };
     }
     let perfmon_v2 = if pmu == HostPmu::PerfMonV2 { ",+perfmon-v2" } else { "" };
-    Board { machine: "pc,usb=off", cpu: format!("{ZEN}{perfmon_v2}"), firmware: "qboot.rom" }
+    Board { machine: "pc,usb=off", cpu: format!("{ZEN}{perfmon_v2}{silicon}"), firmware: "qboot.rom" }
 }
 
 /// Returns the command that starts a host on one of QEMU's processors.
@@ -57,7 +58,7 @@ pub fn command(
     shape: Shape,
     channels: &Channels,
 ) -> Command {
-    let board = board(processor, shape.pmu);
+    let board = board(processor, shape.pmu, shape.silicon);
     let mut command = Command::new(&cpu.program);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     command.args(["-cpu", &board.cpu]);

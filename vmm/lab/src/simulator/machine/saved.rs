@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::simulator::board::Processor;
 use crate::simulator::cpu::LabCpu;
 use crate::simulator::image::{HostImage, default_host};
+use crate::simulator::silicon::Silicon;
 
 const RECIPE: &str = "1";
 /// Number of saved hosts of a kind that are kept: each has a file of half a gigabyte.
@@ -44,10 +45,13 @@ impl SavedHost {
     /// Size of the archive with a run's files.
     pub const FILES_SIZE: u64 = qemu::FILES_MIB << 20;
 
-    /// Returns whether hosts like this are saved. Only one shape is, which nearly all hosts have.
+    /// Returns whether hosts like this are saved. Only one shape is, which nearly all hosts have. What its PMU does
+    /// wrong may begin when it goes on.
     pub fn exists_for(release: Release, shape: Shape) -> bool {
         let processor = Processor::of(release.arch, shape.pmu);
-        processor == Processor::Amd && release == default_host(release.arch) && shape == Shape::default()
+        processor == Processor::Amd
+            && release == default_host(release.arch)
+            && without_mistakes(shape) == Shape::default()
     }
 
     /// Returns the saved host, and saves it if needed.
@@ -88,6 +92,7 @@ impl SavedHost {
     /// Starts a host, and saves it when it has stopped itself.
     fn save(&self, start: &Start, parts: HostParts, limit: Duration) -> Result<()> {
         let HostParts { cpu, release, image, shape } = parts;
+        let shape = without_mistakes(shape);
         let (machine, output) = Machine::start(cpu, release.arch, &image.kernel, start, shape, None, None)?;
         thread::scope(|scope| {
             let console = scope.spawn(|| {
@@ -112,6 +117,10 @@ impl SavedHost {
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
     }
+}
+
+fn without_mistakes(shape: Shape) -> Shape {
+    Shape { silicon: Silicon::default(), ..shape }
 }
 
 impl HostParts<'_> {

@@ -1,0 +1,107 @@
+//! Silicon mode: simulated processors whose PMUs misbehave as real ones do. `cpu/README.md` says what each knob
+//! imitates, and where that was seen.
+
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+
+/// What can be turned: properties of the lab CPU, each of which is 0 on a processor without mistakes.
+const KNOBS: [&str; 8] = [
+    "silicon-seed",
+    "skid-least",
+    "skid-most",
+    "skid-tail",
+    "pmi-again",
+    "pmi-at-exit",
+    "entry-tick",
+    "status-junk",
+];
+
+/// Processors, and what they do. The PMU of `zen4` has global registers (PerfMonV2), whose status has reserved bits.
+const PROFILES: [(&str, &[(&str, u64)]); 2] = [
+    ("zen2", ZEN),
+    (
+        "zen4",
+        &[
+            ("skid-least", 1000),
+            ("skid-most", 5043),
+            ("skid-tail", 24_779),
+            ("pmi-again", 20),
+            ("pmi-at-exit", 20),
+            ("entry-tick", 1),
+            ("status-junk", 0x0f00_0000_0000_0f00),
+        ],
+    ),
+];
+const ZEN: &[(&str, u64)] = &[
+    ("skid-least", 1000),
+    ("skid-most", 5043),
+    ("skid-tail", 24_779),
+    ("pmi-again", 20),
+    ("pmi-at-exit", 20),
+    ("entry-tick", 1),
+];
+
+/// The values of the knobs of a processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Silicon([u64; KNOBS.len()]);
+
+impl Silicon {
+    fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+        let at = KNOBS.iter().position(|knob| *knob == name);
+        self.0[at.ok_or_else(|| format!("the knobs are {}", KNOBS.join(", ")))?] = value;
+        Ok(())
+    }
+}
+
+/// Reads `PROFILE`, `KNOB=VALUE`, or several of them with commas in between; later ones change what earlier ones say.
+impl FromStr for Silicon {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut silicon = Self::default();
+        for word in text.split(',') {
+            let Some((knob, value)) = word.split_once('=') else {
+                let (_, profile) = PROFILES.iter().find(|(name, _)| *name == word).ok_or_else(|| {
+                    format!("the profiles are {}", PROFILES.map(|(name, _)| name).join(" and "))
+                })?;
+                profile.iter().try_for_each(|(knob, value)| silicon.set(knob, *value))?;
+                continue;
+            };
+            let parsed =
+                value.strip_prefix("0x").map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16));
+            silicon.set(knob, parsed.map_err(|_| format!("{value} is no number"))?)?;
+        }
+        Ok(silicon)
+    }
+}
+
+/// Writes the properties of the lab CPU, each with a comma before it.
+impl Display for Silicon {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        let turned = KNOBS.iter().zip(self.0).filter(|(_, value)| *value != 0);
+        turned.into_iter().try_for_each(|(knob, value)| write!(f, ",{knob}={value:#x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_a_set_of_knobs_that_can_be_turned_further() {
+        let parse = |text: &str| text.parse::<Silicon>();
+        assert_eq!(parse("zen2,skid-most=7,silicon-seed=0x10").unwrap().to_string(), {
+            ",silicon-seed=0x10,skid-least=0x3e8,skid-most=0x7,skid-tail=0x60cb,pmi-again=0x14,pmi-at-exit=0x14,\
+             entry-tick=0x1"
+        });
+        assert_eq!(parse("entry-tick=1").unwrap().to_string(), ",entry-tick=0x1");
+        assert_eq!(Silicon::default().to_string(), "");
+        for (text, error) in [
+            ("zen9", "the profiles are zen2 and zen4"),
+            ("skid=1", "the knobs are silicon-seed, skid-least"),
+            ("skid-most=x", "x is no number"),
+        ] {
+            assert!(parse(text).unwrap_err().starts_with(error), "{text}");
+        }
+    }
+}
